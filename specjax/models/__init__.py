@@ -1,0 +1,1 @@
+"""Models: parameters in Flax NNX modules, everything else in arguments and results."""

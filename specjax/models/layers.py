@@ -1,0 +1,122 @@
+"""Layers shared by the model families: parameters in NNX modules, caches passed in and out.
+
+Axis legend, as everywhere: B rows, S source length, T buffer length, K tokens in one call,
+V vocabulary, L layers, H heads, D head size, E model width, F feed-forward width.
+
+Weights are stored (out, in), as in Hugging Face checkpoints.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+# Added to the logit of a slot that a query must not see. Finite, so that a row of which every
+# slot is masked gives some average and not NaN; far below any real logit, so that exp gives 0.
+MASKED = -1e30
+
+
+class KV(NamedTuple):
+    """Keys and values of one attention layer, each (B, H, T, D)."""
+
+    keys: Array
+    values: Array
+
+
+class Linear(nnx.Module):
+    """y = x Wᵀ without a bias; W is (out, in)."""
+
+    def __init__(self, inputs: int, outputs: int, std: float, *, rngs: nnx.Rngs, dtype=jnp.float32):
+        self.weight = nnx.Param(std * jax.random.normal(rngs.params(), (outputs, inputs), dtype))
+
+    def __call__(self, x: Array) -> Array:
+        """(..., in) → (..., out)."""
+        return jnp.einsum("...i,oi->...o", x, self.weight[...])
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) · scale over the last axis, computed in float32; no mean, no bias."""
+
+    def __init__(self, width: int, epsilon: float, *, dtype=jnp.float32):
+        self.scale = nnx.Param(jnp.ones((width,), dtype))
+        self.epsilon = epsilon
+
+    def __call__(self, x: Array) -> Array:
+        """(..., E) → (..., E), in the dtype of x."""
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
+        scale = jnp.expand_dims(self.scale[...], tuple(range(x.ndim - 1)))
+        return (wide * inverse).astype(x.dtype) * scale
+
+
+def attend(queries: Array, keys: Array, values: Array, bias: Array) -> Array:
+    """Softmax attention.
+
+    Args:
+      queries: (B, H, K, D), already scaled where the family scales them (T5 does not).
+      keys, values: (B, H, T, D).
+      bias: broadcastable to (B, H, K, T), float32; `MASKED` where a query must not look.
+
+    Returns:
+      (B, K, H·D) in the dtype of the values; the softmax is taken in at least float32.
+    """
+    scores = jnp.einsum("bhkd,bhtd->bhkt", queries, keys)
+    wide = jnp.promote_types(scores.dtype, jnp.float32)
+    weights = jax.nn.softmax(scores.astype(wide) + bias.astype(wide), axis=-1)
+    mixed = jnp.einsum("bhkt,bhtd->bkhd", weights.astype(values.dtype), values)
+    return mixed.reshape(*mixed.shape[:2], -1)
+
+
+def split_heads(x: Array, heads: int) -> Array:
+    """(B, K, H·D) → (B, H, K, D); a fused projection has the heads of all its parts in H."""
+    return jnp.moveaxis(x.reshape(*x.shape[:2], heads, x.shape[-1] // heads), 1, 2)
+
+
+def write(cache: KV, new: KV, start: Array) -> KV:
+    """Put the K new slots of row b at start[b] … start[b]+K−1; slots past the buffer are dropped.
+
+    Args:
+      cache: (B, H, T, D) each.
+      new: (B, H, K, D) each.
+      start: (B,) int32, ≥ 0 (a negative start would wrap to the end of the buffer).
+    """
+    batch, _, length, _ = new.keys.shape
+    rows = jnp.arange(batch)[:, None]
+    slots = start[:, None] + jnp.arange(length)[None, :]
+
+    def put(buffer, update):
+        # Advanced indices around a slice put their axes first: the update is (B, K, H, D).
+        return buffer.at[rows, :, slots].set(
+            jnp.moveaxis(update, 1, 2).astype(buffer.dtype), mode="drop"
+        )
+
+    return KV(put(cache.keys, new.keys), put(cache.values, new.values))
+
+
+def empty(batch: int, heads: int, length: int, head_size: int, dtype=jnp.float32) -> KV:
+    """A cache of zeros. It has no length: which slots count is decided by each query's position."""
+    shape = (batch, heads, length, head_size)
+    return KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+def slide(by_offset: Array, start: Array, queries: int, slots: int) -> Array:
+    """Rows of a bias that depends on slot − query alone, cut out of one vector.
+
+    Args:
+      by_offset: (H, 2N) float32; entry N + o is the bias of a slot at offset o from its query.
+      start: (B,) int32, the position of each row's first query.
+      queries: K.
+      slots: T ≤ N.
+
+    Returns:
+      (B, H, K, T): entry [b, h, k, s] is by_offset[h, N + s − (start[b] + k)].
+    """
+    reach = by_offset.shape[1] // 2
+
+    def one(position):
+        return jax.lax.dynamic_slice_in_dim(by_offset, reach - position, slots, axis=1)
+
+    positions = start[:, None] + jnp.arange(queries)[None, :]
+    return jnp.moveaxis(jax.vmap(jax.vmap(one))(positions), 1, 2)

@@ -1,0 +1,317 @@
+"""T5 encoder-decoder (Raffel et al. 2020), versions 1.0 and 1.1, with a rollback-free cache.
+
+Facts that differ from other transformers: RMSNorm before each sublayer, no biases, attention
+logits are not divided by √D, and positions enter only through a bias on self-attention that
+depends on the bucketed distance and is shared by all layers of a stack.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from specjax.models.layers import (
+    KV,
+    MASKED,
+    Linear,
+    RMSNorm,
+    attend,
+    empty,
+    slide,
+    split_heads,
+    write,
+)
+from specjax.types import Inputs
+
+ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "gated-gelu": lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+    """Shapes and variants of a T5; field names follow Hugging Face's config.json.
+
+    v1.0: feed_forward_proj="relu", a tied head, decoder output scaled by d_model^−½.
+    v1.1: feed_forward_proj="gated-gelu", an untied head, no scaling.
+    """
+
+    vocab_size: int = 32128  # rows of the embedding, padding included
+    d_model: int = 512
+    d_kv: int = 64
+    d_ff: int = 1024
+    num_layers: int = 8
+    num_decoder_layers: int = 8
+    num_heads: int = 6
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    layer_norm_epsilon: float = 1e-6
+    feed_forward_proj: str = "gated-gelu"
+    tie_word_embeddings: bool = False
+    scale_decoder_outputs: bool = False
+    decoder_start_token_id: int = 0
+    pad_token_id: int = 0
+
+    def __post_init__(self):
+        if self.feed_forward_proj not in ACTIVATIONS:
+            raise ValueError(
+                f"feed_forward_proj={self.feed_forward_proj!r} is not supported; "
+                f"use one of {sorted(ACTIVATIONS)}."
+            )
+
+
+def relative_buckets(
+    offsets: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
+) -> np.ndarray:
+    """Bucket of each offset = slot − query, as T5 defines it.
+
+    Half of the buckets hold one distance each, the other half grow logarithmically up to
+    `max_distance`. Bidirectional stacks use one half of all buckets for each direction; a causal
+    stack only looks back (offsets > 0 share bucket 0 and are masked anyway). The arithmetic is
+    float32, in which boundaries such as distance 16 of 128 fall where checkpoints expect them.
+    """
+    buckets = np.zeros(offsets.shape, np.int32)
+    if bidirectional:
+        num_buckets //= 2
+        buckets += (offsets > 0).astype(np.int32) * num_buckets
+        distance = np.abs(offsets)
+    else:
+        distance = np.maximum(-offsets, 0)
+    exact = num_buckets // 2
+    ratio = np.maximum(distance, exact).astype(np.float32) / np.float32(exact)
+    scaled = np.log(ratio) / np.float32(math.log(max_distance / exact)) * (num_buckets - exact)
+    far = np.minimum(exact + scaled.astype(np.int32), num_buckets - 1)
+    return buckets + np.where(distance < exact, distance, far).astype(np.int32)
+
+
+class Context(NamedTuple):
+    """What decoding reads and never writes."""
+
+    cross: tuple[KV, ...]  # per decoder layer, (B, H, S, D): the encoder's keys and values
+    cross_bias: Array  # (B, 1, 1, S): 0, or MASKED at padding
+    self_bias: Array | None  # (H, 2T) by offset + T, MASKED ahead of the query; None: made on call
+
+
+class SelfAttention(nnx.Module):
+    """Queries, keys and values from one fused projection."""
+
+    def __init__(self, config: T5Config, *, rngs, dtype):
+        width, inner = config.d_model, config.num_heads * config.d_kv
+        self.qkv = Linear(width, 3 * inner, width**-0.5, rngs=rngs, dtype=dtype)
+        # T5 folds attention's 1/√D into the initial scale of the queries.
+        first = self.qkv.weight[...]
+        self.qkv.weight[...] = first.at[:inner].multiply(config.d_kv**-0.5)
+        self.output = Linear(inner, width, inner**-0.5, rngs=rngs, dtype=dtype)
+        self.heads = config.num_heads
+
+    def __call__(self, x: Array, start: Array, bias: Array, cache: KV | None):
+        """(B, K, E) → (B, K, E) and the cache; without a cache the K tokens see one another."""
+        queries, keys, values = jnp.split(split_heads(self.qkv(x), 3 * self.heads), 3, axis=1)
+        kv = KV(keys, values) if cache is None else write(cache, KV(keys, values), start)
+        return self.output(attend(queries, *kv, bias)), kv
+
+
+class CrossAttention(nnx.Module):
+    """Queries from the decoder; keys and values from the encoder, made once per input."""
+
+    def __init__(self, config: T5Config, *, rngs, dtype):
+        width, inner = config.d_model, config.num_heads * config.d_kv
+        query_std = (width * config.d_kv) ** -0.5
+        self.query = Linear(width, inner, query_std, rngs=rngs, dtype=dtype)
+        self.kv = Linear(width, 2 * inner, width**-0.5, rngs=rngs, dtype=dtype)
+        self.output = Linear(inner, width, inner**-0.5, rngs=rngs, dtype=dtype)
+        self.heads = config.num_heads
+
+    def project(self, encoded: Array) -> KV:
+        """(B, S, E) → keys and values, (B, H, S, D) each."""
+        return KV(*jnp.split(split_heads(self.kv(encoded), 2 * self.heads), 2, axis=1))
+
+    def __call__(self, x: Array, kv: KV, bias: Array) -> Array:
+        """(B, K, E) → (B, K, E)."""
+        return self.output(attend(split_heads(self.query(x), self.heads), *kv, bias))
+
+
+class FeedForward(nnx.Module):
+    """relu(x Wᵢ) Wₒ, or (gelu(x W₀) · x W₁) Wₒ with W₀ and W₁ in one projection."""
+
+    def __init__(self, config: T5Config, *, rngs, dtype):
+        self.gated = config.feed_forward_proj.startswith("gated-")
+        self.activation = config.feed_forward_proj
+        inner = config.d_ff * (2 if self.gated else 1)
+        self.input = Linear(config.d_model, inner, config.d_model**-0.5, rngs=rngs, dtype=dtype)
+        self.output = Linear(config.d_ff, config.d_model, config.d_ff**-0.5, rngs=rngs, dtype=dtype)
+
+    def __call__(self, x: Array) -> Array:
+        inner, activation = self.input(x), ACTIVATIONS[self.activation]
+        if self.gated:
+            gate, value = jnp.split(inner, 2, axis=-1)
+            return self.output(activation(gate) * value)
+        return self.output(activation(inner))
+
+
+class EncoderLayer(nnx.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: T5Config, *, rngs, dtype):
+        width, epsilon = config.d_model, config.layer_norm_epsilon
+        self.attention_norm = RMSNorm(width, epsilon, dtype=dtype)
+        self.attention = SelfAttention(config, rngs=rngs, dtype=dtype)
+        self.feed_forward_norm = RMSNorm(width, epsilon, dtype=dtype)
+        self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
+
+    def __call__(self, x: Array, start: Array, bias: Array) -> Array:
+        attended, _ = self.attention(self.attention_norm(x), start, bias, None)
+        x = x + attended
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class DecoderLayer(nnx.Module):
+    """An encoder layer with cross-attention between its two sublayers."""
+
+    def __init__(self, config: T5Config, *, rngs, dtype):
+        width, epsilon = config.d_model, config.layer_norm_epsilon
+        self.attention_norm = RMSNorm(width, epsilon, dtype=dtype)
+        self.attention = SelfAttention(config, rngs=rngs, dtype=dtype)
+        self.cross_norm = RMSNorm(width, epsilon, dtype=dtype)
+        self.cross = CrossAttention(config, rngs=rngs, dtype=dtype)
+        self.feed_forward_norm = RMSNorm(width, epsilon, dtype=dtype)
+        self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
+
+    def __call__(self, x: Array, start, self_bias, cross_kv, cross_bias, cache):
+        attended, cache = self.attention(self.attention_norm(x), start, self_bias, cache)
+        x = x + attended
+        x = x + self.cross(self.cross_norm(x), cross_kv, cross_bias)
+        return x + self.feed_forward(self.feed_forward_norm(x)), cache
+
+
+class RelativeBias(nnx.Module):
+    """Self-attention's position bias, one learned number per head and bucket of distance."""
+
+    def __init__(self, config: T5Config, *, bidirectional: bool, rngs, dtype):
+        shape = (config.relative_attention_num_buckets, config.num_heads)
+        std = config.d_model**-0.5
+        self.weight = nnx.Param(std * jax.random.normal(rngs.params(), shape, dtype))
+        self.bidirectional = bidirectional
+        self.max_distance = config.relative_attention_max_distance
+
+    def by_offset(self, length: int) -> Array:
+        """(H, 2·length) float32: entry `length + o` is the bias at offset o = slot − query.
+
+        In a causal stack the future (o > 0) is MASKED, so one addition places and masks.
+        """
+        offsets = np.arange(-length, length)
+        buckets = relative_buckets(
+            offsets,
+            bidirectional=self.bidirectional,
+            num_buckets=self.weight.shape[0],
+            max_distance=self.max_distance,
+        )
+        wide = jnp.promote_types(self.weight.dtype, jnp.float32)
+        bias = self.weight[...].astype(wide)[buckets].T
+        if self.bidirectional:
+            return bias
+        return jnp.where((offsets <= 0)[None, :], bias, MASKED)
+
+
+class T5(nnx.Module):
+    """Parameters of a T5 and the pure functions `encode`, `start`, `__call__` and `logits`."""
+
+    def __init__(self, config: T5Config, *, rngs: nnx.Rngs, dtype=jnp.float32):
+        self.config = config
+        shape = (config.vocab_size, config.d_model)
+        self.embedding = nnx.Param(jax.random.normal(rngs.params(), shape, dtype))
+        self.encoder_bias = RelativeBias(config, bidirectional=True, rngs=rngs, dtype=dtype)
+        self.encoder = nnx.List(
+            EncoderLayer(config, rngs=rngs, dtype=dtype) for _ in range(config.num_layers)
+        )
+        self.encoder_norm = RMSNorm(config.d_model, config.layer_norm_epsilon, dtype=dtype)
+        self.decoder_bias = RelativeBias(config, bidirectional=False, rngs=rngs, dtype=dtype)
+        self.decoder = nnx.List(
+            DecoderLayer(config, rngs=rngs, dtype=dtype) for _ in range(config.num_decoder_layers)
+        )
+        self.decoder_norm = RMSNorm(config.d_model, config.layer_norm_epsilon, dtype=dtype)
+        if not config.tie_word_embeddings:
+            head = config.d_model**-0.5 * jax.random.normal(rngs.params(), shape, dtype)
+            self.head = nnx.Param(head)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the output layer, padding included."""
+        return self.config.vocab_size
+
+    def encode(self, source: Array, source_len: Array) -> Context:
+        """Run the encoder once and project its output for every decoder layer.
+
+        Args:
+          source: (B, S) int32, right-padded.
+          source_len: (B,) int32, ≥ 1.
+        """
+        batch, length = source.shape
+        padding = jnp.arange(length)[None, :] >= source_len[:, None]
+        source_bias = jnp.where(padding, MASKED, 0.0)[:, None, None, :]
+        start = jnp.zeros((batch,), jnp.int32)
+        position_bias = slide(self.encoder_bias.by_offset(length), start[:1], length, length)
+        bias = position_bias + source_bias
+        x = self.embedding[...][source]
+        for layer in self.encoder:
+            x = layer(x, start, bias)
+        encoded = self.encoder_norm(x)
+        cross = tuple(layer.cross.project(encoded) for layer in self.decoder)
+        return Context(cross, source_bias, None)
+
+    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, tuple[KV, ...]]:
+        """Encode, make an empty cache of `buffer_len` slots and prefill all but the last token."""
+        context = self.encode(inputs.source, inputs.source_len)
+        context = context._replace(self_bias=self.decoder_bias.by_offset(buffer_len))
+        batch, prompt_len = inputs.prompt.shape
+        config, dtype = self.config, self.embedding.dtype
+        cache = tuple(
+            empty(batch, config.num_heads, buffer_len, config.d_kv, dtype) for _ in self.decoder
+        )
+        if prompt_len > 1:
+            start = jnp.zeros((batch,), jnp.int32)
+            _, cache = self(inputs.prompt[:, :-1], start, context, cache)
+        return context, cache
+
+    def __call__(
+        self, tokens: Array, start: Array, context: Context, cache: tuple[KV, ...] | None
+    ) -> tuple[Array, tuple[KV, ...]]:
+        """Run K decoder tokens per row at positions start[b] … start[b]+K−1.
+
+        Args:
+          tokens: (B, K) int32.
+          start: (B,) int32, ≥ 0.
+          context: from `start`, or from `encode` where there is no cache.
+          cache: from `start` or the previous call. None: the tokens are the whole prefix and
+            `start` is 0, as in training.
+
+        Returns:
+          hidden: (B, K, E), after the final norm.
+          cache: with slots start … start+K−1 overwritten.
+        """
+        batch, count = tokens.shape
+        slots = count if cache is None else cache[0].keys.shape[2]
+        by_offset = context.self_bias
+        if by_offset is None:
+            by_offset = self.decoder_bias.by_offset(slots)
+        self_bias = slide(by_offset, start, count, slots)
+        x = self.embedding[...][tokens]
+        written = []
+        for i, layer in enumerate(self.decoder):
+            layer_cache = None if cache is None else cache[i]
+            x, kv = layer(x, start, self_bias, context.cross[i], context.cross_bias, layer_cache)
+            written.append(kv)
+        return self.decoder_norm(x), tuple(written)
+
+    def logits(self, hidden: Array) -> Array:
+        """(..., E) → (..., V)."""
+        if self.config.scale_decoder_outputs:
+            hidden = hidden * self.config.d_model**-0.5
+        head = self.embedding if self.config.tie_word_embeddings else self.head
+        return jnp.einsum("...e,ve->...v", hidden, head[...])

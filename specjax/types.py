@@ -1,0 +1,56 @@
+"""The vocabulary of specjax: axis legend, arrays and the protocols that the loops are built on.
+
+Axes: B rows of the batch · S source length · T buffer length · K tokens in one call (γ or γ+1) ·
+V vocabulary · L layers · H heads · D head size · E model width. A name like `logits_BKV` carries
+its shape.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+from jax import Array
+from jaxtyping import Float, Int
+
+Params = Any  # a pytree of arrays
+Cache = Any  # a pytree of arrays with a slot for every position of the buffer
+Context = Any  # a pytree of arrays that decoding only reads
+
+
+class Inputs(NamedTuple):
+    """What a batch is conditioned on. Ids are right-padded; padding is never attended to.
+
+    An encoder-decoder reads `source` and starts every row with one start token as its prompt. A
+    decoder-only model reads its text as the prompt and has a source of width 0.
+    """
+
+    source: Int[Array, "B S"]
+    source_len: Int[Array, " B"]
+    prompt: Int[Array, "B P"]
+    prompt_len: Int[Array, " B"]  # ≥ 1
+
+
+class Model(Protocol):
+    """A target or draft model as the loops see it (`models/` has the real ones)."""
+
+    vocab_size: int
+    """Ids 0 … vocab_size−1 can be emitted; padding of the output layer is cut off."""
+
+    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
+        """Encode the source and prefill the prompt but for its last token.
+
+        The context is read-only afterwards. The cache has `buffer_len` slots per row.
+        """
+        ...
+
+    def __call__(
+        self, tokens: Int[Array, "B K"], start: Int[Array, " B"], context: Context, cache: Cache
+    ) -> tuple[Float[Array, "B K E"], Cache]:
+        """Run K tokens per row at positions start[b] … start[b]+K−1.
+
+        Their keys and values overwrite those slots; the query at position t sees slots ≤ t. There
+        is no length in the cache, so rolling back is starting at a smaller position.
+        """
+        ...
+
+    def logits(self, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
+        """Unnormalised log-probabilities of the next token, V = vocab_size."""
+        ...
