@@ -1,0 +1,100 @@
+"""Drafters: where proposals come from. A model drafts by decoding autoregressively itself."""
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from specjax.types import Cache, Context, Inputs, Model
+
+
+class Drafter(Protocol):
+    """What the loop needs of a drafter. Its logits pass the same `standardize` as the target's."""
+
+    vocab_size: int
+
+    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Any]:
+        """A read-only context, and the state before the first round."""
+        ...
+
+    def begin(
+        self,
+        tokens: Int[Array, "B T"],
+        length: Int[Array, " B"],
+        fed: Int[Array, " B"],
+        context: Context,
+        state: Any,
+    ) -> tuple[Float[Array, "B V"], Any]:
+        """Logits of the token at position `length`, given the `length` ≥ 1 known tokens.
+
+        Of those, at least `fed` were passed to `begin` or kept from `extend` before.
+        """
+        ...
+
+    def extend(
+        self, token: Int[Array, " B"], position: Int[Array, " B"], context: Context, state: Any
+    ) -> tuple[Float[Array, "B V"], Any]:
+        """Logits of the token after `token`, which was drafted at `position`."""
+        ...
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ModelDrafter:
+    """A small model as drafter; its state is its cache."""
+
+    model: Model
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    def start(self, inputs, buffer_len):
+        return self.model.start(inputs, buffer_len)
+
+    def begin(self, tokens, length, fed, context, state):
+        """Feed the last two known tokens and read the last.
+
+        After a fully accepted round the cache lacks the last drafted token, which was proposed
+        but never fed, as well as the bonus token: with known tokens a b c d e and d drafted last,
+        fed is 3 and [d e] go to positions 3 and 4. Otherwise the token before the last is fed
+        again, to the same effect. Rounds in which nothing was drafted leave more to catch up.
+        """
+        newest = jnp.maximum(length - 2, 0)  # with one known token: position 0, and 1 is scratch
+
+        def behind(carry):
+            fed, _ = carry
+            return jnp.any(fed < newest)
+
+        def feed_two(carry):
+            fed, cache = carry
+            first = jnp.minimum(fed, newest)
+            _, cache = self.model(_two(tokens, first), first, context, cache)
+            return fed + 2, cache
+
+        _, state = jax.lax.while_loop(behind, feed_two, (fed, state))
+        hidden, state = self.model(_two(tokens, newest), newest, context, state)
+        last = jnp.take_along_axis(hidden, (length - 1 - newest)[:, None, None], axis=1)[:, 0]
+        return self.model.logits(last), state
+
+    def extend(self, token, position, context, state):
+        hidden, state = self.model(token[:, None], position, context, state)
+        return self.model.logits(hidden[:, 0]), state
+
+
+def _two(tokens: Int[Array, "B T"], first: Int[Array, " B"]) -> Int[Array, "B 2"]:
+    """The tokens at first and first + 1."""
+    return jnp.take_along_axis(tokens, first[:, None] + jnp.arange(2)[None, :], axis=1)
+
+
+def fed_after(
+    length: Int[Array, " B"], accepted: Int[Array, " B"], drafted: Int[Array, " B"]
+) -> Int[Array, " B"]:
+    """How many committed tokens a drafter has seen after a round that began at `length`.
+
+    It saw the known tokens and all drafted ones but the last; of those, the accepted count.
+    """
+    return length + jnp.minimum(accepted, jnp.maximum(drafted - 1, 0))

@@ -1,0 +1,196 @@
+"""From logits to the law that is sampled, and draws from it.
+
+`standardize` is the only place where temperature, top-k and top-p act. Baseline, draft, verify,
+bonus and residual all share it, which is what makes the output's law the target's.
+"""
+
+import dataclasses
+import enum
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+Kind = Literal["greedy", "plain", "filtered"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. The kind is static; the numbers are traced and never recompile.
+
+    greedy: the most likely token with probability 1 (the first of equals).
+    plain: softmax(logits / temperature).
+    filtered: the same, then the top_k most likely, then the smallest set of those whose mass
+      reaches top_p; renormalised. Tokens as likely as the last one kept are kept too.
+    """
+
+    kind: Kind = dataclasses.field(metadata={"static": True})
+    temperature: Array  # () float32, > 0
+    top_k: Array  # () int32, 0: off
+    top_p: Array  # () float32, in (0, 1], 1: off
+
+
+def sampling(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Sampling:
+    """A `Sampling` from plain numbers; temperature 0 is greedy.
+
+    Raises:
+      ValueError: temperature < 0 or not finite, top_k < 0, or top_p outside (0, 1].
+    """
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature={temperature} must be ≥ 0 and finite; 0 is greedy decoding.")
+    if top_k < 0 or top_k != int(top_k):
+        raise ValueError(f"top_k={top_k} must be a whole number ≥ 0; 0 switches it off.")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p} must lie in (0, 1]; 1 switches it off.")
+    if temperature == 0:
+        kind: Kind = "greedy"
+    else:
+        kind = "filtered" if top_k > 0 or top_p < 1 else "plain"
+    return Sampling(
+        kind=kind,
+        temperature=jnp.float32(temperature if temperature > 0 else 1.0),
+        top_k=jnp.int32(top_k),
+        top_p=jnp.float32(top_p),
+    )
+
+
+def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
+    """Index of the first largest entry.
+
+    Two plain reductions: XLA's CPU backend does not vectorise the (value, index) reduction of
+    `jnp.argmax`, which takes five times as long at V = 32128. NaN gives the last index.
+    """
+    width = x.shape[-1]
+    index = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), x.shape)
+    best = jnp.where(x == jnp.max(x, axis=-1, keepdims=True), index, width - 1)
+    return jnp.min(best, axis=-1)
+
+
+def standardize(
+    logits: Float[Array, "*batch V"], sampling: Sampling
+) -> Float[Array, "*batch V"]:
+    """Log-probabilities of the law that is sampled; −inf where a token cannot be.
+
+    At least float32, whatever the logits are. Logits that are not finite (NaN, +inf, or −inf
+    throughout) give NaN in every entry, so that one entry tells.
+    """
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    if sampling.kind == "greedy":
+        index = jnp.broadcast_to(jnp.arange(logits.shape[-1], dtype=jnp.int32), logits.shape)
+        hit = index == jnp.expand_dims(argmax(logits), -1)
+        # 0 for a finite maximum, NaN for any other.
+        poison = 0.0 * jnp.max(logits, axis=-1, keepdims=True)
+        return jnp.where(hit, 0.0, -jnp.inf) + poison
+    scaled = logits / sampling.temperature.astype(logits.dtype)
+    if sampling.kind == "filtered":
+        scaled = jnp.where(scaled >= _cutoff(scaled, sampling), scaled, -jnp.inf)
+    return jax.nn.log_softmax(scaled, axis=-1)
+
+
+def _cutoff(scaled: Float[Array, "*batch V"], sampling: Sampling) -> Float[Array, "*batch 1"]:
+    """The smallest scaled logit that top-k and then top-p keep; NaN passes through."""
+    width = scaled.shape[-1]
+    descending = -jnp.sort(-scaled, axis=-1)
+    keep = jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, width), width)
+    kth = jnp.take(descending, keep - 1, axis=-1)[..., None]
+    probs = jax.nn.softmax(jnp.where(descending >= kth, descending, -jnp.inf), axis=-1)
+    mass_before = jnp.cumsum(probs, axis=-1) - probs
+    # top_p = 1 must keep the tail even where rounding lets the mass reach 1 before its end.
+    top_p = jnp.where(sampling.top_p < 1, sampling.top_p, jnp.inf).astype(probs.dtype)
+    nucleus = (probs > 0) & (mass_before < top_p)
+    last = jnp.min(jnp.where(nucleus, descending, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(jnp.isfinite(last), last, descending[..., :1])
+
+
+# Randomness. A row's key is fold_in(fold_in(key, input index), sample), so that neither its
+# neighbours nor padding nor the mesh change its tokens. Ratio rules draw by the row's own round:
+# noise reused by position after a rejection would be biased wherever a rule or a policy has read
+# the rejected tail. Plain decoding draws by absolute position.
+
+
+class Purpose(enum.IntEnum):
+    """What a key is for; no two draws of one row share round, slot and purpose."""
+
+    ACCEPT = 0
+    NEXT = 1
+    DRAFT = 2
+    POLICY = 3
+    POSITION = 4
+
+
+def row_keys(
+    key: Key[Array, ""], input_index: Int[Array, " B"], sample: Int[Array, " B"]
+) -> Key[Array, " B"]:
+    """One key for each (input, sample), independent of the batch it is decoded in."""
+
+    def one(index, draw):
+        return jax.random.fold_in(jax.random.fold_in(key, index), draw)
+
+    return jax.vmap(one)(input_index, sample)
+
+
+def fold(
+    keys: Key[Array, " B"], count: Int[Array, " B"], purpose: Purpose, slot: Int[Array, ""] | int = 0
+) -> Key[Array, " B"]:
+    """Keys for one purpose at each row's own count (a round, or an absolute position)."""
+    tag = jnp.asarray(slot, jnp.int32) * len(Purpose) + purpose
+
+    def one(key, number):
+        return jax.random.fold_in(jax.random.fold_in(key, number), tag)
+
+    return jax.vmap(one)(keys, count)
+
+
+def uniform(keys: Key[Array, " B"], dtype=jnp.float32) -> Float[Array, " B"]:
+    """One draw from [0, 1) for each row. Consumes the keys."""
+    return jax.vmap(lambda key: jax.random.uniform(key, dtype=dtype))(keys)
+
+
+def draw(keys: Key[Array, " B"], probs: Float[Array, "B V"]) -> Int[Array, " B"]:
+    """A token for each row, by inverting the law's distribution function at one uniform.
+
+    One random number a row rather than V of them: Gumbel noise for V = 4096 takes as long as a
+    whole step of a one-layer draft. The function is summed in two levels, blocks and then entries
+    of one block, which is both faster and more accurate than one long sum. The law need not be
+    normalised. Consumes the keys.
+    """
+    batch, width = probs.shape
+    block = 128
+    probs = jnp.pad(probs, ((0, 0), (0, -width % block)))
+    blocks = probs.reshape(batch, -1, block)
+    by_block = jnp.cumsum(jnp.sum(blocks, axis=-1), axis=-1)
+    point = uniform(keys, probs.dtype)[:, None] * by_block[:, -1:]
+    which = _count_below(by_block, point)
+    before = jnp.where(
+        which > 0, jnp.take_along_axis(by_block, jnp.maximum(which - 1, 0), axis=1), 0.0
+    )
+    entries = jnp.take_along_axis(blocks, which[:, :, None], axis=1)[:, 0]
+    within = _count_below(jnp.cumsum(entries, axis=-1), point - before)
+    # Rounding may end on an entry of probability 0: take the nearest possible one before it, or
+    # the first of the block, whose mass is positive.
+    index = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), entries.shape)
+    earlier = jnp.max(jnp.where((entries > 0) & (index <= within), index, -1), axis=-1)
+    first = jnp.min(jnp.where(entries > 0, index, block), axis=-1)
+    token = which[:, 0] * block + jnp.where(earlier >= 0, earlier, first)
+    return jnp.minimum(token, width - 1)
+
+
+def _count_below(cumulative: Float[Array, "B N"], point: Float[Array, "B 1"]) -> Int[Array, "B 1"]:
+    """How many partial sums are ≤ point, at most N − 1."""
+    count = jnp.sum((cumulative <= point).astype(jnp.int32), axis=-1, keepdims=True)
+    return jnp.minimum(count, cumulative.shape[1] - 1)
+
+
+def draw_by_gumbel(keys: Key[Array, " B"], logprobs: Float[Array, "B V"]) -> Int[Array, " B"]:
+    """argmax(log p + g) with one standard Gumbel per token. Consumes the keys.
+
+    The same keys give the same noise for any law, which couples two models that share them.
+    """
+
+    def noise(key):
+        return jax.random.gumbel(key, logprobs.shape[1:], logprobs.dtype)
+
+    return argmax(logprobs + jax.vmap(noise)(keys))

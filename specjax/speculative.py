@@ -1,0 +1,276 @@
+"""Speculative decoding (Leviathan et al. 2023, Algorithm 1) in one `lax.while_loop`.
+
+A round drafts up to γ tokens with a cheap drafter, scores them all in one call of the target,
+keeps the tokens that the acceptance rule lets survive, adds one token of the target's own, and
+advances each row by what it gained:
+
+    draft → verify → accept → commit
+
+The output's law is the target's, whatever the drafter and the policy.
+"""
+
+import dataclasses
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+from specjax import sampling as smp
+from specjax.accept import AcceptanceRule, overlap
+from specjax.draft import Drafter, fed_after
+from specjax.policy import Observation, Policy, RoundStats
+from specjax.sampling import Purpose, Sampling
+from specjax.state import State, begin, commit, is_finite, unfinished
+from specjax.types import Context, Inputs, Model
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Speculative:
+    """What to decode with. Everything but `gamma_max` is a pytree: new numbers never recompile."""
+
+    target: Model
+    drafter: Drafter
+    rule: AcceptanceRule
+    policy: Policy
+    sampling: Sampling
+    eos_ids: Int[Array, " N"]
+    gamma_max: int = dataclasses.field(metadata={"static": True})  # the verify pass sees γ_max+1
+
+
+class Contexts(NamedTuple):
+    """What both models only read."""
+
+    target: Context
+    drafter: Context
+
+
+class Drafts(NamedTuple):
+    """One round's proposals; entries at or beyond `length` are arbitrary."""
+
+    tokens: Int[Array, "B G"]
+    logprobs: Float[Array, "B G V"]  # the laws that the tokens were drawn from
+    length: Int[Array, " B"]
+
+
+class Round(NamedTuple):
+    """All that happened in a round: enough to compute its probability. The jitted loop drops it."""
+
+    drafts: Drafts
+    target_logprobs: Float[Array, "B K V"]
+    survival: Float[Array, "B G"]
+    accepted: Int[Array, " B"]
+    next_probs: Float[Array, "B V"]
+    next_token: Int[Array, " B"]
+
+
+class Dice:
+    """The loop's draws, from keys that depend on the row, its own round, the purpose and slot.
+
+    Enumeration replaces them by every possible outcome.
+    """
+
+    def draft(self, state: State, slot: Int[Array, ""], logprobs: Float[Array, "B V"]):
+        """A drafted token for each row, (B,) int32."""
+        keys = smp.fold(state.keys, state.rounds, Purpose.DRAFT, slot)
+        return smp.draw(keys, jnp.exp(logprobs))
+
+    def accepted(self, state: State, survival: Float[Array, "B G"]):
+        """How many drafts survive, (B,) int32: one uniform, since survival never increases."""
+        point = smp.uniform(smp.fold(state.keys, state.rounds, Purpose.ACCEPT), survival.dtype)
+        return jnp.sum((point[:, None] < survival).astype(jnp.int32), axis=1)
+
+    def next(self, state: State, probs: Float[Array, "B V"]):
+        """The token after the accepted ones, (B,) int32."""
+        return smp.draw(smp.fold(state.keys, state.rounds, Purpose.NEXT), probs)
+
+
+class GreedyDice(Dice):
+    """Every law is one-hot: nothing is random."""
+
+    def draft(self, state, slot, logprobs):
+        return smp.argmax(logprobs)
+
+    def accepted(self, state, survival):
+        return jnp.sum((survival > 0).astype(jnp.int32), axis=1)
+
+    def next(self, state, probs):
+        return smp.argmax(probs)
+
+
+@partial(jax.jit, static_argnames="buffer_len")
+def start(
+    method: Speculative,
+    inputs: Inputs,
+    keys: Key[Array, " B"],
+    budget: Int[Array, " B"],
+    *,
+    buffer_len: int,
+) -> tuple[Contexts, State]:
+    """Encode and prefill both models. `buffer_len` ≥ prompt + budget + gamma_max + 1."""
+    target_context, cache = method.target.start(inputs, buffer_len)
+    drafter_context, drafter = method.drafter.start(inputs, buffer_len)
+    policy_keys = smp.fold(keys, jnp.zeros_like(budget), Purpose.POLICY)
+    state = begin(
+        inputs,
+        keys,
+        budget,
+        buffer_len=buffer_len,
+        gamma_max=method.gamma_max,
+        cache=cache,
+        drafter=drafter,
+        policy=method.policy.init(policy_keys, method.gamma_max),
+    )
+    return Contexts(target_context, drafter_context), state
+
+
+@partial(jax.jit, donate_argnames="state")
+def decode(method: Speculative, contexts: Contexts, state: State) -> State:
+    """Run rounds until every row is done. Donates `state`."""
+
+    def body(state):
+        return step(method, contexts, state)[0]
+
+    return jax.lax.while_loop(unfinished, body, state)
+
+
+def step(
+    method: Speculative, contexts: Contexts, state: State, dice: Dice | None = None
+) -> tuple[State, Round]:
+    """One round for every live row: the loop's body, which can be stepped from Python as well."""
+    if dice is None:
+        dice = GreedyDice() if method.sampling.kind == "greedy" else Dice()
+    drafts, state = draft(method, contexts.drafter, state, dice)
+    target_logprobs, state = verify(method, contexts.target, state, drafts)
+    survival, accepted, next_probs, next_token = accept(
+        method, state, drafts, target_logprobs, dice
+    )
+    round_ = Round(drafts, target_logprobs, survival, accepted, next_probs, next_token)
+    return learn(method, state, round_), round_
+
+
+def draft(
+    method: Speculative, context: Context, state: State, dice: Dice
+) -> tuple[Drafts, State]:
+    """Propose up to γ_max tokens for each row, as long as its policy and its budget allow.
+
+    A row with r tokens left drafts at most r − 1: the target adds one of its own.
+    """
+    drafter, batch = method.drafter, state.tokens.shape[0]
+    policy_state, allowed = method.policy.begin(state.policy)
+    room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
+    cap = jnp.where(state.done, 0, jnp.clip(allowed, 0, room))
+
+    def propose(slot, logits, drafting, previous, carry):
+        """Decide whether to draft, then draw: the decision must not see the token."""
+        drafts, policy_state, finite = carry
+        logprobs = smp.standardize(logits, method.sampling)
+        finite &= is_finite(logprobs, drafting)
+        seen = Observation(slot, drafting, logprobs, previous)
+        policy_state, more = method.policy.keep_drafting(policy_state, seen)
+        drafting &= more
+        token = dice.draft(state, slot, logprobs)
+        previous = jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
+        drafts = Drafts(
+            jax.lax.dynamic_update_index_in_dim(drafts.tokens, token, slot, 1),
+            jax.lax.dynamic_update_index_in_dim(drafts.logprobs, logprobs, slot, 1),
+            drafts.length + drafting.astype(jnp.int32),
+        )
+        return drafting & (drafts.length < cap), previous, (drafts, policy_state, finite)
+
+    def some(operand):
+        inner, _, carry = operand
+        logits, inner = drafter.begin(state.tokens, state.length, state.fed, context, inner)
+        zero = jnp.zeros((batch,), law.dtype)
+        drafting, previous, carry = propose(jnp.int32(0), logits, cap > 0, zero, carry)
+
+        def more(loop):
+            return jnp.any(loop[1])
+
+        def again(loop):
+            slot, drafting, previous, inner, carry = loop
+            token = jax.lax.dynamic_index_in_dim(carry[0].tokens, slot - 1, 1, keepdims=False)
+            logits, inner = drafter.extend(token, state.length + slot - 1, context, inner)
+            drafting, previous, carry = propose(slot, logits, drafting, previous, carry)
+            return slot + 1, drafting, previous, inner, carry
+
+        first = jnp.int32(1), drafting, previous, inner, carry
+        *_, inner, carry = jax.lax.while_loop(more, again, first)
+        return inner, state.length, carry
+
+    law = jax.eval_shape(
+        lambda: smp.standardize(
+            drafter.begin(state.tokens, state.length, state.fed, context, state.drafter)[0],
+            method.sampling,
+        )
+    )
+    nothing = Drafts(
+        jnp.zeros((batch, method.gamma_max), jnp.int32),
+        jnp.zeros((batch, method.gamma_max, law.shape[-1]), law.dtype),
+        jnp.zeros((batch,), jnp.int32),
+    )
+    operand = state.drafter, state.fed, (nothing, policy_state, state.draft_finite)
+    # A round in which no row drafts leaves the drafter behind; `begin` catches up later.
+    inner, fed, (drafts, policy_state, finite) = jax.lax.cond(
+        jnp.any(cap > 0), some, lambda operand: operand, operand
+    )
+    return drafts, state.replace(
+        drafter=inner, fed=fed, policy=policy_state, draft_finite=finite
+    )
+
+
+def verify(
+    method: Speculative, context: Context, state: State, drafts: Drafts
+) -> tuple[Float[Array, "B K V"], State]:
+    """The target's law at γ_max+1 positions, in one call.
+
+    With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4 and
+    returns the laws of the tokens after c, after d and after e.
+    """
+    last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+    block = jnp.concatenate([last, drafts.tokens], axis=1)
+    hidden, cache = method.target(block, state.length - 1, context, state.cache)
+    logprobs = smp.standardize(method.target.logits(hidden), method.sampling)
+    finite = is_finite(logprobs, ~state.done)
+    return logprobs, state.replace(cache=cache, target_finite=state.target_finite & finite)
+
+
+def accept(
+    method: Speculative,
+    state: State,
+    drafts: Drafts,
+    target_logprobs: Float[Array, "B K V"],
+    dice: Dice,
+) -> tuple[Array, Array, Array, Array]:
+    """How far the drafts survive, and the token that follows: the rule's laws, the loop's draws."""
+    laws = target_logprobs, drafts.logprobs, drafts.tokens, drafts.length
+    survival = method.rule.survival(*laws)
+    accepted = dice.accepted(state, survival)
+    next_probs = method.rule.next_probs(*laws, accepted)
+    return survival, accepted, next_probs, dice.next(state, next_probs)
+
+
+def learn(method: Speculative, state: State, round_: Round) -> State:
+    """Commit the round's tokens, and let the policy see what happened."""
+    drafts, accepted, was_live = round_.drafts, round_.accepted, ~state.done
+    new = commit(
+        state, drafts.tokens, drafts.length, accepted, round_.next_token, method.eos_ids
+    )
+    gamma = drafts.tokens.shape[1]
+    stats = RoundStats(
+        active=was_live,
+        drafted=drafts.length,
+        accepted=accepted,
+        emitted=new.length - state.length,
+        overlap=overlap(round_.target_logprobs[:, :gamma], drafts.logprobs),
+        submitted=jnp.arange(gamma)[None, :] < drafts.length[:, None],
+    )
+    return new.replace(
+        policy=method.policy.update(state.policy, stats),
+        fed=jnp.where(
+            drafts.length > 0, fed_after(state.length, accepted, drafts.length), state.fed
+        ),
+    )

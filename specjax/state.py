@@ -1,0 +1,155 @@
+"""The carry of both loops, and `commit`, the one place where tokens become output."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+from jaxtyping import Bool, Int, Key
+
+from specjax.types import Inputs
+
+
+@struct.dataclass
+class Stats:
+    """Counts for each row. A cut at EOS cuts the counts too: what follows it never happened."""
+
+    target_calls: Array  # [B] int32, verify passes while the row was alive
+    drafted: Array  # [B] int32, drafted tokens submitted to the target
+    accepted: Array  # [B] int32, of those, the ones in the output
+    emitted: Array  # [B] int32, tokens of the output, EOS included
+    accepted_lengths: Array  # [B, γ_max+1] int32, rounds by accepted length
+    tested: Array  # [B, γ_max] int32, rounds in which position i was reached: all before it kept
+
+
+@struct.dataclass
+class State:
+    """What changes from round to round. A finished row is frozen."""
+
+    keys: Array  # [B] keys, one for each (input, sample); never consumed, only folded
+    tokens: Array  # [B, T] int32, prompt and output; beyond `length` arbitrary
+    length: Array  # [B] int32, tokens known so far, ≥ 1
+    limit: Array  # [B] int32, the length at which the budget is spent
+    done: Array  # [B] bool
+    rounds: Array  # [B] int32, the row's own rounds so far
+    cache: Any  # the target's; slots ≥ length − 1 are stale
+    fed: Array  # [B] int32, committed tokens that the drafter has seen
+    drafter: Any  # the drafter's own state
+    policy: Any  # the policy's own state
+    stats: Stats
+    target_finite: Array  # [] bool, False once a live row's logits were not finite
+    draft_finite: Array  # [] bool
+
+
+def begin(
+    inputs: Inputs,
+    keys: Key[Array, " B"],
+    budget: Int[Array, " B"],
+    *,
+    buffer_len: int,
+    gamma_max: int,
+    cache: Any,
+    drafter: Any = (),
+    policy: Any = (),
+) -> State:
+    """The state before the first round.
+
+    Args:
+      budget: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
+      buffer_len: T ≥ prompt + budget + gamma_max + 1, so that a verify pass never leaves it.
+    """
+    batch, prompt_len = inputs.prompt.shape
+    tokens = jnp.zeros((batch, buffer_len), jnp.int32).at[:, :prompt_len].set(inputs.prompt)
+    zeros = jnp.zeros((batch,), jnp.int32)
+    return State(
+        keys=keys,
+        tokens=tokens,
+        length=inputs.prompt_len,
+        limit=inputs.prompt_len + budget,
+        done=budget <= 0,
+        rounds=zeros,
+        cache=cache,
+        fed=inputs.prompt_len - 1,
+        drafter=drafter,
+        policy=policy,
+        stats=Stats(
+            target_calls=zeros,
+            drafted=zeros,
+            accepted=zeros,
+            emitted=zeros,
+            accepted_lengths=jnp.zeros((batch, gamma_max + 1), jnp.int32),
+            tested=jnp.zeros((batch, gamma_max), jnp.int32),
+        ),
+        target_finite=jnp.bool_(True),
+        draft_finite=jnp.bool_(True),
+    )
+
+
+def unfinished(state: State) -> Bool[Array, ""]:
+    """The loops' condition: a row is alive, and no model has failed."""
+    return jnp.any(~state.done) & state.target_finite & state.draft_finite
+
+
+def commit(
+    state: State,
+    drafts: Int[Array, "B G"],
+    draft_len: Int[Array, " B"],
+    accepted: Int[Array, " B"],
+    next_token: Int[Array, " B"],
+    eos_ids: Int[Array, " N"],
+) -> State:
+    """Append each row's accepted drafts and next token, up to the first EOS or the budget.
+
+    With drafts [a b c], accepted 2 and next token x a row gains [a b x]; if b is EOS it gains
+    [a b] and is done, and x counts nowhere. Finished rows gain nothing.
+    """
+    gamma = drafts.shape[1]
+    slot = jnp.broadcast_to(jnp.arange(gamma + 1)[None, :], (drafts.shape[0], gamma + 1))
+    block = jnp.where(
+        slot < accepted[:, None], jnp.pad(drafts, ((0, 0), (0, 1))), next_token[:, None]
+    )
+    is_eos = jnp.any(block[:, :, None] == eos_ids[None, None, :], axis=-1)
+    stop = is_eos & (slot <= accepted[:, None])
+    ended = jnp.any(stop, axis=1)
+    gained = jnp.where(ended, jnp.argmax(stop, axis=1) + 1, accepted + 1)
+    gained = jnp.where(state.done, 0, jnp.minimum(gained, state.limit - state.length))
+    kept = jnp.minimum(accepted, gained)
+
+    # Slots that are not gained go past the buffer, where the write is dropped.
+    target = jnp.where(slot < gained[:, None], state.length[:, None] + slot, state.tokens.shape[1])
+    rows = jnp.arange(drafts.shape[0])[:, None]
+    tokens = state.tokens.at[rows, target].set(block, mode="drop")
+
+    length = state.length + gained
+    live = ~state.done
+    alive = live.astype(jnp.int32)
+    reached = (slot < draft_len[:, None]) & (slot <= kept[:, None]) & (slot < gained[:, None])
+    stats = state.stats
+    return state.replace(
+        tokens=tokens,
+        length=length,
+        done=state.done | ended | (length >= state.limit),
+        rounds=state.rounds + alive,
+        stats=Stats(
+            target_calls=stats.target_calls + alive,
+            drafted=stats.drafted + alive * draft_len,
+            accepted=stats.accepted + alive * kept,
+            emitted=stats.emitted + gained,
+            accepted_lengths=stats.accepted_lengths
+            + alive[:, None] * (slot == kept[:, None]).astype(jnp.int32),
+            tested=stats.tested + alive[:, None] * reached[:, :gamma].astype(jnp.int32),
+        ),
+    )
+
+
+def is_finite(logprobs: Array, live: Bool[Array, " B"]) -> Bool[Array, ""]:
+    """Whether every live row of (B, …, V) standardized log-probabilities is a law.
+
+    `standardize` spreads NaN over the whole law, so its first entry tells.
+    """
+    first = logprobs[..., 0].reshape(logprobs.shape[0], -1)
+    return ~jnp.any(jnp.isnan(first) & live[:, None])
+
+
+__all__ = ["State", "Stats", "begin", "commit", "is_finite", "unfinished"]
