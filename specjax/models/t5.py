@@ -295,7 +295,7 @@ class T5(nnx.Module):
           hidden: (B, K, E), after the final norm.
           cache: with slots start … start+K−1 overwritten.
         """
-        batch, count = tokens.shape
+        count = tokens.shape[1]
         slots = count if cache is None else cache[0].keys.shape[2]
         by_offset = context.self_bias
         if by_offset is None:

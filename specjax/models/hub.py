@@ -1,0 +1,467 @@
+"""Hugging Face checkpoints: `load` one from a directory or the hub, `save` one to a directory.
+
+Only safetensors are read (a pickle can run code). Weights go one tensor at a time to their place
+in the fused parameters, in the dtype they will have, so loading needs hardly more memory than the
+model itself.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specjax.models import t5_hub
+from specjax.models.language_model import LanguageModel
+from specjax.models.safetensors_files import (
+    INDEX,
+    SINGLE,
+    Tensor,
+    find_tensors,
+    read_into,
+    read_json,
+    read_metadata,
+    write_file,
+)
+
+
+class Family(NamedTuple):
+    """What must be known of a `model_type`; see `t5_hub` for what each function does."""
+
+    build: Callable[..., nnx.Module]
+    select_tensors: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    config_from_hub: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Any]
+    config_to_hub: Callable[[Any], dict[str, Any]]
+    tensor_names: Callable[[Any], dict[tuple, tuple[str, ...]]]
+    defaults: Mapping[str, Any]
+
+
+# A new family is a module, a file like t5_hub.py and a line here.
+FAMILIES = {
+    "t5": Family(
+        t5_hub.build,
+        t5_hub.select_tensors,
+        t5_hub.config_from_hub,
+        t5_hub.config_to_hub,
+        t5_hub.tensor_names,
+        t5_hub.DEFAULTS,
+    )
+}
+
+DOWNLOADED = [
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    INDEX,
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spiece.model",
+]
+DEFAULT_MAX_SOURCE_LEN = 512  # what T5 was trained on; where no file says otherwise
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A model with its tokenizer and all that decoding has to know about both."""
+
+    name: str
+    """The directory or hub name it came from, for messages and result rows."""
+    model: LanguageModel
+    config: Any
+    """Of the family, such as `T5Config`."""
+    tokenizer: Any = None
+    """A transformers tokenizer; None where the checkpoint has none."""
+    eos_ids: tuple[int, ...] = (1,)
+    """Any of these ends a row."""
+    max_source_len: int = DEFAULT_MAX_SOURCE_LEN
+    """Longer inputs are truncated."""
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Notes stored with the weights, such as the hash of the training data."""
+
+    @property
+    def start_id(self) -> int:
+        """The decoder's first token, which is never emitted by the loops as output."""
+        return self.config.decoder_start_token_id
+
+    @property
+    def pad_id(self) -> int:
+        """Fills what lies beyond a row's end."""
+        return self.config.pad_token_id
+
+
+def load(name: str | os.PathLike, *, dtype: Any = None) -> Checkpoint:
+    """Load a model, its config and its tokenizer.
+
+    Args:
+      name: a directory in Hugging Face's layout, or a name on the hub, such as
+        "google-t5/t5-small", of which only safetensors, configs and tokenizer are downloaded.
+      dtype: of the parameters. None: float32 on a CPU, which has no fast half precision; elsewhere
+        that of the files, except that float16 becomes bfloat16 (T5's activations overflow float16).
+
+    Raises:
+      FileNotFoundError: there is no such directory or hub name, or a file of it is missing.
+      ValueError: the model type is not supported, or a file is damaged or does not fit its config.
+    """
+    directory = _locate(name)
+    raw, generation = _read_configs(directory)
+    family = _family(raw, directory)
+    _warn_of_unfollowed_settings(name, raw, generation)
+    tensors = family.select_tensors(_find_weights(directory))
+    # Hugging Face moved these from one file to the other; the newer place wins.
+    ids = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
+    raw = {**raw, **{key: generation[key] for key in ids if generation.get(key) is not None}}
+    config = family.config_from_hub(raw, tensors)
+    tokenizer = _load_tokenizer(directory)
+    vocab_size = _real_vocab_size(tokenizer, config.vocab_size, directory)
+    params, graphdef = _read_params(family, config, tensors, _choose_dtype(dtype, tensors))
+    return Checkpoint(
+        name=str(name),
+        model=LanguageModel(params, graphdef, vocab_size),
+        config=config,
+        tokenizer=tokenizer,
+        eos_ids=_eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"])),
+        max_source_len=_max_source_len(tokenizer, raw),
+        metadata=_metadata(directory),
+    )
+
+
+def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = jnp.float32) -> None:
+    """Write a directory that both `load` and transformers' `from_pretrained` read.
+
+    Each file appears whole or not at all, and a new directory appears only when it is complete.
+
+    Args:
+      directory: made if need be; files of the same names in it are replaced.
+      checkpoint: what to write. `checkpoint.metadata` goes into the safetensors header.
+      dtype: float32, bfloat16 or float16, of the stored weights.
+    """
+    directory = Path(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    part = directory.with_name(f".{directory.name}.{os.getpid()}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    try:
+        _write(part, checkpoint, np.dtype(dtype))
+        if directory.exists():
+            for file in sorted(part.iterdir()):
+                os.replace(file, directory / file.name)
+        else:
+            os.replace(part, directory)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+# --- finding and reading files -----------------------------------------------------------------
+
+
+def _locate(name: str | os.PathLike) -> Path:
+    """The directory itself, or that of the hub's files in the local cache."""
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ValueError(f"{path} is a file; give the directory that holds config.json.")
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", str(name)):
+        raise FileNotFoundError(f"No such directory: {path}.")
+    from huggingface_hub import snapshot_download  # imported here: local use must not need it
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=DOWNLOADED))
+    except Exception as error:  # the client raises many kinds, offline, mistyped, private, ...
+        reason = str(error).strip().split("\n")[0]
+        raise FileNotFoundError(
+            f"{str(name)!r} is neither a directory here nor a model that could be fetched from the "
+            f"Hugging Face hub ({type(error).__name__}: {reason}). Check the spelling; without a "
+            f"network, run `hf download {name}` where there is one and give the directory."
+        ) from error
+
+
+def _read_configs(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json and, empty where there is none, generation_config.json."""
+    config, generation = directory / "config.json", directory / "generation_config.json"
+    if not config.is_file():
+        raise FileNotFoundError(
+            f"{directory} has no config.json: not a Hugging Face checkpoint, or an incomplete one."
+        )
+    return read_json(config), read_json(generation) if generation.is_file() else {}
+
+
+def _family(raw: Mapping[str, Any], directory: Path) -> Family:
+    kind = raw.get("model_type")
+    if kind not in FAMILIES:
+        raise ValueError(
+            f"{directory / 'config.json'}: model_type={kind!r} is not supported; supported are "
+            f"{', '.join(map(repr, FAMILIES))}."
+        )
+    return FAMILIES[kind]
+
+
+def _find_weights(directory: Path) -> dict[str, Tensor]:
+    if (directory / SINGLE).is_file() or (directory / INDEX).is_file():
+        return find_tensors(directory)
+    if any(directory.glob("pytorch_model*.bin")):
+        place = shlex.quote(str(directory))
+        raise ValueError(
+            f"{directory} has its weights only as pickles (.bin), which can run code when they are "
+            "read. If you trust them, convert them once, where torch is installed:\n"
+            "  python -c 'import sys, transformers as t; "
+            "t.AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])"
+            f".save_pretrained(sys.argv[1])' {place}"
+        )
+    raise FileNotFoundError(
+        f"{directory} has no weights: neither {SINGLE} nor {INDEX}. A checkpoint in another format "
+        "must be saved as safetensors first (`save_pretrained` of transformers does)."
+    )
+
+
+def _metadata(directory: Path) -> dict[str, str]:
+    if not (directory / SINGLE).is_file():
+        return {}
+    stored = read_metadata(directory / SINGLE)
+    return {key: value for key, value in stored.items() if key != "format"}
+
+
+# --- parameters --------------------------------------------------------------------------------
+
+
+def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor]) -> np.dtype:
+    if dtype is not None:
+        return np.dtype(dtype)
+    if jax.default_backend() == "cpu":
+        return np.dtype(np.float32)
+    widest = max((t.dtype for t in tensors.values()), key=lambda d: d.itemsize)
+    return np.dtype(jnp.bfloat16 if widest.itemsize == 2 else jnp.float32)
+
+
+def _read_params(
+    family: Family, config: Any, tensors: Mapping[str, Tensor], dtype: np.dtype
+) -> tuple[nnx.State, nnx.GraphDef]:
+    """The parameters of a module that is never built with weights of its own."""
+    module = nnx.eval_shape(lambda: family.build(config, rngs=nnx.Rngs(0), dtype=dtype))
+    graphdef, abstract = nnx.split(module)
+    names, slots = family.tensor_names(config), dict(nnx.to_flat_state(abstract))
+    _check_tensors(tensors, {p: (names[p], slot.shape) for p, slot in slots.items()})
+    filled = {}
+    for path, slot in slots.items():
+        parts = [tensors[name] for name in names[path]]
+        filled[path] = slot.replace(_read_stacked(parts, slot.shape, dtype))
+    return nnx.from_flat_state(filled), graphdef
+
+
+def _check_tensors(
+    tensors: Mapping[str, Tensor], wanted: Mapping[tuple, tuple[tuple[str, ...], tuple[int, ...]]]
+) -> None:
+    """Every tensor is there, in the shape that config.json asks for, and no other."""
+    shapes = {
+        name: (shape[0] // len(parts), *shape[1:])
+        for parts, shape in wanted.values()
+        for name in parts
+    }
+    place = next(iter(tensors.values())).file.parent if tensors else "the checkpoint"
+    if missing := [name for name in shapes if name not in tensors]:
+        raise ValueError(
+            f"{place}: {_some(missing)} missing from the weights, or config.json is "
+            "of another model. Copy or download both again."
+        )
+    if surplus := [name for name in tensors if name not in shapes]:
+        raise ValueError(
+            f"{place}: {_some(surplus)} in the weights belong to no layer that "
+            "config.json describes. Copy or download both again."
+        )
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape:
+            raise ValueError(
+                f"{place}: {name!r} has shape {tensors[name].shape}, but config.json asks for "
+                f"{shape}. Copy or download both again."
+            )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more
+
+
+def _read_stacked(parts: list[Tensor], shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    """One array with the rows of each part below one another."""
+    out = _aligned(shape, dtype)
+    rows = shape[0] // len(parts)
+    for i, part in enumerate(parts):
+        read_into(part, out[i * rows : (i + 1) * rows])
+    # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
+    return jax.block_until_ready(jax.device_put(out, may_alias=True))
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory that begins at a multiple of 64 bytes, as XLA on a CPU needs to use it in place."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    buffer = np.empty(size + 64, np.uint8)
+    begin = -buffer.ctypes.data % 64
+    return buffer[begin : begin + size].view(dtype).reshape(shape)
+
+
+# --- tokenizer and ids -------------------------------------------------------------------------
+
+
+def _load_tokenizer(directory: Path) -> Any:
+    """The tokenizer, or None where the directory has none."""
+    files = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
+    if not any((directory / file).is_file() for file in files):
+        return None
+    from transformers import AutoTokenizer  # takes a second to import
+
+    try:
+        return AutoTokenizer.from_pretrained(str(directory))
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        fix = (
+            "Copy or download it again."
+            if (directory / "tokenizer.json").is_file()
+            else "It has no tokenizer.json: `pip install sentencepiece protobuf` to convert the "
+            "older format, or copy tokenizer.json from the model's page."
+        )
+        raise ValueError(
+            f"The tokenizer in {directory} cannot be read ({type(error).__name__}: {reason}). {fix}"
+        ) from error
+
+
+def _real_vocab_size(tokenizer: Any, rows: int, directory: Path) -> int:
+    """How many ids stand for something: those of the tokenizer, without the embedding's padding."""
+    if tokenizer is None:
+        return rows
+    real = max(tokenizer.get_vocab().values()) + 1
+    if real > rows:
+        raise ValueError(
+            f"{directory}: the tokenizer has {real} ids and the model only {rows} (vocab_size in "
+            "config.json). They belong to different models: copy or download both again."
+        )
+    return real
+
+
+def _eos_ids(value: Any) -> tuple[int, ...]:
+    """From an id, a list of them or None."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise ValueError(f"eos_token_id={value!r} should be an id or a list of ids.")
+    return tuple(sorted(set(ids)))
+
+
+def _max_source_len(tokenizer: Any, raw: Mapping[str, Any]) -> int:
+    # A tokenizer that knows no limit says 10³⁰.
+    if tokenizer is not None and tokenizer.model_max_length < 10**6:
+        return int(tokenizer.model_max_length)
+    return int(raw.get("n_positions") or DEFAULT_MAX_SOURCE_LEN)
+
+
+# --- settings that specjax does not follow -----------------------------------------------------
+
+# Each with the values that change nothing.
+UNFOLLOWED: dict[str, tuple] = {
+    "do_sample": (False,),
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "penalty_alpha": (0.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "repetition_penalty": (1.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "exponential_decay_length_penalty": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "bad_words_ids": ([],),
+    "force_words_ids": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "sequence_bias": ({}, []),
+    "typical_p": (1.0,),
+    "min_p": (0.0,),
+    "top_h": (),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "guidance_scale": (1.0,),
+    "watermarking_config": (),
+    "stop_strings": ([],),
+}
+
+
+def _unfollowed(settings: Mapping[str, Any]) -> list[str]:
+    names = [
+        f"{key}={settings[key]!r}"
+        for key, neutral in UNFOLLOWED.items()
+        if settings.get(key) is not None and settings[key] not in neutral
+    ]
+    if (settings.get("num_beams") or 1) > 1:  # means nothing without beams
+        names += [
+            f"{key}={settings[key]!r}"
+            for key in ("length_penalty", "early_stopping")
+            if settings.get(key)
+        ]
+    return names
+
+
+def _warn_of_unfollowed_settings(
+    name: str | os.PathLike, raw: Mapping[str, Any], generation: Mapping[str, Any]
+) -> None:
+    """One warning that names all of them."""
+    found = _unfollowed({**raw, **generation})
+    for task, settings in (raw.get("task_specific_params") or {}).items():
+        if isinstance(settings, dict) and (inner := _unfollowed(settings)):
+            found.append(f"for the task {task!r} {', '.join(inner)}")
+    if found:
+        warnings.warn(
+            f"{name}: its configuration asks transformers' `generate` for {'; '.join(found)}. "
+            "specjax does not follow these: it decodes greedily or samples as its arguments say.",
+            stacklevel=3,
+        )
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def _write(directory: Path, checkpoint: Checkpoint, dtype: np.dtype) -> None:
+    config = checkpoint.config
+    kind, family = "t5", FAMILIES["t5"]
+    ids = {
+        "decoder_start_token_id": checkpoint.start_id,
+        "eos_token_id": _plain(checkpoint.eos_ids),
+        "pad_token_id": checkpoint.pad_id,
+    }
+    raw = (
+        family.config_to_hub(config)
+        | ids
+        | {
+            "model_type": kind,
+            "n_positions": checkpoint.max_source_len,
+            "dtype": dtype.name,
+        }
+    )
+    _write_json(directory / "config.json", raw)
+    _write_json(directory / "generation_config.json", ids)
+    names, tensors = family.tensor_names(config), {}
+    for path, variable in nnx.to_flat_state(checkpoint.model.params):
+        parts = np.split(np.asarray(variable[...], dtype), len(names[path]))
+        tensors |= dict(zip(names[path], parts, strict=True))
+    write_file(directory / SINGLE, tensors, checkpoint.metadata)
+    if checkpoint.tokenizer is not None:
+        checkpoint.tokenizer.save_pretrained(str(directory))
+
+
+def _plain(ids: tuple[int, ...]) -> int | list[int] | None:
+    return None if not ids else ids[0] if len(ids) == 1 else list(ids)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

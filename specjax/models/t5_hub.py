@@ -1,0 +1,155 @@
+"""How Hugging Face names and configures a T5: its config.json and the tensors in its files.
+
+Two facts need care (checked with transformers 5.23). `tie_word_embeddings` means both "the head is
+the embedding" and "scale the decoder's output by d_model^−½" in files written before transformers
+5, and is always true in later ones, which have `scale_decoder_outputs` beside it. And a checkpoint
+may store a tied head all the same. So the tensors decide what is tied, and the newest field that
+is there decides about scaling.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from specjax.models.safetensors_files import Tensor, equal
+from specjax.models.t5 import T5, T5Config
+
+# What transformers assumes where config.json is silent: T5 v1.0 small.
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# Stored by some early checkpoints and read by no model: cross-attention has no position bias.
+UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+def build(config: T5Config, *, rngs: nnx.Rngs, dtype) -> T5:
+    """A freshly initialised module."""
+    return T5(config, rngs=rngs, dtype=dtype)
+
+
+def select_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Drop copies of the embedding, so that a head that remains is the model's own.
+
+    Raises:
+      ValueError: encoder and decoder have different embeddings.
+    """
+    found = dict(tensors)
+    for copy in COPIES:
+        if copy not in found:
+            continue
+        tensor = found.pop(copy)
+        if not equal(found.setdefault(EMBEDDING, tensor), tensor):
+            raise ValueError(
+                f"{tensor.file}: {copy!r} differs from {EMBEDDING!r}. A T5 with several embeddings "
+                "is not supported; save the checkpoint with its embeddings shared."
+            )
+    found.pop(UNUSED, None)
+    if HEAD in found and EMBEDDING in found and equal(found[HEAD], found[EMBEDDING]):
+        del found[HEAD]
+    return found
+
+
+def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T5Config:
+    """The config of a checkpoint.
+
+    Args:
+      raw: config.json, as it is in the file.
+      tensors: from `select_tensors`.
+
+    Raises:
+      ValueError: a size is not a positive integer, or a variant is not supported.
+    """
+    known = {**DEFAULTS, **{key: raw[key] for key in DEFAULTS if raw.get(key) is not None}}
+    known["num_decoder_layers"] = raw.get("num_decoder_layers") or known["num_layers"]
+    del known["eos_token_id"]
+    for key, value in known.items():
+        _check_size(key, value)
+    start = raw.get("decoder_start_token_id")
+    scale = raw.get("scale_decoder_outputs")
+    return T5Config(
+        **known,
+        decoder_start_token_id=known["pad_token_id"] if start is None else start,
+        tie_word_embeddings=HEAD not in tensors,
+        scale_decoder_outputs=raw.get("tie_word_embeddings") is not False
+        if scale is None
+        else scale,
+    )
+
+
+def _check_size(key: str, value: Any) -> None:
+    if key in ("layer_norm_epsilon", "feed_forward_proj"):
+        return
+    least = 0 if key.endswith("_token_id") else 1
+    if type(value) is not int or value < least:
+        raise ValueError(f"config.json: {key}={value!r} should be an integer ≥ {least}.")
+
+
+def config_to_hub(config: T5Config) -> dict[str, Any]:
+    """What config.json says of the architecture, for transformers before and since version 5."""
+    fields = {key: getattr(config, key) for key in DEFAULTS if key != "eos_token_id"}
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        **fields,
+        "num_decoder_layers": config.num_decoder_layers,
+        "decoder_start_token_id": config.decoder_start_token_id,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "scale_decoder_outputs": config.scale_decoder_outputs,
+        "dropout_rate": 0.0,
+    }
+
+
+def tensor_names(config: T5Config) -> dict[tuple, tuple[str, ...]]:
+    """For each parameter's path in the module: the tensors that it is made of, row after row."""
+    names: dict[tuple, tuple[str, ...]] = {("embedding",): (EMBEDDING,)}
+    if not config.tie_word_embeddings:
+        names["head",] = (HEAD,)
+    for stack in ("encoder", "decoder"):
+        names[f"{stack}_norm", "scale"] = (f"{stack}.final_layer_norm.weight",)
+        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        names[f"{stack}_bias", "weight"] = (bias,)
+    for i in range(config.num_layers):
+        names |= _layer_names(config, "encoder", i)
+    for i in range(config.num_decoder_layers):
+        names |= _layer_names(config, "decoder", i)
+    return names
+
+
+def _layer_names(config: T5Config, stack: str, i: int) -> dict[tuple, tuple[str, ...]]:
+    def tensors(sublayer: int, *parts: str) -> tuple[str, ...]:
+        return tuple(f"{stack}.block.{i}.layer.{sublayer}.{part}.weight" for part in parts)
+
+    names = {
+        ("attention_norm", "scale"): tensors(0, "layer_norm"),
+        ("attention", "qkv", "weight"): tensors(0, *(f"SelfAttention.{x}" for x in "qkv")),
+        ("attention", "output", "weight"): tensors(0, "SelfAttention.o"),
+    }
+    last = 1
+    if stack == "decoder":
+        last = 2
+        names["cross_norm", "scale"] = tensors(1, "layer_norm")
+        names["cross", "query", "weight"] = tensors(1, "EncDecAttention.q")
+        names["cross", "kv", "weight"] = tensors(1, *(f"EncDecAttention.{x}" for x in "kv"))
+        names["cross", "output", "weight"] = tensors(1, "EncDecAttention.o")
+    inputs = ("wi_0", "wi_1") if config.feed_forward_proj.startswith("gated-") else ("wi",)
+    names["feed_forward_norm", "scale"] = tensors(last, "layer_norm")
+    names["feed_forward", "input", "weight"] = tensors(
+        last, *(f"DenseReluDense.{x}" for x in inputs)
+    )
+    names["feed_forward", "output", "weight"] = tensors(last, "DenseReluDense.wo")
+    return {(stack, i, *path): parts for path, parts in names.items()}
