@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
@@ -152,4 +151,3 @@ def is_finite(logprobs: Array, live: Bool[Array, " B"]) -> Bool[Array, ""]:
     return ~jnp.any(jnp.isnan(first) & live[:, None])
 
 
-__all__ = ["State", "Stats", "begin", "commit", "is_finite", "unfinished"]

@@ -1,0 +1,360 @@
+"""What a user types: texts in, texts out. Everything jitted lies below, in the two loops."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Key
+
+from specjax import autoregressive, speculative
+from specjax.accept import AcceptanceRule, TokenRule
+from specjax.autoregressive import Autoregressive
+from specjax.batching import bucket, pack
+from specjax.draft import Drafter, ModelDrafter
+from specjax.models.hub import Checkpoint, check_pair
+from specjax.policy import Policy, constant
+from specjax.sampling import Sampling, row_keys, sampling
+from specjax.speculative import Speculative
+from specjax.state import State
+
+
+class Row(NamedTuple):
+    """One output: input `index`, draw `sample` of it, and what it took."""
+
+    index: int
+    sample: int
+    text: str
+    tokens: list[int]  # without the start token, EOS included
+    target_calls: int
+    drafted: int
+    accepted: int
+    accepted_lengths: list[int]  # rounds by accepted length, 0 … γ_max; autoregressive: [calls]
+    tested: list[int]  # rounds in which draft position i was reached, 0 … γ_max−1
+
+    @property
+    def emitted(self) -> int:
+        """Tokens of the output."""
+        return len(self.tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Outputs in the order of the inputs; `samples` rows for each input."""
+
+    rows: list[Row]
+
+    @property
+    def texts(self) -> list[str]:
+        """Decoded, without special tokens."""
+        return [row.text for row in self.rows]
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Ids of each row, without the start token, EOS included."""
+        return [row.tokens for row in self.rows]
+
+    @property
+    def target_calls(self) -> np.ndarray:
+        """Verify passes of each row; for the autoregressive loop, its tokens."""
+        return np.array([row.target_calls for row in self.rows])
+
+    @property
+    def drafted(self) -> np.ndarray:
+        """Drafted tokens that the target scored, for each row."""
+        return np.array([row.drafted for row in self.rows])
+
+    @property
+    def accepted(self) -> np.ndarray:
+        """Drafted tokens in the output of each row."""
+        return np.array([row.accepted for row in self.rows])
+
+    @property
+    def emitted(self) -> np.ndarray:
+        """Tokens in the output of each row."""
+        return np.array([row.emitted for row in self.rows])
+
+    @property
+    def accepted_lengths(self) -> np.ndarray:
+        """(rows, γ_max+1): how many rounds of each row accepted 0, 1, … drafted tokens."""
+        return np.array([row.accepted_lengths for row in self.rows])
+
+    @property
+    def block_efficiency(self) -> float:
+        """τ: tokens per target call, over all rows."""
+        return float(self.emitted.sum() / max(self.target_calls.sum(), 1))
+
+
+def generate(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | None,
+    texts: Sequence[str],
+    *,
+    gamma: int = 4,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    max_new_tokens: int = 128,
+    key: Key[Array, ""] | None = None,
+    samples: int = 1,
+    batch_size: int = 8,
+    max_source_len: int | None = None,
+    rule: AcceptanceRule | None = None,
+    policy: Policy | None = None,
+) -> Result:
+    """Decode texts speculatively, or autoregressively where `draft` is None.
+
+    The output's law is the target's in both cases; at temperature 0 and in float32 the tokens are
+    the same. A row's tokens depend on the key, its index among `texts` and its sample number, and
+    not on the batch.
+
+    Args:
+      target: whose law the output follows.
+      draft: a small checkpoint with the same vocabulary, any other drafter, or None.
+      texts: inputs. An empty one gives an empty output and a warning.
+      gamma: drafted tokens per target call, γ ≥ 1; with a policy, the most that it can ask for.
+      temperature, top_k, top_p: see `specjax.sampling.Sampling`; temperature 0 is greedy.
+      max_new_tokens: at most this many tokens per row, EOS included.
+      key: randomness; default `jax.random.key(0)`.
+      samples: draws for each input.
+      batch_size: rows decoded at once.
+      max_source_len: longer inputs are truncated, with a warning; default: the target's own.
+      rule: acceptance rule; default the paper's `TokenRule`.
+      policy: draft-length policy; default `constant(gamma)`.
+
+    Raises:
+      ValueError: a number out of range, or target and draft with different vocabularies.
+      FloatingPointError: logits that are not finite; the message names the model.
+    """
+    method = build(
+        target,
+        draft,
+        gamma=gamma,
+        sampling=sampling(temperature, top_k, top_p),
+        rule=rule,
+        policy=policy,
+    )
+    rows = stream(
+        method,
+        target,
+        texts,
+        max_new_tokens=max_new_tokens,
+        key=jax.random.key(0) if key is None else key,
+        samples=samples,
+        batch_size=batch_size,
+        max_source_len=max_source_len,
+        names=(target.name, getattr(draft, "name", type(draft).__name__)),
+    )
+    return Result(list(rows))
+
+
+def build(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | None,
+    *,
+    gamma: int,
+    sampling: Sampling,
+    rule: AcceptanceRule | None = None,
+    policy: Policy | None = None,
+) -> Autoregressive | Speculative:
+    """The value that the jitted functions take. Checks that the pair fits."""
+    eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
+    if draft is None:
+        return Autoregressive(target.model, sampling, eos_ids)
+    fixed = constant(gamma)  # checks gamma, which bounds any policy
+    if isinstance(draft, Checkpoint):
+        check_pair(target, draft)
+        target_model, draft_model = aligned(target, draft)
+        drafter: Drafter = ModelDrafter(draft_model)
+    else:
+        target_model, drafter = target.model, draft
+    return Speculative(
+        target=target_model,
+        drafter=drafter,
+        rule=TokenRule() if rule is None else rule,
+        policy=fixed if policy is None else policy,
+        sampling=sampling,
+        eos_ids=eos_ids,
+        gamma_max=int(gamma),
+    )
+
+
+def aligned(target: Checkpoint, draft: Checkpoint):
+    """Both models cut to the ids that both have: two checkpoints may pad one vocabulary apart."""
+    size = min(target.model.vocab_size, draft.model.vocab_size)
+    return tuple(
+        dataclasses.replace(checkpoint.model, vocab_size=size) for checkpoint in (target, draft)
+    )
+
+
+def stream(
+    method: Autoregressive | Speculative,
+    target: Checkpoint,
+    texts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    samples: int = 1,
+    batch_size: int = 8,
+    max_source_len: int | None = None,
+    first: int = 0,
+    names: tuple[str, str] = ("target", "draft"),
+) -> Iterator[Row]:
+    """Rows in the order of the inputs and samples, as batches finish.
+
+    Args:
+      first: rows before this one are skipped; their randomness is not shifted. A run that was cut
+        off goes on here.
+      names: of target and draft, for errors.
+    """
+    for name, value in (
+        ("max_new_tokens", max_new_tokens),
+        ("samples", samples),
+        ("batch_size", batch_size),
+    ):
+        if value < 1 or value != int(value):
+            raise ValueError(f"{name}={value} must be a whole number ≥ 1.")
+    sources = tokenize(target, texts, max_source_len)
+    wanted = [(index, sample) for index in range(len(texts)) for sample in range(samples)][first:]
+    for at in range(0, len(wanted), batch_size):
+        chunk = wanted[at : at + batch_size]
+        live = [(index, sample) for index, sample in chunk if sources[index]]
+        outputs = {}
+        if live:
+            state = _decode(
+                method,
+                target,
+                [sources[index] for index, _ in live],
+                live,
+                max_new_tokens=max_new_tokens,
+                key=key,
+                rows=bucket(min(batch_size, len(wanted))) if len(live) > 1 else 1,
+            )
+            check_finite(state, names)
+            outputs = dict(zip(live, read_rows(state, live, target), strict=False))
+        width = getattr(method, "gamma_max", 0)
+        for index, sample in chunk:
+            yield outputs.get((index, sample)) or Row(
+                index, sample, "", [], 0, 0, 0, [0] * (width + 1), [0] * width
+            )
+
+
+def tokenize(
+    checkpoint: Checkpoint, texts: Sequence[str], max_source_len: int | None = None
+) -> list[list[int]]:
+    """Token ids of each text as the checkpoint's tokenizer makes them (T5 appends EOS).
+
+    Blank texts give no ids and one warning; texts over the limit are cut before their last id,
+    which is kept, and counted in one warning.
+    """
+    if checkpoint.tokenizer is None:
+        raise ValueError(
+            f"{checkpoint.name} has no tokenizer, which texts need. Copy tokenizer.json and "
+            "tokenizer_config.json into the directory, or use the jitted loops with ids."
+        )
+    limit = checkpoint.max_source_len if max_source_len is None else max_source_len
+    if limit < 1:
+        raise ValueError(f"max_source_len={limit} must be ≥ 1.")
+    ids: list[list[int]] = []
+    cut = 0
+    for text in texts:
+        row = checkpoint.tokenizer(text)["input_ids"] if text.strip() else []
+        if len(row) > limit:
+            row, cut = row[: limit - 1] + row[-1:], cut + 1
+        ids.append(list(row))
+    blank = sum(not text.strip() for text in texts)
+    if blank:
+        warnings.warn(f"{blank} empty input(s): their output is empty too.", stacklevel=3)
+    if cut:
+        warnings.warn(
+            f"{cut} input(s) longer than {limit} tokens were truncated; "
+            "max_source_len sets the limit.",
+            stacklevel=3,
+        )
+    return ids
+
+
+def prepare(
+    method: Autoregressive | Speculative,
+    target: Checkpoint,
+    sources: Sequence[Sequence[int]],
+    labels: Sequence[tuple[int, int]],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    rows: int,
+):
+    """(context, state) before the first round, in bucketed shapes.
+
+    Args:
+      labels: (input index, sample) of each source: with the key, all that its noise depends on.
+      rows: of the batch; those beyond the sources are given no budget.
+    """
+    width = bucket(max(len(ids) for ids in sources), smallest=16)
+    inputs = pack(sources, start_id=target.start_id, rows=rows, width=width)
+    padded = np.zeros((rows, 2), np.int32)
+    padded[: len(labels)] = labels
+    budget = np.where(np.arange(rows) < len(sources), max_new_tokens, 0).astype(np.int32)
+    speculates = isinstance(method, Speculative)
+    room = 1 + max_new_tokens + (method.gamma_max if speculates else 0) + 1
+    start = speculative.start if speculates else autoregressive.start
+    return start(
+        method,
+        inputs,
+        row_keys(key, jnp.asarray(padded[:, 0]), jnp.asarray(padded[:, 1])),
+        jnp.asarray(budget),
+        buffer_len=bucket(room, smallest=32),
+    )
+
+
+def run(method: Autoregressive | Speculative, context, state: State) -> State:
+    """The loop that belongs to the method. Donates `state`."""
+    loop = speculative.decode if isinstance(method, Speculative) else autoregressive.decode
+    return loop(method, context, state)
+
+
+def _decode(method, target, sources, labels, **options) -> State:
+    return run(method, *prepare(method, target, sources, labels, **options))
+
+
+def check_finite(state: State, names: tuple[str, str]) -> None:
+    """Raise FloatingPointError if a model's logits were not finite."""
+    for finite, role, name in zip(
+        (state.target_finite, state.draft_finite), ("target", "draft"), names, strict=True
+    ):
+        if not bool(finite):
+            raise FloatingPointError(
+                f"The {role} model ({name}) gave logits that are not finite. Check its weights, or "
+                "use a wider dtype: T5's activations overflow float16."
+            )
+
+
+def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoint) -> list[Row]:
+    """The finished rows of a batch, one for each label."""
+    host = jax.device_get(
+        (state.tokens, state.length, state.stats)
+    )  # one transfer; keys need not come back
+    tokens, length, stats = host
+    rows = []
+    for b, (index, sample) in enumerate(labels):
+        # The start token is the prompt; what was emitted follows it.
+        ids = tokens[b, length[b] - stats.emitted[b] : length[b]].tolist()
+        text = target.tokenizer.decode(ids, skip_special_tokens=True) if target.tokenizer else ""
+        rows.append(
+            Row(
+                index=index,
+                sample=sample,
+                text=text,
+                tokens=ids,
+                target_calls=int(stats.target_calls[b]),
+                drafted=int(stats.drafted[b]),
+                accepted=int(stats.accepted[b]),
+                accepted_lengths=stats.accepted_lengths[b].tolist(),
+                tested=stats.tested[b].tolist(),
+            )
+        )
+    return rows

@@ -1,0 +1,193 @@
+"""Measures of how well a draft fits a target.
+
+Three things are easily confused. α is a property of the two laws: E[Σ min(target, draft)] over
+prefixes that the target generated (Cor 3.6); it is what the paper's formulas take. The rate of
+accepted over drafted tokens is lower, since what follows a rejection is never tested. Block
+efficiency τ is tokens per target call.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+from specjax import generate as gen
+from specjax import sampling as smp
+from specjax.accept import overlap
+from specjax.batching import bucket, pack
+from specjax.draft import Drafter
+from specjax.models.hub import Checkpoint
+from specjax.sampling import Sampling
+from specjax.speculative import Speculative
+from specjax.types import Inputs, Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Alpha:
+    """α of a pair, with what it was measured on."""
+
+    value: float
+    low: float  # 95% interval, by bootstrap over outputs: tokens of one output are correlated
+    high: float
+    tokens: int
+    overlaps: list[np.ndarray]  # Σ min(target, draft) at each token of each output
+
+
+@partial(jax.jit, static_argnames="buffer_len")
+def overlaps(
+    target: Model,
+    drafter: Drafter,
+    sampling: Sampling,
+    inputs: Inputs,
+    tokens: Int[Array, "B T"],
+    *,
+    buffer_len: int,
+) -> Float[Array, "B T"]:
+    """β of every prefix: entry [b, t] is Σ min(target, draft) of the token at position t+1.
+
+    The target reads all tokens in one call; the drafter goes through them as it does when it
+    drafts, so that n-grams and models are measured alike.
+
+    Args:
+      tokens: prompt and output, right-padded; T < buffer_len.
+    """
+    batch, count = tokens.shape
+    context, cache = target.start(inputs, buffer_len)
+    drafter_context, drafter_state = drafter.start(inputs, buffer_len)
+    hidden, _ = target(tokens, jnp.zeros((batch,), jnp.int32), context, cache)
+    buffer = jnp.zeros((batch, buffer_len), jnp.int32).at[:, :count].set(tokens)
+
+    def at(state, known):
+        length = jnp.full((batch,), known, jnp.int32)
+        logits, state = drafter.begin(buffer, length, length - 1, drafter_context, state)
+        here = jax.lax.dynamic_index_in_dim(hidden, known - 1, 1, keepdims=False)
+        both = [smp.standardize(x, sampling) for x in (target.logits(here), logits)]
+        return state, overlap(*both)
+
+    _, betas = jax.lax.scan(at, drafter_state, jnp.arange(1, count + 1))
+    return betas.T
+
+
+def measure_alpha(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter,
+    texts: Sequence[str],
+    *,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    max_new_tokens: int = 128,
+    key: Key[Array, ""] | None = None,
+    batch_size: int = 8,
+    max_source_len: int | None = None,
+) -> Alpha:
+    """α in the paper's sense: E[Σ min(target, draft)] over prefixes that the target generated.
+
+    At temperature 0 both laws are one-hot, and α is the rate at which the most likely tokens
+    agree. Both models get the same standardization, as in the paper.
+
+    Raises: as `specjax.generate`.
+    """
+    chosen = smp.sampling(temperature, top_k, top_p)
+    key = jax.random.key(0) if key is None else key
+    plain = gen.build(target, None, gamma=1, sampling=chosen)
+    rows = gen.stream(
+        plain,
+        target,
+        texts,
+        max_new_tokens=max_new_tokens,
+        key=key,
+        batch_size=batch_size,
+        max_source_len=max_source_len,
+        names=(target.name, ""),
+    )
+    outputs = [row.tokens for row in rows]
+    return alpha_of_outputs(
+        target,
+        draft,
+        texts,
+        outputs,
+        sampling=chosen,
+        batch_size=batch_size,
+        max_source_len=max_source_len,
+    )
+
+
+def alpha_of_outputs(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter,
+    texts: Sequence[str],
+    outputs: Sequence[Sequence[int]],
+    *,
+    sampling: Sampling,
+    batch_size: int = 8,
+    max_source_len: int | None = None,
+) -> Alpha:
+    """α over outputs that the target generated before, one for each text."""
+    method = gen.build(target, draft, gamma=1, sampling=sampling)
+    assert isinstance(method, Speculative)
+    sources = gen.tokenize(target, texts, max_source_len)
+    pairs = [(s, o) for s, o in zip(sources, outputs, strict=True) if s and o]
+    if not pairs:
+        raise ValueError("Nothing to measure: every input or output is empty.")
+    found: list[np.ndarray] = []
+    for at in range(0, len(pairs), batch_size):
+        chunk = pairs[at : at + batch_size]
+        rows = bucket(min(batch_size, len(pairs)))
+        width = bucket(max(len(source) for source, _ in chunk), smallest=16)
+        inputs = pack(
+            [source for source, _ in chunk], start_id=target.start_id, rows=rows, width=width
+        )
+        count = bucket(max(len(output) for _, output in chunk), smallest=32)
+        # The token at each position is scored from those before it: EOS itself is never read.
+        tokens = np.zeros((rows, count), np.int32)
+        tokens[:, 0] = target.start_id
+        for row, (_, output) in enumerate(chunk):
+            tokens[row, 1 : len(output)] = output[:-1]
+        betas = np.asarray(
+            overlaps(
+                method.target,
+                method.drafter,
+                sampling,
+                inputs,
+                jnp.asarray(tokens),
+                buffer_len=count + 1,
+            )
+        )
+        found += [betas[row, : len(output)] for row, (_, output) in enumerate(chunk)]
+    value, low, high = mean_interval(found)
+    if not np.isfinite(value):
+        raise FloatingPointError(
+            f"Logits of {target.name} or its draft are not finite. Check the weights, or use a "
+            "wider dtype."
+        )
+    return Alpha(value, low, high, sum(len(row) for row in found), found)
+
+
+def mean_interval(
+    rows: Sequence[np.ndarray], *, draws: int = 1000, seed: int = 0
+) -> tuple[float, float, float]:
+    """Mean over all entries and its 95% interval, by bootstrap over whole rows."""
+    sums = np.array([row.sum() for row in rows], np.float64)
+    counts = np.array([len(row) for row in rows], np.float64)
+    picks = np.random.default_rng(seed).integers(len(rows), size=(draws, len(rows)))
+    means = sums[picks].sum(1) / counts[picks].sum(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(sums.sum() / counts.sum()), float(low), float(high)
+
+
+def acceptance_by_position(rows: Sequence[gen.Row]) -> np.ndarray:
+    """P(position i is accepted | it was reached), for i = 1 … γ_max; NaN where it never was.
+
+    Rates of later positions are conditional on all earlier ones having been accepted, which is
+    why they, and not accepted/drafted, can be compared with α.
+    """
+    lengths = np.sum([row.accepted_lengths for row in rows], axis=0)
+    tested = np.sum([row.tested for row in rows], axis=0).astype(np.float64)
+    passed = np.cumsum(lengths[::-1])[::-1][1:]
+    return np.divide(passed, tested, out=np.full_like(tested, np.nan), where=tested > 0)
