@@ -98,7 +98,8 @@ def read_header(path: Path) -> dict[str, Tensor]:
             )
         if data_start + end > size:
             raise ValueError(
-                f"{path} is cut short: {size} bytes, but {name!r} ends at {data_start + end}. {_AGAIN}"
+                f"{path} is cut short: {size} bytes, but {name!r} ends at {data_start + end}. "
+                f"{_AGAIN}"
             )
         if begin < 0 or end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
             raise ValueError(f"{path}: {name!r} has the wrong number of bytes. {_AGAIN}")
