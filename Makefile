@@ -1,0 +1,55 @@
+# `make demo` and `make test` need git, make and a Python from 3.11 to 3.13, and nothing else.
+# Another interpreter: make setup PYTHON=python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock
+METADATA := setup.cfg requirements.lock
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test results lint types lock clean
+
+help:  ## what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/setup.stamp  ## .venv with pinned versions
+
+demo: setup  ## the main job on the embedded family
+	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py --workdir=runs/embedded
+
+results: setup  ## the whole report of the embedded family
+	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/results
+
+test: .venv/test.stamp  ## the tests
+	$(BIN)/python -m pytest
+
+lint: .venv/test.stamp  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/test.stamp  ## mypy
+	$(BIN)/mypy
+
+lock:  ## newest versions into requirements.lock (needs uv)
+	uv pip compile setup.cfg --all-extras --universal --python-version 3.11 --fork-strategy fewest \
+	  --no-annotate --custom-compile-command 'make lock' --upgrade --output-file requirements.lock
+
+clean:  ## everything but the sources and runs/
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .jax_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An interpreter out of range is named at once, and a .venv that already works is kept.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
+	  echo "specjax needs Python 3.11, 3.12 or 3.13, but '$(PYTHON)' is" \
+	    "$$($(PYTHON) --version 2>&1). Name another: make setup PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/setup.stamp: $(METADATA) | $(BIN)/pip
+	@echo "Installing the pinned packages into .venv; the first time this downloads some 300 MB."
+	$(INSTALL) -e .
+	@touch $@
+
+.venv/test.stamp: .venv/setup.stamp
+	$(INSTALL) -e '.[test]'
+	@touch $@
