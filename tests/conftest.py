@@ -1,0 +1,41 @@
+"""Strict settings for every test.
+
+An array is broadcast to another rank, or cast to another type, only where the code says so; warnings
+are errors (pyproject.toml); nothing is read from or written to the user's caches or the network.
+"""
+
+import importlib.util
+import os
+import tempfile
+
+# The environment is read when jax, transformers and matplotlib are first imported: so it comes first.
+_HOME = tempfile.TemporaryDirectory(prefix="specjax-tests-", ignore_cleanup_errors=True)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+os.environ.pop("JAX_ENABLE_X64", None)
+os.environ["HF_HOME"] = _HOME.name
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MPLBACKEND"] = "agg"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_enable_x64", False)
+jax.config.update("jax_compilation_cache_dir", None)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture
+def standard_promotion():
+    """JAX's ordinary casts, for tests that train: optax divides integer step counts by floats."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def pytest_collection_modifyitems(items):
+    if importlib.util.find_spec("torch") is None:
+        for item in items:
+            if "torch" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="torch is not installed"))
