@@ -86,7 +86,7 @@ class TokenRule:
         count = drafts.shape[1]
         target = at_tokens(target_logprobs[:, :count], drafts)
         draft = at_tokens(draft_logprobs, drafts)
-        submitted = jnp.arange(count)[None, :] < draft_len[:, None]
+        submitted = jnp.arange(count, dtype=jnp.int32)[None, :] < draft_len[:, None]
         # A token was drawn, so its draft probability is positive; the target's may be 0.
         log_ratio = jnp.where(submitted, jnp.minimum(target - draft, 0.0), -jnp.inf)
         return jnp.exp(jnp.cumsum(log_ratio, axis=1))

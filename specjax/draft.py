@@ -87,7 +87,8 @@ class ModelDrafter:
 
 def _two(tokens: Int[Array, "B T"], first: Int[Array, " B"]) -> Int[Array, "B 2"]:
     """The tokens at first and first + 1."""
-    return jnp.take_along_axis(tokens, first[:, None] + jnp.arange(2)[None, :], axis=1)
+    slots = first[:, None] + jnp.arange(2, dtype=jnp.int32)[None, :]
+    return jnp.take_along_axis(tokens, slots, axis=1)
 
 
 def fed_after(

@@ -10,6 +10,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
@@ -77,7 +78,7 @@ def standardize(
     At least float32, whatever the logits are. Logits that are not finite (NaN, +inf, or −inf
     throughout) give NaN in every entry, so that one entry tells.
     """
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    logits = logits.astype(np.promote_types(logits.dtype, jnp.float32))
     if sampling.kind == "greedy":
         index = jnp.broadcast_to(jnp.arange(logits.shape[-1], dtype=jnp.int32), logits.shape)
         hit = index == jnp.expand_dims(argmax(logits), -1)
@@ -180,7 +181,7 @@ def draw(keys: Key[Array, " B"], probs: Float[Array, "B V"]) -> Int[Array, " B"]
 
 def _count_below(cumulative: Float[Array, "B N"], point: Float[Array, "B 1"]) -> Int[Array, "B 1"]:
     """How many partial sums are ≤ point, at most N − 1."""
-    count = jnp.sum((cumulative <= point).astype(jnp.int32), axis=-1, keepdims=True)
+    count = jnp.sum(cumulative <= point, axis=-1, keepdims=True, dtype=jnp.int32)
     return jnp.minimum(count, cumulative.shape[1] - 1)
 
 

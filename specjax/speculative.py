@@ -81,7 +81,7 @@ class Dice:
     def accepted(self, state: State, survival: Float[Array, "B G"]):
         """How many drafts survive, (B,) int32: one uniform, since survival never increases."""
         point = smp.uniform(smp.fold(state.keys, state.rounds, Purpose.ACCEPT), survival.dtype)
-        return jnp.sum((point[:, None] < survival).astype(jnp.int32), axis=1)
+        return jnp.sum(point[:, None] < survival, axis=1, dtype=jnp.int32)
 
     def next(self, state: State, probs: Float[Array, "B V"]):
         """The token after the accepted ones, (B,) int32."""
@@ -95,7 +95,7 @@ class GreedyDice(Dice):
         return smp.argmax(logprobs)
 
     def accepted(self, state, survival):
-        return jnp.sum((survival > 0).astype(jnp.int32), axis=1)
+        return jnp.sum(survival > 0, axis=1, dtype=jnp.int32)
 
     def next(self, state, probs):
         return smp.argmax(probs)
@@ -266,7 +266,7 @@ def learn(method: Speculative, state: State, round_: Round) -> State:
         accepted=accepted,
         emitted=new.length - state.length,
         overlap=overlap(round_.target_logprobs[:, :gamma], drafts.logprobs),
-        submitted=jnp.arange(gamma)[None, :] < drafts.length[:, None],
+        submitted=jnp.arange(gamma, dtype=jnp.int32)[None, :] < drafts.length[:, None],
     )
     return new.replace(
         policy=method.policy.update(state.policy, stats),

@@ -104,14 +104,16 @@ def commit(
     [a b] and is done, and x counts nowhere. Finished rows gain nothing.
     """
     gamma = drafts.shape[1]
-    slot = jnp.broadcast_to(jnp.arange(gamma + 1)[None, :], (drafts.shape[0], gamma + 1))
+    slot = jnp.arange(gamma + 1, dtype=jnp.int32)[None, :]
+    slot = jnp.broadcast_to(slot, (drafts.shape[0], gamma + 1))
     block = jnp.where(
         slot < accepted[:, None], jnp.pad(drafts, ((0, 0), (0, 1))), next_token[:, None]
     )
     is_eos = jnp.any(block[:, :, None] == eos_ids[None, None, :], axis=-1)
     stop = is_eos & (slot <= accepted[:, None])
     ended = jnp.any(stop, axis=1)
-    gained = jnp.where(ended, jnp.argmax(stop, axis=1) + 1, accepted + 1)
+    first_stop = jnp.argmax(stop, axis=1).astype(jnp.int32)
+    gained = jnp.where(ended, first_stop + 1, accepted + 1)
     gained = jnp.where(state.done, 0, jnp.minimum(gained, state.limit - state.length))
     kept = jnp.minimum(accepted, gained)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -45,7 +46,7 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """(..., E) → (..., E), in the dtype of x."""
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(np.promote_types(x.dtype, jnp.float32))
         inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
         scale = jnp.expand_dims(self.scale[...], tuple(range(x.ndim - 1)))
         return (wide * inverse).astype(x.dtype) * scale
@@ -63,7 +64,7 @@ def attend(queries: Array, keys: Array, values: Array, bias: Array) -> Array:
       (B, K, H·D) in the dtype of the values; the softmax is taken in at least float32.
     """
     scores = jnp.einsum("bhkd,bhtd->bhkt", queries, keys)
-    wide = jnp.promote_types(scores.dtype, jnp.float32)
+    wide = np.promote_types(scores.dtype, jnp.float32)
     weights = jax.nn.softmax(scores.astype(wide) + bias.astype(wide), axis=-1)
     mixed = jnp.einsum("bhkt,bhtd->bkhd", weights.astype(values.dtype), values)
     return mixed.reshape(*mixed.shape[:2], -1)

@@ -212,7 +212,7 @@ class RelativeBias(nnx.Module):
             num_buckets=self.weight.shape[0],
             max_distance=self.max_distance,
         )
-        wide = jnp.promote_types(self.weight.dtype, jnp.float32)
+        wide = np.promote_types(self.weight.dtype, jnp.float32)
         bias = self.weight[...].astype(wide)[buckets].T
         if self.bidirectional:
             return bias
