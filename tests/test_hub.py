@@ -1,0 +1,588 @@
+"""Loading and saving Hugging Face directories, and every way in which one can be wrong."""
+
+import dataclasses
+import json
+import warnings
+
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+import t5_variants
+from specjax.models import hub, safetensors_files
+from specjax.models.hub import Checkpoint, check_pair, load, save
+from specjax.models.language_model import LanguageModel
+from specjax.models.t5 import T5, T5Config
+
+V1_0, V1_1 = t5_variants.VARIANTS["v1_0"], t5_variants.VARIANTS["v1_1"]
+WORDS = ("<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz")
+
+
+def make_tokenizer(words=WORDS, **options):
+    """One token a letter; </s> at the end, as T5's tokenizer does."""
+    tokenizer = Tokenizer(models.WordLevel(dict(zip(words, range(99), strict=False)), "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", None, [("</s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        **options,
+    )
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A complete checkpoint of the v1.0 variant."""
+    return t5_variants.write(tmp_path / "model", V1_0)
+
+
+def edit_json(path, **changes):
+    raw = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**raw, **changes}))
+
+
+def edit_weights(directory, edit):
+    """Apply `edit` to the dict of tensors."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    edit(tensors)
+    save_file(tensors, file)
+
+
+def assert_same_params(a, b):
+    assert jax.tree.structure(a.model) == jax.tree.structure(b.model)
+    jax.tree.map(np.testing.assert_array_equal, a.model, b.model)
+
+
+# --- what is loaded ----------------------------------------------------------------------------
+
+
+def test_fused_parameters_hold_the_parts_in_order(tmp_path):
+    module = load(t5_variants.write(tmp_path, V1_1)).model.module()
+    stored = t5_variants.tensors(V1_1)
+    layer = module.decoder[1]
+    for fused, place, parts in (
+        (layer.attention.qkv, "0.SelfAttention", "qkv"),
+        (layer.cross.kv, "1.EncDecAttention", "kv"),
+        (layer.feed_forward.input, "2.DenseReluDense", ("wi_0", "wi_1")),
+    ):
+        names = [f"decoder.block.1.layer.{place}.{part}.weight" for part in parts]
+        np.testing.assert_array_equal(
+            fused.weight[...], np.concatenate([stored[name] for name in names])
+        )
+
+
+def test_sharded_equals_single(tmp_path, directory):
+    sharded = t5_variants.write(tmp_path / "sharded", V1_0, shards=3)
+    assert not (sharded / "model.safetensors").exists()
+    assert_same_params(load(sharded), load(directory))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+def test_files_of_other_dtypes(tmp_path, dtype, monkeypatch):
+    monkeypatch.setattr(safetensors_files, "CHUNK", 64)  # several chunks to a tensor
+    loaded = load(t5_variants.write(tmp_path, V1_0, dtype=dtype))
+    embedding = loaded.model.module().embedding[...]
+    assert embedding.dtype == jnp.float32  # the default on a CPU
+    expected = t5_variants.tensors(V1_0)["shared.weight"].astype(dtype).astype(np.float32)
+    np.testing.assert_array_equal(embedding, expected)
+    half = load(tmp_path, dtype=jnp.bfloat16).model.module().embedding[...]
+    np.testing.assert_array_equal(half, expected.astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("stored", "chosen"),
+    [(np.float32, "float32"), (ml_dtypes.bfloat16, "bfloat16"), (np.float16, "bfloat16")],
+)
+def test_dtype_follows_the_files_on_an_accelerator(tmp_path, stored, chosen, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    model = load(t5_variants.write(tmp_path, V1_0, dtype=stored)).model
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(model)} == {chosen}
+
+
+@pytest.mark.parametrize(
+    ("config", "own_head", "tied", "scaled"),
+    [
+        ({}, False, True, True),  # v1.0, silent
+        ({"tie_word_embeddings": True}, False, True, True),  # v1.0
+        ({"tie_word_embeddings": False}, True, False, False),  # v1.1 before transformers 5
+        (
+            {"tie_word_embeddings": True, "scale_decoder_outputs": False},
+            True,
+            False,
+            False,
+        ),  # since
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, False, True, True),
+        ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, True, False, True),
+        ({"tie_word_embeddings": False}, False, True, False),
+    ],
+)
+def test_the_files_decide_on_tying_and_scaling(tmp_path, config, own_head, tied, scaled):
+    variant = dataclasses.replace(V1_0, config=config, own_head=own_head)
+    found = load(t5_variants.write(tmp_path, variant)).config
+    assert (found.tie_word_embeddings, found.scale_decoder_outputs) == (tied, scaled)
+
+
+def test_a_stored_copy_of_the_embedding_is_no_head(directory):
+    def add_copies(tensors):
+        for name in ("lm_head", "encoder.embed_tokens", "decoder.embed_tokens"):
+            tensors[f"{name}.weight"] = tensors["shared.weight"].copy()
+
+    plain = load(directory)
+    edit_weights(directory, add_copies)
+    assert load(directory).config.tie_word_embeddings
+    assert_same_params(load(directory), plain)
+    edit_weights(directory, lambda tensors: tensors.pop("shared.weight"))
+    assert_same_params(load(directory), plain)
+
+
+def test_the_unused_bias_of_early_checkpoints_is_ignored(directory):
+    name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    edit_weights(directory, lambda tensors: tensors.update({name: np.ones((8, 2), np.float32)}))
+    load(directory)
+
+
+def test_config_defaults_are_those_of_transformers(directory):
+    raw = json.loads((directory / "config.json").read_text())
+    for key in ("num_decoder_layers", "feed_forward_proj", "pad_token_id", "eos_token_id"):
+        del raw[key]
+    (directory / "config.json").write_text(json.dumps(raw))
+    found = load(directory)
+    assert found.config.num_decoder_layers == found.config.num_layers == 2
+    assert found.config.feed_forward_proj == "relu"
+    assert (found.start_id, found.pad_id, found.eos_ids) == (0, 0, (1,))
+
+
+def test_ids_come_from_generation_config_before_config(directory):
+    edit_json(directory / "config.json", eos_token_id=1, decoder_start_token_id=None)
+    assert load(directory).eos_ids == (1,)
+    edit_json(
+        directory / "generation_config.json",
+        eos_token_id=[7, 1],
+        decoder_start_token_id=3,
+        pad_token_id=2,
+    )
+    found = load(directory)
+    assert (found.start_id, found.pad_id, found.eos_ids) == (3, 2, (1, 7))
+
+
+def test_no_second_copy_is_made_of_the_weights(directory, monkeypatch):
+    """On a CPU a parameter is the very memory that it was read into."""
+    places = []
+    monkeypatch.setattr(
+        hub, "read_into", lambda tensor, out: places.append((out.ctypes.data, out.nbytes))
+    )
+    model = load(directory).model
+    arrays = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(model)]
+    assert set(arrays) <= {start for start, _ in places}
+
+
+def test_a_hub_name_downloads_no_pickles(directory, monkeypatch):
+    asked = {}
+
+    def snapshot_download(name, *, allow_patterns):
+        asked.update(name=name, patterns=allow_patterns)
+        return str(directory)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert load("google-t5/t5-small").name == "google-t5/t5-small"
+    assert asked["name"] == "google-t5/t5-small"
+    offered = ["config.json", "model.safetensors", "model-00001-of-00002.safetensors"]
+    refused = ["pytorch_model.bin", "flax_model.msgpack", "onnx/model.safetensors", "tf_model.h5"]
+    kept = huggingface_hub.utils.filter_repo_objects(
+        offered + refused, allow_patterns=asked["patterns"]
+    )
+    assert list(kept) == offered
+
+
+# --- tokenizers --------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_bounds_the_vocabulary(directory):
+    make_tokenizer(model_max_length=64).save_pretrained(directory)
+    found = load(directory)
+    assert found.model.vocab_size == len(WORDS) == 29
+    assert found.config.vocab_size == 40
+    assert found.max_source_len == 64
+    assert found.tokenizer("cab")["input_ids"] == [5, 3, 4, 1]
+
+
+def test_without_a_tokenizer_every_id_is_real(directory):
+    found = load(directory)
+    assert found.tokenizer is None
+    assert found.model.vocab_size == 40
+    assert found.max_source_len == 512
+    edit_json(directory / "config.json", n_positions=1024)
+    assert load(directory).max_source_len == 1024
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(directory):
+    make_tokenizer([*WORDS, *"ABCDEFGHIJKLMNOP"]).save_pretrained(directory)
+    with pytest.raises(ValueError, match="tokenizer has 45 ids and the model only 40"):
+        load(directory)
+
+
+def test_a_damaged_tokenizer_is_named(directory):
+    make_tokenizer().save_pretrained(directory)
+    (directory / "tokenizer.json").write_text('{"version": "1.0", ')
+    with pytest.raises(ValueError, match=r"tokenizer in .* cannot be read .*download it again"):
+        load(directory)
+
+
+def test_a_tokenizer_without_its_json_says_what_to_do(directory):
+    make_tokenizer().save_pretrained(directory)
+    (directory / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"no tokenizer\.json.*pip install sentencepiece"):
+        load(directory)
+
+
+# --- errors of a checkpoint --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["./no/such/place", "/no/such/place", "a/b/c", ""])
+def test_no_such_directory(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if name == "":  # the working directory, which has no config.json
+        with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+            load(name)
+        return
+    with pytest.raises(FileNotFoundError, match="No such directory: .*"):
+        load(name)
+
+
+def test_no_such_hub_name(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match=r"'google-t5/t5-smal' is neither .*hf download"):
+        load("google-t5/t5-smal")
+
+
+def test_a_file_is_not_a_directory(directory):
+    with pytest.raises(ValueError, match=r"config\.json is a file; give the directory"):
+        load(directory / "config.json")
+
+
+def test_missing_config(directory):
+    (directory / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        load(directory)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("text", ["", '{"model_type": "t5"', "[1, 2]", "\x00"])
+def test_damaged_json(directory, file, text):
+    (directory / file).write_text(text)
+    with pytest.raises(ValueError, match=file):
+        load(directory)
+
+
+@pytest.mark.parametrize("model_type", ["bert", None])
+def test_unsupported_model_type(directory, model_type):
+    edit_json(directory / "config.json", model_type=model_type)
+    with pytest.raises(ValueError, match=rf"model_type={model_type!r} is not supported.*'t5'"):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("d_model", 0), ("num_heads", "two"), ("d_kv", 8.0), ("vocab_size", -1)]
+)
+def test_a_size_that_is_none(directory, key, value):
+    edit_json(directory / "config.json", **{key: value})
+    with pytest.raises(ValueError, match=rf"{key}={value!r} should be an integer ≥ 1"):
+        load(directory)
+
+
+def test_unsupported_activation(directory):
+    edit_json(directory / "config.json", feed_forward_proj="gated-silu")
+    with pytest.raises(ValueError, match="feed_forward_proj='gated-silu'"):
+        load(directory)
+
+
+@pytest.mark.parametrize("value", ["</s>", [1, "x"], -1, True])
+def test_bad_eos(directory, value):
+    edit_json(directory / "generation_config.json", eos_token_id=value)
+    with pytest.raises(ValueError, match="eos_token_id="):
+        load(directory)
+
+
+def test_no_weights(directory):
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
+        load(directory)
+
+
+def test_pickles_only(tmp_path):
+    directory = t5_variants.write(tmp_path / "with space", V1_0)
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="convert them once") as error:
+        load(directory)
+    assert f"save_pretrained(sys.argv[1])' '{directory}'" in str(error.value)
+
+
+def test_pickles_only_on_the_hub(directory, monkeypatch):
+    (directory / "model.safetensors").unlink()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(directory))
+    with pytest.raises(ValueError, match="hf download me/old --local-dir me-old && python -c"):
+        load("me/old")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 8, 300, -1])
+def test_weights_cut_short(directory, kept):
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"model\.safetensors is cut short.*download it again"):
+        load(directory)
+
+
+def test_damaged_header(directory):
+    file = directory / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[8:12] = b"!!!!"
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match=r"model\.safetensors has a damaged header"):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": [40, 15]}, "wrong number of bytes"),
+        ({"dtype": "F8_E4M3"}, "stored as F8_E4M3; supported are"),
+        ({"data_offsets": [0]}, "damaged header at 'shared.weight'"),
+    ],
+)
+def test_damaged_entry(directory, change, message):
+    file = directory / "model.safetensors"
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["shared.weight"] |= change
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    with pytest.raises(ValueError, match=message):
+        load(directory)
+
+
+def test_missing_tensors(directory):
+    def remove(tensors):
+        for name in [name for name in tensors if "decoder" in name]:
+            del tensors[name]
+
+    edit_weights(directory, remove)
+    with pytest.raises(ValueError, match=r"'decoder\.\S+ and \d+ more missing from the weights"):
+        load(directory)
+
+
+def test_surplus_tensors(directory):
+    extra = {"encoder.block.2.layer.0.layer_norm.weight": np.ones(16, np.float32)}
+    edit_weights(directory, lambda tensors: tensors.update(extra))
+    with pytest.raises(ValueError, match=r"'encoder\.block\.2\.\S+ in the weights belong to no"):
+        load(directory)
+
+
+def test_wrong_shape(directory):
+    edit_json(directory / "config.json", vocab_size=48)
+    with pytest.raises(ValueError, match=r"'shared\.weight' has shape \(40, 16\).* \(48, 16\)"):
+        load(directory)
+
+
+def test_two_embeddings(directory):
+    other = {"decoder.embed_tokens.weight": np.ones((40, 16), np.float32)}
+    edit_weights(directory, lambda tensors: tensors.update(other))
+    with pytest.raises(ValueError, match=r"decoder\.embed_tokens\.weight' differs from 'shared"):
+        load(directory)
+
+
+def test_missing_shard(tmp_path):
+    directory = t5_variants.write(tmp_path, V1_0, shards=3)
+    (directory / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model-00002-of-00003\.safetensors is missing"):
+        load(directory)
+
+
+def test_shards_of_different_checkpoints(tmp_path):
+    directory = t5_variants.write(tmp_path, V1_0, shards=2)
+    save_file({"x": np.ones(1)}, directory / "model-00002-of-00002.safetensors")
+    with pytest.raises(ValueError, match="has no tensor .* different checkpoints"):
+        load(directory)
+
+
+@pytest.mark.parametrize("index", ["{}", '{"weight_map": {}}', '{"weight_map": {'])
+def test_damaged_index(tmp_path, index):
+    directory = t5_variants.write(tmp_path, V1_0, shards=2)
+    (directory / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json"):
+        load(directory)
+
+
+# --- settings that specjax does not follow -----------------------------------------------------
+
+
+def test_unfollowed_settings_are_named_in_one_warning(directory):
+    edit_json(
+        directory / "generation_config.json",
+        num_beams=4,
+        length_penalty=2.0,
+        no_repeat_ngram_size=3,
+        repetition_penalty=1.2,
+        min_length=0,
+        bad_words_ids=None,
+        forced_eos_token_id=1,
+    )
+    task = {"prefix": "summarize: ", "num_beams": 2, "min_length": 30, "max_length": 200}
+    edit_json(directory / "config.json", task_specific_params={"summarization": task})
+    with pytest.warns(UserWarning, match="specjax does not follow") as caught:
+        load(directory)
+    (warning,) = caught
+    text = str(warning.message)
+    assert warning.filename == __file__
+    for setting in (
+        "num_beams=4",
+        "length_penalty=2.0",
+        "no_repeat_ngram_size=3",
+        "repetition_penalty=1.2",
+        "forced_eos_token_id=1",
+        "for the task 'summarization' num_beams=2, min_length=30",
+    ):
+        assert setting in text
+    assert "bad_words" not in text
+    assert "prefix" not in text
+    assert "max_length" not in text
+
+
+def test_settings_that_change_nothing_are_not_named(directory):
+    edit_json(
+        directory / "generation_config.json",
+        num_beams=1,
+        length_penalty=2.0,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
+        max_length=20,
+        transformers_version="5.23.0",
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(directory)
+
+
+# --- saving ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", t5_variants.VARIANTS)
+def test_what_is_saved_is_loaded(name, tmp_path):
+    variant = t5_variants.VARIANTS[name]
+    first = load(t5_variants.write(tmp_path / "a", variant))
+    save(tmp_path / "b", first)
+    again = load(tmp_path / "b")
+    assert again.config == first.config
+    assert_same_params(again, first)
+    stored = load_file(tmp_path / "b" / "model.safetensors")
+    assert stored.keys() == t5_variants.tensors(variant).keys()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_everything_of_a_checkpoint_is_saved(dtype, tmp_path):
+    config = T5Config(32, 8, 4, 8, 1, 1, 2, decoder_start_token_id=2, pad_token_id=3)
+    before = Checkpoint(
+        name="new",
+        model=LanguageModel.of(T5(config, rngs=nnx.Rngs(0)), vocab_size=len(WORDS)),
+        config=config,
+        tokenizer=make_tokenizer(model_max_length=99),
+        eos_ids=(1, 5),
+        max_source_len=99,
+        metadata={"data": "0f0f"},
+    )
+    directory = tmp_path / "deep" / "model"
+    save(directory, before, dtype=jnp.dtype(dtype))
+    after = load(directory)
+    for field in ("config", "eos_ids", "max_source_len", "metadata", "start_id", "pad_id"):
+        assert getattr(after, field) == getattr(before, field), field
+    assert after.model.vocab_size == len(WORDS)
+    assert after.tokenizer.get_vocab() == before.tokenizer.get_vocab()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(a.astype(dtype).astype(a.dtype), b),
+        before.model.params,
+        after.model.params,
+    )
+    assert [path.name for path in directory.parent.iterdir()] == ["model"]
+
+
+def test_a_failed_save_leaves_what_was_there(directory, monkeypatch):
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    checkpoint = load(directory)
+
+    def fail(path, *_):
+        path.write_bytes(b"half a file")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(hub, "write_file", fail)
+    for place in (directory, directory.with_name("new")):
+        with pytest.raises(OSError, match="disk full"):
+            save(place, checkpoint)
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    assert list(directory.parent.iterdir()) == [directory]
+
+
+def test_saving_again_replaces_the_files_and_keeps_others(directory):
+    (directory / "README.md").write_text("a card")
+    checkpoint = load(directory)
+    doubled = jax.tree.map(lambda x: 2 * x, checkpoint.model)
+    save(directory, dataclasses.replace(checkpoint, model=doubled))
+    assert_same_params(load(directory), dataclasses.replace(checkpoint, model=doubled))
+    assert (directory / "README.md").read_text() == "a card"
+
+
+# --- pairs -------------------------------------------------------------------------------------
+
+
+def pair_member(name="m", *, rows=32, words=None, real=None, start=0):
+    """A checkpoint with a tokenizer of `words`, or of `rows` ids without one."""
+    config = T5Config(rows, 4, 2, 4, 1, 1, 1, decoder_start_token_id=start)
+    tokenizer = make_tokenizer(words) if words else None
+    real = real or (len(words) if words else rows)
+    return Checkpoint(name, LanguageModel({}, None, real), config, tokenizer)
+
+
+def test_equal_vocabularies_may_pad_differently():
+    check_pair(pair_member(rows=32, words=WORDS), pair_member(rows=40, words=WORDS))
+    check_pair(pair_member(rows=32, words=WORDS), pair_member(rows=40))
+    check_pair(pair_member(rows=40), pair_member(rows=32, words=WORDS))
+    check_pair(pair_member(rows=32), pair_member(rows=32))
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "message"),
+    [
+        (
+            pair_member("big", words=WORDS),
+            pair_member("small", words=[*WORDS[:4], "c", "b", *WORDS[6:]]),
+            r"target big and the draft small .*: 'b' has id 4 in the target and id 5 in the draft",
+        ),
+        (
+            pair_member(words=WORDS),
+            pair_member(words=WORDS[:-1]),
+            "'z' has id 28 in the target and no id in the draft",
+        ),
+        (
+            pair_member(words=WORDS),
+            pair_member(words=[*WORDS, "!"]),
+            "'!' has no id in the target and id 29 in the draft",
+        ),
+        (pair_member(rows=32), pair_member(rows=40), "32 and 40 ids"),
+        (pair_member(words=WORDS), pair_member(rows=900), "29 and 900 ids"),
+        (pair_member(words=WORDS), pair_member(rows=28), "29 and 28 ids"),
+        (pair_member(), pair_member(start=2), r"decoder_start_token_id is 0 and 2"),
+    ],
+)
+def test_different_vocabularies_are_refused(target, draft, message):
+    with pytest.raises(ValueError, match=message) as error:
+        check_pair(target, draft)
+    assert "choose or train another draft" in str(error.value)
