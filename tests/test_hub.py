@@ -114,7 +114,12 @@ def test_dtype_follows_the_files_on_an_accelerator(tmp_path, stored, chosen, mon
     [
         ({}, False, True, True),  # v1.0, silent
         ({"tie_word_embeddings": True}, False, True, True),  # v1.0
-        ({"tie_word_embeddings": False}, True, False, False),  # v1.1 before transformers 5
+        (
+            {"tie_word_embeddings": False},
+            True,
+            False,
+            False,
+        ),  # v1.1, and so saved by transformers 5:
         (
             {"tie_word_embeddings": True, "scale_decoder_outputs": False},
             True,
@@ -255,7 +260,7 @@ def test_no_such_directory(name, tmp_path, monkeypatch):
         with pytest.raises(FileNotFoundError, match=r"no config\.json"):
             load(name)
         return
-    with pytest.raises(FileNotFoundError, match="No such directory: .*"):
+    with pytest.raises(FileNotFoundError, match="No such directory: "):
         load(name)
 
 
@@ -411,7 +416,7 @@ def test_missing_shard(tmp_path):
 def test_shards_of_different_checkpoints(tmp_path):
     directory = t5_variants.write(tmp_path, V1_0, shards=2)
     save_file({"x": np.ones(1)}, directory / "model-00002-of-00002.safetensors")
-    with pytest.raises(ValueError, match="has no tensor .* different checkpoints"):
+    with pytest.raises(ValueError, match=r"has no tensor .* different checkpoints"):
         load(directory)
 
 

@@ -61,7 +61,8 @@ FAMILIES = {
 DOWNLOADED = [
     "config.json",
     "generation_config.json",
-    "model*.safetensors",
+    SINGLE,
+    "model-*-of-*.safetensors",
     INDEX,
     "tokenizer*",
     "special_tokens_map.json",
@@ -118,17 +119,17 @@ def load(name: str | os.PathLike, *, dtype: Any = None) -> Checkpoint:
     raw, generation = _read_configs(directory)
     family = _family(raw, directory)
     _warn_of_unfollowed_settings(name, raw, generation)
-    tensors = family.select_tensors(_find_weights(directory))
+    tensors = family.select_tensors(_find_weights(directory, name))
     # Hugging Face moved these from one file to the other; the newer place wins.
     ids = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
     raw = {**raw, **{key: generation[key] for key in ids if generation.get(key) is not None}}
     config = family.config_from_hub(raw, tensors)
     tokenizer = _load_tokenizer(directory)
     vocab_size = _real_vocab_size(tokenizer, config.vocab_size, directory)
-    params, graphdef = _read_params(family, config, tensors, _choose_dtype(dtype, tensors))
+    module = _read_params(family, config, tensors, _choose_dtype(dtype, tensors))
     return Checkpoint(
         name=str(name),
-        model=LanguageModel(params, graphdef, vocab_size),
+        model=LanguageModel.of(module, vocab_size),
         config=config,
         tokenizer=tokenizer,
         eos_ids=_eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"])),
@@ -256,21 +257,22 @@ def _family(raw: Mapping[str, Any], directory: Path) -> Family:
     return FAMILIES[kind]
 
 
-def _find_weights(directory: Path) -> dict[str, Tensor]:
+def _find_weights(directory: Path, name: str | os.PathLike) -> dict[str, Tensor]:
     if (directory / SINGLE).is_file() or (directory / INDEX).is_file():
         return find_tensors(directory)
-    if any(directory.glob("pytorch_model*.bin")):
-        place = shlex.quote(str(directory))
-        raise ValueError(
-            f"{directory} has its weights only as pickles (.bin), which can run code when they are "
-            "read. If you trust them, convert them once, where torch is installed:\n"
-            "  python -c 'import sys, transformers as t; "
-            "t.AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])"
-            f".save_pretrained(sys.argv[1])' {place}"
+    local = directory == Path(name)
+    if local and not any(directory.glob("*.bin")):
+        raise FileNotFoundError(
+            f"{directory} has no weights: neither {SINGLE} nor {INDEX}. Copy or download them too."
         )
-    raise FileNotFoundError(
-        f"{directory} has no weights: neither {SINGLE} nor {INDEX}. A checkpoint in another format "
-        "must be saved as safetensors first (`save_pretrained` of transformers does)."
+    place = shlex.quote(str(name) if local else str(name).replace("/", "-"))
+    fetch = "" if local else f"hf download {name} --local-dir {place} && "
+    raise ValueError(
+        f"{name} has no safetensors, only weights in another format. Pickles (.bin) can run code "
+        "when they are read; if you trust them, convert them once, where torch is installed:\n"
+        f"  {fetch}python -c 'import sys, transformers as t; "
+        "t.AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])"
+        f".save_pretrained(sys.argv[1])' {place}"
     )
 
 
@@ -295,8 +297,8 @@ def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor]) -> np.dtype:
 
 def _read_params(
     family: Family, config: Any, tensors: Mapping[str, Tensor], dtype: np.dtype
-) -> tuple[nnx.State, nnx.GraphDef]:
-    """The parameters of a module that is never built with weights of its own."""
+) -> nnx.Module:
+    """A module with the files' parameters; it is never built with weights of its own."""
     module = nnx.eval_shape(lambda: family.build(config, rngs=nnx.Rngs(0), dtype=dtype))
     graphdef, abstract = nnx.split(module)
     names, slots = family.tensor_names(config), dict(nnx.to_flat_state(abstract))
@@ -305,7 +307,7 @@ def _read_params(
     for path, slot in slots.items():
         parts = [tensors[name] for name in names[path]]
         filled[path] = slot.replace(_read_stacked(parts, slot.shape, dtype))
-    return nnx.from_flat_state(filled), graphdef
+    return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
 
 def _check_tensors(
@@ -502,7 +504,7 @@ def _write(directory: Path, checkpoint: Checkpoint, dtype: np.dtype) -> None:
     _write_json(directory / "config.json", raw)
     _write_json(directory / "generation_config.json", ids)
     names, tensors = family.tensor_names(config), {}
-    for path, variable in nnx.to_flat_state(checkpoint.model.params):
+    for path, variable in nnx.to_flat_state(checkpoint.model.stored_params()):
         parts = np.split(np.asarray(variable[...], dtype), len(names[path]))
         tensors |= dict(zip(names[path], parts, strict=True))
     write_file(directory / SINGLE, tensors, checkpoint.metadata)

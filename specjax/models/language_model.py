@@ -7,6 +7,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from specjax.models.layers import arrange
 from specjax.types import Cache, Context, Inputs
 
 
@@ -32,13 +33,21 @@ class LanguageModel:
         Args:
           module: holds parameters and nothing else.
           vocab_size: the number of real ids. None: every row of the output layer is one.
+
+        The module's projections are turned in place to what suits this machine's backend; this is
+        the only place that decides it.
         """
+        arrange(module, input_first=jax.default_backend() == "cpu")
         graphdef, params = nnx.split(module)
         return cls(params, graphdef, module.vocab_size if vocab_size is None else vocab_size)
 
     def module(self) -> Any:
         """The module again; it shares the parameter arrays."""
         return nnx.merge(self.graphdef, self.params)
+
+    def stored_params(self) -> nnx.State:
+        """The parameters as checkpoints have them, (out, in)."""
+        return nnx.state(arrange(self.module(), input_first=False))
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
         """See `Model.start`."""

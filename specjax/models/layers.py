@@ -3,7 +3,7 @@
 Axis legend, as everywhere: B rows, S source length, T buffer length, K tokens in one call,
 V vocabulary, L layers, H heads, D head size, E model width, F feed-forward width.
 
-Weights are stored (out, in), as in Hugging Face checkpoints.
+Weights are (out, in), as in Hugging Face checkpoints, unless `arrange` has turned them.
 """
 
 from typing import NamedTuple
@@ -27,14 +27,39 @@ class KV(NamedTuple):
 
 
 class Linear(nnx.Module):
-    """y = x Wᵀ without a bias; W is (out, in)."""
+    """y = x Wᵀ without a bias; W is (out, in), or its transpose once `arrange` has turned it."""
 
     def __init__(self, inputs: int, outputs: int, std: float, *, rngs: nnx.Rngs, dtype=jnp.float32):
         self.weight = nnx.Param(std * jax.random.normal(rngs.params(), (outputs, inputs), dtype))
+        self.input_first = False
 
     def __call__(self, x: Array) -> Array:
         """(..., in) → (..., out)."""
-        return jnp.einsum("...i,oi->...o", x, self.weight[...])
+        return project(x, self.weight[...], self.input_first)
+
+    def turned_weight(self) -> nnx.Param:
+        """What `arrange` transposes."""
+        return self.weight
+
+
+def project(x: Array, weight: Array, input_first: bool) -> Array:
+    """x times a weight that is (out, in), or (in, out) if `input_first`."""
+    return jnp.einsum("...i,io->...o" if input_first else "...i,oi->...o", x, weight)
+
+
+def arrange(module: nnx.Module, input_first: bool) -> nnx.Module:
+    """Turn all projections of a module in place, one at a time, and return it.
+
+    XLA's CPU backend multiplies a few rows by an (in, out) matrix at the speed of memory, up to
+    five rows in the time of one, and takes three times as long if the matrix is (out, in): that
+    is what makes verifying γ+1 tokens as cheap as decoding one. docs/performance.md has figures.
+    """
+    for _, layer in nnx.iter_graph(module):
+        if getattr(layer, "input_first", input_first) != input_first:
+            turned = layer.turned_weight()
+            turned.set_value(turned[...].T)
+            layer.input_first = input_first
+    return module
 
 
 class RMSNorm(nnx.Module):

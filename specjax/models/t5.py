@@ -22,6 +22,7 @@ from specjax.models.layers import (
     RMSNorm,
     attend,
     empty,
+    project,
     slide,
     split_heads,
     write,
@@ -239,6 +240,7 @@ class T5(nnx.Module):
         if not config.tie_word_embeddings:
             head = config.d_model**-0.5 * jax.random.normal(rngs.params(), shape, dtype)
             self.head = nnx.Param(head)
+        self.input_first = False  # of the head; see `arrange`
 
     @property
     def vocab_size(self) -> int:
@@ -258,7 +260,7 @@ class T5(nnx.Module):
         start = jnp.zeros((batch,), jnp.int32)
         position_bias = slide(self.encoder_bias.by_offset(length), start[:1], length, length)
         bias = position_bias + source_bias
-        x = self.embedding[...][source]
+        x = self.embed(source)
         for layer in self.encoder:
             x = layer(x, start, bias)
         encoded = self.encoder_norm(x)
@@ -301,7 +303,7 @@ class T5(nnx.Module):
         if by_offset is None:
             by_offset = self.decoder_bias.by_offset(slots)
         self_bias = slide(by_offset, start, count, slots)
-        x = self.embedding[...][tokens]
+        x = self.embed(tokens)
         written = []
         for i, layer in enumerate(self.decoder):
             layer_cache = None if cache is None else cache[i]
@@ -313,5 +315,14 @@ class T5(nnx.Module):
         """(..., E) → (..., V)."""
         if self.config.scale_decoder_outputs:
             hidden = hidden * self.config.d_model**-0.5
-        head = self.embedding if self.config.tie_word_embeddings else self.head
-        return jnp.einsum("...e,ve->...v", hidden, head[...])
+        return project(hidden, self.turned_weight()[...], self.input_first)
+
+    def embed(self, tokens: Array) -> Array:
+        """(B, K) → (B, K, E). A tied embedding lies as the head does."""
+        if self.config.tie_word_embeddings and self.input_first:
+            return jnp.moveaxis(self.embedding[...][:, tokens], 0, -1)
+        return self.embedding[...][tokens]
+
+    def turned_weight(self) -> nnx.Param:
+        """The head, which `arrange` transposes."""
+        return self.embedding if self.config.tie_word_embeddings else self.head

@@ -80,13 +80,13 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T5
         _check_size(key, value)
     start = raw.get("decoder_start_token_id")
     scale = raw.get("scale_decoder_outputs")
+    if scale is None:
+        scale = raw.get("tie_word_embeddings") is not False
     return T5Config(
         **known,
         decoder_start_token_id=known["pad_token_id"] if start is None else start,
         tie_word_embeddings=HEAD not in tensors,
-        scale_decoder_outputs=raw.get("tie_word_embeddings") is not False
-        if scale is None
-        else scale,
+        scale_decoder_outputs=bool(scale),
     )
 
 
