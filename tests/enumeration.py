@@ -1,0 +1,176 @@
+"""The law of the speculative loop's output, through the real `step`, outcome by outcome.
+
+A round is run once for every draft, every accepted count and every next token, by dice that say
+what they are told. Its probability follows from the laws that the `Round` reports. Rows with the
+same tokens and the same state of the policy are merged, and the next round starts from them.
+"""
+
+import functools
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import speculative
+from specjax.accept import at_tokens
+from specjax.sampling import row_keys
+from specjax.types import Inputs
+from table_models import repeat
+
+STATES = 53  # expanded at a time; a prime, so that no other axis is taken for the batch
+
+
+class Forced(speculative.Dice):
+    """Dice that fall as prescribed for each row."""
+
+    def __init__(self, drafts, accepted, next_token):
+        self.drafts, self.count, self.token = drafts, accepted, next_token
+
+    def draft(self, state, slot, logprobs):
+        return jax.lax.dynamic_index_in_dim(self.drafts, slot, 1, keepdims=False)
+
+    def accepted(self, state, survival):
+        return self.count
+
+    def next(self, state, probs):
+        return self.token
+
+
+def output_law(
+    method: speculative.Speculative,
+    inputs: Inputs,
+    budget: int,
+    *,
+    step=speculative.step,
+    drawn_from=None,
+    seed: int = 0,
+) -> dict[tuple, float]:
+    """P(output) for every output of `inputs`' first row.
+
+    Args:
+      step: `speculative.step`, or one with a planted fault.
+      drawn_from: the laws (B, γ, V) that drafted tokens come from, given those that are reported;
+        None: the same, as it should be.
+      seed: picks which of the merged rows goes on (with its own cache).
+    """
+    rng = np.random.default_rng(seed)
+    contexts, pool = _first(method, inputs, budget)
+    keys, finite = pool.keys, (pool.target_finite, pool.draft_finite)
+    expand = _expander(step, drawn_from)
+    pool = jax.tree.map(lambda x: np.asarray(x)[:1], _batched(pool))
+    weights, law = np.ones(1), {}
+    while len(weights):
+        grown, chances = [], []
+        for at in range(0, len(weights), STATES):
+            index = np.minimum(np.arange(at, at + STATES), len(weights) - 1)
+            state = jax.tree.map(lambda x, index=index: x[index], pool)
+            state = state.replace(keys=keys, target_finite=finite[0], draft_finite=finite[1])
+            state, chance = jax.device_get(expand(method, contexts, _on_device(state)))
+            chance = chance.reshape(STATES, -1)[: len(weights) - at]
+            chance = (weights[at : at + STATES, None] * chance).ravel()
+            kept = np.flatnonzero(chance != 0)
+            grown.append(jax.tree.map(lambda x, kept=kept: x[kept], state))
+            chances.append(chance[kept])
+        pool = jax.tree.map(lambda *xs: np.concatenate(xs), *grown)
+        weights = np.concatenate(chances)
+        pool, weights = _harvest(pool, weights, law, inputs)
+        pool, weights = _merge(pool, weights, rng)
+    return law
+
+
+def _first(method, inputs, budget):
+    prompt_len = inputs.prompt.shape[1]
+    zeros = jnp.zeros((STATES,), jnp.int32)
+    return speculative.start(
+        method,
+        repeat(inputs, STATES),
+        row_keys(jax.random.key(0), zeros, zeros),
+        jnp.full((STATES,), budget, jnp.int32),
+        buffer_len=prompt_len + budget + method.gamma_max + 1,
+    )
+
+
+def _batched(state):
+    """The leaves that have a row for each state and differ from row to row."""
+    return state.replace(keys=(), target_finite=(), draft_finite=())
+
+
+def _on_device(state):
+    return jax.tree.map(jnp.asarray, state)
+
+
+@functools.cache
+def _expander(step, drawn_from):
+    """A jitted function from STATES rows to STATES × outcomes rows and their probabilities."""
+
+    # Nearly all of the time goes into compiling, none into running.
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def expand(method, contexts, state):
+        forced = _outcomes(method.target.vocab_size, method.gamma_max)
+        count = len(forced[1])
+
+        def spread(x):
+            rows = x.ndim > 0 and x.shape[0] == STATES
+            return jnp.repeat(x, count, axis=0) if rows else x
+
+        dice = Forced(*(jnp.tile(x, (STATES,) + (1,) * (x.ndim - 1)) for x in forced))
+        wide_contexts, wide_state = jax.tree.map(spread, (contexts, state))
+        new, round_ = step(method, wide_contexts, wide_state, dice)
+        return _batched(new), _chance(round_, drawn_from)
+
+    return expand
+
+
+def _outcomes(vocab_size, gamma_max):
+    """Everything that dice can say in a round: drafts (O, γ), counts (O,), next tokens (O,)."""
+    axes = [range(vocab_size)] * gamma_max + [range(gamma_max + 1), range(vocab_size)]
+    table = jnp.asarray(np.array(list(itertools.product(*axes)), np.int32))
+    return table[:, :gamma_max], table[:, gamma_max], table[:, gamma_max + 1]
+
+
+def _chance(round_, drawn_from):
+    """The probability of each row's outcome.
+
+    Tokens past the end of a draft are arbitrary: they count as drawn uniformly.
+    """
+    drafts = round_.drafts
+    laws = drafts.logprobs if drawn_from is None else drawn_from(drafts.logprobs)
+    vocab_size, gamma = laws.shape[2], laws.shape[1]
+    submitted = jnp.arange(gamma, dtype=jnp.int32)[None, :] < drafts.length[:, None]
+    each = jnp.where(submitted, jnp.exp(at_tokens(laws, drafts.tokens)), 1 / vocab_size)
+    drawn = jnp.prod(each, axis=1)
+    ones = jnp.ones((len(drawn), 1), drawn.dtype)
+    survival = jnp.concatenate([ones, round_.survival, 0 * ones], axis=1)
+    lost = survival[:, :-1] - survival[:, 1:]
+    stopped = jnp.take_along_axis(lost, round_.accepted[:, None], axis=1)[:, 0]
+    last = jnp.take_along_axis(round_.next_probs, round_.next_token[:, None], axis=1)[:, 0]
+    possible = drawn > 0
+    possible &= jnp.where(possible, stopped, 0) != 0
+    return jnp.where(possible, drawn * stopped * last, 0.0)
+
+
+def _harvest(pool, weights, law, inputs):
+    """Move finished rows into the law."""
+    prompt_len = int(inputs.prompt_len[0])
+    for row in np.flatnonzero(pool.done):
+        output = tuple(pool.tokens[row, prompt_len : pool.length[row]].tolist())
+        law[output] = law.get(output, 0.0) + float(weights[row])
+    alive = np.flatnonzero(~pool.done)
+    return jax.tree.map(lambda x: x[alive], pool), weights[alive]
+
+
+def _merge(pool, weights, rng):
+    """One row, picked at random, for all that agree in tokens and in the state of the policy."""
+    if not len(weights):
+        return pool, weights
+    known = np.arange(pool.tokens.shape[1])[None, :] < pool.length[:, None]
+    policy = [leaf.reshape(len(weights), -1) for leaf in jax.tree.leaves(pool.policy)]
+    columns = [np.where(known, pool.tokens, -1), pool.fed[:, None], *policy]
+    table = np.concatenate([column.astype(np.float64) for column in columns], axis=1)
+    order = rng.permutation(len(weights))
+    _, first, group = np.unique(table[order], axis=0, return_index=True, return_inverse=True)
+    merged = np.zeros(len(first))
+    np.add.at(merged, group.ravel(), weights[order])
+    return jax.tree.map(lambda x: x[order[first]], pool), merged

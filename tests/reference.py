@@ -1,0 +1,82 @@
+"""What `standardize` and decoding should give, in slow numpy: the oracle of the tests."""
+
+import numpy as np
+from scipy import stats
+
+from table_models import logits_after
+
+
+def law(logits: np.ndarray, sampling) -> np.ndarray:
+    """Probabilities of one row of finite or −inf logits, in float64."""
+    logits = np.asarray(logits, np.float64)
+    if sampling.kind == "greedy":
+        return np.eye(len(logits))[int(np.argmax(logits))]
+    scaled = logits / float(sampling.temperature)
+    if sampling.kind == "filtered":
+        scaled = _top_p(_top_k(scaled, int(sampling.top_k)), float(sampling.top_p))
+    return _softmax(scaled)
+
+
+def _softmax(scaled):
+    weights = np.exp(scaled - scaled.max())
+    return weights / weights.sum()
+
+
+def _top_k(scaled, top_k):
+    if top_k == 0 or top_k >= len(scaled):
+        return scaled
+    return np.where(scaled >= np.sort(scaled)[-top_k], scaled, -np.inf)
+
+
+def _top_p(scaled, top_p):
+    """Add tokens from the likeliest on until their mass reaches top_p; keep equals of the last."""
+    if top_p >= 1:
+        return scaled
+    probs, mass = _softmax(scaled), 0.0
+    for token in np.argsort(-scaled, kind="stable"):
+        mass += probs[token]
+        if mass >= top_p:
+            return np.where(scaled >= scaled[token], scaled, -np.inf)
+    return scaled
+
+
+def sequence_law(model, inputs, sampling, eos_ids, budget: int) -> dict[tuple, float]:
+    """P(output) for every output that a model can give, through EOS and the length limit."""
+    done: dict[tuple, float] = {}
+    prompt = tuple(int(t) for t in inputs.prompt[0, : int(inputs.prompt_len[0])])
+    alive = {(): 1.0}
+    for _ in range(budget):
+        prefixes = [prompt + output for output in alive]
+        rows = logits_after(model, inputs, prefixes, len(prompt) + budget)
+        grown: dict[tuple, float] = {}
+        for (output, weight), logits in zip(alive.items(), rows, strict=True):
+            for token, prob in enumerate(law(logits, sampling)):
+                if prob > 0:
+                    (done if token in eos_ids else grown)[(*output, token)] = weight * prob
+        alive = grown
+    return done | alive
+
+
+def total_variation(left: dict, right: dict) -> float:
+    """Half the sum of absolute differences."""
+    return sum(abs(left.get(k, 0.0) - right.get(k, 0.0)) for k in left.keys() | right.keys()) / 2
+
+
+def chi_square(counts: dict, expected_law: dict) -> float:
+    """p-value of Pearson's test of counts against a law.
+
+    Cells that expect fewer than 5 are pooled, the rarest first. A count where the law has none
+    gives 0.
+    """
+    total = sum(counts.values())
+    if counts.keys() - {cell for cell, prob in expected_law.items() if prob > 0}:
+        return 0.0
+    cells, pool = [], [0.0, 0.0]
+    for cell, prob in sorted(expected_law.items(), key=lambda item: item[1]):
+        pool = [pool[0] + counts.get(cell, 0), pool[1] + total * prob]
+        if pool[1] >= 5:
+            cells.append(pool)
+            pool = [0.0, 0.0]
+    cells[-1] = [cells[-1][0] + pool[0], cells[-1][1] + pool[1]]
+    statistic = sum((seen - mean) ** 2 / mean for seen, mean in cells)
+    return float(stats.chi2.sf(statistic, len(cells) - 1))

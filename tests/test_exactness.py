@@ -1,0 +1,314 @@
+"""The output's law is the target's: enumerated in float64, then sampled through the real loops."""
+
+import collections
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from enumeration import output_law
+from reference import chi_square, sequence_law, total_variation
+from specjax import autoregressive, speculative
+from specjax import sampling as smp
+from specjax.accept import TokenRule, at_position, at_tokens
+from specjax.draft import ModelDrafter
+from specjax.policy import constant
+from specjax.sampling import Purpose, sampling
+from specjax.state import unfinished
+from table_models import hopeless, inputs_of, one_hot, random_table, repeat
+
+EOS = 2
+PROMPT = [1, 0]
+BUDGET = 6
+
+# What the loop can be built from. A new rule, policy or drafter is one more line.
+
+RULES = {"token": TokenRule()}
+
+SAMPLINGS = {
+    "greedy": {"temperature": 0.0},
+    "warm": {"temperature": 0.7},
+    "plain": {},
+    "top-k": {"top_k": 2},
+    "top-p": {"top_p": 0.8},
+    "all": {"temperature": 1.3, "top_k": 2, "top_p": 0.9},
+}
+
+DRAFTERS = {
+    "other": lambda target: random_table(2),
+    "same": lambda target: target,
+    "hopeless": hopeless,
+    "one-hot": lambda target: one_hot(3),
+}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Erratic:
+    """Caps from 0 to γ_max that depend on all past rounds through a number modulo 11."""
+
+    def init(self, keys, gamma_max):
+        return jnp.full(keys.shape, gamma_max, jnp.int32)
+
+    def begin(self, state):
+        return state, (state * 7) % 4
+
+    def keep_drafting(self, state, seen):
+        return state, seen.drafting
+
+    def update(self, state, stats):
+        new = (state * 3 + stats.accepted * 5 + stats.drafted + 1) % 11
+        return jnp.where(stats.active, new, state)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EntropyStop(Erratic):
+    """Drafts while the draft's next law is sharp."""
+
+    def begin(self, state):
+        return state, jnp.full(state.shape, 3, jnp.int32)
+
+    def keep_drafting(self, state, seen):
+        probs = jnp.exp(seen.draft_logprobs)
+        surprise = jnp.where(probs > 0, -seen.draft_logprobs, 0.0)
+        return state, jnp.sum(probs * surprise, axis=-1) < 0.8
+
+    def update(self, state, stats):
+        return state
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ConfidenceStop(EntropyStop):
+    """Drafts while the token before was likely: draw, keep, then stop."""
+
+    def keep_drafting(self, state, seen):
+        return state, seen.previous_logprob > np.log(0.5)
+
+
+POLICIES = {  # and γ_max
+    "constant 1 of 1": lambda: (constant(1), 1),
+    "constant 1 of 3": lambda: (constant(1), 3),
+    "constant 2 of 3": lambda: (constant(2), 3),
+    "constant 3 of 3": lambda: (constant(3), 3),
+    "erratic": lambda: (Erratic(), 3),
+    "entropy stop": lambda: (EntropyStop(), 3),
+    "confidence stop": lambda: (ConfidenceStop(), 3),
+}
+
+
+@pytest.fixture
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+def method_of(target, drafter, law, rule, policy, gamma_max) -> speculative.Speculative:
+    eos = jnp.int32([EOS])
+    drafter = ModelDrafter(drafter)
+    return speculative.Speculative(target, drafter, rule, policy, law, eos, gamma_max)
+
+
+def biases(law, rule, policy, gamma_max, drafters=DRAFTERS, **fault) -> dict[str, float]:
+    """Total variation between the loop's law and the target's, for each drafter."""
+    target, inputs = random_table(1), inputs_of([PROMPT])
+    expected = sequence_law(target, inputs, law, {EOS}, BUDGET)
+    found = {}
+    for name, make in drafters.items():
+        method = method_of(target, make(target), law, rule, policy, gamma_max)
+        found[name] = total_variation(output_law(method, inputs, BUDGET, **fault), expected)
+    return found
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("law", SAMPLINGS)
+@pytest.mark.parametrize("rule", RULES)
+def test_enumerated_law_is_the_targets(rule, law, policy, double):
+    """All outputs of up to 6 tokens over 3, EOS and the length limit included: TV < 1e-12."""
+    found = biases(sampling(**SAMPLINGS[law]), RULES[rule], *POLICIES[policy]())
+    assert max(found.values()) < 1e-12, found
+
+
+def test_draft_longer_than_the_budget(double):
+    """γ = 4 with 3 tokens to give, a prompt of one token and a source: TV < 1e-12."""
+    target, inputs = random_table(4), inputs_of([[0]], [[2, 1, 1]])
+    method = method_of(target, random_table(5), sampling(), TokenRule(), constant(4), 4)
+    expected = sequence_law(target, inputs, sampling(), {EOS}, 3)
+    assert total_variation(output_law(method, inputs, 3), expected) < 1e-12
+
+
+# Faults that enumeration must see, each one of the traps that implementations fall into.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ResampleFromTarget(TokenRule):
+    """After a rejection draws from p, not from norm(max(0, p − q))."""
+
+    def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
+        return jnp.exp(at_position(target_logprobs, accepted))
+
+
+def peeking_step(method, contexts, state, dice):
+    """Drops a drafted token that its own law thinks unlikely, after having seen it."""
+    drafts, state = speculative.draft(method, contexts.drafter, state, dice)
+    doubtful = at_tokens(drafts.logprobs, drafts.tokens) < np.log(0.4)
+    first = jnp.argmax(doubtful, axis=1).astype(jnp.int32)
+    kept = jnp.where(jnp.any(doubtful, axis=1), first, drafts.length)
+    kept = jnp.minimum(kept, drafts.length)
+    return _finish(method, contexts, state, drafts._replace(length=kept), dice)
+
+
+def raw_draft_step(method, contexts, state, dice):
+    """Reports the draft's unfiltered laws; `drawn_from` says that tokens come from others."""
+    raw = dataclasses.replace(method, sampling=sampling())
+    drafts, state = speculative.draft(raw, contexts.drafter, state, dice)
+    return _finish(method, contexts, state, drafts, dice)
+
+
+def _finish(method, contexts, state, drafts, dice):
+    laws, state = speculative.verify(method, contexts.target, state, drafts)
+    outcome = speculative.accept(method, state, drafts, laws, dice)
+    round_ = speculative.Round(drafts, laws, *outcome)
+    return speculative.learn(method, state, round_), round_
+
+
+def filtered_laws(logprobs):
+    return smp.standardize(logprobs, sampling(**SAMPLINGS["top-k"]))
+
+
+def likeliest_token(logprobs):
+    """The draft takes its argmax, while its softmax is reported."""
+    return smp.standardize(logprobs, sampling(0.0))
+
+
+FAULTS = {
+    "resample from the target": ("plain", ResampleFromTarget(), {}),
+    "peek, then drop": ("plain", TokenRule(), {"step": peeking_step}),
+    "raw q": ("top-k", TokenRule(), {"step": raw_draft_step, "drawn_from": filtered_laws}),
+    "argmax draft": ("plain", TokenRule(), {"drawn_from": likeliest_token}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_enumeration_sees(fault, double):
+    """A planted bias moves the law by more than 1e-3."""
+    law, rule, planted = FAULTS[fault]
+    drafters = {"other": DRAFTERS["other"]}
+    found = biases(sampling(**SAMPLINGS[law]), rule, constant(2), 3, drafters, **planted)
+    assert found["other"] > 1e-3
+
+
+# Enumeration assumes fresh draws. Faulty keys show only in samples of the real jitted loops.
+
+ROWS = 1 << 14
+SAMPLES = 7 * ROWS
+LENGTH = 4
+
+
+def counts_of(
+    start, decode, method, buffer_len, samples=SAMPLES
+) -> tuple[collections.Counter, float]:
+    """How often each output came, and the share of rows with several rounds."""
+    inputs = repeat(inputs_of([PROMPT]), ROWS)
+    counts, several = collections.Counter(), 0
+    zeros, budget = jnp.zeros((ROWS,), jnp.int32), jnp.full((ROWS,), LENGTH, jnp.int32)
+    for first in range(0, samples, ROWS):
+        sample = jnp.arange(first, first + ROWS, dtype=jnp.int32)
+        keys = smp.row_keys(jax.random.key(0), zeros, sample)
+        context, state = start(method, inputs, keys, budget, buffer_len=buffer_len)
+        state = jax.device_get(decode(method, context, state).replace(keys=()))
+        several += np.sum(state.rounds > 1)
+        known = np.arange(state.tokens.shape[1])[None, :] < state.length[:, None]
+        outputs = np.where(known, state.tokens, -1)[:, len(PROMPT) :]
+        for output, count in zip(*np.unique(outputs, axis=0, return_counts=True), strict=True):
+            counts[tuple(int(token) for token in output if token >= 0)] += int(count)
+    return counts, several / samples
+
+
+def p_value(law, counts) -> float:
+    """Chi-square against the law of the target's outputs; printed."""
+    target, inputs = random_table(1, dtype=jnp.float32), inputs_of([PROMPT])
+    p = chi_square(counts, sequence_law(target, inputs, law, {EOS}, LENGTH))
+    print(f"p = {p:.3g} with n = {counts.total()}")
+    return p
+
+
+def speculative_p_value(law, policy, decode=speculative.decode, samples=SAMPLES) -> float:
+    target, draft = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))
+    method = method_of(target, draft, law, TokenRule(), policy, 2)
+    buffer_len = len(PROMPT) + LENGTH + method.gamma_max + 1
+    counts, several = counts_of(speculative.start, decode, method, buffer_len, samples)
+    assert several > 0.3
+    return p_value(law, counts)
+
+
+@pytest.mark.parametrize(
+    ("law", "policy"),
+    [
+        ("warm", "constant 2 of 3"),
+        ("top-k", "constant 2 of 3"),
+        ("top-p", "constant 2 of 3"),
+        ("warm", "erratic"),
+    ],
+)
+def test_speculative_samples_follow_the_target(law, policy):
+    """114,688 outputs of up to 4 tokens, a third or more in several rounds: p > 1e-4."""
+    assert speculative_p_value(sampling(**SAMPLINGS[law]), POLICIES[policy]()[0]) > 1e-4
+
+
+@pytest.mark.parametrize("law", ["warm", "top-k", "top-p"])
+def test_autoregressive_samples_follow_the_target(law):
+    """114,688 outputs of up to 4 tokens: p > 1e-4."""
+    law = sampling(**SAMPLINGS[law])
+    target = random_table(1, dtype=jnp.float32)
+    method = autoregressive.Autoregressive(target, law, jnp.int32([EOS]))
+    counts, _ = counts_of(
+        autoregressive.start, autoregressive.decode, method, len(PROMPT) + LENGTH + 1
+    )
+    assert p_value(law, counts) > 1e-4
+
+
+class AcceptTwice(speculative.Dice):
+    """The uniform that decides on acceptance also picks the next token."""
+
+    def accepted(self, state, survival):
+        point = smp.uniform(smp.fold(state.keys, state.rounds, Purpose.NEXT), survival.dtype)
+        return jnp.sum(point[:, None] < survival, axis=1, dtype=jnp.int32)
+
+
+class EveryRoundAlike(speculative.Dice):
+    """Keys that know the row, the slot and the purpose, but not the round."""
+
+    def draft(self, state, slot, logprobs):
+        return super().draft(state.replace(rounds=0 * state.rounds), slot, logprobs)
+
+    def accepted(self, state, survival):
+        return super().accepted(state.replace(rounds=0 * state.rounds), survival)
+
+    def next(self, state, probs):
+        return super().next(state.replace(rounds=0 * state.rounds), probs)
+
+
+class EverySlotAlike(speculative.Dice):
+    """All drafted tokens of a round share one uniform."""
+
+    def draft(self, state, slot, logprobs):
+        return super().draft(state, 0 * slot, logprobs)
+
+
+@pytest.mark.parametrize("dice", [AcceptTwice, EveryRoundAlike, EverySlotAlike])
+def test_chi_square_sees_a_faulty_key(dice):
+    """Each reuse of a key gives p < 1e-4 by the same loop and test, with n = 32,768 already."""
+
+    @jax.jit
+    def decode(method, contexts, state):
+        def body(state):
+            return speculative.step(method, contexts, state, dice())[0]
+
+        return jax.lax.while_loop(unfinished, body, state)
+
+    assert speculative_p_value(sampling(), constant(2), decode, 2 * ROWS) < 1e-4
