@@ -1,0 +1,310 @@
+"""The formulas of Leviathan et al. 2023, as functions of numbers: no model is run here.
+
+α (`alpha`) is the chance that a drafted token is accepted, γ (`gamma`) the drafted tokens per
+target call, c time(draft step) / time(target step), v time(verify call) / time(target step).
+Gains are factors of walltime over plain decoding at batch 1: 2.0 is twice as fast.
+
+Every argument may be an array; arrays broadcast. Floats in give a float out, in float64. What these
+formulas assume, and where that fails, is in docs/theory.md.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Float, Num
+
+Numbers = Num[ArrayLike, "..."]
+Probs = Float[ArrayLike, "*batch V"]
+VerifyCost = float | Sequence[float] | Num[ArrayLike, " G"] | Callable[[int], float]
+"""v by γ: one number for all γ, a table with entry γ at index γ, or a function of γ."""
+
+Floats = Any
+"""A float where every argument is a number, otherwise a float64 array (Any: callers know which)."""
+Ints = Any
+"""The same for whole numbers."""
+
+_TIE = 1e-12  # gains that differ by less, relatively, differ by rounding only
+
+
+def expected_tokens(alpha: Numbers, gamma: Numbers) -> Floats:
+    """Tokens per target call, (1 − α^(γ+1)) / (1 − α): Eq. (1).
+
+    The mean of a geometric variable that is cut off at γ+1. γ may be infinite: 1 / (1 − α).
+    """
+    return _plain(_expected_tokens(_alpha(alpha), _gamma(gamma, infinite=True)))
+
+
+def walltime_gain(alpha: Numbers, gamma: Numbers, c: Numbers, v: VerifyCost = 1.0) -> Floats:
+    """Factor of walltime, (1 − α^(γ+1)) / ((1 − α)(γc + v)): Thm 3.8, where v = 1.
+
+    Args:
+      v: relative cost of the verify call over γ+1 positions. The paper assumes 1, which holds while
+        memory traffic and not arithmetic bounds the target.
+    """
+    gamma = _gamma(gamma)
+    return _plain(_expected_tokens(_alpha(alpha), gamma) / _round_cost(gamma, c, v))
+
+
+def walltime_gain_from_tau(
+    tau: Numbers, gamma: Numbers, c: Numbers, v: VerifyCost = 1.0, overhead: Numbers = 0.0
+) -> Floats:
+    """Factor of walltime, τ / (γc + v + overhead), from a measured τ.
+
+    Unlike Thm 3.8 it needs no α, so nothing is assumed of how acceptances depend on each other.
+
+    Args:
+      tau: measured tokens per target call, ≥ 0; at most γ+1.
+      gamma: drafted tokens per target call. The mean over rounds where the length varies and v is
+        a number; otherwise whole.
+      overhead: what else a round costs (sampling, acceptance, bookkeeping), in target steps.
+    """
+    tau = _nonnegative(tau, "tau", "it is emitted tokens / target calls")
+    gamma = _nonnegative(gamma, "gamma", "it counts drafted tokens per target call")
+    overhead = _nonnegative(overhead, "overhead", "it is a time in units of one target step")
+    if np.any(tau > (gamma + 1) * (1 + _TIE)):
+        raise ValueError(
+            f"tau={_first(tau, tau > gamma + 1)} must be ≤ gamma + 1, all that one target call "
+            "emits; pass tokens per target call, not tokens per output."
+        )
+    return _plain(tau / (_round_cost(gamma, c, v) + overhead))
+
+
+def operations_factor(alpha: Numbers, gamma: Numbers, c_hat: Numbers) -> Floats:
+    """Factor of arithmetic operations, (1 − α)(γĉ + γ + 1) / (1 − α^(γ+1)): Thm 3.11.
+
+    Args:
+      c_hat: ĉ, operations per token of the draft over those of the target.
+    """
+    gamma = _gamma(gamma)
+    c_hat = _nonnegative(c_hat, "c_hat", "it is a ratio of operations, draft over target")
+    return _plain((gamma * c_hat + gamma + 1) / _expected_tokens(_alpha(alpha), gamma))
+
+
+def optimal_gamma(
+    alpha: Numbers, c: Numbers, v: VerifyCost = 1.0, max_gamma: int | None = None
+) -> Ints:
+    """The smallest γ that maximises `walltime_gain`: §3.5.
+
+    0 means: do not speculate. It is the answer where no γ ≥ 1 gains over plain decoding, whose
+    gain is 1 (for v = 1 that is α ≤ c, Cor 3.9). Where the gain still rises at `max_gamma`, as it
+    does for c = 0, the answer is bounded by `max_gamma` and by rounding, not by the formula.
+
+    Args:
+      max_gamma: largest γ tried, ≥ 1; default: the end of the table v, else 1000.
+    """
+    if max_gamma is None:
+        max_gamma = 1000 if callable(v) or np.ndim(v) == 0 else len(np.asarray(v)) - 1
+    if max_gamma < 1 or max_gamma != int(max_gamma):
+        raise ValueError(
+            f"max_gamma={max_gamma} must be a whole number ≥ 1; a table v needs an "
+            "entry for γ = 0 and one for each γ that may be chosen."
+        )
+    gamma = np.arange(1, int(max_gamma) + 1)
+    gains = np.asarray(walltime_gain(np.asarray(alpha)[..., None], gamma, _last_axis(c), v))
+    first = np.argmax(gains >= gains.max(-1, keepdims=True) * (1 - _TIE), axis=-1)
+    best = np.where(gains.max(-1) > 1 + _TIE, gamma[first], 0)
+    return int(best) if best.ndim == 0 else best
+
+
+def oracle_gain(alpha: Numbers, c: Numbers) -> Floats:
+    """Factor of walltime if each round drafted exactly the tokens that get accepted: §3.5.
+
+    1 / (1 − α + cα): 1 / (1 − α) tokens per target call, as in the paper, with the α / (1 − α)
+    draft steps that they take counted too. For c ≤ 1 no γ of Thm 3.8 gains more.
+    """
+    alpha, c = _alpha(alpha), _c(c)
+    with np.errstate(divide="ignore"):  # a free draft that is always right
+        return _plain(1 / np.asarray(1 - alpha + c * alpha))
+
+
+def minimum_gain(alpha: Numbers, c: Numbers) -> Floats:
+    """What the best γ gains at least, (1 + α) / (1 + c) if α > c: Cor 3.9.
+
+    It is the gain at γ = 1. Where α ≤ c no γ gains, and 1.0, plain decoding, is the best.
+    """
+    return _plain(np.maximum((1 + _alpha(alpha)) / (1 + _c(c)), 1.0))
+
+
+def d_lk(target_probs: Probs, draft_probs: Probs) -> Floats:
+    """D_LK = Σ |p − (p+q)/2| = 1 − Σ min(p, q), p the target's and q the draft's law.
+
+    Def 3.2, Lemma 3.3: symmetric, in [0, 1], the total variation distance. β = 1 − D_LK is the
+    chance that one drafted token is accepted (Thm 3.5), and α its mean over prefixes (Cor 3.6).
+    """
+    target, draft = _laws(target_probs, draft_probs)
+    return _plain(np.abs(target - draft).sum(-1) / 2)
+
+
+def non_iterative_acceptance(target_probs: Probs, draft_probs: Probs) -> Floats:
+    """Chance that classical rejection sampling keeps a drafted token: A.2.
+
+    Σ_x p(x) · min_y q(y)/p(y) = min q/p over the target's support, which is ≤ Σ min(p, q): one
+    token that the draft underrates lowers the acceptance of all.
+    """
+    target, draft = _laws(target_probs, draft_probs)
+    ratio = np.divide(draft, target, out=np.full_like(target, np.inf), where=target > 0)
+    return _plain(ratio.min(-1))
+
+
+def lenient_alpha(target_probs: Probs, draft_probs: Probs, lenience: Numbers) -> Floats:
+    """Chance that a drafted token is accepted under lenience l, Σ min(p/l, q): A.5.
+
+    Args:
+      lenience: l in (0, 1], which multiplies q before the comparison; 1 gives Thm 3.5's β.
+    """
+    lenience = np.asarray(lenience, np.float64)
+    _check(
+        lenience,
+        (lenience > 0) & (lenience <= 1),
+        "lenience",
+        "must lie in (0, 1]; 1 is the "
+        "exact rule, and towards 0 every token that the target can emit is accepted",
+    )
+    target, draft = _laws(target_probs, draft_probs)
+    return _plain(np.minimum(target / lenience[..., None], draft).sum(-1))
+
+
+def beam_budget(width: Numbers, draft_width: Numbers, gamma: Numbers) -> Ints:
+    """Positions that the target scores in one round of speculative beam search, w + uγ: A.4.
+
+    Args:
+      width: w ≥ 1, of the target's beam search.
+      draft_width: u ≥ w, of the draft's.
+    """
+    width, draft_width, gamma = np.asarray(width), np.asarray(draft_width), _gamma(gamma)
+    _check(width, (width >= 1) & (width == np.floor(width)), "width", "must be a whole number ≥ 1")
+    _check(
+        draft_width,
+        (draft_width >= width) & (draft_width == np.floor(draft_width)),
+        "draft_width",
+        "must be a whole number ≥ width: the target's beams have to be among the "
+        "draft's for a step to be kept",
+    )
+    budget = np.asarray(width + draft_width * gamma).astype(np.int64)
+    return int(budget) if budget.ndim == 0 else budget
+
+
+def _expected_tokens(alpha: np.ndarray, gamma: np.ndarray) -> np.ndarray:
+    # expm1 keeps the digits that 1 − α^(γ+1) loses near α = 1.
+    certain = alpha == 1
+    inner = np.where(certain, 0.5, alpha)
+    with np.errstate(divide="ignore"):  # log 0
+        capped = -np.expm1((gamma + 1) * np.log(inner)) / (1 - inner)
+    return np.where(certain, gamma + 1, capped)
+
+
+def _round_cost(gamma: np.ndarray, c: Numbers, v: VerifyCost) -> np.ndarray:
+    """γc + v(γ), in target steps."""
+    return gamma * _c(c) + _verify_cost(v, gamma)
+
+
+def _verify_cost(v: VerifyCost, gamma: np.ndarray) -> np.ndarray:
+    if callable(v) or np.ndim(v) > 0:
+        _check(
+            gamma,
+            gamma == np.floor(gamma),
+            "gamma",
+            "must be whole where v depends on γ; pass v as a number, its mean over the rounds",
+        )
+    if callable(v):
+        of_gamma = {g: float(v(int(g))) for g in np.unique(gamma)}
+        cost = np.array([of_gamma[g] for g in gamma.ravel()]).reshape(gamma.shape)
+    elif np.ndim(v) == 0:
+        cost = np.asarray(v, np.float64)
+    else:
+        table = np.asarray(v, np.float64)
+        if table.ndim != 1:
+            raise ValueError(
+                f"v has shape {table.shape}; a table has one axis, with v(γ) at index γ."
+            )
+        _check(
+            gamma,
+            gamma < len(table),
+            "gamma",
+            f"is outside the table v, which ends at γ = "
+            f"{len(table) - 1}; measure v there, or pass a function of γ",
+        )
+        cost = table[gamma.astype(np.int64)]
+    _check(
+        cost,
+        (cost > 0) & np.isfinite(cost),
+        "v",
+        "must be > 0 and finite; it is the time of a "
+        "verify call over that of one target step, 1 in the paper",
+    )
+    return cost
+
+
+def _alpha(alpha: Numbers) -> np.ndarray:
+    alpha = np.asarray(alpha, np.float64)
+    _check(
+        alpha,
+        (alpha >= 0) & (alpha <= 1),
+        "alpha",
+        "must lie in [0, 1]; it is the mean of "
+        "Σ min(target, draft), a probability and not a percentage",
+    )
+    return alpha
+
+
+def _gamma(gamma: Numbers, infinite: bool = False) -> np.ndarray:
+    gamma = np.asarray(gamma, np.float64)
+    way_out = "for a length that varies, use walltime_gain_from_tau with the measured tau"
+    valid = (gamma >= 0) & (gamma == np.floor(gamma))
+    if not infinite:
+        valid &= np.isfinite(gamma)
+        way_out += "; for the bound over all lengths, oracle_gain"
+    _check(gamma, valid, "gamma", f"must be a whole number ≥ 0; {way_out}")
+    return gamma
+
+
+def _c(c: Numbers) -> np.ndarray:
+    return _nonnegative(c, "c", "it is time(draft step) / time(target step)")
+
+
+def _nonnegative(value: Numbers, name: str, meaning: str) -> np.ndarray:
+    value = np.asarray(value, np.float64)
+    _check(value, (value >= 0) & np.isfinite(value), name, f"must be ≥ 0 and finite; {meaning}")
+    return value
+
+
+def _laws(target_probs: Probs, draft_probs: Probs) -> tuple[np.ndarray, np.ndarray]:
+    laws = []
+    for name, probs in (("target_probs", target_probs), ("draft_probs", draft_probs)):
+        probs = np.asarray(probs, np.float64)
+        total = probs.sum(-1)
+        _check(probs, probs >= 0, name, "must be ≥ 0; pass probabilities, not logits")
+        _check(
+            total,
+            np.abs(total - 1) < 1e-3,
+            f"the sum of {name}",
+            "must be 1 over the last axis; normalise it, with a softmax if these are logits",
+        )
+        laws.append(probs)
+    if laws[0].shape[-1] != laws[1].shape[-1]:
+        raise ValueError(
+            f"target_probs and draft_probs have {laws[0].shape[-1]} and "
+            f"{laws[1].shape[-1]} tokens; both models need the same vocabulary."
+        )
+    return laws[0], laws[1]
+
+
+def _check(value: np.ndarray, valid: np.ndarray, name: str, demand: str) -> None:
+    """Raise ValueError with the first value that is not valid."""
+    if not np.all(valid):
+        raise ValueError(f"{name}={_first(value, ~valid)} {demand}.")
+
+
+def _first(value: np.ndarray, where: np.ndarray) -> float:
+    return np.broadcast_to(value, where.shape)[where][0].item()
+
+
+def _last_axis(value: Numbers) -> np.ndarray:
+    return np.asarray(value)[..., None]
+
+
+def _plain(value) -> Floats:
+    value = np.asarray(value)
+    return float(value) if value.ndim == 0 else value
