@@ -1,0 +1,1 @@
+"""Flags → config → library calls: each is run as `python -m experiments.NAME`."""

@@ -1,0 +1,1 @@
+"""What to run, and what to expect of it: one file per experiment, `get_config()` in each."""
