@@ -46,7 +46,7 @@ $(BIN)/pip:
 	$(PYTHON) -m venv .venv
 
 .venv/setup.stamp: $(METADATA) | $(BIN)/pip
-	@echo "Installing the pinned packages into .venv; the first time this downloads some 300 MB."
+	@echo "Installing the pinned packages into .venv; the first time this downloads some 220 MB."
 	$(INSTALL) -e .
 	@touch $@
 
