@@ -1,14 +1,14 @@
 """Strict settings for every test.
 
-An array is broadcast to another rank, or cast to another type, only where the code says so; warnings
-are errors (pyproject.toml); nothing is read from or written to the user's caches or the network.
+An array is broadcast to another rank, or cast to another type, only where the code says so;
+warnings are errors (pyproject.toml); neither the network nor the user's caches are touched.
 """
 
 import importlib.util
 import os
 import tempfile
 
-# The environment is read when jax, transformers and matplotlib are first imported: so it comes first.
+# Read when jax, transformers and matplotlib are first imported: so it stands before any import.
 _HOME = tempfile.TemporaryDirectory(prefix="specjax-tests-", ignore_cleanup_errors=True)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
