@@ -87,7 +87,8 @@ def standardize(
         return jnp.where(hit, 0.0, -jnp.inf) + poison
     scaled = logits / sampling.temperature.astype(logits.dtype)
     if sampling.kind == "filtered":
-        scaled = jnp.where(scaled >= _cutoff(scaled, sampling), scaled, -jnp.inf)
+        # NaN is below nothing, so it stays and spreads.
+        scaled = jnp.where(scaled < _cutoff(scaled, sampling), -jnp.inf, scaled)
     return jax.nn.log_softmax(scaled, axis=-1)
 
 
