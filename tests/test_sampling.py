@@ -1,0 +1,181 @@
+"""`standardize` against slow numpy, and the draws against their laws."""
+
+import collections
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from reference import chi_square, law
+from specjax import sampling as smp
+from specjax.sampling import Purpose, sampling
+
+LAST = np.nextafter(np.float32(1), np.float32(0))  # the largest uniform draw
+
+
+def logits_of(seed: int, rows: int, vocab_size: int) -> np.ndarray:
+    """Multiples of ½, so that there are ties, and one in five −inf, though never all."""
+    rng = np.random.default_rng(seed)
+    logits = np.round(4 * rng.normal(size=(rows, vocab_size))) / 2
+    banned = rng.random(logits.shape) < 0.2
+    banned[:, 0] = False
+    return np.where(banned, -np.inf, logits).astype(np.float32)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 2.5])
+@pytest.mark.parametrize("top_k", [0, 1, 3, 50])
+def test_standardize_is_temperature_then_top_k_then_top_p(temperature, top_k):
+    """150 laws for each top_p: the same support, and probabilities within 1e-6."""
+    logits = logits_of(0, 150, 11)
+    for top_p in (1.0, 0.95, 0.6, 1e-6):
+        chosen = sampling(temperature, top_k, top_p)
+        found = np.exp(smp.standardize(jnp.asarray(logits), chosen))
+        expected = np.array([law(row, chosen) for row in logits])
+        np.testing.assert_array_equal(found > 0, expected > 0)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_filters_by_hand():
+    """Of ½ ¼ ⅛ ⅛: top-k 3 keeps both equals; top-p .6 counts after top-k has renormalised."""
+    logits = jnp.log(jnp.float32([0.5, 0.25, 0.125, 0.125]))
+
+    def probs(**kwargs):
+        return np.exp(smp.standardize(logits, sampling(**kwargs)))
+
+    np.testing.assert_allclose(probs(top_k=3), [0.5, 0.25, 0.125, 0.125], rtol=1e-6)
+    np.testing.assert_allclose(probs(top_p=0.6), [2 / 3, 1 / 3, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(probs(top_k=2, top_p=0.6), [1, 0, 0, 0], rtol=1e-6)
+    # Squared first, the four are 16 4 1 1 of 22, and the likeliest alone has .73.
+    np.testing.assert_allclose(probs(temperature=0.5, top_p=0.7), [1, 0, 0, 0], rtol=1e-6)
+
+
+def test_top_p_of_one_keeps_the_tail():
+    """40,000 tokens of which the last have 1e-9 of the mass: rounding cuts none off."""
+    logits = jnp.linspace(0.0, -20.0, 40_000)[None, :]
+    logprobs = smp.standardize(logits, sampling(top_k=40_000, top_p=1.0))
+    assert np.all(np.isfinite(logprobs))
+
+
+@pytest.mark.parametrize("chosen", [sampling(0.0), sampling(), sampling(top_k=2, top_p=0.9)])
+@pytest.mark.parametrize("bad", [[np.nan, 1, 2], [1, np.inf, 0], [-np.inf] * 3])
+def test_what_is_not_finite_spreads(chosen, bad):
+    """NaN in every entry of that row, and in no other."""
+    logprobs = np.asarray(smp.standardize(jnp.float32([bad, [1, -np.inf, 0]]), chosen))
+    assert np.all(np.isnan(logprobs[0]))
+    assert not np.any(np.isnan(logprobs[1]))
+
+
+@pytest.mark.parametrize("chosen", [sampling(0.0), sampling(0.7), sampling(top_k=2)])
+def test_bfloat16_logits_give_float32_laws(chosen):
+    logits = jnp.asarray(logits_of(1, 20, 9), jnp.bfloat16)
+    logprobs = smp.standardize(logits, chosen)
+    assert logprobs.dtype == jnp.float32
+    assert np.array_equal(logprobs, smp.standardize(logits.astype(jnp.float32), chosen))
+
+
+def test_argmax_is_the_first_of_equals():
+    """1,000 rows with ties: as jnp.argmax; the greedy law is one-hot there."""
+    logits = jnp.asarray(logits_of(2, 1000, 9))
+    expected = jnp.argmax(logits, axis=-1)
+    np.testing.assert_array_equal(smp.argmax(logits), expected)
+    onehot = np.exp(smp.standardize(logits, sampling(0.0)))
+    np.testing.assert_array_equal(onehot, np.eye(9)[expected])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "value"),
+    [
+        ({"temperature": -1.0}, "-1.0"),
+        ({"temperature": float("nan")}, "nan"),
+        ({"temperature": float("inf")}, "inf"),
+        ({"top_k": -1}, "-1"),
+        ({"top_k": 2.5}, "2.5"),
+        ({"top_p": 0.0}, "0.0"),
+        ({"top_p": 1.5}, "1.5"),
+        ({"top_p": float("nan")}, "nan"),
+    ],
+)
+def test_errors_name_the_value(wrong, value):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}={value} must"):
+        sampling(**wrong)
+
+
+def test_kinds():
+    """Only what has to be filtered is sorted."""
+    assert sampling(0.0, 5, 0.5).kind == "greedy"
+    assert sampling(0.5).kind == "plain"
+    assert sampling(top_k=1).kind == sampling(top_p=0.9).kind == "filtered"
+
+
+def sparse_laws(rows: int, vocab_size: int) -> np.ndarray:
+    """Unnormalised laws with zeros at both ends, and whole blocks of 128 of them."""
+    rng = np.random.default_rng(vocab_size)
+    probs = rng.random((rows, vocab_size)) * (rng.random((rows, vocab_size)) < 0.3)
+    probs[::2, : vocab_size // 2] = 0
+    probs[1::2, vocab_size // 2 + 1 :] = 0
+    probs[:, vocab_size // 2] = 0.5
+    return probs.astype(np.float32)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 3, 128, 129, 1000])
+def test_draw_inverts_the_distribution_function(vocab_size, monkeypatch):
+    """2,000 laws: never a token of probability 0, at u = 0 and u → 1 neither; the right one."""
+    probs = sparse_laws(2000, vocab_size)
+    point = np.random.default_rng(0).random(2000, np.float32)
+    point[:200], point[200:400] = 0, LAST
+    monkeypatch.setattr(smp, "uniform", lambda keys, dtype: jnp.asarray(point))
+    keys = jax.random.split(jax.random.key(0), 2000)
+    token = np.asarray(jax.jit(lambda *args: smp.draw(*args))(keys, jnp.asarray(probs)))
+    assert np.all(np.take_along_axis(probs, token[:, None], axis=1) > 0)
+    total = np.cumsum(probs.astype(np.float64), axis=1)
+    after = np.take_along_axis(total, token[:, None], axis=1)[:, 0] / total[:, -1]
+    before = after - np.take_along_axis(probs, token[:, None], axis=1)[:, 0] / total[:, -1]
+    assert np.all(before - 1e-5 <= point)
+    assert np.all(point <= after + 1e-5)
+
+
+@pytest.mark.parametrize("draw", [smp.draw, lambda k, p: smp.draw_by_gumbel(k, jnp.log(p))])
+def test_draws_follow_the_law(draw):
+    """n = 100,000 from 300 tokens, a third of them impossible: chi-square p > 1e-4."""
+    count, rng = 100_000, np.random.default_rng(3)
+    probs = rng.exponential(size=300) * (np.arange(300) % 3 > 0)
+    probs /= probs.sum()
+    keys = jax.random.split(jax.random.key(1), count)
+    tokens = jax.jit(lambda keys, p: draw(keys, jnp.broadcast_to(p[None, :], (count, 300))))(
+        keys, jnp.float32(probs)
+    )
+    seen = collections.Counter(np.asarray(tokens).tolist())
+    p = chi_square(seen, dict(enumerate(probs)))
+    print(f"p = {p:.3g} with n = {count}")
+    assert p > 1e-4
+
+
+def test_gumbel_noise_is_shared_by_laws():
+    """The same keys for a law and its double temperature: they agree more often than apart."""
+    logprobs = jax.nn.log_softmax(jnp.asarray(logits_of(4, 4000, 5)), axis=-1)
+    keys = jax.random.split(jax.random.key(2), 8000)
+    flat = jax.nn.log_softmax(logprobs / 2, axis=-1)
+    ours = smp.draw_by_gumbel(keys[:4000], logprobs)
+    coupled = np.mean(ours == smp.draw_by_gumbel(keys[:4000], flat))
+    independent = np.mean(ours == smp.draw_by_gumbel(keys[4000:], flat))
+    assert coupled > independent + 0.2
+
+
+def test_every_draw_has_its_own_key():
+    """Distinct for each row, count, purpose and slot."""
+    keys = smp.row_keys(jax.random.key(0), jnp.int32([0, 0, 1, 1]), jnp.int32([0, 1, 0, 1]))
+    found = [
+        jax.random.key_data(smp.fold(keys, jnp.full((4,), count, jnp.int32), purpose, slot))
+        for count, purpose, slot in itertools.product(range(4), Purpose, range(4))
+    ]
+    found = np.concatenate([*found, jax.random.key_data(keys)])
+    assert len(np.unique(found, axis=0)) == len(found)
+
+
+def test_row_keys_do_not_know_the_batch():
+    """Input 5, sample 2 has one key, wherever it stands."""
+    alone = smp.row_keys(jax.random.key(0), jnp.int32([5]), jnp.int32([2]))
+    among = smp.row_keys(jax.random.key(0), jnp.int32([1, 5, 7]), jnp.int32([0, 2, 2]))
+    assert jnp.all(alone == among[1:2])
