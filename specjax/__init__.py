@@ -4,7 +4,7 @@
     result = specjax.generate(target, draft, texts, gamma=7, temperature=0.0)
 """
 
-from specjax.generate import Result, Row, generate
+from specjax.decoding import Result, Row, generate
 from specjax.metrics import Alpha, measure_alpha
 from specjax.models.hub import Checkpoint, load, save
 

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling as smp
+from specjax.policy import constant
 from specjax.sampling import Purpose
-from specjax.speculative import Contexts, Dice, GreedyDice, Speculative
+from specjax.speculative import Contexts, Dice, GreedyDice, Speculative, step
 from specjax.state import State
 
 
@@ -28,6 +29,7 @@ class Costs:
     target_step: float  # one position: call, head, law and draw, as in autoregressive decoding
     draft_step: float  # the same for the drafter
     verify: Mapping[int, float]  # by γ: one target call on γ+1 positions, head and laws
+    round: Mapping[int, float]  # by γ: a whole round of the loop, everything included
 
     @property
     def c(self) -> float:
@@ -38,12 +40,17 @@ class Costs:
         """time(γ+1 positions) / time(1 position)."""
         return self.verify[gamma] / self.target_step
 
+    def overhead(self, gamma: int) -> float:
+        """What a round takes beyond γ draft steps and the verify pass, in target steps."""
+        return self.round[gamma] / self.target_step - gamma * self.c - self.v(gamma)
+
 
 def measure(
     method: Speculative,
     contexts: Contexts,
     state: State,
-    gammas: Iterable[int],
+    gammas: Iterable[int] = (),
+    rounds: Iterable[int] = (),
     *,
     steps: int = 20,
     repeats: int = 9,
@@ -55,13 +62,16 @@ def measure(
     count; the phases take turns, so that a slow spell of the machine hits all of them; medians.
 
     Args:
-      contexts, state: from `speculative.start`; not donated.
+      contexts, state: from `speculative.start`, with a budget and a buffer that leave room for
+        rounds of the largest γ; not donated.
       gammas: where to measure v.
+      rounds: where to measure a whole round, as a constant policy runs it.
       progress: called after each compilation and each timing round.
     """
-    gammas = sorted(set(gammas))
+    gammas, rounds = sorted(set(gammas)), sorted(set(rounds))
     phases: dict[Any, Callable] = {"target": _target_step, "draft": _draft_step}
-    phases |= {gamma: partial(_verify, gamma=gamma) for gamma in gammas}
+    phases |= {("verify", gamma): partial(_verify, gamma=gamma) for gamma in gammas}
+    phases |= {("round", gamma): partial(_round, gamma=gamma) for gamma in rounds}
     jitted = {name: jax.jit(partial(_repeat, phase, steps)) for name, phase in phases.items()}
     for run in jitted.values():
         jax.block_until_ready(run(method, contexts, state))
@@ -74,39 +84,77 @@ def measure(
             seconds[name].append((time.perf_counter() - begin) / steps)
         progress()
     median = {name: float(np.median(values)) for name, values in seconds.items()}
-    return Costs(median["target"], median["draft"], {gamma: median[gamma] for gamma in gammas})
+    return Costs(
+        target_step=median["target"],
+        draft_step=median["draft"],
+        verify={gamma: median["verify", gamma] for gamma in gammas},
+        round={gamma: median["round", gamma] for gamma in rounds},
+    )
 
 
 def _repeat(phase, steps, method, contexts, state):
-    """Run a phase `steps` times; each reads the tokens that the one before it wrote."""
+    """Run a phase `steps` times; each reads what the one before it wrote."""
 
-    def body(_, tokens_and_caches):
-        return phase(method, contexts, state, *tokens_and_caches)
+    def body(_, state):
+        return phase(method, contexts, state)
 
-    last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)[:, 0]
-    return jax.lax.fori_loop(0, steps, body, (last, state.cache, state.drafter))
+    return jax.lax.fori_loop(0, steps, body, state)
 
 
-def _target_step(method, contexts, state, token, cache, drafter):
-    hidden, cache = method.target(token[:, None], state.length - 1, contexts.target, cache)
+def _last(state):
+    return jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)[:, 0]
+
+
+def _with_last(state, token, **changes):
+    rows = jnp.arange(token.shape[0])
+    tokens = state.tokens.at[rows, state.length - 1].set(token)
+    return state.replace(tokens=tokens, rounds=state.rounds + 1, **changes)
+
+
+def _target_step(method, contexts, state):
+    last = _last(state)[:, None]
+    hidden, cache = method.target(last, state.length - 1, contexts.target, state.cache)
     logprobs = smp.standardize(method.target.logits(hidden[:, 0]), method.sampling)
     if method.sampling.kind == "greedy":
-        return smp.argmax(logprobs), cache, drafter
-    keys = smp.fold(state.keys, token, Purpose.POSITION)
-    return smp.draw_by_gumbel(keys, logprobs), cache, drafter
+        token = smp.argmax(logprobs)
+    else:
+        token = smp.draw_by_gumbel(smp.fold(state.keys, state.rounds, Purpose.POSITION), logprobs)
+    return _with_last(state, token, cache=cache)
 
 
-def _draft_step(method, contexts, state, token, cache, drafter):
-    logits, drafter = method.drafter.extend(token, state.length - 1, contexts.drafter, drafter)
+def _draft_step(method, contexts, state):
+    position = state.length - 1
+    logits, drafter = method.drafter.extend(
+        _last(state), position, contexts.drafter, state.drafter
+    )
     logprobs = smp.standardize(logits, method.sampling)
     dice = GreedyDice() if method.sampling.kind == "greedy" else Dice()
-    return dice.draft(state.replace(rounds=token), jnp.int32(0), logprobs), cache, drafter
+    return _with_last(state, dice.draft(state, jnp.int32(0), logprobs), drafter=drafter)
 
 
-def _verify(method, contexts, state, token, cache, drafter, *, gamma):
+def _verify(method, contexts, state, *, gamma):
     offsets = jnp.arange(gamma + 1, dtype=jnp.int32)[None, :]
-    block = (token[:, None] + offsets) % method.target.vocab_size
-    hidden, cache = method.target(block, state.length - 1, contexts.target, cache)
+    block = (_last(state)[:, None] + offsets) % method.target.vocab_size
+    hidden, cache = method.target(block, state.length - 1, contexts.target, state.cache)
     logprobs = smp.standardize(method.target.logits(hidden), method.sampling)
-    # The whole law is read, as an acceptance rule would.
-    return smp.argmax(jnp.max(logprobs, axis=1)), cache, drafter
+    # All laws are read to the end, as an acceptance rule may.
+    return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
+
+
+def _round(method, contexts, state, *, gamma):
+    method = dataclasses.replace(method, gamma_max=gamma, policy=constant(gamma))
+    after, _ = step(method, contexts, _resized(state, gamma))
+    # Back to where it was, so that every round has the same work to do.
+    return state.replace(
+        tokens=after.tokens, cache=after.cache, drafter=after.drafter, rounds=after.rounds
+    )
+
+
+def _resized(state, gamma):
+    """The state with counters for another γ_max, and no policy state."""
+    stats = dataclasses.replace(
+        state.stats,
+        accepted_lengths=jnp.zeros((state.length.shape[0], gamma + 1), jnp.int32),
+        tested=jnp.zeros((state.length.shape[0], gamma), jnp.int32),
+    )
+    return state.replace(stats=stats, policy=())

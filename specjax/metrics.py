@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from specjax import generate as gen
+from specjax import decoding
 from specjax import sampling as smp
 from specjax.accept import overlap
 from specjax.batching import bucket, pack
@@ -95,8 +95,8 @@ def measure_alpha(
     """
     chosen = smp.sampling(temperature, top_k, top_p)
     key = jax.random.key(0) if key is None else key
-    plain = gen.build(target, None, gamma=1, sampling=chosen)
-    rows = gen.stream(
+    plain = decoding.build(target, None, gamma=1, sampling=chosen)
+    rows = decoding.stream(
         plain,
         target,
         texts,
@@ -129,9 +129,9 @@ def alpha_of_outputs(
     max_source_len: int | None = None,
 ) -> Alpha:
     """α over outputs that the target generated before, one for each text."""
-    method = gen.build(target, draft, gamma=1, sampling=sampling)
+    method = decoding.build(target, draft, gamma=1, sampling=sampling)
     assert isinstance(method, Speculative)
-    sources = gen.tokenize(target, texts, max_source_len)
+    sources = decoding.tokenize(target, texts, max_source_len)
     pairs = [(s, o) for s, o in zip(sources, outputs, strict=True) if s and o]
     if not pairs:
         raise ValueError("Nothing to measure: every input or output is empty.")
@@ -181,7 +181,7 @@ def mean_interval(
     return float(sums.sum() / counts.sum()), float(low), float(high)
 
 
-def acceptance_by_position(rows: Sequence[gen.Row]) -> np.ndarray:
+def acceptance_by_position(rows: Sequence[decoding.Row]) -> np.ndarray:
     """P(position i is accepted | it was reached), for i = 1 … γ_max; NaN where it never was.
 
     Rates of later positions are conditional on all earlier ones having been accepted, which is

@@ -11,6 +11,11 @@ from specjax.models.layers import arrange
 from specjax.types import Cache, Context, Inputs
 
 
+def input_first() -> bool:
+    """Whether projections lie (in, out) on this machine; see `arrange`. Decided only here."""
+    return jax.default_backend() == "cpu"
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LanguageModel:
@@ -28,22 +33,23 @@ class LanguageModel:
 
     @classmethod
     def of(cls, module: nnx.Module, vocab_size: int | None = None) -> "LanguageModel":
-        """Split a module with a `vocab_size` and the methods of `Model`.
+        """Split a module that has a `vocab_size` and the methods of `Model`.
+
+        Its projections are turned to what suits this machine's backend. The module itself stays
+        as it is, and what becomes of it later does not change this model.
 
         Args:
           module: holds parameters and nothing else.
           vocab_size: the number of real ids. None: every row of the output layer is one.
-
-        The module's projections are turned in place to what suits this machine's backend; this is
-        the only place that decides it.
         """
-        arrange(module, input_first=jax.default_backend() == "cpu")
+        module = arrange(nnx.clone(module), input_first=input_first())
         graphdef, params = nnx.split(module)
-        return cls(params, graphdef, module.vocab_size if vocab_size is None else vocab_size)
+        size = module.vocab_size  # type: ignore[attr-defined]
+        return cls(params, graphdef, size if vocab_size is None else vocab_size)
 
     def module(self) -> Any:
-        """The module again; it shares the parameter arrays."""
-        return nnx.merge(self.graphdef, self.params)
+        """The module again. It starts with the same arrays, but its variables are its own."""
+        return nnx.merge(self.graphdef, self.params, copy=True)
 
     def stored_params(self) -> nnx.State:
         """The parameters as checkpoints have them, (out, in)."""

@@ -43,8 +43,14 @@ class Linear(nnx.Module):
 
 
 def project(x: Array, weight: Array, input_first: bool) -> Array:
-    """x times a weight that is (out, in), or (in, out) if `input_first`."""
-    return jnp.einsum("...i,io->...o" if input_first else "...i,oi->...o", x, weight)
+    """x times a weight that is (out, in), or (in, out) if `input_first`.
+
+    As a product of two matrices: XLA's CPU backend takes four times as long for the weight's
+    gradient where rows and positions are separate axes.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    out = rows @ (weight if input_first else weight.T)
+    return out.reshape(*x.shape[:-1], -1)
 
 
 def arrange(module: nnx.Module, input_first: bool) -> nnx.Module:

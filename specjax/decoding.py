@@ -287,14 +287,16 @@ def prepare(
     max_new_tokens: int,
     key: Key[Array, ""],
     rows: int,
+    width: int | None = None,
 ):
     """(context, state) before the first round, in bucketed shapes.
 
     Args:
       labels: (input index, sample) of each source: with the key, all that its noise depends on.
       rows: of the batch; those beyond the sources are given no budget.
+      width: S; default: the bucket of the longest source.
     """
-    width = bucket(max(len(ids) for ids in sources), smallest=16)
+    width = width or bucket(max(len(ids) for ids in sources), smallest=16)
     inputs = pack(sources, start_id=target.start_id, rows=rows, width=width)
     padded = np.zeros((rows, 2), np.int32)
     padded[: len(labels)] = labels
