@@ -1,0 +1,165 @@
+"""What every experiment shares: errors in one sentence, files that are never half-written, and
+the facts that make a number worth keeping.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from absl import app, flags, logging
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
+
+
+def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
+    """Start an experiment. What a user can put right is said in one sentence, without a traceback.
+
+    Args:
+      usage: the module's docstring, shown by --help.
+    """
+    flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
+    sys.modules["__main__"].__doc__ = usage
+    logging.set_verbosity(logging.WARNING)
+    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+
+    def guarded(argv: list[str]) -> Any:
+        if len(argv) > 1:
+            fail(f"Arguments without a flag are not understood: {' '.join(argv[1:])}. See --help.")
+        cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+        try:
+            return main(argv)
+        except (ValueError, OSError, FloatingPointError) as error:
+            if flags.FLAGS.debug:
+                raise
+            fail(str(error))
+
+    try:
+        app.run(guarded)
+    except (AttributeError, KeyError, TypeError) as error:
+        # A mistyped --config field comes out of flag parsing as one of these.
+        if "--debug" in sys.argv or flags.FLAGS.is_parsed():
+            raise
+        message = str(error.args[0] if error.args else error)
+        fail(f"{message.replace(chr(92) + chr(39), chr(39))} (a field of --config)")
+
+
+def fail(message: str) -> None:
+    """Print the error and leave with status 1."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(1)
+
+
+def make_workdir(path: str) -> pathlib.Path:
+    """The directory, made if need be; ValueError if it cannot be written."""
+    workdir = pathlib.Path(path)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        with replacing(workdir / "probe") as part:
+            part.write_text("")
+        (workdir / "probe").unlink()
+    except OSError as error:
+        raise ValueError(
+            f"Cannot write to --workdir={workdir}: {error.strerror or error}. "
+            "Name a directory that you can write to; it is made if it does not exist."
+        ) from None
+    return workdir
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A file to write, which becomes `path` at the end unless there was an error."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class Rows:
+    """A JSON-lines file that grows by whole rows, and can be gone on with after a cut.
+
+    A last line that is not complete was being written when the run ended; it is dropped.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self.done: list[dict[str, Any]] = []
+        if not path.exists():
+            return
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        try:
+            self.done = [json.loads(line) for line in whole.decode("utf-8").splitlines()]
+        except ValueError:
+            raise ValueError(
+                f"{path} holds lines that are not JSON: not a file of rows. Move it away, or name "
+                "another one."
+            ) from None
+        if whole != data:
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write one row through to the file."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self.done.append(row)
+
+
+def fingerprint(*parts: Any) -> str:
+    """A short hash of JSON-able values, to tell whether a file belongs to this run."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def environment() -> dict[str, Any]:
+    """Commit, versions and hardware: what a number needs in order to be compared."""
+    device = jax.devices()[0]
+    return {
+        "commit": commit(),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        "platform": device.platform,
+        "device": _processor() if device.platform == "cpu" else device.device_kind,
+        "devices": jax.device_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+def commit() -> str:
+    """The checkout's commit, with + if files differ from it; "unknown" outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _processor() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
