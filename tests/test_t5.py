@@ -111,8 +111,8 @@ def test_what_stands_in_the_padding_does_not_matter(model, sources, tokens):
 def test_width_of_the_padding_and_neighbours_do_not_matter(model, sources, tokens):
     source, source_len = sources
     together = uncached(model, jnp.pad(source, ((0, 0), (0, 23))), source_len, tokens)
-    for row, length in enumerate(source_len.tolist()):
-        one = slice(row, row + 1)
+    for row in (1, 2):
+        one, length = slice(row, row + 1), int(source_len[row])
         alone = uncached(model, source[one, :length], source_len[one], tokens[one])
         np.testing.assert_allclose(together[one], alone, rtol=0, atol=1e-5)
 
@@ -220,6 +220,17 @@ def test_a_query_sees_no_stale_slot(model, sources, tokens):
 # --- LanguageModel -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["v1_0", "odd_heads"])
+def test_the_layout_of_an_accelerator_gives_the_same_logits(name, tmp_path, monkeypatch):
+    """`arrange` turns projections on a CPU; here they stay as the files have them."""
+    variant = t5_variants.VARIANTS[name]
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    untouched = load_variant(name, tmp_path)
+    assert not untouched.module().input_first
+    logits = uncached(untouched, *map(jnp.asarray, t5_variants.inputs(variant)))
+    np.testing.assert_allclose(logits, REFERENCE[name], rtol=0, atol=1e-4)
+
+
 def test_padded_ids_are_cut_off(model, sources, tokens):
     context, cache = begin(model, *sources)
     start = jnp.zeros((3,), jnp.int32)
@@ -246,11 +257,9 @@ def test_other_weights_of_one_architecture_do_not_retrace():
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_stays_near_float32(dtype, tmp_path, sources, tokens):
-    variant = t5_variants.VARIANTS["deep_encoder"]
-    directory = t5_variants.write(tmp_path, variant)
-    half = load(directory, dtype=dtype).model
+def test_half_precision_stays_near_float32(tmp_path, sources, tokens):
+    variant, dtype = t5_variants.VARIANTS["deep_encoder"], jnp.bfloat16
+    half = load(t5_variants.write(tmp_path, variant), dtype=dtype).model
     context, cache = begin(half, *sources)
     assert isinstance(cache[0], KV)
     assert cache[0].keys.dtype == dtype

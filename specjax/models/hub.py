@@ -22,7 +22,8 @@ import numpy as np
 from flax import nnx
 
 from specjax.models import t5_hub
-from specjax.models.language_model import LanguageModel
+from specjax.models.language_model import LanguageModel, input_first
+from specjax.models.layers import arrange
 from specjax.models.safetensors_files import (
     INDEX,
     SINGLE,
@@ -299,15 +300,29 @@ def _read_params(
     family: Family, config: Any, tensors: Mapping[str, Tensor], dtype: np.dtype
 ) -> nnx.Module:
     """A module with the files' parameters; it is never built with weights of its own."""
-    module = nnx.eval_shape(lambda: family.build(config, rngs=nnx.Rngs(0), dtype=dtype))
+    module = nnx.eval_shape(
+        lambda: arrange(
+            family.build(config, rngs=nnx.Rngs(0), dtype=dtype), input_first=input_first()
+        )
+    )
     graphdef, abstract = nnx.split(module)
     names, slots = family.tensor_names(config), dict(nnx.to_flat_state(abstract))
-    _check_tensors(tensors, {p: (names[p], slot.shape) for p, slot in slots.items()})
+    turned = _turned(module)
+    shapes = {p: slot.shape[::-1] if p in turned else slot.shape for p, slot in slots.items()}
+    _check_tensors(tensors, {path: (names[path], shape) for path, shape in shapes.items()})
     filled = {}
     for path, slot in slots.items():
         parts = [tensors[name] for name in names[path]]
-        filled[path] = slot.replace(_read_stacked(parts, slot.shape, dtype))
+        array = _read_stacked(parts, slot.shape, dtype, turn=path in turned)
+        filled[path] = slot.replace(array)
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
+
+
+def _turned(module: nnx.Module) -> set[tuple]:
+    """Paths of the parameters that `arrange` has transposed."""
+    nodes = list(nnx.iter_graph(module))
+    turned = {id(n.turned_weight()) for _, n in nodes if getattr(n, "input_first", False)}
+    return {path for path, node in nodes if id(node) in turned}
 
 
 def _check_tensors(
@@ -343,12 +358,15 @@ def _some(names: list[str]) -> str:
     return ", ".join(map(repr, names[:3])) + more
 
 
-def _read_stacked(parts: list[Tensor], shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    """One array with the rows of each part below one another."""
+def _read_stacked(
+    parts: list[Tensor], shape: tuple[int, ...], dtype: np.dtype, *, turn: bool
+) -> jax.Array:
+    """One array with the rows of each part below one another, or if `turn` its transpose."""
     out = _aligned(shape, dtype)
-    rows = shape[0] // len(parts)
+    stored = out.T if turn else out  # a view
+    rows = len(stored) // len(parts)
     for i, part in enumerate(parts):
-        read_into(part, out[i * rows : (i + 1) * rows])
+        read_into(part, stored[i * rows : (i + 1) * rows])
     # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
     return jax.block_until_ready(jax.device_put(out, may_alias=True))
 
@@ -503,7 +521,8 @@ def _write(directory: Path, checkpoint: Checkpoint, dtype: np.dtype) -> None:
     )
     _write_json(directory / "config.json", raw)
     _write_json(directory / "generation_config.json", ids)
-    names, tensors = family.tensor_names(config), {}
+    names = family.tensor_names(config)
+    tensors: dict[str, np.ndarray] = {}
     for path, variable in nnx.to_flat_state(checkpoint.model.stored_params()):
         parts = np.split(np.asarray(variable[...], dtype), len(names[path]))
         tensors |= dict(zip(names[path], parts, strict=True))

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -128,33 +128,35 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _chunks(tensor: Tensor) -> Iterator[tuple[int, np.ndarray]]:
-    """Pieces of a flattened tensor and the index at which each begins; one buffer for all."""
-    buffer = np.empty(CHUNK // tensor.dtype.itemsize, tensor.dtype)
-    total = math.prod(tensor.shape)
+def _chunks(tensor: Tensor) -> Iterator[np.ndarray]:
+    """A tensor a few rows at a time, all in one buffer."""
+    row = math.prod(tensor.shape[1:])
+    count = max(1, CHUNK // (row * tensor.dtype.itemsize))
+    buffer = np.empty((count, *tensor.shape[1:]), tensor.dtype)
     with tensor.file.open("rb") as file:
         file.seek(tensor.offset)
-        for begin in range(0, total, buffer.size):
-            piece = buffer[: total - begin]
-            _fill(file, piece)
-            yield begin, piece
+        for begin in range(0, tensor.shape[0], count):
+            rows = buffer[: tensor.shape[0] - begin]
+            _fill(file, rows)
+            yield rows
 
 
-def _fill(file, array: np.ndarray) -> None:
-    if file.readinto(memoryview(array.view(np.uint8))) != array.nbytes:
+def _fill(file: BinaryIO, array: np.ndarray) -> None:
+    if file.readinto(array.reshape(-1).view(np.uint8)) != array.nbytes:  # type: ignore[attr-defined]
         raise ValueError(f"{file.name} ended while it was read. {_AGAIN}")
 
 
 def read_into(tensor: Tensor, out: np.ndarray) -> None:
-    """Fill `out`, contiguous and of the tensor's shape, converting to its dtype."""
-    flat = out.reshape(-1)
-    if tensor.dtype == out.dtype:
+    """Fill `out`, of the tensor's shape, in its own dtype and strides."""
+    if tensor.dtype == out.dtype and out.flags.c_contiguous:
         with tensor.file.open("rb") as file:
             file.seek(tensor.offset)
-            _fill(file, flat)
+            _fill(file, out)
         return
-    for begin, piece in _chunks(tensor):
-        flat[begin : begin + piece.size] = piece.astype(out.dtype)
+    at = 0
+    for rows in _chunks(tensor):
+        out[at : at + len(rows)] = rows.astype(out.dtype, copy=False)
+        at += len(rows)
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
@@ -163,7 +165,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
         return True
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return all(np.array_equal(x, y) for (_, x), (_, y) in zip(_chunks(a), _chunks(b), strict=True))
+    return all(np.array_equal(x, y) for x, y in zip(_chunks(a), _chunks(b), strict=True))
 
 
 def write_file(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
