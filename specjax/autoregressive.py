@@ -25,6 +25,11 @@ class Autoregressive:
     sampling: Sampling
     eos_ids: Int[Array, " N"]
 
+    @property
+    def gamma_max(self) -> int:
+        """No token is drafted."""
+        return 0
+
 
 @partial(jax.jit, static_argnames="buffer_len")
 def start(

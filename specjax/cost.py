@@ -124,9 +124,7 @@ def _target_step(method, contexts, state):
 
 def _draft_step(method, contexts, state):
     position = state.length - 1
-    logits, drafter = method.drafter.extend(
-        _last(state), position, contexts.drafter, state.drafter
-    )
+    logits, drafter = method.drafter.extend(_last(state), position, contexts.drafter, state.drafter)
     logprobs = smp.standardize(logits, method.sampling)
     dice = GreedyDice() if method.sampling.kind == "greedy" else Dice()
     return _with_last(state, dice.draft(state, jnp.int32(0), logprobs), drafter=drafter)

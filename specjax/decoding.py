@@ -3,7 +3,6 @@
 import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,8 @@ from specjax.speculative import Speculative
 from specjax.state import State
 
 
-class Row(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Row:
     """One output: input `index`, draw `sample` of it, and what it took."""
 
     index: int
@@ -236,7 +236,7 @@ def stream(
             )
             check_finite(state, names)
             outputs = dict(zip(live, read_rows(state, live, target), strict=False))
-        width = getattr(method, "gamma_max", 0)
+        width = method.gamma_max
         for index, sample in chunk:
             yield outputs.get((index, sample)) or Row(
                 index, sample, "", [], 0, 0, 0, [0] * (width + 1), [0] * width
@@ -301,9 +301,8 @@ def prepare(
     padded = np.zeros((rows, 2), np.int32)
     padded[: len(labels)] = labels
     budget = np.where(np.arange(rows) < len(sources), max_new_tokens, 0).astype(np.int32)
-    speculates = isinstance(method, Speculative)
-    room = 1 + max_new_tokens + (method.gamma_max if speculates else 0) + 1
-    start = speculative.start if speculates else autoregressive.start
+    room = 1 + max_new_tokens + method.gamma_max + 1
+    start = speculative.start if isinstance(method, Speculative) else autoregressive.start
     return start(
         method,
         inputs,

@@ -14,7 +14,10 @@ from specjax.types import Cache, Context, Inputs, Model
 class Drafter(Protocol):
     """What the loop needs of a drafter. Its logits pass the same `standardize` as the target's."""
 
-    vocab_size: int
+    @property
+    def vocab_size(self) -> int:
+        """Width of its logits."""
+        ...
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Any]:
         """A read-only context, and the state before the first round."""

@@ -78,6 +78,8 @@ class Constant:
 def constant(gamma: int) -> Constant:
     """A policy that always drafts `gamma` ≥ 1 tokens."""
     if gamma < 1 or gamma != int(gamma):
-        raise ValueError(f"gamma={gamma} must be a whole number ≥ 1; without a draft model, "
-                         "decoding is autoregressive.")
+        raise ValueError(
+            f"gamma={gamma} must be a whole number ≥ 1; without a draft model, "
+            "decoding is autoregressive."
+        )
     return Constant(jnp.int32(gamma))

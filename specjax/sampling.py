@@ -70,9 +70,7 @@ def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
     return jnp.min(best, axis=-1)
 
 
-def standardize(
-    logits: Float[Array, "*batch V"], sampling: Sampling
-) -> Float[Array, "*batch V"]:
+def standardize(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[Array, "*batch V"]:
     """Log-probabilities of the law that is sampled; −inf where a token cannot be.
 
     At least float32, whatever the logits are. Logits that are not finite (NaN, +inf, or −inf
@@ -135,7 +133,10 @@ def row_keys(
 
 
 def fold(
-    keys: Key[Array, " B"], count: Int[Array, " B"], purpose: Purpose, slot: Int[Array, ""] | int = 0
+    keys: Key[Array, " B"],
+    count: Int[Array, " B"],
+    purpose: Purpose,
+    slot: Int[Array, ""] | int = 0,
 ) -> Key[Array, " B"]:
     """Keys for one purpose at each row's own count (a round, or an absolute position)."""
     tag = jnp.asarray(slot, jnp.int32) * len(Purpose) + purpose

@@ -152,9 +152,7 @@ def step(
     return learn(method, state, round_), round_
 
 
-def draft(
-    method: Speculative, context: Context, state: State, dice: Dice
-) -> tuple[Drafts, State]:
+def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tuple[Drafts, State]:
     """Propose up to γ_max tokens for each row, as long as its policy and its budget allow.
 
     A row with r tokens left drafts at most r − 1: the target adds one of its own.
@@ -217,9 +215,7 @@ def draft(
     inner, fed, (drafts, policy_state, finite) = jax.lax.cond(
         jnp.any(cap > 0), some, lambda operand: operand, operand
     )
-    return drafts, state.replace(
-        drafter=inner, fed=fed, policy=policy_state, draft_finite=finite
-    )
+    return drafts, state.replace(drafter=inner, fed=fed, policy=policy_state, draft_finite=finite)
 
 
 def verify(
@@ -256,9 +252,7 @@ def accept(
 def learn(method: Speculative, state: State, round_: Round) -> State:
     """Commit the round's tokens, and let the policy see what happened."""
     drafts, accepted, was_live = round_.drafts, round_.accepted, ~state.done
-    new = commit(
-        state, drafts.tokens, drafts.length, accepted, round_.next_token, method.eos_ids
-    )
+    new = commit(state, drafts.tokens, drafts.length, accepted, round_.next_token, method.eos_ids)
     gamma = drafts.tokens.shape[1]
     stats = RoundStats(
         active=was_live,

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Int, Key
 from specjax.types import Inputs
 
 
-@struct.dataclass
-class Stats:
+class Stats(struct.PyTreeNode):
     """Counts for each row. A cut at EOS cuts the counts too: what follows it never happened."""
 
     target_calls: Array  # [B] int32, verify passes while the row was alive
@@ -22,8 +21,7 @@ class Stats:
     tested: Array  # [B, γ_max] int32, rounds in which position i was reached: all before it kept
 
 
-@struct.dataclass
-class State:
+class State(struct.PyTreeNode):
     """What changes from round to round. A finished row is frozen."""
 
     keys: Array  # [B] keys, one for each (input, sample); never consumed, only folded
@@ -151,5 +149,3 @@ def is_finite(logprobs: Array, live: Bool[Array, " B"]) -> Bool[Array, ""]:
     """
     first = logprobs[..., 0].reshape(logprobs.shape[0], -1)
     return ~jnp.any(jnp.isnan(first) & live[:, None])
-
-

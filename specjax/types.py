@@ -31,8 +31,10 @@ class Inputs(NamedTuple):
 class Model(Protocol):
     """A target or draft model as the loops see it (`models/` has the real ones)."""
 
-    vocab_size: int
-    """Ids 0 … vocab_size−1 can be emitted; padding of the output layer is cut off."""
+    @property
+    def vocab_size(self) -> int:
+        """Ids 0 … vocab_size−1 can be emitted; padding of the output layer is cut off."""
+        ...
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
         """Encode the source and prefill the prompt but for its last token.
