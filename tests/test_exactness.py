@@ -18,6 +18,7 @@ from specjax.policy import constant
 from specjax.sampling import Purpose, sampling
 from specjax.state import unfinished
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
+from toy_policies import ConfidenceStop, EntropyStop, Erratic
 
 EOS = 2
 PROMPT = [1, 0]
@@ -42,51 +43,6 @@ DRAFTERS = {
     "hopeless": hopeless,
     "one-hot": lambda target: one_hot(3),
 }
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Erratic:
-    """Caps from 0 to γ_max that depend on all past rounds through a number modulo 11."""
-
-    def init(self, keys, gamma_max):
-        return jnp.full(keys.shape, gamma_max, jnp.int32)
-
-    def begin(self, state):
-        return state, (state * 7) % 4
-
-    def keep_drafting(self, state, seen):
-        return state, seen.drafting
-
-    def update(self, state, stats):
-        new = (state * 3 + stats.accepted * 5 + stats.drafted + 1) % 11
-        return jnp.where(stats.active, new, state)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class EntropyStop(Erratic):
-    """Drafts while the draft's next law is sharp."""
-
-    def begin(self, state):
-        return state, jnp.full(state.shape, 3, jnp.int32)
-
-    def keep_drafting(self, state, seen):
-        probs = jnp.exp(seen.draft_logprobs)
-        surprise = jnp.where(probs > 0, -seen.draft_logprobs, 0.0)
-        return state, jnp.sum(probs * surprise, axis=-1) < 0.8
-
-    def update(self, state, stats):
-        return state
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ConfidenceStop(EntropyStop):
-    """Drafts while the token before was likely: draw, keep, then stop."""
-
-    def keep_drafting(self, state, seen):
-        return state, seen.previous_logprob > np.log(0.5)
 
 
 POLICIES = {  # and γ_max
