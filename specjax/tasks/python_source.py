@@ -1,0 +1,189 @@
+"""Two tasks from Python source that every machine has.
+
+- `parse`: a statement of one line -> its syntax tree in prefix form (`specjax.tasks.trees`).
+- `summarize`: a function's source without its docstring -> the docstring's first paragraph.
+
+Validation and test come from the standard library of the running interpreter; training from the
+rest of it and from the installed packages of `PACKAGES`. The split is by module, by a hash of the
+module's name, so a module never changes sides, and an input that occurs in a held-out module is
+dropped from training (and a validation input from test). Within a split, pairs are distinct by
+input and ordered by a hash of the input: the first n are a random sample, the same on every machine
+with the same sources.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import pathlib
+import platform
+import sysconfig
+import textwrap
+import warnings
+from collections.abc import Iterable, Iterator
+
+from specjax.tasks import trees
+from specjax.tasks.examples import Example
+
+SPLITS = ("train", "validation", "test")
+TASKS = ("parse", "summarize")
+
+# Import names of the packages that training reads beside the standard library: all of them
+# dependencies of specjax, so a pinned environment has them at known versions.
+PACKAGES = (
+    "absl", "etils", "flax", "fsspec", "huggingface_hub", "jax", "matplotlib", "ml_collections",
+    "numpy", "optax", "orbax", "scipy", "tqdm", "transformers",
+)  # fmt: skip
+
+# Not source that people write, or a second copy of something: tests, tables, generated data.
+_SKIPPED = {
+    "test", "tests", "testing", "idle_test", "lib2to3", "site-packages", "dist-packages",
+    "__pycache__", "encodings", "pydoc_data", "turtledemo", "__phello__", "_vendor",
+}  # fmt: skip
+_HELD_OUT_PERCENT = 4  # of the standard library's modules, for validation and for test each
+
+_STATEMENTS = (
+    ast.Return, ast.Delete, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Raise, ast.Assert,
+    ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Expr,
+)  # fmt: skip
+MAX_STATEMENT = 80  # characters
+MAX_TREE = 240  # characters
+MAX_FUNCTION = 1_000  # characters
+MAX_SUMMARY = 200  # characters
+
+
+def load(task: str, split: str) -> list[Example]:
+    """The pairs of one task and split. Test and validation take about a second, train a minute.
+
+    Raises:
+      ValueError: no such task or split.
+    """
+    if task not in TASKS:
+        raise ValueError(f"no task {task!r} in Python source: choose from {', '.join(TASKS)}")
+    if split not in SPLITS:
+        raise ValueError(f"no split {split!r}: choose from {', '.join(SPLITS)}")
+    return list(_load(task, split))
+
+
+@functools.cache
+def _load(task: str, split: str) -> tuple[Example, ...]:
+    seen = {}
+    for held_out in SPLITS[1 : {"train": 3, "validation": 1, "test": 2}[split]]:
+        seen.update((pair.input, None) for pair in _load(task, held_out))
+    files = [(name, path) for name, path in standard_library() if split_of(name) == split]
+    if split == "train":
+        files += installed_packages()
+    pairs = {}
+    for _, path in files:
+        for pair in (_parse_pairs if task == "parse" else _summarize_pairs)(path):
+            if pair.input not in seen:
+                pairs.setdefault(pair.input, pair)
+    return tuple(
+        sorted(pairs.values(), key=lambda pair: hashlib.sha256(pair.input.encode()).digest())
+    )
+
+
+def split_of(module: str) -> str:
+    """The split of a module of the standard library, by a hash of its name: `json.decoder`."""
+    percent = int.from_bytes(hashlib.sha256(module.encode()).digest()[:8], "big") % 100
+    if percent < _HELD_OUT_PERCENT:
+        return "test"
+    return "validation" if percent < 2 * _HELD_OUT_PERCENT else "train"
+
+
+def standard_library() -> list[tuple[str, pathlib.Path]]:
+    """(module, file) of the running interpreter's standard library, sorted by name."""
+    return _modules(pathlib.Path(sysconfig.get_path("stdlib")), prefix=())
+
+
+def installed_packages() -> list[tuple[str, pathlib.Path]]:
+    """(module, file) of the packages in `PACKAGES` that are installed, sorted by name."""
+    files = []
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for location in (spec.submodule_search_locations or ()) if spec else ():
+            files += _modules(pathlib.Path(location), prefix=(package,))
+    return sorted(files)
+
+
+def _modules(root: pathlib.Path, prefix: tuple[str, ...]) -> list[tuple[str, pathlib.Path]]:
+    found = []
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        if _SKIPPED.isdisjoint(parts) and not parts[-1].startswith("test_"):
+            found.append((".".join(prefix + parts).removesuffix(".__init__"), path))
+    return sorted(found)
+
+
+def _syntax(path: pathlib.Path) -> tuple[str, ast.Module] | None:
+    """The text and tree of a source file, or None where this Python cannot read it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a library's invalid escapes are not ours to report
+            return text, ast.parse(text)
+    except (SyntaxError, ValueError, OSError):
+        return None
+
+
+def _parse_pairs(path: pathlib.Path) -> Iterator[Example]:
+    syntax = _syntax(path)
+    if syntax is None:
+        return
+    lines = [line.encode() for line in syntax[0].split("\n")]  # columns of ast count bytes
+    for node in ast.walk(syntax[1]):
+        if not isinstance(node, _STATEMENTS) or node.lineno != node.end_lineno:
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue  # a docstring
+        if node.end_col_offset - node.col_offset > MAX_STATEMENT:
+            continue
+        source = lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
+        tree = trees.write(node)
+        if len(tree) <= MAX_TREE and source.isprintable():
+            yield Example(f"parse: {source}", tree)
+
+
+def _summarize_pairs(path: pathlib.Path) -> Iterator[Example]:
+    syntax = _syntax(path)
+    if syntax is None:
+        return
+    lines = syntax[0].split("\n")
+    for node in ast.walk(syntax[1]):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        doc = ast.get_docstring(node, clean=True)
+        summary = " ".join(doc.split("\n\n")[0].split()) if doc else ""
+        if not summary or len(summary) > MAX_SUMMARY or len(node.body) < 2:
+            continue
+        first = node.body[0]
+        source = (
+            lines[node.lineno - 1 : first.lineno - 1] + lines[first.end_lineno : node.end_lineno]
+        )
+        text = textwrap.dedent("\n".join(source)).strip()
+        if len(text) <= MAX_FUNCTION:
+            yield Example(f"summarize: {text}", inspect.cleandoc(summary))
+
+
+def digest(pairs: Iterable[Example]) -> str:
+    """sha256 of pairs in their order, in hexadecimal."""
+    total = hashlib.sha256()
+    for pair in pairs:
+        for text in (pair.input, pair.target):
+            total.update(len(text.encode()).to_bytes(8, "big") + text.encode())
+    return total.hexdigest()
+
+
+def versions() -> dict:
+    """Of the interpreter and the packages that the pairs come from, as JSON data."""
+    distributions = importlib.metadata.packages_distributions()
+    return {
+        "python": platform.python_version(),
+        "packages": {
+            package: importlib.metadata.version(distributions[package][0])
+            for package in PACKAGES
+            if package in distributions
+        },
+    }
