@@ -1,0 +1,129 @@
+"""Pairs of ids, cut into batches of similar length, in an order set by seed and step alone.
+
+A bucket (S, T) holds the pairs whose source fits in S and whose target fits in T tokens; each pair
+goes to the first bucket that holds it. A batch comes from one bucket and has as many rows as give
+about the same number of target tokens, so a training step costs the same everywhere, there is
+little padding, and only as many shapes are compiled as there are buckets.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specjax.tasks.examples import Example
+
+PAD = 0
+
+
+class Batch(NamedTuple):
+    """One batch; ids are right-padded with 0, and EOS is the last id of each row."""
+
+    source: np.ndarray  # (B, S) int32
+    source_len: np.ndarray  # (B,) int32
+    target: np.ndarray  # (B, T) int32
+
+
+class Pair(NamedTuple):
+    """Ids of one example, EOS included."""
+
+    source: np.ndarray
+    target: np.ndarray
+
+
+def encode(examples: Sequence[Example], tokenizer) -> list[Pair]:
+    """The ids of examples; `tokenizer` is a transformers tokenizer that appends EOS."""
+    if not examples:
+        return []
+    texts = [text for example in examples for text in (example.input, example.target)]
+    ids = [np.array(row, np.int32) for row in tokenizer(texts)["input_ids"]]
+    return [Pair(*pair) for pair in zip(ids[::2], ids[1::2], strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """The batches of a run, as a function of the step.
+
+    Args:
+      lengths: (N, 2) numbers of source and target ids; pairs that no bucket holds are left out.
+      buckets: (S, T), smallest first.
+      target_tokens: of one batch, padding included; a batch has target_tokens // T rows.
+      seed: of the order. Each epoch has its own, and all of them the same number of batches.
+    """
+
+    lengths: np.ndarray
+    buckets: tuple[tuple[int, int], ...]
+    target_tokens: int
+    seed: int
+
+    def __post_init__(self):
+        if not self.batches_per_epoch:
+            raise ValueError(
+                f"{len(self.lengths)} pairs do not fill one batch of {self.target_tokens} target "
+                f"tokens in any bucket of {self.buckets}: use more pairs, or a smaller batch"
+            )
+
+    @functools.cached_property
+    def members(self) -> list[np.ndarray]:
+        """The pairs of each bucket, by index."""
+        sources, targets = self.lengths.T
+        fits = np.stack([(sources <= s) & (targets <= t) for s, t in self.buckets])
+        return [np.flatnonzero(row & ~fits[:i].any(0)) for i, row in enumerate(fits)]
+
+    @functools.cached_property
+    def batches_per_epoch(self) -> int:
+        return sum(len(pairs) // self._rows(i) for i, pairs in enumerate(self.members))
+
+    def _rows(self, bucket: int) -> int:
+        return max(1, self.target_tokens // self.buckets[bucket][1])
+
+    def epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:
+        """(bucket, indices of pairs) of each batch. What does not fill a batch waits an epoch."""
+        rng = np.random.default_rng((self.seed, epoch))
+        batches = []
+        for bucket, pairs in enumerate(self.members):
+            rows, shuffled = self._rows(bucket), rng.permutation(pairs)
+            full = len(pairs) // rows
+            batches += [(bucket, part) for part in shuffled[: full * rows].reshape(full, rows)]
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+    def from_step(self, step: int) -> Iterator[tuple[int, np.ndarray]]:
+        """The batches of steps step, step + 1, …, without end."""
+        epoch, skipped = divmod(step, self.batches_per_epoch)
+        while True:
+            yield from self.epoch(epoch)[skipped:]
+            epoch, skipped = epoch + 1, 0
+
+
+def lengths(pairs: Sequence[Pair]) -> np.ndarray:
+    """(N, 2) numbers of source and target ids."""
+    return np.array([(len(p.source), len(p.target)) for p in pairs], np.int64).reshape(-1, 2)
+
+
+def collate(pairs: Sequence[Pair], shape: tuple[int, int]) -> Batch:
+    """Pairs as one padded batch of (S, T) = shape, into which they must fit."""
+    source = np.full((len(pairs), shape[0]), PAD, np.int32)
+    target = np.full((len(pairs), shape[1]), PAD, np.int32)
+    for row, pair in enumerate(pairs):
+        source[row, : len(pair.source)] = pair.source
+        target[row, : len(pair.target)] = pair.target
+    return Batch(source, np.array([len(p.source) for p in pairs], np.int32), target)
+
+
+def in_order(
+    pairs: Sequence[Pair], buckets: tuple[tuple[int, int], ...], target_tokens: int
+) -> list[Batch]:
+    """All pairs once, for evaluation: no shuffling, the last batch of a bucket filled with padding.
+
+    A padding row is one EOS in and nothing out, so it counts for no token of the loss.
+    """
+    order = Order(lengths(pairs), buckets, target_tokens=buckets[0][1], seed=0)
+    empty, batches = Pair(np.array([1], np.int32), np.zeros(0, np.int32)), []
+    for shape, members in zip(buckets, order.members, strict=True):
+        rows = max(1, target_tokens // shape[1])
+        for at in range(0, len(members), rows):
+            chosen = [pairs[i] for i in members[at : at + rows]]
+            batches.append(collate(chosen + [empty] * (rows - len(chosen)), shape))
+    return batches
