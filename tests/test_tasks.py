@@ -1,0 +1,238 @@
+"""The tasks: trees and back, splits that do not overlap, a tokenizer that loses nothing."""
+
+import ast
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from specjax import tasks
+from specjax.tasks import batches, jsonl, python_source, trees
+from specjax.tasks import tokenizer as tokenizers
+from specjax.tasks.batches import Order, Pair
+from specjax.tasks.examples import Example
+
+GOLDEN = [
+    ("return self.default(line)", "(Return (Call (Attribute (Name self) default) [(Name line)]))"),
+    ("x = []", "(Assign [(Name x)] (List))"),
+    ("f(**k)", "(Expr (Call (Name f) [] [(keyword ~ (Name k))]))"),
+    ("a[1:] += b", "(AugAssign (Subscript (Name a) (Slice (Constant 1))) Add (Name b))"),
+    ("-b", "(Expr (UnaryOp USub (Name b)))"),
+    ("from . import x as y", "(ImportFrom ~ [(alias x y)] 1)"),
+    ("pass", "Pass"),
+    ("x = '(a) ~'", "(Assign [(Name x)] (Constant '(a) ~'))"),
+    ("x: int", "(AnnAssign (Name x) (Name int) ~ 1)"),
+    ("g = lambda *a, b=...: None", None),
+    ("assert 0 < x <= 1e9, f'{x!r:>{w}} {{}}'", None),
+    ("{**a, 'b': 2j}", None),
+    ("y = [i async for i in z if i if j]", None),
+    ("del a.b, c[...]", None),
+    ("raise E from None", None),
+    ("global a, b", None),
+    ("x = True, None, b'\\x00\"', 'it\\'s \"'", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "tree"), GOLDEN)
+def test_tree_of_a_statement_and_back(source, tree):
+    node = ast.parse(source).body[0]
+    text = trees.write(node)
+    if tree is not None:
+        assert text == tree
+    assert trees.write(trees.read(text)) == text
+    assert ast.dump(ast.parse(ast.unparse(trees.read(text)))) == ast.dump(ast.parse(source))
+    assert trees.is_well_formed(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "(", "(Return", "(Return (Name x)", "(Return (Name x)))", "(Nonsense x)", "(Name x)y",
+        "(Return (Name x y z))", "(Assign (Name x) (Constant 1))", "(Return  (Name x))", "[]",
+        "(Return (Constant x))", "(Expr (BinOp (Name a) Plus (Name b)))", "(Constant 'a)",
+        "(Return (Name 1))", "(Return Name)", "(Assign [] (Name x))", "(Name x)",
+    ],
+)  # fmt: skip
+def test_what_is_not_a_tree(text):
+    assert not trees.is_well_formed(text)
+
+
+def test_held_out_trees_read_back():
+    for example in tasks.load("parse", "test"):
+        assert trees.is_well_formed(example.target), example
+        statement = ast.parse(example.input.removeprefix("parse: "))
+        assert ast.dump(ast.parse(ast.unparse(trees.read(example.target)))) == ast.dump(statement)
+
+
+@pytest.fixture
+def few_modules(monkeypatch):
+    """A standard library of a few modules and no packages, so that training pairs load fast."""
+    some = ("json", "email", "c")
+    files = [f for f in python_source.standard_library() if f[0].startswith(some)]
+    monkeypatch.setattr(python_source, "standard_library", lambda: files)
+    monkeypatch.setattr(python_source, "installed_packages", list)
+    python_source._load.cache_clear()
+    yield
+    python_source._load.cache_clear()
+
+
+@pytest.mark.parametrize("task", python_source.TASKS)
+def test_splits_share_no_input(few_modules, task):
+    data = {split: tasks.load(task, split) for split in tasks.SPLITS}
+    inputs = {split: {pair.input for pair in pairs} for split, pairs in data.items()}
+    assert all(len(inputs[split]) == len(data[split]) > 0 for split in tasks.SPLITS)
+    assert not inputs["train"] & (inputs["validation"] | inputs["test"])
+    assert not inputs["validation"] & inputs["test"]
+    assert all(pair.input.startswith(f"{task}: ") for pair in data["train"])
+    python_source._load.cache_clear()
+    assert {split: tasks.load(task, split) for split in tasks.SPLITS} == data
+
+
+def test_modules_are_split_by_their_names():
+    names = [name for name, _ in python_source.standard_library()]
+    splits = [python_source.split_of(name) for name in names]
+    assert len(set(names)) == len(names) > 300
+    assert set(splits) == set(tasks.SPLITS)
+    assert splits.count("train") > 0.8 * len(names)
+    assert not any(name.split(".")[0] in ("test", "lib2to3", "site-packages") for name in names)
+
+
+def test_summaries_leave_the_docstring_out(tmp_path):
+    path = tmp_path / "m.py"
+    path.write_text(
+        "class A:\n    def f(self):\n        '''Say  it\n        twice.\n\n        More.'''\n"
+        "        return 1\n    def g(self):\n        '''Nothing to show.'''\n"
+    )
+    (pair,) = python_source._summarize_pairs(path)
+    assert pair == Example("summarize: def f(self):\n    return 1", "Say it twice.")
+
+
+def test_provenance(few_modules):
+    data = {split: tasks.load("parse", split) for split in tasks.SPLITS}
+    record = tasks.provenance("parse", data)
+    assert json.loads(json.dumps(record)) == record
+    assert record["pairs"]["test"] == len(data["test"])
+    assert record["packages"]["jax"]
+    changed = {**data, "test": [Example("parse: x", "y"), *data["test"][1:]]}
+    assert tasks.provenance("parse", changed)["sha256"]["test"] != record["sha256"]["test"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"input": "a", "target": "b"}\n{"input": "a"', "line 2: not JSON"),
+        ('{"input": "a"}', "line 1: the field 'target' must be a string, is None"),
+        ("[1]", "line 1: an object with input and target is needed"),
+        ("\n", "has no pairs"),
+    ],
+)
+def test_wrong_lines_are_named(tmp_path, text, message):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        jsonl.load(path)
+
+
+def test_jsonl_and_its_errors(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"input": "a", "target": "b", "more": 1}\n\n{"input": "c", "target": ""}\n')
+    expected = [Example("a", "b"), Example("c", "")]
+    assert tasks.load("jsonl", "validation", files=[path] * 3) == expected
+    with pytest.raises(ValueError, match="no such file"):
+        jsonl.load(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match="needs 3 files"):
+        tasks.load("jsonl", "train")
+    with pytest.raises(ValueError, match="no task 'prase': choose from parse"):
+        tasks.load("prase", "test")
+    with pytest.raises(ValueError, match="no split 'dev'"):
+        tasks.load("parse", "dev")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    texts = [text for pair in tasks.load("parse", "test") for text in (pair.input, pair.target)]
+    made = tokenizers.to_transformers(tokenizers.train(texts, 600), max_length=500)
+    directory = tmp_path_factory.mktemp("tokenizer") / "it"
+    tokenizers.save(made, directory)
+    (directory / "config.json").write_text('{"model_type": "t5"}')  # as beside a model
+    return tokenizers.load(directory)
+
+
+def test_tokenizer_has_t5s_specials(tokenizer):
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1, 2)
+    assert len(tokenizer) == 600
+    assert tokenizer.model_max_length == 500
+    assert tokenizer("x = 1")["input_ids"][-1] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x = '  two\\t  '", "é — 你好 😀", "\tif  x :\n\n  y", "(Return (Name _a1))", " ", "a  "],
+)
+def test_tokenizer_gives_text_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_tokenizer_gives_every_example_back(tokenizer):
+    for pair in tasks.load("parse", "validation"):
+        for text in (pair.input, pair.target):
+            ids = tokenizer(text)["input_ids"]
+            assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_an_identifier_has_the_same_pieces_everywhere(tokenizer):
+    name = "unlikely_identifier"
+    pieces = tokenizer(name)["input_ids"][:-1]
+    for text in (f"parse: x.{name} = 1", f"(Assign [(Attribute (Name x) {name})] (Constant 1))"):
+        ids = tokenizer(text)["input_ids"]
+        assert any(ids[i : i + len(pieces)] == pieces for i in range(len(ids)))
+
+
+def test_tokenizer_errors(tmp_path):
+    with pytest.raises(ValueError, match="vocab_size=100: bytes and specials alone need 259"):
+        tokenizers.train(["x"], 100)
+    with pytest.raises(ValueError, match=r"give 2\d\d pieces, not vocab_size=400"):
+        tokenizers.train(["x y"], 400)
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+        tokenizers.load(tmp_path)
+
+
+def _pairs(count: int) -> list[Pair]:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 12, size=(count, 2))
+    return [Pair(np.full(s, 5, np.int32), np.full(t, 6, np.int32)) for s, t in sizes]
+
+
+def test_batches_of_an_epoch_are_distinct_pairs_that_fit():
+    pairs, buckets = _pairs(200), ((6, 6), (8, 10))
+    order = Order(batches.lengths(pairs), buckets, target_tokens=30, seed=3)
+    seen = []
+    for bucket, chosen in order.epoch(0):
+        batch = batches.collate([pairs[i] for i in chosen], buckets[bucket])
+        assert batch.target.shape == ([5, 3][bucket], buckets[bucket][1])
+        assert (batch.source_len == (batch.source > 0).sum(1)).all()
+        seen += list(chosen)
+    assert len(seen) == len(set(seen))
+    assert order.epoch(0) != order.epoch(1)
+
+
+def test_order_depends_on_the_step_alone():
+    order = Order(batches.lengths(_pairs(60)), ((12, 12),), target_tokens=60, seed=3)
+    count = 3 * order.batches_per_epoch
+    whole = [pairs.tolist() for _, pairs in itertools.islice(order.from_step(0), count)]
+    for step in (1, order.batches_per_epoch, count - 2):
+        _, first = next(order.from_step(step))
+        assert first.tolist() == whole[step]
+
+
+def test_evaluation_reads_every_pair_once():
+    pairs = _pairs(50)
+    cut = batches.in_order(pairs, ((6, 6), (12, 12)), target_tokens=36)
+    assert sum((b.target > 0).sum() for b in cut) == sum(len(p.target) for p in pairs)
+    assert all((b.source_len >= 1).all() for b in cut)
+
+
+def test_too_few_pairs_for_a_batch():
+    with pytest.raises(ValueError, match="2 pairs do not fill one batch"):
+        Order(batches.lengths(_pairs(2)), ((12, 12),), target_tokens=60, seed=0)
