@@ -1,8 +1,7 @@
-"""What every experiment shares: errors in one sentence, files that are never half-written, and
-the facts that make a number worth keeping.
+"""What every experiment shares: errors in one sentence, and the facts that make a number worth
+keeping.
 """
 
-import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -12,11 +11,13 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from absl import app, flags, logging
+
+from specjax.files import replacing
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
@@ -76,48 +77,6 @@ def make_workdir(path: str) -> pathlib.Path:
             "Name a directory that you can write to; it is made if it does not exist."
         ) from None
     return workdir
-
-
-@contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A file to write, which becomes `path` at the end unless there was an error."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-class Rows:
-    """A JSON-lines file that grows by whole rows, and can be gone on with after a cut.
-
-    A last line that is not complete was being written when the run ended; it is dropped.
-    """
-
-    def __init__(self, path: pathlib.Path):
-        self.path = path
-        self.done: list[dict[str, Any]] = []
-        if not path.exists():
-            return
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        try:
-            self.done = [json.loads(line) for line in whole.decode("utf-8").splitlines()]
-        except ValueError:
-            raise ValueError(
-                f"{path} holds lines that are not JSON: not a file of rows. Move it away, or name "
-                "another one."
-            ) from None
-        if whole != data:
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
-
-    def append(self, row: dict[str, Any]) -> None:
-        """Write one row through to the file."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        self.done.append(row)
 
 
 def fingerprint(*parts: Any) -> str:

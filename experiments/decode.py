@@ -23,7 +23,7 @@ from ml_collections import config_flags
 from tqdm import tqdm
 
 from experiments import common
-from specjax import decoding, sampling
+from specjax import decoding, files, sampling
 from specjax.models import hub
 
 METHODS = ("speculative", "autoregressive")
@@ -103,7 +103,7 @@ def read_lines(path: str) -> list[str]:
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def open_output(path: str, overwrite: bool, config, texts: list[str]) -> common.Rows | None:
+def open_output(path: str, overwrite: bool, config, texts: list[str]) -> files.Rows | None:
     """The output's rows, which may hold those of an earlier run of the same command.
 
     A file beside the output says which command it belongs to. None: standard output.
@@ -122,9 +122,8 @@ def open_output(path: str, overwrite: bool, config, texts: list[str]) -> common.
             f"--output={path} exists and comes from another command or input. Name another file, "
             "or give --overwrite to lose it."
         )
-    with common.replacing(mark) as part:
-        part.write_text(json.dumps(wanted))
-    return common.Rows(file)
+    files.write_json(mark, wanted)
+    return files.Rows(file)
 
 
 def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | None]:

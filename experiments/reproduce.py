@@ -1,4 +1,4 @@
-"""The paper's main experiment on a family of models: what speculation gains, measured and predicted.
+"""The paper's main experiment on a family of models: what speculation gains, and why.
 
     python -m experiments.reproduce --config=configs/embedded.py --workdir=runs/embedded
 
@@ -10,6 +10,7 @@ A run that was cut off goes on where it was.
 
 import dataclasses
 import pathlib
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from experiments import common, decode
-from specjax import cost, decoding, metrics, report, sampling, tasks, theory
+from specjax import cost, decoding, files, metrics, report, sampling, tasks, theory
 from specjax.batching import bucket
 from specjax.models import hub
 from specjax.speculative import Speculative
@@ -34,7 +35,8 @@ WARNINGS = "A gain below 1 means that decoding is faster without this draft."
 def main(_) -> None:
     config = flags.FLAGS.config
     workdir = common.make_workdir(flags.FLAGS.workdir)
-    console = Console()
+    # A pipe has no width of its own, and 80 columns would cut the table.
+    console = Console(width=None if sys.stdout.isatty() else 110)
     results = open_results(workdir, config)
     target = hub.load(config.target, dtype=decode.DTYPES[config.dtype])
     texts = [pair.input for pair in tasks.load(config.task, config.split)[: config.alpha_inputs]]
@@ -59,9 +61,9 @@ def main(_) -> None:
     console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
 
 
-def open_results(workdir: pathlib.Path, config) -> common.Rows:
+def open_results(workdir: pathlib.Path, config) -> files.Rows:
     """Rows of an earlier run of the same config, or none."""
-    results = common.Rows(workdir / "results.jsonl")
+    results = files.Rows(workdir / "results.jsonl")
     mine = common.fingerprint(config.to_dict())
     if any(row.get("run") != mine for row in results.done):
         raise ValueError(
@@ -386,7 +388,7 @@ def write_report(workdir: pathlib.Path, config, rows, lines, title: str) -> None
         ("gains.png", report.draw_gains(rows, labels)),
         ("trace.png", report.draw_trace(lines, title)),
     ):
-        with common.replacing(workdir / name) as part:
+        with files.replacing(workdir / name) as part:
             figure.savefig(part, format="png", dpi=160)
     facts = {key: rows[-1][key] for key in (*common.environment(), "dtype", "batch", "seed")}
     text = "\n".join(
@@ -397,8 +399,8 @@ def write_report(workdir: pathlib.Path, config, rows, lines, title: str) -> None
             "",
             report.markdown(COLUMNS, rows),
             "",
-            "α: mean of Σ min(target, draft) over prefixes that the target generated. τ: tokens per "
-            "target call. c, v(γ): a draft step and a verify pass in units of a target step. "
+            "α: mean of Σ min(target, draft) over prefixes that the target generated. τ: tokens "
+            "per target call. c, v(γ): a draft step and a verify pass in units of a target step. "
             "Thm 3.8: the paper's prediction, which takes v = 1. o: the rest of a round, measured. "
             "decode, end to end: times plain decoding, without and with the encoder and prefill; "
             "medians of interleaved repeats, compilation excluded.",
@@ -413,8 +415,7 @@ def write_report(workdir: pathlib.Path, config, rows, lines, title: str) -> None
             "",
         ]
     )
-    with common.replacing(workdir / "report.md") as part:
-        part.write_text(text, encoding="utf-8")
+    files.write_text(workdir / "report.md", text)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,9 @@ prints Table 1 and writes to the workdir: table1.jsonl, figure2.png, figure3.png
 report.md, which shows them all.
 """
 
-import contextlib
 import dataclasses
 import json
-import os
 import pathlib
-from collections.abc import Iterator
 
 import numpy as np
 from absl import app, flags
@@ -22,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specjax import theory
+from specjax.files import replacing
 from specjax.paper import FIGURE_3_ENDS, TABLE_1
 
 ALPHAS = np.linspace(0.5, 0.9, 801)
@@ -151,24 +149,13 @@ def write(workdir: pathlib.Path) -> list[Computed]:
     workdir.mkdir(parents=True, exist_ok=True)
     rows = table1()
     for name, figure in (("figure2", figure2()), ("figure3", figure3()), ("figure4", figure4())):
-        with _replacing(workdir / f"{name}.png") as part:
+        with replacing(workdir / f"{name}.png") as part:
             figure.savefig(part, format="png", dpi=160)
     jsonl = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
     for name, text in (("table1.jsonl", jsonl), ("report.md", report(rows))):
-        with _replacing(workdir / name) as part:
+        with replacing(workdir / name) as part:
             part.write_text(text, encoding="utf-8")
     return rows
-
-
-@contextlib.contextmanager
-def _replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A file to write, which becomes `path` at the end unless there was an error."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _cells(row: Computed) -> list[str]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from specjax.types import Cache, Context, Inputs, Model
+from specjax.types import Context, Inputs, Model
 
 
 class Drafter(Protocol):

@@ -1,4 +1,4 @@
-"""One run, round by round: which tokens were accepted, rejected, corrected (the paper's Figure 1)."""
+"""One run, round by round: which tokens were accepted, rejected, corrected (Figure 1)."""
 
 from functools import partial
 from typing import NamedTuple

@@ -1,0 +1,61 @@
+"""Files that are never half-written: replaced whole, or grown by whole rows."""
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A file to write, which becomes `path` at the end unless there was an error."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Replace a file by this text, whole or not at all."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Replace a file by this value, indented and with sorted keys."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+class Rows:
+    """A JSON-lines file that grows by whole rows, and can be gone on with after a cut.
+
+    A last line that is not complete was being written when the run ended; it is dropped.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self.done: list[dict[str, Any]] = []
+        if not path.exists():
+            return
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        try:
+            self.done = [json.loads(line) for line in whole.decode("utf-8").splitlines()]
+        except ValueError:
+            raise ValueError(
+                f"{path} holds lines that are not JSON: not a file of rows. Move it away, or name "
+                "another one."
+            ) from None
+        if whole != data:
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write one row through to the file."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self.done.append(row)
