@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import warnings
+from typing import Any
 
 import huggingface_hub
 import jax
@@ -23,6 +24,7 @@ from specjax.models.layers import arrange
 from specjax.models.t5 import T5, T5Config
 
 V1_0, V1_1 = t5_variants.VARIANTS["v1_0"], t5_variants.VARIANTS["v1_1"]
+DAMAGED = r"model\.safetensors is cut short or damaged \(.+\)\. Copy or download it again"
 WORDS = ("<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz")
 
 
@@ -60,7 +62,6 @@ def edit_weights(directory, edit):
 
 
 def assert_same_params(a, b):
-    assert jax.tree.structure(a.model) == jax.tree.structure(b.model)
     jax.tree.map(np.testing.assert_array_equal, a.model, b.model)
 
 
@@ -193,7 +194,7 @@ def test_no_second_copy_is_made_of_the_weights(directory, monkeypatch):
 
 
 def test_a_hub_name_downloads_no_pickles(directory, monkeypatch):
-    asked = {}
+    asked: dict[str, Any] = {}
 
     def snapshot_download(name, *, allow_patterns):
         asked.update(name=name, patterns=allow_patterns)
@@ -344,7 +345,7 @@ def test_pickles_only_on_the_hub(directory, monkeypatch):
 def test_weights_cut_short(directory, kept):
     file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(ValueError, match=r"model\.safetensors is cut short.*download it again"):
+    with pytest.raises(ValueError, match=DAMAGED):
         load(directory)
 
 
@@ -353,19 +354,14 @@ def test_damaged_header(directory):
     data = bytearray(file.read_bytes())
     data[8:12] = b"!!!!"
     file.write_bytes(data)
-    with pytest.raises(ValueError, match=r"model\.safetensors has a damaged header"):
+    with pytest.raises(ValueError, match=DAMAGED):
         load(directory)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"shape": [40, 15]}, "wrong number of bytes"),
-        ({"dtype": "F8_E4M3"}, "stored as F8_E4M3; supported are"),
-        ({"data_offsets": [0]}, "damaged header at 'shared.weight'"),
-    ],
+    "change", [{"shape": [40, 15]}, {"dtype": "F99"}, {"data_offsets": [0]}, {"shape": [-1]}]
 )
-def test_damaged_entry(directory, change, message):
+def test_damaged_entry(directory, change):
     file = directory / "model.safetensors"
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")
@@ -373,7 +369,14 @@ def test_damaged_entry(directory, change, message):
     header["shared.weight"] |= change
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=DAMAGED):
+        load(directory)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(np.int8, "I8"), (ml_dtypes.float8_e4m3fn, "F8_E4M3")])
+def test_unsupported_dtype(tmp_path, dtype, name):
+    directory = t5_variants.write(tmp_path, V1_0, dtype=dtype)
+    with pytest.raises(ValueError, match=f"is stored as {name}; supported are F64, F32"):
         load(directory)
 
 
@@ -562,7 +565,8 @@ def pair_member(name="m", *, rows=32, words=None, real=None, start=0):
     config = T5Config(rows, 4, 2, 4, 1, 1, 1, decoder_start_token_id=start)
     tokenizer = make_tokenizer(words) if words else None
     real = real or (len(words) if words else rows)
-    return Checkpoint(name, LanguageModel({}, None, real), config, tokenizer)
+    model = LanguageModel({}, None, real)  # type: ignore[arg-type]
+    return Checkpoint(name, model, config, tokenizer)
 
 
 def test_equal_vocabularies_may_pad_differently():
