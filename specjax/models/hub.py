@@ -39,6 +39,7 @@ from specjax.models.safetensors_files import (
 class Family(NamedTuple):
     """What must be known of a `model_type`; see `t5_hub` for what each function does."""
 
+    config_class: type
     build: Callable[..., nnx.Module]
     select_tensors: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     config_from_hub: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Any]
@@ -50,6 +51,7 @@ class Family(NamedTuple):
 # A new family is a module, a file like t5_hub.py and a line here.
 FAMILIES = {
     "t5": Family(
+        t5_hub.T5Config,
         t5_hub.build,
         t5_hub.select_tensors,
         t5_hub.config_from_hub,
@@ -504,7 +506,8 @@ def _warn_of_unfollowed_settings(
 
 def _write(directory: Path, checkpoint: Checkpoint, dtype: np.dtype) -> None:
     config = checkpoint.config
-    kind, family = "t5", FAMILIES["t5"]
+    kind = next(k for k, family in FAMILIES.items() if isinstance(config, family.config_class))
+    family = FAMILIES[kind]
     ids = {
         "decoder_start_token_id": checkpoint.start_id,
         "eos_token_id": _plain(checkpoint.eos_ids),

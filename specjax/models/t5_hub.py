@@ -103,7 +103,6 @@ def config_to_hub(config: T5Config) -> dict[str, Any]:
     fields = {key: getattr(config, key) for key in DEFAULTS if key != "eos_token_id"}
     return {
         "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
         "is_encoder_decoder": True,
         **fields,
         "num_decoder_layers": config.num_decoder_layers,
