@@ -130,13 +130,22 @@ def test_dtype_follows_the_files_on_an_accelerator(tmp_path, stored, chosen, mon
         ),  # since
         ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, False, True, True),
         ({"tie_word_embeddings": False, "scale_decoder_outputs": True}, True, False, True),
-        ({"tie_word_embeddings": False}, False, True, False),
     ],
 )
 def test_the_files_decide_on_tying_and_scaling(tmp_path, config, own_head, tied, scaled):
     variant = dataclasses.replace(V1_0, config=config, own_head=own_head)
     found = load(t5_variants.write(tmp_path, variant)).config
     assert (found.tie_word_embeddings, found.scale_decoder_outputs) == (tied, scaled)
+
+
+def test_a_promised_head_that_is_missing_is_the_embedding(tmp_path):
+    """As in transformers."""
+    variant = dataclasses.replace(V1_0, config={"tie_word_embeddings": False})
+    directory = t5_variants.write(tmp_path, variant)
+    with pytest.warns(UserWarning, match=r"no 'lm_head\.weight', so the embedding") as caught:
+        found = load(directory).config
+    assert [warning.filename for warning in caught] == [__file__]
+    assert (found.tie_word_embeddings, found.scale_decoder_outputs) == (True, False)
 
 
 def test_a_stored_copy_of_the_embedding_is_no_head(directory):

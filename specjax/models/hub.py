@@ -41,7 +41,7 @@ class Family(NamedTuple):
 
     config_class: type
     build: Callable[..., nnx.Module]
-    select_tensors: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    select_tensors: Callable[[Mapping[str, Any], Mapping[str, Tensor]], dict[str, Tensor]]
     config_from_hub: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Any]
     config_to_hub: Callable[[Any], dict[str, Any]]
     tensor_names: Callable[[Any], dict[tuple, tuple[str, ...]]]
@@ -122,7 +122,7 @@ def load(name: str | os.PathLike, *, dtype: Any = None) -> Checkpoint:
     raw, generation = _read_configs(directory)
     family = _family(raw, directory)
     _warn_of_unfollowed_settings(name, raw, generation)
-    tensors = family.select_tensors(_find_weights(directory, name))
+    tensors = family.select_tensors(raw, _find_weights(directory, name))
     # Hugging Face moved these from one file to the other; the newer place wins.
     ids = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
     raw = {**raw, **{key: generation[key] for key in ids if generation.get(key) is not None}}

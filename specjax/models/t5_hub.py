@@ -7,6 +7,7 @@ may store a tied head all the same. So the tensors decide what is tied, and the 
 is there decides about scaling.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,8 +42,10 @@ def build(config: T5Config, *, rngs: nnx.Rngs, dtype) -> T5:
     return T5(config, rngs=rngs, dtype=dtype)
 
 
-def select_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Drop copies of the embedding, so that a head that remains is the model's own.
+
+    Warns where config.json (`raw`) promises a head of its own that the files lack.
 
     Raises:
       ValueError: encoder and decoder have different embeddings.
@@ -58,6 +61,15 @@ def select_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 "is not supported; save the checkpoint with its embeddings shared."
             )
     found.pop(UNUSED, None)
+    old_and_untied = (
+        raw.get("tie_word_embeddings") is False and raw.get("scale_decoder_outputs") is None
+    )
+    if old_and_untied and HEAD not in found and EMBEDDING in found:
+        warnings.warn(
+            f"{found[EMBEDDING].file.parent}: config.json says tie_word_embeddings=false, but the "
+            f"weights have no {HEAD!r}, so the embedding serves as the head, as in transformers.",
+            stacklevel=3,
+        )
     if HEAD in found and EMBEDDING in found and equal(found[HEAD], found[EMBEDDING]):
         del found[HEAD]
     return found
