@@ -172,6 +172,11 @@ def build(
         drafter: Drafter = ModelDrafter(draft_model)
     else:
         target_model, drafter = target.model, draft
+        if drafter.vocab_size != target_model.vocab_size:
+            raise ValueError(
+                f"The drafter's {drafter.vocab_size} ids are not the target's "
+                f"{target_model.vocab_size}: both must give a law over the same ids."
+            )
     return Speculative(
         target=target_model,
         drafter=drafter,
@@ -262,7 +267,8 @@ def tokenize(
     ids: list[list[int]] = []
     cut = 0
     for text in texts:
-        row = checkpoint.tokenizer(text)["input_ids"] if text.strip() else []
+        # Not verbose: transformers would warn of long texts in words that are not true here.
+        row = checkpoint.tokenizer(text, verbose=False)["input_ids"] if text.strip() else []
         if len(row) > limit:
             row, cut = row[: limit - 1] + row[-1:], cut + 1
         ids.append(list(row))
