@@ -34,7 +34,7 @@ SAMPLINGS = {
     "plain": {},
     "top-k": {"top_k": 2},
     "top-p": {"top_p": 0.8},
-    "all": {"temperature": 1.3, "top_k": 2, "top_p": 0.9},
+    "all": {"temperature": 0.5, "top_k": 2, "top_p": 0.8},
 }
 
 DRAFTERS = {

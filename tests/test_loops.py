@@ -19,7 +19,7 @@ from specjax.models.t5 import T5, T5Config
 from specjax.policy import constant
 from specjax.sampling import Purpose, draw, fold, row_keys, sampling
 from specjax.speculative import Speculative
-from table_models import chain, inputs_of, logits_after, random_table
+from table_models import TableModel, chain, inputs_of, logits_after, random_table
 from toy_policies import Scripted
 
 NEVER = jnp.int32([-1, -1])  # no token ends a row
@@ -241,29 +241,40 @@ SCRIPTS = {  # caps by round and row
 }
 
 
+def alike_pair(vocab_size: int) -> tuple[TableModel, TableModel]:
+    """A target that seldom says its last token, and a draft that is often right."""
+    table = random_table(1, vocab_size, dtype=jnp.float32).table
+    table = table.at[:, -1].add(-1.5)
+    noise = np.random.default_rng(2).normal(size=table.shape)
+    return TableModel(table), TableModel(table + jnp.asarray(0.5 * noise, jnp.float32))
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_round_by_hand(script):
-    """Four rows with prompts of 1 to 4 tokens and sources; drafts of 0 to 3 tokens by a script.
+    """Rows with prompts of 1 to 4 tokens and sources; drafts of 0 to 3 tokens by a script.
 
     The tables see every slot of the cache, so a rejected block, a missed catch-up or padding of
-    the prompt would show in the laws. EOS ends about one row.
+    the prompt would show in the laws. Six seeds.
     """
     policy = Scripted(jnp.asarray(np.broadcast_to(SCRIPTS[script], (40, 4)), jnp.int32))
-    tables = (random_table(seed, 5, dtype=jnp.float32) for seed in (1, 2))
     eos = jnp.int32([4])
-    method = method_of(*tables, chosen=sampling(0.8), policy=policy, eos_ids=eos)
+    method = method_of(*alike_pair(5), chosen=sampling(0.8), policy=policy, eos_ids=eos)
     inputs = inputs_of([[1], [2, 0], [0, 3, 1], [1, 1, 1, 2]], [[1], [2], [1, 2], [0, 0, 3]])
-    contexts, state = begin(method, inputs, [14, 14, 3, 14], keys_of(4, seed=3))
-    rounds, lengths = 0, set()
-    while not bool(jnp.all(state.done)):
-        new, round_ = _step(method, contexts, state)
-        before, after, seen = jax.device_get((state.replace(keys=()), new.replace(keys=()), round_))
-        check_commit(before, seen, after, [4])
-        check_laws(method, inputs, before, seen)
-        state, rounds = new, rounds + 1
-        lengths |= set(seen.drafts.length.tolist())
-    assert rounds >= 5
-    assert {0, 1, 3} <= lengths
+    drafted, accepted = [], []
+    for seed in range(6):
+        contexts, state = begin(method, inputs, [24, 24, 3, 24], keys_of(4, seed))
+        while not bool(jnp.all(state.done)):
+            new, round_ = _step(method, contexts, state)
+            before, after = (jax.device_get(each.replace(keys=())) for each in (state, new))
+            round_ = jax.device_get(round_)
+            check_commit(before, round_, after, [4])
+            check_laws(method, inputs, before, round_)
+            drafted.extend(round_.drafts.length[~before.done])
+            accepted.extend(round_.accepted[~before.done])
+            state = new
+    assert len(drafted) > 80
+    assert {0, 1, 3} <= set(drafted)
+    assert {0, 1, 3} <= set(accepted)
 
 
 _step = jax.jit(speculative.step)
@@ -285,17 +296,17 @@ def test_no_key_is_used_twice():
 
 def test_nothing_is_traced_again():
     """Prompt, seed, law, budget, γ, EOS and weights are data; a wider batch is a new shape."""
+    loops = speculative, autoregressive
 
-    def decode(inputs, seed, chosen, gamma, eos, table, budget):
+    def decode(inputs, seed, chosen, gamma, eos, table, budget, plain_only=False):
         tables = (random_table(table + i, 5, dtype=jnp.float32) for i in range(2))
         policy = constant(gamma)
         method = method_of(*tables, chosen=chosen, policy=policy, eos_ids=jnp.int32(eos))
         keys = keys_of(inputs.prompt.shape[0], seed)
-        for each in (method, alone(method)):
+        for each in (method, alone(method))[plain_only:]:
             run(each, inputs, budget, keys=keys, buffer_len=20)
 
     def traces():
-        loops = speculative, autoregressive
         return [f._cache_size() for loop in loops for f in (loop.start, loop.decode)]
 
     prompts = inputs_of([[1], [2, 3]])
@@ -303,8 +314,8 @@ def test_nothing_is_traced_again():
     first = traces()
     decode(inputs_of([[2, 2], [0]]), 1, sampling(1.1, top_k=3, top_p=0.8), 1, [3], 5, [7, 1])
     assert traces() == first
-    decode(inputs_of([[1], [2, 3], [0]]), 0, sampling(0.7, top_k=2), 3, [4], 0, 5)
-    assert traces() == [count + 1 for count in first]
+    decode(inputs_of([[1], [2, 3], [0]]), 0, sampling(0.7, top_k=2), 3, [4], 0, 5, plain_only=True)
+    assert traces() == [*first[:2], first[2] + 1, first[3] + 1]
 
 
 # Real models: small T5s whose layers are scaled up, so that their tokens vary.
@@ -458,7 +469,7 @@ def test_neighbours_and_padding_change_nothing(loop):
 def test_seeds_and_samples_differ():
     """Autoregressive T5 at temperature 1: another key or another sample, other tokens."""
     method = Autoregressive(target(), sampling(1.0), NEVER)
-    inputs = translate([SOURCES[0]] * 5)
+    inputs = translate([SOURCES[2]] * 5)
     zeros = jnp.zeros((5,), jnp.int32)
     keys = row_keys(jax.random.key(0), zeros, jnp.arange(5, dtype=jnp.int32))
     rows = outputs(run(method, inputs, BUDGET, keys=keys), inputs)
