@@ -6,13 +6,17 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from specjax.types import Context, Inputs, Model
 
 
 class Drafter(Protocol):
-    """What the loop needs of a drafter. Its logits pass the same `standardize` as the target's."""
+    """What the loop needs of a drafter. Its logits pass the same `standardize` as the target's.
+
+    A row of logits that is −inf throughout proposes nothing, and the row's draft ends there. Like
+    all logits it depends on the known tokens alone, so the output's law stays the target's.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -86,6 +90,11 @@ class ModelDrafter:
     def extend(self, token, position, context, state):
         hidden, state = self.model(token[:, None], position, context, state)
         return self.model.logits(hidden[:, 0]), state
+
+
+def is_silent(logits: Float[Array, "*batch V"]) -> Bool[Array, "*batch"]:
+    """Where a drafter proposes nothing: −inf throughout (NaN and +inf are faults)."""
+    return jnp.max(logits, axis=-1) == -jnp.inf
 
 
 def _two(tokens: Int[Array, "B T"], first: Int[Array, " B"]) -> Int[Array, "B 2"]:

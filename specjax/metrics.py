@@ -20,7 +20,7 @@ from specjax import decoding
 from specjax import sampling as smp
 from specjax.accept import overlap
 from specjax.batching import bucket, pack
-from specjax.draft import Drafter
+from specjax.draft import Drafter, is_silent
 from specjax.models.hub import Checkpoint
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
@@ -51,7 +51,7 @@ def overlaps(
     """β of every prefix: entry [b, t] is Σ min(target, draft) of the token at position t+1.
 
     The target reads all tokens in one call; the drafter goes through them as it does when it
-    drafts, so that n-grams and models are measured alike.
+    drafts, so that n-grams and models are measured alike. Where it proposes nothing, β is 0.
 
     Args:
       tokens: prompt and output, right-padded; T < buffer_len.
@@ -67,7 +67,7 @@ def overlaps(
         logits, state = drafter.begin(buffer, length, length - 1, drafter_context, state)
         here = jax.lax.dynamic_index_in_dim(hidden, known - 1, 1, keepdims=False)
         both = [smp.standardize(x, sampling) for x in (target.logits(here), logits)]
-        return state, overlap(*both)
+        return state, jnp.where(is_silent(logits), 0.0, overlap(*both))
 
     _, betas = jax.lax.scan(at, drafter_state, jnp.arange(1, count + 1))
     return betas.T

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int, Key
 
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule, overlap
-from specjax.draft import Drafter, fed_after
+from specjax.draft import Drafter, fed_after, is_silent
 from specjax.policy import Observation, Policy, RoundStats
 from specjax.sampling import Purpose, Sampling
 from specjax.state import State, begin, commit, is_finite, unfinished
@@ -165,7 +165,9 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     def propose(slot, logits, drafting, previous, carry):
         """Decide whether to draft, then draw: the decision must not see the token."""
         drafts, policy_state, finite = carry
-        logprobs = smp.standardize(logits, method.sampling)
+        silent = is_silent(logits)
+        drafting &= ~silent
+        logprobs = smp.standardize(jnp.where(silent[:, None], 0.0, logits), method.sampling)
         finite &= is_finite(logprobs, drafting)
         seen = Observation(slot, drafting, logprobs, previous)
         policy_state, more = method.policy.keep_drafting(policy_state, seen)
