@@ -10,14 +10,13 @@ import pathlib
 import platform
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from absl import app, flags, logging
-
-from specjax.files import replacing
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
@@ -63,17 +62,16 @@ def fail(message: str) -> None:
     sys.exit(1)
 
 
-def make_workdir(path: str) -> pathlib.Path:
-    """The directory, made if need be; ValueError if it cannot be written."""
+def make_workdir(path: str, flag: str = "workdir") -> pathlib.Path:
+    """The directory, made if need be; ValueError, which names the flag, if it cannot be written."""
     workdir = pathlib.Path(path)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        with replacing(workdir / "probe") as part:
-            part.write_text("")
-        (workdir / "probe").unlink()
+        with tempfile.TemporaryFile(dir=workdir):
+            pass
     except OSError as error:
         raise ValueError(
-            f"Cannot write to --workdir={workdir}: {error.strerror or error}. "
+            f"Cannot write to {workdir} (--{flag}): {error.strerror or error}. "
             "Name a directory that you can write to; it is made if it does not exist."
         ) from None
     return workdir

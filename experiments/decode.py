@@ -89,13 +89,12 @@ def check(config) -> None:
 
 def read_lines(path: str) -> list[str]:
     """The lines of a file or of standard input, without their ends."""
-    if path == "-":
-        return sys.stdin.read().splitlines()
     file = pathlib.Path(path)
-    if not file.is_file():
+    if path != "-" and not file.is_file():
         raise ValueError(f"--input={path}: no such file. Use - for standard input.")
+    data = sys.stdin.buffer.read() if path == "-" else file.read_bytes()
     try:
-        text = file.read_text(encoding="utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"--input={path} is not UTF-8 ({error}). Convert it first.") from None
     # Not splitlines(): form feeds and such belong to a line.
@@ -111,7 +110,7 @@ def open_output(path: str, overwrite: bool, config, texts: list[str]) -> files.R
     if path == "-":
         return None
     file = pathlib.Path(path)
-    common.make_workdir(str(file.parent))
+    common.make_workdir(str(file.parent), flag="output")
     mark = file.with_name(f".{file.name}.run.json")
     wanted = {"run": common.fingerprint(config.to_dict(), texts)}
     if overwrite:

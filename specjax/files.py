@@ -44,7 +44,8 @@ class Rows:
         data = path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         try:
-            self.done = [json.loads(line) for line in whole.decode("utf-8").splitlines()]
+            # Not splitlines(): JSON may hold U+2028 and such as they are.
+            self.done = [json.loads(line) for line in whole.decode("utf-8").split("\n")[:-1]]
         except ValueError:
             raise ValueError(
                 f"{path} holds lines that are not JSON: not a file of rows. Move it away, or name "

@@ -17,7 +17,7 @@ def load(path: str | os.PathLike) -> list[Example]:
     if not path.is_file():
         raise ValueError(f"no such file: {path}")
     pairs = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if line.strip():
             pairs.append(_example(line, f"{path}, line {number}"))
     if not pairs:
