@@ -36,7 +36,8 @@ def main(_) -> None:
     config = flags.FLAGS.config
     workdir = common.make_workdir(flags.FLAGS.workdir)
     # A pipe has no width of its own, and 80 columns would cut the table.
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    # Code is full of brackets, which rich would take for markup.
+    console = Console(width=None if sys.stdout.isatty() else 110, markup=False)
     results = open_results(workdir, config)
     target = hub.load(config.target, dtype=decode.DTYPES[config.dtype])
     texts = [pair.input for pair in tasks.load(config.task, config.split)[: config.alpha_inputs]]
@@ -75,7 +76,7 @@ def open_results(workdir: pathlib.Path, config) -> files.Rows:
 
 def find(rows: Sequence[dict[str, Any]], draft: str, temperature: float) -> dict[str, Any] | None:
     """The row of a pair, if it is there."""
-    wanted = {"draft": short(draft), "temperature": temperature}
+    wanted = {"draft_path": relative(draft), "temperature": temperature}
     return next((row for row in rows if wanted.items() <= row.items()), None)
 
 
@@ -84,11 +85,16 @@ def short(name: str) -> str:
     return pathlib.PurePath(name).name
 
 
+def relative(name: str) -> str:
+    """A directory below the checkout by its path in there; any other name as it is."""
+    return str(name).removeprefix(f"{common.ROOT}/")
+
+
 def identity(config, name: str) -> dict[str, Any]:
     """What was run, and where."""
     return {
         "target": short(config.target),
-        "draft_path": str(name).removeprefix(f"{common.ROOT}/"),
+        "draft_path": relative(name),
         "task": config.task,
         "split": config.split,
         "seed": config.seed,
@@ -359,7 +365,7 @@ def example_trace(config, target, rows, texts):
         (row for row in rows if row["temperature"] == config.temperatures[0]),
         key=lambda row: row["gain_decode"],
     )
-    path = next(name for name in config.drafts if short(name) == best["draft"])
+    path = next(name for name in config.drafts if relative(name) == best["draft_path"])
     draft = hub.load(path, dtype=decode.DTYPES[config.dtype])
     chosen = sampling.sampling(best["temperature"])
     method = decoding.build(target, draft, gamma=best["gamma"], sampling=chosen)
