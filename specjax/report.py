@@ -1,10 +1,13 @@
 """Tables and pictures of results, for the terminal, for Markdown and as PNG."""
 
+import functools
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont
+from matplotlib.ft2font import FT2Font
 from rich.table import Table
 from rich.text import Text
 
@@ -12,6 +15,8 @@ from specjax.trace import TracedRound
 
 # Chosen to differ in lightness too, for readers who do not see red and green apart.
 COLOURS = {"accepted": "#2e7d32", "rejected": "#c62828", "corrected": "#1565c0"}
+
+UNFINISHED = "\ufffd"  # what decoding gives for a part of a character
 
 Column = tuple[str, Callable[[dict[str, Any]], str]]  # heading, and a row's cell
 
@@ -41,10 +46,12 @@ def spans(
 ) -> list[list[tuple[str, str]]]:
     """For each round, pieces of text with what happened to them: accepted, rejected, corrected.
 
-    Of a rejected tail only the first token was tested, and only it is shown.
+    Of a rejected tail only the first token was tested, and only it is shown. Pieces that are not
+    rejected join to the decoded text: a character made of several tokens comes with the last.
     """
     lines: list[list[tuple[str, str]]] = []
     known: list[int] = []
+    shown = ""
     for round_ in rounds:
         line = []
         for kind, ids, grows in (
@@ -54,12 +61,35 @@ def spans(
         ):
             for token in ids:
                 # A token's text depends on what comes before it: spaces, pieces of characters.
-                piece = decode([*known, token])[len(decode(known)) :] if known else decode([token])
-                line.append((piece, kind))
+                text = decode([*known, token])
                 if grows:
                     known.append(token)
+                    text = text.rstrip(UNFINISHED)
+                line.append((text[len(shown) :], kind))
+                shown = text if grows else shown
         lines.append(line)
+    if known:
+        piece, kind = lines[-1][-1]
+        lines[-1][-1] = piece + decode(known)[len(shown) :], kind
     return lines
+
+
+def printable(text: str) -> str:
+    """The same number of characters, all visible: ↵, → for a tab, � for others without a shape."""
+    shapes = {"\n": "↵", "\t": "→"}
+    return "".join(c if c.isprintable() else shapes.get(c, UNFINISHED) for c in text)
+
+
+@functools.cache
+def _drawable() -> frozenset[int]:
+    """What all fonts of a trace's picture can draw."""
+    fonts = FontProperties(family="monospace"), FontProperties(weight="bold")
+    return frozenset.intersection(*(frozenset(FT2Font(findfont(f)).get_charmap()) for f in fonts))
+
+
+def _drawn(text: str) -> str:
+    """`printable`, and � for what the fonts lack."""
+    return "".join(c if ord(c) in _drawable() else UNFINISHED for c in printable(text))
 
 
 def coloured(lines: Sequence[Sequence[tuple[str, str]]]) -> Text:
@@ -69,7 +99,7 @@ def coloured(lines: Sequence[Sequence[tuple[str, str]]]) -> Text:
         text.append(f"{number:3d} ", style="dim")
         for piece, kind in line:
             struck = " strike" if kind == "rejected" else ""
-            text.append(piece, style=f"{COLOURS[kind]}{struck}")
+            text.append(printable(piece), style=f"{COLOURS[kind]}{struck}")
         text.append("\n")
     return text
 
@@ -77,13 +107,15 @@ def coloured(lines: Sequence[Sequence[tuple[str, str]]]) -> Text:
 def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str) -> Figure:
     """Figure 1 as a picture: a line for each target call, tokens coloured by what happened."""
     height = 0.27 * len(lines) + 1.0
+    advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
     longest = max(sum(len(piece) for piece, _ in line) for line in lines) + 6
-    figure = Figure(figsize=(max(6.5, 0.095 * longest), height))
+    longest = max(longest, 1.3 * len(title))
+    figure = Figure(figsize=(max(6.5, advance * longest), height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
-    axes.set_xlim(0, figure.get_figwidth() / 0.088)
+    axes.set_xlim(0, figure.get_figwidth() / advance)
     axes.set_ylim(height, 0)
-    axes.text(1, 0.3, title, fontsize=10, weight="bold", va="center")
+    axes.text(1, 0.3, _drawn(title), fontsize=10, weight="bold", va="center", parse_math=False)
     axes.text(1, height - 0.25, "accepted", color=COLOURS["accepted"], fontsize=9, va="center")
     axes.text(11, height - 0.25, "rejected", color=COLOURS["rejected"], fontsize=9, va="center")
     axes.text(21, height - 0.25, "the target's own", color=COLOURS["corrected"], fontsize=9,
@@ -92,8 +124,8 @@ def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str) -> Figure
         y, x = 0.68 + 0.27 * number, 5.0
         axes.text(3, y, str(number + 1), fontsize=8, color="0.6", ha="right", va="center")
         for piece, kind in line:
-            axes.text(x, y, piece, fontsize=9, family="monospace", color=COLOURS[kind], va="center",
-                      parse_math=False)  # fmt: skip
+            axes.text(x, y, _drawn(piece), fontsize=9, family="monospace", color=COLOURS[kind],
+                      va="center", parse_math=False)  # fmt: skip
             if kind == "rejected":
                 axes.plot([x, x + len(piece)], [y, y], color=COLOURS[kind], linewidth=0.8)
             x += len(piece)

@@ -1,6 +1,5 @@
 """One run, round by round: which tokens were accepted, rejected, corrected (Figure 1)."""
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -8,6 +7,8 @@ import jax
 from specjax import speculative
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State, unfinished
+
+_step = jax.jit(speculative.step)
 
 
 class TracedRound(NamedTuple):
@@ -20,14 +21,15 @@ class TracedRound(NamedTuple):
 
 def trace(method: Speculative, contexts: Contexts, state: State, row: int = 0) -> list[TracedRound]:
     """Step the loop's own body from Python and record one row of the batch."""
-    step = jax.jit(partial(speculative.step))
     rounds = []
     while bool(unfinished(state)) and not bool(state.done[row]):
-        after, round_ = step(method, contexts, state)
+        after, round_ = _step(method, contexts, state)
         before, gained = int(state.length[row]), int(after.length[row] - state.length[row])
         output = after.tokens[row, before : before + gained].tolist()
         drafted = round_.drafts.tokens[row, : int(round_.drafts.length[row])].tolist()
         kept = min(int(round_.accepted[row]), gained)
-        rounds.append(TracedRound(output[:kept], drafted[kept:], output[kept:]))
+        # After an EOS among the drafts nothing was rejected: the rest never happened.
+        rejected = drafted[kept:] if gained > kept else []
+        rounds.append(TracedRound(output[:kept], rejected, output[kept:]))
         state = after
     return rounds
