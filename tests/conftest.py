@@ -27,6 +27,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory):
+    """A tiny target and a draft near it, on disk and loaded."""
+    import pairs  # after the settings above
+
+    return pairs.make(tmp_path_factory.mktemp("pair"))
+
+
 @pytest.fixture
 def standard_promotion():
     """JAX's ordinary casts, for tests that train: optax divides integer step counts by floats."""

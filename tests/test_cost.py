@@ -1,0 +1,125 @@
+"""What each timed phase does, by counting; no timings are compared."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax import cost, speculative
+from specjax.accept import TokenRule
+from specjax.cost import Costs
+from specjax.draft import ModelDrafter
+from specjax.policy import constant
+from specjax.sampling import row_keys, sampling
+from specjax.speculative import Speculative
+from table_models import MarkovModel, inputs_of
+
+STEPS, GAMMA = 3, 4
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    """A bigram that counts its positions and logits; the cache holds (calls, positions)."""
+
+    model: MarkovModel
+    vocab_size: int = dataclasses.field(default=5, metadata={"static": True})
+
+    def start(self, inputs, buffer_len) -> tuple[Any, Any]:
+        return (), jnp.zeros((2,), jnp.int32)
+
+    def __call__(self, tokens, start, context, cache):
+        hidden, _ = self.model(tokens, start, context, ())
+        return hidden, cache + jnp.asarray([1, tokens.shape[1]], jnp.int32)
+
+    def logits(self, hidden):
+        return hidden
+
+
+def setup(temperature):
+    """A pair that never agrees at T = 0, and a state with room for rounds of γ = 4."""
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(5, 5)), jnp.float32)
+    target, draft = Counting(MarkovModel(table)), Counting(MarkovModel(-table))
+    method = Speculative(
+        target,
+        ModelDrafter(draft),
+        TokenRule(),
+        constant(GAMMA),
+        sampling(temperature),
+        jnp.asarray([-1], jnp.int32),
+        GAMMA,
+    )
+    zeros = jnp.zeros((1,), jnp.int32)
+    keys = row_keys(jax.random.key(0), zeros, zeros)
+    started = speculative.start(method, inputs_of([[1]]), keys, zeros + 20, buffer_len=26)
+    return method, *started
+
+
+def after(phase, **options):
+    """(calls, positions) of target and draft after STEPS runs of a phase, and the state."""
+    method, contexts, state = setup(1.0)
+
+    def run(method, contexts, state):
+        return phase(method, contexts, state, **options)
+
+    new = cost._repeat(run, STEPS, method, contexts, state)
+    assert jax.tree.structure(new) == jax.tree.structure(state)
+    assert (new.length, new.done) == (state.length, state.done)  # the same work each time
+    assert new.rounds == STEPS
+    return tuple(new.cache.tolist()), tuple(new.drafter.tolist())
+
+
+def test_phases():
+    assert after(cost._target_step) == ((STEPS, STEPS), (0, 0))
+    assert after(cost._draft_step) == ((0, 0), (STEPS, STEPS))
+    for gamma in (1, GAMMA):
+        target = STEPS, STEPS * (gamma + 1)
+        assert after(cost._verify, gamma=gamma) == (target, (0, 0))
+        # The first draft step feeds two positions.
+        draft = STEPS * gamma, STEPS * (gamma + 1)
+        assert after(cost._round, gamma=gamma) == (target, draft)
+
+
+def test_steps_depend_on_one_another():
+    """Each feeds the token that the one before it chose, so that none can be left out."""
+    method, contexts, state = setup(0.0)
+    state = cost._target_step(method, contexts, state)
+    first = int(state.tokens[0, 0])
+    assert first == int(method.target.model.table[1].argmax())
+    state = cost._target_step(method, contexts, state)
+    assert int(state.tokens[0, 0]) == int(method.target.model.table[first].argmax())
+    state = cost._draft_step(method, contexts, state)
+    assert int(state.tokens[0, 0]) == int(
+        method.drafter.model.model.table[int(method.target.model.table[first].argmax())].argmax()
+    )
+
+
+def test_measure():
+    method, contexts, state = setup(0.0)
+    ticks = []
+    found = cost.measure(
+        method,
+        contexts,
+        state,
+        [4, 1, 4],
+        [2],
+        steps=2,
+        repeats=3,
+        progress=lambda: ticks.append(1),
+    )
+    assert list(found.verify) == [1, 4]
+    assert list(found.round) == [2]
+    seconds = [found.target_step, found.draft_step, *found.verify.values(), *found.round.values()]
+    assert all(0 < value < 60 for value in seconds)
+    assert found.c > 0
+    assert found.v(4) > 0
+    assert len(ticks) == 5 + 3  # compilations and rounds of timing
+    assert int(state.rounds[0]) == 0  # not donated
+
+
+def test_units():
+    """In target steps: a round of 2 costs 4 = 2 × 0.5 + 1.5 + 1.5."""
+    costs = Costs(target_step=2.0, draft_step=1.0, verify={2: 3.0}, round={2: 8.0})
+    assert (costs.c, costs.v(2), costs.overhead(2)) == (0.5, 1.5, 1.5)

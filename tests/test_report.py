@@ -1,0 +1,136 @@
+"""Traces of a run, and the tables and pictures that are made of them."""
+
+import warnings
+
+import jax
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from pairs import EOS_IDS, TEXTS, make_tokenizer
+from specjax import decoding, report
+from specjax.sampling import sampling
+from specjax.trace import TracedRound, trace
+
+BUDGET = 24
+
+
+@pytest.fixture(scope="module", params=[0.0, 1.0])
+def traced(pair, request):
+    """For some texts, their rounds and their row as the jitted loop gives it, in a batch of 8."""
+    method = decoding.build(pair.target, pair.draft, gamma=4, sampling=sampling(request.param))
+
+    def prepare():
+        return decoding.prepare(
+            method,
+            pair.target,
+            decoding.tokenize(pair.target, TEXTS),
+            [(i, 0) for i in range(8)],
+            max_new_tokens=BUDGET,
+            key=jax.random.key(2),
+            rows=8,
+        )
+
+    state = decoding.run(method, *prepare())
+    rows = decoding.read_rows(state, [(i, 0) for i in range(8)], pair.target)
+    return [(trace(method, *prepare(), row=i), rows[i]) for i in (0, 2, 6)]
+
+
+def test_a_trace_is_the_run(traced):
+    for rounds, row in traced:
+        tokens = [token for r in rounds for token in r.accepted + r.next_token]
+        assert tokens == row.tokens
+        assert len(rounds) == row.target_calls
+        assert sum(len(r.accepted) for r in rounds) == row.accepted
+        for r in rounds[:-1]:
+            assert len(r.accepted + r.rejected) == 4
+        for r in rounds:
+            ended = bool(r.accepted) and r.accepted[-1] in EOS_IDS
+            assert len(r.next_token) == (0 if ended else 1)
+            assert not (ended and r.rejected)
+
+
+def test_spans_join_to_the_decoded_text(traced):
+    decode = make_tokenizer().decode
+    for rounds, row in traced:
+        lines = report.spans(rounds, decode)
+        kept = [piece for line in lines for piece, kind in line if kind != "rejected"]
+        assert "".join(kept) == decode(row.tokens)
+        assert len(kept) == row.emitted
+        for line, round_ in zip(lines, rounds, strict=True):
+            kinds = ["accepted"] * len(round_.accepted)
+            kinds += ["rejected"] * bool(round_.rejected) + ["corrected"] * len(round_.next_token)
+            assert [kind for _, kind in line] == kinds
+
+
+def test_pieces_of_one_character():
+    """é is two tokens here and € three; half of one shows in a rejected piece."""
+    tokenizer = make_tokenizer()
+
+    def ids(text):
+        return tokenizer(text)["input_ids"][:-1]
+
+    (e1, e2), (u1, u2, u3) = ids("é"), ids("€")
+    rounds = [
+        TracedRound([e1], [u1, u2], [e2]),
+        TracedRound([u1, u2], [e1], [u3]),
+        TracedRound([], [], [e1]),
+    ]
+    assert report.spans(rounds, tokenizer.decode) == [
+        [("", "accepted"), ("��", "rejected"), ("é", "corrected")],
+        [("", "accepted"), ("", "accepted"), ("��", "rejected"), ("€", "corrected")],
+        [("�", "corrected")],
+    ]
+    assert report.spans([], tokenizer.decode) == []
+
+
+STRANGE = "a\n\t\x07\x1b[31m$x$ {$\\frac$} [b] \u200b\u202e中😀�é"
+
+
+def test_a_terminal_gets_nothing_unprintable():
+    lines = [[(STRANGE, "accepted"), ("[/b]", "rejected")], [("$", "corrected")]]
+    text = report.coloured(lines)
+    assert text.plain.count("\n") == 2
+    assert all(c.isprintable() for c in text.plain.replace("\n", ""))
+    assert "[b]" in text.plain
+    assert "[/b]" in text.plain
+    styles = [str(span.style) for span in text.spans]
+    assert f"{report.COLOURS['rejected']} strike" in styles
+    assert report.printable("a\n\tb\x07") == "a↵→b�"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_picture_of_any_text(tmp_path):
+    """No warning of a missing glyph, no mathematics, and no character that vanishes."""
+    lines = [[(c, "accepted") for c in STRANGE], [(STRANGE, "rejected"), (STRANGE, "corrected")]]
+    figure = report.draw_trace(lines, STRANGE)
+    figure.savefig(tmp_path / "trace.png")
+    assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"
+    drawn = [text.get_text() for text in figure.axes[0].texts]
+    assert any("$x$" in text and "↵→��[31m" in text for text in drawn)
+    assert max(map(len, drawn)) == len(STRANGE)
+
+
+def test_pieces_lie_side_by_side():
+    """Each piece ends where the next begins, within a tenth of a character."""
+    figure = report.draw_trace([[("long enough " * 5, "accepted"), ("x", "corrected")]], "")
+    figure.set_dpi(160)
+    first, second = figure.axes[0].texts[-2:]
+    to_data = figure.axes[0].transData.inverted()
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    end = to_data.transform(first.get_window_extent(renderer).get_points())[1]
+    assert abs(end[0] - second.get_position()[0]) < 1.5  # the last character is a space
+    per_character = (end[0] - first.get_position()[0]) / 59
+    assert abs(per_character - 1) < 0.02
+
+
+def test_gains_and_tables(tmp_path):
+    row = {"predicted_paper": 2.0, "predicted": 1.5, "gain_decode": 1.4, "gain_end_to_end": 1.2}
+    figure = report.draw_gains([row, row], ["small T=0 γ=4", "a/long-name-of-a-draft T=1"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure.savefig(tmp_path / "gains.png")
+    heights = {bar.get_height() for bar in figure.axes[0].patches}
+    assert heights == set(row.values())
+    columns = [("draft", lambda r: "m"), ("gain", lambda r: f"{r['gain_decode']:.2f}")]
+    assert report.markdown(columns, [row]) == "| draft | gain |\n|---|---:|\n| m | 1.40 |"
+    assert report.table(columns, [row, row], "Gains").row_count == 2
