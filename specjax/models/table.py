@@ -1,0 +1,108 @@
+"""Models that are one table of laws: small enough to print, and to know every answer in advance.
+
+A `Table` stands where a network would: it has the `Model` protocol and runs through the same loops,
+but its laws are given, so α, the output's law and the gain can be computed and compared.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Float
+
+from specjax.types import Inputs
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The next token's law is a row of a table: its only row, or the row of the last token."""
+
+    table: Array  # (1, V) or (V, V) log-probabilities; row 0 for every token, or one for each
+
+    @property
+    def vocab_size(self) -> int:
+        return self.table.shape[1]
+
+    @property
+    def order(self) -> int:
+        """How many past tokens the law depends on, 0 or 1."""
+        return int(self.table.shape[0] > 1)
+
+    def start(self, inputs: Inputs, buffer_len: int):
+        """There is nothing to encode and nothing to remember."""
+        return (), ()
+
+    def __call__(self, tokens, start, context, cache):
+        """The "hidden" state (B, K, V) is the row of the table itself."""
+        return self.table[tokens if self.order else jnp.zeros_like(tokens)], cache
+
+    def logits(self, hidden):
+        return hidden
+
+
+def fixed(probs: Float[ArrayLike, " V"]) -> Table:
+    """A model of order 0: every token is drawn from the same law.
+
+    Raises:
+      ValueError: `probs` is not a law.
+    """
+    return Table(_logs(_laws(probs, 1)[None]))
+
+
+def by_last_token(probs: Float[ArrayLike, "V V"]) -> Table:
+    """A model of order 1: after token i the next one is drawn from probs[i].
+
+    Raises:
+      ValueError: a row of `probs` is not a law, or there is not one for each token.
+    """
+    laws = _laws(probs, 2)
+    if laws.shape[0] != laws.shape[1] or len(laws) < 2:
+        raise ValueError(
+            f"probs has shape {laws.shape}; it needs a law over all tokens for each token, (V, V) "
+            "with V ≥ 2."
+        )
+    return Table(_logs(laws))
+
+
+def draft_of_alpha(
+    target_probs: Float[ArrayLike, "*batch V"], alpha: Float[ArrayLike, "*batch"]
+) -> np.ndarray:
+    """Laws whose overlap Σ min(target, draft) with the target's is `alpha`, row by row: (…, V).
+
+    The draft is α · target + (1 − α) · junk, where junk is always the last token: one that the
+    target never says, so nothing of it is ever accepted.
+
+    Raises:
+      ValueError: the target may say the last token, or alpha lies outside [0, 1].
+    """
+    target = np.asarray(target_probs, np.float64)
+    alpha = np.asarray(alpha, np.float64)
+    if np.any(target[..., -1] > 0):
+        raise ValueError(
+            "The target must give its last token probability 0; append an entry of 0 to its law."
+        )
+    if not np.all((alpha >= 0) & (alpha <= 1)):
+        raise ValueError(f"alpha={alpha} must lie in [0, 1]; it is a probability.")
+    junk = np.zeros_like(target)
+    junk[..., -1] = 1
+    return alpha[..., None] * target + (1 - alpha[..., None]) * junk
+
+
+def _laws(probs: ArrayLike, rank: int) -> np.ndarray:
+    laws = np.asarray(probs, np.float64)
+    if laws.ndim != rank:
+        raise ValueError(f"probs has shape {laws.shape}; it must have {rank} axes.")
+    if not np.all(laws >= 0) or not np.allclose(laws.sum(-1), 1, atol=1e-6):
+        raise ValueError(
+            "probs must be ≥ 0 and sum to 1 over the last axis; pass probabilities, not logits."
+        )
+    return laws
+
+
+def _logs(laws: np.ndarray) -> Array:
+    with np.errstate(divide="ignore"):  # −inf: a token that cannot be
+        return jnp.asarray(np.log(laws), jnp.float32)
