@@ -1,0 +1,310 @@
+"""`specjax.generate`: texts in, texts out, and every number that it refuses; batches by bucket."""
+
+import dataclasses
+import functools
+import itertools
+import math
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pairs
+import specjax
+from pairs import EOS_IDS, IDS, TEXTS
+from specjax import autoregressive, decoding, speculative
+from specjax.batching import bucket, pack
+from specjax.draft import ModelDrafter
+from table_models import MarkovModel
+
+BUDGET = 24
+generate = functools.partial(specjax.generate, max_new_tokens=BUDGET)
+
+
+@pytest.fixture(scope="module")
+def plain(pair):
+    """Greedy, without a draft. The rows differ; some end early, some at the budget."""
+    result = generate(pair.target, None, TEXTS)
+    lengths = {len(row) for row in result.tokens}
+    assert len({tuple(row) for row in result.tokens}) == len(TEXTS)
+    assert min(lengths) < BUDGET == max(lengths)
+    return result
+
+
+def check(result, gamma=None):
+    """Tokens and statistics of every row fit together."""
+    for row in result.rows:
+        assert 1 <= row.emitted <= BUDGET
+        assert all(0 <= token < IDS for token in row.tokens)
+        assert not set(row.tokens[:-1]) & set(EOS_IDS)
+        assert row.tokens[-1] in EOS_IDS or row.emitted == BUDGET
+        assert row.text == pairs.make_tokenizer().decode(row.tokens, skip_special_tokens=True)
+        histogram = np.array(row.accepted_lengths)
+        assert histogram.sum() == row.target_calls
+        assert histogram @ np.arange(len(histogram)) == row.accepted <= row.drafted
+        # Each call adds a token of the target's own, unless a draft was the end.
+        assert row.emitted - row.accepted - row.target_calls in ((0,) if gamma is None else (0, -1))
+        if gamma is not None:
+            assert len(histogram) == gamma + 1 == len(row.tested) + 1
+            assert row.tested == sorted(row.tested, reverse=True)
+            assert row.tested[0] <= row.target_calls
+            assert sum(row.tested) <= row.drafted <= gamma * row.target_calls
+
+
+def test_without_a_draft(plain):
+    check(plain)
+    assert plain.texts == [row.text for row in plain.rows]
+    assert np.array_equal(plain.target_calls, plain.emitted)
+    assert not plain.drafted.any()
+    assert not plain.accepted.any()
+    assert plain.accepted_lengths.tolist() == [[row.target_calls] for row in plain.rows]
+    assert plain.block_efficiency == 1
+
+
+@pytest.mark.parametrize("gamma", [1, 4, 8])
+def test_greedy_identity(pair, plain, gamma):
+    result = generate(pair.target, pair.draft, TEXTS, gamma=gamma)
+    check(result, gamma)
+    assert result.tokens == plain.tokens
+    assert result.texts == plain.texts
+    assert 0.1 < result.accepted.sum() / result.drafted.sum() < 0.9
+    assert result.block_efficiency == plain.emitted.sum() / result.target_calls.sum() > 1
+
+
+def test_the_target_as_its_own_draft(pair, plain):
+    """All that is drafted is accepted; an EOS among the drafts cuts what follows it."""
+    result = generate(pair.target, pair.twin, TEXTS)
+    assert result.tokens == plain.tokens
+    for row in result.rows:
+        assert row.target_calls == math.ceil(row.emitted / 5)
+        assert row.accepted == sum(row.tested)
+        assert row.accepted == row.drafted or row.tokens[-1] in EOS_IDS
+
+
+def test_a_drafter_instead_of_a_checkpoint(pair, plain):
+    """A bigram of the outputs themselves, by its table."""
+    table = np.zeros((IDS, IDS), np.float32)
+    for row in plain.tokens:
+        table[[0, *row[:-1]], row] += 1
+    bigram = ModelDrafter(MarkovModel(jnp.asarray(table)))
+    result = generate(pair.target, bigram, TEXTS)
+    check(result, 4)
+    assert result.tokens == plain.tokens
+    likeliest = table.argmax(axis=1)
+    steps = [step for row in plain.tokens for step in itertools.pairwise([0, *row])]
+    hits = np.mean([likeliest[last] == token for last, token in steps])
+    tested = np.sum([row.tested for row in result.rows])
+    kept = result.accepted.sum()
+    assert abs(kept / tested - hits) < 0.2
+    narrow = ModelDrafter(MarkovModel(bigram.model.table[:-1, :-1]))
+    with pytest.raises(ValueError, match=r"drafter's 299 ids .* target's 300"):
+        generate(pair.target, narrow, TEXTS)
+
+
+# Samples and batches.
+
+sample = functools.partial(generate, temperature=1.0, key=jax.random.key(5))
+
+
+def label(result):
+    return [(row.index, row.sample) for row in result.rows]
+
+
+@pytest.mark.parametrize("speculates", [True, False])
+def test_rows_depend_neither_on_the_batch_nor_on_its_size(pair, speculates):
+    draft = pair.draft if speculates else None
+    together = sample(pair.target, draft, TEXTS, batch_size=8)
+    check(together, 4 if speculates else None)
+    assert len({tuple(row) for row in together.tokens}) == len(TEXTS)
+    for size in (1, 3):
+        assert sample(pair.target, draft, TEXTS, batch_size=size).rows == together.rows
+    # Other neighbours, in any order, for the texts at places 0 and 5.
+    for order in np.random.default_rng(0).permuted(np.tile([1, 2, 3, 4, 6, 7], (3, 1)), axis=1):
+        others = [TEXTS[i] for i in order]
+        mixed = [TEXTS[0], *others[:4], TEXTS[5], *others[4:]]
+        rows = sample(pair.target, draft, mixed, batch_size=8).rows
+        assert (rows[0], rows[5]) == (together.rows[0], together.rows[5])
+    other_key = sample(pair.target, draft, TEXTS, key=jax.random.key(6))
+    assert not any(a == b for a, b in zip(other_key.tokens, together.tokens, strict=True))
+
+
+def test_samples_come_in_order_and_do_not_shift_one_another(pair):
+    one = sample(pair.target, pair.draft, TEXTS)
+    three = sample(pair.target, pair.draft, TEXTS, samples=3)
+    assert label(three) == list(itertools.product(range(8), range(3)))
+    assert [row for row in three.rows if row.sample == 0] == one.rows
+    assert len({tuple(row) for row in three.tokens}) == 24
+
+
+def test_a_stream_may_begin_later(pair):
+    """What comes first is left out, and nothing else changes."""
+    method = decoding.build(pair.target, None, gamma=1, sampling=specjax.sampling.sampling(1.0))
+    options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "samples": 2}
+    rows = functools.partial(decoding.stream, method, pair.target, TEXTS, **options)
+    assert list(rows(first=3)) == list(rows())[3:]
+    assert list(rows(first=16)) == []
+
+
+# Inputs.
+
+
+def test_empty_texts_keep_their_place(pair, plain):
+    texts = ["", *TEXTS[1:4], " \t", *TEXTS[5:]]
+    for draft in (None, pair.draft):
+        with pytest.warns(UserWarning, match=r"2 empty input\(s\)") as caught:
+            result = generate(pair.target, draft, texts)
+        assert len(caught) == 1
+        gamma = 0 if draft is None else 4
+        for index in (0, 4):
+            empty = specjax.Row(index, 0, "", [], 0, 0, 0, [0] * (gamma + 1), [0] * gamma)
+            assert result.rows[index] == empty
+        kept = [1, 2, 3, 5, 6, 7]
+        assert [result.tokens[i] for i in kept] == [plain.tokens[i] for i in kept]
+    with pytest.warns(UserWarning, match="1 empty"):
+        assert generate(pair.target, None, [""]).texts == [""]
+    assert generate(pair.target, None, []).rows == []
+
+
+def test_long_texts_are_cut_before_their_last_id(pair, caplog):
+    long = " ".join(TEXTS)
+    with pytest.warns(
+        UserWarning, match=r"2 input\(s\) longer than 40 tokens were trunc"
+    ) as caught:
+        ids = decoding.tokenize(pair.target, [long, TEXTS[0], long])
+    assert len(caught) == 1
+    whole = pairs.make_tokenizer()(long, verbose=False)["input_ids"]
+    assert ids[0] == ids[2] == [*whole[:39], 1]
+    assert ids[1] == pairs.make_tokenizer()(TEXTS[0])["input_ids"]
+    # transformers' own warning says something else.
+    assert not caplog.records
+    with pytest.warns(UserWarning, match="8 input.* longer than 2 tokens.*max_source_len"):
+        short = generate(pair.target, None, TEXTS, max_source_len=2)
+    words = [
+        pairs.make_tokenizer().decode(ids[:1]) for ids in decoding.tokenize(pair.target, TEXTS)
+    ]
+    assert short.tokens == generate(pair.target, None, words).tokens
+    with pytest.raises(ValueError, match="max_source_len=0 must be ≥ 1"):
+        generate(pair.target, None, TEXTS, max_source_len=0)
+
+
+def test_ids_past_the_tokenizers_are_never_emitted(pair):
+    """Though the head prefers them, as the model with all its rows shows."""
+    rows = pair.target.config.vocab_size
+    assert rows > pair.draft.config.vocab_size > IDS == pair.target.model.vocab_size
+    uncut = dataclasses.replace(pair.target.model, vocab_size=rows)
+    everything = dataclasses.replace(pair.target, model=uncut)
+    hot = functools.partial(sample, temperature=5.0)
+    padded = np.concatenate(hot(everything, None, TEXTS).tokens)
+    assert np.mean(padded >= IDS) > 0.1
+    for draft in (None, pair.draft):
+        check(hot(pair.target, draft, TEXTS), 4 if draft else None)
+    # A draft without a tokenizer is cut to the target's ids too.
+    padded_too = dataclasses.replace(pair.draft.model, vocab_size=pair.draft.config.vocab_size)
+    nameless = dataclasses.replace(pair.draft, model=padded_too, tokenizer=None)
+    check(hot(pair.target, nameless, TEXTS), 4)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma": 0}, "gamma=0 must be a whole number ≥ 1"),
+        ({"gamma": 2.5}, "gamma=2.5 must be a whole number"),
+        ({"temperature": -1.0}, "temperature=-1.0 must be ≥ 0 and finite"),
+        ({"temperature": math.nan}, "temperature=nan must be ≥ 0"),
+        ({"temperature": math.inf}, "temperature=inf must be ≥ 0 and finite"),
+        ({"top_p": 0.0}, r"top_p=0.0 must lie in \(0, 1\]"),
+        ({"top_p": 1.5}, r"top_p=1.5 must lie in \(0, 1\]"),
+        ({"top_p": math.nan}, "top_p=nan must lie"),
+        ({"top_k": -1}, "top_k=-1 must be a whole number ≥ 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0 must be a whole number ≥ 1"),
+        ({"samples": 0}, "samples=0 must be a whole number ≥ 1"),
+        ({"batch_size": 0}, "batch_size=0 must be a whole number ≥ 1"),
+    ],
+)
+def test_numbers_out_of_range(pair, options, message):
+    with pytest.raises(ValueError, match=message):
+        generate(pair.target, pair.draft, TEXTS, **options)
+
+
+def test_different_vocabularies(pair):
+    words = pairs.tokenizers.train([*TEXTS, "unheard of, " * 9], IDS + 1)
+    other = dataclasses.replace(pair.draft, tokenizer=pairs.tokenizers.to_transformers(words, 40))
+    with pytest.raises(ValueError, match=r"have different vocabularies: .* has "):
+        generate(pair.target, other, TEXTS)
+
+
+def test_a_checkpoint_without_a_tokenizer(pair):
+    bare = dataclasses.replace(pair.target, tokenizer=None)
+    with pytest.raises(ValueError, match=r"target has no tokenizer.*Copy tokenizer\.json"):
+        generate(bare, None, TEXTS)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_name_the_model(pair, temperature):
+    def spoil(checkpoint, name):
+        broken = jax.tree.map(lambda x: x * jnp.nan, checkpoint.model)
+        return dataclasses.replace(checkpoint, model=broken, name=name)
+
+    again = functools.partial(generate, texts=TEXTS, temperature=temperature)
+    bad_target, bad_draft = spoil(pair.target, "big"), spoil(pair.draft, "small")
+    for draft in (pair.draft, None):
+        with pytest.raises(FloatingPointError, match=r"target model \(big\) .* not finite"):
+            again(bad_target, draft)
+    with pytest.raises(FloatingPointError, match=r"draft model \(small\) .* not finite"):
+        again(pair.target, bad_draft)
+
+
+# Shapes.
+
+
+def test_buckets():
+    sizes = [bucket(n) for n in range(1, 2000)]
+    assert sizes == sorted(sizes)
+    assert sorted(set(sizes))[:10] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    for n, size in enumerate(sizes, 1):
+        assert n <= size <= max(n, 1.5 * (n - 1))
+        assert bucket(size) == size
+    assert (bucket(5, smallest=16), bucket(17, smallest=16), bucket(0)) == (16, 24, 1)
+
+
+def test_pack():
+    inputs = pack([[5, 6, 1], [7]], start_id=9, rows=3, width=4)
+    assert inputs.source.tolist() == [[5, 6, 1, 0], [7, 0, 0, 0], [0, 0, 0, 0]]
+    assert inputs.source_len.tolist() == [3, 1, 1]
+    assert inputs.prompt.tolist() == [[9], [9], [9]]
+    assert inputs.prompt_len.tolist() == [1, 1, 1]
+    assert {x.dtype for x in inputs} == {jnp.dtype("int32")}
+
+
+def test_a_start_token_other_than_padding(pair, plain):
+    """It is the prompt, and no part of the output."""
+    other = dataclasses.replace(
+        pair.target, config=dataclasses.replace(pair.target.config, decoder_start_token_id=7)
+    )
+    assert generate(other, None, TEXTS).tokens != plain.tokens
+    with pytest.raises(ValueError, match="decoder_start_token_id is 7 and 0"):
+        generate(other, pair.draft, TEXTS)
+
+
+@pytest.mark.parametrize("speculates", [True, False])
+def test_nothing_compiles_again(pair, speculates):
+    """Other texts in the bucket, another seed, temperature, filter and budget; fewer live rows."""
+    loop = speculative if speculates else autoregressive
+    draft = pair.draft if speculates else None
+
+    def traces():
+        return loop.start._cache_size(), loop.decode._cache_size()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the empty text
+        sample(pair.target, draft, TEXTS)
+        before = traces()
+        sample(pair.target, draft, TEXTS[::-1], key=jax.random.key(7), temperature=0.3)
+        sample(pair.target, draft, ["", *TEXTS[:7]], max_new_tokens=20)
+        # One row left in the last batch is a batch of one, compiled once and for all.
+        assert traces() == before
