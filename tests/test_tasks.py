@@ -52,6 +52,8 @@ def test_tree_of_a_statement_and_back(source, tree):
         "(Return (Name x y z))", "(Assign (Name x) (Constant 1))", "(Return  (Name x))", "[]",
         "(Return (Constant x))", "(Expr (BinOp (Name a) Plus (Name b)))", "(Constant 'a)",
         "(Return (Name 1))", "(Return Name)", "(Assign [] (Name x))", "(Name x)",
+        "(Return (BinOp (Name a) ~ (Name b)))", "(Return (Compare (Name a) [Eq] [(Name b)))",
+        "(Return (Compare (Name a) [] [(Name b)]))",
     ],
 )  # fmt: skip
 def test_what_is_not_a_tree(text):
