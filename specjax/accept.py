@@ -2,7 +2,7 @@
 
 A rule is pure functions from log-probabilities to laws. It draws nothing: the loop does, so that
 the law of a whole round can be enumerated. Both models' log-probabilities come from the same
-`standardize`.
+`standardize`; only a rule that is not exact may read the target by another (`target_law`).
 
 Shapes: `target_logprobs` (B, γ+1, V), entry i the target's law after i drafted tokens;
 `draft_logprobs` (B, γ, V), entry i the law that drafted token i was drawn from; `drafts` (B, γ);
@@ -15,11 +15,30 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
+
+from specjax import sampling as smp
+from specjax.sampling import Sampling
 
 
 class AcceptanceRule(Protocol):
-    """What the loop needs of a rule; `TokenRule` is the paper's."""
+    """What the loop needs of a rule; `TokenRule` is the paper's, and the base of the others."""
+
+    def under(self, sampling: Sampling) -> "AcceptanceRule":
+        """The rule that this one is for a kind of sampling: nearly always itself."""
+        ...
+
+    def target_law(
+        self, logits: Float[Array, "*batch V"], sampling: Sampling
+    ) -> Float[Array, "*batch V"]:
+        """The target's log-probabilities that the rule reads: `standardize`, if it is exact."""
+        ...
+
+    def acceptance(
+        self, target_logprobs: Float[Array, "*batch V"], draft_logprobs: Float[Array, "*batch V"]
+    ) -> Float[Array, "*batch"]:
+        """The chance that a token drawn from the draft's law is accepted: α is its mean."""
+        ...
 
     def survival(
         self,
@@ -56,7 +75,7 @@ def at_position(logprobs: Float[Array, "B K V"], position: Int[Array, " B"]) -> 
 def overlap(
     target_logprobs: Float[Array, "*batch V"], draft_logprobs: Float[Array, "*batch V"]
 ) -> Float[Array, "*batch"]:
-    """β = Σₓ min(target, draft) = 1 − D_LK: the chance that a drafted token is accepted (Thm 3.5)."""
+    """β = Σₓ min(target, draft) = 1 − D_LK: the chance that a draft is accepted (Thm 3.5)."""
     return jnp.sum(jnp.exp(jnp.minimum(target_logprobs, draft_logprobs)), axis=-1)
 
 
@@ -81,6 +100,16 @@ class TokenRule:
     stop at the first that is not kept, and replace it by a draw from norm(max(0, p − q)).
     """
 
+    def under(self, sampling):
+        return self
+
+    def target_law(self, logits, sampling):
+        return smp.standardize(logits, sampling)
+
+    def acceptance(self, target_logprobs, draft_logprobs):
+        """Σ min(p, q)."""
+        return overlap(target_logprobs, draft_logprobs)
+
     def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
         """Π min(1, p/q) over the tokens so far."""
         count = drafts.shape[1]
@@ -98,3 +127,96 @@ class TokenRule:
         draft = jnp.exp(at_position(draft_logprobs, jnp.minimum(accepted, last)))
         rejected = (accepted < draft_len)[:, None]
         return jnp.where(rejected, residual(target, draft), target)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LenientRule(TokenRule):
+    """Lenience l of the paper's A.5: keep token x with probability min(1, p(x)/(l·q(x))).
+
+    The paper leaves the residual open; here it stays norm(max(0, p − q)). So a drafted position
+    gives x the probability
+
+        min(q, p/l)(x) + (1 − Σ min(q, p/l)) · norm(max(0, p − q))(x)  ≤  p(x)/l
+
+    and no longer p(x): text gets faster and drifts towards the draft's. l = 1 is `TokenRule`. The
+    token after a fully accepted draft still follows p. At temperature 0 see `LenientArgmax`.
+    """
+
+    lenience: Float[Array, ""]  # l in (0, 1]
+
+    def under(self, sampling):
+        return LenientArgmax(self.lenience) if sampling.kind == "greedy" else self
+
+    def acceptance(self, target_logprobs, draft_logprobs):
+        """Σ min(p/l, q)."""
+        return overlap(_over(target_logprobs, self.lenience), draft_logprobs)
+
+    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        """Π min(1, p/(l·q)): p/l in the place of p."""
+        over = _over(target_logprobs, self.lenience)
+        return super().survival(over, draft_logprobs, drafts, draft_len)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LenientArgmax(TokenRule):
+    """Lenience at temperature 0: keep token x if p(x) ≥ l·max p, else replace it by the argmax.
+
+    Here p is the target's softmax at temperature 1: lenience comes before the standardization that
+    makes greedy decoding one-hot. The paper prints p(x) ≤ l·max p, evidently for ≥. With l = 1 only
+    the argmax is kept, the first of equals.
+    """
+
+    lenience: Float[Array, ""]  # l in (0, 1]
+
+    def target_law(self, logits, sampling):
+        return smp.standardize(logits, smp.sampling(1.0))
+
+    def acceptance(self, target_logprobs, draft_logprobs):
+        """The draft's mass on tokens that are kept: 0 or 1."""
+        return jnp.sum(
+            jnp.where(self._kept(target_logprobs), jnp.exp(draft_logprobs), 0.0), axis=-1
+        )
+
+    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        """1 while every token so far is kept, then 0."""
+        count = drafts.shape[1]
+        kept = at_tokens(self._kept(target_logprobs[:, :count]), drafts)
+        kept &= jnp.arange(count, dtype=jnp.int32)[None, :] < draft_len[:, None]
+        return jnp.cumprod(kept.astype(target_logprobs.dtype), axis=1)
+
+    def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
+        """The argmax, with certainty."""
+        target = at_position(target_logprobs, accepted)
+        return (smp.argmax(target)[:, None] == _ids(target)[None, :]).astype(target.dtype)
+
+    def _kept(self, target_logprobs: Float[Array, "*batch V"]) -> Bool[Array, "*batch V"]:
+        best = jnp.max(target_logprobs, axis=-1, keepdims=True)
+        near = _over(target_logprobs, self.lenience) >= best
+        index = jnp.broadcast_to(_ids(target_logprobs), target_logprobs.shape)
+        first = index == jnp.expand_dims(smp.argmax(target_logprobs), -1)
+        return first | (near & (self.lenience < 1))
+
+
+def lenient(lenience: float) -> LenientRule:
+    """The rule with lenience l, for any temperature; smaller accepts more, and 1 is exact.
+
+    Raises:
+      ValueError: not 0 < lenience ≤ 1.
+    """
+    if not 0 < lenience <= 1:
+        raise ValueError(
+            f"lenience={lenience} must lie in (0, 1]; 1 is the exact rule, and towards 0 every "
+            "token that the target can say is accepted."
+        )
+    return LenientRule(jnp.float32(lenience))
+
+
+def _over(logprobs: Float[Array, "*batch V"], lenience: Float[Array, ""]):
+    """log(p/l)."""
+    return logprobs - jnp.log(lenience.astype(logprobs.dtype))
+
+
+def _ids(logprobs: Float[Array, "*batch V"]) -> Int[Array, " V"]:
+    return jnp.arange(logprobs.shape[-1], dtype=jnp.int32)

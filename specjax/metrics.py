@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, Key
 
 from specjax import decoding
 from specjax import sampling as smp
-from specjax.accept import overlap
+from specjax.accept import AcceptanceRule, TokenRule
 from specjax.batching import bucket, pack
 from specjax.draft import Drafter, is_silent
 from specjax.models.hub import Checkpoint
@@ -47,6 +47,7 @@ def overlaps(
     tokens: Int[Array, "B T"],
     *,
     buffer_len: int,
+    rule: AcceptanceRule | None = None,
 ) -> Float[Array, "B T"]:
     """β of every prefix: entry [b, t] is Σ min(target, draft) of the token at position t+1.
 
@@ -55,7 +56,9 @@ def overlaps(
 
     Args:
       tokens: prompt and output, right-padded; T < buffer_len.
+      rule: whose chance of acceptance it is; default `TokenRule`.
     """
+    rule = (TokenRule() if rule is None else rule).under(sampling)
     batch, count = tokens.shape
     context, cache = target.start(inputs, buffer_len)
     drafter_context, drafter_state = drafter.start(inputs, buffer_len)
@@ -66,8 +69,9 @@ def overlaps(
         length = jnp.full((batch,), known, jnp.int32)
         logits, state = drafter.begin(buffer, length, length - 1, drafter_context, state)
         here = jax.lax.dynamic_index_in_dim(hidden, known - 1, 1, keepdims=False)
-        both = [smp.standardize(x, sampling) for x in (target.logits(here), logits)]
-        return state, jnp.where(is_silent(logits), 0.0, overlap(*both))
+        target_logprobs = rule.target_law(target.logits(here), sampling)
+        beta = rule.acceptance(target_logprobs, smp.standardize(logits, sampling))
+        return state, jnp.where(is_silent(logits), 0.0, beta)
 
     _, betas = jax.lax.scan(at, drafter_state, jnp.arange(1, count + 1))
     return betas.T
@@ -85,11 +89,13 @@ def measure_alpha(
     key: Key[Array, ""] | None = None,
     batch_size: int = 8,
     max_source_len: int | None = None,
+    rule: AcceptanceRule | None = None,
 ) -> Alpha:
     """α in the paper's sense: E[Σ min(target, draft)] over prefixes that the target generated.
 
     At temperature 0 both laws are one-hot, and α is the rate at which the most likely tokens
-    agree. Both models get the same standardization, as in the paper.
+    agree. Both models get the same standardization, as in the paper. With a lenient rule it is the
+    chance that this rule accepts, E[Σ min(target/l, draft)] in A.5, over the same prefixes.
 
     Raises: as `specjax.generate`.
     """
@@ -115,6 +121,7 @@ def measure_alpha(
         sampling=chosen,
         batch_size=batch_size,
         max_source_len=max_source_len,
+        rule=rule,
     )
 
 
@@ -127,9 +134,10 @@ def alpha_of_outputs(
     sampling: Sampling,
     batch_size: int = 8,
     max_source_len: int | None = None,
+    rule: AcceptanceRule | None = None,
 ) -> Alpha:
     """α over outputs that the target generated before, one for each text."""
-    method = decoding.build(target, draft, gamma=1, sampling=sampling)
+    method = decoding.build(target, draft, gamma=1, sampling=sampling, rule=rule)
     assert isinstance(method, Speculative)
     sources = decoding.tokenize(target, texts, max_source_len)
     pairs = [(s, o) for s, o in zip(sources, outputs, strict=True) if s and o]
@@ -157,6 +165,7 @@ def alpha_of_outputs(
                 inputs,
                 jnp.asarray(tokens),
                 buffer_len=count + 1,
+                rule=method.rule,
             )
         )
         found += [betas[row, : len(output)] for row, (_, output) in enumerate(chunk)]

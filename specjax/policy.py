@@ -31,7 +31,7 @@ class RoundStats(NamedTuple):
     drafted: Int[Array, " B"]
     accepted: Int[Array, " B"]  # before a cut at EOS
     emitted: Int[Array, " B"]
-    overlap: Float[Array, "B G"]  # Σ min(target, draft) at each position
+    overlap: Float[Array, "B G"]  # P(a token there is accepted): Σ min(target, draft)
     submitted: Bool[Array, "B G"]  # positions that count
 
 

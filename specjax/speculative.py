@@ -19,7 +19,7 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from specjax import sampling as smp
-from specjax.accept import AcceptanceRule, overlap
+from specjax.accept import AcceptanceRule
 from specjax.draft import Drafter, fed_after, is_silent
 from specjax.policy import Observation, Policy, RoundStats
 from specjax.sampling import Purpose, Sampling
@@ -231,7 +231,8 @@ def verify(
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     block = jnp.concatenate([last, drafts.tokens], axis=1)
     hidden, cache = method.target(block, state.length - 1, context, state.cache)
-    logprobs = smp.standardize(method.target.logits(hidden), method.sampling)
+    rule = method.rule.under(method.sampling)
+    logprobs = rule.target_law(method.target.logits(hidden), method.sampling)
     finite = is_finite(logprobs, ~state.done)
     return logprobs, state.replace(cache=cache, target_finite=state.target_finite & finite)
 
@@ -244,10 +245,11 @@ def accept(
     dice: Dice,
 ) -> tuple[Array, Array, Array, Array]:
     """How far the drafts survive, and the token that follows: the rule's laws, the loop's draws."""
+    rule = method.rule.under(method.sampling)
     laws = target_logprobs, drafts.logprobs, drafts.tokens, drafts.length
-    survival = method.rule.survival(*laws)
+    survival = rule.survival(*laws)
     accepted = dice.accepted(state, survival)
-    next_probs = method.rule.next_probs(*laws, accepted)
+    next_probs = rule.next_probs(*laws, accepted)
     return survival, accepted, next_probs, dice.next(state, next_probs)
 
 
@@ -256,12 +258,13 @@ def learn(method: Speculative, state: State, round_: Round) -> State:
     drafts, accepted, was_live = round_.drafts, round_.accepted, ~state.done
     new = commit(state, drafts.tokens, drafts.length, accepted, round_.next_token, method.eos_ids)
     gamma = drafts.tokens.shape[1]
+    acceptance = method.rule.under(method.sampling).acceptance
     stats = RoundStats(
         active=was_live,
         drafted=drafts.length,
         accepted=accepted,
         emitted=new.length - state.length,
-        overlap=overlap(round_.target_logprobs[:, :gamma], drafts.logprobs),
+        overlap=acceptance(round_.target_logprobs[:, :gamma], drafts.logprobs),
         submitted=jnp.arange(gamma, dtype=jnp.int32)[None, :] < drafts.length[:, None],
     )
     return new.replace(

@@ -1,0 +1,363 @@
+"""Lenience: the law that it gives, its bound, its limits, and what the loop accepts under it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import reference
+from enumeration import output_law
+from reference import total_variation
+from specjax import metrics, speculative, theory
+from specjax.accept import LenientArgmax, TokenRule, lenient
+from specjax.draft import ModelDrafter
+from specjax.policy import constant
+from specjax.sampling import row_keys, sampling, standardize
+from table_models import inputs_of, logits_after, random_table, repeat
+
+EOS = 2
+PROMPT = (1, 0)
+BUDGET = 5
+GAMMA = 2
+LENIENCES = (1.0, 0.5, 0.3, 0.1)
+SAMPLINGS = {
+    "warm": {"temperature": 0.7},
+    "plain": {},
+    "top-k": {"top_k": 2},
+    "top-p": {"top_p": 0.8},
+}
+
+P = np.array([0.35, 0.25, 0.15, 0.10, 0.07, 0.04, 0.02, 0.02])
+Q = np.array([0.20, 0.20, 0.20, 0.15, 0.10, 0.08, 0.05, 0.02])
+
+
+def log(probs):
+    with np.errstate(divide="ignore"):
+        return jnp.asarray(np.log(probs), jnp.float32)
+
+
+# What should come out, in slow numpy: the law written down in the rule's docstring.
+
+
+def lenient_law(target_probs, draft_probs, lenience):
+    """(accepted, replaced): what a drafted position gives each token by either way."""
+    accepted = np.minimum(draft_probs, target_probs / lenience)
+    left = np.maximum(target_probs - draft_probs, 0)
+    left = left / left.sum() if left.sum() > 0 else target_probs
+    return accepted, (1 - accepted.sum()) * left
+
+
+class Laws:
+    """Both models' laws after any prefix, in float64."""
+
+    def __init__(self, target, draft, law):
+        self.models, self.law, self.known = (target, draft), law, {}
+
+    def __call__(self, prefix):
+        if prefix not in self.known:
+            inputs = inputs_of([list(PROMPT)])
+            width = len(PROMPT) + BUDGET
+            self.known[prefix] = tuple(
+                reference.law(logits_after(model, inputs, [PROMPT + prefix], width)[0], self.law)
+                for model in self.models
+            )
+        return self.known[prefix]
+
+
+def predicted(laws, lenience) -> dict[tuple, float]:
+    """P(output) for every output, round by round: γ lenient positions and one of the target's."""
+    law: dict[tuple, float] = {}
+
+    def go(output, weight, left):
+        """`left` tokens may still be accepted in this round; None: a new one begins."""
+        if weight == 0:
+            return
+        if len(output) == BUDGET or (output and output[-1] == EOS):
+            law[output] = law.get(output, 0.0) + weight
+            return
+        if left is None:
+            left = min(GAMMA, BUDGET - len(output) - 1)
+        target, draft = laws(output)
+        accepted, replaced = lenient_law(target, draft, lenience)
+        if left == 0:
+            accepted, replaced = 0 * accepted, target
+        for token in range(len(target)):
+            go((*output, token), weight * accepted[token], left - 1)
+            go((*output, token), weight * replaced[token], None)
+
+    go((), 1.0, None)
+    return law
+
+
+def enumerated(target, draft, law, rule) -> dict[tuple, float]:
+    method = speculative.Speculative(
+        target, ModelDrafter(draft), rule, constant(GAMMA), law, jnp.int32([EOS]), GAMMA
+    )
+    return output_law(method, inputs_of([list(PROMPT)]), BUDGET)
+
+
+def worst_excess(law, laws, lenience) -> float:
+    """max of P(token | prefix) − p(token | prefix)/l over all prefixes of the outputs."""
+    mass: dict[tuple, float] = {}
+    for output, weight in law.items():
+        for end in range(len(output) + 1):
+            mass[output[:end]] = mass.get(output[:end], 0.0) + weight
+    return max(
+        weight / mass[prefix[:-1]] - laws(prefix[:-1])[0][prefix[-1]] / lenience
+        for prefix, weight in mass.items()
+        if prefix and mass[prefix[:-1]] > 1e-9
+    )
+
+
+@pytest.mark.parametrize("law", SAMPLINGS)
+def test_enumerated_law_is_the_predicted_one(law):
+    """All outputs of up to 5 tokens, γ = 2: TV < 1e-12 for each l; no token above p/l; l < 1 is
+    not exact, by more than 1e-3.
+    """
+    with jax.enable_x64(True):
+        chosen, target, draft = sampling(**SAMPLINGS[law]), random_table(1), random_table(2)
+        laws = Laws(target, draft, chosen)
+        exact = reference.sequence_law(target, inputs_of([list(PROMPT)]), chosen, {EOS}, BUDGET)
+        for value in LENIENCES:
+            rule = lenient(value)
+            found, lenience = enumerated(target, draft, chosen, rule), float(rule.lenience)
+            assert total_variation(found, predicted(laws, lenience)) < 1e-12
+            assert worst_excess(found, laws, lenience) < 1e-12
+            moved = total_variation(found, exact)
+            assert moved < 1e-12 if value == 1 else moved > 1e-3
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AcceptAll(TokenRule):
+    """Lenience without its bound: whatever was drafted is kept."""
+
+    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        slots = jnp.arange(drafts.shape[1], dtype=jnp.int32)[None, :]
+        return (slots < draft_len[:, None]).astype(target_logprobs.dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OtherResidual(TokenRule):
+    """Lenience 0.3 with norm(max(0, p − l·q)): within the bound, but not the law that is stated."""
+
+    def survival(self, *laws):
+        return lenient(0.3).survival(*laws)
+
+    def next_probs(self, target_logprobs, draft_logprobs, *rest):
+        scaled = draft_logprobs + jnp.log(jnp.float32(0.3).astype(draft_logprobs.dtype))
+        return super().next_probs(target_logprobs, scaled, *rest)
+
+
+def test_planted_faults():
+    """The bound sees that everything is accepted; the predicted law sees another residual."""
+    with jax.enable_x64(True):
+        target, draft, lenience = random_table(1), random_table(2), float(np.float32(0.3))
+        laws = Laws(target, draft, sampling())
+        everything = enumerated(target, draft, sampling(), AcceptAll())
+        assert worst_excess(everything, laws, lenience) > 0.1
+        other = enumerated(target, draft, sampling(), OtherResidual())
+        assert worst_excess(other, laws, lenience) < 1e-12
+        assert total_variation(other, predicted(laws, lenience)) > 1e-3
+
+
+@pytest.mark.parametrize("lenience", LENIENCES)
+def test_one_position_by_hand(lenience):
+    """For P and Q: the predicted law sums to 1, stays below p/l, and α agrees with `theory`."""
+    accepted, replaced = lenient_law(P, Q, lenience)
+    np.testing.assert_allclose((accepted + replaced).sum(), 1)
+    assert np.all(accepted + replaced <= P / lenience + 1e-12)
+    rule = lenient(lenience)
+    np.testing.assert_allclose(rule.acceptance(log(P), log(Q)), accepted.sum(), rtol=1e-6)
+    np.testing.assert_allclose(accepted.sum(), theory.lenient_alpha(P, Q, lenience))
+    drafts = jnp.asarray(np.arange(8, dtype=np.int32)[:, None])
+    rows = (
+        jnp.tile(log(P), (8, 2, 1)),
+        jnp.tile(log(Q), (8, 1, 1)),
+        drafts,
+        jnp.ones((8,), jnp.int32),
+    )
+    survival = rule.survival(*rows)[:, 0]
+    np.testing.assert_allclose(survival, np.minimum(1, P / (lenience * Q)), rtol=1e-5)
+    found = rule.next_probs(*rows, jnp.zeros((8,), jnp.int32))
+    np.testing.assert_allclose(found[0], [0.75, 0.25, 0, 0, 0, 0, 0, 0], atol=1e-6)
+
+
+def test_lenience_one_is_the_token_rule():
+    """1,000 random rows with zeros in p, bit by bit."""
+    rng = np.random.default_rng(0)
+    p, q = rng.exponential(size=(1000, 4, 6)) ** 2, rng.exponential(size=(1000, 3, 6)) ** 2
+    p[rng.random(p.shape) < 0.2] = 0
+    p[..., 0] += 0.01
+    p, q = (log(x / x.sum(axis=-1, keepdims=True)) for x in (p, q))
+    drafts = jnp.asarray(rng.integers(6, size=(1000, 3)).astype(np.int32))
+    length = jnp.asarray(rng.integers(4, size=1000).astype(np.int32))
+    one, rule = lenient(1.0), TokenRule()
+    for name in ("survival", "next_probs"):
+        rest = (jnp.minimum(length, 1),) if name == "next_probs" else ()
+        found, expected = (getattr(r, name)(p, q, drafts, length, *rest) for r in (one, rule))
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(one.acceptance(p[:, :3], q), rule.acceptance(p[:, :3], q))
+
+
+# Temperature 0.
+
+
+def greedy_rule(lenience) -> LenientArgmax:
+    rule = lenient(lenience).under(sampling(0.0))
+    assert isinstance(rule, LenientArgmax)
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("lenience", "kept"),
+    [(1.0, [0]), (0.8, [0]), (0.7, [0, 1]), (0.4, [0, 1, 2]), (0.1, [0, 1, 2, 3, 4, 5])],
+)
+def test_greedy_by_hand(lenience, kept):
+    """p/max p = 1, .714, .429, .286, .2, .114, .057, .057: kept where ≥ l; then the argmax."""
+    rule, greedy = greedy_rule(lenience), sampling(0.0)
+    target = rule.target_law(log(P), greedy)  # un-standardised, where TokenRule reads one-hot
+    np.testing.assert_allclose(np.exp(target), P, rtol=1e-5)
+    drafts = jnp.asarray(np.arange(8, dtype=np.int32)[:, None])
+    draft = jnp.asarray(log(np.eye(8))[:, None])
+    rows = jnp.tile(target, (8, 2, 1)), draft, drafts, jnp.ones((8,), jnp.int32)
+    survival = np.asarray(rule.survival(*rows)[:, 0])
+    np.testing.assert_array_equal(survival, np.isin(np.arange(8), kept))
+    chance = rule.acceptance(jnp.tile(target, (8, 1)), draft[:, 0])
+    np.testing.assert_array_equal(chance, survival)
+    for accepted in (0, 1):
+        found = rule.next_probs(*rows, jnp.full((8,), accepted, jnp.int32))
+        np.testing.assert_array_equal(found, np.tile(np.eye(8)[0], (8, 1)))
+
+
+def test_greedy_stops_at_the_first_that_is_not_kept():
+    """Tokens 1, 5, 0 at l = .5: kept, not kept, never tested; and past the draft's end nothing."""
+    rule = greedy_rule(0.5)
+    target = jnp.tile(log(P), (2, 4, 1))
+    drafts = jnp.int32([[1, 5, 0], [1, 0, 0]])
+    survival = rule.survival(target, target[:, :3], drafts, jnp.int32([3, 2]))
+    np.testing.assert_array_equal(survival, [[1, 0, 0], [1, 1, 0]])
+
+
+def test_greedy_ties():
+    """Of equals l = 1 keeps the first alone, as the argmax does; l < 1 keeps both."""
+    target = log(np.array([0.2, 0.4, 0.4]))
+    for lenience, kept in ((1.0, [0, 1, 0]), (0.9, [0, 1, 1])):
+        chance = greedy_rule(lenience).acceptance(jnp.tile(target, (3, 1)), log(np.eye(3)))
+        np.testing.assert_array_equal(chance, kept)
+
+
+def decode(rule, law, batch, budget, gamma, *, target=None):
+    """The state after the real jitted loop, on the host: one prompt, `batch` rows of it."""
+    target = random_table(1, dtype=jnp.float32) if target is None else target
+    draft = ModelDrafter(random_table(2, dtype=jnp.float32))
+    method = speculative.Speculative(
+        target, draft, rule, constant(gamma), law, jnp.int32([-1]), gamma
+    )
+    rows = jnp.arange(batch, dtype=jnp.int32)
+    context, state = speculative.start(
+        method,
+        repeat(inputs_of([list(PROMPT)]), batch),
+        row_keys(jax.random.key(0), rows, rows),
+        jnp.full((batch,), budget, jnp.int32),
+        buffer_len=len(PROMPT) + budget + gamma + 1,
+    )
+    return jax.device_get(speculative.decode(method, context, state).replace(keys=()))
+
+
+def test_greedy_loop():
+    """40 tokens: l = 1 gives the argmax; at l = .2 each has p ≥ l·max p, and more are accepted."""
+    greedy, target = sampling(0.0), random_table(1, dtype=jnp.float32)
+    states = {value: decode(lenient(value), greedy, 1, 40, 3) for value in (1.0, 0.2)}
+    exact = decode(TokenRule(), greedy, 1, 40, 3)
+    np.testing.assert_array_equal(states[1.0].tokens[0, :42], exact.tokens[0, :42])
+    assert states[1.0].stats.accepted == exact.stats.accepted < states[0.2].stats.accepted
+    tokens = states[0.2].tokens[0, :42].tolist()
+    prefixes = [tuple(tokens[:end]) for end in range(2, 42)]
+    logits = logits_after(target, inputs_of([list(PROMPT)]), prefixes, 42)
+    gap = logits.max(axis=1) - logits[np.arange(40), tokens[2:]]
+    assert np.all(gap <= -np.log(0.2) + 1e-5)
+    assert gap.max() > 0
+
+
+def test_faults_are_still_flagged():
+    """NaN in the target's logits stops the loop under lenience too."""
+    target = random_table(1, dtype=jnp.float32)
+    target = dataclasses.replace(target, table=target.table.at[:, 1].set(jnp.nan))
+    for temperature in (0.0, 1.0):
+        state = decode(lenient(0.5), sampling(temperature), 1, 4, 2, target=target)
+        assert not state.target_finite
+
+
+# What the jitted loop accepts.
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_measured_acceptance(temperature):
+    """One draft in each of 16,384 rows: the share accepted is Σ min(p/l, q) within 4σ ≤ .016.
+
+    At temperature 0 all rows agree. The numbers for l compile nothing new.
+    """
+    rows, law = 1 << 14, sampling(temperature)
+    inputs = inputs_of([list(PROMPT)])
+    target, draft = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))
+    logits = [logits_after(model, inputs, [PROMPT], 2)[0] for model in (target, draft)]
+    p, q = reference.law(logits[0], sampling(1.0)), reference.law(logits[1], law)
+    rates = []
+    for value in LENIENCES:
+        compiled = speculative.decode._cache_size()
+        state = decode(lenient(value), law, rows, 2, 1)
+        assert value == 1 or speculative.decode._cache_size() == compiled
+        assert np.all(state.stats.drafted == 1)
+        rates.append(state.stats.accepted.mean())
+        expected = theory.lenient_alpha(p, q, value)
+        if temperature == 0:
+            expected = float(p[q.argmax()] >= value * p.max())
+        assert abs(rates[-1] - expected) < 4 * np.sqrt(expected * (1 - expected) / rows) + 1e-6
+    print(temperature, rates)
+    assert rates == sorted(rates)
+
+
+def test_overlaps_with_a_rule():
+    """β at every prefix of a sequence against numpy, for each l and temperature."""
+    inputs = inputs_of([list(PROMPT)])
+    target, draft = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))
+    tokens = [1, 0, 0, 1, 1, 0]
+    prefixes = [tuple(tokens[:end]) for end in range(1, 7)]
+    for temperature in (0.0, 1.0):
+        law = sampling(temperature)
+        raw = [logits_after(model, inputs, prefixes, 6) for model in (target, draft)]
+        p = np.array([reference.law(row, sampling(1.0)) for row in raw[0]])
+        q = np.array([reference.law(row, law) for row in raw[1]])
+        for value in LENIENCES:
+            found = metrics.overlaps(
+                target,
+                ModelDrafter(draft),
+                law,
+                inputs,
+                jnp.int32([tokens]),
+                buffer_len=8,
+                rule=lenient(value),
+            )
+            expected = np.minimum(p / value, q).sum(axis=1)
+            if temperature == 0:
+                expected = p[np.arange(6), q.argmax(axis=1)] >= value * p.max(axis=1)
+            np.testing.assert_allclose(found[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lenience", [0.0, -0.5, 1.5, float("nan")])
+def test_out_of_range(lenience):
+    with pytest.raises(ValueError, match=r"lenience=.* must lie in \(0, 1\]"):
+        lenient(lenience)
+
+
+def test_the_default_rule_reads_the_standardized_law():
+    """`TokenRule` is itself under every sampling, and reads what `standardize` gives."""
+    for kind in ({}, {"temperature": 0.0}, {"top_k": 2}):
+        law = sampling(**kind)
+        rule = TokenRule()
+        assert rule.under(law) is rule
+        np.testing.assert_array_equal(rule.target_law(log(P), law), standardize(log(P), law))
