@@ -54,7 +54,9 @@ def count(sequences: Iterable[Sequence[int]], vocab_size: int, start_id: int) ->
     if not rows:
         raise ValueError("There is nothing to count: every sequence is empty.")
     after = np.concatenate(rows)
-    before = np.concatenate([np.concatenate([[start_id], row[:-1]]) for row in rows])
+    lengths = np.array([len(row) for row in rows])
+    before = np.roll(after, 1)
+    before[np.cumsum(lengths) - lengths] = start_id
     for ids in (before, after):
         if ids.min() < 0 or ids.max() >= vocab_size:
             wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
