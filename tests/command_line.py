@@ -1,0 +1,47 @@
+"""Runs a command as a shell would, within this process: no second wait for imports."""
+
+import io
+import runpy
+import sys
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from absl import app, flags
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Outcome(NamedTuple):
+    """What a shell would see."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def run(monkeypatch, capsys, module: str, *arguments: str, stdin: bytes = b"") -> Outcome:
+    """`python -m module arguments`, with absl's flags as they were before."""
+    app.define_help_flags()
+    before = set(flags.FLAGS)
+    capsys.readouterr()
+    file = str(ROOT / f"{module.replace('.', '/')}.py")
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", [file, *map(str, arguments)])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        warnings.resetwarnings()
+        for hidden in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):
+            warnings.simplefilter("ignore", hidden)
+        status = 0
+        try:
+            runpy.run_path(file, run_name="__main__")
+        except SystemExit as leave:
+            status = leave.code or 0
+        finally:
+            for name in set(flags.FLAGS) - before:
+                delattr(flags.FLAGS, name)
+            flags.FLAGS.unparse_flags()
+            jax.config.update("jax_compilation_cache_dir", None)
+    return Outcome(status, *capsys.readouterr())
