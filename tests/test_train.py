@@ -1,0 +1,214 @@
+"""Training: what is learned, what is written, and that an interrupted run is the same run."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from specjax import tasks, train
+from specjax.models import hub
+from specjax.models.t5 import T5Config
+from specjax.tasks import batches
+from specjax.tasks.batches import Pair
+from specjax.tasks.examples import Example
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+TINY = {
+    "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 4,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> str:
+    """Three small files of pairs: assignments and their trees."""
+    directory, names = tmp_path_factory.mktemp("pairs"), []
+    for split, numbers in zip(
+        tasks.SPLITS, (range(120), range(120, 136), range(136, 152)), strict=True
+    ):
+        rows = [
+            {"input": f"x{i} = {i % 7}", "target": f"(Assign [(Name x{i})] (Constant {i % 7}))"}
+            for i in numbers
+        ]
+        names.append(directory / f"{split}.jsonl")
+        names[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ",".join(map(str, names))
+
+
+@pytest.fixture(scope="module")
+def config(files) -> train.TrainConfig:
+    return train.TrainConfig(
+        task="jsonl", task_file=files, vocab_size=270, model=TINY, steps=8, target_tokens=128,
+        buckets=((24, 64),), learning_rate=1e-2, warmup_steps=2, log_every=2, eval_every=4,
+        sample_examples=4, checkpoint_every=3,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """A run that was not interrupted: its directory and its final figures."""
+    directory = tmp_path_factory.mktemp("whole")
+    with jax.numpy_dtype_promotion("standard"):
+        return directory, train.run(config, directory)
+
+
+def _rows(directory):
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds_per_step"} for row in rows]
+
+
+def test_a_run_leaves_what_it_promises(whole):
+    directory, final = whole
+    rows = _rows(directory)
+    assert [row["step"] for row in rows if "train_loss" in row] == [2, 4, 6, 8]
+    assert [row["step"] for row in rows if "held_out_loss" in row] == [4, 8]
+    assert rows[-2]["train_loss"] < rows[0]["train_loss"]
+    assert (directory / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((directory / "final.json").read_text()) == final
+    assert final["test_examples"] == {"losses": 16, "outputs": 16}
+    assert {"exact", "distinct", "held_out_loss", "shuffled_loss"} <= final.keys()
+    samples = (directory / "samples.jsonl").read_text().splitlines()
+    assert json.loads(samples[0]).keys() == {"step", "input", "output", "target"}
+    assert json.loads((directory / "provenance.json").read_text())["pairs"]["train"] == 120
+
+
+def test_the_exported_model_is_the_trained_one(whole, config):
+    directory, final = whole
+    loaded = hub.load(directory / "model")
+    assert loaded.tokenizer("x1 = 1")["input_ids"][-1] in loaded.eos_ids
+    assert loaded.max_source_len == config.max_source_len
+    assert json.loads(loaded.metadata["training_data"])["pairs"]["test"] == 16
+    test = tasks.load("jsonl", "test", files=config.task_file.split(","))
+    cut = batches.in_order(batches.encode(test, loaded.tokenizer), config.buckets, 128)
+    trainer = train.Trainer(loaded.model.graphdef, train.optimizer(config))
+    loss = train.held_out_loss(trainer, loaded.model.params, cut)
+    assert loss == pytest.approx(final["held_out_loss"], abs=1e-2)  # stored in half precision
+
+
+def test_an_interrupted_run_goes_on_to_the_same_end(whole, config, tmp_path, monkeypatch):
+    directory, final = whole
+    append = train.Log.append
+
+    def interrupted(log, row):
+        if row["step"] == 6:  # after a checkpoint at 3 and rows for 2 and 4
+            raise KeyboardInterrupt
+        append(log, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Log, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train.run(config, tmp_path)
+    assert [row["step"] for row in _rows(tmp_path)] == [2, 4, 4]
+    assert train.run(config, tmp_path) == final
+    ours, theirs = _rows(tmp_path), _rows(directory)
+    assert [row["step"] for row in ours] == [row["step"] for row in theirs]
+    # The row of step 4 was written anew, from the losses of step 4 alone: step 3 was not repeated.
+    assert [o == t for o, t in zip(ours, theirs, strict=True)] == [True, False, *[True] * 4]
+    samples = [(d / "samples.jsonl").read_text() for d in (tmp_path, directory)]
+    assert samples[0] == samples[1]
+    weights = [hub.load(d / "model").model.params for d in (tmp_path, directory)]
+    for a, b in zip(*map(jax.tree.leaves, weights), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_finished_run_is_not_trained_again(whole, config):
+    directory, final = whole
+    before = (directory / "metrics.jsonl").read_text()
+    assert train.run(config, directory) == final
+    assert (directory / "metrics.jsonl").read_text() == before
+
+
+def test_a_draft_learns_its_teachers_probabilities(whole, config, tmp_path):
+    directory, _ = whole
+    model = str(directory / "model")
+    shared = {"tokenizer": model, "teacher": model, "teacher_after": 4}
+    narrow = {**TINY, "d_model": 8}
+    draft = dataclasses.replace(config, steps=40, model=narrow, **shared)
+    final = train.run(draft, tmp_path)
+    first, *_, last = [row["train_loss"] for row in _rows(tmp_path) if "train_loss" in row]
+    assert last < first
+    assert final["parameters"] < 10_000
+    assert (
+        hub.load(tmp_path / "model").tokenizer.get_vocab() == hub.load(model).tokenizer.get_vocab()
+    )
+
+
+def test_losses_against_plain_formulas():
+    config = T5Config(vocab_size=11, **TINY)
+    graphdef, params = train.make_model(config, seed=0)
+    pairs = [
+        Pair(np.array([3, 4, 1]), np.array([5, 1])),
+        Pair(np.array([3, 1]), np.array([6, 7, 1])),
+    ]
+    batch = batches.collate(pairs, (4, 5))
+    total, count = train.data_loss(graphdef, params, batch)
+    logprobs = jax.nn.log_softmax(train.teacher_forced(graphdef, params, batch)).reshape(2, 5, 11)
+    expected = -sum(logprobs[r, t, i] for r, p in enumerate(pairs) for t, i in enumerate(p.target))
+    assert count == 5
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+    itself, _ = train.teacher_loss(graphdef, params, (graphdef, params), batch)
+    real = (batch.target > 0)[..., None]
+    entropy = -(jnp.exp(logprobs) * logprobs * real).sum()
+    np.testing.assert_allclose(itself, entropy, rtol=1e-5)
+
+
+def test_padding_changes_no_loss():
+    graphdef, params = train.make_model(T5Config(vocab_size=11, **TINY), seed=0)
+    pair = Pair(np.array([3, 4, 1]), np.array([5, 1]))
+    losses = [
+        train.data_loss(graphdef, params, batches.collate([pair], shape))[0]
+        for shape in ((3, 2), (7, 9))
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_look_around_prefers_neighbours_and_equal_contents():
+    config = T5Config(vocab_size=11, **{**TINY, "num_heads": 8})
+    model = nnx.merge(*train.make_model(config, seed=0))
+    bias = model.encoder_bias.by_offset(9)
+    assert [int(bias[h].argmax()) - 9 for h in range(4)] == [-1, 1, -2, 2]
+    assert (bias[6:] == 0).all()
+    bias = model.decoder_bias.by_offset(9)
+    assert [int(bias[h, :10].argmax()) - 9 for h in range(4)] == [0, -1, -2, -3]
+    cross = model.decoder[0].cross
+    np.testing.assert_allclose(cross.query.weight[...], cross.kv.weight[...][:32] * 0.5)
+
+
+def test_shuffling_gives_every_target_another_source():
+    pairs = [Pair(np.array([i]), np.array([10 + i])) for i in range(4)]
+    mixed = train.shuffled(pairs)
+    assert [p.source[0] for p in mixed] == [1, 2, 3, 0]
+    assert [p.target[0] for p in mixed] == [10, 11, 12, 13]
+
+
+def test_scores():
+    examples = [Example("a", "Pass"), Example("b", "Pass"), Example("c", "Break")]
+    assert train.score("parse", ["Pass", "(Pass", "Pass"], examples) == {
+        "exact": 1 / 3, "distinct": 2 / 3, "distinct_targets": 2 / 3, "well_formed": 2 / 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [({"steps": 0}, "steps=0 must be at least 1"), ({"decay_share": 2.0}, "decay_share=2.0")],
+)
+def test_wrong_settings(field, message):
+    with pytest.raises(ValueError, match=message):
+        train.TrainConfig(**field)
+
+
+def test_a_teacher_must_share_the_vocabulary(whole, config, tmp_path):
+    directory, _ = whole
+    other = dataclasses.replace(config, teacher=str(directory / "model"), vocab_size=280)
+    with pytest.raises(ValueError, match="has another vocabulary: set tokenizer="):
+        train.run(other, tmp_path)
+
+
+def test_diverged_training_stops(config, tmp_path):
+    wild = dataclasses.replace(config, learning_rate=1e30, warmup_steps=0)
+    with pytest.raises(ValueError, match="lower learning_rate"):
+        train.run(wild, tmp_path)
