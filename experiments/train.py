@@ -21,8 +21,9 @@ _CONFIG = config_flags.DEFINE_config_file(
     "What to train: FILE.py, or FILE.py:MODEL.",
     lock_config=True,
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; made if it is not there.")
-flags.mark_flag_as_required("workdir")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Directory of the run; made if it is not there.", required=True
+)
 
 
 def main(argv: list[str]) -> None:

@@ -151,13 +151,13 @@ def token_losses(logits: Float[Array, "N V"], target: Int[Array, " N"]) -> Float
 
 def data_loss(graphdef, params, batch: Batch) -> tuple[Array, Array]:
     """Sum of nats over the target tokens of a batch, and their number."""
-    target = batch.target.reshape(-1)
+    target = jnp.asarray(batch.target).reshape(-1)
     real = (target != batches.PAD).astype(jnp.float32)
     losses = token_losses(teacher_forced(graphdef, params, batch), target)
     return (losses * real).sum(), real.sum()
 
 
-def teacher_loss(graphdef, params, teacher: tuple, batch: Batch) -> tuple[Array, Array]:
+def teacher_loss(graphdef, params, teacher: tuple[Any, Any], batch: Batch) -> tuple[Array, Array]:
     """Sum of cross-entropies with the teacher's probabilities instead of the data, and number."""
     real = (batch.target.reshape(-1) != batches.PAD).astype(jnp.float32)
     logits = teacher_forced(graphdef, params, batch)
@@ -186,8 +186,10 @@ class Trainer:
     """The jitted functions of a run: one training step, and the loss of one batch."""
 
     graphdef: nnx.GraphDef
-    optimizer: optax.GradientTransformation | None = None
-    teacher: tuple | None = None  # graphdef and parameters
+    optimizer: optax.GradientTransformation = dataclasses.field(
+        default_factory=optax.identity  # losses alone need none
+    )
+    teacher: tuple[Any, Any] | None = None  # graphdef and parameters
 
     @functools.cached_property
     def step(self):
@@ -197,6 +199,7 @@ class Trainer:
     @functools.cached_property
     def step_with_teacher(self):
         """As `step`, but towards the teacher's probabilities."""
+        assert self.teacher is not None
         graphdef, teacher_params = self.teacher
 
         def loss(params, batch, teacher_params):
@@ -317,7 +320,7 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
             treedef = jax.tree.structure((params, opt_state))
             like = {f"{i:04d}": leaf for i, leaf in enumerate(state)}
             found = manager.restore(begin, args=ocp.args.StandardRestore(like))
-            params, opt_state = treedef.unflatten([found[name] for name in sorted(found)])
+            params, opt_state = jax.tree.unflatten(treedef, [found[name] for name in sorted(found)])
         log = Log(directory / "metrics.jsonl", keep_to=begin)
         samples = Log(directory / "samples.jsonl", keep_to=begin)
         follow = _Evaluation(config, t5_config, trainer, tokenizer, data, directory, samples)
@@ -451,7 +454,7 @@ def _tokenizer(config: TrainConfig, examples: Sequence[Example], directory: path
     return loaded
 
 
-def _teacher(config: TrainConfig, tokenizer) -> tuple | None:
+def _teacher(config: TrainConfig, tokenizer) -> tuple[Any, Any] | None:
     if not config.teacher:
         return None
     teacher = hub.load(config.teacher)

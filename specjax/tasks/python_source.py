@@ -48,7 +48,7 @@ _STATEMENTS = (
     ast.Return, ast.Delete, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Raise, ast.Assert,
     ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Expr,
 )  # fmt: skip
-MAX_STATEMENT = 80  # characters
+MAX_STATEMENT = 80  # bytes
 MAX_TREE = 240  # characters
 MAX_FUNCTION = 1_000  # characters
 MAX_SUMMARY = 200  # characters
@@ -69,13 +69,13 @@ def load(task: str, split: str) -> list[Example]:
 
 @functools.cache
 def _load(task: str, split: str) -> tuple[Example, ...]:
-    seen = {}
+    seen: set[str] = set()
     for held_out in SPLITS[1 : {"train": 3, "validation": 1, "test": 2}[split]]:
-        seen.update((pair.input, None) for pair in _load(task, held_out))
+        seen.update(pair.input for pair in _load(task, held_out))
     files = [(name, path) for name, path in standard_library() if split_of(name) == split]
     if split == "train":
         files += installed_packages()
-    pairs = {}
+    pairs: dict[str, Example] = {}
     for _, path in files:
         for pair in (_parse_pairs if task == "parse" else _summarize_pairs)(path):
             if pair.input not in seen:
@@ -138,12 +138,12 @@ def _parse_pairs(path: pathlib.Path) -> Iterator[Example]:
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue  # a docstring
-        if node.end_col_offset - node.col_offset > MAX_STATEMENT:
+        source = lines[node.lineno - 1][node.col_offset : node.end_col_offset]
+        if len(source) > MAX_STATEMENT:
             continue
-        source = lines[node.lineno - 1][node.col_offset : node.end_col_offset].decode()
         tree = trees.write(node)
-        if len(tree) <= MAX_TREE and source.isprintable():
-            yield Example(f"parse: {source}", tree)
+        if len(tree) <= MAX_TREE and (text := source.decode()).isprintable():
+            yield Example(f"parse: {text}", tree)
 
 
 def _summarize_pairs(path: pathlib.Path) -> Iterator[Example]:

@@ -70,7 +70,8 @@ def read(text: str) -> ast.AST:
         if match is None:
             rest = text[position : position + 20]
             raise ValueError(f"not a token at character {position}: {rest!r}")
-        tokens.append((match.lastgroup, match[match.lastgroup]))
+        kind = match.lastgroup or ""
+        tokens.append((kind, match[kind]))
         position = match.end()
     try:
         value, end = _read_field(tokens, 0, field="body")
@@ -111,7 +112,7 @@ def _read_node(tokens: list, at: int) -> tuple[ast.AST, int]:
     cls = _node_class(tokens[at][1])
     at += 1
     names = [name for name in cls._fields if name not in _LEFT_OUT]
-    values = []
+    values: list[object] = []
     while tokens[at] != ("mark", ")"):
         if len(values) == len(names):
             raise ValueError(f"{cls.__name__} has {len(names)} fields, and more are given")
@@ -133,7 +134,9 @@ _LISTS = {
     "args", "keywords", "elts", "values", "names", "targets", "ops", "comparators", "generators",
     "ifs", "posonlyargs", "kwonlyargs", "kw_defaults", "defaults",
 }  # fmt: skip
-_EMPTY = {("ImportFrom", "level"): 0, ("AnnAssign", "simple"): 0, ("comprehension", "is_async"): 0}
+_EMPTY: dict[tuple[str, str], int | list] = {
+    ("ImportFrom", "level"): 0, ("AnnAssign", "simple"): 0, ("comprehension", "is_async"): 0,
+}  # fmt: skip
 _EMPTY[("Dict", "keys")] = []
 
 
