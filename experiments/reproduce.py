@@ -37,7 +37,7 @@ def main(_) -> None:
     workdir = common.make_workdir(flags.FLAGS.workdir)
     # A pipe has no width of its own, and 80 columns would cut the table.
     # Code is full of brackets, which rich would take for markup.
-    console = Console(width=None if sys.stdout.isatty() else 110, markup=False)
+    console = Console(width=None if sys.stdout.isatty() else 120, markup=False)
     results = open_results(workdir, config)
     target = hub.load(config.target, dtype=decode.DTYPES[config.dtype])
     texts = [pair.input for pair in tasks.load(config.task, config.split)[: config.alpha_inputs]]

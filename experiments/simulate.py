@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments import common
-from specjax import accept, report, speculative, theory
+from specjax import accept, files, report, speculative, theory
 from specjax import sampling as smp
 from specjax.draft import ModelDrafter
 from specjax.models import table
@@ -452,7 +452,7 @@ def write(workdir: pathlib.Path, parts: Sequence[Part], seed: int) -> None:
     """Rows, figures and report; each file replaced when it is complete."""
     facts = {"seed": seed, **common.environment()}
     for part in parts:
-        with common.replacing(workdir / f"{part.name}.png") as file:
+        with files.replacing(workdir / f"{part.name}.png") as file:
             part.figure.savefig(file, format="png", dpi=160)
     lines = ["# Speculative decoding on models that are tables", ""]
     for part in parts:
@@ -463,7 +463,7 @@ def write(workdir: pathlib.Path, parts: Sequence[Part], seed: int) -> None:
     rows = [{"part": part.name, **row, **facts} for part in parts for row in part.rows]
     jsonl = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     for name, text in (("simulate.jsonl", jsonl), ("report.md", "\n".join(lines))):
-        with common.replacing(workdir / name) as file:
+        with files.replacing(workdir / name) as file:
             file.write_text(text, encoding="utf-8")
 
 

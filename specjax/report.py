@@ -25,7 +25,7 @@ def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], title: str)
     """A table for the terminal; all columns but the first are right-aligned."""
     made = Table(title=title, title_justify="left")
     for i, (heading, _) in enumerate(columns):
-        made.add_column(heading, justify="left" if i == 0 else "right")
+        made.add_column(heading, justify="left" if i == 0 else "right", no_wrap=i == 0)
     for row in rows:
         made.add_row(*(cell(row) for _, cell in columns))
     return made
@@ -108,8 +108,8 @@ def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str) -> Figure
     """Figure 1 as a picture: a line for each target call, tokens coloured by what happened."""
     height = 0.27 * len(lines) + 1.0
     advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
-    longest = max(sum(len(piece) for piece, _ in line) for line in lines) + 6
-    longest = max(longest, 1.3 * len(title))
+    widest = max(sum(len(piece) for piece, _ in line) for line in lines) + 6
+    longest = max(widest, 1.25 * len(title))
     figure = Figure(figsize=(max(6.5, advance * longest), height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()

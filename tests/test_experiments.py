@@ -4,7 +4,10 @@ import functools
 import importlib
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 
 import ml_collections
 import pytest
@@ -14,7 +17,7 @@ import specjax
 from command_line import ROOT
 from experiments import reproduce
 from pairs import TEXTS
-from specjax import files
+from specjax import files, tasks
 
 BUDGET = 24
 FIELDS = ["input", "sample", "output", "tokens", "target_calls", "drafted", "accepted"]
@@ -108,6 +111,59 @@ def test_samples_seeds_and_standard_streams(decode):
     assert hot("--config.seed=1").stdout != first.stdout
 
 
+def test_lines_are_lines_wherever_they_come_from(decode, inputs):
+    """Windows' line ends, a form feed and a missing last end; an empty line keeps its place."""
+    data = "a\x0cb\r\n\r\nx = é\u2028y".encode()
+    inputs.write_bytes(data)
+    from_file, from_stdin = decode(), decode("--input=-", stdin=data)
+    assert from_file.stdout == from_stdin.stdout
+    found = [json.loads(line) for line in from_file.stdout.split("\n")[:-1]]
+    assert [row["input"] for row in found] == ["a\x0cb", "", "x = é\u2028y"]
+    assert found[1]["output"] == ""
+    assert found[1]["tokens"] == []
+    assert from_file.stderr == "warning: 1 empty input(s): their output is empty too.\n"
+
+
+def test_long_lines_are_truncated_with_a_warning(decode, inputs):
+    inputs.write_text(" ".join(TEXTS) + "\n")
+    outcome = decode()
+    assert (outcome.status, len(rows(outcome.stdout))) == (0, 1)
+    assert re.fullmatch(r"warning: 1 input.* longer than 40 tokens were trunc.*\n", outcome.stderr)
+
+
+def test_a_cut_run_goes_on(decode, tmp_path, inputs):
+    """From the middle of a line, of a character, and between rows; the bytes are the same."""
+    inputs.write_text("\n".join(["é\u2028é", *TEXTS[:7]]), encoding="utf-8")
+    out = tmp_path / "out.jsonl"
+    again = functools.partial(decode, "--config.temperature=1.0", f"--output={out}")
+    assert again().status == 0
+    whole = out.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    inside = whole.index("é".encode()) + 1
+    for kept in (len(lines[0]) + 5, len(lines[0]), 3, 0, inside, len(whole)):
+        out.write_bytes(whole[:kept])
+        assert again().status == 0
+        assert out.read_bytes() == whole
+    out.unlink()
+    assert again().status == 0
+    assert out.read_bytes() == whole
+
+
+def test_an_output_of_another_command_is_kept(decode, tmp_path, inputs):
+    out = tmp_path / "out.jsonl"
+    assert decode(f"--output={out}").status == 0
+    before = out.read_bytes()
+    refused(decode(f"--output={out}", "--config.gamma=3"), out, "--overwrite")
+    inputs.write_text("another\n")
+    refused(decode(f"--output={out}"), "another command or input")
+    stranger = tmp_path / "mine.txt"
+    stranger.write_text("dear diary")
+    refused(decode(f"--output={stranger}"), stranger)
+    assert (out.read_bytes(), stranger.read_text()) == (before, "dear diary")
+    assert decode(f"--output={out}", "--overwrite").status == 0
+    assert [row["input"] for row in rows(out.read_text())] == ["another"]
+
+
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
@@ -142,6 +198,35 @@ def test_errors_of_places(decode, tmp_path, inputs):
     refused(decode("--input=-", stdin=b"caf\xe9\n"), "is not UTF-8")
 
 
+def test_an_error_half_way_keeps_the_rows(decode, tmp_path, pair, monkeypatch):
+    """A model that fails on a later batch: what was written stays, and is gone on from."""
+    out = tmp_path / "out.jsonl"
+    slow = functools.partial(decode, f"--output={out}", "--config.batch_size=3")
+    from specjax import decoding
+
+    check, calls = decoding.check_finite, []
+
+    def fail_later(state, names):
+        calls.append(names)
+        if len(calls) == 2:
+            state = state.replace(draft_finite=state.draft_finite & False)
+        check(state, names)
+
+    monkeypatch.setattr(decoding, "check_finite", fail_later)
+    refused(slow(), "draft model", pair.draft.name, "not finite")
+    assert len(rows(out.read_text())) == 3
+    assert slow().status == 0
+    assert [row["input"] for row in rows(out.read_text())] == TEXTS
+
+
+def test_a_file_beside_the_output_is_left_alone(decode, tmp_path):
+    (tmp_path / "probe").write_text("mine")
+    assert decode(f"--output={tmp_path / 'out.jsonl'}").status == 0
+    assert (tmp_path / "probe").read_text() == "mine"
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found == {"in.txt", "probe", "out.jsonl", ".out.jsonl.run.json"}
+
+
 @pytest.mark.parametrize("name", ["decode", "reproduce"])
 def test_help(command, name):
     """The fields of the config, and the flags."""
@@ -155,7 +240,124 @@ def test_help(command, name):
         assert "--workdir" in outcome.stdout
 
 
+def shell(module, *flags, cache):
+    """A process of its own."""
+    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", module, *map(str, flags)]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_process_of_its_own(pair, inputs, cache, tmp_path):
+    process = shell("experiments.decode", *arguments(pair), f"--input={inputs}", cache=cache)
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    expected = specjax.generate(pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET)
+    assert [row["tokens"] for row in rows(out)] == expected.tokens
+
+
 # The main job.
+
+
+@pytest.fixture
+def config_file(pair, tmp_path):
+    """configs/embedded.py, shrunk: the pair, 3 inputs, γ of 1 or 2, one repeat."""
+    file = tmp_path / "small.py"
+    file.write_text(
+        "from configs import embedded\n\n"
+        "def get_config(seed='0'):\n"
+        "    config = embedded.get_config()\n"
+        f"    config.target = {pair.target.name!r}\n"
+        f"    config.drafts = ({pair.draft.name!r},)\n"
+        "    config.max_new_tokens = 24\n"
+        "    config.alpha_inputs = 3\n"
+        "    config.timed_inputs = 2\n"
+        "    config.repeats = 1\n"
+        "    config.gammas = (1, 2)\n"
+        "    config.seed = int(seed)\n"
+        "    return config\n"
+    )
+    return file
+
+
+NUMBERS = [
+    "gamma", "alpha", "alpha_low", "alpha_high", "alpha_tokens", "tau", "tau_expected", "drafted",
+    "accepted", "c", "v", "overhead", "target_step_ms", "draft_step_ms", "predicted_paper",
+    "predicted", "gain_decode", "gain_decode_low", "gain_decode_high", "gain_end_to_end",
+    "autoregressive_ms_per_token", "speculative_ms_per_token", "tokens", "target_calls", "batch",
+    "timed_inputs", "repeats", "seed", "temperature", "devices", "cores",
+]  # fmt: skip
+FACTS = [
+    "draft", "draft_path", "target", "task", "split", "run", "commit", "python", "jax", "jaxlib",
+    "flax", "transformers", "numpy", "platform", "device", "dtype",
+]  # fmt: skip
+
+
+def check_row(row, temperature):
+    for name in NUMBERS:
+        assert isinstance(row[name], (int, float)), name
+        assert row[name] >= 0, name
+    for name in FACTS:
+        assert row[name], name
+        assert isinstance(row[name], str)
+    assert row["temperature"] == temperature
+    assert row["identical"] is (True if temperature == 0 else None)
+    assert row["gamma"] in (1, 2)
+    assert list(row["v_by_gamma"]) == ["1", "2"]
+    assert row["alpha_low"] <= row["alpha"] <= row["alpha_high"] <= 1
+    assert row["tau"] == row["tokens"] / row["target_calls"]
+    assert len(row["acceptance_by_position"]) == row["gamma"]
+    assert (row["batch"], row["timed_inputs"], row["repeats"]) == (1, 2, 1)
+
+
+def test_reproduce(command, config_file, tmp_path, monkeypatch):
+    """Everything that it writes; then an interruption, another config, an unwritable place."""
+    examples = [tasks.Example(f"{text} $[b]$", "") for text in TEXTS]
+    monkeypatch.setattr(tasks, "load", lambda task, split: examples)
+    work = tmp_path / "work"
+    job = functools.partial(command, "experiments.reproduce", f"--config={config_file}")
+    outcome = job(f"--workdir={work}")
+    assert outcome.status == 0, outcome.stderr
+    assert {path.name for path in work.iterdir()} == {
+        "results.jsonl", "report.md", "gains.png", "trace.png",
+    }  # fmt: skip
+    found = rows((work / "results.jsonl").read_text())
+    assert len(found) == 2
+    for row, temperature in zip(found, (0.0, 1.0), strict=True):
+        check_row(row, temperature)
+    report = (work / "report.md").read_text()
+    for heading, _ in reproduce.COLUMNS:
+        assert heading in report
+    assert "Measured and predicted gain" in outcome.stdout
+    for name in FACTS[6:]:
+        assert f"- {name}: {found[0][name]}" in report
+    assert "token for token" in report
+    assert "$[b]$   (" in outcome.stdout  # the trace's title
+    for name in ("gains.png", "trace.png"):
+        assert (work / name).read_bytes()[:4] == b"\x89PNG"
+        assert f"({name})" in report
+
+    # Cut within the second row: the first is kept as it is, and nothing is doubled.
+    lines = (work / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (work / "results.jsonl").write_bytes(lines[0] + lines[1][:50])
+    (work / "report.md").unlink()
+    assert job(f"--workdir={work}").status == 0
+    again = (work / "results.jsonl").read_bytes().splitlines(keepends=True)
+    assert again[0] == lines[0]
+    assert len(again) == 2
+    check_row(json.loads(again[1]), 1.0)
+    # γ, and with it the draws, depends on timings; α does not.
+    assert json.loads(again[1])["alpha"] == found[1]["alpha"]
+    assert (work / "report.md").exists()
+
+    # Nothing is left to do: no row changes.
+    assert job(f"--workdir={work}").status == 0
+    assert (work / "results.jsonl").read_bytes() == b"".join(again)
+    other = command("experiments.reproduce", f"--config={config_file}:1", f"--workdir={work}")
+    refused(other, "rows of another config", work)
+    assert (work / "results.jsonl").read_bytes() == b"".join(again)
+    refused(job(f"--workdir={config_file}/below"), "Cannot write to", "--workdir")
 
 
 def test_two_drafts_of_one_name_are_two(tmp_path):
