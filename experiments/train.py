@@ -13,7 +13,7 @@ import pathlib
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from specjax import train
+from specjax import files, train
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         config = train.from_config_dict(_CONFIG.value)
-        train.write_json(workdir / "config.json", _CONFIG.value.to_dict())
+        files.write_json(workdir / "config.json", _CONFIG.value.to_dict())
         print(json.dumps(train.run(config, workdir), indent=2))
     except (ValueError, FileNotFoundError) as error:
         raise SystemExit(f"error: {error}") from None

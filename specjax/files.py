@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -60,3 +60,9 @@ class Rows:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self.done.append(row)
+
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop the other rows, from the file too."""
+        self.done = [row for row in self.done if wanted(row)]
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in self.done)
+        write_text(self.path, "".join(lines))

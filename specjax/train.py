@@ -29,9 +29,10 @@ import optax
 import orbax.checkpoint as ocp
 from flax import nnx
 from jaxtyping import Array, Float, Int
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from specjax import tasks
+from specjax import files, tasks
 from specjax.decoding import generate
 from specjax.models import hub
 from specjax.models.language_model import LanguageModel
@@ -298,11 +299,11 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
     """
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    files = [pathlib.Path(f) for f in config.task_file.split(",") if f]
-    data = {split: tasks.load(config.task, split, files=files) for split in tasks.SPLITS}
+    paths = [pathlib.Path(f) for f in config.task_file.split(",") if f]
+    data = {split: tasks.load(config.task, split, files=paths) for split in tasks.SPLITS}
     if config.max_examples:
         data["train"] = data["train"][: config.max_examples]
-    write_json(directory / "provenance.json", tasks.provenance(config.task, data))
+    files.write_json(directory / "provenance.json", tasks.provenance(config.task, data))
     tokenizer = _tokenizer(config, data["train"], directory)
     t5_config = T5Config(vocab_size=len(tokenizer), **config.model)
     graphdef, params = make_model(t5_config, config.seed)
@@ -321,15 +322,15 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
             like = {f"{i:04d}": leaf for i, leaf in enumerate(state)}
             found = manager.restore(begin, args=ocp.args.StandardRestore(like))
             params, opt_state = jax.tree.unflatten(treedef, [found[name] for name in sorted(found)])
-        log = Log(directory / "metrics.jsonl", keep_to=begin)
-        samples = Log(directory / "samples.jsonl", keep_to=begin)
+        log = open_log(directory / "metrics.jsonl", keep_to=begin)
+        samples = open_log(directory / "samples.jsonl", keep_to=begin)
         follow = _Evaluation(config, t5_config, trainer, tokenizer, data, directory, samples)
 
         def evaluate(step: int) -> None:
             log.append({"step": step, **follow(params, step)})
-            draw_curve(log.rows, directory / "curve.png")
+            draw_curve(log.done, directory / "curve.png")
 
-        evaluated = {row["step"] for row in log.rows if "held_out_loss" in row}
+        evaluated = {row["step"] for row in log.done if "held_out_loss" in row}
         if begin and begin not in evaluated and _due(begin, config.eval_every, config.steps):
             evaluate(begin)  # it was interrupted after the checkpoint
         losses, since = [], time.perf_counter()
@@ -433,7 +434,7 @@ class _Evaluation:
             "test_examples": {"losses": len(examples), "outputs": len(chosen)},
             **found,
         }
-        write_json(self.directory / "final.json", final)
+        files.write_json(self.directory / "final.json", final)
         return final
 
 
@@ -465,29 +466,15 @@ def _teacher(config: TrainConfig, tokenizer) -> tuple[Any, Any] | None:
     return teacher.model.graphdef, teacher.model.params
 
 
-class Log:
-    """Rows of JSON in a file, each with its step, appended one by one."""
-
-    def __init__(self, path: pathlib.Path, *, keep_to: int):
-        """Reads what is there, without the rows of steps after `keep_to` and a row cut short."""
-        self.path, self.rows = path, []
-        if path.is_file():
-            lines = path.read_text().split("\n")
-            rows = [json.loads(line) for line in lines if line.endswith("}")]
-            self.rows = [row for row in rows if row["step"] <= keep_to]
-            replace_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))
-
-    def append(self, row: dict) -> None:
-        self.rows.append(row)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+def open_log(path: pathlib.Path, keep_to: int) -> files.Rows:
+    """Rows of an earlier run, without those of steps after `keep_to`, which are run again."""
+    log = files.Rows(path)
+    log.keep(lambda row: row["step"] <= keep_to)
+    return log
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     """Training and held-out loss against the step."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # no display, no global state
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     names = {
@@ -501,18 +488,5 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
             axes.plot(*zip(*points, strict=True), label=label)
     axes.set(xlabel="step", ylabel="nats per target token", yscale="log")
     axes.legend(frameon=False)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part.png")
-    FigureCanvasAgg(figure).print_png(str(part))
-    os.replace(part, path)
-
-
-def write_json(path: pathlib.Path, value: Any) -> None:
-    """Whole or not at all."""
-    replace_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
-
-
-def replace_text(path: pathlib.Path, text: str) -> None:
-    """Whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(text)
-    os.replace(part, path)
+    with files.replacing(path) as part:
+        figure.savefig(part, format="png")

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from specjax import tasks, train
+from specjax.files import Rows
 from specjax.models import hub
 from specjax.models.t5 import T5Config
 from specjax.tasks import batches
@@ -91,7 +92,7 @@ def test_the_exported_model_is_the_trained_one(whole, config):
 
 def test_an_interrupted_run_goes_on_to_the_same_end(whole, config, tmp_path, monkeypatch):
     directory, final = whole
-    append = train.Log.append
+    append = Rows.append
 
     def interrupted(log, row):
         if row["step"] == 6:  # after a checkpoint at 3 and rows for 2 and 4
@@ -99,7 +100,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(whole, config, tmp_path, mon
         append(log, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train.Log, "append", interrupted)
+        patch.setattr(Rows, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train.run(config, tmp_path)
     assert [row["step"] for row in _rows(tmp_path)] == [2, 4, 4]
