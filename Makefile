@@ -21,7 +21,7 @@ results: setup  ## the whole report of the embedded family
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/results
 
 test: .venv/test.stamp  ## the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadscope
 
 lint: .venv/test.stamp  ## ruff: rules and format
 	$(BIN)/ruff check .

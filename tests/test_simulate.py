@@ -62,7 +62,7 @@ def test_no_gain_up_to_alpha_equal_to_c():
     for row in part.rows:
         assert row["simulated_gain_1"] == pytest.approx(row["gain_1"], rel=0.04)
         gains = row["alpha"] > row["c"]
-        assert (row["best_gamma"] > 0) == (row["best_gain"] > 1) == gains
+        assert (row["best_gamma"] > 0) == (row["best_gain"] > 1 + 1e-12) == gains
         assert (row["gain_1"] > 1 + 1e-12) == gains
 
 
