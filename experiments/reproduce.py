@@ -115,7 +115,7 @@ class Job:
     outputs: dict[float, list[decoding.Row]]  # of the target alone, by temperature
     bar: Any
 
-    stages = 5
+    stages = 4
 
     def run(self) -> dict[str, Any]:
         """Measure everything, and return the row."""
@@ -129,9 +129,7 @@ class Job:
         }
         gamma = max(gains, key=lambda g: gains[g])
         self.bar.update()
-        once = self.costs(gammas=[gamma], rounds=[gamma])
-        self.bar.update()
-        timed = self.time(gamma)
+        timed, once = self.time(gamma)
         self.bar.update()
         spec = timed["speculative"].rows
         tau = sum(row.emitted for row in spec) / sum(row.target_calls for row in spec)
@@ -205,10 +203,16 @@ class Job:
         """The inputs of the timed loops."""
         return decoding.tokenize(self.target, self.texts[: self.config.timed_inputs])
 
-    def costs(self, **what) -> cost.Costs:
-        """c, v and a whole round at batch 1, in the shapes of the timed loops."""
-        gamma = max(self.config.gammas)
-        method = self.method(gamma)
+    def costs(self, gammas: Sequence[int]) -> cost.Costs:
+        """c and v, to choose γ by."""
+        meter = self.meter(gammas=gammas)
+        for _ in range(2 * self.config.repeats + 1):
+            meter.take()
+        return meter.costs()
+
+    def meter(self, gammas: Sequence[int], rounds: Sequence[int] = ()) -> cost.Meter:
+        """Of c, v and whole rounds at batch 1, in the shapes of the timed loops."""
+        method = self.method(max(self.config.gammas))
         sources = self.sources()
         contexts, state = decoding.prepare(
             method,
@@ -220,27 +224,30 @@ class Job:
             rows=1,
             width=bucket(max(map(len, sources)), smallest=16),
         )
-        return cost.measure(method, contexts, state, repeats=2 * self.config.repeats + 1, **what)
+        return cost.Meter(method, contexts, state, gammas, rounds)
 
-    def time(self, gamma: int) -> dict[str, "Timed"]:
-        """Both loops on the same inputs, taking turns."""
+    def time(self, gamma: int) -> tuple[dict[str, "Timed"], cost.Costs]:
+        """Both loops on the same inputs, and the phases of a round, all taking turns."""
         chosen = sampling.sampling(self.temperature)
         methods = {
             "autoregressive": decoding.build(self.target, None, gamma=1, sampling=chosen),
             "speculative": self.method(gamma),
         }
-        timed = {name: Timed() for name in methods}
         sources = self.sources()
-        for repeat in range(-1, self.config.repeats):  # the first goes to compilation
-            for name, method in methods.items():
+        for method in methods.values():  # compilation
+            first = Timed()
+            first.start_repeat()
+            self.time_one(first, method, 0, sources[0], sources)
+        meter = self.meter(gammas=[gamma], rounds=[gamma])
+        timed = {name: Timed() for name in methods}
+        for _ in range(self.config.repeats):
+            for name in methods:
                 timed[name].start_repeat()
-                for index, source in enumerate(sources):
+            for index, source in enumerate(sources):
+                for name, method in methods.items():
                     self.time_one(timed[name], method, index, source, sources)
-                    if repeat < 0:
-                        break
-            if repeat < 0:
-                timed = {name: Timed() for name in methods}
-        return timed
+                meter.take()
+        return timed, meter.costs()
 
     def time_one(self, timed: "Timed", method, index: int, source, sources) -> None:
         begin = time.perf_counter()

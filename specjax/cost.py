@@ -45,6 +45,60 @@ class Costs:
         return self.round[gamma] / self.target_step - gamma * self.c - self.v(gamma)
 
 
+class Meter:
+    """Times the phases of the loop one by one, compilation excluded.
+
+    Each timing runs `steps` dependent steps inside one jitted loop, so that dispatch does not
+    count; the phases take turns, so that a slow spell of the machine hits all of them; medians.
+    """
+
+    def __init__(
+        self,
+        method: Speculative,
+        contexts: Contexts,
+        state: State,
+        gammas: Iterable[int] = (),
+        rounds: Iterable[int] = (),
+        *,
+        steps: int = 20,
+    ):
+        """Compiles the phases.
+
+        Args:
+          contexts, state: from `speculative.start`, with a budget and a buffer that leave room for
+            rounds of the largest γ; not donated.
+          gammas: where to measure v.
+          rounds: where to measure a whole round, as a constant policy runs it.
+        """
+        phases: dict[Any, Callable] = {"target": _target_step, "draft": _draft_step}
+        phases |= {
+            ("verify", gamma): partial(_verify, gamma=gamma) for gamma in sorted(set(gammas))
+        }
+        phases |= {("round", gamma): partial(_round, gamma=gamma) for gamma in sorted(set(rounds))}
+        self._jitted = {n: jax.jit(partial(_repeat, phase, steps)) for n, phase in phases.items()}
+        self._seconds: dict[Any, list[float]] = {name: [] for name in phases}
+        self._arguments, self._steps = (method, contexts, state), steps
+        for run in self._jitted.values():
+            jax.block_until_ready(run(*self._arguments))
+
+    def take(self) -> None:
+        """One timing of every phase."""
+        for name, run in self._jitted.items():
+            begin = time.perf_counter()
+            jax.block_until_ready(run(*self._arguments))
+            self._seconds[name].append((time.perf_counter() - begin) / self._steps)
+
+    def costs(self) -> Costs:
+        """Medians of what was taken."""
+        median = {name: float(np.median(values)) for name, values in self._seconds.items()}
+        return Costs(
+            target_step=median["target"],
+            draft_step=median["draft"],
+            verify={name[1]: t for name, t in median.items() if name[0] == "verify"},
+            round={name[1]: t for name, t in median.items() if name[0] == "round"},
+        )
+
+
 def measure(
     method: Speculative,
     contexts: Contexts,
@@ -54,42 +108,12 @@ def measure(
     *,
     steps: int = 20,
     repeats: int = 9,
-    progress: Callable[[], None] = lambda: None,
 ) -> Costs:
-    """Time the phases of the loop one by one, compilation excluded.
-
-    Each timing runs `steps` dependent steps inside one jitted loop, so that dispatch does not
-    count; the phases take turns, so that a slow spell of the machine hits all of them; medians.
-
-    Args:
-      contexts, state: from `speculative.start`, with a budget and a buffer that leave room for
-        rounds of the largest γ; not donated.
-      gammas: where to measure v.
-      rounds: where to measure a whole round, as a constant policy runs it.
-      progress: called after each compilation and each timing round.
-    """
-    gammas, rounds = sorted(set(gammas)), sorted(set(rounds))
-    phases: dict[Any, Callable] = {"target": _target_step, "draft": _draft_step}
-    phases |= {("verify", gamma): partial(_verify, gamma=gamma) for gamma in gammas}
-    phases |= {("round", gamma): partial(_round, gamma=gamma) for gamma in rounds}
-    jitted = {name: jax.jit(partial(_repeat, phase, steps)) for name, phase in phases.items()}
-    for run in jitted.values():
-        jax.block_until_ready(run(method, contexts, state))
-        progress()
-    seconds: dict[Any, list[float]] = {name: [] for name in phases}
+    """What a `Meter` shows after `repeats` timings of every phase."""
+    meter = Meter(method, contexts, state, gammas, rounds, steps=steps)
     for _ in range(repeats):
-        for name, run in jitted.items():
-            begin = time.perf_counter()
-            jax.block_until_ready(run(method, contexts, state))
-            seconds[name].append((time.perf_counter() - begin) / steps)
-        progress()
-    median = {name: float(np.median(values)) for name, values in seconds.items()}
-    return Costs(
-        target_step=median["target"],
-        draft_step=median["draft"],
-        verify={gamma: median["verify", gamma] for gamma in gammas},
-        round={gamma: median["round", gamma] for gamma in rounds},
-    )
+        meter.take()
+    return meter.costs()
 
 
 def _repeat(phase, steps, method, contexts, state):
