@@ -52,8 +52,10 @@ def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
         # A mistyped --config field comes out of flag parsing as one of these.
         if "--debug" in sys.argv or flags.FLAGS.is_parsed():
             raise
-        message = str(error.args[0] if error.args else error)
-        fail(f"{message.replace(chr(92) + chr(39), chr(39))} (a field of --config)")
+        # Quoted twice over by then: ''gama'\nDid you mean "gamma" instead of "gama"?'
+        said = str(error.args[0] if error.args else error).replace("\\n", "\n").replace("\\'", "'")
+        name, *hint = (line.strip("\\'\"") for line in said.splitlines())
+        fail(f"--config has no field {name!r}. {' '.join(hint)}".rstrip())
 
 
 def fail(message: str) -> None:
