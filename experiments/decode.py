@@ -34,7 +34,6 @@ def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
     check(config)
     texts = read_lines(args.input)
-    output = open_output(args.output, args.overwrite, config, texts)
     target, draft = load_pair(config)
     method = decoding.build(
         target,
@@ -42,6 +41,8 @@ def main(_) -> None:
         gamma=config.gamma,
         sampling=sampling.sampling(config.temperature, config.top_k, config.top_p),
     )
+    # Only now, when nothing but decoding can fail, may an old output be replaced.
+    output = open_output(args.output, args.overwrite, config, texts)
     done = len(output.done) if output else 0
     rows = decoding.stream(
         method,

@@ -26,10 +26,9 @@ from experiments import common, decode
 from specjax import cost, decoding, files, metrics, report, sampling, tasks, theory
 from specjax.batching import bucket
 from specjax.models import hub
-from specjax.speculative import Speculative
+from specjax.speculative import Contexts, Speculative
+from specjax.state import State
 from specjax.trace import trace
-
-WARNINGS = "A gain below 1 means that decoding is faster without this draft."
 
 
 def main(_) -> None:
@@ -205,13 +204,10 @@ class Job:
 
     def costs(self, gammas: Sequence[int]) -> cost.Costs:
         """c and v, to choose γ by."""
-        meter = self.meter(gammas=gammas)
-        for _ in range(2 * self.config.repeats + 1):
-            meter.take()
-        return meter.costs()
+        return cost.measure(*self.example(), gammas, repeats=2 * self.config.repeats + 1)
 
-    def meter(self, gammas: Sequence[int], rounds: Sequence[int] = ()) -> cost.Meter:
-        """Of c, v and whole rounds at batch 1, in the shapes of the timed loops."""
+    def example(self) -> tuple[Speculative, Contexts, State]:
+        """What a `cost.Meter` takes: batch 1, in the shapes of the timed loops."""
         method = self.method(max(self.config.gammas))
         sources = self.sources()
         contexts, state = decoding.prepare(
@@ -224,7 +220,7 @@ class Job:
             rows=1,
             width=bucket(max(map(len, sources)), smallest=16),
         )
-        return cost.Meter(method, contexts, state, gammas, rounds)
+        return method, contexts, state
 
     def time(self, gamma: int) -> tuple[dict[str, "Timed"], cost.Costs]:
         """Both loops on the same inputs, and the phases of a round, all taking turns."""
@@ -238,7 +234,7 @@ class Job:
             first = Timed()
             first.start_repeat()
             self.time_one(first, method, 0, sources[0], sources)
-        meter = self.meter(gammas=[gamma], rounds=[gamma])
+        meter = cost.Meter(*self.example(), gammas=[gamma], rounds=[gamma])
         timed = {name: Timed() for name in methods}
         for _ in range(self.config.repeats):
             for name in methods:
@@ -362,7 +358,7 @@ def verdict(rows: Sequence[dict[str, Any]]) -> str:
     elif any(row["identical"] for row in rows):
         said.append("At T=0 every output is plain decoding's, token for token.")
     if any(row["gain_decode"] < 1 for row in rows):
-        said.append(WARNINGS)
+        said.append("A gain below 1 means that decoding is faster without this draft.")
     return " ".join(said)
 
 

@@ -160,6 +160,8 @@ def test_an_output_of_another_command_is_kept(decode, tmp_path, inputs):
     stranger.write_text("dear diary")
     refused(decode(f"--output={stranger}"), stranger)
     assert (out.read_bytes(), stranger.read_text()) == (before, "dear diary")
+    refused(decode(f"--output={out}", "--overwrite", "--config.target=/nowhere"), "/nowhere")
+    assert out.read_bytes() == before  # what is replaced is lost only once the models are there
     assert decode(f"--output={out}", "--overwrite").status == 0
     assert [row["input"] for row in rows(out.read_text())] == ["another"]
 
