@@ -1,0 +1,216 @@
+"""Small timings behind docs/performance.md, so that each of its tables can be made again.
+
+    python -m experiments.probe --config=configs/embedded.py --workdir=runs/probe
+
+Parts: orientation (which way a weight should lie), draws (random choices over a vocabulary),
+phases (c and v(γ) of the family), calls (what one call of a loop costs beside its rounds). Writes
+their rows to probe.jsonl. Compilation excluded, medians, variants in turns; about 80 seconds on 2
+cores.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+from tqdm import tqdm
+
+from experiments import common
+from specjax import cost, decoding, report, sampling, tasks
+from specjax.batching import bucket
+from specjax.files import Rows
+from specjax.models import hub
+from specjax.models.layers import project
+from specjax.speculative import Speculative
+
+REPEATS = 40
+STEPS = 10  # inside one jitted loop, so that dispatch hardly counts
+GAMMAS = (1, 2, 3, 4, 5, 7, 10)
+
+
+def main(_) -> None:
+    config = flags.FLAGS.config
+    out = Rows(common.make_workdir(flags.FLAGS.workdir) / "probe.jsonl")
+    console, environment = Console(width=110, markup=False), common.environment()
+    parts = (orientation, draws, phases, calls)
+    for part in tqdm(parts, unit="part", disable=None):
+        rows = part(config)
+        columns = [_column(name) for name in rows[0]]
+        console.print(report.table(columns, rows, part.__name__))
+        for row in rows:
+            out.append({"part": part.__name__, **row, **environment})
+
+
+def medians(variants: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Median milliseconds of each variant, all taking turns; the first turn compiles."""
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(-1, REPEATS):
+        for name, run in variants.items():
+            begin = time.perf_counter()
+            jax.block_until_ready(run())
+            if turn >= 0:
+                seconds[name].append(time.perf_counter() - begin)
+    return {name: 1e3 * float(np.median(values)) for name, values in seconds.items()}
+
+
+def orientation(_) -> list[dict[str, Any]]:
+    """Milliseconds of 6 or 12 feed-forward pairs on K rows, by the way their weights lie."""
+    rows = []
+    for width, inner, layers in ((256, 1024, 6), (768, 2048, 12)):
+        shapes = ((inner, width), (width, inner))
+        key = jax.random.key(0)
+        stored = [[0.02 * jax.random.normal(key, s) for s in shapes] for _ in range(layers)]
+        for input_first in (False, True):
+            weights = jax.tree.map(lambda w: w.T, stored) if input_first else stored
+            run = partial(_stack, input_first=input_first)
+            found = medians(
+                {f"K={k}": partial(run, jnp.ones((1, k, width)), weights) for k in (1, 2, 4, 6, 8)}
+            )
+            rows.append(
+                {
+                    "shape": f"{layers} × {width}→{inner}→{width}",
+                    "weights": "(in, out)" if input_first else "(out, in)",
+                    **{name: ms / STEPS for name, ms in found.items()},
+                }
+            )
+    return rows
+
+
+@partial(jax.jit, static_argnames="input_first")
+def _stack(x, weights, input_first: bool):
+    def once(_, x):
+        for up, down in weights:
+            hidden = jax.nn.relu(project(x, up, input_first))
+            x = x + 1e-3 * project(hidden, down, input_first)
+        return x
+
+    return jax.lax.fori_loop(0, STEPS, once, x)
+
+
+def draws(_) -> list[dict[str, Any]]:
+    """Milliseconds of one choice for one row, by V; dispatch of a call included."""
+    rows = []
+    for width in (2048, 32128):
+        logprobs = jax.nn.log_softmax(3 * jax.random.normal(jax.random.key(0), (1, width)))
+        keys = jax.random.split(jax.random.key(1), 1)
+        variants = {
+            "draw": partial(jax.jit(sampling.draw), keys, jnp.exp(logprobs)),
+            "draw_by_gumbel": partial(jax.jit(sampling.draw_by_gumbel), keys, logprobs),
+            "argmax": partial(jax.jit(sampling.argmax), logprobs),
+            "jnp.argmax": partial(jax.jit(jnp.argmax, static_argnames="axis"), logprobs, axis=-1),
+            "top-k law": partial(
+                jax.jit(sampling.standardize), logprobs, sampling.sampling(1.0, top_k=50)
+            ),
+        }
+        rows.append({"V": width, **medians(variants)})
+    return rows
+
+
+def phases(config) -> list[dict[str, Any]]:
+    """A target step in milliseconds, and c and v(γ) in units of it, at batch 1."""
+    target, texts = _setting(config)
+    rows = []
+    for path in config.drafts:
+        for temperature in config.temperatures:
+            method = _method(config, target, path, temperature)
+            contexts, state = _prepared(config, target, method, texts, 0)
+            found = cost.measure(method, contexts, state, GAMMAS, repeats=REPEATS)
+            rows.append(
+                {
+                    "draft": path.rsplit("/", 1)[-1],
+                    "T": temperature,
+                    "step ms": 1e3 * found.target_step,
+                    "c": found.c,
+                    **{f"v({gamma})": found.v(gamma) for gamma in GAMMAS},
+                }
+            )
+    return rows
+
+
+def calls(config) -> list[dict[str, Any]]:
+    """What a call costs: with all rows done, and as the intercept over rounds of real outputs."""
+    target, texts = _setting(config)
+    chosen = sampling.sampling(0.0)
+    methods = {
+        "autoregressive": decoding.build(target, None, gamma=1, sampling=chosen),
+        "speculative": _method(config, target, config.drafts[-1], 0.0),
+    }
+    rows = []
+    for name, method in methods.items():
+        rounds, ms, empty = [], [], []
+        for turn in range(-1, 5):
+            for index in range(len(texts)):
+                for done in (False, True):
+                    context, state = _prepared(config, target, method, texts, index)
+                    if done:
+                        state = state.replace(done=jnp.ones_like(state.done))
+                    jax.block_until_ready((context, state))
+                    begin = time.perf_counter()
+                    state = jax.block_until_ready(decoding.run(method, context, state))
+                    seconds = time.perf_counter() - begin
+                    if turn >= 0 and done:
+                        empty.append(1e3 * seconds)
+                    elif turn >= 0:
+                        rounds.append(int(state.rounds[0]))
+                        ms.append(1e3 * seconds)
+        slope, intercept = np.polyfit(rounds, ms, 1)
+        rows.append(
+            {
+                "loop": name,
+                "no rounds, ms": float(np.median(empty)),
+                "intercept, ms": float(intercept),
+                "ms per round": float(slope),
+                "rounds per output": float(np.mean(rounds)),
+            }
+        )
+    return rows
+
+
+def _setting(config) -> tuple[hub.Checkpoint, list[str]]:
+    examples = tasks.load(config.task, config.split)[: config.timed_inputs]
+    return hub.load(config.target), [example.input for example in examples]
+
+
+def _method(config, target: hub.Checkpoint, path: str, temperature: float) -> Speculative:
+    chosen = sampling.sampling(temperature)
+    method = decoding.build(target, hub.load(path), gamma=max(GAMMAS), sampling=chosen)
+    assert isinstance(method, Speculative)
+    return method
+
+
+def _prepared(config, target: hub.Checkpoint, method, texts: list[str], index: int):
+    sources = decoding.tokenize(target, texts)
+    return jax.block_until_ready(
+        decoding.prepare(
+            method,
+            target,
+            [sources[index]],
+            [(index, 0)],
+            max_new_tokens=config.max_new_tokens,
+            key=jax.random.key(config.seed),
+            rows=1,
+            width=bucket(max(map(len, sources)), smallest=16),
+        )
+    )
+
+
+def _column(name: str) -> report.Column:
+    """The field under its own name."""
+    return name, lambda row: _cell(row[name])
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "The family.", lock_config=True)
+    flags.DEFINE_string("workdir", None, "Directory of probe.jsonl.")
+    flags.mark_flags_as_required(["config", "workdir"])
+    common.run(main, __doc__)
