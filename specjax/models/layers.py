@@ -27,15 +27,26 @@ class KV(NamedTuple):
 
 
 class Linear(nnx.Module):
-    """y = x Wᵀ without a bias; W is (out, in), or its transpose once `arrange` has turned it."""
+    """y = x Wᵀ (+ b); W is (out, in), or its transpose once `arrange` has turned it."""
 
-    def __init__(self, inputs: int, outputs: int, std: float, *, rngs: nnx.Rngs, dtype=jnp.float32):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        std: float,
+        *,
+        bias: bool = False,
+        rngs: nnx.Rngs,
+        dtype=jnp.float32,
+    ):
         self.weight = nnx.Param(std * jax.random.normal(rngs.params(), (outputs, inputs), dtype))
+        self.bias = nnx.Param(jnp.zeros((outputs,), dtype)) if bias else None
         self.input_first = False
 
     def __call__(self, x: Array) -> Array:
         """(..., in) → (..., out)."""
-        return project(x, self.weight[...], self.input_first)
+        y = project(x, self.weight[...], self.input_first)
+        return y if self.bias is None else y + _as_last_axis(self.bias, y)
 
     def turned_weight(self) -> nnx.Param:
         """What `arrange` transposes."""
@@ -79,8 +90,30 @@ class RMSNorm(nnx.Module):
         """(..., E) → (..., E), in the dtype of x."""
         wide = x.astype(np.promote_types(x.dtype, jnp.float32))
         inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
-        scale = jnp.expand_dims(self.scale[...], tuple(range(x.ndim - 1)))
-        return (wide * inverse).astype(x.dtype) * scale
+        return (wide * inverse).astype(x.dtype) * _as_last_axis(self.scale, x)
+
+
+class LayerNorm(nnx.Module):
+    """(x − mean) / deviation · scale + bias over the last axis, computed in float32."""
+
+    def __init__(self, width: int, epsilon: float, *, dtype=jnp.float32):
+        self.scale = nnx.Param(jnp.ones((width,), dtype))
+        self.bias = nnx.Param(jnp.zeros((width,), dtype))
+        self.epsilon = epsilon
+
+    def __call__(self, x: Array) -> Array:
+        """(..., E) → (..., E), in the dtype of x."""
+        wide = x.astype(np.promote_types(x.dtype, jnp.float32))
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+        unit = centred * jax.lax.rsqrt(variance + self.epsilon)
+        scale, bias = (_as_last_axis(p, x).astype(wide.dtype) for p in (self.scale, self.bias))
+        return (unit * scale + bias).astype(x.dtype)
+
+
+def _as_last_axis(vector: nnx.Param, like: Array) -> Array:
+    """(N,) → (1, …, 1, N) with as many axes as `like`."""
+    return jnp.expand_dims(vector[...], tuple(range(like.ndim - 1)))
 
 
 def attend(queries: Array, keys: Array, values: Array, bias: Array) -> Array:

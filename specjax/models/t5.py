@@ -7,7 +7,7 @@ depends on the bucketed distance and is shared by all layers of a stack.
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,12 +59,24 @@ class T5Config:
     decoder_start_token_id: int = 0
     pad_token_id: int = 0
 
+    is_encoder_decoder: ClassVar[bool] = True
+
     def __post_init__(self):
         if self.feed_forward_proj not in ACTIVATIONS:
             raise ValueError(
                 f"feed_forward_proj={self.feed_forward_proj!r} is not supported; "
                 f"use one of {sorted(ACTIVATIONS)}."
             )
+
+    @property
+    def start_id(self) -> int:
+        """The decoder's first token; never emitted by the loops as output."""
+        return self.decoder_start_token_id
+
+    @property
+    def max_positions(self) -> None:
+        """Positions are relative, so no text is too long."""
+        return None
 
 
 def relative_buckets(

@@ -1,0 +1,223 @@
+"""GPT-2 (Radford et al. 2019): a decoder alone, with a rollback-free cache.
+
+LayerNorm before each sublayer, biases everywhere but in the head, learned absolute positions, and
+one fused projection for queries, keys and values. There is no source: what a text is conditioned
+on is its prompt.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from specjax.models.layers import (
+    KV,
+    MASKED,
+    LayerNorm,
+    Linear,
+    attend,
+    empty,
+    project,
+    split_heads,
+    write,
+)
+from specjax.types import Inputs
+
+ACTIVATIONS = {
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "relu": jax.nn.relu,
+}
+INITIAL_STD = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTConfig:
+    """Shapes and variants of a GPT-2; field names follow Hugging Face's config.json."""
+
+    vocab_size: int = 50257  # rows of the embedding, padding included
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_inner: int = 0  # width of the feed-forward layer; 0: 4 · n_embd
+    activation_function: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+    tie_word_embeddings: bool = True
+    bos_token_id: int = 50256
+    pad_token_id: int = 50256
+
+    is_encoder_decoder: ClassVar[bool] = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "n_inner", self.n_inner or 4 * self.n_embd)
+        if self.activation_function not in ACTIVATIONS:
+            raise ValueError(
+                f"activation_function={self.activation_function!r} is not supported; "
+                f"use one of {sorted(ACTIVATIONS)}."
+            )
+        if self.n_embd % self.n_head:
+            raise ValueError(
+                f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}; choose another "
+                "number of heads."
+            )
+        for name in ("bos_token_id", "pad_token_id"):
+            if getattr(self, name) >= self.vocab_size:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is no id of a vocabulary of {self.vocab_size}; "
+                    "name one that is."
+                )
+
+    @property
+    def start_id(self) -> int:
+        """The first token of a text without a prompt; never emitted by the loops as output."""
+        return self.bos_token_id
+
+    @property
+    def max_positions(self) -> int:
+        """The longest text, prompt and output together."""
+        return self.n_positions
+
+
+class SelfAttention(nnx.Module):
+    """Queries, keys and values from one fused projection."""
+
+    def __init__(self, config: GPTConfig, *, rngs, dtype):
+        width = config.n_embd
+        self.qkv = Linear(width, 3 * width, INITIAL_STD, bias=True, rngs=rngs, dtype=dtype)
+        self.output = Linear(width, width, _residual_std(config), bias=True, rngs=rngs, dtype=dtype)
+        self.heads = config.n_head
+
+    def __call__(self, x: Array, start: Array, bias: Array, cache: KV | None):
+        """(B, K, E) → (B, K, E) and the cache; without a cache the K tokens see one another."""
+        queries, keys, values = jnp.split(split_heads(self.qkv(x), 3 * self.heads), 3, axis=1)
+        kv = KV(keys, values) if cache is None else write(cache, KV(keys, values), start)
+        return self.output(attend(queries * queries.shape[-1] ** -0.5, *kv, bias)), kv
+
+
+class FeedForward(nnx.Module):
+    """activation(x Wᵢ + bᵢ) Wₒ + bₒ."""
+
+    def __init__(self, config: GPTConfig, *, rngs, dtype):
+        width, inner, std = config.n_embd, config.n_inner, _residual_std(config)
+        self.input = Linear(width, inner, INITIAL_STD, bias=True, rngs=rngs, dtype=dtype)
+        self.output = Linear(inner, width, std, bias=True, rngs=rngs, dtype=dtype)
+        self.activation = config.activation_function
+
+    def __call__(self, x: Array) -> Array:
+        return self.output(ACTIVATIONS[self.activation](self.input(x)))
+
+
+def _residual_std(config: GPTConfig) -> float:
+    """GPT-2's, so that what all sublayers add together is as wide at any depth."""
+    return INITIAL_STD * (2 * config.n_layer) ** -0.5
+
+
+class Layer(nnx.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: GPTConfig, *, rngs, dtype):
+        width, epsilon = config.n_embd, config.layer_norm_epsilon
+        self.attention_norm = LayerNorm(width, epsilon, dtype=dtype)
+        self.attention = SelfAttention(config, rngs=rngs, dtype=dtype)
+        self.feed_forward_norm = LayerNorm(width, epsilon, dtype=dtype)
+        self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
+
+    def __call__(self, x: Array, start: Array, bias: Array, cache: KV | None):
+        attended, cache = self.attention(self.attention_norm(x), start, bias, cache)
+        x = x + attended
+        return x + self.feed_forward(self.feed_forward_norm(x)), cache
+
+
+class GPT(nnx.Module):
+    """Parameters of a GPT-2 and the pure functions `encode`, `start`, `__call__` and `logits`."""
+
+    def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
+        def table(rows: int) -> nnx.Param:
+            shape = (rows, config.n_embd)
+            return nnx.Param(INITIAL_STD * jax.random.normal(rngs.params(), shape, dtype))
+
+        self.config = config
+        self.embedding = table(config.vocab_size)
+        self.positions = table(config.n_positions)
+        self.layers = nnx.List(Layer(config, rngs=rngs, dtype=dtype) for _ in range(config.n_layer))
+        self.norm = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype=dtype)
+        if not config.tie_word_embeddings:
+            self.head = table(config.vocab_size)
+        self.input_first = False  # of the head; see `arrange`
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the output layer, padding included."""
+        return self.config.vocab_size
+
+    def encode(self, source: Array, source_len: Array) -> tuple[()]:
+        """The context, which is empty; here so that training treats all families alike."""
+        del source, source_len
+        return ()
+
+    def start(self, inputs: Inputs, buffer_len: int) -> tuple[tuple[()], tuple[KV, ...]]:
+        """Make an empty cache of `buffer_len` slots and prefill all but the last token.
+
+        In a row with a short prompt the padding is prefilled too. No query sees those slots before
+        the row's own tokens have overwritten them.
+        """
+        batch, prompt_len = inputs.prompt.shape
+        config, dtype = self.config, self.embedding.dtype
+        context = self.encode(inputs.source, inputs.source_len)
+        cache = tuple(
+            empty(batch, config.n_head, buffer_len, config.n_embd // config.n_head, dtype)
+            for _ in self.layers
+        )
+        if prompt_len > 1:
+            start = jnp.zeros((batch,), jnp.int32)
+            _, cache = self(inputs.prompt[:, :-1], start, context, cache)
+        return context, cache
+
+    def __call__(
+        self, tokens: Array, start: Array, context: tuple[()], cache: tuple[KV, ...] | None
+    ) -> tuple[Array, tuple[KV, ...]]:
+        """Run K tokens per row at positions start[b] … start[b]+K−1.
+
+        Args:
+          tokens: (B, K) int32.
+          start: (B,) int32, ≥ 0. Tokens past the last learned position share it: they may only be
+            drafted ones that are never kept, or padding.
+          context: from `start` or `encode`.
+          cache: from `start` or the previous call. None: the tokens are the whole text and `start`
+            is 0, as in training.
+
+        Returns:
+          hidden: (B, K, E), after the final norm.
+          cache: with slots start … start+K−1 overwritten.
+        """
+        del context
+        count = tokens.shape[1]
+        slots = count if cache is None else cache[0].keys.shape[2]
+        positions = start[:, None] + jnp.arange(count)[None, :]
+        ahead = jnp.arange(slots)[None, None, None, :] > positions[:, None, :, None]
+        bias = jnp.where(ahead, MASKED, 0.0)
+        last = self.config.n_positions - 1
+        x = self.embed(tokens) + self.positions[...][jnp.minimum(positions, last)]
+        written = []
+        for i, layer in enumerate(self.layers):
+            x, kv = layer(x, start, bias, None if cache is None else cache[i])
+            written.append(kv)
+        return self.norm(x), tuple(written)
+
+    def logits(self, hidden: Array) -> Array:
+        """(..., E) → (..., V)."""
+        return project(hidden, self.turned_weight()[...], self.input_first)
+
+    def embed(self, tokens: Array) -> Array:
+        """(B, K) → (B, K, E). A tied embedding lies as the head does."""
+        if self.config.tie_word_embeddings and self.input_first:
+            return jnp.moveaxis(self.embedding[...][:, tokens], 0, -1)
+        return self.embedding[...][tokens]
+
+    def turned_weight(self) -> nnx.Param:
+        """The head, which `arrange` transposes."""
+        return self.embedding if self.config.tie_word_embeddings else self.head
