@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from specjax.models import t5_hub
+from specjax.models import gpt_hub, t5_hub
 from specjax.models.language_model import LanguageModel, input_first
 from specjax.models.layers import arrange
 from specjax.models.safetensors_files import (
@@ -39,13 +39,14 @@ from specjax.models.safetensors_files import (
 class Family(NamedTuple):
     """What must be known of a `model_type`; see `t5_hub` for what each function does."""
 
-    config_class: type
+    config_class: type[Any]
     build: Callable[..., nnx.Module]
     select_tensors: Callable[[Mapping[str, Any], Mapping[str, Tensor]], dict[str, Tensor]]
     config_from_hub: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Any]
     config_to_hub: Callable[[Any], dict[str, Any]]
     tensor_names: Callable[[Any], dict[tuple, tuple[str, ...]]]
     defaults: Mapping[str, Any]
+    turned: tuple[str, ...]  # how the names of tensors end that the files hold as (in, out)
 
 
 # A new family is a module, a file like t5_hub.py and a line here.
@@ -58,7 +59,18 @@ FAMILIES = {
         t5_hub.config_to_hub,
         t5_hub.tensor_names,
         t5_hub.DEFAULTS,
-    )
+        (),
+    ),
+    "gpt2": Family(
+        gpt_hub.GPTConfig,
+        gpt_hub.build,
+        gpt_hub.select_tensors,
+        gpt_hub.config_from_hub,
+        gpt_hub.config_to_hub,
+        gpt_hub.tensor_names,
+        gpt_hub.DEFAULTS,
+        gpt_hub.TURNED,
+    ),
 }
 
 DOWNLOADED = [
@@ -84,7 +96,7 @@ class Checkpoint:
     """The directory or hub name it came from, for messages and result rows."""
     model: LanguageModel
     config: Any
-    """Of the family, such as `T5Config`."""
+    """Of the family: a `T5Config` or a `GPTConfig`."""
     tokenizer: Any = None
     """A transformers tokenizer; None where the checkpoint has none."""
     eos_ids: tuple[int, ...] = (1,)
@@ -96,8 +108,8 @@ class Checkpoint:
 
     @property
     def start_id(self) -> int:
-        """The decoder's first token, which is never emitted by the loops as output."""
-        return self.config.decoder_start_token_id
+        """The first token, which is never emitted by the loops as output."""
+        return self.config.start_id
 
     @property
     def pad_id(self) -> int:
@@ -122,9 +134,9 @@ def load(name: str | os.PathLike, *, dtype: Any = None) -> Checkpoint:
     raw, generation = _read_configs(directory)
     family = _family(raw, directory)
     _warn_of_unfollowed_settings(name, raw, generation)
-    tensors = family.select_tensors(raw, _find_weights(directory, name))
+    tensors = family.select_tensors(raw, _find_weights(directory, name, family))
     # Hugging Face moved these from one file to the other; the newer place wins.
-    ids = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
+    ids = ("decoder_start_token_id", "bos_token_id", "pad_token_id", "eos_token_id")
     raw = {**raw, **{key: generation[key] for key in ids if generation.get(key) is not None}}
     config = family.config_from_hub(raw, tensors)
     tokenizer = _load_tokenizer(directory)
@@ -136,7 +148,7 @@ def load(name: str | os.PathLike, *, dtype: Any = None) -> Checkpoint:
         config=config,
         tokenizer=tokenizer,
         eos_ids=_eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"])),
-        max_source_len=_max_source_len(tokenizer, raw),
+        max_source_len=_max_source_len(tokenizer, raw, config),
         metadata=_metadata(directory),
     )
 
@@ -179,14 +191,25 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
     way_out = (
         "Speculation needs a draft with the target's tokenizer: choose or train another draft."
     )
+    if target.config.is_encoder_decoder != draft.config.is_encoder_decoder:
+        reads = ["a source" if c.config.is_encoder_decoder else "a prompt" for c in (target, draft)]
+        raise ValueError(
+            f"{pair} read the text differently, as {reads[0]} and as {reads[1]}. Choose or train "
+            "a draft of the target's kind."
+        )
     difference = _first_difference(target, draft)
     if difference:
         raise ValueError(f"{pair} have different vocabularies: {difference}. {way_out}")
     if target.start_id != draft.start_id:
         raise ValueError(
-            f"{pair} start from different tokens: decoder_start_token_id is {target.start_id} and "
-            f"{draft.start_id}. {way_out}"
+            f"{pair} start from different tokens: {_start_field(target.config)} is "
+            f"{target.start_id} and {draft.start_id}. {way_out}"
         )
+
+
+def _start_field(config: Any) -> str:
+    """Of config.json."""
+    return "decoder_start_token_id" if config.is_encoder_decoder else "bos_token_id"
 
 
 def _first_difference(target: Checkpoint, draft: Checkpoint) -> str:
@@ -260,7 +283,7 @@ def _family(raw: Mapping[str, Any], directory: Path) -> Family:
     return FAMILIES[kind]
 
 
-def _find_weights(directory: Path, name: str | os.PathLike) -> dict[str, Tensor]:
+def _find_weights(directory: Path, name: str | os.PathLike, family: Family) -> dict[str, Tensor]:
     if (directory / SINGLE).is_file() or (directory / INDEX).is_file():
         return find_tensors(directory)
     local = directory == Path(name)
@@ -270,11 +293,12 @@ def _find_weights(directory: Path, name: str | os.PathLike) -> dict[str, Tensor]
         )
     place = shlex.quote(str(name) if local else str(name).replace("/", "-"))
     fetch = "" if local else f"hf download {name} --local-dir {place} && "
+    auto = "Seq2SeqLM" if family.config_class.is_encoder_decoder else "CausalLM"
     raise ValueError(
         f"{name} has no safetensors, only weights in another format. Pickles (.bin) can run code "
         "when they are read; if you trust them, convert them once, where torch is installed:\n"
         f"  {fetch}python -c 'import sys, transformers as t; "
-        "t.AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])"
+        f"t.AutoModelFor{auto}.from_pretrained(sys.argv[1])"
         f".save_pretrained(sys.argv[1])' {place}"
     )
 
@@ -311,11 +335,12 @@ def _read_params(
     names, slots = family.tensor_names(config), dict(nnx.to_flat_state(abstract))
     turned = _turned(module)
     shapes = {p: slot.shape[::-1] if p in turned else slot.shape for p, slot in slots.items()}
-    _check_tensors(tensors, {path: (names[path], shape) for path, shape in shapes.items()})
+    wanted = {path: (names[path], shape) for path, shape in shapes.items()}
+    _check_tensors(tensors, wanted, family.turned)
     filled = {}
     for path, slot in slots.items():
         parts = [tensors[name] for name in names[path]]
-        array = _read_stacked(parts, slot.shape, dtype, turn=path in turned)
+        array = _read_stacked(parts, slot.shape, dtype, family.turned, turn=path in turned)
         filled[path] = slot.replace(array)
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
@@ -328,14 +353,15 @@ def _turned(module: nnx.Module) -> set[tuple]:
 
 
 def _check_tensors(
-    tensors: Mapping[str, Tensor], wanted: Mapping[tuple, tuple[tuple[str, ...], tuple[int, ...]]]
+    tensors: Mapping[str, Tensor],
+    wanted: Mapping[tuple, tuple[tuple[str, ...], tuple[int, ...]]],
+    turned: tuple[str, ...],
 ) -> None:
     """Every tensor is there, in the shape that config.json asks for, and no other."""
-    shapes = {
-        name: (shape[0] // len(parts), *shape[1:])
-        for parts, shape in wanted.values()
-        for name in parts
-    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for parts, shape in wanted.values():
+        part = (shape[0] // len(parts), *shape[1:])
+        shapes |= {name: part[::-1] if name.endswith(turned) else part for name in parts}
     place = next(iter(tensors.values())).file.parent if tensors else "the checkpoint"
     if missing := [name for name in shapes if name not in tensors]:
         raise ValueError(
@@ -361,14 +387,18 @@ def _some(names: list[str]) -> str:
 
 
 def _read_stacked(
-    parts: list[Tensor], shape: tuple[int, ...], dtype: np.dtype, *, turn: bool
+    parts: list[Tensor],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    turned: tuple[str, ...],
+    *,
+    turn: bool,
 ) -> jax.Array:
     """One array with the rows of each part below one another, or if `turn` its transpose."""
     out = _aligned(shape, dtype)
-    stored = out.T if turn else out  # a view
-    rows = len(stored) // len(parts)
-    for i, part in enumerate(parts):
-        read_into(part, stored[i * rows : (i + 1) * rows])
+    views = np.split(out.T if turn else out, len(parts))
+    for part, view in zip(parts, views, strict=True):
+        read_into(part, view.T if part.name.endswith(turned) else view)
     # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
     return jax.block_until_ready(jax.device_put(out, may_alias=True))
 
@@ -429,11 +459,12 @@ def _eos_ids(value: Any) -> tuple[int, ...]:
     return tuple(sorted(set(ids)))
 
 
-def _max_source_len(tokenizer: Any, raw: Mapping[str, Any]) -> int:
+def _max_source_len(tokenizer: Any, raw: Mapping[str, Any], config: Any) -> int:
     # A tokenizer that knows no limit says 10³⁰.
     if tokenizer is not None and tokenizer.model_max_length < 10**6:
-        return int(tokenizer.model_max_length)
-    return int(raw.get("n_positions") or DEFAULT_MAX_SOURCE_LEN)
+        limit = int(tokenizer.model_max_length)
+        return min(limit, config.max_positions or limit)
+    return config.max_positions or int(raw.get("n_positions") or DEFAULT_MAX_SOURCE_LEN)
 
 
 # --- settings that specjax does not follow -----------------------------------------------------
@@ -509,26 +540,27 @@ def _write(directory: Path, checkpoint: Checkpoint, dtype: np.dtype) -> None:
     kind = next(k for k, family in FAMILIES.items() if isinstance(config, family.config_class))
     family = FAMILIES[kind]
     ids = {
-        "decoder_start_token_id": checkpoint.start_id,
+        _start_field(config): checkpoint.start_id,
         "eos_token_id": _plain(checkpoint.eos_ids),
         "pad_token_id": checkpoint.pad_id,
     }
     raw = (
-        family.config_to_hub(config)
+        {"n_positions": checkpoint.max_source_len}  # T5's config has none of its own
+        | family.config_to_hub(config)
         | ids
-        | {
-            "model_type": kind,
-            "n_positions": checkpoint.max_source_len,
-            "dtype": dtype.name,
-        }
+        | {"model_type": kind, "dtype": dtype.name}
     )
     _write_json(directory / "config.json", raw)
     _write_json(directory / "generation_config.json", ids)
     names = family.tensor_names(config)
     tensors: dict[str, np.ndarray] = {}
-    for path, variable in nnx.to_flat_state(checkpoint.model.stored_params()):
-        parts = np.split(np.asarray(variable[...], dtype), len(names[path]))
-        tensors |= dict(zip(names[path], parts, strict=True))
+    module = checkpoint.model.module()
+    turned = _turned(module)
+    for path, variable in nnx.to_flat_state(nnx.state(module)):
+        array = np.asarray(variable[...], dtype)
+        parts = np.split(array.T if path in turned else array, len(names[path]))
+        for name, part in zip(names[path], parts, strict=True):
+            tensors[name] = part.T if name.endswith(family.turned) else part
     write_file(directory / SINGLE, tensors, checkpoint.metadata)
     if checkpoint.tokenizer is not None:
         checkpoint.tokenizer.save_pretrained(str(directory))
