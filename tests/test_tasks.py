@@ -3,10 +3,14 @@
 import ast
 import itertools
 import json
+import sys
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import corpora
 from specjax import tasks
 from specjax.tasks import batches, jsonl, python_source, trees
 from specjax.tasks import tokenizer as tokenizers
@@ -141,6 +145,10 @@ def test_jsonl_and_its_errors(tmp_path):
     path.write_text('{"input": "a", "target": "b", "more": 1}\n\n{"input": "c", "target": ""}\n')
     expected = [Example("a", "b"), Example("c", "")]
     assert tasks.load("jsonl", "validation", files=[path] * 3) == expected
+    path.rename(tmp_path / "test.jsonl")
+    assert tasks.load("jsonl", "test", files=str(tmp_path)) == expected
+    with pytest.raises(ValueError, match=r"no such file: .*train\.jsonl"):
+        tasks.load("jsonl", "train", files=tmp_path)
     with pytest.raises(ValueError, match="no such file"):
         jsonl.load(tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match="needs 3 files"):
@@ -149,6 +157,49 @@ def test_jsonl_and_its_errors(tmp_path):
         tasks.load("prase", "test")
     with pytest.raises(ValueError, match="no split 'dev'"):
         tasks.load("parse", "dev")
+
+
+@pytest.fixture
+def corpora_root(tmp_path):
+    corpora.write(tmp_path)
+    return tmp_path
+
+
+def test_corpora_of_the_paper_from_directories(corpora_root):
+    """In order, with T5's prefixes; the training file, which is broken, is left alone."""
+    for place in (corpora_root / "wmt/wmt14", [str(corpora_root / "wmt/wmt14")]):
+        assert tasks.load("wmt14_en_de", "test", files=place) == [
+            Example(f"translate English to German: {english}", german)
+            for english, german in corpora.GERMAN.items()
+        ]
+    assert tasks.load("cnn_dailymail", "test", files=corpora_root / "abisee/cnn_dailymail") == [
+        Example(f"summarize: {article}", highlights)
+        for article, highlights in corpora.HIGHLIGHTS.items()
+    ]
+
+
+def test_errors_of_the_paper_s_corpora(corpora_root, monkeypatch):
+    wmt = corpora_root / "wmt/wmt14"
+    with pytest.raises(ValueError, match=r"de-en/train-.* cannot be read"):
+        tasks.load("wmt14_en_de", "train", files=wmt)
+    with pytest.raises(ValueError, match=r"3\.0\.0/test-.*parquet of .*wmt14 cannot be read"):
+        tasks.load("cnn_dailymail", "test", files=wmt)
+    with pytest.raises(ValueError, match="No such directory: nowhere"):
+        tasks.load("wmt14_en_de", "test", files="nowhere")
+    with pytest.raises(ValueError, match="takes one directory"):
+        tasks.load("wmt14_en_de", "test", files=[wmt, wmt])
+    with pytest.raises(ValueError, match="run `hf download wmt/wmt14 --repo-type dataset") as error:
+        tasks.load("wmt14_en_de", "test")  # tests are offline
+    assert "--include 'de-en/test-*.parquet'" in str(error.value)
+    for file in wmt.glob("de-en/test-*"):
+        pq.write_table(pa.table({"text": ["x"]}), file)
+    with pytest.raises(ValueError, match=r"has the columns \['text'\]"):
+        tasks.load("wmt14_en_de", "test", files=wmt)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        ValueError, match=r"needs the package datasets: pip install -e '\.\[data\]'"
+    ):
+        tasks.load("wmt14_en_de", "test", files=wmt)
 
 
 @pytest.fixture(scope="module")

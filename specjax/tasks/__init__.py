@@ -1,30 +1,38 @@
 """Where inputs and references come from: named tasks, each with train, validation and test pairs.
 
-parse       a Python statement of one line -> its syntax tree
-summarize   a function's source -> the first paragraph of its docstring
-jsonl       one's own pairs, from files
+parse           a Python statement of one line -> its syntax tree
+summarize       a function's source -> the first paragraph of its docstring
+wmt14_en_de     English -> German, of the paper
+cnn_dailymail   a news article -> its highlights, of the paper
+jsonl           one's own pairs, from files
 """
 
+import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-from specjax.tasks import jsonl, python_source
+from specjax.tasks import hub_datasets, jsonl, python_source
 from specjax.tasks.examples import Example
 
 __all__ = ["SPLITS", "TASKS", "Example", "load", "provenance"]
 
 SPLITS = python_source.SPLITS
-TASKS = (*python_source.TASKS, "jsonl")
+TASKS = (*python_source.TASKS, *hub_datasets.CORPORA, "jsonl")
 
 
-def load(task: str, split: str, files: Sequence[str | PathLike] = ()) -> list[Example]:
+def load(
+    task: str, split: str, files: str | PathLike | Sequence[str | PathLike] = ()
+) -> list[Example]:
     """The pairs of one task and split, always in the same order.
 
     Args:
       task: one of `TASKS`.
       split: one of `SPLITS`.
-      files: of the jsonl task, one for each split, in the order of `SPLITS`.
+      files: of the jsonl task, one for each split, in the order of `SPLITS`, or the directory of
+        train.jsonl, validation.jsonl and test.jsonl; of the paper's corpora, a directory in the
+        hub's layout. Empty: from the hub.
 
     Raises:
       ValueError: no such task or split, or a file that is missing or has a wrong line.
@@ -33,14 +41,30 @@ def load(task: str, split: str, files: Sequence[str | PathLike] = ()) -> list[Ex
         raise ValueError(f"no task {task!r}: choose from {', '.join(TASKS)}")
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}: choose from {', '.join(SPLITS)}")
-    if task != "jsonl":
+    if task in python_source.TASKS:
         return python_source.load(task, split)
-    if len(files) != len(SPLITS):
+    places = [files] if isinstance(files, str | PathLike) else list(files)
+    places = [place for place in places if os.fspath(place)]
+    if task == "jsonl":
+        return jsonl.load(_jsonl_file(split, places))
+    if len(places) > 1:
         raise ValueError(
-            f"the jsonl task needs {len(SPLITS)} files, one each for {', '.join(SPLITS)}; "
-            f"given: {list(map(str, files))}"
+            f"the task {task} takes one directory in the hub's layout; given: "
+            f"{list(map(str, places))}"
         )
-    return jsonl.load(files[SPLITS.index(split)])
+    return hub_datasets.load(task, split, *places)
+
+
+def _jsonl_file(split: str, places: Sequence[str | PathLike]) -> str | PathLike:
+    """The file of a split."""
+    if len(places) == 1 and pathlib.Path(places[0]).is_dir():
+        return pathlib.Path(places[0]) / f"{split}.jsonl"
+    if len(places) != len(SPLITS):
+        raise ValueError(
+            f"the jsonl task needs {len(SPLITS)} files, one each for {', '.join(SPLITS)}, or a "
+            f"directory of them; given: {list(map(str, places))}"
+        )
+    return places[SPLITS.index(split)]
 
 
 def provenance(task: str, data: Mapping[str, Sequence[Example]]) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+"""The paper's own corpora, read by `datasets` (an extra) from the Hugging Face hub or a directory.
+
+wmt14_en_de     an English sentence -> its German translation; test is newstest2014
+cnn_dailymail   a news article -> its highlights, one on each line
+
+Inputs carry the prefixes that T5 was trained with.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from specjax.tasks.examples import Example
+
+
+class Corpus(NamedTuple):
+    """Where a corpus lies, and what a row of it says."""
+
+    name: str  # on the hub
+    folder: str  # of its config, with {split}-*.parquet inside
+    prefix: str
+    pair: Callable[[Mapping[str, Any]], tuple[str, str]]
+
+
+CORPORA = {
+    "wmt14_en_de": Corpus(
+        "wmt/wmt14",
+        "de-en",
+        "translate English to German: ",
+        lambda row: (row["translation"]["en"], row["translation"]["de"]),
+    ),
+    "cnn_dailymail": Corpus(
+        "abisee/cnn_dailymail",
+        "3.0.0",
+        "summarize: ",
+        lambda row: (row["article"], row["highlights"]),
+    ),
+}
+
+
+def load(task: str, split: str, place: str | os.PathLike = "") -> list[Example]:
+    """The pairs of one task and split, in the corpus's order. No other split is downloaded or read.
+
+    Args:
+      task: a key of `CORPORA`.
+      split: train, validation or test.
+      place: a directory in the hub's layout, such as `hf download --repo-type dataset` makes;
+        "": the hub, or its files in the local cache.
+
+    Raises:
+      ValueError: `datasets` is not installed, or the corpus is not there or not of this layout.
+    """
+    try:
+        import datasets  # an extra, and it takes a second
+    except ImportError:
+        raise ValueError(
+            f"The task {task!r} needs the package datasets: pip install -e '.[data]'."
+        ) from None
+    corpus = CORPORA[task]
+    if str(place) and not pathlib.Path(place).is_dir():
+        raise ValueError(f"No such directory: {place}. Leave it empty to read from the hub.")
+    files = f"{corpus.folder}/{split}-*.parquet"
+    try:
+        # By files: asked for a config and a split, `datasets` would download all splits.
+        rows = datasets.load_dataset(
+            str(place) or corpus.name, data_files={split: files}, split=split
+        )
+    except Exception as error:  # of many kinds: offline, mistyped, damaged, …
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{files} of {str(place) or corpus.name} cannot be read ({type(error).__name__}: "
+            f"{reason}). Without a network, run `hf download {corpus.name} --repo-type dataset "
+            f"--include '{files}' --local-dir DIRECTORY` where there is one, and give the "
+            "directory."
+        ) from error
+    try:
+        texts = [corpus.pair(row) for row in rows]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"{files} of {str(place) or corpus.name} has the columns {rows.column_names}, which "
+            f"are not those of {corpus.name}. Download it again."
+        ) from None
+    return [Example(corpus.prefix + source, target) for source, target in texts]
