@@ -1,8 +1,9 @@
-"""Writes tests/data/t5_reference.npz: what transformers' own T5 says, for tests without torch.
+"""Writes tests/data/*_reference.npz: what transformers' own models say, for tests without torch.
 
     pip install torch==2.13.0 && python tests/make_reference.py
 
-Holds float32 logits for each of `t5_variants.VARIANTS`, and relative-position buckets.
+Holds float32 logits for each of `t5_variants.VARIANTS` and `gpt_variants.VARIANTS`, and T5's
+relative-position buckets.
 """
 
 import sys
@@ -11,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import T5ForConditionalGeneration
+from transformers import GPT2LMHeadModel, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
 
+import gpt_variants
 import t5_variants
 
-FILE = Path(__file__).parent / "data" / "t5_reference.npz"
+DATA = Path(__file__).parent / "data"
 BUCKETS = ((True, 32, 128), (False, 32, 128), (True, 8, 20), (False, 8, 20), (False, 32, 200))
 
 
@@ -33,6 +35,14 @@ def torch_logits(directory: Path, source, lengths, tokens) -> np.ndarray:
         ).logits.numpy()
 
 
+def torch_gpt_logits(directory: Path, tokens) -> np.ndarray:
+    """(B, T, V) float32 of whole texts, computed without a cache in float32."""
+    model = GPT2LMHeadModel.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.no_grad():
+        ids = torch.tensor(tokens, dtype=torch.long)
+        return model(input_ids=ids, use_cache=False).logits.numpy()
+
+
 def torch_buckets(bidirectional: bool, num_buckets: int, max_distance: int) -> np.ndarray:
     """Buckets of all offsets from −2048 to 2048."""
     offsets = torch.arange(-2048, 2049)
@@ -42,7 +52,7 @@ def torch_buckets(bidirectional: bool, num_buckets: int, max_distance: int) -> n
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the files."""
     values = {}
     for name, variant in t5_variants.VARIANTS.items():
         with tempfile.TemporaryDirectory() as place:
@@ -51,8 +61,18 @@ def main() -> None:
         values[name] = logits[:, :: variant.every]
     for case in BUCKETS:
         values["buckets_{:d}_{}_{}".format(*case)] = torch_buckets(*case).astype(np.uint8)
-    np.savez_compressed(FILE, **values)
-    print(f"{FILE}: {FILE.stat().st_size:,} bytes", file=sys.stderr)
+    _store(DATA / "t5_reference.npz", values)
+    values = {}
+    for name, gpt_variant in gpt_variants.VARIANTS.items():
+        with tempfile.TemporaryDirectory() as place:
+            directory = gpt_variants.write(Path(place), gpt_variant)
+            values[name] = torch_gpt_logits(directory, gpt_variants.texts())
+    _store(DATA / "gpt_reference.npz", values)
+
+
+def _store(file: Path, values: dict[str, np.ndarray]) -> None:
+    np.savez_compressed(file, **values)
+    print(f"{file}: {file.stat().st_size:,} bytes", file=sys.stderr)
 
 
 if __name__ == "__main__":
