@@ -1,6 +1,7 @@
-"""Tables and pictures of results, for the terminal, for Markdown and as PNG."""
+"""Tables and pictures of results, for the terminal, for Markdown, as HTML and as PNG."""
 
 import functools
+import html
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,10 +12,20 @@ from matplotlib.ft2font import FT2Font
 from rich.table import Table
 from rich.text import Text
 
-from specjax.trace import TracedRound
+from specjax.trace import Timeline, TracedRound
 
 # Chosen to differ in lightness too, for readers who do not see red and green apart.
 COLOURS = {"accepted": "#2e7d32", "rejected": "#c62828", "corrected": "#1565c0"}
+
+# What ran when, by phase: the plain step is a call of the target like a verify pass.
+PHASES = {
+    "start": ("encoders and prefill", "#e0a526"),
+    "draft": ("draft, a part for each token", "#64a8e0"),
+    "verify": ("a call of the target", "#6a3d9a"),
+    "step": ("a call of the target", "#6a3d9a"),
+    "accept": ("accept and commit", "#9e9e9e"),
+    "learn": ("accept and commit", "#9e9e9e"),
+}
 
 UNFINISHED = "\ufffd"  # what decoding gives for a part of a character
 
@@ -104,6 +115,47 @@ def coloured(lines: Sequence[Sequence[tuple[str, str]]]) -> Text:
     return text
 
 
+# Tags that mean deletion and insertion: struck and underlined even without the colours.
+_TAGS = {"accepted": "span", "rejected": "del", "corrected": "ins"}
+_LEGEND = {"accepted": "accepted", "rejected": "rejected", "corrected": "the target's own"}
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 14px/1.5 monospace; color: #333; background: #fff; margin: 2em }}
+h1 {{ font-size: 1em }}
+h1, li {{ white-space: pre-wrap; overflow-wrap: anywhere }}
+{styles}
+</style>
+<h1>{title}</h1>
+<ol>
+{lines}
+</ol>
+<p>A line for each call of the target. {legend}.
+Of what was rejected only the first token was tested, and only it is shown.</p>
+</html>
+"""
+
+
+def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str) -> str:
+    """Figure 1 as a page of its own, without scripts or fonts: a line for each target call.
+
+    Like the terminal's, its characters are `printable`: ↵ stands for the end of a line.
+    """
+
+    def tagged(piece: str, kind: str) -> str:
+        return f'<{_TAGS[kind]} class="{kind}">{html.escape(printable(piece))}</{_TAGS[kind]}>'
+
+    return _PAGE.format(
+        title=html.escape(printable(title)),
+        styles="\n".join(f".{kind} {{ color: {colour} }}" for kind, colour in COLOURS.items()),
+        lines="\n".join(f"<li>{''.join(tagged(*piece) for piece in line)}</li>" for line in lines),
+        legend=", ".join(tagged(name, kind) for kind, name in _LEGEND.items()),
+    )
+
+
 def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str) -> Figure:
     """Figure 1 as a picture: a line for each target call, tokens coloured by what happened."""
     height = 0.27 * len(lines) + 1.0
@@ -129,6 +181,32 @@ def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str) -> Figure
             if kind == "rejected":
                 axes.plot([x, x + len(piece)], [y, y], color=COLOURS[kind], linewidth=0.8)
             x += len(piece)
+    return figure
+
+
+def draw_timeline(rows: Sequence[tuple[str, Timeline]]) -> Figure:
+    """Figure 5: for each labelled run a row of boxes, which say what ran when."""
+    figure = Figure(figsize=(9, 0.62 * len(rows) + 1.2), layout="constrained")
+    axes = figure.add_subplot()
+    for y, (_, run) in enumerate(rows):
+        for event in run.events:
+            name, colour = PHASES[event.phase]
+            parts = max(event.tokens, 1) if event.phase == "draft" else 1
+            width = (event.end_ms - event.begin_ms) / parts
+            boxes = [(event.begin_ms + i * width, width) for i in range(parts)]
+            axes.broken_barh(boxes, (y - 0.3, 0.6), facecolor=colour, edgecolor="white",
+                             linewidth=0.2, label=name)  # fmt: skip
+        said = f"  {len(run.tokens)} tokens, {run.target_calls} target calls"
+        axes.text(run.events[-1].end_ms, y, said, fontsize=8, va="center")
+    axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.3 * max(run.events[-1].end_ms for _, run in rows))
+    axes.set_xlabel("ms, stepped phase by phase")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, ncols=4,
+                  loc="outside lower center")  # fmt: skip
     return figure
 
 

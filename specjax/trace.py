@@ -1,14 +1,40 @@
-"""One run, round by round: which tokens were accepted, rejected, corrected (Figure 1)."""
+"""One run, round by round: what happened to each token (Figure 1), and what ran when (Figure 5)."""
 
-from typing import NamedTuple
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from specjax import speculative
-from specjax.speculative import Contexts, Speculative
+from specjax import autoregressive, speculative
+from specjax.autoregressive import Autoregressive
+from specjax.speculative import Contexts, Dice, GreedyDice, Round, Speculative
 from specjax.state import State, unfinished
 
 _step = jax.jit(speculative.step)
+_plain_step = jax.jit(autoregressive.step)
+_verify = jax.jit(speculative.verify)
+_learn = jax.jit(speculative.learn)
+
+
+@jax.jit
+def _draft(method, context, state):
+    return speculative.draft(method, context, state, _dice(method))
+
+
+@jax.jit
+def _accept(method, state, drafts, target_logprobs):
+    return speculative.accept(method, state, drafts, target_logprobs, _dice(method))
+
+
+@jax.jit
+def _alive(state, row):
+    return unfinished(state) & ~state.done[row]
+
+
+def _dice(method: Speculative) -> Dice:
+    return GreedyDice() if method.sampling.kind == "greedy" else Dice()
 
 
 class TracedRound(NamedTuple):
@@ -22,7 +48,7 @@ class TracedRound(NamedTuple):
 def trace(method: Speculative, contexts: Contexts, state: State, row: int = 0) -> list[TracedRound]:
     """Step the loop's own body from Python and record one row of the batch."""
     rounds = []
-    while bool(unfinished(state)) and not bool(state.done[row]):
+    while _alive(state, row):
         after, round_ = _step(method, contexts, state)
         before, gained = int(state.length[row]), int(after.length[row] - state.length[row])
         output = after.tokens[row, before : before + gained].tolist()
@@ -33,3 +59,95 @@ def trace(method: Speculative, contexts: Contexts, state: State, row: int = 0) -
         rounds.append(TracedRound(output[:kept], rejected, output[kept:]))
         state = after
     return rounds
+
+
+class Event(NamedTuple):
+    """One phase of a stepped run."""
+
+    phase: str  # start, then draft, verify, accept, learn; in plain decoding start, then step
+    round: int  # from 1; 0 is the start
+    begin_ms: float
+    end_ms: float
+    tokens: int  # of the row: prompt, then drafted, scored, accepted, emitted; in a step, 1
+
+
+class Timeline(NamedTuple):
+    """When each phase ran, one after the other, and the tokens that came of it."""
+
+    events: list[Event]
+    tokens: list[int]  # of the row, without the prompt
+
+    @property
+    def target_calls(self) -> int:
+        """Calls of the target's decoder, its prefill not counted."""
+        return sum(event.phase in ("verify", "step") for event in self.events)
+
+
+def timeline(
+    method: Speculative | Autoregressive,
+    prepare: Callable[[], tuple[Any, State]],
+    *,
+    row: int = 0,
+    repeats: int = 5,
+) -> Timeline:
+    """Step a run phase by phase, each jitted by itself, and time one row of it (Figure 5).
+
+    The same run is stepped `repeats` times after a first one, which compiles, and each phase of
+    each round lasts as long as in their median. Phases are dispatched from Python and waited for,
+    which the times include: the jitted loop gives the same tokens and is faster than their sum.
+
+    Args:
+      prepare: gives the contexts and the state before the first round, as `decoding.prepare` and
+        both `start` do; the same ones each time. Timed as the start.
+
+    Raises:
+      ValueError: repeats < 1.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats={repeats} must be ≥ 1.")
+    runs = [_stepped(method, prepare, row) for _ in range(1 + repeats)][1:]
+    lasted = np.median([[ms for *_, ms in phases] for phases, _ in runs], axis=0).tolist()
+    phases, output = runs[0]
+    events, now = [], 0.0
+    for (phase, number, tokens, _), ms in zip(phases, lasted, strict=True):
+        events.append(Event(phase, number, now, now + ms, tokens))
+        now += ms
+    return Timeline(events, output)
+
+
+def _stepped(method, prepare, row) -> tuple[list[tuple[str, int, int, float]], list[int]]:
+    """Phase, round, tokens and milliseconds of all that ran; and the row's output."""
+    spent: list[tuple[str, int, float]] = []
+    counts: list[int] = []
+    number = 0
+
+    def timed(phase, function, *args):
+        begin = time.perf_counter()
+        result = jax.block_until_ready(function(*args))
+        spent.append((phase, number, 1e3 * (time.perf_counter() - begin)))
+        return result
+
+    def of(array):
+        return int(np.asarray(array)[row])
+
+    context, state = timed("start", prepare)
+    prompt_len = of(state.length)
+    counts += [prompt_len]
+    while _alive(state, row):
+        number += 1
+        if isinstance(method, Autoregressive):
+            state = timed("step", _plain_step, method, context, state)
+            counts += [1]
+            continue
+        known = of(state.length)
+        drafts, state = timed("draft", _draft, method, context.drafter, state)
+        logprobs, state = timed("verify", _verify, method, context.target, state, drafts)
+        laws = timed("accept", _accept, method, state, drafts, logprobs)
+        state = timed("learn", _learn, method, state, Round(drafts, logprobs, *laws))
+        counts += [of(drafts.length), method.gamma_max + 1, of(laws[1]), of(state.length) - known]
+    output = np.asarray(state.tokens)[row, prompt_len : of(state.length)].tolist()
+    phases = [
+        (phase, round_number, tokens, ms)
+        for (phase, round_number, ms), tokens in zip(spent, counts, strict=True)
+    ]
+    return phases, output

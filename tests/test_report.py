@@ -1,5 +1,6 @@
 """Traces of a run, and the tables and pictures that are made of them."""
 
+import html.parser
 import warnings
 
 import jax
@@ -96,6 +97,57 @@ def test_a_terminal_gets_nothing_unprintable():
     styles = [str(span.style) for span in text.spans]
     assert f"{report.COLOURS['rejected']} strike" in styles
     assert report.printable("a\n\tb\x07") == "a↵→b�"
+
+
+class Page(html.parser.HTMLParser):
+    """The lines of a page as (piece, kind), its tags, and its text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.lines, self.tags, self.text, self.kind = [], [], "", None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag == "li":
+            self.lines.append([])
+        self.kind = dict(attributes).get("class")
+        if self.kind and "p" not in self.tags:
+            self.lines[-1].append(("", self.kind))
+
+    def handle_endtag(self, tag):
+        self.kind = None
+
+    def handle_data(self, data):
+        self.text += data
+        if self.kind and "p" not in self.tags:
+            piece, kind = self.lines[-1][-1]
+            self.lines[-1][-1] = piece + data, kind
+
+
+def test_a_page_is_the_run(traced):
+    decode = make_tokenizer().decode
+    for rounds, row in traced:
+        lines = report.spans(rounds, decode)
+        page = Page(report.html_trace(lines, "title"))
+        printed = [[(report.printable(piece), kind) for piece, kind in line] for line in lines]
+        assert page.lines == printed
+        kept = [piece for line in page.lines for piece, kind in line if kind != "rejected"]
+        assert "".join(kept) == report.printable(decode(row.tokens))
+
+
+def test_a_page_of_any_text():
+    """Nothing in a text becomes a tag, or vanishes; what was rejected is struck, in its colour."""
+    strange = STRANGE + "</li><script>alert('&amp;')</script>{title}"
+    made = report.html_trace([[(strange, "rejected")], [], [("<b>", "corrected")]], strange)
+    page = Page(made)
+    assert page.lines == [[(report.printable(strange), "rejected")], [], [("<b>", "corrected")]]
+    assert page.text.count(report.printable(strange)) == 3  # <title>, heading, line
+    assert set(page.tags).isdisjoint({"script", "b", "link", "img"})
+    assert {"del", "ins"} <= set(page.tags)
+    assert all(c.isprintable() for c in made.replace("\n", ""))
+    for kind, colour in report.COLOURS.items():
+        assert f".{kind} {{ color: {colour} }}" in made
 
 
 @pytest.mark.filterwarnings("error")
