@@ -5,13 +5,16 @@
 
 The first runs on table models, whose drafts differ from the target by noise on their logits; it
 takes about a minute. The second takes target, drafts and inputs from the config of a trained
-family. Prints a table and writes it to report.md in the workdir.
+family and takes some minutes. Both compare all hypotheses with those of plain beam search. Prints a
+table and writes it to report.md in the workdir.
 
 A plain step is one call of the target that scores w prefixes. A round is one call that scores up
 to w + uγ, and makes 1 step more than it keeps.
 """
 
-from collections.abc import Iterator
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +26,7 @@ from rich.console import Console
 
 from experiments import common, decode
 from specjax import beam, files, report, tasks
-from specjax.beam import Stats
+from specjax.beam import Hypothesis, Stats
 from specjax.beam_decoding import BeamRow, beam_search
 from specjax.models import hub
 from specjax.models.table import Table
@@ -32,6 +35,9 @@ from specjax.types import Inputs
 VOCAB = 64
 STEPS = 32
 NOISES = (0.1, 0.3, 1.0)  # deviation on the draft's logits; the target's have deviation 2
+WIDTH = 4  # w, unless flags say otherwise; so are the next two
+DRAFT_WIDTHS = (4, 8, 16)  # u
+GAMMAS = (2, 4, 8)
 FIELDS = ("target_calls", "steps", "drafted", "kept", "evaluations")
 COLUMNS: tuple[report.Column, ...] = (
     ("draft", lambda row: row["draft"]),
@@ -41,6 +47,7 @@ COLUMNS: tuple[report.Column, ...] = (
     ("steps a call", lambda row: f"{row['steps'] / row['target_calls']:.2f}"),
     ("scored a call", lambda row: f"{row['evaluations'] / row['target_calls']:.1f}"),
     ("scored a step, × plain", lambda row: f"{ratio(row):.1f}"),
+    ("identical", lambda row: f"{row['identical']}/{row['inputs']}"),
 )
 
 
@@ -48,18 +55,34 @@ def main(_) -> None:
     options = flags.FLAGS
     workdir = common.make_workdir(options.workdir)
     sizes = [
-        (options.width, int(draft_width), int(gamma))
-        for draft_width in options.draft_widths
-        for gamma in options.gammas
+        (options.width, draft_width, gamma)
+        for draft_width in whole("draft_widths", options.draft_widths)
+        for gamma in whole("gammas", options.gammas)
     ]
-    measured = family(options.config, sizes) if options.config else tables(options.seed, sizes)
+    if options.config:
+        measured = family(options.config, options.inputs, sizes)
+    else:
+        measured = tables(options.seed, sizes)
     rows = sorted(measured, key=lambda row: row["draft"])
     title = f"Speculative beam search, w = {options.width}"
-    console = Console()
+    facts = common.environment() | {"dtype": rows[0]["dtype"]}
+    lines = [f"# {title}", "", report.markdown(COLUMNS, rows), "", "## Where", ""]
+    lines += [*(f"- {name}: {value}" for name, value in facts.items()), ""]
+    files.write_text(workdir / "report.md", "\n".join(lines))
+    console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(report.table(COLUMNS, rows, title))
-    with files.replacing(workdir / "report.md") as part:
-        part.write_text(f"# {title}\n\n{report.markdown(COLUMNS, rows)}\n", encoding="utf-8")
     console.print(f"The same in Markdown: {workdir / 'report.md'}", soft_wrap=True)
+
+
+def whole(flag: str, values: Sequence[str]) -> list[int]:
+    """The numbers of a flag's list."""
+    try:
+        return [int(value) for value in values or [""]]
+    except ValueError:
+        given = ",".join(values)
+        raise ValueError(
+            f"--{flag}={given} must be whole numbers with commas between them."
+        ) from None
 
 
 def ratio(row: dict[str, Any]) -> float:
@@ -67,7 +90,7 @@ def ratio(row: dict[str, Any]) -> float:
     return row["evaluations"] / (row["steps"] * row["width"])
 
 
-def tables(seed: int, sizes: list[tuple[int, int, int]]) -> Iterator[dict[str, Any]]:
+def tables(seed: int, sizes: Sequence[tuple[int, int, int]]) -> Iterator[dict[str, Any]]:
     """Random laws by last token; 64 inputs start from the 64 tokens and never end."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(scale=2.0, size=(VOCAB, VOCAB))
@@ -76,22 +99,28 @@ def tables(seed: int, sizes: list[tuple[int, int, int]]) -> Iterator[dict[str, A
     one = jnp.ones((VOCAB,), jnp.int32)
     empty = jnp.zeros((VOCAB, 0), jnp.int32)
     inputs = Inputs(empty, 0 * one, jnp.arange(VOCAB, dtype=jnp.int32)[:, None], one)
+    task = inputs, STEPS * one, jnp.int32([-1])
     for width, draft_width, gamma in sizes:
+        plain = beam.n_best(beam.search(target, *task, width=width, buffer_len=1 + STEPS + 1))
         for scale in NOISES:
             draft = table(logits + scale * noise)
             overlap = jnp.minimum(jnp.exp(target.table), jnp.exp(draft.table)).sum(axis=1).mean()
             state = beam.speculative(
                 target,
                 draft,
-                inputs,
-                STEPS * one,
-                jnp.int32([-1]),
+                *task,
                 width=width,
                 draft_width=draft_width,
                 gamma=gamma,
                 buffer_len=1 + STEPS + gamma + 1,
             )
-            yield row(f"α = {float(overlap):.2f}", width, draft_width, gamma, state.stats)
+            yield {
+                "draft": f"α = {float(overlap):.2f}",
+                **shape(width, draft_width, gamma),
+                **totals([state.stats]),
+                **compare(plain, beam.n_best(state)),
+                "dtype": str(target.table.dtype),
+            }
 
 
 def table(logits: np.ndarray) -> Table:
@@ -99,12 +128,30 @@ def table(logits: np.ndarray) -> Table:
     return Table(jax.nn.log_softmax(jnp.asarray(logits, jnp.float32)))
 
 
-def family(config: Any, sizes: list[tuple[int, int, int]]) -> Iterator[dict[str, Any]]:
-    """The config's target, drafts and inputs."""
+def family(
+    config: Any, inputs: int, sizes: Sequence[tuple[int, int, int]] | None = None
+) -> Iterator[dict[str, Any]]:
+    """A row for each draft of the config and each (w, u, γ) on the task's first `inputs`.
+
+    A row says how many drafted steps were kept, over all inputs, and what it took (`COLUMNS` shows
+    the table); plain beam search of the same inputs is run to compare with.
+
+    Args:
+      config: with target, drafts, dtype, task, split and max_new_tokens, as configs/embedded.py.
+      sizes: default: w = 4 and γ = 4 with u = 4, 8 and 16.
+    """
+    if sizes is None:
+        sizes = [(WIDTH, draft_width, 4) for draft_width in DRAFT_WIDTHS]
     dtype = decode.DTYPES[config.dtype]
     target = hub.load(config.target, dtype=dtype)
-    pairs = tasks.load(config.task, config.split)[: flags.FLAGS.inputs]
-    texts = [pair.input for pair in pairs]
+    texts = [pair.input for pair in tasks.load(config.task, config.split)[:inputs]]
+    if not texts:
+        raise ValueError(f"Task {config.task!r} has no inputs in split {config.split!r}.")
+    limit = config.max_new_tokens
+    plain = {
+        width: beam_search(target, None, texts, width=width, max_new_tokens=limit)
+        for width in {width for width, *_ in sizes}
+    }
     for name in config.drafts:
         draft = hub.load(name, dtype=dtype)
         for width, draft_width, gamma in sizes:
@@ -115,26 +162,43 @@ def family(config: Any, sizes: list[tuple[int, int, int]]) -> Iterator[dict[str,
                 width=width,
                 draft_width=draft_width,
                 gamma=gamma,
-                max_new_tokens=config.max_new_tokens,
+                max_new_tokens=limit,
             )
-            yield row(name.rsplit("/", 1)[-1], width, draft_width, gamma, *found)
+            yield {
+                "draft": pathlib.PurePath(name).name,
+                **shape(width, draft_width, gamma),
+                **totals(found),
+                **compare(*([row.hypotheses for row in rows] for rows in (plain[width], found))),
+                "dtype": str(jax.tree.leaves(target.model.params)[0].dtype),
+            }
 
 
-def row(
-    draft: str, width: int, draft_width: int, gamma: int, *counts: Stats | BeamRow
-) -> dict[str, Any]:
-    """Totals over all inputs."""
-    sums = {name: int(sum(np.sum(getattr(count, name)) for count in counts)) for name in FIELDS}
-    return {"draft": draft, "width": width, "draft_width": draft_width, "gamma": gamma, **sums}
+def shape(width: int, draft_width: int, gamma: int) -> dict[str, int]:
+    """w, u and γ of a row."""
+    return {"width": width, "draft_width": draft_width, "gamma": gamma}
+
+
+def totals(counts: Sequence[Stats | BeamRow]) -> dict[str, int]:
+    """Sums over all inputs."""
+    return {name: int(sum(np.sum(getattr(count, name)) for count in counts)) for name in FIELDS}
+
+
+def compare(plain: Sequence[list[Hypothesis]], found: Sequence[list[Hypothesis]]) -> dict[str, int]:
+    """For how many inputs all hypotheses are those of plain beam search, in the same order."""
+    same = [
+        [one.tokens for one in before] == [one.tokens for one in after]
+        for before, after in zip(plain, found, strict=True)
+    ]
+    return {"identical": sum(same), "inputs": len(same)}
 
 
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "A trained family; none: table models.")
     flags.DEFINE_string("workdir", None, "Directory for the table; made if it does not exist.",
                         required=True)  # fmt: skip
-    flags.DEFINE_integer("width", 4, "w, beams of the target.", lower_bound=1)
-    flags.DEFINE_list("draft_widths", ["4", "8", "16"], "u, beams of the draft.")
-    flags.DEFINE_list("gammas", ["2", "4", "8"], "γ, drafted steps in a round.")
+    flags.DEFINE_integer("width", WIDTH, "w, beams of the target.", lower_bound=1)
+    flags.DEFINE_list("draft_widths", list(map(str, DRAFT_WIDTHS)), "u, beams of the draft.")
+    flags.DEFINE_list("gammas", list(map(str, GAMMAS)), "γ, drafted steps in a round.")
     flags.DEFINE_integer("inputs", 20, "Of a family's task.", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "Of the table models.")
     common.run(main, __doc__)
