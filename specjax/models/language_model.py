@@ -26,7 +26,9 @@ class LanguageModel:
     for all weights of one architecture. Implements the `Model` protocol of `specjax.types`.
     """
 
-    params: nnx.State
+    params: Any
+    """Plain dicts, nested as the module is: jit flattens them in C++, an nnx.State in Python, which
+    costs a tenth of a millisecond in every call."""
     graphdef: nnx.GraphDef = dataclasses.field(metadata={"static": True})
     vocab_size: int = dataclasses.field(metadata={"static": True})
     """Ids 0 … vocab_size−1 stand for something; rows of the output layer past them are padding."""
@@ -45,7 +47,8 @@ class LanguageModel:
         module = arrange(nnx.clone(module), input_first=input_first())
         graphdef, params = nnx.split(module)
         size = module.vocab_size  # type: ignore[attr-defined]
-        return cls(params, graphdef, size if vocab_size is None else vocab_size)
+        pure = nnx.to_pure_dict(params)
+        return cls(pure, graphdef, size if vocab_size is None else vocab_size)
 
     def module(self) -> Any:
         """The module again. It starts with the same arrays, but its variables are its own."""
