@@ -14,7 +14,7 @@ to w + uγ, and makes 1 step more than it keeps.
 
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -56,13 +56,14 @@ def main(_) -> None:
     workdir = common.make_workdir(options.workdir)
     sizes = [
         (options.width, draft_width, gamma)
-        for draft_width in whole("draft_widths", options.draft_widths)
-        for gamma in whole("gammas", options.gammas)
+        for draft_width in numbers("draft_widths", options.draft_widths, int)
+        for gamma in numbers("gammas", options.gammas, int)
     ]
     if options.config:
         measured = family(options.config, options.inputs, sizes)
     else:
-        measured = tables(options.seed, sizes)
+        noises = numbers("noises", options.noises, float)
+        measured = tables(options.seed, sizes, noises, nested=options.nested)
     rows = sorted(measured, key=lambda row: row["draft"])
     title = f"Speculative beam search, w = {options.width}"
     facts = common.environment() | {"dtype": rows[0]["dtype"]}
@@ -74,14 +75,14 @@ def main(_) -> None:
     console.print(f"The same in Markdown: {workdir / 'report.md'}", soft_wrap=True)
 
 
-def whole(flag: str, values: Sequence[str]) -> list[int]:
+def numbers(flag: str, values: Sequence[str], kind: Callable[[str], Any]) -> list[Any]:
     """The numbers of a flag's list."""
     try:
-        return [int(value) for value in values or [""]]
+        return [kind(value) for value in values or [""]]
     except ValueError:
         given = ",".join(values)
         raise ValueError(
-            f"--{flag}={given} must be whole numbers with commas between them."
+            f"--{flag}={given} must be {kind.__name__}s, commas between them."
         ) from None
 
 
@@ -90,7 +91,13 @@ def ratio(row: dict[str, Any]) -> float:
     return row["evaluations"] / (row["steps"] * row["width"])
 
 
-def tables(seed: int, sizes: Sequence[tuple[int, int, int]]) -> Iterator[dict[str, Any]]:
+def tables(
+    seed: int,
+    sizes: Sequence[tuple[int, int, int]],
+    noises: Sequence[float] = NOISES,
+    *,
+    nested: bool = True,
+) -> Iterator[dict[str, Any]]:
     """Random laws by last token; 64 inputs start from the 64 tokens and never end."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(scale=2.0, size=(VOCAB, VOCAB))
@@ -102,7 +109,7 @@ def tables(seed: int, sizes: Sequence[tuple[int, int, int]]) -> Iterator[dict[st
     task = inputs, STEPS * one, jnp.int32([-1])
     for width, draft_width, gamma in sizes:
         plain = beam.n_best(beam.search(target, *task, width=width, buffer_len=1 + STEPS + 1))
-        for scale in NOISES:
+        for scale in noises:
             draft = table(logits + scale * noise)
             overlap = jnp.minimum(jnp.exp(target.table), jnp.exp(draft.table)).sum(axis=1).mean()
             state = beam.speculative(
@@ -113,6 +120,7 @@ def tables(seed: int, sizes: Sequence[tuple[int, int, int]]) -> Iterator[dict[st
                 draft_width=draft_width,
                 gamma=gamma,
                 buffer_len=1 + STEPS + gamma + 1,
+                nested=nested,
             )
             yield {
                 "draft": f"α = {float(overlap):.2f}",
@@ -201,4 +209,6 @@ if __name__ == "__main__":
     flags.DEFINE_list("gammas", list(map(str, GAMMAS)), "γ, drafted steps in a round.")
     flags.DEFINE_integer("inputs", 20, "Of a family's task.", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "Of the table models.")
+    flags.DEFINE_list("noises", list(map(str, NOISES)), "On the drafts of the table models.")
+    flags.DEFINE_bool("nested", True, "With table models; --nonested: the appendix to the letter.")
     common.run(main, __doc__)
