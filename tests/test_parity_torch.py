@@ -1,4 +1,4 @@
-"""Live comparison with transformers' own T5 in torch: what it saves we load, and the reverse.
+"""Live comparison with transformers' own models in torch: what they save we load, and the reverse.
 
 Skipped where torch is not installed; `pip install torch==2.13.0` gives a CPU build.
 """
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import transformers
 
+import gpt_variants
 import t5_variants
 from specjax.models.hub import load, save
 from specjax.models.t5 import relative_buckets
@@ -20,7 +21,11 @@ from specjax.types import Inputs
 
 torch = pytest.importorskip("torch")
 
-from make_reference import torch_buckets, torch_logits  # noqa: E402  needs torch
+from make_reference import (  # noqa: E402  needs torch
+    torch_buckets,
+    torch_gpt_logits,
+    torch_logits,
+)
 
 pytestmark = [
     pytest.mark.torch,
@@ -55,6 +60,15 @@ def saved_by_transformers(directory, variant, **options):
                 parameter.mul_(2)  # more, and attention is so sharp that torch itself errs by 1e-4
     model.save_pretrained(directory, **options)
     return directory
+
+
+def run_the_command_of_the_error(directory):
+    """That converts the pickles of a directory without safetensors."""
+    with pytest.raises(ValueError, match="convert them once") as error:
+        load(directory)
+    command = shlex.split(str(error.value).splitlines()[-1])
+    assert command[0] == "python"
+    subprocess.run([sys.executable, *command[1:]], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,11 +117,7 @@ def test_the_command_in_the_error_converts_pickles(tmp_path):
     weights = {name: torch.tensor(array) for name, array in t5_variants.tensors(variant).items()}
     torch.save(weights, directory / "pytorch_model.bin")
     (directory / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match="convert them once") as error:
-        load(directory)
-    command = shlex.split(str(error.value).splitlines()[-1])
-    assert command[0] == "python"
-    subprocess.run([sys.executable, *command[1:]], check=True, capture_output=True)
+    run_the_command_of_the_error(directory)
     np.testing.assert_array_equal(our_logits(directory, inputs), before)
 
 
@@ -161,3 +171,69 @@ def test_greedy_tokens_through_the_cache(name, tmp_path):
         ours.append(np.asarray(token))
     assert len(np.unique(theirs)) > 3
     np.testing.assert_array_equal(np.concatenate(ours, axis=1), theirs)
+
+
+# --- GPT-2 -------------------------------------------------------------------------------------
+
+
+@jax.jit
+def _gpt_logits(model, tokens):
+    return model.logits(model.module()(tokens, jnp.zeros((1,), jnp.int32), (), None)[0])
+
+
+def our_gpt_logits(directory, tokens):
+    return np.asarray(_gpt_logits(load(directory, dtype=jnp.float32).model, jnp.asarray(tokens)))
+
+
+def gpt_saved_by_transformers(directory, variant, **options):
+    """Random weights of torch's making; its own are so small that hardly anything but the
+    embedding would show."""
+    raw = {key: value for key, value in variant.raw.items() if key != "architectures"}
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**raw))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "ln_" not in name:
+                parameter.normal_(std=0.4)
+            else:
+                parameter.add_(0.25 * torch.randn_like(parameter))
+    model.save_pretrained(directory, **options)
+    return directory
+
+
+@pytest.mark.parametrize("name", gpt_variants.VARIANTS)
+def test_gpt_logits_of_what_transformers_saves(name, tmp_path):
+    gpt_saved_by_transformers(tmp_path, gpt_variants.VARIANTS[name])
+    tokens = gpt_variants.texts()
+    ours = our_gpt_logits(tmp_path, tokens)
+    assert len(np.unique(ours.argmax(-1))) > 5
+    np.testing.assert_allclose(ours, torch_gpt_logits(tmp_path, tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", gpt_variants.VARIANTS)
+def test_transformers_loads_the_gpt_that_we_save(name, tmp_path):
+    variant, tokens = gpt_variants.VARIANTS[name], gpt_variants.texts()
+    theirs = torch_gpt_logits(gpt_variants.write(tmp_path / "theirs", variant), tokens)
+    save(tmp_path / "ours", load(tmp_path / "theirs"))
+    found = torch_gpt_logits(tmp_path / "ours", tokens)
+    np.testing.assert_allclose(found, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_gpt_in_half_precision_in_both_directions(tmp_path):
+    tokens = gpt_variants.texts()
+    original = load(gpt_variants.write(tmp_path / "x", gpt_variants.VARIANTS["untied"]))
+    save(tmp_path, original, dtype=jnp.bfloat16)
+    theirs = torch_gpt_logits(tmp_path, tokens)
+    np.testing.assert_allclose(our_gpt_logits(tmp_path, tokens), theirs, rtol=0, atol=1e-4)
+
+
+def test_the_command_in_the_error_converts_pickles_of_a_gpt(tmp_path):
+    variant = gpt_variants.VARIANTS["tied"]
+    directory = gpt_variants.write(tmp_path / "with 'quote", variant)
+    tokens = gpt_variants.texts()
+    before = our_gpt_logits(directory, tokens)
+    weights = {name: torch.tensor(array) for name, array in gpt_variants.tensors(variant).items()}
+    torch.save(weights, directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    run_the_command_of_the_error(directory)
+    np.testing.assert_array_equal(our_gpt_logits(directory, tokens), before)
