@@ -1,8 +1,10 @@
-"""The embedded family on the task `parse`: a T5 v1.1 target and two one-layer drafts.
+"""The embedded families: `parse`, a T5 v1.1 with two drafts, and `prose`, a GPT-2 with one.
 
     python -m experiments.train --config=configs/train.py:target      --workdir=runs/target
     python -m experiments.train --config=configs/train.py:draft-small --workdir=runs/draft-small
     python -m experiments.train --config=configs/train.py:draft-tiny  --workdir=runs/draft-tiny
+    python -m experiments.train --config=configs/train.py:gpt-target  --workdir=runs/gpt-target
+    python -m experiments.train --config=configs/train.py:gpt-draft   --workdir=runs/gpt-draft
 
 The drafts learn from the data first and then from the probabilities of the shipped target; for
 another target add --config.teacher=runs/target/model --config.tokenizer=runs/target/model.
@@ -15,37 +17,36 @@ shared with other work:
     target       7,346,176   .032     .91           .95   4,500        19
     draft-small    918,656   .099     .70           .77   4,000         5
     draft-tiny     361,152   .172     .62           .72   4,000         3
+    gpt-target   TODO
+    gpt-draft    TODO
 
 Reading the sources takes another minute or two. docs/training.md tells how this came about.
 """
 
 from ml_collections import ConfigDict
 
-TARGET = "families/parse/target"
-MODELS = ("target", "draft-small", "draft-tiny")
+MODELS = ("target", "draft-small", "draft-tiny", "gpt-target", "gpt-draft")
 
 
 def get_config(model: str = "target") -> ConfigDict:
-    """The config of one model of the family; `specjax.train.TrainConfig` explains the fields.
+    """The config of one model of the families; `specjax.train.TrainConfig` explains the fields.
 
     Raises:
       ValueError: no such model.
     """
     if model not in MODELS:
         raise ValueError(f"no model {model!r}: choose from {', '.join(MODELS)}")
+    return _gpt(model) if model.startswith("gpt-") else _t5(model)
+
+
+def _common() -> ConfigDict:
     config = ConfigDict()
-    config.task = "parse"
     config.task_file = ""  # of the jsonl task: "train.jsonl,validation.jsonl,test.jsonl"
     config.max_examples = 0  # 0: all
     config.tokenizer = ""  # "": train one
     config.vocab_size = 2048
-    config.max_source_len = 64
     config.teacher = ""  # "": learn from the data
     config.teacher_after = 0  # steps on the data before the teacher's probabilities replace it
-    config.steps = 4500
-    config.target_tokens = 1024
-    config.buckets = ((16, 24), (24, 40), (32, 64), (48, 104))
-    config.learning_rate = 6e-4
     config.warmup_steps = 100
     config.decay_share = 1.0
     config.clip = 1.0
@@ -55,6 +56,18 @@ def get_config(model: str = "target") -> ConfigDict:
     config.eval_examples = 512
     config.sample_examples = 64
     config.checkpoint_every = 250
+    return config
+
+
+def _t5(model: str) -> ConfigDict:
+    config = _common()
+    config.task = "parse"
+    config.family = "t5"
+    config.max_source_len = 64
+    config.steps = 4500
+    config.target_tokens = 1024
+    config.buckets = ((16, 24), (24, 40), (32, 64), (48, 104))
+    config.learning_rate = 6e-4
     layers, width, heads, inner = {
         "target": (4, 256, 8, 512),
         "draft-small": (1, 128, 4, 256),
@@ -69,8 +82,26 @@ def get_config(model: str = "target") -> ConfigDict:
         "num_heads": heads,
     }
     if model != "target":
-        config.tokenizer = config.teacher = TARGET
+        config.tokenizer = config.teacher = "families/parse/target"
         config.learning_rate = 2e-3
         config.steps = 4000
         config.teacher_after = 2500
+    return config
+
+
+def _gpt(model: str) -> ConfigDict:
+    config = _common()
+    config.task = "prose"
+    config.family = "gpt2"
+    config.max_source_len = 256
+    config.steps = 3000
+    config.target_tokens = 2048
+    config.buckets = ((0, 24), (0, 48), (0, 80), (0, 136))
+    config.learning_rate = 1.5e-3
+    layers, width, heads = (6, 256, 8) if model == "gpt-target" else (2, 128, 4)
+    config.model = {"n_positions": 256, "n_embd": width, "n_layer": layers, "n_head": heads}
+    if model == "gpt-draft":
+        config.tokenizer = config.teacher = "families/prose/target"
+        config.learning_rate = 3e-3
+        config.teacher_after = 1500
     return config

@@ -23,21 +23,22 @@ def bucket(size: int, smallest: int = 1) -> int:
     return power * 3 // 4 if power >= 4 and power * 3 // 4 >= size else power
 
 
-def pack(sources: Sequence[Sequence[int]], *, start_id: int, rows: int, width: int) -> Inputs:
-    """Right-padded inputs of an encoder-decoder, each row's prompt being the start token.
+def pack(texts: Sequence[Sequence[int]], *, start_id: int | None, rows: int, width: int) -> Inputs:
+    """Right-padded inputs: sources of an encoder-decoder, or prompts of a decoder-only model.
 
     Args:
-      sources: token ids of the live rows, at most `rows`, each of 1 … `width` ids.
+      texts: token ids of the live rows, at most `rows`, each of 1 … `width` ids.
+      start_id: the prompt of every row of an encoder-decoder. None: the texts are the prompts.
       rows: B; missing rows are filled with one token, and should be given no budget.
     """
-    source = np.zeros((rows, width), np.int32)
-    source_len = np.ones((rows,), np.int32)
-    for row, ids in enumerate(sources):
-        source[row, : len(ids)] = ids
-        source_len[row] = len(ids)
-    return Inputs(
-        source=jnp.asarray(source),
-        source_len=jnp.asarray(source_len),
-        prompt=jnp.full((rows, 1), start_id, jnp.int32),
-        prompt_len=jnp.ones((rows,), jnp.int32),
-    )
+    ids = np.zeros((rows, width), np.int32)
+    lengths = np.ones((rows,), np.int32)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = text
+        lengths[row] = len(text)
+    packed, packed_len = jnp.asarray(ids), jnp.asarray(lengths)
+    if start_id is None:
+        nothing = jnp.zeros((rows, 0), jnp.int32)
+        return Inputs(nothing, jnp.zeros((rows,), jnp.int32), packed, packed_len)
+    start = jnp.full((rows, 1), start_id, jnp.int32)
+    return Inputs(packed, packed_len, start, jnp.ones((rows,), jnp.int32))

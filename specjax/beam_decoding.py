@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from specjax import beam
-from specjax.batching import bucket, pack
+from specjax.batching import bucket
 from specjax.beam import Hypothesis, Stats, n_best
-from specjax.decoding import aligned, check_finite, tokenize
+from specjax.decoding import aligned, check_finite, check_room, pack_for, tokenize
 from specjax.models.hub import Checkpoint, check_pair
 
 COUNTS = tuple(field.name for field in dataclasses.fields(Stats))
@@ -80,19 +80,21 @@ def beam_search(
             gamma=gamma,
         )
     sources = tokenize(target, texts, max_source_len)
+    check_room(target, sources, max_new_tokens)
     wanted = [index for index, ids in enumerate(sources) if ids]
     rows = {index: BeamRow(index, [], 0, 0, 0, 0, 0, []) for index in range(len(texts))}
     count = bucket(min(batch_size, max(len(wanted), 1)))
     for at in range(0, len(wanted), batch_size):
         chunk = wanted[at : at + batch_size]
         ids = [sources[index] for index in chunk]
-        longest = bucket(max(map(len, ids)), smallest=16)
+        inputs = pack_for(target, ids, rows=count)
+        room = inputs.prompt.shape[1] + max_new_tokens + (gamma if draft else 0) + 1
         state = method(
-            pack(ids, start_id=target.start_id, rows=count, width=longest),
+            inputs,
             jnp.where(jnp.arange(count) < len(ids), max_new_tokens, 0).astype(jnp.int32),
             eos_ids,
             length_penalty,
-            buffer_len=bucket(1 + max_new_tokens + (gamma if draft else 0) + 1, smallest=32),
+            buffer_len=bucket(room, smallest=32),
         )
         finite = state.replace(
             target_finite=jnp.all(state.target_finite), draft_finite=jnp.all(state.draft_finite)

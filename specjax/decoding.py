@@ -20,6 +20,7 @@ from specjax.policy import Policy, constant
 from specjax.sampling import Sampling, row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
+from specjax.types import Inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Row:
     index: int
     sample: int
     text: str
-    tokens: list[int]  # without the start token, EOS included
+    tokens: list[int]  # without the prompt, EOS included
     target_calls: int
     drafted: int
     accepted: int
@@ -55,7 +56,7 @@ class Result:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Ids of each row, without the start token, EOS included."""
+        """Ids of each row, without the prompt, EOS included."""
         return [row.tokens for row in self.rows]
 
     @property
@@ -115,7 +116,8 @@ def generate(
     Args:
       target: whose law the output follows.
       draft: a small checkpoint with the same vocabulary, any other drafter, or None.
-      texts: inputs. An empty one gives an empty output and a warning.
+      texts: inputs, which an encoder-decoder reads and a decoder-only model continues. An empty
+        one gives an empty output and a warning, or text from nothing.
       gamma: drafted tokens per target call, γ ≥ 1; with a policy, the most that it can ask for.
       temperature, top_k, top_p: see `specjax.sampling.Sampling`; temperature 0 is greedy.
       max_new_tokens: at most this many tokens per row, EOS included.
@@ -224,6 +226,7 @@ def stream(
         if value < 1 or value != int(value):
             raise ValueError(f"{name}={value} must be a whole number ≥ 1.")
     sources = tokenize(target, texts, max_source_len)
+    check_room(target, sources, max_new_tokens)
     wanted = [(index, sample) for index in range(len(texts)) for sample in range(samples)][first:]
     for at in range(0, len(wanted), batch_size):
         chunk = wanted[at : at + batch_size]
@@ -253,8 +256,9 @@ def tokenize(
 ) -> list[list[int]]:
     """Token ids of each text as the checkpoint's tokenizer makes them (T5 appends EOS).
 
-    Blank texts give no ids and one warning; texts over the limit are cut before their last id,
-    which is kept, and counted in one warning.
+    Texts over the limit are cut, and counted in one warning: sources of an encoder-decoder before
+    their last id, which is kept; prompts of a decoder-only model at their beginning. Blank sources
+    give no ids and one warning; an empty prompt is the start token.
     """
     if checkpoint.tokenizer is None:
         raise ValueError(
@@ -264,15 +268,21 @@ def tokenize(
     limit = checkpoint.max_source_len if max_source_len is None else max_source_len
     if limit < 1:
         raise ValueError(f"max_source_len={limit} must be ≥ 1.")
+    encodes = checkpoint.config.is_encoder_decoder
     ids: list[list[int]] = []
-    cut = 0
+    blank = cut = 0
     for text in texts:
+        if encodes and not text.strip():
+            ids.append([])
+            blank += 1
+            continue
         # Not verbose: transformers would warn of long texts in words that are not true here.
-        row = checkpoint.tokenizer(text, verbose=False)["input_ids"] if text.strip() else []
+        row = list(checkpoint.tokenizer(text, verbose=False)["input_ids"])
+        row = row or [checkpoint.start_id]
         if len(row) > limit:
-            row, cut = row[: limit - 1] + row[-1:], cut + 1
-        ids.append(list(row))
-    blank = sum(not text.strip() for text in texts)
+            row = row[: limit - 1] + row[-1:] if encodes else row[-limit:]
+            cut += 1
+        ids.append(row)
     if blank:
         warnings.warn(f"{blank} empty input(s): their output is empty too.", stacklevel=3)
     if cut:
@@ -282,6 +292,33 @@ def tokenize(
             stacklevel=3,
         )
     return ids
+
+
+def check_room(target: Checkpoint, texts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    """ValueError if a prompt and its output exceed the positions that the model has."""
+    positions = target.config.max_positions
+    longest = max(map(len, texts), default=0)
+    if positions is not None and longest + max_new_tokens > positions:
+        raise ValueError(
+            f"A prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed the "
+            f"{positions} positions of {target.name}: lower max_new_tokens, or set max_source_len "
+            "to cut prompts."
+        )
+
+
+def pack_for(
+    target: Checkpoint, texts: Sequence[Sequence[int]], *, rows: int, width: int | None = None
+) -> Inputs:
+    """What `tokenize` gave as the arrays that this model starts from.
+
+    Args:
+      rows: B, at least as many as there are texts.
+      width: of the texts' array; default: the bucket of the longest.
+    """
+    longest = max(map(len, texts))
+    width = width or bucket(longest, smallest=16 if longest > 1 else 1)
+    start_id = target.start_id if target.config.is_encoder_decoder else None
+    return pack(texts, start_id=start_id, rows=rows, width=width)
 
 
 def prepare(
@@ -300,14 +337,13 @@ def prepare(
     Args:
       labels: (input index, sample) of each source: with the key, all that its noise depends on.
       rows: of the batch; those beyond the sources are given no budget.
-      width: S; default: the bucket of the longest source.
+      width: of the sources or prompts; default: the bucket of the longest.
     """
-    width = width or bucket(max(len(ids) for ids in sources), smallest=16)
-    inputs = pack(sources, start_id=target.start_id, rows=rows, width=width)
+    inputs = pack_for(target, sources, rows=rows, width=width)
     padded = np.zeros((rows, 2), np.int32)
     padded[: len(labels)] = labels
     budget = np.where(np.arange(rows) < len(sources), max_new_tokens, 0).astype(np.int32)
-    room = 1 + max_new_tokens + method.gamma_max + 1
+    room = inputs.prompt.shape[1] + max_new_tokens + method.gamma_max + 1
     start = speculative.start if isinstance(method, Speculative) else autoregressive.start
     return start(
         method,
@@ -348,7 +384,7 @@ def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoin
     tokens, length, stats = host
     rows = []
     for b, (index, sample) in enumerate(labels):
-        # The start token is the prompt; what was emitted follows it.
+        # What was emitted follows the prompt.
         ids = tokens[b, length[b] - stats.emitted[b] : length[b]].tolist()
         text = target.tokenizer.decode(ids, skip_special_tokens=True) if target.tokenizer else ""
         rows.append(

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int, Key
 from specjax import decoding
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule, TokenRule
-from specjax.batching import bucket, pack
+from specjax.batching import bucket
 from specjax.draft import Drafter, is_silent
 from specjax.models.hub import Checkpoint
 from specjax.sampling import Sampling
@@ -147,16 +147,15 @@ def alpha_of_outputs(
     for at in range(0, len(pairs), batch_size):
         chunk = pairs[at : at + batch_size]
         rows = bucket(min(batch_size, len(pairs)))
-        width = bucket(max(len(source) for source, _ in chunk), smallest=16)
-        inputs = pack(
-            [source for source, _ in chunk], start_id=target.start_id, rows=rows, width=width
-        )
-        count = bucket(max(len(output) for _, output in chunk), smallest=32)
+        inputs = decoding.pack_for(target, [source for source, _ in chunk], rows=rows)
+        first = np.asarray(inputs.prompt_len)  # each row's first output token stands here
+        ends = [first[row] + len(output) for row, (_, output) in enumerate(chunk)]
+        count = bucket(max(ends) - 1, smallest=32)
         # The token at each position is scored from those before it: EOS itself is never read.
         tokens = np.zeros((rows, count), np.int32)
-        tokens[:, 0] = target.start_id
+        tokens[:, : inputs.prompt.shape[1]] = np.asarray(inputs.prompt)[:, :count]
         for row, (_, output) in enumerate(chunk):
-            tokens[row, 1 : len(output)] = output[:-1]
+            tokens[row, first[row] : ends[row] - 1] = output[:-1]
         betas = np.asarray(
             overlaps(
                 method.target,
@@ -168,7 +167,7 @@ def alpha_of_outputs(
                 rule=method.rule,
             )
         )
-        found += [betas[row, : len(output)] for row, (_, output) in enumerate(chunk)]
+        found += [betas[row, first[row] - 1 : end - 1] for row, end in enumerate(ends)]
     value, low, high = mean_interval(found)
     if not np.isfinite(value):
         raise FloatingPointError(

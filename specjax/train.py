@@ -1,4 +1,4 @@
-"""Training a T5 on a task, or on a bigger T5's probabilities.
+"""Training a model on a task, or on a bigger model's probabilities.
 
 `run(config, directory)` does everything and can be interrupted at any time: the same call goes on
 from the latest checkpoint with the very batches that would have come. In the directory:
@@ -36,7 +36,7 @@ from specjax import files, tasks
 from specjax.decoding import generate
 from specjax.models import hub
 from specjax.models.language_model import LanguageModel
-from specjax.models.t5 import T5, T5Config
+from specjax.models.t5 import T5
 from specjax.tasks import batches, trees
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.batches import Batch, Pair
@@ -53,7 +53,8 @@ class TrainConfig:
     tokenizer: str = ""  # directory of a model whose tokenizer to use; "": train one
     vocab_size: int = 2048  # of a tokenizer that is trained
     max_source_len: int = 64
-    model: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # fields of T5Config
+    family: str = "t5"  # or gpt2, which learns input and target as one text
+    model: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of T5Config, GPTConfig
     teacher: str = ""  # directory of a model to learn the probabilities of; "": learn the data
     teacher_after: int = 0  # steps on the data before the teacher's probabilities replace it
     steps: int = 1000
@@ -74,8 +75,15 @@ class TrainConfig:
         for name in ("steps", "target_tokens", "log_every", "eval_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.family not in hub.FAMILIES:
+            raise ValueError(f"family={self.family!r} must be one of {', '.join(hub.FAMILIES)}")
         if not 0 <= self.decay_share <= 1:
             raise ValueError(f"decay_share={self.decay_share} must be in [0, 1]")
+
+    @property
+    def decoder_only(self) -> bool:
+        """Whether input and target are one text to the model."""
+        return not hub.FAMILIES[self.family].config_class.is_encoder_decoder
 
 
 def from_config_dict(config: Mapping[str, Any]) -> TrainConfig:
@@ -89,10 +97,15 @@ def from_config_dict(config: Mapping[str, Any]) -> TrainConfig:
 # --- The model and its loss ---------------------------------------------------------------------
 
 
-def make_model(config: T5Config, seed: int) -> tuple[nnx.GraphDef, nnx.State]:
-    """A T5 whose parameters are ready for training from scratch: T5's own, then `look_around`."""
-    model = T5(config, rngs=nnx.Rngs(seed))
-    look_around(model)
+def make_model(config: Any, seed: int) -> tuple[nnx.GraphDef, nnx.State]:
+    """Parameters of a `T5Config` or `GPTConfig`, ready for training from scratch.
+
+    They are the family's own; a T5's are improved by `look_around`.
+    """
+    family = next(f for f in hub.FAMILIES.values() if isinstance(config, f.config_class))
+    model = family.build(config, rngs=nnx.Rngs(seed), dtype=jnp.float32)
+    if isinstance(model, T5):
+        look_around(model)
     return nnx.split(model)
 
 
@@ -135,7 +148,7 @@ def teacher_forced(graphdef: nnx.GraphDef, params: nnx.State, batch: Batch) -> F
     Rows and positions are one axis: XLA's CPU backend is several times faster at the gradient.
     """
     model = nnx.merge(graphdef, params)
-    start_id = jnp.full((batch.target.shape[0], 1), model.config.decoder_start_token_id, jnp.int32)
+    start_id = jnp.full((batch.target.shape[0], 1), model.config.start_id, jnp.int32)
     shifted = jnp.concatenate([start_id, batch.target[:, :-1]], axis=1)
     context = model.encode(batch.source, batch.source_len)
     # All rows start at 0, so one row of position biases serves them all.
@@ -243,7 +256,7 @@ def shuffled(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def as_checkpoint(
-    config: T5Config, graphdef, params, tokenizer, *, name: str, max_source_len: int, metadata=None
+    config: Any, graphdef, params, tokenizer, *, name: str, max_source_len: int, metadata=None
 ) -> hub.Checkpoint:
     """A trained model as the rest of specjax has it."""
     model = LanguageModel.of(nnx.merge(graphdef, jax.tree.map(jnp.copy, params)))
@@ -305,10 +318,10 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
         data["train"] = data["train"][: config.max_examples]
     files.write_json(directory / "provenance.json", tasks.provenance(config.task, data))
     tokenizer = _tokenizer(config, data["train"], directory)
-    t5_config = T5Config(vocab_size=len(tokenizer), **config.model)
-    graphdef, params = make_model(t5_config, config.seed)
+    shape = _shape(config, tokenizer)
+    graphdef, params = make_model(shape, config.seed)
     trainer = Trainer(graphdef, optimizer(config), _teacher(config, tokenizer))
-    pairs = batches.encode(data["train"], tokenizer)
+    pairs = batches.encode(data["train"], tokenizer, decoder_only=config.decoder_only)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
     opt_state = trainer.optimizer.init(params)
     with ocp.CheckpointManager(
@@ -324,7 +337,7 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
             params, opt_state = jax.tree.unflatten(treedef, [found[name] for name in sorted(found)])
         log = open_log(directory / "metrics.jsonl", keep_to=begin)
         samples = open_log(directory / "samples.jsonl", keep_to=begin)
-        follow = _Evaluation(config, t5_config, trainer, tokenizer, data, directory, samples)
+        follow = _Evaluation(config, shape, trainer, tokenizer, data, directory, samples)
 
         def evaluate(step: int) -> None:
             log.append({"step": step, **follow(params, step)})
@@ -373,17 +386,20 @@ def _due(step: int, every: int, last: int) -> bool:
 class _Evaluation:
     """What is measured during and after a run, on data that training never sees."""
 
-    def __init__(self, config, t5_config, trainer, tokenizer, data, directory, samples):
-        self.config, self.t5_config, self.trainer = config, t5_config, trainer
+    def __init__(self, config, shape, trainer, tokenizer, data, directory, samples):
+        self.config, self.shape, self.trainer = config, shape, trainer
         self.tokenizer, self.data, self.directory = tokenizer, data, directory
         self.samples = samples
         self.validation = self._losses_of(data["validation"][: config.eval_examples])
 
     def _losses_of(self, examples: Sequence[Example]) -> dict[str, list[Batch]]:
-        pairs = batches.encode(examples, self.tokenizer)
+        decoder_only = self.config.decoder_only
+        pairs = batches.encode(examples, self.tokenizer, decoder_only=decoder_only)
         cut = functools.partial(
             batches.in_order, buckets=self.config.buckets, target_tokens=self.config.target_tokens
         )
+        if decoder_only:
+            return {"held_out_loss": cut(pairs)}
         return {"held_out_loss": cut(pairs), "shuffled_loss": cut(shuffled(pairs))}
 
     def _outputs(self, params, examples: Sequence[Example]) -> list[str]:
@@ -392,7 +408,7 @@ class _Evaluation:
 
     def checkpoint(self, params, metadata=None) -> hub.Checkpoint:
         return as_checkpoint(
-            self.t5_config,
+            self.shape,
             self.trainer.graphdef,
             params,
             self.tokenizer,
@@ -438,6 +454,15 @@ class _Evaluation:
         return final
 
 
+def _shape(config: TrainConfig, tokenizer) -> Any:
+    """The model's own config."""
+    family = hub.FAMILIES[config.family]
+    ids = {"bos_token_id": tokenizer.eos_token_id} if config.decoder_only else {}
+    return family.config_class(
+        vocab_size=len(tokenizer), pad_token_id=batches.PAD, **ids, **config.model
+    )
+
+
 def _tokenizer(config: TrainConfig, examples: Sequence[Example], directory: pathlib.Path):
     """The run's tokenizer: the one in its directory, else another model's, else a new one."""
     own = directory / "tokenizer"
@@ -445,9 +470,15 @@ def _tokenizer(config: TrainConfig, examples: Sequence[Example], directory: path
         if config.tokenizer:
             made = tokenizers.load(config.tokenizer)
         else:
-            texts = (text for example in examples for text in (example.input, example.target))
+            whole = config.decoder_only
+            texts = (
+                text
+                for e in examples
+                for text in ([e.input + e.target] if whole else [e.input, e.target])
+            )
             made = tokenizers.to_transformers(
-                tokenizers.train(texts, config.vocab_size), config.max_source_len
+                tokenizers.train(texts, config.vocab_size, decoder_only=whole),
+                config.max_source_len,
             )
         tokenizers.save(made, own)
     loaded = tokenizers.load(own)

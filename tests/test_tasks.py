@@ -83,14 +83,20 @@ def few_modules(monkeypatch):
     python_source._load.cache_clear()
 
 
+def told_apart(task, pair):
+    """Paragraphs may open alike."""
+    return f"{pair.input}{pair.target}" if task == "prose" else pair.input
+
+
 @pytest.mark.parametrize("task", python_source.TASKS)
 def test_splits_share_no_input(few_modules, task):
     data = {split: tasks.load(task, split) for split in tasks.SPLITS}
-    inputs = {split: {pair.input for pair in pairs} for split, pairs in data.items()}
+    inputs = {split: {told_apart(task, pair) for pair in data[split]} for split in data}
     assert all(len(inputs[split]) == len(data[split]) > 0 for split in tasks.SPLITS)
     assert not inputs["train"] & (inputs["validation"] | inputs["test"])
     assert not inputs["validation"] & inputs["test"]
-    assert all(pair.input.startswith(f"{task}: ") for pair in data["train"])
+    prefix = "" if task == "prose" else f"{task}: "
+    assert all(pair.input.startswith(prefix) for pair in data["train"])
     python_source._load.cache_clear()
     assert {split: tasks.load(task, split) for split in tasks.SPLITS} == data
 
@@ -112,6 +118,23 @@ def test_summaries_leave_the_docstring_out(tmp_path):
     )
     (pair,) = python_source._summarize_pairs(path)
     assert pair == Example("summarize: def f(self):\n    return 1", "Say it twice.")
+
+
+def test_paragraphs_of_prose(tmp_path):
+    """Docstrings by paragraph, comments by block; no markup, no code, nothing short."""
+    path = tmp_path / "m.py"
+    path.write_text(
+        "def f(x):\n"
+        "    '''Say it  in more than\n    a few plain words, twice.\n\n"
+        "    >>> f(1)  # This is code, and not a sentence of any use.\n\n    Too short.'''\n"
+        "    # A comment can go on over\n    # several lines, and it is one.\n"
+        "    return 1  # What follows code is not looked at, long as it is.\n"
+        "    # A table | has bars, and this | is left out | for that reason.\n"
+    )
+    assert list(python_source._prose_pairs(path)) == [
+        Example("Say it in", " more than a few plain words, twice."),
+        Example("A comment can", " go on over several lines, and it is one."),
+    ]
 
 
 def test_provenance(few_modules):

@@ -21,22 +21,29 @@ PAD = 0
 class Batch(NamedTuple):
     """One batch; ids are right-padded with 0, and EOS is the last id of each row."""
 
-    source: np.ndarray  # (B, S) int32
+    source: np.ndarray  # (B, S) int32; S = 0 for a decoder-only model
     source_len: np.ndarray  # (B,) int32
     target: np.ndarray  # (B, T) int32
 
 
 class Pair(NamedTuple):
-    """Ids of one example, EOS included."""
+    """Ids of one example, EOS included; for a decoder-only model the source is empty."""
 
     source: np.ndarray
     target: np.ndarray
 
 
-def encode(examples: Sequence[Example], tokenizer) -> list[Pair]:
-    """The ids of examples; `tokenizer` is a transformers tokenizer that appends EOS."""
+def encode(examples: Sequence[Example], tokenizer, *, decoder_only: bool = False) -> list[Pair]:
+    """The ids of examples, by a transformers tokenizer of `specjax.tasks.tokenizer`.
+
+    For a decoder-only model input and target are one text, all of which is to be learned.
+    """
     if not examples:
         return []
+    if decoder_only:
+        whole = tokenizer([e.input + e.target for e in examples], add_special_tokens=False)
+        end, nothing = [tokenizer.eos_token_id], np.zeros(0, np.int32)
+        return [Pair(nothing, np.array(ids + end, np.int32)) for ids in whole["input_ids"]]
     texts = [text for example in examples for text in (example.input, example.target)]
     ids = [np.array(row, np.int32) for row in tokenizer(texts)["input_ids"]]
     return [Pair(*pair) for pair in zip(ids[::2], ids[1::2], strict=True)]
@@ -117,11 +124,12 @@ def in_order(
 ) -> list[Batch]:
     """All pairs once, for evaluation: no shuffling, the last batch of a bucket filled with padding.
 
-    A padding row is one EOS in and nothing out, so it counts for no token of the loss.
+    A padding row is one id in and nothing out, so it counts for no token of the loss.
     """
     order = Order(lengths(pairs), buckets, target_tokens=buckets[0][1], seed=0)
-    empty, batches = Pair(np.array([1], np.int32), np.zeros(0, np.int32)), []
+    batches = []
     for shape, members in zip(buckets, order.members, strict=True):
+        empty = Pair(np.ones(min(1, shape[0]), np.int32), np.zeros(0, np.int32))
         rows = max(1, target_tokens // shape[1])
         for at in range(0, len(members), rows):
             chosen = [pairs[i] for i in members[at : at + rows]]

@@ -1,14 +1,15 @@
-"""Two tasks from Python source that every machine has.
+"""Tasks from Python source that every machine has.
 
 - `parse`: a statement of one line -> its syntax tree in prefix form (`specjax.tasks.trees`).
 - `summarize`: a function's source without its docstring -> the docstring's first paragraph.
+- `prose`: the first words of a paragraph of a docstring or comment -> the rest of the paragraph.
 
 Validation and test come from the standard library of the running interpreter; training from the
 rest of it and from the installed packages of `PACKAGES`. The split is by module, by a hash of the
 module's name, so a module never changes sides, and an input that occurs in a held-out module is
 dropped from training (and a validation input from test). Within a split, pairs are distinct by
-input and ordered by a hash of the input: the first n are a random sample, the same on every machine
-with the same sources.
+input (paragraphs of prose as a whole) and ordered by a hash of it: the first n are a random sample,
+the same on every machine with the same sources.
 """
 
 import ast
@@ -24,11 +25,11 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
 
-from specjax.tasks import trees
+from specjax.tasks import prose, trees
 from specjax.tasks.examples import Example
 
 SPLITS = ("train", "validation", "test")
-TASKS = ("parse", "summarize")
+TASKS = ("parse", "summarize", "prose")
 
 # Import names of the packages that training reads beside the standard library: all of them
 # dependencies of specjax, so a pinned environment has them at known versions.
@@ -71,18 +72,24 @@ def load(task: str, split: str) -> list[Example]:
 def _load(task: str, split: str) -> tuple[Example, ...]:
     seen: set[str] = set()
     for held_out in SPLITS[1 : {"train": 3, "validation": 1, "test": 2}[split]]:
-        seen.update(pair.input for pair in _load(task, held_out))
+        seen.update(_key(task, pair) for pair in _load(task, held_out))
     files = [(name, path) for name, path in standard_library() if split_of(name) == split]
     if split == "train":
         files += installed_packages()
     pairs: dict[str, Example] = {}
+    read = {"parse": _parse_pairs, "summarize": _summarize_pairs, "prose": _prose_pairs}[task]
     for _, path in files:
-        for pair in (_parse_pairs if task == "parse" else _summarize_pairs)(path):
-            if pair.input not in seen:
-                pairs.setdefault(pair.input, pair)
+        for pair in read(path):
+            if (key := _key(task, pair)) not in seen:
+                pairs.setdefault(key, pair)
     return tuple(
-        sorted(pairs.values(), key=lambda pair: hashlib.sha256(pair.input.encode()).digest())
+        pairs[key] for key in sorted(pairs, key=lambda k: hashlib.sha256(k.encode()).digest())
     )
+
+
+def _key(task: str, pair: Example) -> str:
+    """What pairs are told apart by: inputs, but paragraphs may open alike."""
+    return pair.input + pair.target if task == "prose" else pair.input
 
 
 def split_of(module: str) -> str:
@@ -165,6 +172,14 @@ def _summarize_pairs(path: pathlib.Path) -> Iterator[Example]:
         text = textwrap.dedent("\n".join(source)).strip()
         if len(text) <= MAX_FUNCTION:
             yield Example(f"summarize: {text}", inspect.cleandoc(summary))
+
+
+def _prose_pairs(path: pathlib.Path) -> Iterator[Example]:
+    syntax = _syntax(path)
+    if syntax is None:
+        return
+    for paragraph in prose.paragraphs(*syntax):
+        yield Example(*prose.split_opening(paragraph))
 
 
 def digest(pairs: Iterable[Example]) -> str:

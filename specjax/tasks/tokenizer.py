@@ -1,9 +1,10 @@
-"""A byte-level BPE tokenizer for source code and syntax trees, in Hugging Face's form.
+"""Byte-level BPE tokenizers in Hugging Face's form: one for encoder-decoders, one for text alone.
 
-Text is cut into words (runs of letters, digits and underscores) and single marks, each mark with
-the white space after it; pieces are merged inside those cuts only. So an identifier has the same
-pieces wherever it occurs, in a statement or in its tree, and copying it is looking it up. Pieces
-are strings of bytes and can spell any text, so decoding gives back the exact input.
+For source code and syntax trees text is cut into words (runs of letters, digits and underscores)
+and single marks, each mark with the white space after it; pieces are merged inside those cuts only.
+So an identifier has the same pieces wherever it occurs, in a statement or in its tree, and copying
+it is looking it up. For a decoder-only model the cuts are GPT-2's, words with the space before
+them. Pieces are strings of bytes and can spell any text, so decoding gives back the exact input.
 """
 
 import os
@@ -18,8 +19,13 @@ PAD, EOS, UNK = "<pad>", "</s>", "<unk>"  # ids 0, 1 and 2, as in T5
 _CUTS = r"\w+|[^\w\s]?\s+|[^\w\s]"
 
 
-def train(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """Learns `vocab_size` pieces, specials and the 256 bytes among them; EOS ends every encoding.
+def train(
+    texts: Iterable[str], vocab_size: int, *, decoder_only: bool = False
+) -> tokenizers.Tokenizer:
+    """Learns `vocab_size` pieces, specials and the 256 bytes among them.
+
+    EOS ends every encoding. For a decoder-only model it begins every one instead, as the mark
+    between texts that GPT-2 has: what follows a prompt is the model's to say.
 
     Raises:
       ValueError: the vocabulary cannot hold the bytes, or the texts do not give that many pieces.
@@ -29,11 +35,10 @@ def train(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
         needed = len(alphabet) + 3
         raise ValueError(f"vocab_size={vocab_size}: bytes and specials alone need {needed}")
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(tokenizers.Regex(_CUTS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=decoder_only)
+    code = pre_tokenizers.Split(tokenizers.Regex(_CUTS), "isolated")
+    tokenizer.pre_tokenizer = (
+        to_bytes if decoder_only else pre_tokenizers.Sequence([code, to_bytes])
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -49,8 +54,8 @@ def train(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
             "use more text or a smaller vocabulary"
         )
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {EOS}",
-        pair=f"$A {EOS} $B {EOS}",
+        single=f"{EOS} $A" if decoder_only else f"$A {EOS}",
+        pair=f"{EOS} $A {EOS} $B" if decoder_only else f"$A {EOS} $B {EOS}",
         special_tokens=[(EOS, tokenizer.token_to_id(EOS))],
     )
     return tokenizer

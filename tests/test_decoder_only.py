@@ -1,0 +1,209 @@
+"""A decoder-only model through everything that takes texts, against whole-sequence forwards."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import specjax
+from pairs import IDS, TEXTS
+from specjax import decoding, metrics, ngram, train
+from specjax.models.gpt import GPT, GPTConfig
+from specjax.models.hub import Checkpoint
+from specjax.models.language_model import LanguageModel
+from specjax.sampling import sampling
+from specjax.tasks import batches
+from specjax.tasks import tokenizer as tokenizers
+from specjax.tasks.examples import Example
+
+BUDGET = 20
+RAGGED = ["", *TEXTS[:4], "  "]  # a blank prompt is a prompt
+CONFIG = GPTConfig(
+    vocab_size=IDS, n_positions=64, n_embd=24, n_layer=2, n_head=3, bos_token_id=1, pad_token_id=0
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tokenizers.to_transformers(tokenizers.train(TEXTS, IDS, decoder_only=True), 64)
+
+
+def checkpoint(tokenizer, noise: float) -> Checkpoint:
+    """Weights large enough for laws that differ from place to place; `noise` apart from others."""
+    module = GPT(CONFIG, rngs=nnx.Rngs(0))
+    state = nnx.state(module)
+    leaves, treedef = jax.tree.flatten(state)
+    rng = np.random.default_rng(1)
+    leaves = [x * 7 + noise * rng.normal(size=x.shape).astype(np.float32) for x in leaves]
+    nnx.update(module, jax.tree.unflatten(treedef, leaves))
+    model = LanguageModel.of(module)
+    eos_ids = tuple(range(3, IDS, 20))
+    return Checkpoint(f"noise {noise}", model, CONFIG, tokenizer, eos_ids, max_source_len=64)
+
+
+@pytest.fixture(scope="module")
+def target(tokenizer):
+    return checkpoint(tokenizer, 0.0)
+
+
+@pytest.fixture(scope="module")
+def draft(tokenizer):
+    return checkpoint(tokenizer, 0.02)
+
+
+def laws(checkpoint, ids):
+    """Softmax of the next token after every prefix, in one call without a cache."""
+    module = checkpoint.model.module()
+    tokens = jnp.asarray(ids, jnp.int32)[None]
+    hidden, _ = module(tokens, jnp.zeros((1,), jnp.int32), (), None)
+    return np.asarray(jax.nn.softmax(module.logits(hidden)[0]))
+
+
+def prompt_of(tokenizer, text):
+    return tokenizer(text)["input_ids"] or [CONFIG.start_id]
+
+
+def greedy(target, prompt):
+    """The most likely tokens, by a forward of everything for each of them."""
+    known = list(prompt)
+    while len(known) < len(prompt) + BUDGET:
+        known.append(int(laws(target, known)[-1].argmax()))
+        if known[-1] in target.eos_ids:
+            break
+    return known[len(prompt) :]
+
+
+def test_greedy_outputs(target, draft, tokenizer):
+    """Both loops, with every kind of drafter, for prompts of 1 to 9 tokens in one batch."""
+    expected = [greedy(target, prompt_of(tokenizer, text)) for text in RAGGED]
+    lengths = {len(output) for output in expected}
+    assert len(lengths) > 1  # EOS ends rows, and so does the budget
+    assert BUDGET in lengths
+    counts = ngram.count(expected, IDS, CONFIG.start_id)
+    drafters = None, draft, ngram.bigram(counts), ngram.PromptLookup(IDS)
+    for drafter in drafters:
+        result = specjax.generate(target, drafter, RAGGED, gamma=3, max_new_tokens=BUDGET)
+        assert result.tokens == expected
+    alone = specjax.generate(target, draft, RAGGED, gamma=3, max_new_tokens=BUDGET, batch_size=1)
+    assert alone.tokens == expected
+    assert alone.block_efficiency > 1.2
+
+
+def test_an_empty_prompt_is_the_start_token(target):
+    bare = dataclasses.replace(target, tokenizer=lambda text, verbose: {"input_ids": []})
+    assert decoding.tokenize(bare, ["", " "]) == [[1], [1]]
+    assert decoding.tokenize(target, [""]) == [[1]]
+
+
+def test_samples_depend_on_no_neighbour(target, draft):
+    together, alone = (
+        specjax.generate(
+            target, draft, RAGGED, temperature=1.0, max_new_tokens=BUDGET, batch_size=size
+        )
+        for size in (8, 1)
+    )
+    assert together.tokens == alone.tokens
+    assert len({tuple(tokens) for tokens in alone.tokens}) == len(RAGGED)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_alpha(target, draft, tokenizer, temperature):
+    """Against the definition, prefix by prefix: the prompt's own tokens do not count."""
+    alpha = specjax.measure_alpha(
+        target, draft, RAGGED, temperature=temperature, max_new_tokens=BUDGET
+    )
+    outputs = specjax.generate(
+        target, None, RAGGED, temperature=temperature, max_new_tokens=BUDGET
+    ).tokens
+    expected = []
+    for text, output in zip(RAGGED, outputs, strict=True):
+        prompt = prompt_of(tokenizer, text)
+        both = [laws(c, prompt + output)[len(prompt) - 1 : -1] for c in (target, draft)]
+        if temperature == 0:
+            expected.append(both[0].argmax(-1) == both[1].argmax(-1))
+        else:
+            expected.append(np.minimum(*both).sum(-1))
+    for found, wanted in zip(alpha.overlaps, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert alpha.tokens == sum(map(len, outputs))
+    assert 0.2 < alpha.value < 0.98
+
+
+def test_beams(target, draft):
+    plain, speculative = (
+        specjax.beam_search(target, d, RAGGED, width=2, draft_width=4, gamma=3, max_new_tokens=8)
+        for d in (None, draft)
+    )
+    for one, other in zip(plain, speculative, strict=True):
+        assert [h.tokens for h in one.hypotheses] == [h.tokens for h in other.hypotheses]
+    first = decoding.tokenize(target, RAGGED)[2]
+    best = plain[2].hypotheses[0].tokens
+    score = sum(
+        np.log(laws(target, first + best)[len(first) - 1 + i, token])
+        for i, token in enumerate(best)
+    )
+    assert plain[2].hypotheses[0].score == pytest.approx(score, abs=1e-4)
+
+
+def test_room(target):
+    """A prompt is never cut in silence, and nothing is decoded past the learned positions."""
+    long = TEXTS[0] * 20
+    with pytest.warns(UserWarning, match="truncated"):
+        (ids,) = decoding.tokenize(target, [long], 10)
+    assert ids == target.tokenizer(long)["input_ids"][-10:]
+    with pytest.raises(ValueError, match="A prompt of 1 tokens and max_new_tokens=64 exceed the"):
+        specjax.generate(target, None, [""], max_new_tokens=64)
+    with pytest.raises(ValueError, match="lower max_new_tokens"):
+        specjax.beam_search(target, None, [""], max_new_tokens=64)
+    full = specjax.generate(dataclasses.replace(target, eos_ids=()), None, [""], max_new_tokens=63)
+    assert full.emitted.tolist() == [63]
+
+
+def test_tokenizer(tokenizer):
+    """Texts begin with EOS, words carry the space before them, and halves join to the whole."""
+    for text in (*TEXTS, "", "a  b\n\tc é 日本 "):
+        ids = tokenizer(text)["input_ids"]
+        assert ids[0] == tokenizer.eos_token_id
+        assert tokenizer.eos_token_id not in ids[1:]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    start, rest = "return", " self.line"
+    assert (
+        tokenizer(start)["input_ids"] + tokenizer(rest, add_special_tokens=False)["input_ids"]
+        == tokenizer(start + rest)["input_ids"]
+    )
+
+
+def test_what_training_sees(tokenizer):
+    """Input and target as one text, EOS at its end, and no source."""
+    (pair,) = batches.encode([Example("return", " self.line")], tokenizer, decoder_only=True)
+    assert pair.source.shape == (0,)
+    ids = tokenizer("return self.line", add_special_tokens=False)["input_ids"]
+    assert pair.target.tolist() == [*ids, tokenizer.eos_token_id]
+    (batch,) = batches.in_order([pair], ((0, 16),), target_tokens=32)
+    assert batch.source.shape == (2, 0)
+    assert batch.target[1].tolist() == [0] * 16
+
+
+def test_loss(target, tokenizer):
+    """Nats of each token after those before it, the first after the start token."""
+    examples = [Example("return", " self.line"), Example("", "x")]
+    pairs = batches.encode(examples, tokenizer, decoder_only=True)
+    (batch,) = batches.in_order(pairs, ((0, 16),), target_tokens=64)
+    model = target.model
+    trainer = train.Trainer(model.graphdef)
+    found = train.held_out_loss(trainer, model.params, [batch])
+    nats = []
+    for pair in pairs:
+        whole = laws(target, [CONFIG.start_id, *pair.target])
+        nats += [-np.log(whole[i, token]) for i, token in enumerate(pair.target)]
+    assert found == pytest.approx(np.mean(nats), abs=1e-4)
+
+
+def test_metrics_refuse_nothing_for_a_start_token(target, draft):
+    """An encoder-decoder skips blank inputs; here they count."""
+    outputs = [[5, 6]]
+    alpha = metrics.alpha_of_outputs(target, draft, [""], outputs, sampling=sampling(1.0))
+    assert alpha.tokens == 2
