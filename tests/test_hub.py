@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import warnings
 from typing import Any
 
@@ -16,8 +17,10 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+import gpt_variants
 import t5_variants
 from specjax.models import hub, safetensors_files
+from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.hub import Checkpoint, check_pair, load, save
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
@@ -566,12 +569,152 @@ def test_saving_again_replaces_the_files_and_keeps_others(directory):
     assert (directory / "README.md").read_text() == "a card"
 
 
+# --- GPT-2 -------------------------------------------------------------------------------------
+
+TIED, UNTIED = gpt_variants.VARIANTS["tied"], gpt_variants.VARIANTS["untied"]
+
+
+@pytest.fixture
+def gpt_directory(tmp_path):
+    """A complete checkpoint with a tied head."""
+    return gpt_variants.write(tmp_path / "gpt", TIED)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "tpu"])
+def test_gpt_projections_lie_in_the_files_as_input_first(tmp_path, backend, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    module = load(gpt_variants.write(tmp_path, UNTIED)).model.module()
+    stored = gpt_variants.tensors(UNTIED)["transformer.h.1.mlp.c_fc.weight"]
+    weight = module.layers[1].feed_forward.input.weight[...]
+    assert module.input_first == (backend == "cpu")
+    np.testing.assert_array_equal(weight, stored if backend == "cpu" else stored.T)
+
+
+@pytest.mark.parametrize("name", gpt_variants.VARIANTS)
+def test_a_saved_gpt_is_loaded(name, tmp_path):
+    """Bare names are saved as full ones, without the masks; values and layout are those read."""
+    variant = gpt_variants.VARIANTS[name]
+    first = load(gpt_variants.write(tmp_path / "a", variant))
+    save(tmp_path / "b", first)
+    again = load(tmp_path / "b")
+    assert again.config == first.config
+    assert_same_params(again, first)
+    stored = load_file(tmp_path / "b" / "model.safetensors")
+    expected = gpt_variants.tensors(dataclasses.replace(variant, bare=False))
+    assert stored.keys() == expected.keys()
+    jax.tree.map(np.testing.assert_array_equal, stored, expected)
+
+
+def test_everything_of_a_gpt_is_saved(tmp_path):
+    config = GPTConfig(32, 20, 8, 1, 2, bos_token_id=2, pad_token_id=3)
+    before = Checkpoint(
+        name="new",
+        model=LanguageModel.of(GPT(config, rngs=nnx.Rngs(0)), vocab_size=len(WORDS)),
+        config=config,
+        tokenizer=make_tokenizer(model_max_length=15),
+        eos_ids=(1, 5),
+        max_source_len=15,
+        metadata={"data": "0f0f"},
+    )
+    save(tmp_path, before)
+    after = load(tmp_path)
+    for field in ("config", "eos_ids", "max_source_len", "metadata", "start_id", "pad_id"):
+        assert getattr(after, field) == getattr(before, field), field
+    assert after.model.vocab_size == len(WORDS)
+    assert_same_params(after, before)
+
+
+def test_gpt_defaults_are_those_of_transformers(gpt_directory):
+    raw = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16}
+    (gpt_directory / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=r"wte\.weight' has shape \(40, 16\).* \(50257, 16\)"):
+        load(gpt_directory)
+
+    def enlarge(tensors):
+        for name, rows in (("wte", 50257), ("wpe", 1024)):
+            tensors[f"transformer.{name}.weight"] = np.zeros((rows, 16), np.float32)
+
+    edit_weights(gpt_directory, enlarge)
+    found = load(gpt_directory)
+    assert (found.start_id, found.pad_id, found.eos_ids) == (50256, 50256, (50256,))
+    assert found.max_source_len == found.config.max_positions == 1024
+    assert found.config.n_inner == 64
+
+
+def test_a_gpt_reads_no_more_than_its_positions(gpt_directory):
+    make_tokenizer(model_max_length=64).save_pretrained(gpt_directory)
+    assert load(gpt_directory).max_source_len == 16
+
+
+def test_the_files_decide_whether_a_gpt_is_tied(gpt_directory):
+    def add_head(tensors, factor):
+        tensors["lm_head.weight"] = factor * tensors["transformer.wte.weight"]
+
+    plain = load(gpt_directory)
+    edit_weights(gpt_directory, lambda tensors: add_head(tensors, np.float32(1)))
+    assert_same_params(load(gpt_directory), plain)  # a copy
+    edit_json(gpt_directory / "config.json", tie_word_embeddings=False)
+    assert not load(gpt_directory).config.tie_word_embeddings
+    edit_json(gpt_directory / "config.json", tie_word_embeddings=True)
+    edit_weights(gpt_directory, lambda tensors: add_head(tensors, np.float32(2)))
+    assert not load(gpt_directory).config.tie_word_embeddings
+
+
+def test_a_promised_head_that_a_gpt_lacks(gpt_directory):
+    edit_json(gpt_directory / "config.json", tie_word_embeddings=False)
+    with pytest.raises(ValueError, match=r"'lm_head\.weight' missing from the weights"):
+        load(gpt_directory)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("scale_attn_weights", False, "scale_attn_weights=False is not supported.*=True"),
+        ("scale_attn_by_inverse_layer_idx", True, "=True is not supported.*=False"),
+        ("add_cross_attention", True, "add_cross_attention=True is not supported.*=False"),
+        ("activation_function", "silu", "activation_function='silu' is not supported"),
+        ("n_head", 0, "n_head=0 should be an integer ≥ 1"),
+        ("n_inner", "64", "n_inner='64' should be an integer ≥ 1"),
+        ("bos_token_id", 40, "bos_token_id=40 is no id of a vocabulary of 40"),
+        ("pad_token_id", -1, "pad_token_id=-1 should be an integer ≥ 0"),
+    ],
+)
+def test_gpt_configs_that_are_refused(gpt_directory, key, value, message):
+    edit_json(gpt_directory / "config.json", **{key: value})
+    with pytest.raises(ValueError, match=message):
+        load(gpt_directory)
+
+
+def test_missing_and_surplus_tensors_of_a_gpt(gpt_directory):
+    edit_weights(gpt_directory, lambda t: t.update({"score.weight": np.ones(16, np.float32)}))
+    with pytest.raises(ValueError, match=r"'score\.weight' in the weights belong to no layer"):
+        load(gpt_directory)
+    edit_weights(gpt_directory, lambda t: t.pop("transformer.h.0.mlp.c_fc.bias"))
+    with pytest.raises(ValueError, match=r"'transformer\.h\.0\.mlp\.c_fc\.bias' missing"):
+        load(gpt_directory)
+
+
+def test_a_gpt_projection_that_lies_the_other_way(gpt_directory):
+    name = "transformer.h.1.mlp.c_fc.weight"
+    edit_weights(gpt_directory, lambda t: t.update({name: t[name].T.copy()}))
+    with pytest.raises(ValueError, match=r"c_fc\.weight' has shape \(64, 16\).* for \(16, 64\)"):
+        load(gpt_directory)
+
+
+def test_pickles_of_a_gpt_name_the_right_class(gpt_directory):
+    (gpt_directory / "model.safetensors").rename(gpt_directory / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="AutoModelForCausalLM"):
+        load(gpt_directory)
+
+
 # --- pairs -------------------------------------------------------------------------------------
 
 
-def pair_member(name="m", *, rows=32, words=None, real=None, start=0):
+def pair_member(name="m", *, rows=32, words=None, real=None, start=0, decoder_only=False):
     """A checkpoint with a tokenizer of `words`, or of `rows` ids without one."""
-    config = T5Config(rows, 4, 2, 4, 1, 1, 1, decoder_start_token_id=start)
+    config: Any = T5Config(rows, 4, 2, 4, 1, 1, 1, decoder_start_token_id=start)
+    if decoder_only:
+        config = GPTConfig(rows, 8, 4, 1, 1, bos_token_id=start, pad_token_id=0)
     tokenizer = make_tokenizer(words) if words else None
     real = real or (len(words) if words else rows)
     model = LanguageModel({}, None, real)  # type: ignore[arg-type]
@@ -607,9 +750,19 @@ def test_equal_vocabularies_may_pad_differently():
         (pair_member(words=WORDS), pair_member(rows=900), "29 and 900 ids"),
         (pair_member(words=WORDS), pair_member(rows=28), "29 and 28 ids"),
         (pair_member(), pair_member(start=2), r"decoder_start_token_id is 0 and 2"),
+        (
+            pair_member(decoder_only=True),
+            pair_member(start=2, decoder_only=True),
+            "bos_token_id is 0 and 2",
+        ),
+        (
+            pair_member(),
+            pair_member(decoder_only=True),
+            "read the text differently, as a source and as a prompt",
+        ),
     ],
 )
 def test_different_vocabularies_are_refused(target, draft, message):
     with pytest.raises(ValueError, match=message) as error:
         check_pair(target, draft)
-    assert "choose or train another draft" in str(error.value)
+    assert re.search("choose or train a", str(error.value), re.IGNORECASE)
