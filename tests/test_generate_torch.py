@@ -1,21 +1,32 @@
-"""experiments.decode at temperature 0 against transformers' own greedy `generate`.
+"""experiments.decode and `generate` at temperature 0 against transformers' own greedy `generate`.
 
 Skipped where torch is not installed.
 """
 
+import dataclasses
 import functools
 import json
 
+import jax
+import numpy as np
 import pytest
 import transformers
+from tokenizers import processors
 
 import command_line
+import gpt_variants
 import pairs
+from specjax.decoding import generate
+from specjax.models.hub import load
+from specjax.tasks import tokenizer as tokenizers
 from t5_variants import V1_1, Variant
 
 torch = pytest.importorskip("torch")
 
-from test_parity_torch import saved_by_transformers  # noqa: E402  needs torch
+from test_parity_torch import (  # noqa: E402  needs torch
+    gpt_saved_by_transformers,
+    saved_by_transformers,
+)
 
 pytestmark = [
     pytest.mark.torch,
@@ -73,3 +84,48 @@ def test_greedy_tokens_are_those_of_transformers(variant, tmp_path, monkeypatch,
         assert outcome.status == 0, outcome.stderr
         rows = [json.loads(line) for line in outcome.stdout.split("\n")[:-1]]
         assert [row["tokens"] for row in rows] == expected
+
+
+PROMPTS = [*pairs.TEXTS, "", "x"]
+
+
+def write_gpt(directory, name):
+    """A GPT-2 with many ids that end a row, and a tokenizer that adds none, as GPT-2's own."""
+    variant = gpt_variants.VARIANTS[name]
+    ids = {"vocab_size": pairs.IDS, "eos_token_id": pairs.EOS_IDS, "pad_token_id": 0}
+    config = {**variant.config, **ids, "n_positions": 48}
+    gpt_saved_by_transformers(directory, dataclasses.replace(variant, config=config))
+    tokenizer = tokenizers.train(pairs.TEXTS, pairs.IDS, decoder_only=True)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
+    return directory
+
+
+def greedy_gpt(directory):
+    """transformers' own continuation of each prompt alone; it too starts from bos without one."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    model = transformers.GPT2LMHeadModel.from_pretrained(directory)
+    outputs = []
+    for text in PROMPTS:
+        ids = tokenizer(text)["input_ids"]
+        given = {"input_ids": torch.tensor([ids])} if ids else {}
+        found = model.generate(**given, do_sample=False, max_new_tokens=24)[0]
+        outputs.append(found[max(len(ids), 1) :].tolist())
+    return outputs
+
+
+@pytest.mark.parametrize("name", ["untied", "odd_heads"])
+def test_greedy_continuations_are_those_of_transformers(name, tmp_path):
+    """Prompts of many lengths in one batch, the empty one among them."""
+    target = load(write_gpt(tmp_path, name))
+    rng = np.random.default_rng(0)
+    near = jax.tree.map(lambda x: x * (1 + 0.05 * rng.normal(size=x.shape)), target.model)
+    draft = dataclasses.replace(target, name="near", model=near)
+    expected = greedy_gpt(tmp_path)
+    assert len(set(map(tuple, expected))) > 4
+    lengths = [len(row) for row in expected]
+    assert min(lengths) < 24 == max(lengths)
+    for drafter in (None, draft):
+        found = generate(target, drafter, PROMPTS, gamma=3, temperature=0, max_new_tokens=24)
+        assert found.tokens == expected
+    assert 0 < sum(row.accepted for row in found.rows) < sum(row.drafted for row in found.rows)
