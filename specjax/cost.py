@@ -3,6 +3,10 @@
 The paper takes v = 1: scoring γ+1 positions costs what one position costs, which holds while
 reading the weights is what takes the time. Here it is measured, and enters the predicted gain
 τ/(γc + v(γ) + overhead).
+
+A call also takes a fixed time: dispatch, and first rounds on weights that the encoder has driven
+out of the caches. It is measured too, on calls that a `Meter` makes itself (see
+`Costs.call_overhead`).
 """
 
 import dataclasses
@@ -15,7 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import autoregressive
 from specjax import sampling as smp
+from specjax.autoregressive import Autoregressive
 from specjax.policy import constant
 from specjax.sampling import Purpose
 from specjax.speculative import Contexts, Dice, GreedyDice, Speculative, step
@@ -30,6 +36,9 @@ class Costs:
     draft_step: float  # the same for the drafter
     verify: Mapping[int, float]  # by γ: one target call on γ+1 positions, head and laws
     round: Mapping[int, float]  # by γ: a whole round of the loop, everything included
+    plain_fixed: float = 0.0  # an autoregressive call beyond its target steps
+    fixed: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    """By γ: a speculative call beyond its rounds."""
 
     @property
     def c(self) -> float:
@@ -43,6 +52,30 @@ class Costs:
     def overhead(self, gamma: int) -> float:
         """What a round takes beyond γ draft steps and the verify pass, in target steps."""
         return self.round[gamma] / self.target_step - gamma * self.c - self.v(gamma)
+
+    def call_overhead(self, gamma: int, tokens: float, rounds: float) -> float:
+        """`overhead` with the fixed time of a call, for outputs of so many tokens and rounds.
+
+        A plain call takes tokens · target_step + plain_fixed, a speculative one rounds · round +
+        fixed. Their ratio is the gain, which this overhead makes equal τ/(γc + v + overhead) with
+        τ = tokens/rounds:
+
+            overhead = (round + fixed/rounds) / (target_step + plain_fixed/tokens) − γc − v
+
+        Raw: below 0 where phases timed apart are dearer than within a round.
+        """
+        token = self.target_step + self.plain_fixed / tokens
+        spread = self.round[gamma] + self.fixed[gamma] / rounds
+        return spread / token - gamma * self.c - self.v(gamma)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of a loop as decoding makes it, to be timed: right after the encoder has run."""
+
+    method: Autoregressive | Speculative  # its policy drafts γ_max tokens in every round
+    begin: Callable[[], tuple[Any, State]]  # encodes; what `start` returns. The state is donated
+    rounds: int  # about as many as outputs take; the first ones are slower than the rest
 
 
 class Meter:
@@ -61,41 +94,70 @@ class Meter:
         rounds: Iterable[int] = (),
         *,
         steps: int = 20,
+        calls: Iterable[Call] = (),
     ):
-        """Compiles the phases.
+        """Compiles the phases and the calls.
 
         Args:
           contexts, state: from `speculative.start`, with a budget and a buffer that leave room for
             rounds of the largest γ; not donated.
           gammas: where to measure v.
           rounds: where to measure a whole round, as a constant policy runs it.
+          calls: loops of which to measure the fixed time: the autoregressive one, and speculative
+            ones of a γ_max that is among `rounds`.
+
+        Raises:
+          ValueError: a speculative call whose γ_max is not among `rounds`.
         """
         phases: dict[Any, Callable] = {"target": _target_step, "draft": _draft_step}
         phases |= {
             ("verify", gamma): partial(_verify, gamma=gamma) for gamma in sorted(set(gammas))
         }
         phases |= {("round", gamma): partial(_round, gamma=gamma) for gamma in sorted(set(rounds))}
+        self._calls = {("call", call.method.gamma_max): call for call in calls}
+        for _, gamma in self._calls:
+            if gamma and ("round", gamma) not in phases:
+                raise ValueError(f"A call with γ={gamma} needs {gamma} among `rounds`.")
         self._jitted = {n: jax.jit(partial(_repeat, phase, steps)) for n, phase in phases.items()}
         self._seconds: dict[Any, list[float]] = {name: [] for name in phases}
         self._arguments, self._steps = (method, contexts, state), steps
-        for run in self._jitted.values():
-            jax.block_until_ready(run(*self._arguments))
+        for name, call in self._calls.items():
+            run = partial(_repeat, _any_round, call.rounds)
+            self._jitted[name] = jax.jit(run, donate_argnames="state")
+            self._seconds[name] = []
+        for name in self._jitted:
+            self._time(name)
 
     def take(self) -> None:
-        """One timing of every phase."""
-        for name, run in self._jitted.items():
-            begin = time.perf_counter()
-            jax.block_until_ready(run(*self._arguments))
-            self._seconds[name].append((time.perf_counter() - begin) / self._steps)
+        """One timing of every phase and call."""
+        for name, seconds in self._seconds.items():
+            seconds.append(self._time(name))
+
+    def _time(self, name) -> float:
+        """Seconds of a step of a phase, or of a whole call."""
+        call = self._calls.get(name)
+        arguments = (call.method, *call.begin()) if call else self._arguments
+        jax.block_until_ready(arguments)
+        begin = time.perf_counter()
+        jax.block_until_ready(self._jitted[name](*arguments))
+        seconds = time.perf_counter() - begin
+        return seconds if call else seconds / self._steps
 
     def costs(self) -> Costs:
         """Medians of what was taken."""
         median = {name: float(np.median(values)) for name, values in self._seconds.items()}
+        fixed = {}
+        for name, call in self._calls.items():
+            gamma = name[1]
+            step = median["round", gamma] if gamma else median["target"]
+            fixed[gamma] = median[name] - call.rounds * step
         return Costs(
             target_step=median["target"],
             draft_step=median["draft"],
             verify={name[1]: t for name, t in median.items() if name[0] == "verify"},
             round={name[1]: t for name, t in median.items() if name[0] == "round"},
+            plain_fixed=fixed.pop(0, 0.0),
+            fixed=fixed,
         )
 
 
@@ -170,6 +232,15 @@ def _round(method, contexts, state, *, gamma):
     return state.replace(
         tokens=after.tokens, cache=after.cache, drafter=after.drafter, rounds=after.rounds
     )
+
+
+def _any_round(method, contexts, state):
+    """A round, or a token of plain decoding. Back to where it was, but for the counts."""
+    if isinstance(method, Speculative):
+        after, _ = step(method, contexts, state)
+    else:
+        after = autoregressive.step(method, contexts, state)
+    return after.replace(length=state.length, done=state.done, fed=state.fed)
 
 
 def _resized(state, gamma):

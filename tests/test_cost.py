@@ -6,9 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from specjax import cost, speculative
+from specjax import autoregressive, cost, speculative
 from specjax.accept import TokenRule
+from specjax.autoregressive import Autoregressive
 from specjax.cost import Costs
 from specjax.draft import ModelDrafter
 from specjax.policy import constant
@@ -55,6 +57,15 @@ def setup(temperature):
     keys = row_keys(jax.random.key(0), zeros, zeros)
     started = speculative.start(method, inputs_of([[1]]), keys, zeros + 20, buffer_len=26)
     return method, *started
+
+
+def plain_setup(temperature):
+    """The target alone, and how it starts."""
+    method, _, state = setup(temperature)
+    plain = Autoregressive(method.target, method.sampling, method.eos_ids)
+    zeros = jnp.zeros((1,), jnp.int32)
+    start = plain, inputs_of([[1]]), state.keys, zeros + 20
+    return plain, lambda: autoregressive.start(*start, buffer_len=26)
 
 
 def after(phase, **options):
@@ -112,3 +123,61 @@ def test_units():
     """In target steps: a round of 2 costs 4 = 2 × 0.5 + 1.5 + 1.5."""
     costs = Costs(target_step=2.0, draft_step=1.0, verify={2: 3.0}, round={2: 8.0})
     assert (costs.c, costs.v(2), costs.overhead(2)) == (0.5, 1.5, 1.5)
+
+
+def test_rounds_of_calls():
+    """Every round of a timed call drafts γ_max tokens, and every token is one target call."""
+    method, contexts, state = setup(1.0)
+    new = cost._repeat(cost._any_round, STEPS, method, contexts, state)
+    assert (new.length, new.done, new.rounds) == (state.length, state.done, STEPS)
+    assert new.cache.tolist() == [STEPS, STEPS * (GAMMA + 1)]
+    assert new.drafter.tolist() == [STEPS * GAMMA, STEPS * (GAMMA + 1)]
+    plain, begin = plain_setup(1.0)
+    context, state = begin()
+    new = cost._repeat(cost._any_round, STEPS, plain, context, state)
+    assert (new.length, new.done, new.rounds) == (state.length, state.done, STEPS)
+    assert new.cache.tolist() == [STEPS, STEPS]
+
+
+def test_fixed_times(monkeypatch):
+    """What a call takes beyond its steps or rounds; `begin` is called for each, and not timed."""
+    method, contexts, state = setup(0.0)
+    plain, begin = plain_setup(0.0)
+    begun = []
+
+    def counted(kind, begin):
+        return lambda: (begun.append(kind), begin())[1]
+
+    calls = [
+        cost.Call(plain, counted("plain", begin), rounds=3),
+        cost.Call(method, counted("speculative", lambda: setup(0.0)[1:]), rounds=2),
+    ]
+    meter = cost.Meter(method, contexts, state, rounds=[GAMMA], steps=5, calls=calls)
+    begun.clear()  # of the compilation
+    meter.take()
+    assert begun == ["plain", "speculative"]
+    seconds = {"target": 2.0, "draft": 1.0, ("round", GAMMA): 7.0, ("call", 0): 10.0}
+    monkeypatch.setattr(
+        meter, "_seconds", {n: [t] for n, t in (seconds | {("call", GAMMA): 15.0}).items()}
+    )
+    found = meter.costs()
+    assert found.plain_fixed == 10 - 3 * 2
+    assert found.fixed == {GAMMA: 15 - 2 * 7}
+
+
+def test_calls_need_their_round():
+    method, contexts, state = setup(0.0)
+    call = cost.Call(method, lambda: (contexts, state), rounds=2)
+    with pytest.raises(ValueError, match="γ=4"):
+        cost.Meter(method, contexts, state, rounds=[2], steps=1, calls=[call])
+
+
+def test_call_overhead():
+    """30 tokens in 5 rounds: plain 30 · 2 + 6 = 66, speculative 5 · 8 + 4 = 44, a gain of 1.5."""
+    costs = Costs(2.0, 1.0, verify={2: 3.0}, round={2: 8.0}, plain_fixed=6.0, fixed={2: 4.0})
+    overhead = costs.call_overhead(2, tokens=30, rounds=5)
+    assert np.isclose(30 / 5 / (2 * costs.c + costs.v(2) + overhead), 66 / 44)
+    free = dataclasses.replace(costs, plain_fixed=0.0, fixed={2: 0.0})
+    assert free.call_overhead(2, tokens=30, rounds=5) == free.overhead(2)
+    cheap = dataclasses.replace(free, round={2: 4.0})
+    assert cheap.call_overhead(2, tokens=30, rounds=5) == -0.5  # raw
