@@ -75,11 +75,15 @@ def get_config(name: str = "t5-3b_en-de") -> ml_collections.ConfigDict:
     config.target = hub_name
     config.drafts = tuple(draft_prefix + size for size in DRAFT_SIZES)
     config.draft = config.drafts[0]  # for experiments.decode
-    # The rows of `specjax.paper.TABLES_2_AND_4` to print beside each draft.
-    config.paper = {
+    # Counting unigrams and bigrams, as the paper did too, would fetch the whole training split.
+    config.ngrams = ("lookup",)
+    # The paper's rows to print beside ours: (task, draft) of `specjax.paper`.
+    config.paper = {name: (in_paper, name) for name in ("unigram", "bigram")} | {
         draft.split("/")[1]: (in_paper, f"T5-{size}")
         for draft, size in zip(config.drafts, DRAFT_SIZES, strict=True)
     }
+    config.tables = ("alpha", "gain", "quality")
+    config.timeline = False  # neither Figure 5 nor what needs no models
     config.temperatures = (0.0, 1.0)
     config.max_source_len = 512  # what the checkpoints were trained on; the paper states no length
     config.max_new_tokens = 128  # likewise not stated
@@ -89,7 +93,10 @@ def get_config(name: str = "t5-3b_en-de") -> ml_collections.ConfigDict:
     config.metric = metric
     config.alpha_inputs = 400  # more than the paper's 10,000 tokens
     config.quality_inputs = 1000  # outputs of both methods that the metric compares
+    config.lenience_inputs = 200  # of the table "lenience", if it is asked for
+    config.beam_inputs = 20  # likewise "beam"
     config.timed_inputs = 50  # inputs that the timed loops decode, at batch 1
+    config.timed_ngrams = ()
     config.repeats = 3  # of each timing, methods taking turns
     config.gammas = (1, 2, 3, 5, 7, 10)  # among which the formula picks
     config.batch_size = 4  # of all that is not timed
