@@ -87,7 +87,7 @@ def tensors(variant: Variant) -> dict[str, np.ndarray]:
     found = {name: _draw(rng, name, shape) for name, shape in shapes.items()}
     if variant.bare:
         for i in range(raw["n_layer"]):
-            found[f"h.{i}.attn.bias"] = np.tri(length, dtype=np.float32)[None, None]
+            found[f"h.{i}.attn.bias"] = np.tri(length, dtype=np.bool_)[None, None]
             found[f"h.{i}.attn.masked_bias"] = np.float32(-1e4)
         return found
     return {n if n.startswith("lm_head") else f"transformer.{n}": a for n, a in found.items()}

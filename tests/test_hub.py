@@ -385,6 +385,13 @@ def test_damaged_entry(directory, change):
         load(directory)
 
 
+def test_weights_are_floats(tmp_path):
+    """Bytes are read past where a file has them as masks, and nowhere else."""
+    directory = t5_variants.write(tmp_path, V1_0, dtype=np.uint8)
+    with pytest.raises(ValueError, match="is stored as uint8; weights should be floats"):
+        load(directory)
+
+
 @pytest.mark.parametrize(("dtype", "name"), [(np.int8, "I8"), (ml_dtypes.float8_e4m3fn, "F8_E4M3")])
 def test_unsupported_dtype(tmp_path, dtype, name):
     directory = t5_variants.write(tmp_path, V1_0, dtype=dtype)

@@ -374,6 +374,10 @@ def _check_tensors(
             "config.json describes. Copy or download both again."
         )
     for name, shape in shapes.items():
+        if tensors[name].dtype.kind in "bu":
+            raise ValueError(
+                f"{place}: {name!r} is stored as {tensors[name].dtype}; weights should be floats."
+            )
         if tensors[name].shape != shape:
             raise ValueError(
                 f"{place}: {name!r} has shape {tensors[name].shape}, but config.json asks for "

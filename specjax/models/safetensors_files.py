@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+DTYPES = {**FLOATS, "BOOL": np.bool_, "U8": np.uint8}  # some files hold masks, which are not read
 CHUNK = 1 << 22  # bytes read at once
 _AGAIN = "Copy or download it again."
 
@@ -119,7 +120,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
             entry = file.get_slice(name)
             if (stored := entry.get_dtype()) not in DTYPES:
                 raise ValueError(
-                    f"{path}: {name!r} is stored as {stored}; supported are {', '.join(DTYPES)}."
+                    f"{path}: {name!r} is stored as {stored}; supported are {', '.join(FLOATS)}."
                 )
             found[name] = Tensor(path, name, np.dtype(DTYPES[stored]), tuple(entry.get_shape()))
     return found
