@@ -3,11 +3,13 @@
     python -m experiments.probe --config=configs/embedded.py --workdir=runs/probe
 
 Parts: orientation (which way a weight should lie), draws (random choices over a vocabulary),
-phases (c and v(γ) of the family), calls (what one call of a loop costs beside its rounds). Writes
-their rows to probe.jsonl. Compilation excluded, medians, variants in turns; about 80 seconds on 2
-cores.
+phases (c and v(γ) of the family), calls (a call of a loop by its number of rounds). Writes their
+rows to probe.jsonl, with the load of the machine before each. Compilation excluded, medians,
+variants in turns; about 80 seconds on 2 idle cores.
 """
 
+import dataclasses
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,16 +24,18 @@ from rich.console import Console
 from tqdm import tqdm
 
 from experiments import common
-from specjax import cost, decoding, report, sampling, tasks
+from specjax import autoregressive, cost, decoding, report, sampling, speculative, tasks
 from specjax.batching import bucket
 from specjax.files import Rows
 from specjax.models import hub
 from specjax.models.layers import project
 from specjax.speculative import Speculative
+from specjax.state import unfinished
 
 REPEATS = 40
 STEPS = 10  # inside one jitted loop, so that dispatch hardly counts
 GAMMAS = (1, 2, 3, 4, 5, 7, 10)
+ROUNDS = (0, 1, 2, 4, 8, 16)
 
 
 def main(_) -> None:
@@ -40,11 +44,12 @@ def main(_) -> None:
     console, environment = Console(width=110, markup=False), common.environment()
     parts = (orientation, draws, phases, calls)
     for part in tqdm(parts, unit="part", disable=None):
+        load = {"load": os.getloadavg()[0]}
         rows = part(config)
         columns = [_column(name) for name in rows[0]]
         console.print(report.table(columns, rows, part.__name__))
         for row in rows:
-            out.append({"part": part.__name__, **row, **environment})
+            out.append({"part": part.__name__, **row, **load, **environment})
 
 
 def medians(variants: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
@@ -134,42 +139,50 @@ def phases(config) -> list[dict[str, Any]]:
 
 
 def calls(config) -> list[dict[str, Any]]:
-    """What a call costs: with all rows done, and as the intercept over rounds of real outputs."""
+    """Milliseconds of a call of each loop by its number of rounds, right after the encoder.
+
+    No row ends, so a call takes all its rounds; with 0 it is what dispatch costs. Of that,
+    flattening the method's pytree is timed alone, again and again on warm caches.
+    """
     target, texts = _setting(config)
     chosen = sampling.sampling(0.0)
+    never = jnp.asarray([-1], jnp.int32)
     methods = {
         "autoregressive": decoding.build(target, None, gamma=1, sampling=chosen),
-        "speculative": _method(config, target, config.drafts[-1], 0.0),
+        "speculative, γ=5": _method(config, target, config.drafts[-1], 0.0, gamma=5),
     }
     rows = []
     for name, method in methods.items():
-        rounds, ms, empty = [], [], []
-        for turn in range(-1, 5):
-            for index in range(len(texts)):
-                for done in (False, True):
-                    context, state = _prepared(config, target, method, texts, index)
-                    if done:
-                        state = state.replace(done=jnp.ones_like(state.done))
-                    jax.block_until_ready((context, state))
-                    begin = time.perf_counter()
-                    state = jax.block_until_ready(decoding.run(method, context, state))
-                    seconds = time.perf_counter() - begin
-                    if turn >= 0 and done:
-                        empty.append(1e3 * seconds)
-                    elif turn >= 0:
-                        rounds.append(int(state.rounds[0]))
-                        ms.append(1e3 * seconds)
-        slope, intercept = np.polyfit(rounds, ms, 1)
+        method = dataclasses.replace(method, eos_ids=never)
+        ms: dict[int, list[float]] = {count: [] for count in ROUNDS}
+        for turn in range(-1, REPEATS):
+            for count in ROUNDS:
+                contexts, state = _prepared(config, target, method, texts, 0)
+                begin = time.perf_counter()
+                state = jax.block_until_ready(_rounds(method, contexts, state, count))
+                if turn >= 0:
+                    ms[count].append(1e3 * (time.perf_counter() - begin))
+                assert int(state.rounds[0]) == count
+        flattening = medians({"flatten": partial(jax.tree.leaves, method)})
+        found = {str(count): float(np.median(values)) for count, values in ms.items()}
+        spread = np.subtract(*np.quantile(ms[ROUNDS[-1]], [0.75, 0.25]))
         rows.append(
-            {
-                "loop": name,
-                "no rounds, ms": float(np.median(empty)),
-                "intercept, ms": float(intercept),
-                "ms per round": float(slope),
-                "rounds per output": float(np.mean(rounds)),
-            }
+            {"loop": name, **found, f"quartiles of {ROUNDS[-1]}": float(spread)} | flattening
         )
     return rows
+
+
+@partial(jax.jit, donate_argnames="state")
+def _rounds(method, contexts, state, count):
+    def body(state):
+        if isinstance(method, Speculative):
+            return speculative.step(method, contexts, state)[0]
+        return autoregressive.step(method, contexts, state)
+
+    def more(state):
+        return unfinished(state) & (state.rounds[0] < count)
+
+    return jax.lax.while_loop(more, body, state)
 
 
 def _setting(config) -> tuple[hub.Checkpoint, list[str]]:
@@ -177,9 +190,11 @@ def _setting(config) -> tuple[hub.Checkpoint, list[str]]:
     return hub.load(config.target), [example.input for example in examples]
 
 
-def _method(config, target: hub.Checkpoint, path: str, temperature: float) -> Speculative:
+def _method(
+    config, target: hub.Checkpoint, path: str, temperature: float, gamma: int = GAMMAS[-1]
+) -> Speculative:
     chosen = sampling.sampling(temperature)
-    method = decoding.build(target, hub.load(path), gamma=max(GAMMAS), sampling=chosen)
+    method = decoding.build(target, hub.load(path), gamma=gamma, sampling=chosen)
     assert isinstance(method, Speculative)
     return method
 
