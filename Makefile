@@ -17,8 +17,9 @@ setup: .venv/setup.stamp  ## .venv with pinned versions
 demo: setup  ## the main job on the embedded family
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py --workdir=runs/embedded
 
-results: setup  ## the whole report of the embedded family
-	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/results
+results: setup  ## the whole report of both embedded families, as in docs/results
+	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/results/parse
+	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:prose --workdir=runs/results/prose
 
 test: .venv/test.stamp  ## the tests
 	$(BIN)/python -m pytest -n 2 --dist loadscope

@@ -1,14 +1,14 @@
-"""The embedded family: a T5 v1.1 target and two drafts that turn Python statements into trees.
+"""The embedded families: `parse`, a T5 v1.1 that turns Python statements into trees, and `prose`,
+a GPT-2 that continues English sentences.
 
     python -m experiments.reproduce --config=configs/embedded.py --workdir=runs/embedded
+    python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/parse
+    python -m experiments.reproduce --config=configs/embedded.py:prose --workdir=runs/prose
 
-Reproduces, on a laptop and in miniature, what Tables 2 and 4 of the paper measure: for each draft
-and temperature α, block efficiency, the cost c of a draft step, v(γ) of a verify pass, the γ that
-the formula then picks, and the measured gain beside the predicted one. About 4 minutes on 2 cores.
-
-`configs/embedded.py:full` is the same on more inputs and with more repeats.
-
-`experiments.decode` takes this config too.
+Reproduces the paper's tables on a laptop and in miniature. The first takes about 4 minutes on 2
+cores and has Table 3 (α) and Tables 2 and 4 (gains) of `parse`, on few inputs. `full` is all of it
+on more inputs: n-grams timed too, lenience (Table 5), quality, beams, Figure 5 and the theory;
+`prose` is the same for the decoder-only family. `experiments.decode` takes these configs too.
 """
 
 import pathlib
@@ -17,24 +17,54 @@ import ml_collections
 
 from configs import decode
 
-FAMILY = pathlib.Path(__file__).resolve().parent.parent / "families" / "parse"
+FAMILIES = pathlib.Path(__file__).resolve().parent.parent / "families"
+SIZES = ("demo", "full", "prose")
 
 
 def get_config(size: str = "demo") -> ml_collections.ConfigDict:
-    """`size` is demo or full."""
-    if size not in ("demo", "full"):
-        raise ValueError(f"configs/embedded.py:{size}: choose demo or full.")
-    full = size == "full"
+    """`size` is one of `SIZES`."""
+    if size not in SIZES:
+        raise ValueError(f"configs/embedded.py:{size}: choose one of {', '.join(SIZES)}.")
+    full, prose = size != "demo", size == "prose"
     config = decode.get_config()
-    config.target = str(FAMILY / "target")
-    config.drafts = (str(FAMILY / "draft-small"), str(FAMILY / "draft-tiny"))
-    config.draft = config.drafts[0]  # for experiments.decode
+    config.task = "prose" if prose else "parse"
+    config.split = "validation+test" if prose else "test"  # prose has few paragraphs
+    config.data_dir = ""  # the task knows where its data lies
+    family = FAMILIES / config.task
+    config.target = str(family / "target")
+    models = ("draft",) if prose else ("draft-tiny", "draft-small")
+    config.drafts = tuple(str(family / name) for name in models)
+    config.draft = config.drafts[-1]  # for experiments.decode
+    config.ngrams = ("unigram", "bigram", "lookup")
+    # The paper's rows to print beside ours, by the part that they play: (task, draft).
+    config.paper = (
+        {name: ("lm1b", name) for name in ("unigram", "bigram")}
+        | {"draft": ("lm1b", "GPT-like 6M")}
+        if prose
+        else {name: ("EnDe", name) for name in ("unigram", "bigram")}
+        | {"draft-tiny": ("EnDe", "T5-small"), "draft-small": ("EnDe", "T5-base")}
+    )
+    config.tables = ("alpha", "gain")
+    config.timeline = full  # Figure 5, and what needs no models
     config.temperatures = (0.0, 1.0)
     config.max_new_tokens = 96
-    config.task = "parse"
-    config.split = "test"
-    config.alpha_inputs = 1000 if full else 200  # outputs over which α is measured
-    config.timed_inputs = 50 if full else 16  # inputs that the timed loops decode, at batch 1
-    config.repeats = 9 if full else 5  # of each timing, methods taking turns
+    config.alpha_inputs = 200  # outputs over which α is measured
+    config.timed_inputs = 16  # inputs that the timed loops decode, at batch 1
+    config.timed_ngrams = ()
+    config.repeats = 5  # of each timing, methods taking turns
     config.gammas = (1, 2, 3, 5, 7, 10)  # among which the formula picks
+    config.metric = "exact"  # of quality
+    config.quality_inputs = 0
+    config.lenience_inputs = 0
+    config.beam_inputs = 0
+    if full:
+        config.tables = ("alpha", "gain", "lenience", *(() if prose else ("quality",)), "beam")
+        config.alpha_inputs = 1000
+        config.timed_inputs = 24
+        config.timed_ngrams = config.ngrams
+        config.repeats = 7
+        config.quality_inputs = 500
+        config.lenience_inputs = 200
+        config.beam_inputs = 20
+        config.batch_size = 16
     return config

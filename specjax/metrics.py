@@ -148,7 +148,7 @@ def alpha_of_outputs(
         chunk = pairs[at : at + batch_size]
         rows = bucket(min(batch_size, len(pairs)))
         inputs = decoding.pack_for(target, [source for source, _ in chunk], rows=rows)
-        first = np.asarray(inputs.prompt_len)  # each row's first output token stands here
+        first = inputs.prompt_len.tolist()  # each row's first output token stands here
         ends = [first[row] + len(output) for row, (_, output) in enumerate(chunk)]
         count = bucket(max(ends) - 1, smallest=32)
         # The token at each position is scored from those before it: EOS itself is never read.

@@ -27,6 +27,8 @@ PHASES = {
     "learn": ("accept and commit", "#9e9e9e"),
 }
 
+RING: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "0.2", "zorder": 3}
+
 UNFINISHED = "\ufffd"  # what decoding gives for a part of a character
 
 Column = tuple[str, Callable[[dict[str, Any]], str]]  # heading, and a row's cell
@@ -212,7 +214,7 @@ def draw_timeline(rows: Sequence[tuple[str, Timeline]]) -> Figure:
 
 def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
     """Measured gains beside both predictions, a group of bars for each row."""
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    figure = Figure(figsize=(max(7, 1.05 * len(rows)), 3.6), layout="constrained")
     axes = figure.add_subplot()
     series = (
         ("predicted, Thm 3.8 (v = 1)", "predicted_paper", "#c9d6e8"),
@@ -226,8 +228,45 @@ def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
         places = [x + (i - 1.5) * width for x in range(len(rows))]
         axes.bar(places, heights, width * 0.92, label=name, color=colour)
     axes.axhline(1, color="0.35", linestyle=":", linewidth=1)
-    axes.set_xticks(range(len(rows)), ["\n".join(textwrap.wrap(label, 18)) for label in labels])
+    axes.set_xticks(range(len(rows)), ["\n".join(textwrap.wrap(label, 12)) for label in labels])
     axes.set_ylabel("gain over plain decoding")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2)
+    return figure
+
+
+def draw_alphas(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
+    """α of each draft with its interval, a colour for each temperature; the paper's as rings.
+
+    Args:
+      rows: with temperature, alpha, low, high, and paper, which may be None.
+      labels: of each row's draft.
+    """
+    figure = Figure(figsize=(7, 0.45 * len(set(labels)) + 1.6), layout="constrained")
+    axes = figure.add_subplot()
+    places = {name: y for y, name in enumerate(dict.fromkeys(labels))}
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    height = 0.8 / len(temperatures)
+    for i, temperature in enumerate(temperatures):
+        chosen = [
+            (r, n) for r, n in zip(rows, labels, strict=True) if r["temperature"] == temperature
+        ]
+        y = [places[name] + (i - (len(temperatures) - 1) / 2) * height for _, name in chosen]
+        alphas = [row["alpha"] for row, _ in chosen]
+        errors = [
+            [row["alpha"] - row["low"] for row, _ in chosen],
+            [row["high"] - row["alpha"] for row, _ in chosen],
+        ]
+        axes.barh(y, alphas, height * 0.9, xerr=errors, label=f"T={temperature:g}",
+                  color=("#1f4e8c", "#e08a2e")[i % 2], error_kw={"linewidth": 1})  # fmt: skip
+        for (row, _), at in zip(chosen, y, strict=True):
+            if row["paper"] is not None:
+                axes.plot(row["paper"], at, "o", **RING)
+    axes.plot([], [], "o", label="the paper's row", **RING)
+    axes.set_yticks(list(places.values()), list(places))
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("α")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=3)
     return figure

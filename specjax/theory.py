@@ -58,17 +58,22 @@ def walltime_gain_from_tau(
       tau: measured tokens per target call, ≥ 0; at most γ+1.
       gamma: drafted tokens per target call. The mean over rounds where the length varies and v is
         a number; otherwise whole.
-      overhead: what else a round costs (sampling, acceptance, bookkeeping), in target steps.
+      overhead: what else a round costs (sampling, acceptance, bookkeeping), in target steps. As a
+        measured difference it may be below 0; the whole round may not.
     """
     tau = _nonnegative(tau, "tau", "it is emitted tokens / target calls")
     gamma = _nonnegative(gamma, "gamma", "it counts drafted tokens per target call")
-    overhead = _nonnegative(overhead, "overhead", "it is a time in units of one target step")
+    cost = _round_cost(gamma, c, v) + np.asarray(overhead, np.float64)
+    demand = "makes γc + v + overhead ≤ 0; it is a time in units of one target step"
+    _check(
+        np.broadcast_to(overhead, cost.shape), (cost > 0) & np.isfinite(cost), "overhead", demand
+    )
     if np.any(tau > (gamma + 1) * (1 + _TIE)):
         raise ValueError(
             f"tau={_first(tau, tau > gamma + 1)} must be ≤ gamma + 1, all that one target call "
             "emits; pass tokens per target call, not tokens per output."
         )
-    return _plain(tau / (_round_cost(gamma, c, v) + overhead))
+    return _plain(tau / cost)
 
 
 def operations_factor(alpha: Numbers, gamma: Numbers, c_hat: Numbers) -> Floats:

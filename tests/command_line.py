@@ -26,7 +26,8 @@ def run(monkeypatch, capsys, module: str, *arguments: str, stdin: bytes = b"") -
     app.define_help_flags()
     before = set(flags.FLAGS)
     capsys.readouterr()
-    file = str(ROOT / f"{module.replace('.', '/')}.py")
+    package = ROOT / module.replace(".", "/")
+    file = str(package / "__main__.py" if package.is_dir() else package.with_suffix(".py"))
     with monkeypatch.context() as patch, warnings.catch_warnings():
         patch.chdir(ROOT)
         patch.setattr(sys, "argv", [file, *map(str, arguments)])

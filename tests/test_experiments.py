@@ -15,7 +15,8 @@ import pytest
 import command_line
 import specjax
 from command_line import ROOT
-from experiments import reproduce
+from experiments import beam
+from experiments.reproduce import study
 from pairs import TEXTS
 from specjax import files, tasks
 
@@ -264,18 +265,19 @@ def test_a_process_of_its_own(pair, inputs, cache, tmp_path):
 
 @pytest.fixture
 def config_file(pair, tmp_path):
-    """configs/embedded.py, shrunk: the pair, 3 inputs, γ of 1 or 2, one repeat."""
+    """configs/embedded.py:full, shrunk: the pair and a bigram, 3 inputs, γ of 1 or 2."""
     file = tmp_path / "small.py"
     file.write_text(
         "from configs import embedded\n\n"
         "def get_config(seed='0'):\n"
-        "    config = embedded.get_config()\n"
+        "    config = embedded.get_config('full')\n"
         f"    config.target = {pair.target.name!r}\n"
         f"    config.drafts = ({pair.draft.name!r},)\n"
+        "    config.ngrams, config.timed_ngrams = ('bigram',), ()\n"
         "    config.max_new_tokens = 24\n"
-        "    config.alpha_inputs = 3\n"
-        "    config.timed_inputs = 2\n"
-        "    config.repeats = 1\n"
+        "    config.alpha_inputs = config.quality_inputs = 3\n"
+        "    config.timed_inputs = config.lenience_inputs = 2\n"
+        "    config.beam_inputs = config.repeats = 1\n"
         "    config.gammas = (1, 2)\n"
         "    config.seed = int(seed)\n"
         "    return config\n"
@@ -284,90 +286,108 @@ def config_file(pair, tmp_path):
 
 
 NUMBERS = [
-    "gamma", "alpha", "alpha_low", "alpha_high", "alpha_tokens", "tau", "tau_expected", "drafted",
-    "accepted", "c", "v", "overhead", "target_step_ms", "draft_step_ms", "predicted_paper",
-    "predicted", "gain_decode", "gain_decode_low", "gain_decode_high", "gain_end_to_end",
-    "autoregressive_ms_per_token", "speculative_ms_per_token", "tokens", "target_calls", "batch",
-    "timed_inputs", "repeats", "seed", "temperature", "devices", "cores",
+    "gamma", "alpha", "tau", "tau_expected", "drafted", "accepted", "c", "v", "target_step_ms",
+    "draft_step_ms", "predicted_paper", "predicted", "gain_decode", "gain_decode_low",
+    "gain_decode_high", "gain_end_to_end", "autoregressive_ms_per_token",
+    "speculative_ms_per_token", "tokens", "target_calls", "batch", "timed_inputs", "repeats",
 ]  # fmt: skip
 FACTS = [
-    "draft", "draft_path", "target", "task", "split", "run", "commit", "python", "jax", "jaxlib",
-    "flax", "transformers", "numpy", "platform", "device", "dtype",
+    "draft", "target", "task", "split", "run", "commit", "python", "jax", "jaxlib", "flax",
+    "transformers", "numpy", "platform", "device",
 ]  # fmt: skip
 
 
-def check_row(row, temperature):
+def check_gain(row):
     for name in NUMBERS:
         assert isinstance(row[name], (int, float)), name
         assert row[name] >= 0, name
-    for name in FACTS:
-        assert row[name], name
-        assert isinstance(row[name], str)
-    assert row["temperature"] == temperature
-    assert row["identical"] is (True if temperature == 0 else None)
+    assert {"overhead", "round_overhead"} <= set(row)  # raw: they may be below 0
+    assert row["identical"] is (True if row["temperature"] == 0 else None)
     assert row["gamma"] in (1, 2)
     assert list(row["v_by_gamma"]) == ["1", "2"]
-    assert row["alpha_low"] <= row["alpha"] <= row["alpha_high"] <= 1
     assert row["tau"] == row["tokens"] / row["target_calls"]
     assert len(row["acceptance_by_position"]) == row["gamma"]
     assert (row["batch"], row["timed_inputs"], row["repeats"]) == (1, 2, 1)
+    share = row["tau"] / row["tau_expected"]
+    speed = row["predicted_paper"] * (row["gamma"] * row["c"] + 1)
+    assert row["tau"] / share == pytest.approx(speed)
 
 
-def test_reproduce(command, config_file, tmp_path, monkeypatch):
+def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     """Everything that it writes; then an interruption, another config, an unwritable place."""
-    examples = [tasks.Example(f"{text} $[b]$", "") for text in TEXTS]
-    monkeypatch.setattr(tasks, "load", lambda task, split: examples)
+    examples = [tasks.Example(f"{text} $[b]$", text) for text in TEXTS]
+    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): examples)
+    monkeypatch.setattr(beam, "DRAFT_WIDTHS", (4,))
     work = tmp_path / "work"
     job = functools.partial(command, "experiments.reproduce", f"--config={config_file}")
     outcome = job(f"--workdir={work}")
     assert outcome.status == 0, outcome.stderr
     assert {path.name for path in work.iterdir()} == {
-        "results.jsonl", "report.md", "gains.png", "trace.png",
+        "results.jsonl", "report.md", "alphas.png", "gains.png", "trace.png", "trace.html",
+        "timeline.png", "theory", "ngram.npz",
     }  # fmt: skip
     found = rows((work / "results.jsonl").read_text())
-    assert len(found) == 2
-    for row, temperature in zip(found, (0.0, 1.0), strict=True):
-        check_row(row, temperature)
+    by = {name: [row for row in found if row["table"] == name] for name in
+          ("alpha", "gain", "lenience", "quality", "beam")}  # fmt: skip
+    assert {name: len(of) for name, of in by.items()} == {
+        "alpha": 4, "gain": 2, "lenience": 16, "quality": 2, "beam": 1,
+    }  # fmt: skip
+    for row in found:
+        for name in FACTS:
+            assert isinstance(row[name], str), name
+            assert row[name], name
+    for row in by["gain"]:
+        check_gain(row)
+    for row in by["alpha"]:
+        assert row["low"] <= row["alpha"] <= row["high"] <= 1
+    wanted = specjax.measure_alpha(
+        pair.target, pair.draft, [e.input for e in examples[:3]], max_new_tokens=24, batch_size=16
+    )
+    assert wanted.value in [row["alpha"] for row in by["alpha"] if row["temperature"] == 0]
+    # A lenience of 1 is the exact rule.
+    exact = [row for row in by["lenience"] if row["lenience"] == 1 and row["draft"] != "bigram"]
+    assert {row["temperature"] for row in exact} == {0.0, 1.0}
+    for row in exact:
+        same = {"draft": row["draft"], "temperature": row["temperature"]}
+        alphas = [r["alpha"] for r in by["lenience"] if same.items() <= r.items()]
+        assert min(alphas) == row["alpha"]
+        assert max(alphas) > row["alpha"]
+    assert [row["identical"] for row in by["quality"] if row["temperature"] == 0] == [1.0]
+    assert by["beam"][0]["identical"] == by["beam"][0]["inputs"] == 1
     report = (work / "report.md").read_text()
-    for heading, _ in reproduce.COLUMNS:
-        assert heading in report
-    assert "Measured and predicted gain" in outcome.stdout
-    for name in FACTS[6:]:
-        assert f"- {name}: {found[0][name]}" in report
+    for title in ("Table 3", "Tables 2 and 4", "Table 5", "Quality", "A.4", "Figure 1", "Figure 5",
+                  "Table 1"):  # fmt: skip
+        assert f"## {title}" in report
+    for name in ("dtype", "batch", "commit", "device"):
+        assert f"- {name}: " in report
     assert "token for token" in report
     assert "$[b]$   (" in outcome.stdout  # the trace's title
-    for name in ("gains.png", "trace.png"):
-        assert (work / name).read_bytes()[:4] == b"\x89PNG"
-        assert f"({name})" in report
+    for name in re.findall(r"\]\(([\w/.]+)\)", report):
+        assert (work / name).stat().st_size > 0, name
 
-    # Cut within the second row: the first is kept as it is, and nothing is doubled.
+    # Cut within the last row: the others are kept as they are, and nothing is doubled.
     lines = (work / "results.jsonl").read_bytes().splitlines(keepends=True)
-    (work / "results.jsonl").write_bytes(lines[0] + lines[1][:50])
+    (work / "results.jsonl").write_bytes(b"".join(lines[:-1]) + lines[-1][:50])
     (work / "report.md").unlink()
     assert job(f"--workdir={work}").status == 0
     again = (work / "results.jsonl").read_bytes().splitlines(keepends=True)
-    assert again[0] == lines[0]
-    assert len(again) == 2
-    check_row(json.loads(again[1]), 1.0)
-    # γ, and with it the draws, depends on timings; α does not.
-    assert json.loads(again[1])["alpha"] == found[1]["alpha"]
+    assert again[:-1] == lines[:-1]
+    assert json.loads(again[-1]) == json.loads(lines[-1])
     assert (work / "report.md").exists()
 
-    # Nothing is left to do: no row changes.
-    assert job(f"--workdir={work}").status == 0
-    assert (work / "results.jsonl").read_bytes() == b"".join(again)
     other = command("experiments.reproduce", f"--config={config_file}:1", f"--workdir={work}")
     refused(other, "rows of another config", work)
     assert (work / "results.jsonl").read_bytes() == b"".join(again)
     refused(job(f"--workdir={config_file}/below"), "Cannot write to", "--workdir")
+    refused(job(f"--workdir={work}", "--config.tables=('beams',)"), "no 'beams'", "quality")
 
 
-def test_two_drafts_of_one_name_are_two(tmp_path):
+def test_two_drafts_of_one_name_are_two():
     """a/draft and b/draft."""
-    done = [{"draft": "draft", "draft_path": "a/draft", "temperature": 0.0}]
-    assert reproduce.find(done, "a/draft", 0.0)
-    assert not reproduce.find(done, "b/draft", 0.0)
-    assert not reproduce.find(done, "a/draft", 1.0)
+    done = [{"draft": "a/draft", "temperature": 0.0, "alpha": 0.5}]
+    assert study.find(done, {"draft": "a/draft", "temperature": 0.0})
+    assert not study.find(done, {"draft": "b/draft", "temperature": 0.0})
+    assert not study.find(done, {"draft": "a/draft", "temperature": 1.0})
 
 
 # Configs, and files that grow by rows.
@@ -377,7 +397,9 @@ def configs():
     found = []
     for path in sorted((ROOT / "configs").glob("[!_]*.py")):
         module = importlib.import_module(f"configs.{path.stem}")
-        choices = getattr(module, "MODELS", ("",)) if path.stem != "embedded" else ("", "full")
+        choices = next(
+            (getattr(module, x) for x in ("MODELS", "SIZES", "NAMES") if hasattr(module, x)), ("",)
+        )
         found += [(path.stem, choice) for choice in choices]
     return found
 
@@ -400,7 +422,7 @@ def test_the_embedded_config_serves_decode_too():
     assert set(decode.get_config()) <= set(config)
     assert config.draft in config.drafts
     assert embedded.get_config("full").to_dict() != config.to_dict()
-    with pytest.raises(ValueError, match="choose demo or full"):
+    with pytest.raises(ValueError, match="choose one of demo, full, prose"):
         embedded.get_config("huge")
 
 

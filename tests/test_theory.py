@@ -232,6 +232,7 @@ def test_gain_from_tau_is_the_gain_at_the_expected_tau():
     gain = theory.walltime_gain(0.7, 4, 0.1, v=1.4)
     assert theory.walltime_gain_from_tau(tau, 4, 0.1, v=1.4) == pytest.approx(gain)
     assert theory.walltime_gain_from_tau(3.0, 4, 0.1, 1.4, overhead=0.2) == pytest.approx(1.5)
+    assert theory.walltime_gain_from_tau(3.0, 4, 0.1, 1.4, overhead=-0.3) == pytest.approx(2.0)
     assert theory.walltime_gain_from_tau(2.0, 2.5, 0.2) == pytest.approx(2 / 1.5)  # mean γ
     assert theory.walltime_gain_from_tau(1.0, 0, 0.1) == 1
     assert theory.walltime_gain_from_tau(tau=theory.expected_tokens(1.0, 7), gamma=7, c=0) == 8
@@ -320,7 +321,7 @@ EVEN = [0.5, 0.5]
         (lambda: theory.walltime_gain(0.5, 3, 0.1, v=[1, 1.2]), r"gamma=3.0 is outside the table"),
         (lambda: theory.walltime_gain(0.5, 3, 0.1, v=np.ones((2, 2))), r"shape \(2, 2\)"),
         (lambda: theory.walltime_gain_from_tau(5, 3, 0.1), r"tau=5.0 must be ≤ gamma \+ 1"),
-        (lambda: theory.walltime_gain_from_tau(2, 3, 0.1, 1, -1), r"overhead=-1.0 must be ≥ 0"),
+        (lambda: theory.walltime_gain_from_tau(2, 3, 0.1, 1, -2), r"overhead=-2 makes γc \+ v \+"),
         (lambda: theory.walltime_gain_from_tau(2, 2.5, 0.1, [1, 2, 3]), r"whole where v depends"),
         (lambda: theory.operations_factor(0.5, 3, -1), r"c_hat=-1.0 must be ≥ 0"),
         (lambda: theory.optimal_gamma(1.5, 0.1), r"alpha=1.5 must"),

@@ -1,0 +1,16 @@
+"""The paper on a family of models: its tables and figures, measured, beside its own numbers.
+
+    python -m experiments.reproduce --config=configs/embedded.py --workdir=runs/embedded
+
+What is made is up to the config's `tables`, in this order (`study.py` has what they share):
+
+    alpha     Table 3: α of every draft, n-grams included, over prefixes of the target's
+    gain      Tables 2 and 4: c, v(γ), the best γ, predicted gains and the measured one, at batch 1
+    lenience  Table 5: α and acceptance under lenience
+    quality   whether both methods' outputs are equally good: BLEU, ROUGE or exact outputs
+    beam      A.4: how many steps of speculative beam search are kept
+
+and Table 1 with Figures 2 to 4 (`experiments.theory`), Figure 1 and Figure 5 from one output.
+Writes results.jsonl (a row for each cell), report.md and figures to the workdir. A run that was cut
+off goes on where it was.
+"""

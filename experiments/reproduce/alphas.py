@@ -1,0 +1,107 @@
+"""Table 3: α of every draft over tokens that the target generated."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from experiments.reproduce import pages, study
+from experiments.reproduce.pages import Section
+from experiments.reproduce.study import NGRAMS, Study, short
+from specjax import report
+from specjax.models.hub import Checkpoint
+
+
+def keys(config) -> list[dict[str, Any]]:
+    """A cell for each draft and temperature, n-grams first."""
+    return study.keys(config, (*config.ngrams, *config.drafts))
+
+
+def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
+    """α with its 95% interval, and on how many tokens."""
+    temperature = cell["temperature"]
+    alpha = on.alpha(cell["draft"], temperature, on.outputs(temperature))
+    draft = on.draft(cell["draft"])
+    sizes = [x.size for x in jax.tree.leaves(draft.model)] if isinstance(draft, Checkpoint) else [0]
+    return {
+        "alpha": alpha.value,
+        "low": alpha.low,
+        "high": alpha.high,
+        "tokens": alpha.tokens,
+        "outputs": len(alpha.overlaps),
+        "parameters": sum(sizes),
+    }
+
+
+def section(config, rows: Sequence[dict[str, Any]]) -> Section:
+    """A line for each draft, a column for each temperature."""
+    drafts = list(dict.fromkeys(row["draft"] for row in rows))
+    lines = [
+        {"draft": name} | {row["temperature"]: row for row in rows if row["draft"] == name}
+        for name in drafts
+    ]
+    columns: list[report.Column] = [("draft", lambda line: short(line["draft"]))]
+    for temperature in config.temperatures:
+        columns += [
+            (f"α, T={temperature:g}", _alpha(temperature)),
+            ("paper", _papers(config, temperature)),
+        ]
+    columns.append(("the paper's row", lambda line: pages.paper_name(config, short(line["draft"]))))
+    return Section(
+        "Table 3: α",
+        columns,
+        lines,
+        words(rows),
+        "α: mean of Σ min(target, draft) over prefixes that the target generated, as in the paper, "
+        "with its 95% interval by bootstrap over outputs. The paper's rows are of other models and "
+        "tasks: they stand beside ours by their part in the comparison.",
+        ("alphas.png",),
+    )
+
+
+def _alpha(temperature: float):
+    return lambda line: (
+        f"{line[temperature]['alpha']:.3f} "
+        f"({line[temperature]['low']:.3f} to {line[temperature]['high']:.3f})"
+    )
+
+
+def _papers(config, temperature: float):
+    return lambda line: pages.number(pages.paper_alpha(config, short(line["draft"]), temperature))
+
+
+def words(rows: Sequence[dict[str, Any]]) -> str:
+    """Whether the order is the paper's, and whether T = 0 lies above T = 1."""
+    said = []
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    for temperature in temperatures:
+        ranked = [row for row in rows if row["temperature"] == temperature]
+        # Lookup copies, and has no place in the paper's order.
+        ranked = [row for row in ranked if row["draft"] != "lookup"]
+        ranked.sort(key=lambda row: (row["parameters"], NGRAMS.index(row["draft"])
+                                     if row["draft"] in NGRAMS else 0))  # fmt: skip
+        names = " < ".join(short(row["draft"]) for row in ranked)
+        falls = [
+            f"{short(after['draft'])} ({after['alpha']:.3f}) is not above "
+            f"{short(before['draft'])} ({before['alpha']:.3f})"
+            for before, after in itertools.pairwise(ranked)
+            if after["alpha"] <= before["alpha"]
+        ]
+        said.append(
+            f"At T={temperature:g} α grows as in the paper: {names}."
+            if not falls
+            else f"At T={temperature:g} α does not grow throughout: {'; '.join(falls)}."
+        )
+    if {0.0, 1.0} <= set(temperatures):
+        by = {(row["draft"], row["temperature"]): row["alpha"] for row in rows}
+        drafts = list(dict.fromkeys(row["draft"] for row in rows))
+        above = [short(name) for name in drafts if by[name, 0.0] > by[name, 1.0]]
+        below = [short(name) for name in drafts if by[name, 0.0] <= by[name, 1.0]]
+        said.append(
+            f"T=0 lies above T=1 for {', '.join(above) or 'none'}"
+            + (f", and not for {', '.join(below)}." if below else ".")
+        )
+    tokens = [row["tokens"] for row in rows]
+    said.append(f"Each α is over {min(tokens):,} to {max(tokens):,} tokens of the target's own.")
+    return " ".join(said)

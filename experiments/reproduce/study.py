@@ -1,0 +1,205 @@
+"""What the tables share: the target with its outputs, the drafts, and the rows made so far."""
+
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from experiments import common, decode
+from specjax import decoding, files, metrics, ngram, sampling, tasks
+from specjax.accept import AcceptanceRule
+from specjax.draft import Drafter
+from specjax.models import hub
+from specjax.sampling import Sampling
+from specjax.tasks import batches
+from specjax.tasks.examples import Example
+
+NGRAMS = ("unigram", "bigram", "lookup")
+
+
+class Study:
+    """A config with what it names, loaded when it is first needed."""
+
+    def __init__(self, config, results: files.Rows):
+        self.config, self.results = config, results
+        self.dtype = decode.DTYPES[config.dtype]
+        self._draft: dict[str, hub.Checkpoint | Drafter] = {}
+        self._outputs: dict[float, list[list[int]]] = {}
+
+    @functools.cached_property
+    def target(self) -> hub.Checkpoint:
+        """Whose law all outputs follow."""
+        return hub.load(self.config.target, dtype=self.dtype)
+
+    @functools.cached_property
+    def examples(self) -> list[Example]:
+        """The task's examples, in their order."""
+        return load_examples(self.config)
+
+    def texts(self, count: int) -> list[str]:
+        """The first inputs."""
+        return [example.input for example in self.examples[:count]]
+
+    def draft(self, name: str) -> hub.Checkpoint | Drafter:
+        """A model, or a drafter that costs nothing; one is held at a time."""
+        if name not in self._draft:
+            self._draft = {name: self._load(name)}
+        return self._draft[name]
+
+    def _load(self, name: str) -> hub.Checkpoint | Drafter:
+        if name == "lookup":
+            return ngram.PromptLookup(self.target.model.vocab_size)
+        if name == "unigram":
+            return ngram.unigram(self.counts)
+        if name == "bigram":
+            return ngram.bigram(self.counts)
+        return hub.load(self.path(name), dtype=self.dtype)
+
+    def path(self, name: str) -> str:
+        """The config's own name of a draft that a cell names by `relative`."""
+        return next(draft for draft in self.config.drafts if relative(draft) == name)
+
+    @functools.cached_property
+    def counts(self) -> ngram.Counts:
+        """Of the training split: those saved beside the target, or made now and kept."""
+        beside = pathlib.Path(self.config.target).parent / "ngram.npz"
+        own = self.results.path.with_name("ngram.npz")
+        for path in (beside, own):
+            if path.exists():
+                return ngram.load(path)
+        counts = count_ngrams(self.config, self.target)
+        ngram.save(own, counts)
+        return counts
+
+    def sampling(self, temperature: float) -> Sampling:
+        """The law of every model."""
+        return sampling.sampling(temperature, self.config.top_k, self.config.top_p)
+
+    def decode(
+        self,
+        draft: str | None,
+        temperature: float,
+        count: int,
+        *,
+        gamma: int = 1,
+        rule: AcceptanceRule | None = None,
+    ) -> list[decoding.Row]:
+        """Outputs for the first inputs, in batches; without a draft the target's own."""
+        config = self.config
+        method = decoding.build(
+            self.target,
+            None if draft is None else self.draft(draft),
+            gamma=gamma,
+            sampling=self.sampling(temperature),
+            rule=rule,
+        )
+        rows = decoding.stream(
+            method,
+            self.target,
+            self.texts(count),
+            max_new_tokens=config.max_new_tokens,
+            key=jax.random.key(config.seed),
+            batch_size=config.batch_size,
+            max_source_len=config.max_source_len or None,
+            names=(config.target, draft or ""),
+        )
+        return list(rows)
+
+    def outputs(self, temperature: float) -> list[list[int]]:
+        """Tokens that the target generates: the prefixes over which α is measured."""
+        if temperature not in self._outputs:
+            rows = self.decode(None, temperature, self.config.alpha_inputs)
+            self._outputs[temperature] = [row.tokens for row in rows]
+        return self._outputs[temperature]
+
+    def alpha(
+        self,
+        draft: str,
+        temperature: float,
+        outputs: Sequence[Sequence[int]],
+        rule: AcceptanceRule | None = None,
+    ) -> metrics.Alpha:
+        """E[Σ min(target, draft)], or the chance that the rule accepts, over these outputs."""
+        return metrics.alpha_of_outputs(
+            self.target,
+            self.draft(draft),
+            self.texts(len(outputs)),
+            outputs,
+            sampling=self.sampling(temperature),
+            batch_size=self.config.batch_size,
+            max_source_len=self.config.max_source_len or None,
+            rule=rule,
+        )
+
+
+def load_examples(config) -> list[Example]:
+    """Of the config's split, or of several with + between them, one after the other."""
+    splits = config.split.split("+")
+    found = [e for s in splits for e in tasks.load(config.task, s, files=data_files(config))]
+    if not found:
+        raise ValueError(f"Task {config.task!r} has no inputs in split {config.split!r}.")
+    return found
+
+
+def count_ngrams(config, target: hub.Checkpoint) -> ngram.Counts:
+    """Unigrams and bigrams of the training split, as the target's tokenizer cuts it."""
+    examples = tasks.load(config.task, "train", files=data_files(config))
+    whole = not target.config.is_encoder_decoder
+    pairs = batches.encode(examples, target.tokenizer, decoder_only=whole)
+    sequences = (pair.target.tolist() for pair in pairs)
+    return ngram.count(sequences, target.model.vocab_size, target.start_id)
+
+
+def data_files(config) -> list[str]:
+    """Where the task's data lies, if not where the task says."""
+    return [part for part in config.data_dir.split(",") if part]
+
+
+def open_results(workdir: pathlib.Path, config) -> files.Rows:
+    """Rows of an earlier run of the same config, or none."""
+    results = files.Rows(workdir / "results.jsonl")
+    mine = common.fingerprint(config.to_dict())
+    if any(row.get("run") != mine for row in results.done):
+        raise ValueError(
+            f"{results.path} holds rows of another config. Name another --workdir, or delete the "
+            "file."
+        )
+    return results
+
+
+def find(rows: Sequence[Mapping[str, Any]], cell: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The row of a cell, if it is there."""
+    return next((dict(row) for row in rows if cell.items() <= row.items()), None)
+
+
+def keys(config, drafts: Sequence[str]) -> list[dict[str, Any]]:
+    """A cell for each temperature and draft."""
+    return [
+        {"draft": relative(draft), "temperature": temperature}
+        for temperature in config.temperatures
+        for draft in drafts
+    ]
+
+
+def short(name: str) -> str:
+    """The last part of a directory or hub name."""
+    return pathlib.PurePath(name).name
+
+
+def relative(name: str) -> str:
+    """A directory below the checkout by its path in there; any other name as it is."""
+    return str(name).removeprefix(f"{common.ROOT}/")
+
+
+def identity(config) -> dict[str, Any]:
+    """What was run, and where."""
+    return {
+        "target": relative(config.target),
+        "task": config.task,
+        "split": config.split,
+        "seed": config.seed,
+        "run": common.fingerprint(config.to_dict()),
+        **common.environment(),
+    }
