@@ -293,7 +293,7 @@ NUMBERS = [
 ]  # fmt: skip
 FACTS = [
     "draft", "target", "task", "split", "run", "commit", "python", "jax", "jaxlib", "flax",
-    "transformers", "numpy", "platform", "device",
+    "transformers", "numpy", "platform", "device", "dtype",
 ]  # fmt: skip
 
 
@@ -358,7 +358,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     for title in ("Table 3", "Tables 2 and 4", "Table 5", "Quality", "A.4", "Figure 1", "Figure 5",
                   "Table 1"):  # fmt: skip
         assert f"## {title}" in report
-    for name in ("dtype", "batch", "commit", "device"):
+    for name in ("dtype", "commit", "device"):
         assert f"- {name}: " in report
     assert "token for token" in report
     assert "$[b]$   (" in outcome.stdout  # the trace's title

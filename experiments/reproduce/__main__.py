@@ -65,7 +65,7 @@ def fill(study: Study) -> list[dict[str, Any]]:
     missing = [cell for cell in cells if not find(results.done, cell)]
     for cell in (bar := tqdm(missing, unit="cell", disable=None)):
         bar.set_description(" ".join(short(str(part)) for part in cell.values()))
-        results.append({**cell, **TABLES[cell["table"]].measure(study, cell), **identity(config)})
+        results.append({**cell, **TABLES[cell["table"]].measure(study, cell), **identity(study)})
     return [row for cell in cells if (row := find(results.done, cell))]
 
 

@@ -73,7 +73,6 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "target_calls": rounds,
         "identical": timing.identical(plain, spec) if temperature == 0 else None,
         "batch": 1,
-        "dtype": str(jax.tree.leaves(on.target.model.params)[0].dtype),
         "timed_inputs": len(texts),
         "repeats": config.repeats,
     }

@@ -33,7 +33,7 @@ def write(workdir: pathlib.Path, config, sections: Sequence[Section], row: dict[
             lines += [text, ""] if text else []
         for name in section.images:
             lines += [f"![{section.title}]({name})", ""]
-    facts = [name for name in (*common.environment(), "dtype", "batch", "seed") if name in row]
+    facts = (*common.environment(), "dtype", "seed")
     lines += ["## Where", "", *(f"- {name}: {row[name]}" for name in facts), ""]
     files.write_text(workdir / "report.md", "\n".join(lines))
 

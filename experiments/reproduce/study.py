@@ -193,13 +193,15 @@ def relative(name: str) -> str:
     return str(name).removeprefix(f"{common.ROOT}/")
 
 
-def identity(config) -> dict[str, Any]:
+def identity(on: Study) -> dict[str, Any]:
     """What was run, and where."""
+    config = on.config
     return {
         "target": relative(config.target),
         "task": config.task,
         "split": config.split,
         "seed": config.seed,
+        "dtype": str(jax.tree.leaves(on.target.model.params)[0].dtype),
         "run": common.fingerprint(config.to_dict()),
         **common.environment(),
     }
