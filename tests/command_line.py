@@ -21,7 +21,9 @@ class Outcome(NamedTuple):
     stderr: str
 
 
-def run(monkeypatch, capsys, module: str, *arguments: str, stdin: bytes = b"") -> Outcome:
+def run(
+    monkeypatch, capsys, module: str, *arguments: str, stdin: bytes = b"", cwd: Path = ROOT
+) -> Outcome:
     """`python -m module arguments`, with absl's flags as they were before."""
     app.define_help_flags()
     before = set(flags.FLAGS)
@@ -29,7 +31,7 @@ def run(monkeypatch, capsys, module: str, *arguments: str, stdin: bytes = b"") -
     package = ROOT / module.replace(".", "/")
     file = str(package / "__main__.py" if package.is_dir() else package.with_suffix(".py"))
     with monkeypatch.context() as patch, warnings.catch_warnings():
-        patch.chdir(ROOT)
+        patch.chdir(cwd)
         patch.setattr(sys, "argv", [file, *map(str, arguments)])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         warnings.resetwarnings()

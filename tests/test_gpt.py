@@ -187,15 +187,12 @@ def test_a_query_sees_no_stale_slot(model, tokens):
 # --- sizes and initial weights -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("sizes", "millions"),
-    [
-        ({"n_embd": 768, "n_inner": 3072, "n_layer": 12, "n_head": 12}, 97),
-        ({"n_embd": 256, "n_inner": 1024, "n_layer": 2, "n_head": 4}, 6),
-    ],
-)
-def test_the_paper_s_models_have_the_paper_s_sizes(sizes, millions):
-    config = GPTConfig(8000, 256, tie_word_embeddings=False, **{**IDS, **sizes})
+@pytest.mark.parametrize(("name", "millions"), [("gpt-97m", 97), ("gpt-6m", 6)])
+def test_the_paper_s_models_have_the_paper_s_sizes(name, millions):
+    from configs import train
+
+    said = train.get_config(name)
+    config = GPTConfig(said.vocab_size, **IDS, **said.model)
     module = nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0)))
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(module)))
     assert abs(count / 1e6 / millions - 1) < 0.05  # a tied head misses by more
