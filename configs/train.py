@@ -22,10 +22,10 @@ shared with other work:
 
 Reading the sources takes another minute or two. docs/training.md tells how this came about.
 
-`gpt-97m` and `gpt-6m` have the shapes of the paper's GPT-like pair: 8,000 tokens, heads of their own
-(only then are there 97M and 6M parameters), GELU. NOT RUN: the paper trains on lm1b, which is not
-here. Give sentences as a jsonl task, {"input": "", "target": "…"} on each line, and expect α of .88
-and .89 at temperatures 0 and 1; an accelerator is needed for the larger one:
+`gpt-97m` and `gpt-6m` have the shapes of the paper's GPT-like pair: 8,000 tokens, heads of their
+own (only then are there 97M and 6M parameters), GELU. NOT RUN: the paper trains on lm1b, which is
+not here. Give sentences as a jsonl task, {"input": "", "target": "…"} on each line, and expect α of
+.88 and .89 at temperatures 0 and 1; an accelerator is needed for the larger one:
 
     python -m experiments.train --config=configs/train.py:gpt-97m --workdir=runs/gpt-97m \\
         --config.task_file=train.jsonl,validation.jsonl,test.jsonl
