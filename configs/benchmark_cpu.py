@@ -1,0 +1,56 @@
+"""The loops on a CPU, beside the memory's bandwidth and beside transformers.
+
+    python -m experiments.benchmark --config=configs/benchmark_cpu.py --workdir=runs/benchmark
+    python -m experiments.benchmark --config=configs/benchmark_cpu.py:batch --workdir=runs/benchmark
+
+Base case: T5-base v1.1 with T5-small as draft, γ=3, α=.8, batch 1, float32. Needs 12 GB of memory,
+and as much again where torch is installed for the peers. Parts: base, gamma, batch, buffer, source,
+shape, agree, start; all of them by default.
+"""
+
+import ml_collections
+
+from experiments.benchmark.cases import PARTS
+
+
+def get_config(part: str = "all") -> ml_collections.ConfigDict:
+    """`part` is "all" or one of `PARTS`."""
+    if part not in ("all", *PARTS):
+        raise ValueError(f"a part {part!r} is not known: choose all or one of {', '.join(PARTS)}.")
+    config = ml_collections.ConfigDict()
+    config.part = part
+    config.bars = "cpu"
+    config.minutes = 0.0  # after which no further case is begun; 0: no limit
+    config.repeats = 5  # of each timing, methods and peers taking turns
+    config.steps = 5  # of a phase in one timing
+    config.peers = True  # where torch is installed
+    config.bandwidth_mb = 512  # of the buffer by which the memory's bandwidth is measured
+    config.base = {
+        "target": "t5-base",
+        "draft": "t5-small",
+        "gamma": 3,
+        "alpha": 0.8,
+        "batch": 1,
+        "buffer": 128,
+        "source": 64,
+        "tokens": 48,
+        "dtype": "float32",
+        "temperature": 0.0,
+    }
+    # One factor at a time.
+    config.verify_gamma = 15  # v is measured up to here
+    config.gammas = (3, 5, 7)
+    config.batches = (1, 2, 4, 8, 16)
+    config.buffers = (128, 512, 2048)
+    config.buffer_batches = (1, 8)
+    config.sources = (32, 128, 512, 1024)
+    config.shapes = (
+        ("embedded", "embedded-draft"),
+        ("t5-small", ""),
+        ("t5-large", "t5-small"),
+    )
+    config.agreeing = (("t5-large", "t5-small"),)
+    config.starts = (("t5-base", "t5-small"),)
+    config.paper_target = "t5-xxl"  # of Tables 2 and 4, with these drafts
+    config.paper_drafts = ()
+    return config

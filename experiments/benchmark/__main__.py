@@ -1,0 +1,98 @@
+"""The command; see the package."""
+
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+from tqdm import tqdm
+
+import experiments.benchmark
+from experiments import common
+from experiments.benchmark import tables
+from experiments.benchmark.cases import chosen
+from experiments.benchmark.measure import Lab, measure
+from experiments.reproduce import pages
+from experiments.reproduce.pages import Section
+from experiments.reproduce.study import find
+from specjax import files, report
+
+
+def main(_) -> None:
+    config = flags.FLAGS.config
+    # Peers and child processes need room on the same accelerator.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    cases = chosen(config)
+    workdir = common.make_workdir(flags.FLAGS.workdir)
+    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
+    results = open_results(workdir, config)
+    left = fill(config, results, cases)
+    sections = tables.sections(config, results.done)
+    write(workdir, config, sections, results.done)
+    pages.show(console, sections)
+    if left:
+        console.print(f"{left} cases are left: the same command goes on with them.")
+    console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+
+
+def fill(config, results: files.Rows, cases: Sequence[Any]) -> int:
+    """Measure what is missing, as long as the config's minutes last; how many cases are left."""
+    lab, begin = Lab(config), time.monotonic()
+    missing = [case for case in cases if not find(results.done, case.cell)]
+    for done, case in enumerate(bar := tqdm(missing, unit="case", disable=None)):
+        # A case is begun only if one of the mean length so far would end in time.
+        spent = (time.monotonic() - begin) / 60
+        if done and config.minutes and spent * (done + 1) / done > config.minutes:
+            return len(missing) - done
+        bar.set_description(f"{case.kind} {tables.named(case.cell)}")
+        first = time.monotonic()
+        row = measure(lab, case)
+        took = {"seconds": round(time.monotonic() - first, 1), "load": os.getloadavg()[0]}
+        results.append({**case.cell, **row, **took, **identity(config)})
+    return 0
+
+
+def open_results(workdir: pathlib.Path, config) -> files.Rows:
+    """Rows of earlier runs, of any part, on the same machine."""
+    results = files.Rows(workdir / "results.jsonl")
+    if any(row.get("run") != identity(config)["run"] for row in results.done):
+        raise ValueError(
+            f"{results.path} holds rows of another machine, or of other repeats or steps. Name "
+            "another --workdir, or delete the file."
+        )
+    return results
+
+
+def identity(config) -> dict[str, Any]:
+    """What was run, and where."""
+    facts = common.environment()
+    run = common.fingerprint(config.repeats, config.steps, facts["device"], facts["cores"])
+    return {"repeats": config.repeats, "steps": config.steps, "run": run, **facts}
+
+
+def write(workdir: pathlib.Path, config, sections: Sequence[Section], rows) -> None:
+    """report.md."""
+    lines = ["# Benchmark", ""]
+    for section in sections:
+        lines += [f"## {section.title}", ""]
+        lines += [report.markdown(section.columns, [dict(row) for row in section.rows]), ""]
+        lines += [line for text in (section.words, section.legend) if text for line in (text, "")]
+    facts = {name: rows[-1][name] for name in (*common.environment(), "repeats", "steps")}
+    speeds = [row["bandwidth_gb_s"] for row in rows if "bandwidth_gb_s" in row]
+    if speeds:
+        facts["bandwidth"] = f"{min(speeds):.1f} to {max(speeds):.1f} GB/s, by case"
+    facts["load"] = f"up to {max(row['load'] for row in rows):.1f}"
+    lines += ["## Where", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
+    files.write_text(workdir / "report.md", "\n".join(lines))
+
+
+if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "What to measure.", lock_config=True)
+    flags.DEFINE_string("workdir", None, "Directory for results and report.")
+    flags.mark_flags_as_required(["config", "workdir"])
+    common.run(main, experiments.benchmark.__doc__)

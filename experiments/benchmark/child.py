@@ -1,0 +1,52 @@
+"""A process that has just started: how soon each loop decodes, and how much memory it takes.
+
+    python -m experiments.benchmark.child '{"target": "t5-base", "kind": "start"}'
+
+`measure.start` runs it, twice. Prints one JSON object.
+"""
+
+import json
+import resource
+import sys
+import time
+
+import jax
+
+from experiments.benchmark import measure, models
+from experiments.benchmark.cases import Case
+
+
+def main(text: str) -> None:
+    case = Case(**json.loads(text))
+    target, draft = measure.Lab(None).pair(case)
+    found = {"weights_gb": _gigabytes(target) + (_gigabytes(draft) if draft else 0.0)}
+    jax.block_until_ready(models.inputs(case, target))
+    for name, checkpoint in {"autoregressive": None, "speculative": draft}.items():
+        if name == "autoregressive" or checkpoint is not None:
+            method = measure.build(case, target, checkpoint)
+            begin = time.perf_counter()
+            call = measure.call(case, target, method)
+            # What the first output takes, less its tokens after the first.
+            seconds = time.perf_counter() - begin
+            again = measure.call(case, target, method)
+            found[f"{name}_s"] = seconds - again.decode * (1 - 1 / case.tokens)
+            found[f"{name}_call_s"] = again.whole
+            assert call.tokens == again.tokens
+    print(json.dumps({**found, "peak_gb": _peak()}))
+
+
+def _gigabytes(checkpoint) -> float:
+    return sum(x.nbytes for x in jax.tree.leaves(checkpoint.model.params)) / 1e9
+
+
+def _peak() -> float:
+    """The most that the device, or on a CPU the process, ever held."""
+    stats = jax.devices()[0].memory_stats()
+    if stats and "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"] / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,349 @@
+"""What a case of each kind measures: in turns, so that a slow spell of the machine hits all."""
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import common
+from experiments.benchmark import forced, models, peers
+from experiments.benchmark.cases import SHAPES, Case, step_bytes
+from specjax import autoregressive, decoding, speculative, theory
+from specjax.autoregressive import Autoregressive
+from specjax.cost import Meter
+from specjax.models.hub import Checkpoint
+from specjax.sampling import row_keys, sampling
+from specjax.speculative import Speculative
+
+Method = Autoregressive | Speculative
+Rivals = dict[str, Callable[[], list[list[int]]]]
+PAUSE = 0.2  # seconds after a peer, whose idle threads go on spinning for a while
+
+
+class Lab:
+    """A config, with the models of the case at hand."""
+
+    def __init__(self, config):
+        self.config = config
+        self._models: dict[tuple, Checkpoint] = {}
+        self._peer: tuple[Any, peers.Transformers | None] = (None, None)
+
+    def pair(self, case: Case) -> tuple[Checkpoint, Checkpoint | None]:
+        """Target and draft; those of other cases are let go first."""
+        names = _names(case)
+        self._models = {key: made for key, made in self._models.items() if key in names}
+        if self._peer[0] != names:
+            self._peer = None, None
+        for key in names:
+            if key not in self._models:
+                name, dtype, weights = key
+                self._models[key] = models.make(name, dtype=dtype, weights=weights)
+                jax.block_until_ready(self._models[key].model.params)
+        found = [self._models[key] for key in names]
+        return found[0], found[1] if case.draft else None
+
+    def peer(self, case: Case) -> peers.Transformers:
+        """transformers with the same models."""
+        pair, (_, peer) = self.pair(case), self._peer
+        if peer is None:
+            peer = peers.Transformers(*pair)
+            self._peer = _names(case), peer
+        return peer
+
+
+def _names(case: Case) -> list[tuple[str, str, str]]:
+    return [(name, case.dtype, case.weights) for name in (case.target, case.draft) if name]
+
+
+def measure(lab: Lab, case: Case) -> dict[str, Any]:
+    """The fields of the case's row."""
+    return {"decode": decode, "verify": verify, "start": start}[case.kind](lab, case)
+
+
+# --- both loops and their peers ------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """One call of a loop."""
+
+    decode: float  # seconds of the loop alone
+    whole: float  # with encoders and prefill
+    tokens: list[list[int]]
+    calls: np.ndarray  # of the target, by row
+    drafted: np.ndarray
+    accepted: np.ndarray
+    tested: np.ndarray  # drafted tokens that were accepted or the first to be rejected
+
+
+def decode(lab: Lab, case: Case) -> dict[str, Any]:
+    """Both loops, the peers, the phases of a round and the bandwidth, taking turns."""
+    config, (target, draft) = lab.config, lab.pair(case)
+    methods = {"autoregressive": build(case, target, None)}
+    meter = None
+    if draft is not None:
+        methods["speculative"] = build(case, target, draft)
+        meter = _meter(config, case, target, draft, [case.gamma], [case.gamma])
+    rivals, note = _rivals(lab, case)
+    ours: dict[str, list[Call]] = {name: [] for name in methods}
+    theirs: dict[str, list[float]] = {name: [] for name in rivals}
+    said: dict[str, list[list[int]]] = {}
+    speeds = []
+    for turn in range(config.repeats + 1):  # the first compiles
+        for name, method in methods.items():
+            ours[name].append(call(case, target, method))
+        for name, run in rivals.items():
+            begin = time.perf_counter()
+            said[name] = run()
+            theirs[name].append(time.perf_counter() - begin)
+            time.sleep(PAUSE)
+        if turn and meter is not None:
+            meter.take()
+        speeds.append(bandwidth(config.bandwidth_mb))
+    ours = {name: calls[1:] for name, calls in ours.items()}
+    theirs = {name: seconds[1:] for name, seconds in theirs.items()}
+    speed, plain = float(np.median(speeds)), ours["autoregressive"]
+    row: dict[str, Any] = {
+        "bandwidth_gb_s": speed / 1e9,
+        "peer_note": note,
+        "autoregressive": _pace(case, plain, 1e3 * _bytes(case, case.target) / speed)
+        | _against(plain, theirs.get("generate"), said.get("generate")),
+    }
+    if meter is not None:
+        spec, costs = ours["speculative"], meter.costs()
+        counts = _counts(case, spec[-1])
+        read = case.gamma * _bytes(case, case.draft) + _bytes(case, case.target)
+        row["speculative"] = _pace(case, spec, 1e3 * read / speed / counts["tau"]) | _against(
+            spec, theirs.get("assisted"), said.get("assisted")
+        )
+        gains = [a.decode / b.decode for a, b in zip(plain, spec, strict=True)]
+        taken = counts["tau"], counts["gamma_mean"], costs.c, costs.v(case.gamma)
+        overhead = costs.overhead(case.gamma)
+        row |= counts | _quartiles("gain", gains)
+        row |= {
+            "target_step_ms": 1e3 * costs.target_step,
+            "c": costs.c,
+            "v": costs.v(case.gamma),
+            "overhead": overhead,
+            # Of an iteration, what is neither a draft step nor the verify pass.
+            "overhead_share": overhead * costs.target_step / costs.round[case.gamma],
+            "predicted": theory.walltime_gain_from_tau(*taken, overhead),
+            "predicted_c_v": theory.walltime_gain_from_tau(*taken),
+        }
+    return row
+
+
+def build(case: Case, target: Checkpoint, draft: Checkpoint | None) -> Method:
+    """The loop with the case's rule."""
+    rule = None if case.weights == "agreeing" else forced.ForcedRule(jnp.float32(case.alpha))
+    chosen = sampling(case.temperature)
+    return decoding.build(target, draft, gamma=case.gamma, sampling=chosen, rule=rule)
+
+
+def begin(case: Case, target: Checkpoint, method: Method):
+    """Contexts and state before the first round, with the case's own buffer."""
+    start = speculative.start if isinstance(method, Speculative) else autoregressive.start
+    rows = jnp.arange(case.batch, dtype=jnp.int32)
+    return start(
+        method,
+        models.inputs(case, target),
+        row_keys(jax.random.key(0), rows, jnp.zeros_like(rows)),
+        jnp.full((case.batch,), case.tokens, jnp.int32),
+        buffer_len=case.buffer,
+    )
+
+
+def call(case: Case, target: Checkpoint, method: Method) -> Call:
+    """Decode the case's inputs once."""
+    rule_is_forced = isinstance(method, Speculative) and isinstance(method.rule, forced.ForcedRule)
+    first = time.perf_counter()
+    context, state = jax.block_until_ready(begin(case, target, method))
+    middle = time.perf_counter()
+    loop = forced.decode if rule_is_forced else decoding.run
+    state = jax.block_until_ready(loop(method, context, state))
+    end = time.perf_counter()
+    decoding.check_finite(state, (case.target, case.draft))
+    rows = decoding.read_rows(state, [(b, 0) for b in range(case.batch)], target)
+    return Call(
+        end - middle,
+        end - first,
+        [row.tokens for row in rows],
+        np.array([row.target_calls for row in rows]),
+        np.array([row.drafted for row in rows]),
+        np.array([row.accepted for row in rows]),
+        np.array([sum(row.tested) for row in rows]),
+    )
+
+
+def _rivals(lab: Lab, case: Case) -> tuple[Rivals, str]:
+    """What transformers runs beside us, by name; or why it does not."""
+    if not lab.config.peers:
+        return {}, "skipped: --config.peers is off"
+    if note := peers.absent():
+        return {}, note
+    if case.temperature > 0:
+        return {}, "skipped: peers decode greedily"
+    peer, ids = lab.peer(case), models.sources(case)
+    rivals: Rivals = {"generate": functools.partial(peer.generate, ids, case.tokens)}
+    # With random weights its assistant would be right once in 32,000 times.
+    if case.draft and case.weights == "agreeing" and case.batch == 1:
+        rivals["assisted"] = functools.partial(peer.generate, ids, case.tokens, case.gamma)
+    return rivals, ""
+
+
+def _pace(case: Case, calls: Sequence[Call], floor_ms: float) -> dict[str, Any]:
+    """Milliseconds from one token of a row to its next, and tokens per second of all rows."""
+    per_token = [1e3 * one.decode / case.tokens for one in calls]
+    ms = float(np.median(per_token))
+    return {
+        **_quartiles("ms", per_token),
+        "whole_ms": float(np.median([1e3 * one.whole / case.tokens for one in calls])),
+        "tokens_per_s": 1e3 * case.batch / ms,
+        "floor_ms": floor_ms,
+        "of_floor": floor_ms / ms,
+    }
+
+
+def _against(
+    calls: Sequence[Call], seconds: Sequence[float] | None, said: list[list[int]] | None
+) -> dict[str, Any]:
+    """The peer's whole call beside ours, encoders included; nothing where there is no peer."""
+    if not seconds:
+        return {}
+    tokens = calls[-1].tokens
+    ratios = [theirs / ours.whole for theirs, ours in zip(seconds, calls, strict=True)]
+    return {
+        **_quartiles("peer_ms", [1e3 * s / len(tokens[0]) for s in seconds]),
+        **_quartiles("times_peer", ratios),
+        "peer_tokens_equal": said == tokens,
+    }
+
+
+def _counts(case: Case, last: Call) -> dict[str, float]:
+    """How many tokens a round gave, in the batch as a whole and by itself."""
+    rounds = int(last.calls.max())  # the loop's own: a finished row waits, and none before it
+    return {
+        "rounds": rounds,
+        "tau": case.batch * case.tokens / (case.batch * rounds),
+        "tau_rows": float(case.batch * case.tokens / last.calls.sum()),
+        "gamma_mean": float(last.drafted.sum() / last.calls.sum()),
+        "alpha_seen": float(last.accepted.sum() / max(1, last.tested.sum())),
+    }
+
+
+def _quartiles(name: str, values: Sequence[float]) -> dict[str, float]:
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return {name: float(median), f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+# --- phases --------------------------------------------------------------------------------------
+
+
+def verify(lab: Lab, case: Case) -> dict[str, Any]:
+    """A draft step, and verify passes of every γ up to the case's, in target steps."""
+    config, (target, draft) = lab.config, lab.pair(case)
+    if draft is None:
+        raise ValueError(f"A case of kind verify needs a draft beside {case.target}.")
+    gammas = range(1, case.gamma + 1)
+    meter, speeds = _meter(config, case, target, draft, gammas, []), []
+    for _ in range(config.repeats):
+        meter.take()
+        speeds.append(bandwidth(config.bandwidth_mb))
+    costs, speed = meter.costs(), float(np.median(speeds))
+    floor_ms = 1e3 * _bytes(case, case.target) / speed
+    return {
+        "bandwidth_gb_s": speed / 1e9,
+        "target_step_ms": 1e3 * costs.target_step,
+        "draft_step_ms": 1e3 * costs.draft_step,
+        "floor_ms": floor_ms,
+        "of_floor": floor_ms / (1e3 * costs.target_step),
+        "c": costs.c,
+        "v_by_gamma": {str(gamma): costs.v(gamma) for gamma in gammas},
+    }
+
+
+def _meter(config, case: Case, target: Checkpoint, draft: Checkpoint, gammas, rounds) -> Meter:
+    """Phases in the middle of an output, where a step costs what the mean one does."""
+    method = build(case, target, draft)
+    assert isinstance(method, Speculative)
+    contexts, state = begin(case, target, method)
+    length = jnp.full_like(state.length, 1 + case.tokens // 2)
+    state = state.replace(length=length, fed=length - 1, limit=length + case.gamma + 1)
+    return Meter(method, contexts, state, gammas, rounds, steps=config.steps)
+
+
+def _bytes(case: Case, name: str) -> float:
+    return step_bytes(
+        SHAPES[name],
+        batch=case.batch,
+        source=case.source,
+        slots=(case.tokens + 1) / 2,  # the mean over an output
+        itemsize=jnp.dtype(case.dtype).itemsize,
+    )
+
+
+# --- the machine ---------------------------------------------------------------------------------
+
+
+def bandwidth(megabytes: int) -> float:
+    """Bytes per second that all cores read together: the better of a sum and of vector · matrix."""
+    vector, matrix = _buffer(megabytes)
+    best = 0.0
+    for run in (_sum, _product):
+        jax.block_until_ready(run(vector, matrix))
+        first = time.perf_counter()
+        jax.block_until_ready(run(vector, matrix))
+        best = max(best, matrix.nbytes / (time.perf_counter() - first))
+    return best
+
+
+@functools.cache
+def _buffer(megabytes: int):
+    """Far larger than any cache, if megabytes is."""
+    rows = max(1, megabytes * 2**20 // (4 * 4096))
+    return jnp.ones((1, rows)), jnp.ones((rows, 4096))
+
+
+@jax.jit
+def _sum(vector, matrix):
+    return jnp.sum(matrix, axis=1)
+
+
+@jax.jit
+def _product(vector, matrix):
+    return vector @ matrix
+
+
+def start(lab: Lab, case: Case) -> dict[str, Any]:
+    """Two processes after each other, of which the second finds what the first compiled."""
+    row: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as cache:
+        settings = {
+            "JAX_COMPILATION_CACHE_DIR": cache,
+            # As `common.run` has it.
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        }
+        for name in ("cold", "cached"):
+            command = ["-m", "experiments.benchmark.child", json.dumps(dataclasses.asdict(case))]
+            done = subprocess.run(
+                [sys.executable, *command],
+                cwd=common.ROOT,
+                env={**os.environ, **settings},
+                capture_output=True,
+                text=True,
+            )
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+                raise ValueError(f"The process that starts {case.target} failed: {reason}")
+            row[name] = json.loads(done.stdout.splitlines()[-1])
+    return row

@@ -1,0 +1,67 @@
+"""Checkpoints with random weights, made on the spot, and inputs for them."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from experiments.benchmark.cases import SHAPES, Case
+from specjax.batching import pack
+from specjax.models import t5_hub
+from specjax.models.hub import Checkpoint
+from specjax.models.language_model import LanguageModel, input_first
+from specjax.models.layers import arrange
+from specjax.types import Inputs
+
+
+def make(name: str, *, dtype: str, weights: str) -> Checkpoint:
+    """A T5 of `SHAPES` that no token ends, so that every output has the length it was given.
+
+    Made leaf by leaf in its own dtype and place, so that it takes no more memory than it has.
+
+    Args:
+      weights: see `Case`.
+    """
+    config = SHAPES[name]
+    abstract = nnx.eval_shape(
+        lambda: arrange(
+            t5_hub.build(config, rngs=nnx.Rngs(0), dtype=jnp.dtype(dtype)),
+            input_first=input_first(),
+        )
+    )
+    graphdef, shapes = nnx.split(abstract)
+    head = ("embedding" if config.tie_word_embeddings else "head",)
+    filled = {}
+    for i, (path, slot) in enumerate(nnx.to_flat_state(shapes)):
+        if weights == "agreeing" and path == head:
+            array = jnp.zeros(slot.shape, slot.dtype)
+        elif path[-1] == "scale":
+            array = jnp.ones(slot.shape, slot.dtype)
+        else:
+            # The width of the model, or of the heads: logits stay near 1.
+            std = 1.0 if path == ("embedding",) else 1 / math.sqrt(min(slot.shape))
+            key = jax.random.fold_in(jax.random.key(0), i)
+            array = _draw(key, std, shape=slot.shape, dtype=slot.dtype)
+        filled[path] = slot.replace(array)
+    module = nnx.merge(graphdef, nnx.from_flat_state(filled))
+    return Checkpoint(name, LanguageModel.of(module), config, eos_ids=())
+
+
+@partial(jax.jit, static_argnames=("shape", "dtype"))
+def _draw(key, std, *, shape, dtype):
+    return (jax.random.normal(key, shape, dtype) * jnp.asarray(std, dtype)).astype(dtype)
+
+
+def sources(case: Case) -> list[list[int]]:
+    """Random ids, as many for every row."""
+    rng = np.random.default_rng(0)
+    size = SHAPES[case.target].vocab_size
+    return rng.integers(2, size, (case.batch, case.source)).tolist()
+
+
+def inputs(case: Case, target: Checkpoint) -> Inputs:
+    """The same as the loops take them."""
+    return pack(sources(case), start_id=target.start_id, rows=case.batch, width=case.source)

@@ -1,0 +1,251 @@
+"""The tables of the report."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.benchmark.bars import Row, bars, select
+from experiments.benchmark.cases import Case, suite
+from experiments.reproduce.pages import Section, number
+from specjax import report, theory
+from specjax.paper import TABLES_2_AND_4
+
+
+def sections(config, rows: Sequence[Row]) -> list[Section]:
+    """All tables that have rows, the bars first."""
+    made = [judged(config, rows), decoding(rows), verify(rows), start(rows)]
+    made += [batches(config, rows), paper(config, rows)]
+    return [section for section in made if section.rows]
+
+
+def judged(config, rows: Sequence[Row]) -> Section:
+    """A line for each bar."""
+    lines: list[Row] = []
+    for bar in bars(config):
+        value, verdict = bar.judge(rows)
+        sign = "≤" if bar.at_most else "≥"
+        goal = "–" if bar.goal is None else f"{sign} {bar.goal:g}"
+        lines.append({"bar": bar.name, "demanded": f"{sign} {bar.demand:g}", "goal": goal,
+                      "measured": number(value, 3), "verdict": verdict})  # fmt: skip
+    count = {name: sum(line["verdict"] == name for line in lines) for name in VERDICTS}
+    said = ", ".join(f"{count[name]} {name}" for name in VERDICTS if count[name])
+    return Section("Bars", [_column(name) for name in lines[0]], lines, f"{said}.")
+
+
+VERDICTS = ("met", "missed", "not measured")
+
+
+def _column(name: str) -> report.Column:
+    """A field under its own name."""
+    return name, lambda row: str(row[name])
+
+
+def decoding(rows: Sequence[Row]) -> Section:
+    """A line for each case and loop."""
+    lines = [
+        {**row, **row[loop], "loop": loop}
+        for row in select(rows, {"kind": "decode"})
+        for loop in ("autoregressive", "speculative")
+        if loop in row
+    ]
+    columns: list[report.Column] = [
+        ("case", named),
+        ("loop", _loop),
+        ("ms/token", lambda r: f"{r['ms']:.2f} ({r['ms_low']:.2f} to {r['ms_high']:.2f})"),
+        ("tokens/s", lambda r: f"{r['tokens_per_s']:.0f}"),
+        ("floor, ms", lambda r: number(r["floor_ms"])),
+        ("ms/floor", lambda r: number(r["ms"] / r["floor_ms"])),
+        ("with encoder, ms", lambda r: number(r["whole_ms"])),
+        ("transformers, ms", _peer),
+        ("times it", lambda r: number(r.get("times_peer"))),
+        ("gain", _gain),
+        ("predicted", lambda r: number(r["predicted"] if _is_speculative(r) else None)),
+        ("overhead", lambda r: f"{r['overhead_share']:.1%}" if _is_speculative(r) else "–"),
+    ]
+    notes = sorted({row["peer_note"] for row in lines if row["peer_note"]})
+    differ = sum(row.get("peer_tokens_equal") is False for row in lines)
+    said = f"Peers: {'; '.join(notes)}." if notes else ""
+    if differ:
+        said += f" In {differ} lines transformers' tokens DIFFER from ours: look for near-ties."
+    return Section(
+        "Decoding",
+        columns,
+        lines,
+        said.strip(),
+        "ms/token: from one token of a row to its next, the loop alone; medians with quartiles. "
+        "tokens/s: of all rows. floor: weights and cache that a step must read, over the bandwidth "
+        "measured in the same turns; of a speculative round, γ draft steps and one target step, "
+        "over its tokens. with encoder: the whole call, which is what transformers' figure is too; "
+        "times it: how many times longer that takes. Its generate stands beside plain decoding, "
+        "its assisted generation beside speculation. α forced: each drafted token is accepted with "
+        "this chance, at the full cost of a round. gain: over plain decoding. predicted: "
+        "τ/(γc+v+overhead). overhead: of an iteration, what is neither a draft step nor the verify "
+        "pass; raw, so below 0 where phases timed apart are dearer than within a round.",
+    )
+
+
+def named(row: Row) -> str:
+    """A case in a few words: B rows, T the buffer, S the source, N the tokens."""
+    said = [row["target"] + (f" + {row['draft']}" if row["draft"] else "")]
+    said += [f"B{row['batch']} T{row['buffer']} S{row['source']} N{row['tokens']}"]
+    if row["dtype"] != "float32":
+        said.append(row["dtype"])
+    if row["temperature"]:
+        said.append(f"temperature {row['temperature']:g}")
+    return " ".join(said)
+
+
+def _is_speculative(line: Row) -> bool:
+    return line["loop"] == "speculative"
+
+
+def _loop(line: Row) -> str:
+    if not _is_speculative(line):
+        return "plain" if line["weights"] == "random" else f"plain, {line['weights']}"
+    return f"γ={line['gamma']}, {_acceptance(line)}"
+
+
+def _acceptance(row: Row) -> str:
+    return "agreeing" if row["weights"] == "agreeing" else f"α={row['alpha']:g} forced"
+
+
+def _peer(line: Row) -> str:
+    if "peer_ms" not in line:
+        return "–"
+    return f"{line['peer_ms']:.2f} ({line['peer_ms_low']:.2f} to {line['peer_ms_high']:.2f})"
+
+
+def _gain(line: Row) -> str:
+    if not _is_speculative(line):
+        return "–"
+    return f"{line['gain']:.2f} ({line['gain_low']:.2f} to {line['gain_high']:.2f})"
+
+
+def verify(rows: Sequence[Row]) -> Section:
+    """v by γ, and c."""
+    lines = select(rows, {"kind": "verify"})
+    gammas = sorted({int(gamma) for row in lines for gamma in row["v_by_gamma"]})
+    columns: list[report.Column] = [
+        ("case", named),
+        ("step, ms", lambda row: number(row["target_step_ms"])),
+        ("floor, ms", lambda row: number(row["floor_ms"])),
+        ("c", lambda row: number(row["c"], 3)),
+    ]
+    for gamma in gammas:
+        columns.append((f"v({gamma})", _verify_cost(str(gamma))))
+    return Section("c and v(γ)", columns, lines, "", "In units of a target step.")
+
+
+def _verify_cost(gamma: str):
+    return lambda row: number(row["v_by_gamma"].get(gamma))
+
+
+def start(rows: Sequence[Row]) -> Section:
+    """Cold and cached starts, and memory."""
+    loops = ("autoregressive", "speculative")
+    lines = [
+        {**row, "loop": loop} for row in select(rows, {"kind": "start"}) for loop in loops
+        if f"{loop}_s" in row["cold"]
+    ]  # fmt: skip
+
+    def seconds(when: str):
+        return lambda line: number(line[when][f"{line['loop']}_s"])
+
+    columns: list[report.Column] = [
+        ("case", named),
+        ("loop", lambda line: line["loop"]),
+        ("cold, s", seconds("cold")),
+        ("cached, s", seconds("cached")),
+        ("weights, GB", lambda line: number(line["cold"]["weights_gb"])),
+        ("peak, GB", lambda line: number(line["cold"]["peak_gb"])),
+        ("peak, cached, GB", lambda line: number(line["cached"]["peak_gb"])),
+    ]
+    return Section(
+        "Start and memory",
+        columns,
+        lines,
+        "",
+        "Seconds from weights in memory to the first token: tracing, compilation and the encoder; "
+        "cached: in a second process, with the persistent cache of the first. Memory is of the "
+        "whole process, both loops and making the weights included.",
+    )
+
+
+def batches(config, rows: Sequence[Row]) -> Section:
+    """Tokens per second by batch, and where speculation stops paying."""
+    base = Case(**config.base.to_dict()).cell
+    del base["batch"]
+    lines = [row for row in select(rows, {**base, "kind": "decode"}) if "gain" in row]
+    lines.sort(key=lambda row: row["batch"])
+    if len(lines) < 2:
+        return Section("Batches")
+
+    def lockstep(row: Row) -> float:
+        return float(theory.expected_tokens(row["alpha"] ** row["batch"], row["gamma"]))
+
+    columns: list[report.Column] = [
+        ("B", lambda row: str(row["batch"])),
+        ("plain, tokens/s", lambda row: f"{row['autoregressive']['tokens_per_s']:.0f}"),
+        ("speculative, tokens/s", lambda row: f"{row['speculative']['tokens_per_s']:.0f}"),
+        ("gain", lambda row: number(row["gain"])),
+        ("predicted", lambda row: number(row["predicted"])),
+        ("v", lambda row: number(row["v"])),
+        ("c", lambda row: number(row["c"], 3)),
+        ("τ of the batch", lambda row: number(row["tau"])),
+        ("τ of a row", lambda row: number(row["tau_rows"])),
+        ("τ in lockstep", lambda row: number(lockstep(row))),
+    ]
+    return Section(
+        f"Batches: γ={config.base.gamma}, α={config.base.alpha:g} forced",
+        columns,
+        lines,
+        f"Speculation stops paying {where(lines, 'gain')} as measured, and "
+        f"{where(lines, 'predicted')} as predicted from what B·(γ+1) positions cost.",
+        "c, v: of this batch. τ: tokens per iteration and row. Of the batch, until its slowest row "
+        "ends; of a row, until that row ends, which it does by itself; in lockstep: what would be "
+        "left if every round advanced all rows by the smallest acceptance among them.",
+    )
+
+
+def where(rows: Sequence[Row], name: str) -> str:
+    """Between which batches a gain falls below 1."""
+    for before, after in itertools.pairwise(rows):
+        if before[name] >= 1 > after[name]:
+            return f"between batch {before['batch']} and {after['batch']}"
+    if rows[0][name] < 1:
+        return f"before batch {rows[0]['batch']}"
+    return f"beyond batch {rows[-1]['batch']}"
+
+
+def paper(config, rows: Sequence[Row]) -> Section:
+    """Tables 2 and 4 at their α and γ."""
+    lines: list[dict[str, Any]] = []
+    for case in suite(config)["paper"]:
+        for row in select(rows, case.cell):
+            setting = case.draft, case.gamma, case.alpha, case.temperature
+            lines += [
+                {**row, "paper": printed}
+                for printed in TABLES_2_AND_4
+                if setting
+                == (printed.draft.lower(), printed.gamma, printed.alpha, printed.temperature)
+            ]
+    columns: list[report.Column] = [
+        ("task", lambda line: line["paper"].task),
+        ("draft", lambda line: line["draft"]),
+        ("T", lambda line: f"{line['temperature']:g}"),
+        ("γ", lambda line: str(line["gamma"])),
+        ("α forced", lambda line: number(line["alpha"])),
+        ("c", lambda line: number(line["c"], 3)),
+        ("paper's c", lambda line: number(line["paper"].c)),
+        ("v", lambda line: number(line["v"])),
+        ("τ/(γc+v)", lambda line: number(line["predicted_c_v"])),
+        ("gain", lambda line: number(line["gain"])),
+        ("paper's", lambda line: number(line["paper"].measured, 1)),
+    ]
+    return Section(
+        "Tables 2 and 4: the paper's shapes, α and γ",
+        columns,
+        lines,
+        "",
+        "α is an input here: what is measured is what the paper's α gains on this machine.",
+    )
