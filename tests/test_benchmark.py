@@ -136,7 +136,7 @@ def made_up(config):
     base = Case(**config.base.to_dict())
     pace = {"of_floor": 0.75, "times_peer": 3.0, "ms": 10.0}
     fields = {"autoregressive": pace, "speculative": {"times_peer": 2.0}}
-    fields |= {"gain": 1.8, "predicted": 2.0, "overhead_share": 0.05}
+    fields |= {"gain": 1.8, "gain_at_alpha": 1.7, "predicted": 2.0, "overhead_share": 0.05}
     cases = [base, *suite(config)["buffer"], *suite(config)["shape"], *suite(config)["agree"]]
     rows = [{**case.cell, **json.loads(json.dumps(fields))} for case in cases]
     for row in rows:
@@ -151,7 +151,12 @@ def test_bars_are_met_missed_or_not_measured():
     assert {bar.judge(rows)[1] for bar in bars.bars(config)} == {"met"}
     assert {bar.judge([])[1] for bar in bars.bars(config)} == {"not measured"}
     for row in rows:
-        row |= {"overhead_share": 0.051, "gain": 1.69, "cached": {"autoregressive_s": 5.1}}
+        row |= {
+            "overhead_share": 0.051,
+            "gain": 1.7,
+            "gain_at_alpha": 1.69,
+            "cached": {"autoregressive_s": 5.1},
+        }
         row["autoregressive"] = {"of_floor": 0.74, "times_peer": 1.5, "ms": row["buffer"]}
         row["speculative"] = {"times_peer": 1.9}
     assert {bar.judge(rows)[1] for bar in bars.bars(config)} == {"missed"}
@@ -222,6 +227,8 @@ def test_the_command_measures_what_is_missing(monkeypatch, capsys, tmp_path):
     assert base["peer_note"] == "skipped: --config.peers is off"
     assert base["predicted"] > 0
     assert base["tau"] == 8 / base["rounds"]
+    tau = 1 + 0.8 + 0.8**2 + 0.8**3
+    assert base["gain_at_alpha"] == pytest.approx(base["gain"] * tau / base["tau"])
     assert set(rows[2]["v_by_gamma"]) == {"1", "2"}
     assert "speculative" not in rows[3]
     assert rows[4]["alpha_seen"] == 1.0

@@ -29,7 +29,7 @@ def main(_) -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     cases = chosen(config)
     workdir = common.make_workdir(flags.FLAGS.workdir)
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
     results = open_results(workdir, config)
     left = fill(config, results, cases)
     sections = tables.sections(config, results.done)

@@ -130,6 +130,7 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
         overhead = costs.overhead(case.gamma)
         row |= counts | _quartiles("gain", gains)
         row |= {
+            "gain_at_alpha": _gain_at_alpha(case, row["gain"], counts["tau"]),
             "target_step_ms": 1e3 * costs.target_step,
             "c": costs.c,
             "v": costs.v(case.gamma),
@@ -238,6 +239,13 @@ def _counts(case: Case, last: Call) -> dict[str, float]:
         "gamma_mean": float(last.drafted.sum() / last.calls.sum()),
         "alpha_seen": float(last.accepted.sum() / max(1, last.tested.sum())),
     }
+
+
+def _gain_at_alpha(case: Case, gain: float, tau: float) -> float | None:
+    """The gain without the luck of the draw, had one row had the mean number of tokens a round."""
+    if case.batch > 1 or case.weights == "agreeing":
+        return None
+    return gain * float(theory.expected_tokens(case.alpha, case.gamma)) / tau
 
 
 def _quartiles(name: str, values: Sequence[float]) -> dict[str, float]:

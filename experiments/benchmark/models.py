@@ -1,6 +1,5 @@
 """Checkpoints with random weights, made on the spot, and inputs for them."""
 
-import math
 from functools import partial
 
 import jax
@@ -15,6 +14,9 @@ from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel, input_first
 from specjax.models.layers import arrange
 from specjax.types import Inputs
+
+# What both sides of attention's product come from.
+ATTENTION = (("qkv",), ("query",), ("kv",))
 
 
 def make(name: str, *, dtype: str, weights: str) -> Checkpoint:
@@ -41,8 +43,9 @@ def make(name: str, *, dtype: str, weights: str) -> Checkpoint:
         elif path[-1] == "scale":
             array = jnp.ones(slot.shape, slot.dtype)
         else:
-            # The width of the model, or of the heads: logits stay near 1.
-            std = 1.0 if path == ("embedding",) else 1 / math.sqrt(min(slot.shape))
+            # The width of the model, or of the heads: logits stay near 1, those of attention too.
+            std = 1.0 if path == ("embedding",) else min(slot.shape) ** -0.5
+            std *= config.d_kv**-0.25 if path[-2:-1] in ATTENTION else 1.0
             key = jax.random.fold_in(jax.random.key(0), i)
             array = _draw(key, std, shape=slot.shape, dtype=slot.dtype)
         filled[path] = slot.replace(array)
