@@ -16,13 +16,13 @@ from jax import Array
 from specjax.models.layers import (
     KV,
     MASKED,
+    CausalBias,
     LayerNorm,
     Linear,
-    attend,
+    attend_and_write,
     empty,
     project,
     split_heads,
-    write,
 )
 from specjax.types import Inputs
 
@@ -91,11 +91,12 @@ class SelfAttention(nnx.Module):
         self.output = Linear(width, width, _residual_std(config), bias=True, rngs=rngs, dtype=dtype)
         self.heads = config.n_head
 
-    def __call__(self, x: Array, start: Array, bias: Array, cache: KV | None):
+    def __call__(self, x: Array, start: Array, bias: CausalBias, cache: KV | None):
         """(B, K, E) → (B, K, E) and the cache; without a cache the K tokens see one another."""
-        queries, keys, values = jnp.split(split_heads(self.qkv(x), 3 * self.heads), 3, axis=1)
-        kv = KV(keys, values) if cache is None else write(cache, KV(keys, values), start)
-        return self.output(attend(queries * queries.shape[-1] ** -0.5, *kv, bias)), kv
+        queries, *new = jnp.split(split_heads(self.qkv(x), 3 * self.heads), 3, axis=1)
+        scaled = queries * queries.shape[-1] ** -0.5
+        mixed, cache = attend_and_write(scaled, KV(*new), cache, bias, start)
+        return self.output(mixed), cache
 
 
 class FeedForward(nnx.Module):
@@ -126,7 +127,7 @@ class Layer(nnx.Module):
         self.feed_forward_norm = LayerNorm(width, epsilon, dtype=dtype)
         self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
 
-    def __call__(self, x: Array, start: Array, bias: Array, cache: KV | None):
+    def __call__(self, x: Array, start: Array, bias: CausalBias, cache: KV | None):
         attended, cache = self.attention(self.attention_norm(x), start, bias, cache)
         x = x + attended
         return x + self.feed_forward(self.feed_forward_norm(x)), cache
@@ -198,8 +199,9 @@ class GPT(nnx.Module):
         count = tokens.shape[1]
         slots = count if cache is None else cache[0].keys.shape[2]
         positions = start[:, None] + jnp.arange(count)[None, :]
-        ahead = jnp.arange(slots)[None, None, None, :] > positions[:, None, :, None]
-        bias = jnp.where(ahead, MASKED, 0.0)
+        unwritten = jnp.arange(slots)[None, None, None, :] >= start[:, None, None, None]
+        ahead = ~jnp.tri(count, dtype=bool)[None, None]
+        bias = CausalBias(jnp.where(unwritten, MASKED, 0.0), jnp.where(ahead, MASKED, 0.0))
         last = self.config.n_positions - 1
         x = self.embed(tokens) + self.positions[...][jnp.minimum(positions, last)]
         written = []

@@ -134,6 +134,71 @@ def attend(queries: Array, keys: Array, values: Array, bias: Array) -> Array:
     return mixed.reshape(*mixed.shape[:2], -1)
 
 
+class CausalBias(NamedTuple):
+    """What is added to the scores of K queries, on slots from before the call and on its own K."""
+
+    before: Array  # (B or 1, H or 1, K or 1, T) float32, MASKED from each row's `start` on
+    within: Array  # (1, H or 1, K, K) float32, MASKED ahead of the query
+
+
+BLOCK = 128  # slots that attention reads at once
+
+
+def attend_and_write(
+    queries: Array, new: KV, cache: KV | None, bias: CausalBias, start: Array
+) -> tuple[Array, KV]:
+    """Causal attention over a cache and the call's own K tokens, which are written to it.
+
+    Old slots are read block by block, as far as some row has filled them, under a softmax that is
+    kept up to date: what attention costs follows what has been generated, and not the buffer. The
+    cache is written after it has been read, for only then does XLA write in place.
+
+    Args:
+      queries: (B, H, K, D), scaled.
+      new: (B, H, K, D) each.
+      cache: (B, H, T, D) each. None: the K tokens are the whole text.
+      start: (B,) int32, the position of each row's first query.
+
+    Returns:
+      (B, K, H·D), and the cache with the new slots; without a cache, `new`.
+    """
+    if cache is None:
+        return attend(queries, *new, bias.within), new
+    length = cache.keys.shape[2]
+    size = min(BLOCK, length)
+    wide = np.promote_types(queries.dtype, jnp.float32)
+
+    def scores_of(keys, bias):
+        return jnp.einsum("bhkd,bhtd->bhkt", queries, keys).astype(wide) + bias.astype(wide)
+
+    def mix(weights, values):
+        return jnp.einsum("bhkt,bhtd->bhkd", weights.astype(values.dtype), values).astype(wide)
+
+    def block(i, carry):
+        mixed, total, top = carry
+        at = jnp.minimum(i * size, length - size)  # the last block may overlap the one before
+        keys, values = (jax.lax.dynamic_slice_in_dim(x, at, size, 2) for x in cache)
+        seen = at + jnp.arange(size) < i * size
+        before = jax.lax.dynamic_slice_in_dim(bias.before, at, size, 3)
+        scores = scores_of(keys, jnp.where(seen[None, None, None, :], MASKED, before))
+        higher = jnp.maximum(top, scores.max(-1, keepdims=True))
+        weights, shrink = jnp.exp(scores - higher), jnp.exp(top - higher)
+        total = total * shrink + weights.sum(-1, keepdims=True)
+        return mixed * shrink + mix(weights, values), total, higher
+
+    # A query sees itself, so the first maximum is finite, and what is MASKED weighs exactly 0.
+    scores = scores_of(new.keys, bias.within)
+    top = scores.max(-1, keepdims=True)
+    weights = jnp.exp(scores - top)
+    carry = mix(weights, new.values), weights.sum(-1, keepdims=True), top
+    blocks = (jnp.max(start) + size - 1) // size
+    mixed, total, _ = jax.lax.fori_loop(0, blocks, block, carry)
+    mixed = jnp.moveaxis(mixed / total, 1, 2).astype(new.values.dtype)
+    # Adds 0, which XLA cannot know: so the write waits for the loop. A barrier is gone too early.
+    start = start + jnp.any(total < 0).astype(jnp.int32)
+    return mixed.reshape(*mixed.shape[:2], -1), write(cache, new, start)
+
+
 def split_heads(x: Array, heads: int) -> Array:
     """(B, K, H·D) → (B, H, K, D); a fused projection has the heads of all its parts in H."""
     return jnp.moveaxis(x.reshape(*x.shape[:2], heads, x.shape[-1] // heads), 1, 2)

@@ -18,14 +18,15 @@ from jax import Array
 from specjax.models.layers import (
     KV,
     MASKED,
+    CausalBias,
     Linear,
     RMSNorm,
     attend,
+    attend_and_write,
     empty,
     project,
     slide,
     split_heads,
-    write,
 )
 from specjax.types import Inputs
 
@@ -123,11 +124,19 @@ class SelfAttention(nnx.Module):
         self.output = Linear(inner, width, inner**-0.5, rngs=rngs, dtype=dtype)
         self.heads = config.num_heads
 
-    def __call__(self, x: Array, start: Array, bias: Array, cache: KV | None):
-        """(B, K, E) → (B, K, E) and the cache; without a cache the K tokens see one another."""
-        queries, keys, values = jnp.split(split_heads(self.qkv(x), 3 * self.heads), 3, axis=1)
-        kv = KV(keys, values) if cache is None else write(cache, KV(keys, values), start)
-        return self.output(attend(queries, *kv, bias)), kv
+    def __call__(self, x: Array, bias: Array) -> Array:
+        """(B, K, E) → (B, K, E): the K tokens see one another, as far as the bias lets them."""
+        queries, keys, values = self._project(x)
+        return self.output(attend(queries, keys, values, bias))
+
+    def cached(self, x: Array, start: Array, bias: CausalBias, cache: KV | None):
+        """(B, K, E) → (B, K, E) and the cache with their keys and values."""
+        queries, *new = self._project(x)
+        mixed, cache = attend_and_write(queries, KV(*new), cache, bias, start)
+        return self.output(mixed), cache
+
+    def _project(self, x: Array) -> list[Array]:
+        return jnp.split(split_heads(self.qkv(x), 3 * self.heads), 3, axis=1)
 
 
 class CrossAttention(nnx.Module):
@@ -178,9 +187,8 @@ class EncoderLayer(nnx.Module):
         self.feed_forward_norm = RMSNorm(width, epsilon, dtype=dtype)
         self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
 
-    def __call__(self, x: Array, start: Array, bias: Array) -> Array:
-        attended, _ = self.attention(self.attention_norm(x), start, bias, None)
-        x = x + attended
+    def __call__(self, x: Array, bias: Array) -> Array:
+        x = x + self.attention(self.attention_norm(x), bias)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -197,7 +205,7 @@ class DecoderLayer(nnx.Module):
         self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
 
     def __call__(self, x: Array, start, self_bias, cross_kv, cross_bias, cache):
-        attended, cache = self.attention(self.attention_norm(x), start, self_bias, cache)
+        attended, cache = self.attention.cached(self.attention_norm(x), start, self_bias, cache)
         x = x + attended
         x = x + self.cross(self.cross_norm(x), cross_kv, cross_bias)
         return x + self.feed_forward(self.feed_forward_norm(x)), cache
@@ -274,7 +282,7 @@ class T5(nnx.Module):
         bias = position_bias + source_bias
         x = self.embed(source)
         for layer in self.encoder:
-            x = layer(x, start, bias)
+            x = layer(x, bias)
         encoded = self.encoder_norm(x)
         cross = tuple(layer.cross.project(encoded) for layer in self.decoder)
         return Context(cross, source_bias, None)
@@ -314,7 +322,10 @@ class T5(nnx.Module):
         by_offset = context.self_bias
         if by_offset is None:
             by_offset = self.decoder_bias.by_offset(slots)
-        self_bias = slide(by_offset, start, count, slots)
+        within = slide(by_offset, jnp.zeros((1,), jnp.int32), count, count)
+        old = jnp.arange(slots)[None, None, None, :] < start[:, None, None, None]
+        before = jnp.where(old, slide(by_offset, start, count, slots), MASKED)
+        self_bias = CausalBias(before, within)
         x = self.embed(tokens)
         written = []
         for i, layer in enumerate(self.decoder):

@@ -1,0 +1,85 @@
+"""Attention over a cache that is read only as far as it is filled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from specjax.models.gpt import GPT, GPTConfig
+from specjax.models.layers import KV, MASKED, CausalBias, attend_and_write
+from specjax.models.t5 import T5, T5Config
+from specjax.types import Inputs
+
+BATCH, HEADS, SIZE = 3, 2, 4
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "start", [[0, 0, 0], [5, 0, 127], [128, 2, 9], [129, 129, 129], [300, 7, 255], [298, 299, 301]]
+)
+def test_attention(start, count):
+    """Against a softmax over each query's own slots; stale slots hold NaN-free rubbish."""
+    length = 302
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    cache = KV(*(draw(BATCH, HEADS, length, SIZE) for _ in range(2)))
+    queries, keys, values = (draw(BATCH, HEADS, count, SIZE) for _ in range(3))
+    offsets = draw(HEADS, 2 * length)  # a bias by slot − query
+    position = np.array(start)[:, None] + np.arange(count)
+    slot_bias = offsets[:, length + np.arange(length)[None, None] - position[:, :, None]]
+    before = np.moveaxis(slot_bias, 0, 1)
+    before = np.where(np.arange(length) < np.array(start)[:, None, None, None], before, MASKED)
+    near = np.arange(count)[None] - np.arange(count)[:, None]
+    within = np.where(near <= 0, offsets[:, length + near], MASKED)[None]
+    mixed, written = jax.jit(attend_and_write)(
+        queries, KV(keys, values), cache, CausalBias(before, within), jnp.array(start, jnp.int32)
+    )
+    for b in range(BATCH):
+        wanted = [np.array(part[b]) for part in cache]
+        for k in range(count):
+            if start[b] + k < length:  # what is past the buffer is dropped
+                wanted[0][:, start[b] + k] = keys[b, :, k]
+                wanted[1][:, start[b] + k] = values[b, :, k]
+        for part, whole in zip(written, wanted, strict=True):
+            np.testing.assert_array_equal(part[b], whole)
+        for k in range(count):
+            seen = start[b] + k + 1
+            if seen > length:
+                continue
+            for h in range(HEADS):
+                scores = wanted[0][h, :seen] @ queries[b, h, k]
+                scores += offsets[h, length + np.arange(seen) - (start[b] + k)]
+                weights = np.exp(scores - scores.max())
+                expected = weights / weights.sum() @ wanted[1][h, :seen]
+                found = mixed[b, k, h * SIZE : (h + 1) * SIZE]
+                np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2"])
+def test_a_long_text_in_pieces(family):
+    """200 tokens, of which the cache's first block holds 128, against all of them in one call."""
+    if family == "t5":
+        config = T5Config(
+            vocab_size=31, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_decoder_layers=2,
+            num_heads=2,
+        )  # fmt: skip
+        model = T5(config, rngs=nnx.Rngs(0))
+    else:
+        model = GPT(GPTConfig(31, 256, 8, 2, 2, bos_token_id=1, pad_token_id=0), rngs=nnx.Rngs(0))
+    tokens = jax.random.randint(jax.random.key(0), (2, 200), 0, 31, jnp.int32)
+    ids = jnp.array([[3, 4, 1], [5, 1, 0]], jnp.int32)
+    inputs = Inputs(ids, jnp.array([3, 2], jnp.int32), tokens[:, :1], jnp.ones((2,), jnp.int32))
+    zero = jnp.zeros((2,), jnp.int32)
+    whole, _ = model(tokens, zero, model.encode(inputs.source, inputs.source_len), None)
+    context, cache = model.start(inputs, 320)
+    at, found = 0, []
+    for count in (1, 126, 1, 1, 4, 60, 7):
+        hidden, cache = model(tokens[:, at : at + count], zero + at, context, cache)
+        found.append(hidden)
+        at += count
+    assert at == 200
+    np.testing.assert_allclose(jnp.concatenate(found, axis=1), whole, atol=2e-5)
