@@ -60,11 +60,11 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
     if full:
         config.tables = ("alpha", "gain", "lenience", *(() if prose else ("quality",)), "beam")
         config.alpha_inputs = 1000
-        config.timed_inputs = 24
+        config.timed_inputs = 16
         config.timed_ngrams = config.ngrams
-        config.repeats = 7
-        config.quality_inputs = 500
-        config.lenience_inputs = 200
-        config.beam_inputs = 20
+        config.repeats = 5
+        config.quality_inputs = 300
+        config.lenience_inputs = 100
+        config.beam_inputs = 8
         config.batch_size = 16
     return config

@@ -15,6 +15,7 @@ import gpt_variants
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.hub import load
 from specjax.models.language_model import LanguageModel
+from specjax.models.layers import KV
 from specjax.types import Inputs
 
 REFERENCE = np.load(Path(__file__).parent / "data" / "gpt_reference.npz")
@@ -180,13 +181,12 @@ def test_a_query_sees_no_stale_slot(model, tokens):
     def by(slot):
         """Along a random direction of this slot alone, for each row; forward through the loop."""
         rng = np.random.default_rng(0)
-        here = (jnp.arange(cache[0].keys.shape[2]) == slot)[None, None, :, None]
-        direction = jax.tree.map(
-            lambda x: jnp.where(here, rng.normal(size=x.shape).astype(np.float32), 0.0), cache
-        )
+        here = jnp.float32(jnp.arange(cache[0].values.shape[2]) == slot)[None, None, :, None]
+        draws = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), cache)
+        direction = tuple(jax.tree.map(jnp.multiply, KV.of(here, here), layer) for layer in draws)
         return jax.jvp(per_row, (cache,), (direction,))[1]
 
-    slots = jnp.arange(cache[0].keys.shape[2], dtype=jnp.int32)
+    slots = jnp.arange(cache[0].values.shape[2], dtype=jnp.int32)
     by_slot = np.abs(jax.jit(jax.vmap(by))(slots)).T  # (B, T)
     for row, first in enumerate([2, 4, 6]):
         assert (by_slot[row, :first] > 0).all()

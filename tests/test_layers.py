@@ -1,5 +1,7 @@
 """Attention over a cache that is read only as far as it is filled."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +28,7 @@ def test_attention(start, count):
     def draw(*shape):
         return rng.normal(size=shape).astype(np.float32)
 
-    cache = KV(*(draw(BATCH, HEADS, length, SIZE) for _ in range(2)))
+    cache = KV(draw(BATCH, HEADS, SIZE, length), draw(BATCH, HEADS, length, SIZE))
     queries, keys, values = (draw(BATCH, HEADS, count, SIZE) for _ in range(3))
     offsets = draw(HEADS, 2 * length)  # a bias by slot − query
     position = np.array(start)[:, None] + np.arange(count)
@@ -36,13 +38,13 @@ def test_attention(start, count):
     near = np.arange(count)[None] - np.arange(count)[:, None]
     within = np.where(near <= 0, offsets[:, length + near], MASKED)[None]
     mixed, written = jax.jit(attend_and_write)(
-        queries, KV(keys, values), cache, CausalBias(before, within), jnp.array(start, jnp.int32)
+        queries, KV.of(keys, values), cache, CausalBias(before, within), jnp.array(start, jnp.int32)
     )
     for b in range(BATCH):
         wanted = [np.array(part[b]) for part in cache]
         for k in range(count):
             if start[b] + k < length:  # what is past the buffer is dropped
-                wanted[0][:, start[b] + k] = keys[b, :, k]
+                wanted[0][:, :, start[b] + k] = keys[b, :, k]
                 wanted[1][:, start[b] + k] = values[b, :, k]
         for part, whole in zip(written, wanted, strict=True):
             np.testing.assert_array_equal(part[b], whole)
@@ -51,7 +53,7 @@ def test_attention(start, count):
             if seen > length:
                 continue
             for h in range(HEADS):
-                scores = wanted[0][h, :seen] @ queries[b, h, k]
+                scores = queries[b, h, k] @ wanted[0][h, :, :seen]
                 scores += offsets[h, length + np.arange(seen) - (start[b] + k)]
                 weights = np.exp(scores - scores.max())
                 expected = weights / weights.sum() @ wanted[1][h, :seen]
@@ -83,3 +85,36 @@ def test_a_long_text_in_pieces(family):
         at += count
     assert at == 200
     np.testing.assert_allclose(jnp.concatenate(found, axis=1), whole, atol=2e-5)
+
+
+@pytest.mark.parametrize(("batch", "count"), [(1, 1), (1, 4), (3, 1), (3, 4)])
+def test_no_cache_is_copied(batch, count):
+    """In a loop that carries the cache, XLA on a CPU copies it if it is written before it is read,
+    or if it cannot tell.
+    """
+    if jax.default_backend() != "cpu":
+        pytest.skip("reads what XLA makes of it on a CPU")
+    length = 302
+    shapes = (batch, HEADS, SIZE, length), (batch, HEADS, length, SIZE)
+    within = jnp.where(jnp.tri(count, dtype=bool), 0.0, MASKED)[None, None]
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def loop(cache, queries, steps):
+        def body(i, carry):
+            queries, cache = carry
+            start = jnp.full((batch,), i, jnp.int32)
+            old = jnp.arange(length)[None, None, None, :] < start[:, None, None, None]
+            bias = CausalBias(jnp.where(old, 0.0, MASKED), within)
+            mixed, cache = attend_and_write(queries, KV.of(queries, queries), cache, bias, start)
+            mixed = jnp.moveaxis(mixed.reshape(batch, count, HEADS, SIZE), 1, 2)
+            return jnp.sin(mixed), cache
+
+        return jax.lax.fori_loop(0, steps, body, (queries, cache))
+
+    cache = KV(*map(jnp.zeros, shapes))
+    queries = jnp.ones((batch, HEADS, count, SIZE))
+    text = loop.lower(cache, queries, 9).compile().as_text()
+    for shape in shapes:
+        whole = f"f32[{','.join(map(str, shape))}]"
+        assert whole in text
+        assert [line for line in text.splitlines() if whole in line and " copy(" in line] == []

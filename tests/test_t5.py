@@ -167,8 +167,11 @@ def test_writes_past_the_buffer_are_dropped(model, sources, tokens):
     start = jnp.array([6, 7, 8], jnp.int32)
     _, after = call(model, tokens[:, :4], start, context, cache)
     for row, kept in enumerate([6, 7, 8]):
-        old, new = (np.asarray(c[0].keys)[row, :, :kept] for c in (cache, after))
-        np.testing.assert_array_equal(new, old)
+        for part, axis in ((0, 2), (1, 1)):  # keys by column, values by row
+            old, new = (
+                np.asarray(c[0][part])[row].swapaxes(0, axis)[:kept] for c in (cache, after)
+            )
+            np.testing.assert_array_equal(new, old)
 
 
 def test_start_prefills_all_but_the_last_token_of_the_prompt(model, sources, tokens):
@@ -213,13 +216,12 @@ def test_a_query_sees_no_stale_slot(model, sources, tokens):
     def by(slot):
         """Along a random direction of this slot alone, for each row; forward through the loop."""
         rng = np.random.default_rng(0)
-        here = (jnp.arange(cache[0].keys.shape[2]) == slot)[None, None, :, None]
-        direction = jax.tree.map(
-            lambda x: jnp.where(here, rng.normal(size=x.shape).astype(np.float32), 0.0), cache
-        )
+        here = jnp.float32(jnp.arange(cache[0].values.shape[2]) == slot)[None, None, :, None]
+        draws = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), cache)
+        direction = tuple(jax.tree.map(jnp.multiply, KV.of(here, here), layer) for layer in draws)
         return jax.jvp(per_row, (cache,), (direction,))[1]
 
-    slots = jnp.arange(cache[0].keys.shape[2], dtype=jnp.int32)
+    slots = jnp.arange(cache[0].values.shape[2], dtype=jnp.int32)
     by_slot = np.abs(jax.jit(jax.vmap(by))(slots)).T  # (B, T)
     for row, first in enumerate([2, 4, 6]):
         assert (by_slot[row, :first] > 0).all()

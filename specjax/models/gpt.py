@@ -93,9 +93,9 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x: Array, start: Array, bias: CausalBias, cache: KV | None):
         """(B, K, E) → (B, K, E) and the cache; without a cache the K tokens see one another."""
-        queries, *new = jnp.split(split_heads(self.qkv(x), 3 * self.heads), 3, axis=1)
+        queries, keys, values = jnp.split(split_heads(self.qkv(x), 3 * self.heads), 3, axis=1)
         scaled = queries * queries.shape[-1] ** -0.5
-        mixed, cache = attend_and_write(scaled, KV(*new), cache, bias, start)
+        mixed, cache = attend_and_write(scaled, KV.of(keys, values), cache, bias, start)
         return self.output(mixed), cache
 
 
@@ -197,7 +197,7 @@ class GPT(nnx.Module):
         """
         del context
         count = tokens.shape[1]
-        slots = count if cache is None else cache[0].keys.shape[2]
+        slots = count if cache is None else cache[0].values.shape[2]
         positions = start[:, None] + jnp.arange(count)[None, :]
         unwritten = jnp.arange(slots)[None, None, None, :] >= start[:, None, None, None]
         ahead = ~jnp.tri(count, dtype=bool)[None, None]

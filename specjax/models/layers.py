@@ -20,10 +20,19 @@ MASKED = -1e30
 
 
 class KV(NamedTuple):
-    """Keys and values of one attention layer, each (B, H, T, D)."""
+    """Keys and values of one attention layer.
 
-    keys: Array
-    values: Array
+    Keys lie by column: XLA's CPU backend takes longer for the scores of a few queries if it has to
+    turn them.
+    """
+
+    keys: Array  # (B, H, D, T)
+    values: Array  # (B, H, T, D)
+
+    @classmethod
+    def of(cls, keys: Array, values: Array) -> "KV":
+        """From (B, H, T, D) each."""
+        return cls(jnp.swapaxes(keys, 2, 3), values)
 
 
 class Linear(nnx.Module):
@@ -116,21 +125,20 @@ def _as_last_axis(vector: nnx.Param, like: Array) -> Array:
     return jnp.expand_dims(vector[...], tuple(range(like.ndim - 1)))
 
 
-def attend(queries: Array, keys: Array, values: Array, bias: Array) -> Array:
-    """Softmax attention.
+def attend(queries: Array, kv: KV, bias: Array) -> Array:
+    """Softmax attention over T keys and values.
 
     Args:
       queries: (B, H, K, D), already scaled where the family scales them (T5 does not).
-      keys, values: (B, H, T, D).
       bias: broadcastable to (B, H, K, T), float32; `MASKED` where a query must not look.
 
     Returns:
       (B, K, H·D) in the dtype of the values; the softmax is taken in at least float32.
     """
-    scores = jnp.einsum("bhkd,bhtd->bhkt", queries, keys)
+    scores = jnp.einsum("bhkd,bhdt->bhkt", queries, kv.keys)
     wide = np.promote_types(scores.dtype, jnp.float32)
     weights = jax.nn.softmax(scores.astype(wide) + bias.astype(wide), axis=-1)
-    mixed = jnp.einsum("bhkt,bhtd->bkhd", weights.astype(values.dtype), values)
+    mixed = jnp.einsum("bhkt,bhtd->bkhd", weights.astype(kv.values.dtype), kv.values)
     return mixed.reshape(*mixed.shape[:2], -1)
 
 
@@ -155,21 +163,21 @@ def attend_and_write(
 
     Args:
       queries: (B, H, K, D), scaled.
-      new: (B, H, K, D) each.
-      cache: (B, H, T, D) each. None: the K tokens are the whole text.
+      new: of the K tokens.
+      cache: of T slots. None: the K tokens are the whole text.
       start: (B,) int32, the position of each row's first query.
 
     Returns:
       (B, K, H·D), and the cache with the new slots; without a cache, `new`.
     """
     if cache is None:
-        return attend(queries, *new, bias.within), new
-    length = cache.keys.shape[2]
+        return attend(queries, new, bias.within), new
+    length = cache.values.shape[2]
     size = min(BLOCK, length)
     wide = np.promote_types(queries.dtype, jnp.float32)
 
     def scores_of(keys, bias):
-        return jnp.einsum("bhkd,bhtd->bhkt", queries, keys).astype(wide) + bias.astype(wide)
+        return jnp.einsum("bhkd,bhdt->bhkt", queries, keys).astype(wide) + bias.astype(wide)
 
     def mix(weights, values):
         return jnp.einsum("bhkt,bhtd->bhkd", weights.astype(values.dtype), values).astype(wide)
@@ -177,7 +185,8 @@ def attend_and_write(
     def block(i, carry):
         mixed, total, top = carry
         at = jnp.minimum(i * size, length - size)  # the last block may overlap the one before
-        keys, values = (jax.lax.dynamic_slice_in_dim(x, at, size, 2) for x in cache)
+        keys = jax.lax.dynamic_slice_in_dim(cache.keys, at, size, 3)
+        values = jax.lax.dynamic_slice_in_dim(cache.values, at, size, 2)
         seen = at + jnp.arange(size) < i * size
         before = jax.lax.dynamic_slice_in_dim(bias.before, at, size, 3)
         scores = scores_of(keys, jnp.where(seen[None, None, None, :], MASKED, before))
@@ -208,27 +217,25 @@ def write(cache: KV, new: KV, start: Array) -> KV:
     """Put the K new slots of row b at start[b] … start[b]+K−1; slots past the buffer are dropped.
 
     Args:
-      cache: (B, H, T, D) each.
-      new: (B, H, K, D) each.
+      cache: of T slots.
+      new: of K.
       start: (B,) int32, ≥ 0 (a negative start would wrap to the end of the buffer).
     """
-    batch, _, length, _ = new.keys.shape
+    batch, _, length, _ = new.values.shape
     rows = jnp.arange(batch)[:, None]
     slots = start[:, None] + jnp.arange(length)[None, :]
-
-    def put(buffer, update):
-        # Advanced indices around a slice put their axes first: the update is (B, K, H, D).
-        return buffer.at[rows, :, slots].set(
-            jnp.moveaxis(update, 1, 2).astype(buffer.dtype), mode="drop"
-        )
-
-    return KV(put(cache.keys, new.keys), put(cache.values, new.values))
+    keys, values = (part.astype(like.dtype) for part, like in zip(new, cache, strict=True))
+    # Advanced indices around slices put their axes first: what is set is (B, K, H, D).
+    return KV(
+        cache.keys.at[rows, :, :, slots].set(jnp.moveaxis(keys, 3, 1), mode="drop"),
+        cache.values.at[rows, :, slots].set(jnp.moveaxis(values, 2, 1), mode="drop"),
+    )
 
 
 def empty(batch: int, heads: int, length: int, head_size: int, dtype=jnp.float32) -> KV:
     """A cache of zeros. It has no length: which slots count is decided by each query's position."""
-    shape = (batch, heads, length, head_size)
-    return KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    keys = jnp.zeros((batch, heads, head_size, length), dtype)
+    return KV(keys, jnp.zeros((batch, heads, length, head_size), dtype))
 
 
 def slide(by_offset: Array, start: Array, queries: int, slots: int) -> Array:

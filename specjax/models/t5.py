@@ -107,7 +107,7 @@ def relative_buckets(
 class Context(NamedTuple):
     """What decoding reads and never writes."""
 
-    cross: tuple[KV, ...]  # per decoder layer, (B, H, S, D): the encoder's keys and values
+    cross: tuple[KV, ...]  # per decoder layer, of S slots: the encoder's keys and values
     cross_bias: Array  # (B, 1, 1, S): 0, or MASKED at padding
     self_bias: Array | None  # (H, 2T) by offset + T, MASKED ahead of the query; None: made on call
 
@@ -127,12 +127,12 @@ class SelfAttention(nnx.Module):
     def __call__(self, x: Array, bias: Array) -> Array:
         """(B, K, E) → (B, K, E): the K tokens see one another, as far as the bias lets them."""
         queries, keys, values = self._project(x)
-        return self.output(attend(queries, keys, values, bias))
+        return self.output(attend(queries, KV.of(keys, values), bias))
 
     def cached(self, x: Array, start: Array, bias: CausalBias, cache: KV | None):
         """(B, K, E) → (B, K, E) and the cache with their keys and values."""
-        queries, *new = self._project(x)
-        mixed, cache = attend_and_write(queries, KV(*new), cache, bias, start)
+        queries, keys, values = self._project(x)
+        mixed, cache = attend_and_write(queries, KV.of(keys, values), cache, bias, start)
         return self.output(mixed), cache
 
     def _project(self, x: Array) -> list[Array]:
@@ -151,12 +151,12 @@ class CrossAttention(nnx.Module):
         self.heads = config.num_heads
 
     def project(self, encoded: Array) -> KV:
-        """(B, S, E) → keys and values, (B, H, S, D) each."""
-        return KV(*jnp.split(split_heads(self.kv(encoded), 2 * self.heads), 2, axis=1))
+        """(B, S, E) → keys and values of S slots."""
+        return KV.of(*jnp.split(split_heads(self.kv(encoded), 2 * self.heads), 2, axis=1))
 
     def __call__(self, x: Array, kv: KV, bias: Array) -> Array:
         """(B, K, E) → (B, K, E)."""
-        return self.output(attend(split_heads(self.query(x), self.heads), *kv, bias))
+        return self.output(attend(split_heads(self.query(x), self.heads), kv, bias))
 
 
 class FeedForward(nnx.Module):
@@ -318,7 +318,7 @@ class T5(nnx.Module):
           cache: with slots start … start+K−1 overwritten.
         """
         count = tokens.shape[1]
-        slots = count if cache is None else cache[0].keys.shape[2]
+        slots = count if cache is None else cache[0].values.shape[2]
         by_offset = context.self_bias
         if by_offset is None:
             by_offset = self.decoder_bias.by_offset(slots)
