@@ -235,12 +235,16 @@ def _round(method, contexts, state, *, gamma):
 
 
 def _any_round(method, contexts, state):
-    """A round, or a token of plain decoding. Back to where it was, but for the counts."""
+    """A round, or a token of plain decoding. Back to where it was, but for counts and keys.
+
+    Plain decoding's noise goes by position: with the same keys XLA would draw it once for all.
+    """
     if isinstance(method, Speculative):
         after, _ = step(method, contexts, state)
     else:
         after = autoregressive.step(method, contexts, state)
-    return after.replace(length=state.length, done=state.done, fed=state.fed)
+    keys = smp.fold(state.keys, after.rounds, Purpose.POLICY)
+    return after.replace(length=state.length, done=state.done, fed=state.fed, keys=keys)
 
 
 def _resized(state, gamma):
