@@ -139,6 +139,17 @@ def test_rounds_of_calls():
     assert new.cache.tolist() == [STEPS, STEPS]
 
 
+def test_calls_of_plain_decoding_draw_for_each_token():
+    """Noise goes by position, which a call does not advance: drawn once it would cost nothing."""
+    method, begin = plain_setup(1.0)
+    context, state = begin()
+    drawn = set()
+    for steps in range(1, 13):
+        end = cost._repeat(cost._any_round, steps, method, context, state)
+        drawn.add(int(end.tokens[0, state.length[0]]))
+    assert len(drawn) > 1
+
+
 def test_fixed_times(monkeypatch):
     """What a call takes beyond its steps or rounds; `begin` is called for each, and not timed."""
     method, contexts, state = setup(0.0)
