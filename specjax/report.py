@@ -224,7 +224,7 @@ def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
     )
     width = 0.2
     for i, (name, field, colour) in enumerate(series):
-        heights = [row[field] for row in rows]
+        heights = [row[field] or 0 for row in rows]  # a prediction may be missing
         places = [x + (i - 1.5) * width for x in range(len(rows))]
         axes.bar(places, heights, width * 0.92, label=name, color=colour)
     axes.axhline(1, color="0.35", linestyle=":", linewidth=1)

@@ -287,7 +287,7 @@ def config_file(pair, tmp_path):
 
 NUMBERS = [
     "gamma", "alpha", "tau", "tau_expected", "drafted", "accepted", "c", "v", "target_step_ms",
-    "draft_step_ms", "predicted_paper", "predicted", "gain_decode", "gain_decode_low",
+    "draft_step_ms", "predicted_paper", "gain_decode", "gain_decode_low",
     "gain_decode_high", "gain_end_to_end", "autoregressive_ms_per_token",
     "speculative_ms_per_token", "tokens", "target_calls", "batch", "timed_inputs", "repeats",
 ]  # fmt: skip
@@ -302,6 +302,7 @@ def check_gain(row):
         assert isinstance(row[name], (int, float)), name
         assert row[name] >= 0, name
     assert {"overhead", "round_overhead"} <= set(row)  # raw: they may be below 0
+    assert row["predicted"] is None or row["predicted"] > 0  # one repeat may be all noise
     assert row["identical"] is (True if row["temperature"] == 0 else None)
     assert row["gamma"] in (1, 2)
     assert list(row["v_by_gamma"]) == ["1", "2"]

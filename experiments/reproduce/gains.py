@@ -62,10 +62,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "target_step_ms": 1e3 * once.target_step,
         "draft_step_ms": 1e3 * once.draft_step,
         "predicted_paper": theory.walltime_gain(alpha, gamma, once.c),
-        # The budget or the drafter may end a draft early.
-        "predicted": theory.walltime_gain_from_tau(
-            tau, drafted / rounds, once.c, once.v(gamma), overhead
-        ),
+        "predicted": _predicted(tau, drafted / rounds, once, gamma, overhead),
         **timing.gain(plain, spec),
         "autoregressive_ms_per_token": float(1e3 * np.median(plain.per_token(plain.decode))),
         "speculative_ms_per_token": float(1e3 * np.median(spec.per_token(spec.decode))),
@@ -134,6 +131,16 @@ def _race(on: Study, cell: dict[str, Any], gamma: int, texts, rounds: tuple[int,
     return timed, meter.costs()
 
 
+def _predicted(tau, drafted, once, gamma, overhead) -> float | None:
+    """τ / (γc + v + overhead), γ being what was drafted: the budget or the drafter may end a draft.
+
+    None where noise in the timings leaves an iteration no time at all.
+    """
+    if drafted * once.c + once.v(gamma) + overhead <= 0:
+        return None
+    return theory.walltime_gain_from_tau(tau, drafted, once.c, once.v(gamma), overhead)
+
+
 def _clean(values: np.ndarray) -> list[float | None]:
     """NaN is no JSON."""
     return [None if np.isnan(value) else round(float(value), 4) for value in values]
@@ -181,7 +188,7 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
 def words(rows: Sequence[dict[str, Any]]) -> str:
     """The best row, how good the predictions are, and what Thm 3.8 leaves out."""
     best = max(rows, key=lambda row: row["gain_decode"])
-    off = [row["gain_decode"] / row["predicted"] for row in rows]
+    off = [row["gain_decode"] / row["predicted"] for row in rows if row["predicted"]]
     promised = [row["predicted_paper"] / row["gain_decode"] for row in rows]
     lengths = [row["tau"] / row["tau_expected"] for row in rows]
     verify = [row["v"] for row in rows]
@@ -190,7 +197,9 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
         f"γ={best['gamma']}: {best['gain_decode']:.2f} times plain decoding (quartiles "
         f"{best['gain_decode_low']:.2f} to {best['gain_decode_high']:.2f}), "
         f"{best['gain_end_to_end']:.2f} with the encoder.",
-        f"Measured gains lie {percent(min(off))} to {percent(max(off))} from τ/(γc+v+o).",
+        f"Measured gains lie {percent(min(off))} to {percent(max(off))} from τ/(γc+v+o)."
+        if off
+        else "The timings are too noisy for a prediction.",
         f"Thm 3.8 promises {min(promised):.2f} to {max(promised):.2f} times what was measured: a "
         f"verify pass takes {min(verify):.2f} to {max(verify):.2f} steps here and not 1, and τ is "
         f"{percent(min(lengths))} to {percent(max(lengths))} from (1−α^(γ+1))/(1−α), for "
