@@ -3,9 +3,10 @@
     python -m experiments.probe --config=configs/embedded.py --workdir=runs/probe
 
 Parts: orientation (which way a weight should lie), draws (random choices over a vocabulary),
-phases (c and v(γ) of the family), calls (a call of a loop by its number of rounds). Writes their
-rows to probe.jsonl, with the load of the machine before each. Compilation excluded, medians,
-variants in turns; about 80 seconds on 2 idle cores.
+buffers (a call of a decoder by the length of its cache), phases (c and v(γ) of the family), calls
+(a call of a loop by its number of rounds). Writes their rows to probe.jsonl, with the load of the
+machine before each. Compilation excluded, medians, variants in turns; about 3 minutes on 2 idle
+cores.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
+from flax import nnx
 from ml_collections import config_flags
 from rich.console import Console
 from tqdm import tqdm
@@ -28,9 +30,12 @@ from specjax import autoregressive, cost, decoding, report, sampling, speculativ
 from specjax.batching import bucket
 from specjax.files import Rows
 from specjax.models import hub
+from specjax.models.language_model import LanguageModel
 from specjax.models.layers import project
+from specjax.models.t5 import T5, T5Config
 from specjax.speculative import Speculative
 from specjax.state import unfinished
+from specjax.types import Inputs
 
 REPEATS = 40
 STEPS = 10  # inside one jitted loop, so that dispatch hardly counts
@@ -42,7 +47,7 @@ def main(_) -> None:
     config = flags.FLAGS.config
     out = Rows(common.make_workdir(flags.FLAGS.workdir) / "probe.jsonl")
     console, environment = Console(width=110, markup=False), common.environment()
-    parts = (orientation, draws, phases, calls)
+    parts = (orientation, draws, buffers, phases, calls)
     for part in tqdm(parts, unit="part", disable=None):
         load = {"load": os.getloadavg()[0]}
         rows = part(config)
@@ -115,6 +120,45 @@ def draws(_) -> list[dict[str, Any]]:
         }
         rows.append({"V": width, **medians(variants)})
     return rows
+
+
+def buffers(_) -> list[dict[str, Any]]:
+    """Milliseconds of a call of 6 decoder layers of T5-base's width, by the length of its cache.
+
+    48 slots are filled, whatever the buffer.
+    """
+    config = T5Config(
+        vocab_size=4096, d_model=768, d_ff=2048, num_heads=12, num_layers=1, num_decoder_layers=6
+    )
+    model = LanguageModel.of(T5(config, rngs=nnx.Rngs(0)))
+    rows = []
+    for batch in (1, 8):
+        ids, ones = jnp.ones((batch, 32), jnp.int32), jnp.ones((batch,), jnp.int32)
+        inputs = Inputs(ids, 32 * ones, ids[:, :1], ones)
+        started = {
+            length: jax.jit(model.start, static_argnums=1)(inputs, length)
+            for length in (128, 512, 2048)
+        }
+        for count in (1, 4):
+            found = medians(
+                {
+                    f"T={length}": partial(_calls, model, ids[:, :count], *state)
+                    for length, state in started.items()
+                }
+            )
+            rows.append({"B": batch, "K": count} | {k: ms / STEPS for k, ms in found.items()})
+    return rows
+
+
+@jax.jit
+def _calls(model, tokens, context, cache):
+    def once(_, carry):
+        tokens, cache = carry
+        start = jnp.full((tokens.shape[0],), 48, jnp.int32)
+        hidden, cache = model(tokens, start, context, cache)
+        return sampling.argmax(model.logits(hidden)), cache
+
+    return jax.lax.fori_loop(0, STEPS, once, (tokens, cache))[0]
 
 
 def phases(config) -> list[dict[str, Any]]:
