@@ -2,6 +2,7 @@
 
 parse           a Python statement of one line -> its syntax tree
 summarize       a function's source -> the first paragraph of its docstring
+prose           nothing -> a paragraph of a docstring or comment: unconditional text
 wmt14_en_de     English -> German, of the paper
 cnn_dailymail   a news article -> its highlights, of the paper
 jsonl           one's own pairs, from files
