@@ -4,25 +4,32 @@ A rule is pure functions from log-probabilities to laws. It draws nothing: the l
 the law of a whole round can be enumerated. Both models' log-probabilities come from the same
 `standardize`; only a rule that is not exact may read the target by another (`target_law`).
 
-Shapes: `target_logprobs` (B, γ+1, V), entry i the target's law after i drafted tokens;
-`draft_logprobs` (B, γ, V), entry i the law that drafted token i was drawn from; `drafts` (B, γ);
+Shapes: `target_logprobs` (B, γ+1, V), entry i the target's law after i drafted tokens, given the
+noise (`given_noise`) in `survival` and `next_probs`; `draft_logprobs` (B, γ, V), entry i the law
+that drafted token i was drawn from, before any noise is known; `drafts` (B, γ);
 `draft_len` (B,) ≤ γ, how many were submitted. Entries at or beyond draft_len are arbitrary.
 """
 
 import dataclasses
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Key
 
 from specjax import sampling as smp
 from specjax.sampling import Sampling
 
 
 class AcceptanceRule(Protocol):
-    """What the loop needs of a rule; `TokenRule` is the paper's, and the base of the others."""
+    """What the loop needs of a rule; `TokenRule` is the paper's, and the base of the others.
+
+    reveals_shorter: whether a round in which `a` of L drafted tokens were accepted also tells what
+      any shorter draft would have got, namely min(a, its length). Policies that learn so need it.
+    """
+
+    reveals_shorter: ClassVar[bool]
 
     def under(self, sampling: Sampling) -> "AcceptanceRule":
         """The rule that this one is for a kind of sampling: nearly always itself."""
@@ -32,6 +39,16 @@ class AcceptanceRule(Protocol):
         self, logits: Float[Array, "*batch V"], sampling: Sampling
     ) -> Float[Array, "*batch V"]:
         """The target's log-probabilities that the rule reads: `standardize`, if it is exact."""
+        ...
+
+    def given_noise(
+        self,
+        logprobs: Float[Array, "B V"],
+        keys: Key[Array, " B"],
+        position: Int[Array, " B"],
+    ) -> Float[Array, "B V"]:
+        """What is left of a law, of the draft's or the target's, once the noise of each row's
+        absolute position is known: the law itself, unless both models share that noise."""
         ...
 
     def acceptance(
@@ -100,11 +117,16 @@ class TokenRule:
     stop at the first that is not kept, and replace it by a draw from norm(max(0, p − q)).
     """
 
+    reveals_shorter: ClassVar[bool] = True
+
     def under(self, sampling):
         return self
 
     def target_law(self, logits, sampling):
         return smp.standardize(logits, sampling)
+
+    def given_noise(self, logprobs, keys, position):
+        return logprobs
 
     def acceptance(self, target_logprobs, draft_logprobs):
         """Σ min(p, q)."""

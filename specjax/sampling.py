@@ -108,7 +108,7 @@ def _cutoff(scaled: Float[Array, "*batch V"], sampling: Sampling) -> Float[Array
 # Randomness. A row's key is fold_in(fold_in(key, input index), sample), so that neither its
 # neighbours nor padding nor the mesh change its tokens. Ratio rules draw by the row's own round:
 # noise reused by position after a rejection would be biased wherever a rule or a policy has read
-# the rejected tail. Plain decoding draws by absolute position.
+# the rejected tail. Plain decoding and the Gumbel rule draw by absolute position.
 
 
 class Purpose(enum.IntEnum):
@@ -192,8 +192,13 @@ def draw_by_gumbel(keys: Key[Array, " B"], logprobs: Float[Array, "B V"]) -> Int
 
     The same keys give the same noise for any law, which couples two models that share them.
     """
+    return argmax(perturb(keys, logprobs))
+
+
+def perturb(keys: Key[Array, " B"], logprobs: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """log p + g, whose largest entry is a draw. Consumes the keys."""
 
     def noise(key):
         return jax.random.gumbel(key, logprobs.shape[1:], logprobs.dtype)
 
-    return argmax(logprobs + jax.vmap(noise)(keys))
+    return logprobs + jax.vmap(noise)(keys)

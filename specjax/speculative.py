@@ -60,7 +60,7 @@ class Round(NamedTuple):
     """All that happened in a round: enough to compute its probability. The jitted loop drops it."""
 
     drafts: Drafts
-    target_logprobs: Float[Array, "B K V"]
+    target_logprobs: Float[Array, "B K V"]  # before any noise is known, as in `drafts`
     survival: Float[Array, "B G"]
     accepted: Int[Array, " B"]
     next_probs: Float[Array, "B V"]
@@ -158,6 +158,7 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     A row with r tokens left drafts at most r − 1: the target adds one of its own.
     """
     drafter, batch = method.drafter, state.tokens.shape[0]
+    rule = method.rule.under(method.sampling)
     policy_state, allowed = method.policy.begin(state.policy)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
     cap = jnp.where(state.done, 0, jnp.clip(allowed, 0, room))
@@ -172,7 +173,7 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
         seen = Observation(slot, drafting, logprobs, previous)
         policy_state, more = method.policy.keep_drafting(policy_state, seen)
         drafting &= more
-        token = dice.draft(state, slot, logprobs)
+        token = dice.draft(state, slot, rule.given_noise(logprobs, state.keys, state.length + slot))
         previous = jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
         drafts = Drafts(
             jax.lax.dynamic_update_index_in_dim(drafts.tokens, token, slot, 1),
@@ -246,7 +247,11 @@ def accept(
 ) -> tuple[Array, Array, Array, Array]:
     """How far the drafts survive, and the token that follows: the rule's laws, the loop's draws."""
     rule = method.rule.under(method.sampling)
-    laws = target_logprobs, drafts.logprobs, drafts.tokens, drafts.length
+    slots = jnp.arange(target_logprobs.shape[1], dtype=jnp.int32)
+    position = state.length[:, None] + slots[None, :]
+    over_positions = jax.vmap(rule.given_noise, in_axes=(1, None, 1), out_axes=1)
+    target_laws = over_positions(target_logprobs, state.keys, position)
+    laws = target_laws, drafts.logprobs, drafts.tokens, drafts.length
     survival = rule.survival(*laws)
     accepted = dice.accepted(state, survival)
     next_probs = rule.next_probs(*laws, accepted)
