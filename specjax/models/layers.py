@@ -137,9 +137,26 @@ def attend(queries: Array, kv: KV, bias: Array) -> Array:
     """
     scores = jnp.einsum("bhkd,bhdt->bhkt", queries, kv.keys)
     wide = np.promote_types(scores.dtype, jnp.float32)
-    weights = jax.nn.softmax(scores.astype(wide) + bias.astype(wide), axis=-1)
-    mixed = jnp.einsum("bhkt,bhtd->bkhd", weights.astype(kv.values.dtype), kv.values)
-    return mixed.reshape(*mixed.shape[:2], -1)
+    scores = scores.astype(wide) + bias.astype(wide)
+    top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))  # cancels, and so do its gradients
+    weights = jnp.exp(scores - top)
+    mixed = _mix(weights, kv.values) / weights.sum(-1, keepdims=True)
+    return _join_heads(mixed.astype(kv.values.dtype))
+
+
+def _mix(weights: Array, values: Array) -> Array:
+    """(B, H, K, T) · (B, H, T, D) → (B, H, K, D), in the dtype of the weights.
+
+    Heads stay in front: asked for (B, K, H, D), XLA's CPU backend swaps the factors, and the
+    product takes five times as long.
+    """
+    mixed = jnp.einsum("bhkt,bhtd->bhkd", weights.astype(values.dtype), values)
+    return mixed.astype(weights.dtype)
+
+
+def _join_heads(mixed: Array) -> Array:
+    """(B, H, K, D) → (B, K, H·D)."""
+    return jnp.moveaxis(mixed, 1, 2).reshape(mixed.shape[0], mixed.shape[2], -1)
 
 
 class CausalBias(NamedTuple):
@@ -179,9 +196,6 @@ def attend_and_write(
     def scores_of(keys, bias):
         return jnp.einsum("bhkd,bhdt->bhkt", queries, keys).astype(wide) + bias.astype(wide)
 
-    def mix(weights, values):
-        return jnp.einsum("bhkt,bhtd->bhkd", weights.astype(values.dtype), values).astype(wide)
-
     def block(i, carry):
         mixed, total, top = carry
         at = jnp.minimum(i * size, length - size)  # the last block may overlap the one before
@@ -193,19 +207,19 @@ def attend_and_write(
         higher = jnp.maximum(top, scores.max(-1, keepdims=True))
         weights, shrink = jnp.exp(scores - higher), jnp.exp(top - higher)
         total = total * shrink + weights.sum(-1, keepdims=True)
-        return mixed * shrink + mix(weights, values), total, higher
+        return mixed * shrink + _mix(weights, values), total, higher
 
     # A query sees itself, so the first maximum is finite, and what is MASKED weighs exactly 0.
     scores = scores_of(new.keys, bias.within)
     top = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - top)
-    carry = mix(weights, new.values), weights.sum(-1, keepdims=True), top
+    carry = _mix(weights, new.values), weights.sum(-1, keepdims=True), top
     blocks = (jnp.max(start) + size - 1) // size
     mixed, total, _ = jax.lax.fori_loop(0, blocks, block, carry)
-    mixed = jnp.moveaxis(mixed / total, 1, 2).astype(new.values.dtype)
+    mixed = _join_heads((mixed / total).astype(new.values.dtype))
     # Adds 0, which XLA cannot know: so the write waits for the loop. A barrier is gone too early.
     start = start + jnp.any(total < 0).astype(jnp.int32)
-    return mixed.reshape(*mixed.shape[:2], -1), write(cache, new, start)
+    return mixed, write(cache, new, start)
 
 
 def split_heads(x: Array, heads: int) -> Array:
