@@ -25,7 +25,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from experiments import common, decode
-from specjax import beam, files, report, tasks
+from specjax import beam, files, report
 from specjax.beam import Hypothesis, Stats
 from specjax.beam_decoding import BeamRow, beam_search
 from specjax.models import hub
@@ -152,9 +152,7 @@ def family(
         sizes = [(WIDTH, draft_width, 4) for draft_width in DRAFT_WIDTHS]
     dtype = decode.DTYPES[config.dtype]
     target = hub.load(config.target, dtype=dtype)
-    texts = [pair.input for pair in tasks.load(config.task, config.split)[:inputs]]
-    if not texts:
-        raise ValueError(f"Task {config.task!r} has no inputs in split {config.split!r}.")
+    texts = [pair.input for pair in common.load_examples(config)[:inputs]]
     limit = config.max_new_tokens
     plain = {
         width: beam_search(target, None, texts, width=width, max_new_tokens=limit)

@@ -25,7 +25,7 @@ from ml_collections import config_flags
 from tqdm import tqdm
 
 from experiments import common
-from experiments.reproduce.study import count_ngrams, load_examples
+from experiments.reproduce.study import count_ngrams
 from specjax import files, metrics, ngram, train
 from specjax.decoding import generate
 from specjax.draft import Drafter
@@ -57,7 +57,7 @@ def main(_) -> None:
 
 def measure(config) -> dict[str, Any]:
     """Losses, outputs and α of the family on the config's split, each input once."""
-    loaded = load_examples(config)
+    loaded = common.load_examples(config)
     examples = list({example.input: example for example in reversed(loaded)}.values())[::-1]
     target = hub.load(config.target)
     drafts: dict[str, hub.Checkpoint | Drafter] = {

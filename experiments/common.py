@@ -18,6 +18,9 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
+from specjax import tasks
+from specjax.tasks.examples import Example
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
 
@@ -77,6 +80,19 @@ def make_workdir(path: str, flag: str = "workdir") -> pathlib.Path:
             "Name a directory that you can write to; it is made if it does not exist."
         ) from None
     return workdir
+
+
+def load_examples(config, split: str = "") -> list[Example]:
+    """The examples of the config's task, of its own split or another; ValueError if there are none.
+
+    Args:
+      config: with task, split and data_dir, where the data lies if not where the task says.
+    """
+    split = split or config.split
+    files = [part for part in config.data_dir.split(",") if part]
+    if found := tasks.load(config.task, split, files=files):
+        return found
+    raise ValueError(f"Task {config.task!r} has no inputs in split {split!r}.")
 
 
 def fingerprint(*parts: Any) -> str:

@@ -26,7 +26,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from experiments import common
-from specjax import autoregressive, cost, decoding, report, sampling, speculative, tasks
+from specjax import autoregressive, cost, decoding, report, sampling, speculative
 from specjax.batching import bucket
 from specjax.files import Rows
 from specjax.models import hub
@@ -230,7 +230,7 @@ def _rounds(method, contexts, state, count):
 
 
 def _setting(config) -> tuple[hub.Checkpoint, list[str]]:
-    examples = tasks.load(config.task, config.split)[: config.timed_inputs]
+    examples = common.load_examples(config)[: config.timed_inputs]
     return hub.load(config.target), [example.input for example in examples]
 
 

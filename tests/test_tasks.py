@@ -170,6 +170,9 @@ def test_jsonl_and_its_errors(tmp_path):
     assert tasks.load("jsonl", "validation", files=[path] * 3) == expected
     path.rename(tmp_path / "test.jsonl")
     assert tasks.load("jsonl", "test", files=str(tmp_path)) == expected
+    (tmp_path / "validation.jsonl").write_text('{"input": "d", "target": "e"}\n')
+    both = tasks.load("jsonl", "validation+test", files=str(tmp_path))
+    assert both == [Example("d", "e"), *expected]
     with pytest.raises(ValueError, match=r"no such file: .*train\.jsonl"):
         tasks.load("jsonl", "train", files=tmp_path)
     with pytest.raises(ValueError, match="no such file"):

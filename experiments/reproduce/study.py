@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from experiments import common, decode
-from specjax import decoding, files, metrics, ngram, sampling, tasks
+from specjax import decoding, files, metrics, ngram, sampling
 from specjax.accept import AcceptanceRule
 from specjax.draft import Drafter
 from specjax.models import hub
@@ -36,7 +36,7 @@ class Study:
     @functools.cached_property
     def examples(self) -> list[Example]:
         """The task's examples, in their order."""
-        return load_examples(self.config)
+        return common.load_examples(self.config)
 
     def texts(self, count: int) -> list[str]:
         """The first inputs."""
@@ -134,27 +134,13 @@ class Study:
         )
 
 
-def load_examples(config) -> list[Example]:
-    """Of the config's split, or of several with + between them, one after the other."""
-    splits = config.split.split("+")
-    found = [e for s in splits for e in tasks.load(config.task, s, files=data_files(config))]
-    if not found:
-        raise ValueError(f"Task {config.task!r} has no inputs in split {config.split!r}.")
-    return found
-
-
 def count_ngrams(config, target: hub.Checkpoint) -> ngram.Counts:
     """Unigrams and bigrams of the training split, as the target's tokenizer cuts it."""
-    examples = tasks.load(config.task, "train", files=data_files(config))
+    examples = common.load_examples(config, "train")
     whole = not target.config.is_encoder_decoder
     pairs = batches.encode(examples, target.tokenizer, decoder_only=whole)
     sequences = (pair.target.tolist() for pair in pairs)
     return ngram.count(sequences, target.model.vocab_size, target.start_id)
-
-
-def data_files(config) -> list[str]:
-    """Where the task's data lies, if not where the task says."""
-    return [part for part in config.data_dir.split(",") if part]
 
 
 def open_results(workdir: pathlib.Path, config) -> files.Rows:

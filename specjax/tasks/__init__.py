@@ -30,7 +30,7 @@ def load(
 
     Args:
       task: one of `TASKS`.
-      split: one of `SPLITS`.
+      split: one of `SPLITS`, or several with + between them, one after the other.
       files: of the jsonl task, one for each split, in the order of `SPLITS`, or the directory of
         train.jsonl, validation.jsonl and test.jsonl; of the paper's corpora, a directory in the
         hub's layout. Empty: from the hub.
@@ -40,6 +40,8 @@ def load(
     """
     if task not in TASKS:
         raise ValueError(f"no task {task!r}: choose from {', '.join(TASKS)}")
+    if "+" in split:
+        return [pair for part in split.split("+") for pair in load(task, part, files)]
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}: choose from {', '.join(SPLITS)}")
     if task in python_source.TASKS:
