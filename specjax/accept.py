@@ -19,7 +19,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from specjax import sampling as smp
-from specjax.sampling import Sampling
+from specjax.sampling import Purpose, Sampling
 
 
 class AcceptanceRule(Protocol):
@@ -96,6 +96,26 @@ def overlap(
     return jnp.sum(jnp.exp(jnp.minimum(target_logprobs, draft_logprobs)), axis=-1)
 
 
+def coupled_overlap(
+    target_logprobs: Float[Array, "*batch V"], draft_logprobs: Float[Array, "*batch V"]
+) -> Float[Array, "*batch"]:
+    """Σₓ 1/Σ_y max(p(y)/p(x), q(y)/q(x)): the chance that one Gumbel noise draws the same token
+    from both laws (target p, draft q).
+
+    Sorted by p/q, the inner maximum is p(y)/p(x) from x on and q(y)/q(x) before it: V log V.
+    """
+    impossible = jnp.isneginf(target_logprobs) & jnp.isneginf(draft_logprobs)
+    ratio = jnp.where(impossible, 0.0, target_logprobs - draft_logprobs)
+    laws = jnp.exp(target_logprobs), jnp.exp(draft_logprobs)
+    _, target, draft = jax.lax.sort((ratio, *laws), dimension=-1, num_keys=1)
+    last = ratio.ndim - 1
+    from_here = jax.lax.cumsum(target, axis=last, reverse=True)
+    before = jax.lax.cumsum(draft, axis=last) - draft
+    scale = from_here * draft + before * target
+    possible = scale > 0
+    return jnp.sum(jnp.where(possible, target * draft / jnp.where(possible, scale, 1.0), 0.0), -1)
+
+
 def residual(
     target_probs: Float[Array, "B V"], draft_probs: Float[Array, "B V"]
 ) -> Float[Array, "B V"]:
@@ -149,6 +169,82 @@ class TokenRule:
         draft = jnp.exp(at_position(draft_logprobs, jnp.minimum(accepted, last)))
         rejected = (accepted < draft_len)[:, None]
         return jnp.where(rejected, residual(target, draft), target)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BlockRule(TokenRule):
+    """Block verification (Sun et al. 2024): a draft is judged as a whole, and more of it is kept.
+
+    With P₀ = 1 and Pᵢ = min(1, Pᵢ₋₁·p(xᵢ)/q(xᵢ)), what the target has left for the place after i
+    tokens is [Pᵢ·p − q]₊, with q = 0 once the draft has ended; its mass is Zᵢ. The longest i with
+    uᵢ ≤ hᵢ = Zᵢ/(Zᵢ + 1 − Pᵢ) is accepted, and the next token drawn from what is left there. A
+    token that came out badly may thus be kept because a later one came out well.
+    """
+
+    reveals_shorter: ClassVar[bool] = False  # what is kept depends on where the draft ended
+
+    def under(self, sampling):
+        """Of laws that are one-hot the token rule keeps as much."""
+        return TokenRule() if sampling.kind == "greedy" else self
+
+    def acceptance(self, target_logprobs, draft_logprobs):
+        """Σ min(p, q), the token rule's: no single chance exists here, and at least as many tokens
+        are accepted."""
+        return overlap(target_logprobs, draft_logprobs)
+
+    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        """P(a > i) = 1 − Π (1 − hⱼ) over j > i, for independent uniforms uⱼ."""
+        log_kept = self._log_kept(target_logprobs, draft_logprobs, drafts, draft_len)[:, 1:]
+        target = jnp.exp(log_kept[:, :, None] + target_logprobs[:, 1:])
+        draft = _submitted_probs(draft_logprobs, draft_len)[:, 1:]
+        left = jnp.sum(jnp.maximum(target - draft, 0.0), axis=-1)
+        lost = -jnp.expm1(log_kept)  # 1 − P
+        # 1 − h is 0 where P = 1, though nothing may be left there either.
+        missed = jnp.where(lost > 0, lost / jnp.where(lost > 0, left + lost, 1.0), 0.0)
+        return 1.0 - jax.lax.cumprod(missed, axis=1, reverse=True)
+
+    def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
+        """norm([P·p − q]₊); the target's law if all were accepted."""
+        log_kept = self._log_kept(target_logprobs, draft_logprobs, drafts, draft_len)
+        log_kept = jnp.take_along_axis(log_kept, accepted[:, None], axis=1)
+        target = jnp.exp(log_kept + at_position(target_logprobs, accepted))
+        return residual(target, at_position(_submitted_probs(draft_logprobs, draft_len), accepted))
+
+    def _log_kept(self, target_logprobs, draft_logprobs, drafts, draft_len) -> Float[Array, "B K"]:
+        """log Pᵢ for i = 0 … γ; −inf past the draft's end."""
+        count = drafts.shape[1]
+        ratio = at_tokens(target_logprobs[:, :count], drafts) - at_tokens(draft_logprobs, drafts)
+        slots = jnp.arange(count, dtype=jnp.int32)[None, :]
+        ratio = jnp.where(slots < draft_len[:, None], ratio, -jnp.inf)
+        # A sum that is held at or below 0 at every step is how far it lies below its own peak.
+        total = jnp.pad(jnp.cumsum(ratio, axis=1), ((0, 0), (1, 0)))
+        return total - jax.lax.cummax(total, axis=1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GumbelRule(TokenRule):
+    """Both models draw with the noise that plain decoding has at a position (Daliri, Musco and
+    Suresh 2024): a drafted token is kept if it is the one that the target draws there.
+
+    So the tokens are those of plain decoding with the same key, whatever the drafter and the
+    policy. Given the noise the target's law is one-hot, and the token rule does the rest: any law
+    that gives the drafted token a positive probability accepts it exactly if it is the target's.
+    """
+
+    def under(self, sampling):
+        """Greedy decoding has no noise."""
+        return TokenRule() if sampling.kind == "greedy" else self
+
+    def given_noise(self, logprobs, keys, position):
+        """One-hot at what plain decoding would draw."""
+        drawn = smp.draw_by_gumbel(smp.fold(keys, position, Purpose.POSITION), logprobs)
+        return jnp.where(drawn[:, None] == _ids(logprobs)[None, :], 0.0, -jnp.inf)
+
+    def acceptance(self, target_logprobs, draft_logprobs):
+        """Σₓ 1/Σ_y max(p(y)/p(x), q(y)/q(x)), over the noise: (1−TV)/(1+TV) to 1−TV."""
+        return coupled_overlap(target_logprobs, draft_logprobs)
 
 
 @jax.tree_util.register_dataclass
@@ -233,6 +329,16 @@ def lenient(lenience: float) -> LenientRule:
             "token that the target can say is accepted."
         )
     return LenientRule(jnp.float32(lenience))
+
+
+def _submitted_probs(
+    draft_logprobs: Float[Array, "B G V"], draft_len: Int[Array, " B"]
+) -> Float[Array, "B K V"]:
+    """The draft's laws, and nothing (0 throughout) where no token was submitted: γ+1 entries."""
+    slots = jnp.arange(draft_logprobs.shape[1], dtype=jnp.int32)[None, :]
+    submitted = slots < draft_len[:, None]
+    probs = jnp.where(submitted[:, :, None], jnp.exp(draft_logprobs), 0.0)
+    return jnp.pad(probs, ((0, 0), (0, 1), (0, 0)))
 
 
 def _over(logprobs: Float[Array, "*batch V"], lenience: Float[Array, ""]):

@@ -12,7 +12,7 @@ from enumeration import output_law
 from reference import chi_square, sequence_law, total_variation
 from specjax import autoregressive, speculative
 from specjax import sampling as smp
-from specjax.accept import TokenRule, at_position, at_tokens
+from specjax.accept import BlockRule, GumbelRule, TokenRule, at_position, at_tokens
 from specjax.draft import ModelDrafter
 from specjax.policy import constant
 from specjax.sampling import Purpose, sampling
@@ -26,7 +26,7 @@ BUDGET = 6
 
 # What the loop can be built from. A new rule, policy or drafter is one more line.
 
-RULES = {"token": TokenRule()}
+RULES = {"token": TokenRule(), "block": BlockRule()}
 
 SAMPLINGS = {
     "greedy": {"temperature": 0.0},
@@ -94,6 +94,41 @@ def test_draft_longer_than_the_budget(double):
     method = method_of(target, random_table(5), sampling(), TokenRule(), constant(4), 4)
     expected = sequence_law(target, inputs, sampling(), {EOS}, 3)
     assert total_variation(output_law(method, inputs, 3), expected) < 1e-12
+
+
+# Draws of the Gumbel rule are not fresh in each round, so there is more to say than a law.
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_gumbel_tokens_are_those_of_plain_decoding(policy, double):
+    """1,000 rows of up to 6 tokens, for each drafter: the same tokens by the same keys; of the
+    target's own drafts none is rejected.
+    """
+    rows, law, (policy, gamma_max) = 1000, sampling(**SAMPLINGS["top-p"]), POLICIES[policy]()
+    target, inputs = random_table(1), repeat(inputs_of([PROMPT]), rows)
+    zeros, sample = jnp.zeros((rows,), jnp.int32), jnp.arange(rows, dtype=jnp.int32)
+    start = inputs, smp.row_keys(jax.random.key(0), zeros, sample), zeros + BUDGET
+    room = {"buffer_len": len(PROMPT) + BUDGET + gamma_max + 1}
+    plain = autoregressive.Autoregressive(target, law, jnp.int32([EOS]))
+    state = autoregressive.decode(plain, *autoregressive.start(plain, *start, **room))
+    expected = outputs_of(state)
+    for name, make in DRAFTERS.items():
+        method = method_of(target, make(target), law, GumbelRule(), policy, gamma_max)
+        state = speculative.decode(method, *speculative.start(method, *start, **room))
+        np.testing.assert_array_equal(outputs_of(state), expected, name)
+        stats = state.stats
+        if name != "hopeless":
+            assert np.sum(stats.accepted) > 0
+        if name == "same":  # what was drafted is kept, but for what an EOS cuts off
+            lost = np.asarray(stats.drafted - stats.accepted)
+            assert np.all(lost[np.asarray(stats.emitted) == BUDGET] == 0)
+
+
+def outputs_of(state) -> np.ndarray:
+    """(B, BUDGET) new tokens, −1 past a row's end."""
+    tokens, length = np.asarray(state.tokens), np.asarray(state.length)
+    known = np.arange(tokens.shape[1])[None, :] < length[:, None]
+    return np.where(known, tokens, -1)[:, len(PROMPT) : len(PROMPT) + BUDGET]
 
 
 # Faults that enumeration must see, each one of the traps that implementations fall into.
@@ -193,9 +228,11 @@ def p_value(law, counts) -> float:
     return p
 
 
-def speculative_p_value(law, policy, decode=speculative.decode, samples=SAMPLES) -> float:
+def speculative_p_value(
+    law, policy, decode=speculative.decode, samples=SAMPLES, rule=RULES["token"]
+) -> float:
     target, draft = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))
-    method = method_of(target, draft, law, TokenRule(), policy, 2)
+    method = method_of(target, draft, law, rule, policy, 2)
     buffer_len = len(PROMPT) + LENGTH + method.gamma_max + 1
     counts, several = counts_of(speculative.start, decode, method, buffer_len, samples)
     assert several > 0.3
@@ -203,17 +240,22 @@ def speculative_p_value(law, policy, decode=speculative.decode, samples=SAMPLES)
 
 
 @pytest.mark.parametrize(
-    ("law", "policy"),
+    ("rule", "law", "policy"),
     [
-        ("warm", "constant 2 of 3"),
-        ("top-k", "constant 2 of 3"),
-        ("top-p", "constant 2 of 3"),
-        ("warm", "erratic"),
+        (TokenRule(), "warm", "constant 2 of 3"),
+        (TokenRule(), "top-k", "constant 2 of 3"),
+        (TokenRule(), "top-p", "constant 2 of 3"),
+        (TokenRule(), "warm", "erratic"),
+        (BlockRule(), "warm", "constant 2 of 3"),
+        (BlockRule(), "top-p", "erratic"),
+        (GumbelRule(), "warm", "constant 2 of 3"),
+        (GumbelRule(), "top-p", "erratic"),
     ],
 )
-def test_speculative_samples_follow_the_target(law, policy):
+def test_speculative_samples_follow_the_target(rule, law, policy):
     """114,688 outputs of up to 4 tokens, a third or more in several rounds: p > 1e-4."""
-    assert speculative_p_value(sampling(**SAMPLINGS[law]), POLICIES[policy]()[0]) > 1e-4
+    law, policy = sampling(**SAMPLINGS[law]), POLICIES[policy]()[0]
+    assert speculative_p_value(law, policy, rule=rule) > 1e-4
 
 
 @pytest.mark.parametrize("law", ["warm", "top-k", "top-p"])
@@ -268,3 +310,31 @@ def test_chi_square_sees_a_faulty_key(dice):
         return jax.lax.while_loop(unfinished, body, state)
 
     assert speculative_p_value(sampling(), constant(2), decode, 2 * ROWS) < 1e-4
+
+
+class DraftByPosition(speculative.Dice):
+    """Drafted tokens by absolute position: after a rejection their uniforms come again."""
+
+    def draft(self, state, slot, logprobs):
+        keys = smp.fold(state.keys, state.length + slot, Purpose.DRAFT)
+        return smp.draw(keys, jnp.exp(logprobs))
+
+
+@jax.jit
+def decode_by_position(method, contexts, state):
+    """`speculative.decode` with those dice."""
+
+    def body(state):
+        return speculative.step(method, contexts, state, DraftByPosition())[0]
+
+    return jax.lax.while_loop(unfinished, body, state)
+
+
+def test_noise_by_position_fails_under_the_block_rule():
+    """32,768 outputs: p < 1e-4, for what the block rule keeps depends on the rejected tail. The
+    token rule never reads it, and passes: p > 1e-4.
+    """
+    options = {"decode": decode_by_position, "samples": 2 * ROWS}
+    law, policy = sampling(), constant(2)
+    assert speculative_p_value(law, policy, rule=BlockRule(), **options) < 1e-4
+    assert speculative_p_value(law, policy, rule=TokenRule(), **options) > 1e-4

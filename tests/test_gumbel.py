@@ -1,0 +1,183 @@
+"""The Gumbel rule: its chance of acceptance, what a policy sees of it, and a trained pair."""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import decoding, speculative
+from specjax import sampling as smp
+from specjax.accept import GumbelRule, TokenRule, coupled_overlap, overlap
+from specjax.draft import ModelDrafter
+from specjax.models import hub
+from specjax.policy import constant
+from specjax.sampling import Purpose, sampling
+from table_models import MarkovModel, inputs_of, logits_after
+from toy_policies import Erratic
+
+P = np.float32([0.35, 0.25, 0.15, 0.10, 0.07, 0.04, 0.02, 0.02])
+Q = np.float32([0.20, 0.20, 0.20, 0.15, 0.10, 0.08, 0.05, 0.02])
+FAMILY = pathlib.Path(__file__).parent.parent / "families" / "parse"
+
+
+def log(probs):
+    with np.errstate(divide="ignore"):
+        return jnp.asarray(np.log(probs, dtype=np.float32))
+
+
+def random_laws(rows: int, vocab_size: int):
+    """Pairs of laws in float64, with zeros in both and the same zeros now and then."""
+    rng = np.random.default_rng(0)
+    p, q = rng.exponential(size=(2, rows, vocab_size)) ** 3
+    for law in (p, q):
+        law[rng.random(law.shape) < 0.3] = 0
+        law[:, 0] += 0.01
+    return (law / law.sum(axis=-1, keepdims=True) for law in (p, q))
+
+
+def chance_by_hand(p, q) -> float:
+    """Σₓ 1/Σ_y max(p(y)/p(x), q(y)/q(x)), as it is written."""
+    both = np.flatnonzero((p > 0) & (q > 0))
+    return sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in both)
+
+
+def test_acceptance():
+    """300 random pairs of 7 tokens: the formula within 1e-5; between its bounds; 1 for equal laws;
+    0 for laws that share no token.
+    """
+    p, q = random_laws(300, 7)
+    found = np.asarray(GumbelRule().acceptance(log(p), log(q)))
+    expected = [chance_by_hand(*laws) for laws in zip(p, q, strict=True)]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    beta = np.asarray(overlap(log(p), log(q)))
+    assert np.all(found <= beta + 1e-5)
+    assert np.all(found >= beta / (2 - beta) - 1e-5)
+    np.testing.assert_allclose(coupled_overlap(log(p), log(p)), 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(coupled_overlap(log(np.eye(8)[0]), log(np.eye(8)[1])), 0.0)
+
+
+def test_the_noise_agrees_as_often_as_acceptance_says():
+    """n = 100,000 positions of one row: P and Q draw the same token, within 4 deviations."""
+    count = 100_000
+    keys = jnp.repeat(smp.row_keys(jax.random.key(0), jnp.int32([0]), jnp.int32([0])), count)
+    position = jnp.arange(count, dtype=jnp.int32)
+
+    @jax.jit
+    def drawn(law):
+        one_hot = GumbelRule().given_noise(jnp.tile(law[None, :], (count, 1)), keys, position)
+        return jnp.argmax(one_hot, axis=1), jnp.sum(jnp.exp(one_hot), axis=1)
+
+    (target, mass), (draft, _) = drawn(log(P)), drawn(log(Q))
+    np.testing.assert_array_equal(mass, 1.0)
+    chance = float(coupled_overlap(log(P), log(Q)))
+    assert abs(np.mean(target == draft) - chance) < 4 * np.sqrt(chance * (1 - chance) / count)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Witness:
+    """Keeps the last law that it was shown, and the chances of acceptance."""
+
+    def init(self, keys, gamma_max):
+        return jnp.zeros((keys.shape[0], len(P))), jnp.zeros((keys.shape[0], gamma_max))
+
+    def begin(self, state):
+        return state, jnp.full((state[0].shape[0],), 2, jnp.int32)
+
+    def keep_drafting(self, state, seen):
+        return (jnp.exp(seen.draft_logprobs), state[1]), seen.drafting
+
+    def update(self, state, stats):
+        return state[0], stats.overlap
+
+
+def markov_method(policy) -> speculative.Speculative:
+    """P and Q after any token."""
+    target, draft = (MarkovModel(jnp.tile(log(law)[None, :], (8, 1))) for law in (P, Q))
+    never = jnp.int32([-1])
+    drafter = ModelDrafter(draft)
+    return speculative.Speculative(target, drafter, GumbelRule(), policy, sampling(), never, 2)
+
+
+def started(method):
+    keys = smp.row_keys(jax.random.key(0), jnp.int32([0, 1]), jnp.int32([0, 0]))
+    budget = jnp.int32([9, 9])
+    return speculative.start(method, inputs_of([[0], [1]]), keys, budget, buffer_len=16)
+
+
+def test_a_policy_sees_the_laws_before_the_noise():
+    """The draft's law and the chance of acceptance are those of P and Q; only the next token is
+    certain.
+    """
+    method = markov_method(Witness())
+    state, round_ = speculative.step(method, *started(method))
+    shown, chances = state.policy
+    np.testing.assert_allclose(shown, np.tile(Q, (2, 1)), rtol=1e-5)
+    np.testing.assert_allclose(chances, chance_by_hand(P, Q), rtol=1e-5)
+    np.testing.assert_allclose(np.exp(round_.drafts.logprobs[0, 1]), Q, rtol=1e-5)
+    np.testing.assert_array_equal(np.sort(round_.next_probs, axis=1)[:, -2:], [[0, 1]] * 2)
+
+
+@pytest.mark.parametrize(("policy", "sorts"), [(constant(2), False), (Witness(), True)])
+def test_acceptance_costs_nothing_where_no_policy_reads_it(policy, sorts):
+    """Its sort is in the compiled loop only for a policy that learns from it."""
+    method = markov_method(policy)
+    text = speculative.decode.lower(method, *started(method)).compile().as_text()
+    assert (" sort(" in text) == sorts
+
+
+def test_greedy_has_no_noise():
+    assert GumbelRule().under(sampling(0.0)) == TokenRule()
+    assert GumbelRule().under(sampling(0.5)) == GumbelRule()
+
+
+# A trained pair, in float32.
+
+STATEMENTS = [
+    "return self.line",
+    "x = y + 1",
+    "raise ValueError(name)",
+    "for name in names: print(name)",
+    "import os, sys",
+    "assert value, 'none'",
+]
+BUDGET = 48
+
+
+@pytest.fixture(scope="module")
+def family():
+    return [hub.load(str(FAMILY / name), dtype=jnp.float32) for name in ("target", "draft-tiny")]
+
+
+def test_a_trained_pair_gives_the_tokens_of_plain_decoding(family):
+    """Temperature 1, γ = 1, 4 and one that goes up and down: token by token, except where the two
+    best of a noisy law lie closer than rounding (1e-4).
+    """
+    target, draft = family
+    options = {"max_new_tokens": BUDGET, "temperature": 1.0, "key": jax.random.key(3), "gamma": 4}
+    plain = specjax.generate(target, None, STATEMENTS, **options)
+    assert len({tuple(row) for row in plain.tokens}) == len(STATEMENTS)
+    for policy in (constant(1), constant(4), Erratic()):
+        found = specjax.generate(
+            target, draft, STATEMENTS, rule=GumbelRule(), policy=policy, **options
+        )
+        assert 0.3 < found.accepted.sum() / found.drafted.sum() < 1
+        for row, expected in zip(found.rows, plain.tokens, strict=True):
+            if row.tokens != expected:
+                same = next(i for i in range(BUDGET) if row.tokens[: i + 1] != expected[: i + 1])
+                assert top_gap(target, row.index, expected[:same]) < 1e-4
+
+
+def top_gap(target, index: int, output: list[int]) -> float:
+    """Between the two best of the target's noisy law after an output."""
+    inputs = decoding.pack_for(target, decoding.tokenize(target, [STATEMENTS[index]]), rows=1)
+    prefix = (target.start_id, *output)
+    logits = logits_after(target.model, inputs, [prefix], BUDGET + 1)
+    keys = smp.row_keys(jax.random.key(3), jnp.int32([index]), jnp.int32([0]))
+    keys = smp.fold(keys, jnp.int32([len(prefix)]), Purpose.POSITION)
+    noisy = np.sort(smp.perturb(keys, smp.standardize(jnp.asarray(logits), sampling(1.0))))
+    return float(noisy[0, -1] - noisy[0, -2])
