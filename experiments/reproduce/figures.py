@@ -35,7 +35,7 @@ def of_tables(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> 
 def example(on: Study, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> tuple[Any, Text]:
     """Figure 1: what happened to each token of one output. The section, and lines to print.
 
-    It is the longest of the timed inputs, with the best draft at the first temperature.
+    It is the longest output of the timed inputs, with the best draft at the first temperature.
     """
     best = _best(on, rows)
     method = gains.method(on, best["draft"], best["temperature"], best["gamma"])
@@ -98,10 +98,11 @@ def _best(on: Study, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _longest(on: Study) -> tuple[list[list[int]], int]:
-    """The timed inputs, and which of them has the most to show."""
-    texts = on.texts(on.config.timed_inputs)
-    ids = decoding.tokenize(on.target, texts, on.config.max_source_len or None)
-    return ids, max(range(len(texts)), key=lambda i: len(texts[i]))
+    """The timed inputs, and which of them has the longest output at the first temperature."""
+    count = on.config.timed_inputs
+    ids = decoding.tokenize(on.target, on.texts(count), on.config.max_source_len or None)
+    rows = on.decode(None, on.config.temperatures[0], count)
+    return ids, max(range(len(rows)), key=lambda i: rows[i].emitted)
 
 
 def _save(path: pathlib.Path, figure: Figure) -> None:

@@ -125,7 +125,8 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
         said.append(
             "Over the prefixes that the loop visited, the formula and the loop's own acceptance "
             f"differ by {min(gaps):+.3f} to {max(gaps):+.3f} (cells with more than 200 tested "
-            "tokens); positions after a full acceptance count in the formula alone."
+            "tokens): positions after a full acceptance count in the formula alone, and so do "
+            "those where a lookup proposes nothing."
         )
     exact = {row["lenience"]: row["exact"] for row in rows if row["temperature"] == 0}
     if exact and any(exact.values()):
