@@ -100,20 +100,25 @@ def coupled_overlap(
     target_logprobs: Float[Array, "*batch V"], draft_logprobs: Float[Array, "*batch V"]
 ) -> Float[Array, "*batch"]:
     """Σₓ 1/Σ_y max(p(y)/p(x), q(y)/q(x)): the chance that one Gumbel noise draws the same token
-    from both laws (target p, draft q).
+    from both laws (target p, draft q); never too high, and at most 1/32 of it too low.
 
-    Sorted by p/q, the inner maximum is p(y)/p(x) from x on and q(y)/q(x) before it: V log V.
+    With s = p(x)/(p(x) + q(x)) a term is p·q/(p + q) over G(s) = Σ_y max((1−s)·p(y), s·q(y)). G is
+    convex, so its chords over 32 cells lie above it; a sort would be exact, and takes 26 ms on a
+    CPU at V = 32128.
     """
-    impossible = jnp.isneginf(target_logprobs) & jnp.isneginf(draft_logprobs)
-    ratio = jnp.where(impossible, 0.0, target_logprobs - draft_logprobs)
-    laws = jnp.exp(target_logprobs), jnp.exp(draft_logprobs)
-    _, target, draft = jax.lax.sort((ratio, *laws), dimension=-1, num_keys=1)
-    last = ratio.ndim - 1
-    from_here = jax.lax.cumsum(target, axis=last, reverse=True)
-    before = jax.lax.cumsum(draft, axis=last) - draft
-    scale = from_here * draft + before * target
-    possible = scale > 0
-    return jnp.sum(jnp.where(possible, target * draft / jnp.where(possible, scale, 1.0), 0.0), -1)
+    target, draft = jnp.exp(target_logprobs), jnp.exp(draft_logprobs)
+
+    def larger(s):
+        return jnp.sum(jnp.maximum((1 - s) * target, s * draft), axis=-1)
+
+    cells = 32
+    ends = jax.vmap(larger, out_axes=-1)(jnp.linspace(0, 1, cells + 1, dtype=target.dtype))
+    both = target + draft
+    share = target / jnp.where(both > 0, both, 1.0)
+    cell = jnp.minimum((share * cells).astype(jnp.int32), cells - 1)
+    low, high = (jnp.take_along_axis(ends, end, axis=-1) for end in (cell, cell + 1))
+    chord = low + (high - low) * (share * cells - cell.astype(share.dtype))
+    return jnp.sum(share * draft / chord, axis=-1)
 
 
 def residual(

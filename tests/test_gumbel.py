@@ -46,13 +46,14 @@ def chance_by_hand(p, q) -> float:
 
 
 def test_acceptance():
-    """300 random pairs of 7 tokens: the formula within 1e-5; between its bounds; 1 for equal laws;
-    0 for laws that share no token.
+    """300 random pairs of 7 tokens: the formula, or up to 1/32 of it less; between its bounds; 1
+    for equal laws; 0 for laws that share no token.
     """
     p, q = random_laws(300, 7)
     found = np.asarray(GumbelRule().acceptance(log(p), log(q)))
-    expected = [chance_by_hand(*laws) for laws in zip(p, q, strict=True)]
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    expected = np.array([chance_by_hand(*laws) for laws in zip(p, q, strict=True)])
+    assert np.all(found <= expected + 1e-5)
+    assert np.all(found >= expected * (1 - 1 / 32))
     beta = np.asarray(overlap(log(p), log(q)))
     assert np.all(found <= beta + 1e-5)
     assert np.all(found >= beta / (2 - beta) - 1e-5)
@@ -95,12 +96,12 @@ class Witness:
         return state[0], stats.overlap
 
 
-def markov_method(policy) -> speculative.Speculative:
+def markov_method(rule, policy) -> speculative.Speculative:
     """P and Q after any token."""
     target, draft = (MarkovModel(jnp.tile(log(law)[None, :], (8, 1))) for law in (P, Q))
     never = jnp.int32([-1])
     drafter = ModelDrafter(draft)
-    return speculative.Speculative(target, drafter, GumbelRule(), policy, sampling(), never, 2)
+    return speculative.Speculative(target, drafter, rule, policy, sampling(), never, 2)
 
 
 def started(method):
@@ -113,19 +114,28 @@ def test_a_policy_sees_the_laws_before_the_noise():
     """The draft's law and the chance of acceptance are those of P and Q; only the next token is
     certain.
     """
-    method = markov_method(Witness())
+    method = markov_method(GumbelRule(), Witness())
     state, round_ = speculative.step(method, *started(method))
     shown, chances = state.policy
     np.testing.assert_allclose(shown, np.tile(Q, (2, 1)), rtol=1e-5)
-    np.testing.assert_allclose(chances, chance_by_hand(P, Q), rtol=1e-5)
+    np.testing.assert_allclose(chances, coupled_overlap(log(P), log(Q)), rtol=1e-5)
     np.testing.assert_allclose(np.exp(round_.drafts.logprobs[0, 1]), Q, rtol=1e-5)
     np.testing.assert_array_equal(np.sort(round_.next_probs, axis=1)[:, -2:], [[0, 1]] * 2)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sorting(GumbelRule):
+    """Its acceptance is easily found in a program."""
+
+    def acceptance(self, target_logprobs, draft_logprobs):
+        return jnp.sort(target_logprobs + draft_logprobs)[..., 0]
+
+
 @pytest.mark.parametrize(("policy", "sorts"), [(constant(2), False), (Witness(), True)])
 def test_acceptance_costs_nothing_where_no_policy_reads_it(policy, sorts):
-    """Its sort is in the compiled loop only for a policy that learns from it."""
-    method = markov_method(policy)
+    """It is in the compiled loop only for a policy that learns from it."""
+    method = markov_method(Sorting(), policy)
     text = speculative.decode.lower(method, *started(method)).compile().as_text()
     assert (" sort(" in text) == sorts
 
