@@ -30,7 +30,7 @@ from specjax import accept, files, report, speculative, theory
 from specjax import sampling as smp
 from specjax.draft import ModelDrafter
 from specjax.models import table
-from specjax.policy import constant
+from specjax.policies import constant
 from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.types import Inputs, Model

@@ -16,7 +16,8 @@ from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
 from specjax.draft import Drafter, ModelDrafter
 from specjax.models.hub import Checkpoint, check_pair
-from specjax.policy import Policy, constant
+from specjax.policies import Policy, constant
+from specjax.policies import load as load_policy
 from specjax.sampling import Sampling, row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
@@ -105,7 +106,8 @@ def generate(
     batch_size: int = 8,
     max_source_len: int | None = None,
     rule: AcceptanceRule | None = None,
-    policy: Policy | None = None,
+    policy: Policy | str | None = None,
+    widths: Sequence[int] = (),
 ) -> Result:
     """Decode texts speculatively, or autoregressively where `draft` is None.
 
@@ -126,10 +128,14 @@ def generate(
       batch_size: rows decoded at once.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
       rule: acceptance rule; default the paper's `TokenRule`.
-      policy: draft-length policy; default `constant(gamma)`.
+      policy: draft-length policy, or its name or import path (`specjax.policies.load`); default
+        `constant(gamma)`.
+      widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
+        longer. Each is compiled; worth it where a narrower pass is cheaper.
 
     Raises:
-      ValueError: a number out of range, or target and draft with different vocabularies.
+      ValueError: a number out of range, target and draft with different vocabularies, or a policy
+        that cannot learn from this rule.
       FloatingPointError: logits that are not finite; the message names the model.
     """
     method = build(
@@ -139,6 +145,7 @@ def generate(
         sampling=sampling(temperature, top_k, top_p),
         rule=rule,
         policy=policy,
+        widths=widths,
     )
     rows = stream(
         method,
@@ -161,7 +168,8 @@ def build(
     gamma: int,
     sampling: Sampling,
     rule: AcceptanceRule | None = None,
-    policy: Policy | None = None,
+    policy: Policy | str | None = None,
+    widths: Sequence[int] = (),
 ) -> Autoregressive | Speculative:
     """The value that the jitted functions take. Checks that the pair fits."""
     eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
@@ -179,14 +187,28 @@ def build(
                 f"The drafter's {drafter.vocab_size} ids are not the target's "
                 f"{target_model.vocab_size}: both must give a law over the same ids."
             )
+    rule = TokenRule() if rule is None else rule
+    if policy is None:
+        policy = fixed
+    elif isinstance(policy, str):
+        policy = load_policy(policy)
+    if policy.needs_shorter and not rule.under(sampling).reveals_shorter:
+        raise ValueError(
+            f"{type(policy).__name__} learns from a round what shorter drafts would have got, "
+            f"which {type(rule).__name__} does not show: take another policy, or TokenRule."
+        )
+    wrong = [width for width in widths if width < 1 or width != int(width)]
+    if wrong:
+        raise ValueError(f"widths={tuple(widths)} must be whole numbers ≥ 1.")
     return Speculative(
         target=target_model,
         drafter=drafter,
-        rule=TokenRule() if rule is None else rule,
-        policy=fixed if policy is None else policy,
+        rule=rule,
+        policy=policy,
         sampling=sampling,
         eos_ids=eos_ids,
         gamma_max=int(gamma),
+        widths=tuple(int(width) for width in widths),
     )
 
 

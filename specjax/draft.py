@@ -14,6 +14,9 @@ from specjax.types import Context, Inputs, Model
 class Drafter(Protocol):
     """What the loop needs of a drafter. Its logits pass the same `standardize` as the target's.
 
+    As in `Model`, a call returns a hidden state, and `logits` reads the law from it; a drafter
+    that has no other state returns the logits themselves, and `logits` passes them on.
+
     A row of logits that is −inf throughout proposes nothing, and the row's draft ends there. Like
     all logits it depends on the known tokens alone, so the output's law stays the target's.
     """
@@ -34,8 +37,8 @@ class Drafter(Protocol):
         fed: Int[Array, " B"],
         context: Context,
         state: Any,
-    ) -> tuple[Float[Array, "B V"], Any]:
-        """Logits of the token at position `length`, given the `length` ≥ 1 known tokens.
+    ) -> tuple[Float[Array, "B E"], Any]:
+        """Hidden state for the token at position `length`, given the `length` ≥ 1 known tokens.
 
         Of those, at least `fed` were passed to `begin` or kept from `extend` before.
         """
@@ -43,8 +46,12 @@ class Drafter(Protocol):
 
     def extend(
         self, token: Int[Array, " B"], position: Int[Array, " B"], context: Context, state: Any
-    ) -> tuple[Float[Array, "B V"], Any]:
-        """Logits of the token after `token`, which was drafted at `position`."""
+    ) -> tuple[Float[Array, "B E"], Any]:
+        """Hidden state for the token after `token`, which was drafted at `position`."""
+        ...
+
+    def logits(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
+        """Logits of the next token."""
         ...
 
 
@@ -85,11 +92,14 @@ class ModelDrafter:
         _, state = jax.lax.while_loop(behind, feed_two, (fed, state))
         hidden, state = self.model(_two(tokens, newest), newest, context, state)
         last = jnp.take_along_axis(hidden, (length - 1 - newest)[:, None, None], axis=1)[:, 0]
-        return self.model.logits(last), state
+        return last, state
 
     def extend(self, token, position, context, state):
         hidden, state = self.model(token[:, None], position, context, state)
-        return self.model.logits(hidden[:, 0]), state
+        return hidden[:, 0], state
+
+    def logits(self, hidden):
+        return self.model.logits(hidden)
 
 
 def is_silent(logits: Float[Array, "*batch V"]) -> Bool[Array, "*batch"]:

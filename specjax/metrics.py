@@ -67,7 +67,9 @@ def overlaps(
 
     def at(state, known):
         length = jnp.full((batch,), known, jnp.int32)
-        logits, state = drafter.begin(buffer, length, length - 1, drafter_context, state)
+        asked = buffer, length, length - 1, drafter_context, state
+        drafter_hidden, state = drafter.begin(*asked)
+        logits = drafter.logits(drafter_hidden)
         here = jax.lax.dynamic_index_in_dim(hidden, known - 1, 1, keepdims=False)
         target_logprobs = rule.target_law(target.logits(here), sampling)
         beta = rule.acceptance(target_logprobs, smp.standardize(logits, sampling))

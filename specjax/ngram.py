@@ -134,11 +134,11 @@ def _smoothed(counts: Counts, add_k: float) -> Float[np.ndarray, " V"]:
 class Unigram:
     """One law for every prefix."""
 
-    logits: Float[Array, " V"]
+    logprobs: Float[Array, " V"]
 
     @property
     def vocab_size(self) -> int:
-        return self.logits.shape[0]
+        return self.logprobs.shape[0]
 
     def start(self, inputs, buffer_len):
         return (), ()
@@ -149,8 +149,11 @@ class Unigram:
     def extend(self, token, position, context, state):
         return self._for_all(token), state
 
+    def logits(self, hidden):
+        return hidden
+
     def _for_all(self, rows: Int[Array, " B"]) -> Float[Array, "B V"]:
-        return jnp.broadcast_to(self.logits[None, :], (rows.shape[0], self.vocab_size))
+        return jnp.broadcast_to(self.logprobs[None, :], (rows.shape[0], self.vocab_size))
 
 
 def unigram(counts: Counts, add_k: float = 1.0) -> Unigram:
@@ -189,6 +192,9 @@ class Bigram:
 
     def extend(self, token, position, context, state):
         return self._after(token), state
+
+    def logits(self, hidden):
+        return hidden
 
     def _after(self, last: Int[Array, " B"]) -> Float[Array, "B V"]:
         """log(prior + count after `last`)."""
@@ -272,6 +278,9 @@ class PromptLookup:
         rows = jnp.arange(token.shape[0], dtype=jnp.int32)
         known = state.at[rows, position].set(token, mode="drop")
         return self._look_up(context, known, position + 1), known
+
+    def logits(self, hidden):
+        return hidden
 
     def _look_up(
         self, source: Int[Array, "B S+1"], known: Int[Array, "B T"], length: Int[Array, " B"]

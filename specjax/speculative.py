@@ -19,9 +19,9 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from specjax import sampling as smp
-from specjax.accept import AcceptanceRule
+from specjax.accept import AcceptanceRule, at_tokens
 from specjax.draft import Drafter, fed_after, is_silent
-from specjax.policy import Observation, Policy, RoundStats
+from specjax.policies import Observation, Policy, RoundStats
 from specjax.sampling import Purpose, Sampling
 from specjax.state import State, begin, commit, is_finite, unfinished
 from specjax.types import Context, Inputs, Model
@@ -39,6 +39,9 @@ class Speculative:
     sampling: Sampling
     eos_ids: Int[Array, " N"]
     gamma_max: int = dataclasses.field(metadata={"static": True})  # the verify pass sees γ_max+1
+    # Widths < γ_max+1 that the verify pass may have where no row's draft is longer; each is
+    # compiled.
+    widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
 
 
 class Contexts(NamedTuple):
@@ -54,6 +57,7 @@ class Drafts(NamedTuple):
     tokens: Int[Array, "B G"]
     logprobs: Float[Array, "B G V"]  # the laws that the tokens were drawn from
     length: Int[Array, " B"]
+    confidence: Float[Array, "B G"]  # float32, see `Observation.belief_logprobs`
 
 
 class Round(NamedTuple):
@@ -161,32 +165,38 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     rule = method.rule.under(method.sampling)
     policy_state, allowed = method.policy.begin(state.policy)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
-    cap = jnp.where(state.done, 0, jnp.clip(allowed, 0, room))
+    cap = jnp.where(state.done, 0, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room))
 
-    def propose(slot, logits, drafting, previous, carry):
+    def propose(slot, hidden, drafting, previous, carry):
         """Decide whether to draft, then draw: the decision must not see the token."""
         drafts, policy_state, finite = carry
+        logits = drafter.logits(hidden)
         silent = is_silent(logits)
         drafting &= ~silent
         logprobs = smp.standardize(jnp.where(silent[:, None], 0.0, logits), method.sampling)
         finite &= is_finite(logprobs, drafting)
-        seen = Observation(slot, drafting, logprobs, previous)
+        belief = logprobs
+        if method.sampling.kind == "greedy":
+            belief = smp.standardize(jnp.where(silent[:, None], 0.0, logits), smp.sampling(1.0))
+        seen = Observation(slot, drafting, logprobs, belief, previous, hidden)
         policy_state, more = method.policy.keep_drafting(policy_state, seen)
         drafting &= more
         token = dice.draft(state, slot, rule.given_noise(logprobs, state.keys, state.length + slot))
-        previous = jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
+        trust = jnp.take_along_axis(belief, token[:, None], axis=1)[:, 0].astype(jnp.float32)
         drafts = Drafts(
             jax.lax.dynamic_update_index_in_dim(drafts.tokens, token, slot, 1),
             jax.lax.dynamic_update_index_in_dim(drafts.logprobs, logprobs, slot, 1),
             drafts.length + drafting.astype(jnp.int32),
+            jax.lax.dynamic_update_index_in_dim(drafts.confidence, trust, slot, 1),
         )
-        return drafting & (drafts.length < cap), previous, (drafts, policy_state, finite)
+        policy_state, more = method.policy.go_on(policy_state, drafting, trust)
+        return drafting & (drafts.length < cap) & more, trust, (drafts, policy_state, finite)
 
     def some(operand):
         inner, _, carry = operand
-        logits, inner = drafter.begin(state.tokens, state.length, state.fed, context, inner)
-        zero = jnp.zeros((batch,), law.dtype)
-        drafting, previous, carry = propose(jnp.int32(0), logits, cap > 0, zero, carry)
+        hidden, inner = drafter.begin(state.tokens, state.length, state.fed, context, inner)
+        zero = jnp.zeros((batch,), jnp.float32)
+        drafting, previous, carry = propose(jnp.int32(0), hidden, cap > 0, zero, carry)
 
         def more(loop):
             return jnp.any(loop[1])
@@ -194,24 +204,25 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
         def again(loop):
             slot, drafting, previous, inner, carry = loop
             token = jax.lax.dynamic_index_in_dim(carry[0].tokens, slot - 1, 1, keepdims=False)
-            logits, inner = drafter.extend(token, state.length + slot - 1, context, inner)
-            drafting, previous, carry = propose(slot, logits, drafting, previous, carry)
+            hidden, inner = drafter.extend(token, state.length + slot - 1, context, inner)
+            drafting, previous, carry = propose(slot, hidden, drafting, previous, carry)
             return slot + 1, drafting, previous, inner, carry
 
         first = jnp.int32(1), drafting, previous, inner, carry
         *_, inner, carry = jax.lax.while_loop(more, again, first)
         return inner, state.length, carry
 
-    law = jax.eval_shape(
-        lambda: smp.standardize(
-            drafter.begin(state.tokens, state.length, state.fed, context, state.drafter)[0],
-            method.sampling,
-        )
-    )
+    def first_law():
+        known = state.tokens, state.length, state.fed
+        hidden, _ = drafter.begin(*known, context, state.drafter)
+        return smp.standardize(drafter.logits(hidden), method.sampling)
+
+    law = jax.eval_shape(first_law)
     nothing = Drafts(
         jnp.zeros((batch, method.gamma_max), jnp.int32),
         jnp.zeros((batch, method.gamma_max, law.shape[-1]), law.dtype),
         jnp.zeros((batch,), jnp.int32),
+        jnp.zeros((batch, method.gamma_max), jnp.float32),
     )
     operand = state.drafter, state.fed, (nothing, policy_state, state.draft_finite)
     # A round in which no row drafts leaves the drafter behind; `begin` catches up later.
@@ -224,16 +235,26 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
 def verify(
     method: Speculative, context: Context, state: State, drafts: Drafts
 ) -> tuple[Float[Array, "B K V"], State]:
-    """The target's law at γ_max+1 positions, in one call.
+    """The target's law at γ_max+1 positions, in one call: of fewer where `widths` has enough.
 
     With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4 and
     returns the laws of the tokens after c, after d and after e.
     """
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     block = jnp.concatenate([last, drafts.tokens], axis=1)
-    hidden, cache = method.target(block, state.length - 1, context, state.cache)
     rule = method.rule.under(method.sampling)
-    logprobs = rule.target_law(method.target.logits(hidden), method.sampling)
+
+    def score(width, cache):
+        hidden, cache = method.target(block[:, :width], state.length - 1, context, cache)
+        logprobs = rule.target_law(method.target.logits(hidden), method.sampling)
+        # Laws past the end of every draft are never read.
+        return jnp.pad(logprobs, ((0, 0), (0, block.shape[1] - width), (0, 0))), cache
+
+    # Slots that a narrower pass leaves stale lie beyond every query, as after a rejection.
+    widths = sorted({width for width in method.widths if width < block.shape[1]})
+    narrow = jnp.max(drafts.length) >= jnp.array(widths, jnp.int32)  # widths that are too narrow
+    passes = [partial(score, width) for width in (*widths, block.shape[1])]
+    logprobs, cache = jax.lax.switch(jnp.sum(narrow, dtype=jnp.int32), passes, state.cache)
     finite = is_finite(logprobs, ~state.done)
     return logprobs, state.replace(cache=cache, target_finite=state.target_finite & finite)
 
@@ -264,12 +285,17 @@ def learn(method: Speculative, state: State, round_: Round) -> State:
     new = commit(state, drafts.tokens, drafts.length, accepted, round_.next_token, method.eos_ids)
     gamma = drafts.tokens.shape[1]
     acceptance = method.rule.under(method.sampling).acceptance
+    # Policies read float32, whatever the laws' dtype.
+    target_logprobs, draft_logprobs = round_.target_logprobs[:, :gamma], drafts.logprobs
+    gained = at_tokens(target_logprobs, drafts.tokens) - at_tokens(draft_logprobs, drafts.tokens)
     stats = RoundStats(
         active=was_live,
         drafted=drafts.length,
         accepted=accepted,
         emitted=new.length - state.length,
-        overlap=acceptance(round_.target_logprobs[:, :gamma], drafts.logprobs),
+        overlap=acceptance(target_logprobs, draft_logprobs).astype(jnp.float32),
+        ratio=jnp.exp(jnp.minimum(gained, 0.0)).astype(jnp.float32),
+        confidence=drafts.confidence,
         submitted=jnp.arange(gamma, dtype=jnp.int32)[None, :] < drafts.length[:, None],
     )
     return new.replace(

@@ -13,7 +13,7 @@ from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.cost import Costs
 from specjax.draft import ModelDrafter
-from specjax.policy import constant
+from specjax.policies import constant
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
 from table_models import MarkovModel, inputs_of

@@ -14,7 +14,7 @@ from specjax import autoregressive, speculative
 from specjax import sampling as smp
 from specjax.accept import BlockRule, GumbelRule, TokenRule, at_position, at_tokens
 from specjax.draft import ModelDrafter
-from specjax.policy import constant
+from specjax.policies import constant
 from specjax.sampling import Purpose, sampling
 from specjax.state import unfinished
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat

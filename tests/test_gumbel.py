@@ -14,7 +14,7 @@ from specjax import sampling as smp
 from specjax.accept import GumbelRule, TokenRule, coupled_overlap, overlap
 from specjax.draft import ModelDrafter
 from specjax.models import hub
-from specjax.policy import constant
+from specjax.policies import constant
 from specjax.sampling import Purpose, sampling
 from table_models import MarkovModel, inputs_of, logits_after
 from toy_policies import Erratic

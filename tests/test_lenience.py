@@ -13,7 +13,7 @@ from reference import total_variation
 from specjax import metrics, speculative, theory
 from specjax.accept import LenientArgmax, TokenRule, lenient
 from specjax.draft import ModelDrafter
-from specjax.policy import constant
+from specjax.policies import constant
 from specjax.sampling import row_keys, sampling, standardize
 from table_models import inputs_of, logits_after, random_table, repeat
 

@@ -16,7 +16,7 @@ from specjax.autoregressive import Autoregressive
 from specjax.draft import ModelDrafter
 from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5, T5Config
-from specjax.policy import constant
+from specjax.policies import constant
 from specjax.sampling import Purpose, draw, fold, row_keys, sampling
 from specjax.speculative import Speculative
 from table_models import TableModel, chain, inputs_of, logits_after, random_table

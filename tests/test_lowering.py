@@ -12,7 +12,7 @@ from specjax.draft import ModelDrafter
 from specjax.models import language_model
 from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5, T5Config
-from specjax.policy import constant
+from specjax.policies import constant
 from specjax.sampling import row_keys, sampling
 from table_models import inputs_of
 

@@ -10,7 +10,7 @@ from reference import sequence_law, total_variation
 from specjax import autoregressive, metrics, ngram, speculative
 from specjax.accept import TokenRule
 from specjax.draft import is_silent
-from specjax.policy import constant
+from specjax.policies import constant
 from specjax.sampling import row_keys, sampling
 from table_models import chain, inputs_of, random_table
 from toy_policies import EntropyStop, Erratic

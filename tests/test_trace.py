@@ -8,7 +8,7 @@ from specjax import autoregressive, report, speculative, trace
 from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.draft import ModelDrafter
-from specjax.policy import constant
+from specjax.policies import constant
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.trace import Event, Timeline, timeline

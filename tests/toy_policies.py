@@ -7,10 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax.policies import Policy, constant, prices
+from specjax.policies.averages import average, gammatune
+from specjax.policies.bandits import exp3, hedge, ucb
+from specjax.policies.confidence import confidence
+from specjax.policies.entropy import adaedl, svip
+from specjax.policies.goodput import first_descent, goodput
+from specjax.policies.head import HeadParams, head
+from specjax.policies.heuristic import heuristic
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Erratic:
+class Erratic(Policy):
     """Caps from 0 to γ_max that depend on all past rounds through a number modulo 11."""
 
     def init(self, keys, gamma_max):
@@ -18,9 +27,6 @@ class Erratic:
 
     def begin(self, state):
         return state, (state * 7) % 4
-
-    def keep_drafting(self, state, seen):
-        return state, seen.drafting
 
     def update(self, state, stats):
         new = (state * 3 + stats.accepted * 5 + stats.drafted + 1) % 11
@@ -50,12 +56,12 @@ class ConfidenceStop(EntropyStop):
     """Drafts while the token before was likely: draw, keep, then stop."""
 
     def keep_drafting(self, state, seen):
-        return state, seen.previous_logprob > np.log(0.5)
+        return state, seen.previous_logprob > float(np.log(0.5))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Scripted:
+class Scripted(Policy):
     """Caps written down for each round and row, from the first again after the last."""
 
     caps: Array  # (R, B) int32
@@ -67,8 +73,55 @@ class Scripted:
         row = jnp.arange(state.shape[0], dtype=jnp.int32)
         return state + 1, self.caps[state % self.caps.shape[0], row]
 
-    def keep_drafting(self, state, seen):
-        return state, seen.drafting
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TailReader(Policy):
+    """Drafts nothing after a round whose last drafted token came out badly, be it behind a
+    rejection or not, else as many as it can."""
+
+    def init(self, keys, gamma_max):
+        return jnp.full(keys.shape, gamma_max, jnp.int32)
+
+    def begin(self, state):
+        return state, state
 
     def update(self, state, stats):
-        return state
+        last = jnp.maximum(stats.drafted - 1, 0)[:, None]
+        ratio = jnp.take_along_axis(stats.ratio, last, axis=1)[:, 0]
+        bad = (stats.drafted > 0) & (ratio < 0.9)
+        return jnp.where(bad, 0, stats.gamma_max).astype(jnp.int32)
+
+
+def linear_head(width: int) -> HeadParams:
+    """No blocks: one logit from hidden states of that width."""
+    rng = np.random.default_rng(0)
+    return HeadParams(
+        jnp.zeros((0, width, width), jnp.float32),
+        jnp.zeros((0, width), jnp.float32),
+        jnp.asarray(rng.normal(size=width), jnp.float32),
+        jnp.float32(0.5),
+    )
+
+
+def library(gamma_max: int, width: int) -> dict[str, Policy]:
+    """Every policy of the package, for that γ_max and hidden states of that width.
+
+    The settings make each of them vary its lengths on the tables of the tests.
+    """
+    table = prices(0.2, [1.0] * (gamma_max + 1))
+    return {
+        "constant": constant(gamma_max),
+        "heuristic": heuristic(1),
+        "confidence": confidence(0.5),
+        "svip": svip(threshold=0.35),
+        "adaedl": adaedl(bar=0.6),
+        "gammatune": gammatune(2),
+        "average": average((0, 1, 2), first=1, memory=0.3, every=1),
+        "goodput": goodput(table, prior=0.6, weight=1.0, memory=0.5),
+        "first descent": first_descent(table, prior=0.6, weight=1.0, memory=0.5),
+        "ucb": ucb(table),
+        "exp3": exp3(table, rate=3.0),
+        "hedge": hedge(table, rate=3.0),
+        "head": head(linear_head(width), threshold=0.4),
+    }

@@ -1,0 +1,21 @@
+"""Draft-length policies: how long the next draft may be. `base.py` says what a policy is.
+
+policies.load("svip", threshold=0.3), or policies.load("my_module:my_policy")
+"""
+
+from specjax.policies.base import Observation, Policy, RoundStats
+from specjax.policies.constant import Constant, constant
+from specjax.policies.loading import NAMES, load
+from specjax.policies.pricing import Prices, prices
+
+__all__ = [
+    "NAMES",
+    "Constant",
+    "Observation",
+    "Policy",
+    "Prices",
+    "RoundStats",
+    "constant",
+    "load",
+    "prices",
+]

@@ -1,0 +1,113 @@
+"""Follow the average number of accepted tokens: GammaTune, and tiers as in SGLang."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from specjax.policies.base import Policy, where_active
+
+
+class Tuned(NamedTuple):
+    gamma: Int[Array, " B"]
+    average: Float[Array, " B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GammaTune(Policy):
+    """γ ← a + 2 where a = γ tokens were accepted; else ⌈average⌉, average ← .7·average + .3·a."""
+
+    gamma: Int[Array, ""]  # of the first round, and the first average
+    memory: Float[Array, ""]
+
+    def init(self, keys, gamma_max):
+        gamma = jnp.full(keys.shape, jnp.minimum(self.gamma, gamma_max), jnp.int32)
+        return Tuned(gamma, gamma.astype(jnp.float32))
+
+    def begin(self, state):
+        return state, state.gamma
+
+    def update(self, state, stats):
+        full = stats.accepted == state.gamma
+        accepted = stats.accepted.astype(jnp.float32)
+        average = self.memory * state.average + (1 - self.memory) * accepted
+        average = jnp.where(full, state.average, average)
+        gamma = jnp.where(full, stats.accepted + 2, jnp.ceil(average).astype(jnp.int32))
+        new = Tuned(jnp.clip(gamma, 1, stats.gamma_max), average)
+        return where_active(stats, new, state)
+
+
+def gammatune(gamma: int = 4, memory: float = 0.7) -> GammaTune:
+    """GammaTune, from γ ≥ 1."""
+    if gamma < 1 or gamma != int(gamma) or not 0 <= memory < 1:
+        raise ValueError(
+            f"gamma={gamma} must be a whole number ≥ 1, and memory={memory} lie in [0, 1)."
+        )
+    return GammaTune(jnp.int32(gamma), jnp.float32(memory))
+
+
+class Tier(NamedTuple):
+    tier: Int[Array, " B"]  # an index
+    average: Float[Array, " B"]
+    rounds: Int[Array, " B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Average(Policy):
+    """Lengths from a few tiers: e ← .8·e + .2·a, and every fifth round
+
+        down a tier while e ≤ the tier below − .75, else
+        up a tier while e > this tier − .5.
+
+    SGLang averages over the batch; here each row has its own e.
+    """
+
+    tiers: Int[Array, " N"]  # ascending
+    first: Int[Array, ""]  # an index
+    memory: Float[Array, ""]
+    every: Int[Array, ""]  # rounds between two changes
+
+    def init(self, keys, gamma_max):
+        first = jnp.full(keys.shape, jnp.minimum(self.first, self._last(gamma_max)), jnp.int32)
+        average = (self.tiers[first] - 1).astype(jnp.float32)
+        return Tier(first, average, jnp.zeros(keys.shape, jnp.int32))
+
+    def begin(self, state):
+        return state, self.tiers[state.tier]
+
+    def update(self, state, stats):
+        accepted = stats.accepted.astype(jnp.float32)
+        average = self.memory * state.average + (1 - self.memory) * accepted
+        rounds = state.rounds + 1
+        tiers = self.tiers[None, :].astype(jnp.float32)
+        # Tiers ascend: how many are below the average is where going down, or up, would end.
+        down = jnp.sum(average[:, None] > tiers - 0.75, axis=1, dtype=jnp.int32)
+        up = jnp.sum(average[:, None] > tiers - 0.5, axis=1, dtype=jnp.int32)
+        moved = jnp.where(down < state.tier, down, jnp.maximum(state.tier, up))
+        moved = jnp.minimum(moved, self._last(stats.gamma_max))
+        tier = jnp.where(rounds % self.every == 0, moved, state.tier)
+        return where_active(stats, Tier(tier, average, rounds), state)
+
+    def _last(self, gamma_max: int) -> Int[Array, ""]:
+        """The longest tier that γ_max allows, or the first."""
+        return jnp.maximum(jnp.sum(self.tiers <= gamma_max, dtype=jnp.int32) - 1, 0)
+
+
+def average(
+    tiers: Sequence[int] = (1, 3, 5, 7), first: int = 3, memory: float = 0.8, every: int = 5
+) -> Average:
+    """Tiers in the manner of SGLang, starting from the tier `first`."""
+    lengths = np.asarray(tiers, np.int32)
+    if len(lengths) == 0 or np.any(np.diff(lengths) <= 0) or first not in tiers or lengths[0] < 0:
+        raise ValueError(f"tiers={tiers} must ascend from 0 or more, and have first={first}.")
+    if not 0 <= memory < 1 or every < 1:
+        raise ValueError(f"memory={memory} must lie in [0, 1), and every={every} be ≥ 1.")
+    at = int(np.flatnonzero(lengths == first)[0])
+    return Average(jnp.asarray(lengths), jnp.int32(at), jnp.float32(memory), jnp.int32(every))

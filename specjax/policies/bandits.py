@@ -1,0 +1,199 @@
+"""Lengths as arms of a bandit: what each gives is learned from playing it.
+
+The gain of a round that drafts k tokens is tokens per time, (accepted + 1)/price(k), divided by
+the most that any arm can give, so that it lies in [0, 1]. Without prices every round costs the
+same, and long drafts win.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int, UInt32
+
+from specjax.policies.base import Policy, noise_keys, salts, where_active
+from specjax.policies.pricing import Prices, round_prices
+from specjax.sampling import draw
+
+
+def gains(
+    prices: Prices | None,
+    tokens: Int[Array, "*batch"],
+    drafted: Int[Array, "*batch"],
+    gamma_max: int,
+) -> Float[Array, "*batch"]:
+    """Tokens per time of rounds that drafted so many, in units of the most that is possible."""
+    price = round_prices(prices, gamma_max)
+    most = jnp.max(jnp.arange(1, gamma_max + 2, dtype=jnp.float32) / price)
+    return tokens.astype(jnp.float32) / price[drafted] / most
+
+
+def _one_hot(arm: Int[Array, " B"], arms: int) -> Float[Array, "B K"]:
+    return jax.nn.one_hot(arm, arms, dtype=jnp.float32)
+
+
+class Played(NamedTuple):
+    """What UCB has seen; arm i drafts i + 1 tokens."""
+
+    arm: Int[Array, " B"]
+    plays: Float[Array, "B K"]
+    gain: Float[Array, "B K"]  # sums
+    salt: UInt32[Array, " B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Ucb(Policy):
+    """UCB1 over 1 … γ_max tokens: the arm of largest mean + width·√(2 ln t/plays).
+
+    Arms that were never played come first, in random order.
+    """
+
+    prices: Prices | None
+    width: Float[Array, ""]
+
+    def init(self, keys, gamma_max):
+        round_prices(self.prices, gamma_max)
+        none = jnp.zeros((*keys.shape, gamma_max), jnp.float32)
+        return Played(jnp.zeros(keys.shape, jnp.int32), none, none, salts(keys))
+
+    def begin(self, state):
+        count = jnp.sum(state.plays, axis=1)
+        plays = jnp.maximum(state.plays, 1.0)
+        radius = jnp.sqrt(2 * jnp.log(jnp.maximum(count, 1.0))[:, None] / plays)
+        index = state.gain / plays + self.width * radius
+        index = jnp.where(state.plays > 0, index, jnp.inf)
+        best = index == jnp.max(index, axis=1, keepdims=True)
+        keys = noise_keys(state.salt, count.astype(jnp.int32))
+        arm = draw(keys, best.astype(jnp.float32))
+        return state._replace(arm=arm), arm + 1
+
+    def update(self, state, stats):
+        played = _one_hot(state.arm, stats.gamma_max)
+        gain = gains(self.prices, stats.accepted + 1, stats.drafted, stats.gamma_max)
+        new = state._replace(plays=state.plays + played, gain=state.gain + played * gain[:, None])
+        return where_active(stats, new, state)
+
+
+def ucb(prices: Prices | None = None, width: float = 1.0) -> Ucb:
+    """UCB1 over lengths."""
+    if not 0 <= width < float("inf"):
+        raise ValueError(f"width={width} must be ≥ 0.")
+    return Ucb(prices, jnp.float32(width))
+
+
+class Weighed(NamedTuple):
+    """What exponential weights have seen."""
+
+    arm: Int[Array, " B"]
+    loss: Float[Array, "B K"]  # estimated sums of 1 − gain
+    rounds: Int[Array, " B"]
+    salt: UInt32[Array, " B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Exp3(Policy):
+    """Exponential weights over 1 … γ_max tokens, learning from the arm that was played.
+
+    Arms are drawn ∝ exp(−η·loss), η = rate·√(ln K/(K·t)); the loss of the arm that was played is
+    divided by its probability, so that the sums have the right mean for every arm.
+    """
+
+    prices: Prices | None
+    rate: Float[Array, ""]
+
+    def init(self, keys, gamma_max):
+        round_prices(self.prices, gamma_max)
+        zeros = jnp.zeros(keys.shape, jnp.int32)
+        return Weighed(zeros, jnp.zeros((*keys.shape, gamma_max), jnp.float32), zeros, salts(keys))
+
+    def begin(self, state):
+        arm = draw(noise_keys(state.salt, state.rounds), self.probs(state))
+        return state._replace(arm=arm), arm + 1
+
+    def update(self, state, stats):
+        played = _one_hot(state.arm, stats.gamma_max)
+        gain = gains(self.prices, stats.accepted + 1, stats.drafted, stats.gamma_max)
+        loss = played * (1 - gain)[:, None] / self.probs(state)
+        new = state._replace(
+            loss=state.loss + jnp.where(played > 0, loss, 0.0), rounds=state.rounds + 1
+        )
+        return where_active(stats, new, state)
+
+    def probs(self, state: Weighed) -> Float[Array, "B K"]:
+        """The law that this round's arm is drawn from."""
+        arms = state.loss.shape[1]
+        rounds = (state.rounds + 1).astype(jnp.float32)[:, None]
+        eta = self.rate * jnp.sqrt(jnp.log(jnp.float32(arms)) / (arms * rounds))
+        return jax.nn.softmax(-eta * state.loss, axis=1)
+
+
+def exp3(prices: Prices | None = None, rate: float = 1.0) -> Exp3:
+    """EXP3 over lengths."""
+    return Exp3(prices, _rate(rate))
+
+
+def _rate(rate):
+    if not 0 <= rate < float("inf"):
+        raise ValueError(f"rate={rate} must be ≥ 0.")
+    return jnp.float32(rate)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Hedge(Policy):
+    """Exponential weights over 0 … γ_max tokens, learning from all arms that a round reveals.
+
+    A round with a rejection after a tokens shows what every length k would have got, min(a, k);
+    one without shows it for all k ≤ L. So k is hidden only if the arm played was too short to
+    show either its end or a rejection before it, and a loss that is seen is divided by the
+    probability that the arm is long enough. η = rate·√(ln K/t).
+
+    Under rules by which a token's fate depends on those after it nothing is revealed so.
+    """
+
+    needs_shorter = True
+
+    prices: Prices | None
+    rate: Float[Array, ""]
+
+    def init(self, keys, gamma_max):
+        round_prices(self.prices, gamma_max)
+        zeros = jnp.zeros(keys.shape, jnp.int32)
+        loss = jnp.zeros((*keys.shape, gamma_max + 1), jnp.float32)
+        return Weighed(zeros, loss, zeros, salts(keys))
+
+    def begin(self, state):
+        arm = draw(noise_keys(state.salt, state.rounds), self.probs(state))
+        return state._replace(arm=arm), arm
+
+    def update(self, state, stats):
+        arms = stats.gamma_max + 1
+        lengths = jnp.arange(arms, dtype=jnp.int32)[None, :]
+        arm, drafted, accepted = (x[:, None] for x in (state.arm, stats.drafted, stats.accepted))
+        # A draft that was cut short, by the row's end or a drafter with nothing to say, would have
+        # been cut for longer arms too.
+        would_draft = jnp.minimum(lengths, jnp.where(drafted < arm, drafted, arms))
+        needed = jnp.minimum(would_draft, jnp.where(accepted < drafted, accepted + 1, arms))
+        at_least = jnp.cumsum(self.probs(state)[:, ::-1], axis=1)[:, ::-1]
+        chance = jnp.take_along_axis(at_least, needed, axis=1)
+        tokens = jnp.minimum(accepted, would_draft) + 1
+        loss = (1 - gains(self.prices, tokens, would_draft, stats.gamma_max)) / chance
+        new = state._replace(
+            loss=state.loss + jnp.where(arm >= needed, loss, 0.0), rounds=state.rounds + 1
+        )
+        return where_active(stats, new, state)
+
+    def probs(self, state: Weighed) -> Float[Array, "B K"]:
+        """The law that this round's arm is drawn from."""
+        rounds = (state.rounds + 1).astype(jnp.float32)[:, None]
+        eta = self.rate * jnp.sqrt(jnp.log(jnp.float32(state.loss.shape[1])) / rounds)
+        return jax.nn.softmax(-eta * state.loss, axis=1)
+
+
+def hedge(prices: Prices | None = None, rate: float = 1.0) -> Hedge:
+    """Exponential weights with the feedback that token verification gives for free."""
+    return Hedge(prices, _rate(rate))

@@ -1,0 +1,145 @@
+"""What a draft-length policy is: pure functions, and a state in the loop's carry.
+
+A policy says how long the next draft may be, whether to draft one token more, and what a round
+taught it. Lengths are data: γ_max is static, and nothing recompiles. What a policy may see decides
+whether the output's law stays the target's: `keep_drafting` is asked before the token exists, and
+`go_on` cannot take back the token that it is told of, so a policy cannot look at a token and drop
+it. Its leaves have a row for each row of the batch, and rows never look at each other.
+"""
+
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int, Key, UInt32
+
+
+class Observation(NamedTuple):
+    """What is known before drafted token i exists. What is not read is not computed."""
+
+    slot: Int[Array, ""]  # i, from 0
+    drafting: Bool[Array, " B"]  # rows that drafted every token so far
+    draft_logprobs: Float[Array, "B V"]  # the law that token i would be drawn from
+    belief_logprobs: Float[Array, "B V"]  # the same; at temperature 0 softmax(logits), not one-hot
+    previous_logprob: Float[Array, " B"]  # float32, the belief in token i − 1; 0 at i = 0
+    hidden: Float[Array, "B E"]  # the drafter's state that the law was read from
+
+    @property
+    def entropy(self) -> Float[Array, " B"]:
+        """Of the belief, in nats; float32."""
+        probs = jnp.exp(self.belief_logprobs)
+        surprise = jnp.where(probs > 0, -self.belief_logprobs, 0.0)
+        return jnp.sum(probs * surprise, axis=-1).astype(jnp.float32)
+
+    @property
+    def top1(self) -> Float[Array, " B"]:
+        """The belief's largest probability; float32."""
+        return jnp.exp(jnp.max(self.belief_logprobs, axis=-1)).astype(jnp.float32)
+
+    @property
+    def margin(self) -> Float[Array, " B"]:
+        """By how much the largest probability exceeds the second, 0 for equals; float32."""
+        best, second = jnp.exp(jax.lax.top_k(self.belief_logprobs, 2)[0]).T
+        return (best - second).astype(jnp.float32)
+
+
+class RoundStats(NamedTuple):
+    """What one round taught, for each row. What is not read is not computed.
+
+    Positions after the first rejection follow a prefix that was thrown away: what stands there is
+    true of that prefix, and not of the output.
+    """
+
+    active: Bool[Array, " B"]  # False: the row had finished, learn nothing from it
+    drafted: Int[Array, " B"]
+    accepted: Int[Array, " B"]  # before a cut at EOS
+    emitted: Int[Array, " B"]
+    overlap: Float[Array, "B G"]  # float32, P(a token there is accepted): Σ min(target, draft)
+    ratio: Float[Array, "B G"]  # float32, min(1, target/draft) of the drafted token
+    confidence: Float[Array, "B G"]  # float32, the belief in the drafted token, a log-probability
+    submitted: Bool[Array, "B G"]  # positions that count
+
+    @property
+    def gamma_max(self) -> int:
+        """G, the longest draft."""
+        return self.submitted.shape[1]
+
+    @property
+    def tested(self) -> Bool[Array, "B G"]:
+        """Positions that were reached: all drafted tokens before them were accepted."""
+        slot = jnp.arange(self.gamma_max, dtype=jnp.int32)[None, :]
+        return self.submitted & (slot <= self.accepted[:, None])
+
+    @property
+    def kept(self) -> Bool[Array, "B G"]:
+        """Positions whose token was accepted."""
+        slot = jnp.arange(self.gamma_max, dtype=jnp.int32)[None, :]
+        return slot < self.accepted[:, None]
+
+
+class Policy(Protocol):
+    """What the loop needs of a policy. A subclass overrides what it does otherwise: as it stands,
+    it drafts γ_max tokens in every round.
+
+    needs_shorter: whether it learns from a round what shorter drafts would have got; such a policy
+      goes with acceptance rules that reveal it.
+    """
+
+    needs_shorter: ClassVar[bool] = False
+
+    def init(self, keys: Key[Array, " B"], gamma_max: int) -> Any:
+        """The state before the first round. The keys are the policy's own, one for each row."""
+        return ()
+
+    def begin(self, state: Any) -> tuple[Any, Int[Array, "*batch"]]:
+        """Before a round: the state, and the longest draft allowed, for each row or for all.
+
+        The loop cuts it to 0 … γ_max, and to what the row has left.
+        """
+        return state, jnp.int32(jnp.iinfo(jnp.int32).max)
+
+    def keep_drafting(self, state: Any, seen: Observation) -> tuple[Any, Bool[Array, " B"]]:
+        """Whether each row drafts token i, decided before it is drawn.
+
+        The drafter has run for it: what can be decided earlier belongs in `go_on`.
+        """
+        return state, seen.drafting
+
+    def go_on(
+        self, state: Any, drafting: Bool[Array, " B"], confidence: Float[Array, " B"]
+    ) -> tuple[Any, Bool[Array, " B"]]:
+        """Whether each row drafts one token more, asked once token i has been drawn.
+
+        Token i stays in any case. Where no row goes on, a call of the drafter is saved.
+
+        Args:
+          drafting: rows that drafted token i.
+          confidence: float32, the belief in token i, a log-probability.
+        """
+        return state, drafting
+
+    def update(self, state: Any, stats: RoundStats) -> Any:
+        """After a round: what was learned."""
+        return state
+
+
+def where_active(stats: RoundStats, new: Any, old: Any) -> Any:
+    """The new state for rows that are alive, the old one for the rest."""
+
+    def choose(new, old):
+        return jnp.where(stats.active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, new, old)
+
+
+def salts(keys: Key[Array, " B"]) -> UInt32[Array, " B"]:
+    """A number for each row, which a state can hold in the place of the row's key."""
+    return jax.vmap(jax.random.bits)(keys)
+
+
+def noise_keys(salt: UInt32[Array, " B"], count: Int[Array, " B"]) -> Key[Array, " B"]:
+    """Keys from `salts` for each row's own count of rounds."""
+    return jax.vmap(lambda seed, count: jax.random.fold_in(jax.random.key(seed), count))(
+        salt, count
+    )

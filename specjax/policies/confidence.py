@@ -1,0 +1,70 @@
+"""transformers' dynamic length: draft while the drafter is confident, and retune the threshold."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from specjax.policies.base import Policy, where_active
+
+BINS = 20
+
+
+class Seen(NamedTuple):
+    """The threshold, and what tells whether it is a good one."""
+
+    threshold: Float[Array, " B"]
+    matches: Float[Array, "B N"]  # accepted tokens by the belief in them, in N equal bins
+    misses: Float[Array, "B N"]  # rejected ones
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Confidence(Policy):
+    """Stops after a token whose own probability is below τ.
+
+    τ is retuned after each round: of the bins' edges the one of smallest FPR + 3·FNR, where a
+    positive is a token that passes τ, and true is one that was accepted. transformers keeps every
+    token and its probability; here they are counted in 20 bins.
+    """
+
+    threshold: Float[Array, ""]  # of the first rounds
+
+    def init(self, keys, gamma_max):
+        none = jnp.zeros((*keys.shape, BINS), jnp.float32)
+        return Seen(jnp.full(keys.shape, self.threshold, jnp.float32), none, none)
+
+    def go_on(self, state, drafting, confidence):
+        return state, drafting & (jnp.exp(confidence) >= state.threshold)
+
+    def update(self, state, stats):
+        edges = jnp.arange(BINS, dtype=jnp.float32) / BINS
+        which = jnp.floor(jnp.exp(stats.confidence) * BINS).astype(jnp.int32)
+        hit = (
+            jnp.minimum(which, BINS - 1)[:, :, None]
+            == jnp.arange(BINS, dtype=jnp.int32)[None, None, :]
+        )
+
+        def counted(where):
+            return jnp.sum(hit & where[:, :, None], axis=1).astype(jnp.float32)
+
+        matches = state.matches + counted(stats.kept)
+        misses = state.misses + counted(stats.tested & ~stats.kept)
+        good, bad = jnp.sum(matches, axis=1), jnp.sum(misses, axis=1)
+        below = jnp.cumsum(matches, axis=1) - matches  # accepted tokens that an edge would stop at
+        above = bad[:, None] - (jnp.cumsum(misses, axis=1) - misses)
+        cost = above / jnp.maximum(bad, 1)[:, None] + 3 * below / jnp.maximum(good, 1)[:, None]
+        best = edges[BINS - 1 - jnp.argmin(cost[:, ::-1], axis=1)]  # the highest of equals
+        known = (good > 0) & (bad > 0) & (good + bad > 5)
+        new = Seen(jnp.where(known, best, state.threshold), matches, misses)
+        return where_active(stats, new, state)
+
+
+def confidence(threshold: float = 0.4) -> Confidence:
+    """transformers' dynamic length, from a threshold in [0, 1]."""
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold={threshold} must lie in [0, 1]: it is a probability.")
+    return Confidence(jnp.float32(threshold))

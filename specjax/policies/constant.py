@@ -1,0 +1,31 @@
+"""Always the same length, as in the paper."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Int
+
+from specjax.policies.base import Policy
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Constant(Policy):
+    """Always γ tokens."""
+
+    gamma: Int[Array, ""]
+
+    def begin(self, state):
+        return state, self.gamma
+
+
+def constant(gamma: int) -> Constant:
+    """A policy that always drafts `gamma` ≥ 1 tokens."""
+    if gamma < 1 or gamma != int(gamma):
+        raise ValueError(
+            f"gamma={gamma} must be a whole number ≥ 1; without a draft model, "
+            "decoding is autoregressive."
+        )
+    return Constant(jnp.int32(gamma))

@@ -1,0 +1,93 @@
+"""Stop by the entropy of the draft's law, a lower bound on acceptance: SVIP and AdaEDL."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float
+
+from specjax.policies.base import Policy, where_active
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Svip(Policy):
+    """Stops after a token whose law had √(scale·entropy) > threshold. The state is that root."""
+
+    scale: Float[Array, ""]
+    threshold: Float[Array, ""]
+
+    def init(self, keys, gamma_max):
+        return jnp.zeros(keys.shape, jnp.float32)
+
+    def keep_drafting(self, state, seen):
+        return jnp.sqrt(self.scale * seen.entropy), seen.drafting
+
+    def go_on(self, state, drafting, confidence):
+        return state, drafting & (state <= self.threshold)
+
+    def update(self, state, stats):
+        return jnp.zeros_like(state)
+
+
+def svip(scale: float = 0.15, threshold: float = 0.3) -> Svip:
+    """SVIP (Zhang et al. 2024) with its authors' settings."""
+    if not (0 < scale < float("inf") and threshold >= 0):
+        raise ValueError(f"scale={scale} must be > 0 and threshold={threshold} ≥ 0.")
+    return Svip(jnp.float32(scale), jnp.float32(threshold))
+
+
+class Bar(NamedTuple):
+    """What a law's estimated acceptance must reach, and the rate that moves it."""
+
+    bar: Float[Array, " B"]  # λ
+    rate: Float[Array, " B"]  # accepted over drafted, averaged
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AdaEdl(Policy):
+    """Drafts a token while 1 − √(scale·entropy) of its law is at least λ.
+
+    λ follows the rate of acceptance: AR ← (AR + a/L)/2; λ rises by .01 where AR < goal, falls by
+    .01 where AR ≥ goal and fewer than γ_max tokens were accepted, each change averaged with nine
+    parts of the old λ.
+    """
+
+    scale: Float[Array, ""]
+    bar: Float[Array, ""]  # λ of the first round
+    goal: Float[Array, ""]
+
+    def init(self, keys, gamma_max):
+        full = jnp.full(keys.shape, 1.0, jnp.float32)
+        return Bar(self.bar * full, self.goal * full)
+
+    def keep_drafting(self, state, seen):
+        return state, seen.drafting & (1 - jnp.sqrt(self.scale * seen.entropy) >= state.bar)
+
+    def update(self, state, stats):
+        rate = (state.rate + stats.accepted / jnp.maximum(stats.drafted, 1)) / 2
+        fall = jnp.where(stats.accepted < stats.gamma_max, -0.01, 0.0)
+        bar = state.bar + 0.1 * jnp.where(rate < self.goal, 0.01, fall)
+        return where_active(stats, _if_drafted(stats, Bar(bar, rate), state), state)
+
+
+def _if_drafted(stats, new: Bar, old: Bar) -> Bar:
+    """Without a draft there is no rate; but a λ that lets nothing through must come down."""
+    none = stats.drafted == 0
+    return Bar(jnp.where(none, old.bar - 0.001, new.bar), jnp.where(none, old.rate, new.rate))
+
+
+def adaedl(scale: float = 0.2, bar: float = 0.4, goal: float = 0.9) -> AdaEdl:
+    """AdaEDL (Agrawal et al. 2024).
+
+    Its steps .01, averages .5 and .9 and its goal .9 are the authors'. Ours are λ = `bar` and
+    AR = `goal` at the start, and that λ falls in a round without a draft.
+    """
+    if not (0 < scale < float("inf") and bar <= 1 and 0 <= goal <= 1):
+        raise ValueError(
+            f"scale={scale} must be > 0, bar={bar} ≤ 1, and goal={goal} must lie in [0, 1]."
+        )
+    return AdaEdl(jnp.float32(scale), jnp.float32(bar), jnp.float32(goal))

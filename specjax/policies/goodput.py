@@ -1,0 +1,158 @@
+"""Tokens for the time they take: the length that promises most, by a table of prices.
+
+Where this round's drafts are judged by what this round shows, the search must stop at the first
+descent: the best of all lengths, found after the fact, would depend on tokens that it throws away.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from specjax.policies.base import Policy, where_active
+from specjax.policies.pricing import Prices
+from specjax.sampling import argmax
+
+
+class Tally(NamedTuple):
+    """Fading counts, from which a chance of acceptance is estimated."""
+
+    accepted: Float[Array, "B ..."]
+    tested: Float[Array, "B ..."]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Goodput(Policy):
+    """Drafts the k in 0 … γ_max of largest (1 + α + … + αᵏ)/price(k), as SmartSpec does.
+
+    α is estimated from past rounds. Evidence fades round by round towards a prior, so that a row
+    that stopped drafting tries again.
+    """
+
+    prices: Prices
+    prior: Float[Array, ""]  # α before any evidence
+    weight: Float[Array, ""]  # how many tested tokens the prior is worth
+    memory: Float[Array, ""]  # of the evidence, how much a round leaves
+
+    def init(self, keys, gamma_max):
+        self.prices.rounds(gamma_max)  # checks that the table fits
+        none = jnp.zeros(keys.shape, jnp.float32)
+        return Tally(none, none)
+
+    def begin(self, state):
+        price = self.prices.rounds(len(self.prices.verify) - 1)
+        powers = jnp.power(self.alpha(state)[:, None], _counts(len(price)))
+        return state, argmax(jnp.cumsum(powers, axis=1) / price[None, :])
+
+    def update(self, state, stats):
+        new = Tally(
+            self.memory * state.accepted + jnp.sum(stats.overlap, axis=1, where=stats.tested),
+            self.memory * state.tested + jnp.sum(stats.tested, axis=1).astype(jnp.float32),
+        )
+        return where_active(stats, new, state)
+
+    def alpha(self, state: Tally) -> Float[Array, " B"]:
+        """The estimate for each row."""
+        return (state.accepted + self.weight * self.prior) / (state.tested + self.weight)
+
+
+def _counts(count: int) -> Float[Array, "1 K"]:
+    return jnp.arange(count, dtype=jnp.float32)[None, :]
+
+
+def goodput(
+    prices: Prices, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9
+) -> Goodput:
+    """SmartSpec's rule for each row, with a table from `specjax.policies.prices`."""
+    return Goodput(prices, *_checked(prior, weight, memory))
+
+
+def _checked(prior, weight, memory):
+    if not (0 <= prior <= 1 and 0 < weight < float("inf") and 0 <= memory <= 1):
+        raise ValueError(
+            f"prior={prior} and memory={memory} must lie in [0, 1], and weight={weight} be > 0."
+        )
+    return jnp.float32(prior), jnp.float32(weight), jnp.float32(memory)
+
+
+BINS = 8
+
+
+class Descent(NamedTuple):
+    """Counts by the belief in a token, and where this round stands."""
+
+    tally: Tally  # (B, BINS)
+    drafted: Int[Array, " B"]
+    survival: Float[Array, " B"]  # P(all drafted tokens so far are accepted), estimated
+    expected: Float[Array, " B"]  # tokens that the round would give if it stopped here
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FirstDescent(Goodput):
+    """Goes on while one more token is expected to raise tokens per time, judged draft by draft.
+
+    The chance that a token is accepted is estimated from past rounds for tokens of like
+    confidence; that of a token which is yet to be drawn, from all. It stops at the first length
+    after which expected tokens per time would fall, 0 included: a longer one is never looked at.
+    """
+
+    def init(self, keys, gamma_max):
+        self.prices.rounds(gamma_max)
+        none = jnp.zeros((*keys.shape, BINS), jnp.float32)
+        return self._fresh(Tally(none, none))
+
+    def begin(self, state):
+        price = self.prices.rounds(len(self.prices.verify) - 1)
+        return state, jnp.where(self._pays(state, price), len(price) - 1, 0)
+
+    def go_on(self, state, drafting, confidence):
+        price = self.prices.rounds(len(self.prices.verify) - 1)
+        at = _bin(confidence)[:, None]
+        tally = jax.tree.map(lambda x: jnp.take_along_axis(x, at, axis=1)[:, 0], state.tally)
+        survival = jnp.where(drafting, state.survival * self.alpha(tally), state.survival)
+        state = Descent(
+            state.tally,
+            state.drafted + drafting.astype(jnp.int32),
+            survival,
+            state.expected + jnp.where(drafting, survival, 0.0),
+        )
+        return state, drafting & self._pays(state, price)
+
+    def update(self, state, stats):
+        hit = _bin(stats.confidence)[:, :, None] == jnp.arange(BINS, dtype=jnp.int32)[None, None, :]
+        hit = (hit & stats.tested[:, :, None]).astype(jnp.float32)
+        tally = Tally(
+            self.memory * state.tally.accepted + jnp.sum(hit * stats.ratio[:, :, None], axis=1),
+            self.memory * state.tally.tested + jnp.sum(hit, axis=1),
+        )
+        return self._fresh(where_active(stats, tally, state.tally))
+
+    def _pays(self, state, price):
+        """Whether one token more is expected to raise tokens per time."""
+        overall = jax.tree.map(lambda x: jnp.sum(x, axis=1), state.tally)
+        now = jnp.minimum(state.drafted, len(price) - 1)
+        then = jnp.minimum(now + 1, len(price) - 1)
+        expected = state.expected + state.survival * self.alpha(overall)
+        return expected * price[now] > state.expected * price[then]
+
+    def _fresh(self, tally):
+        ones = jnp.ones(tally.tested.shape[:1], jnp.float32)
+        return Descent(tally, jnp.zeros(ones.shape, jnp.int32), ones, ones)
+
+
+def _bin(confidence: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
+    """Which of BINS equal bins a probability falls into."""
+    which = jnp.floor(jnp.exp(confidence) * BINS).astype(jnp.int32)
+    return jnp.clip(which, 0, BINS - 1)
+
+
+def first_descent(
+    prices: Prices, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9
+) -> FirstDescent:
+    """Goodput by this round's confidences, with a table from `specjax.policies.prices`."""
+    return FirstDescent(prices, *_checked(prior, weight, memory))

@@ -1,0 +1,91 @@
+"""A learned head on the drafter's hidden states that predicts acceptance, as in SpecDec++."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Key
+
+from specjax.policies.base import Policy
+
+
+class HeadParams(NamedTuple):
+    """Residual blocks h + silu(W h + b), then one logit."""
+
+    weights: Float[Array, "L E E"]
+    biases: Float[Array, "L E"]
+    out: Float[Array, " E"]
+    bias: Float[Array, ""]
+
+
+def init(key: Key[Array, ""], width: int, layers: int = 3) -> HeadParams:
+    """Fresh parameters in float32 for hidden states of `width` E; consumes the key."""
+    weights = jax.random.normal(key, (layers, width, width), jnp.float32) / jnp.sqrt(width)
+    return HeadParams(
+        weights,
+        jnp.zeros((layers, width), jnp.float32),
+        jnp.zeros((width,), jnp.float32),
+        jnp.zeros((), jnp.float32),
+    )
+
+
+def logit(params: HeadParams, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch"]:
+    """Log-odds that the token which the drafter read last is accepted; float32."""
+    state = hidden.astype(jnp.float32)
+    for weight, bias in zip(params.weights, params.biases, strict=True):
+        inner = jnp.einsum("...e,fe->...f", state, weight) + jnp.broadcast_to(bias, state.shape)
+        state = state + jax.nn.silu(inner)
+    return jnp.einsum("...e,e->...", state, params.out) + params.bias
+
+
+def loss(
+    params: HeadParams,
+    hidden: Float[Array, "*batch E"],
+    ratio: Float[Array, "*batch"],
+    valid: Float[Array, "*batch"],
+    reject_weight: float = 6.0,
+) -> Float[Array, ""]:
+    """Mean weighted cross-entropy: −ratio·log â − reject_weight·(1 − ratio)·log(1 − â).
+
+    Args:
+      hidden: the drafter's states after it read each token x.
+      ratio: min(1, target(x)/draft(x)), the chance that it is accepted.
+      valid: 1 for tokens that count, 0 for the rest.
+    """
+    odds = logit(params, hidden)
+    each = -ratio * jax.nn.log_sigmoid(odds)
+    each -= reject_weight * (1 - ratio) * jax.nn.log_sigmoid(-odds)
+    return jnp.sum(each * valid) / jnp.maximum(jnp.sum(valid), 1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Head(Policy):
+    """Drafts while P(one of the drafted tokens is rejected) = 1 − Πâ is at most `threshold`.
+
+    â of a token is read from the hidden state after it. The state is log Πâ.
+    """
+
+    params: HeadParams
+    threshold: Float[Array, ""]
+
+    def init(self, keys, gamma_max):
+        return jnp.zeros(keys.shape, jnp.float32)
+
+    def keep_drafting(self, state, seen):
+        # Before the first token there is none to judge.
+        accepted = jax.nn.log_sigmoid(logit(self.params, seen.hidden))
+        state = state + jnp.where((seen.slot > 0) & seen.drafting, accepted, 0.0)
+        return state, seen.drafting & (-jnp.expm1(state) <= self.threshold)
+
+    def update(self, state, stats):
+        return jnp.zeros_like(state)
+
+
+def head(params: HeadParams, threshold: float = 0.7) -> Head:
+    """SpecDec++ with a trained head (`loss` is what training lowers)."""
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"threshold={threshold} must lie in [0, 1]: it is a probability.")
+    return Head(params, jnp.float32(threshold))

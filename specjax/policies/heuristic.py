@@ -1,0 +1,39 @@
+"""transformers' default schedule: two more after full acceptance, else one less."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Int
+
+from specjax.policies.base import Policy, where_active
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Heuristic(Policy):
+    """γ ← γ + 2 where all drafted tokens were accepted, else max(1, γ − 1). The state is γ."""
+
+    gamma: Int[Array, ""]  # of the first round
+
+    def init(self, keys, gamma_max):
+        return jnp.full(keys.shape, jnp.minimum(self.gamma, gamma_max), jnp.int32)
+
+    def begin(self, state):
+        return state, state
+
+    def update(self, state, stats):
+        all_accepted = stats.accepted == stats.drafted
+        new = jnp.where(all_accepted, state + 2, jnp.maximum(state - 1, 1))
+        # A round without a draft, at the end of a row or of a drafter with nothing to say, shows
+        # nothing.
+        new = jnp.where(stats.drafted > 0, jnp.minimum(new, stats.gamma_max), state)
+        return where_active(stats, new, state)
+
+
+def heuristic(gamma: int = 5) -> Heuristic:
+    """transformers' schedule, from γ ≥ 1."""
+    if gamma < 1 or gamma != int(gamma):
+        raise ValueError(f"gamma={gamma} must be a whole number ≥ 1.")
+    return Heuristic(jnp.int32(gamma))
