@@ -1,0 +1,646 @@
+"""Draft-length policies: what each learns from a round, worked by hand, and what all must keep."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import test_exactness
+import test_loops
+from enumeration import output_law
+from reference import sequence_law, total_variation
+from specjax import decoding, generate, policies, speculative
+from specjax import sampling as smp
+from specjax.accept import TokenRule
+from specjax.cost import Costs
+from specjax.draft import ModelDrafter
+from specjax.policies import Observation, RoundStats, constant, prices
+from specjax.policies.averages import average, gammatune
+from specjax.policies.bandits import Played, Weighed, exp3, hedge, ucb
+from specjax.policies.confidence import confidence
+from specjax.policies.entropy import adaedl, svip
+from specjax.policies.goodput import Tally, first_descent, goodput
+from specjax.policies.head import head, init, logit, loss
+from specjax.policies.heuristic import heuristic
+from specjax.sampling import sampling
+from table_models import inputs_of, random_table
+from toy_policies import Scripted, TailReader, library, linear_head
+
+
+def keys_of(batch: int):
+    zeros = jnp.zeros((batch,), jnp.int32)
+    return smp.row_keys(jax.random.key(0), jnp.arange(batch, dtype=jnp.int32), zeros)
+
+
+def stats_of(drafted, accepted, gamma_max, overlap=None, ratio=None, probs=None) -> RoundStats:
+    """A round of one or more rows; per-position numbers default to .5."""
+    drafted, accepted = (jnp.atleast_1d(jnp.int32(x)) for x in (drafted, accepted))
+    slot = jnp.arange(gamma_max, dtype=jnp.int32)[None, :]
+
+    def positions(values):
+        row = jnp.full((gamma_max,), 0.5) if values is None else jnp.asarray(values, jnp.float32)
+        return jnp.broadcast_to(jnp.pad(row, (0, gamma_max - len(row))), (len(drafted), gamma_max))
+
+    return RoundStats(
+        active=drafted >= 0,
+        drafted=drafted,
+        accepted=accepted,
+        emitted=accepted + 1,
+        overlap=positions(overlap),
+        ratio=positions(ratio),
+        confidence=jnp.log(positions(probs)),
+        submitted=slot < drafted[:, None],
+    )
+
+
+def seen_of(probs, slot=0, hidden=None) -> Observation:
+    """One row whose belief is `probs`."""
+    law = jnp.log(jnp.asarray([probs], jnp.float32))
+    hidden = law if hidden is None else jnp.asarray([hidden], jnp.float32)
+    return Observation(
+        jnp.int32(slot), jnp.array([True]), law, law, jnp.zeros((1,), jnp.float32), hidden
+    )
+
+
+def lengths(policy, gamma_max, rounds) -> list[int]:
+    """What the policy allows before and after rounds of (drafted, accepted)."""
+    state, allowed = policy.begin(policy.init(keys_of(1), gamma_max))
+    found = [int(allowed[0])]
+    for drafted, accepted in rounds:
+        state = policy.update(state, stats_of(drafted, accepted, gamma_max))
+        state, allowed = policy.begin(state)
+        found.append(int(allowed[0]))
+    return found
+
+
+def drafts(policy, state, probs, token) -> tuple:
+    """Whether it drafts a token from `probs`, and whether it goes on after drawing `token`."""
+    state, more = policy.keep_drafting(state, seen_of(probs))
+    state, again = policy.go_on(state, more, jnp.log(jnp.asarray([probs[token]], jnp.float32)))
+    return state, bool(more[0]), bool(again[0])
+
+
+# What policies see.
+
+
+def test_observation():
+    """Entropy, largest probability and margin of (.5, .5, 0), (1, 0, 0) and (.6, .3, .1)."""
+    law = jnp.log(jnp.asarray([[0.5, 0.5, 0], [1, 0, 0], [0.6, 0.3, 0.1]], jnp.float32))
+    seen = Observation(jnp.int32(0), jnp.ones(3, bool), law, law, jnp.zeros(3), law)
+    third = -(0.6 * np.log(0.6) + 0.3 * np.log(0.3) + 0.1 * np.log(0.1))
+    np.testing.assert_allclose(seen.entropy, [np.log(2), 0, third], rtol=1e-5)
+    np.testing.assert_allclose(seen.top1, [0.5, 1, 0.6], rtol=1e-6)
+    np.testing.assert_allclose(seen.margin, [0, 1, 0.3], rtol=1e-5)
+
+
+def test_tested_and_kept_positions():
+    """3 drafted and 1 kept: the first two were reached; 2 of 2: both; nothing drafted: none."""
+    stats = stats_of([3, 2, 0], [1, 2, 0], 3)
+    assert stats.tested.tolist() == [[True, True, False], [True, True, False], [False] * 3]
+    assert stats.kept.tolist() == [[True, False, False], [True, True, False], [False] * 3]
+
+
+@dataclasses.dataclass(frozen=True)
+class Witness(policies.Policy):
+    """Keeps what it was shown last."""
+
+    def init(self, keys, gamma_max):
+        batch, zeros = keys.shape[0], jnp.zeros((keys.shape[0], gamma_max), jnp.float32)
+        row = jnp.zeros((batch,), jnp.float32)
+        wide = zeros[:, 0:1] + jnp.zeros((1, 3), jnp.float32)
+        return {"ratio": zeros, "confidence": zeros, "last": row, "hidden": wide, "top": row}
+
+    def keep_drafting(self, state, seen):
+        return {**state, "hidden": seen.hidden, "top": seen.top1}, seen.drafting
+
+    def go_on(self, state, drafting, confidence):
+        return {**state, "last": confidence}, drafting
+
+    def update(self, state, stats):
+        return {**state, "ratio": stats.ratio, "confidence": stats.confidence}
+
+
+jax.tree_util.register_dataclass(Witness, [], [])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_what_the_loop_shows(temperature):
+    """Ratios min(1, p/q) and beliefs of drafted tokens; at temperature 0 the softmax's beliefs."""
+    law = sampling(temperature)
+    target, draft = (random_table(seed, forbidden=0, dtype=jnp.float32) for seed in (1, 2))
+    method = test_loops.method_of(target, draft, chosen=law, policy=Witness(), gamma_max=2)
+    contexts, state = test_loops.begin(method, inputs_of([[1], [0, 2]]), 9)
+    new, round_ = jax.jit(speculative.step)(method, contexts, state)
+    tokens = np.asarray(round_.drafts.tokens)[:, :, None]
+    laws = np.exp(round_.target_logprobs[:, :2]), np.exp(round_.drafts.logprobs)
+    at = [np.take_along_axis(probs, tokens, 2)[:, :, 0] for probs in laws]
+    np.testing.assert_allclose(new.policy["ratio"], np.minimum(1, at[0] / at[1]), rtol=1e-5)
+    # The last token's law was read from the hidden state, which in a table is its logits.
+    scale = law.temperature if temperature else 1.0
+    belief = np.asarray(jax.nn.softmax(new.policy["hidden"] / scale, axis=-1))
+    last = np.take_along_axis(belief, tokens[:, 1], 1)[:, 0]
+    np.testing.assert_allclose(np.exp(new.policy["last"]), last, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(new.policy["confidence"][:, 1]), last, rtol=1e-5)
+    np.testing.assert_allclose(new.policy["top"], belief.max(axis=1), rtol=1e-5)
+
+
+# Each policy by hand.
+
+
+def test_heuristic():
+    """From 5, γ_max 6: full → 6 (7 is too many); 3 of 6 → 5; no draft → 5; 0 → 4 … 1, and 1."""
+    rounds = [(5, 5), (6, 3), (0, 0), (5, 0), (4, 1), (3, 2), (2, 0), (1, 0), (1, 1)]
+    assert lengths(heuristic(5), 6, rounds) == [5, 6, 5, 5, 4, 3, 2, 1, 1, 3]
+
+
+def test_gammatune():
+    """From 4: full → 6; 1 → average 3.1; 0 → 2.17; 3 = γ → 5, the average stays; 0 → 1.519."""
+    rounds = [(4, 4), (6, 1), (4, 0), (3, 3), (5, 0)]
+    assert lengths(gammatune(4), 8, rounds) == [4, 6, 4, 3, 5, 2]
+
+
+def test_average():
+    """Five rounds of 3 lift the average from 2 to 2.672 > 2.5: up; five of 0 to .876: down one.
+
+    Without memory it jumps over tiers, down from 7 to 1 and up to no more than γ_max allows.
+    """
+    rounds = [(3, 3)] * 5 + [(5, 0)] * 5
+    assert lengths(average(), 8, rounds) == [3] * 5 + [5] * 5 + [3]
+    quick = average(memory=0.0, every=1)
+    assert lengths(quick, 8, [(3, 3), (5, 5), (7, 0), (1, 1)]) == [3, 5, 7, 1, 3]
+    assert lengths(quick, 4, [(3, 3), (3, 1)]) == [3, 3, 3]  # longer tiers are out of reach
+    assert lengths(average(first=7), 4, []) == [3]
+
+
+def test_confidence():
+    """Beliefs .92 and .62 accepted, .32 rejected: after six tokens τ is the edge .6.
+
+    A rejected .97 costs any τ up to .6 a third; more would lose accepted tokens.
+    """
+    policy = confidence(0.4)
+    state = policy.init(keys_of(1), 3)
+    taus = []
+    for drafted, accepted, probs in [(3, 2, [0.92, 0.62, 0.32])] * 2 + [(1, 0, [0.97])]:
+        state = policy.update(state, stats_of(drafted, accepted, 3, probs=probs))
+        taus.append(float(state.threshold[0]))
+    np.testing.assert_allclose(taus, [0.4, 0.6, 0.6], rtol=1e-6)
+    assert drafts(policy, state, [0.65, 0.35], 0)[1:] == (True, True)
+    assert drafts(policy, state, [0.65, 0.35], 1)[1:] == (True, False)
+
+
+def test_svip():
+    """√(.15·H) > .3 where H > .6: (½, ½) has .693, (.9, .1) .325. The token is drafted anyway."""
+    policy = svip()
+    state = policy.init(keys_of(1), 3)
+    assert drafts(policy, state, [0.5, 0.5], 0)[1:] == (True, False)
+    assert drafts(policy, state, [0.9, 0.1], 0)[1:] == (True, True)
+
+
+def test_adaedl():
+    """Rates .95, .475, .7375, .869, .934: λ falls, rises three times, and stays when all of γ_max
+    were accepted. 1 − √(.2·H) ≥ .4 where H ≤ 1.8: log 4 is less, log 8 more."""
+    policy = adaedl(bar=0.4)
+    state = policy.init(keys_of(1), 4)
+    bars = []
+    for drafted, accepted in [(2, 2), (3, 0), (4, 4), (4, 4), (4, 4), (0, 0)]:
+        state = policy.update(state, stats_of(drafted, accepted, 4))
+        bars.append(float(state.bar[0]))
+    np.testing.assert_allclose(bars, [0.399, 0.4, 0.401, 0.402, 0.402, 0.401], rtol=1e-5)
+    np.testing.assert_allclose(state.rate, [0.934375], rtol=1e-5)
+    assert drafts(policy, state, [0.25] * 4, 0)[1:] == (True, True)
+    assert drafts(policy, state, [0.125] * 8, 0)[1:] == (False, False)
+
+
+def test_goodput():
+    """Prices 1, 1.1, 1.2, 1.3. α = ½: 1, 1.364, 1.458, 1.442, so 2. After a reached overlap of 0
+    α = ⅓: 1, 1.212, 1.204, so 1. At .6 a draft, 1.5/1.6 < 1: none."""
+    policy = goodput(prices(0.1, [1, 1, 1, 1]), prior=0.5, weight=2, memory=0.5)
+    state, allowed = policy.begin(policy.init(keys_of(1), 3))
+    assert allowed.tolist() == [2]
+    state = policy.update(state, stats_of(2, 0, 3, overlap=[0.0, 0.9]))
+    np.testing.assert_allclose(policy.alpha(state), [1 / 3], rtol=1e-6)
+    assert policy.begin(state)[1].tolist() == [1]
+    assert lengths(goodput(prices(0.6, [1, 1]), prior=0.5), 1, []) == [0]
+
+
+def test_goodput_tries_again():
+    """Prices 1, 1.3: α = ½, then ¼ after an overlap of 0, so none; then ⅓, so one."""
+    policy = goodput(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
+    state = policy.init(keys_of(1), 1)
+    state = policy.update(state, stats_of(1, 0, 1, overlap=[0.0]))
+    assert policy.begin(state)[1].tolist() == [0]
+    state = policy.update(state, stats_of(0, 0, 1))
+    assert policy.begin(state)[1].tolist() == [1]
+
+
+def test_first_descent():
+    """Prices 1, 1.3, 1.6. Tokens of high belief were accepted 6 of 6 times, others never of 2.
+
+    A token above: 1 + .875 expected, and .875·.7 more with another: 2.4875·1.3 > 1.875·1.6.
+    A token below: 1.25, and 1.425·1.3 < 1.25·1.6.
+    """
+    policy = first_descent(prices(0.3, [1, 1, 1]), prior=0.5, weight=2)
+    state = policy.init(keys_of(1), 2)
+    zeros = jnp.zeros((1, 8), jnp.float32)
+    tally = Tally(zeros.at[0, 7].set(6), zeros.at[0, 7].set(6).at[0, 0].set(2))
+    state, allowed = policy.begin(state._replace(tally=tally))
+    assert allowed.tolist() == [2]
+    assert drafts(policy, state, [0.95, 0.05], 0)[1:] == (True, True)
+    assert drafts(policy, state, [0.95, 0.05], 1)[1:] == (True, False)
+    dear = first_descent(prices(0.6, [1, 1]), prior=0.5)
+    assert lengths(dear, 1, []) == [0]
+
+
+def test_first_descent_learns_by_belief():
+    """Beliefs .95, .05 with ratios 1, .2; the third was never reached. Old evidence halves."""
+    policy = first_descent(prices(0.1, [1, 1, 1, 1]), memory=0.5)
+    state = policy.init(keys_of(1), 3)
+    for _ in range(2):
+        round_ = stats_of(3, 1, 3, ratio=[1.0, 0.2, 0.7], probs=[0.95, 0.05, 0.5])
+        state = policy.update(state, round_)
+    np.testing.assert_allclose(state.tally.accepted, [[0.3, 0, 0, 0, 0, 0, 0, 1.5]], rtol=1e-6)
+    np.testing.assert_allclose(state.tally.tested, [[1.5, 0, 0, 0, 0, 0, 0, 1.5]], rtol=1e-6)
+
+
+def test_ucb():
+    """Means .5 and .4 from 3 plays and 1: radii .961 and 1.665 favour the second arm."""
+    state = Played(
+        jnp.int32([0]), jnp.float32([[3, 1]]), jnp.float32([[1.5, 0.4]]), jnp.uint32([0])
+    )
+    assert ucb(width=1.0).begin(state)[1].tolist() == [2]
+    assert ucb(width=0.0).begin(state)[1].tolist() == [1]
+    # Prices 1, 1, 2: at most 2 tokens per time; 2 of 2 accepted give 3/2.
+    policy = ucb(prices(0.0, [1, 1, 2]))
+    state = policy.update(state._replace(arm=jnp.int32([1])), stats_of(2, 2, 2))
+    np.testing.assert_allclose(state.gain, [[1.5, 0.4 + 0.75]], rtol=1e-6)
+    assert state.plays.tolist() == [[3, 2]]
+
+
+def test_ucb_plays_every_arm_first():
+    """In an order that differs from row to row."""
+    policy, rows = ucb(), 32
+    state, orders = policy.init(keys_of(rows), 3), []
+    for _ in range(3):
+        state, allowed = policy.begin(state)
+        orders.append(np.asarray(allowed))
+        state = policy.update(state, stats_of(allowed, 0 * allowed, 3))
+    orders = np.array(orders).T
+    assert np.all(np.sort(orders, axis=1) == [1, 2, 3])
+    assert len({tuple(order) for order in orders}) > 3
+
+
+def test_exp3():
+    """Two arms, the second played with probability ½ and 1 of at most 3 tokens gained: loss 4/3."""
+    policy = exp3()
+    state = policy.init(keys_of(1), 2)
+    state = policy.update(state._replace(arm=jnp.int32([1])), stats_of(2, 0, 2))
+    np.testing.assert_allclose(state.loss, [[0, 4 / 3]], rtol=1e-6)
+    eta = np.sqrt(np.log(2) / (2 * 2))
+    weights = np.exp([0, -eta * 4 / 3])
+    np.testing.assert_allclose(policy.probs(state), [weights / weights.sum()], rtol=1e-6)
+
+
+def test_exponential_weights_draw_by_their_probabilities():
+    """4096 rows, fresh noise in each and in each round: shares within 4 deviations."""
+    rows = 4096
+    for policy, first in ((exp3(rate=2.0), 1), (hedge(rate=2.0), 0)):
+        state = policy.init(keys_of(rows), 3)
+        arms = jnp.arange(state.loss.shape[1], dtype=jnp.float32)[None, :]
+        state = state._replace(loss=state.loss + arms)
+        played = []
+        for count in range(2):
+            state = state._replace(rounds=0 * state.rounds + count)
+            _, allowed = policy.begin(state)
+            played.append(np.asarray(allowed) - first)
+            probs = np.asarray(policy.probs(state)[0])
+            shares = np.bincount(played[-1], minlength=len(probs)) / rows
+            assert np.all(abs(shares - probs) < 4 * np.sqrt(probs * (1 - probs) / rows))
+        assert np.mean(played[0] == played[1]) < 0.9
+
+
+@pytest.mark.parametrize("run", range(5))
+def test_hedge_estimates_every_loss_without_bias(run):
+    """A draft whose first `run` tokens would be accepted: over the arms that may be played, the
+    estimated losses of all lengths have the true losses as their means."""
+    gamma_max, table = 4, prices(0.2, [1.0, 1.1, 1.2, 1.4, 1.3])
+    policy = hedge(table, rate=1.0)
+    arm = jnp.arange(gamma_max + 1, dtype=jnp.int32)
+    start = jnp.broadcast_to(jnp.float32([[0.3, 1.0, 0.0, 2.0, 0.7]]), (5, 5))
+    state = Weighed(arm, start, jnp.full((5,), 3, jnp.int32), jnp.zeros((5,), jnp.uint32))
+    probs = np.asarray(policy.probs(state)[0])
+    new = policy.update(state, stats_of(arm, jnp.minimum(arm, run), gamma_max))
+    price = 0.2 * np.arange(5) + [1.0, 1.1, 1.2, 1.4, 1.3]
+    gain = (np.minimum(run, np.arange(5)) + 1) / price / np.max(np.arange(1, 6) / price)
+    np.testing.assert_allclose(probs @ np.asarray(new.loss - start), 1 - gain, rtol=1e-4)
+    assert new.rounds.tolist() == [4] * 5
+
+
+def test_hedge_learns_all_from_a_rejection():
+    """Arm 4 with a rejection at 1 shows every length, arm 1 without one shows only 0 and 1; a draft
+    cut short shows that longer arms would have been cut too."""
+    policy = hedge()
+    state = policy.init(keys_of(3), 4)._replace(arm=jnp.int32([4, 1, 4]))
+    new = policy.update(state, stats_of([4, 1, 1], [1, 1, 1], 4))
+    assert (new.loss > 0).tolist() == [[True] * 5, [True, True, False, False, False], [True] * 5]
+
+
+def test_head():
+    """P(a rejection) = 1 − Πâ, â from the state after each token: nothing is known at slot 0."""
+    params = linear_head(2)._replace(out=jnp.float32([1.0, 0.0]), bias=jnp.float32(0.0))
+    policy = head(params, threshold=0.6)
+    state = policy.init(keys_of(1), 4)
+    found = []
+    for slot, hidden in enumerate([-9.0, np.log(4), np.log(1.5), 0.0]):  # then .8, .8·.6, ·.5
+        state, more = policy.keep_drafting(state, seen_of([0.5, 0.5], slot, [hidden, 1.0]))
+        found.append((round(float(np.exp(state[0])), 5), bool(more[0])))
+    assert found == [(1.0, True), (0.8, True), (0.48, True), (0.24, False)]
+
+
+def test_loss_of_the_head():
+    """−r·log â − 6·(1 − r)·log(1 − â), over tokens that count; a block adds silu(W h + b)."""
+    params = linear_head(2)._replace(out=jnp.float32([1.0, -1.0]), bias=jnp.float32(0.5))
+    hidden, ratio = np.array([[1.0, 2.0], [3.0, 1.0], [9, 9]]), np.array([0.25, 1.0, 0.5])
+    odds = hidden @ [1.0, -1.0] + 0.5
+    kept = 1 / (1 + np.exp(-odds))
+    each = -ratio * np.log(kept) - 6 * (1 - ratio) * np.log(1 - kept)
+    args = (jnp.asarray(x, jnp.float32) for x in (hidden, ratio, [1, 1, 0]))
+    np.testing.assert_allclose(loss(params, *args), each[:2].mean(), rtol=1e-5)
+    deep = init(jax.random.key(0), 2, layers=1)._replace(out=params.out)
+    inner = hidden @ np.asarray(deep.weights[0]).T
+    blocks = hidden + inner / (1 + np.exp(-inner))
+    found = logit(deep, jnp.asarray(hidden, jnp.float32))
+    np.testing.assert_allclose(found, blocks @ [1.0, -1.0], rtol=1e-4)
+
+
+def test_finished_rows_learn_nothing():
+    """The state of every policy stays as it was."""
+    for name, policy in library(2, 3).items():
+        state, _ = policy.begin(policy.init(keys_of(2), 2))
+        done = stats_of([2, 1], [1, 1], 2)._replace(active=jnp.array([True, False]))
+        new = policy.update(state, done)
+        for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(new), strict=True):
+            assert np.array_equal(before[1], after[1]), name
+
+
+def test_prices():
+    """From timings: v at the narrowest pass that is wide enough; a table for another γ_max."""
+    costs = Costs(2.0, 0.5, verify={1: 2.2, 3: 2.6, 4: 3.0}, round={})
+    np.testing.assert_allclose(costs.prices(3).rounds(3), [1.3, 1.55, 1.8, 2.05])
+    table = costs.prices(3, widths=(2, 9), overhead=0.1)
+    np.testing.assert_allclose(table.rounds(3), [1.2, 1.45, 1.9, 2.15], rtol=1e-6)
+    with pytest.raises(ValueError, match="γ_max=3 and not for 4"):
+        goodput(table).init(keys_of(1), 4)
+    with pytest.raises(ValueError, match="one for each of 0"):
+        prices(0.1, [1.0, 0.0])
+
+
+# All policies, in the loop.
+
+NAMES = list(library(2, 3))
+
+
+def small_method(policy, dtype=jnp.float32, **changes):
+    """Tables over 3 tokens, γ_max = 2; the draft's logits are finite, for the head reads them."""
+    target, draft = random_table(1, dtype=dtype), random_table(2, forbidden=0, dtype=dtype)
+    eos = jnp.int32([test_exactness.EOS])
+    settings = {"sampling": sampling(0.8), "gamma_max": 2, **changes}
+    law, gamma_max = settings.pop("sampling"), settings.pop("gamma_max")
+    drafter = ModelDrafter(draft)
+    return speculative.Speculative(
+        target, drafter, TokenRule(), policy, law, eos, gamma_max, **settings
+    )
+
+
+def bias(method, budget) -> float:
+    """Total variation between the loop's law and the target's."""
+    inputs = inputs_of([test_exactness.PROMPT])
+    expected = sequence_law(method.target, inputs, method.sampling, {test_exactness.EOS}, budget)
+    return total_variation(output_law(method, inputs, budget), expected)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "tail reader"])
+def test_enumerated_law_is_the_targets(name):
+    """All outputs of up to 4 tokens over 3: TV < 1e-12."""
+    with jax.enable_x64(True):
+        policy = TailReader() if name == "tail reader" else library(2, 3)[name]
+        assert bias(small_method(policy, jnp.float64), 4) < 1e-12
+
+
+def test_a_policy_that_reads_rejected_tails_in_the_real_loop():
+    """114,688 outputs of up to 4 tokens: p > 1e-4."""
+    assert test_exactness.speculative_p_value(sampling(), TailReader()) > 1e-4
+
+
+class ByPosition(speculative.Dice):
+    """Noise by absolute position, which a rejection uses again."""
+
+    def draft(self, state, slot, logprobs):
+        return super().draft(state.replace(rounds=state.length + slot), 0, logprobs)
+
+
+def test_chi_square_sees_noise_by_position():
+    """The same policy with drafts whose noise returns at the same position: p < 1e-4."""
+
+    @jax.jit
+    def decode(method, contexts, state):
+        def body(state):
+            return speculative.step(method, contexts, state, ByPosition())[0]
+
+        return jax.lax.while_loop(speculative.unfinished, body, state)
+
+    assert test_exactness.speculative_p_value(sampling(), TailReader(), decode) < 1e-4
+
+
+def run(method, inputs, budget, index=None):
+    keys = test_loops.keys_of(len(inputs.prompt), index=index)
+    return test_loops.run(method, inputs, budget, keys=keys, buffer_len=40)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_and_settings(name):
+    """The third of four rows is what it is alone, in tokens, lengths and rounds; but for the
+    constant, lengths vary; and new settings trace nothing."""
+    policy = library(2, 3)[name]
+    method = dataclasses.replace(small_method(policy), eos_ids=test_loops.NEVER)
+    prompts = [[1], [0, 1], [2, 2, 0], [0]]
+    inputs, single = inputs_of(prompts), inputs_of(prompts[2:3])
+    together, alone = run(method, inputs, 20), run(method, single, 20, index=[2])
+    assert test_loops.outputs(alone, single) == test_loops.outputs(together, inputs)[2:3]
+    for ours, theirs in zip(*map(jax.tree.leaves, (alone.stats, together.stats)), strict=True):
+        assert np.array_equal(ours[0], theirs[2])
+
+    # At its end a row has room for less than two: three tokens less in all, at most.
+    always = together.stats.drafted >= 2 * together.stats.target_calls - 3
+    assert np.all(always) == (name == "constant")
+
+    sizes = speculative.start._cache_size(), speculative.decode._cache_size()
+    moved = jax.tree.map(lambda x: x if x.dtype == jnp.int32 else x * 0.9, policy)
+    run(dataclasses.replace(method, policy=moved), inputs, 20)
+    assert (speculative.start._cache_size(), speculative.decode._cache_size()) == sizes
+
+
+# Narrower verify passes.
+
+
+@pytest.mark.parametrize("law", [sampling(0.0), sampling(0.9)])
+def test_widths_change_no_token(law):
+    """Drafts of 0 to 7 tokens by a script, with passes of 1, 2 and 4 positions and without: the
+    same tokens and counts from tables in float64 and from T5s in float32."""
+    caps = np.random.default_rng(0).integers(8, size=(30, 1)) * np.ones((1, 5), int)
+    policy = Scripted(jnp.asarray(caps, jnp.int32))
+
+    def check(method, inputs):
+        wide, narrow = (
+            test_loops.run(dataclasses.replace(method, widths=widths), inputs, 24)
+            for widths in ((), (4, 1, 2, 30))
+        )
+        assert test_loops.outputs(wide, inputs) == test_loops.outputs(narrow, inputs)
+        assert np.array_equal(wide.stats.accepted, narrow.stats.accepted)
+        assert 0 < wide.stats.accepted.sum() < wide.stats.drafted.sum()
+
+    options = {"chosen": law, "policy": policy, "gamma_max": 7}
+    target = test_loops.target()
+    check(
+        test_loops.method_of(target, test_loops.near(target), **options),
+        test_loops.translate(test_loops.SOURCES),
+    )
+    with jax.enable_x64(True):
+        tables = (random_table(seed, 5) for seed in (1, 2))
+        check(
+            test_loops.method_of(*tables, **options),
+            inputs_of([[1], [2, 0], [0, 3, 1], [1, 1], [4]]),
+        )
+
+
+def test_the_narrowest_pass_runs():
+    """Laws past its width are never computed: with drafts of 2 and passes of 2, 3 and 8, five."""
+    method = small_method(constant(2), gamma_max=7, widths=(3, 2))
+    contexts, state = test_loops.begin(method, inputs_of([[1], [2]]), 20)
+    _, round_ = jax.jit(speculative.step)(method, contexts, state)
+    scored = np.any(np.asarray(round_.target_logprobs) != 0, axis=(0, 2))
+    assert scored.tolist() == [True] * 3 + [False] * 5
+
+
+# A policy of one's own.
+
+PATIENT = """
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from specjax.policies import Policy
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Patient(Policy):
+    patience: float
+
+    def init(self, keys, gamma_max):
+        return jnp.zeros(keys.shape, jnp.int32)  # bad rounds in a row
+
+    def begin(self, state):
+        return state, jnp.where(state < self.patience, 2, 1)
+
+    def update(self, state, stats):
+        bad = stats.accepted < stats.drafted
+        return jnp.where(stats.active, jnp.where(bad, state + 1, 0), state)
+"""
+
+
+@pytest.fixture
+def patient(tmp_path, monkeypatch):
+    (tmp_path / "patient.py").write_text(PATIENT)
+    (tmp_path / "broken.py").write_text("import no_such_thing_at_all")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_policy_in_one_file(patient):
+    """Found by its import path, and exact."""
+    policy = policies.load("patient:Patient", patience=2)
+    assert lengths(policy, 2, [(2, 1), (2, 0), (1, 0), (1, 1)]) == [2, 2, 1, 1, 2]
+    with jax.enable_x64(True):
+        assert bias(small_method(policy, jnp.float64), 4) < 1e-12
+
+
+def test_names():
+    """Every name stands for its maker, with its settings."""
+    needed = {
+        "constant": {"gamma": 3},
+        "goodput": {"prices": prices(0.1, [1, 1])},
+        "first_descent": {"prices": prices(0.1, [1, 1])},
+        "head": {"params": linear_head(3)},
+    }
+    kinds = {type(policies.load(name, **needed.get(name, {}))) for name in policies.NAMES}
+    assert kinds == {type(policy) for policy in library(1, 3).values()}
+    assert float(policies.load("svip", threshold=0.5).threshold) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("svipp", {}, "There is no policy 'svipp': it is one of constant, heuristic"),
+        ("no_such_module:x", {}, "there is no module 'no_such_module'"),
+        ("patient:Hasty", {}, "patient has no attribute 'Hasty'"),
+        ("svip", {"bar": 1}, "unexpected keyword argument 'bar'; it is svip"),
+        ("svip", {"scale": 0.0}, r"scale=0\.0 must be > 0"),
+        ("heuristic", {"gamma": 0}, "gamma=0 must be"),
+        ("gammatune", {"memory": 1.0}, r"memory=1\.0"),
+        ("average", {"tiers": (3, 1)}, "must ascend"),
+        ("average", {"every": 0}, "every=0"),
+        ("confidence", {"threshold": 2}, "threshold=2 must lie"),
+        ("adaedl", {"goal": 2}, "goal=2 must lie"),
+        ("goodput", {"prices": None, "memory": 2}, "memory=2 must lie"),
+        ("ucb", {"width": -1}, "width=-1 must be"),
+        ("hedge", {"rate": -1}, "rate=-1 must be"),
+        ("head", {"params": None, "threshold": 2}, "threshold=2 must lie"),
+    ],
+)
+def test_errors(name, settings, message, patient):
+    with pytest.raises(ValueError, match=message):
+        policies.load(name, **settings)
+
+
+def test_an_import_error_inside_a_policy_is_shown(patient):
+    with pytest.raises(ModuleNotFoundError, match="no_such_thing_at_all"):
+        policies.load("broken:Policy")
+
+
+# Through `generate`.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Secretive(TokenRule):
+    """Shows nothing of shorter drafts, except at temperature 0."""
+
+    reveals_shorter = False
+
+    def under(self, sampling):
+        return TokenRule() if sampling.kind == "greedy" else self
+
+
+def test_generate_takes_a_name_and_widths(pair):
+    """Greedy tokens as with a constant length, from fewer drafted ones."""
+    texts = ["return self.line", "import os, sys"]
+    plain = generate(pair.target, pair.draft, texts, gamma=4, max_new_tokens=12)
+    found = generate(
+        pair.target, pair.draft, texts, gamma=4, max_new_tokens=12, policy="svip", widths=(1, 2, 3)
+    )
+    assert found.tokens == plain.tokens
+    assert found.drafted.sum() < plain.drafted.sum()
+
+
+def test_pairs_that_do_not_fit(pair):
+    """Hedge with a rule that hides shorter drafts; widths that are none."""
+    build = functools.partial(decoding.build, pair.target, pair.draft, gamma=4)
+    with pytest.raises(ValueError, match=r"Hedge learns .* which Secretive does not show"):
+        build(sampling=sampling(1.0), rule=Secretive(), policy="hedge")
+    build(sampling=sampling(0.0), rule=Secretive(), policy="hedge")
+    build(sampling=sampling(1.0), rule=Secretive(), policy="ucb")
+    with pytest.raises(ValueError, match=r"widths=\(2, 0\) must be"):
+        build(sampling=sampling(1.0), widths=(2, 0))
