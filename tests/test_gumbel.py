@@ -14,7 +14,7 @@ from specjax import sampling as smp
 from specjax.accept import GumbelRule, TokenRule, coupled_overlap, overlap
 from specjax.draft import ModelDrafter
 from specjax.models import hub
-from specjax.policies import constant
+from specjax.policies import Policy, constant
 from specjax.sampling import Purpose, sampling
 from table_models import MarkovModel, inputs_of, logits_after
 from toy_policies import Erratic
@@ -80,7 +80,7 @@ def test_the_noise_agrees_as_often_as_acceptance_says():
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Witness:
+class Witness(Policy):
     """Keeps the last law that it was shown, and the chances of acceptance."""
 
     def init(self, keys, gamma_max):
