@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from specjax import beam
 from specjax.batching import bucket
 from specjax.beam import Hypothesis, Stats, n_best
+from specjax.compatibility import check_pair
 from specjax.decoding import aligned, check_finite, check_room, pack_for, tokenize
-from specjax.models.hub import Checkpoint, check_pair
+from specjax.models.hub import Checkpoint
 
 COUNTS = tuple(field.name for field in dataclasses.fields(Stats))
 

@@ -14,8 +14,9 @@ from specjax import autoregressive, speculative
 from specjax.accept import AcceptanceRule, TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
+from specjax.compatibility import check_pair
 from specjax.draft import Drafter, ModelDrafter
-from specjax.models.hub import Checkpoint, check_pair
+from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
 from specjax.sampling import Sampling, row_keys, sampling
