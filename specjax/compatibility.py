@@ -1,59 +1,309 @@
-"""Whether a draft may propose for a target."""
+"""Whether a draft may propose for a target: the same ids, for the same text.
+
+Whatever a draft proposes, the output's law is the target's, as long as both give a law over the
+same ids. So a wrong draft shows in nothing but the speed: it reads the target's ids as other text,
+or text cut as it was never trained on, and is hardly ever right. Therefore it is refused first.
+"""
+
+import functools
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
 from specjax.models.hub import Checkpoint, start_field
 
+ANOTHER = "Speculation needs a draft with the target's tokenizer: choose or train another draft."
+SAME_FILES = (
+    "If both models were trained with one tokenizer, copy tokenizer.json and tokenizer_config.json "
+    "from the target's directory to the draft's; otherwise choose or train another draft."
+)
 MAX_PADDING = 256  # rows that an embedding may have beyond its tokenizer's ids (T5: 28)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+ROLES = ("bos_token", "unk_token", "sep_token", "cls_token", "mask_token")
+# What tokenizers treat differently. Each difference should show in one kind and in few others: so
+# only the kinds that are about them have capitals, accents or spaces in a row.
+HARD_TEXTS: dict[str, tuple[str, ...]] = {
+    "spaces": ("a", " a", "a b", "a ", "a  b", "   ", "a    b"),
+    "tabs and line breaks": ("\t", "\n", "a\tb", "a\nb", "a\n\n\n    b", "a\r\nb"),
+    "numbers": ("0", "7", "12", "1234567890", "3.14", "-1,000,000", "1e9", "v2", "٣٤٥"),
+    "punctuation": ("a.b", "end.", "a, b", "don't", "f(x)[0]->y", "!?!", "a_b", "#@$%", "“a”"),
+    "letter case": ("A", "ABC", "Abc", "aBC", "ИГРА"),
+    "normalisation": ("é", "e\u0301", "\ufb01", "\uff21", "\u2460", "\u212b", "a\u00a0b"),
+    "marks without width": ("a\u200bb", "\ufeffa", "a\u00adb"),
+    "scripts": ("язык", "γλωσσα", "语言", "くに", "언어", "שפה", "لغة", "भाषा", "ภาษา"),
+    "emoji": ("🙂", "👍🏽", "👩\u200d👩\u200d👧", "🇩🇪", "a🙂🙂b"),
+    "unknown characters": ("\ue000", "\ue000\ue001", "a\ue000b", "\U00013000", "\x07"),
+    "words": ("one word and another", "the quick brown fox", "def f(x):\n    return x"),
+    "long text": ("a" * 500, "one word and another " * 100),
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of a target with a draft, in words for reports and errors."""
+
+    name: str
+    passed: bool
+    target: str
+    """The target's value."""
+    draft: str
+    """The draft's."""
+    subject: str = ""
+    """Of what, where they differ: a token, a text or a field of config.json."""
+    way_out: str = ANOTHER
+    required: bool = True
+    """False: no loop reads it, or it matters for some inputs only; a pair is not refused for it."""
+
+    def __str__(self) -> str:
+        of = f" of {self.subject}" if self.subject else ""
+        return f"{self.name}{of}: {self.target} in the target and {self.draft} in the draft"
+
+
+IDENTICAL = Check("tokenizer", True, "identical", "identical")
 
 
 def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
-    """Refuse a draft whose ids mean something else than the target's; padding may differ.
-
-    Only the start token and the vocabulary have to agree: a row ends where the target says.
+    """Refuse a draft that fails a required check of `compare`.
 
     Raises:
-      ValueError: names the first token with two ids, or the sizes where there is no tokenizer.
+      ValueError: names the first checks that failed, both values, and the way out.
     """
-    pair = f"The target {target.name} and the draft {draft.name}"
-    way_out = (
-        "Speculation needs a draft with the target's tokenizer: choose or train another draft."
-    )
-    if target.config.is_encoder_decoder != draft.config.is_encoder_decoder:
-        reads = ["a source" if c.config.is_encoder_decoder else "a prompt" for c in (target, draft)]
+    failed = [check for check in compare(target, draft) if check.required and not check.passed]
+    if failed:
+        more = f"; {len(failed) - 2} more checks failed" if len(failed) > 2 else ""
         raise ValueError(
-            f"{pair} read the text differently, as {reads[0]} and as {reads[1]}. Choose or train "
-            "a draft of the target's kind."
-        )
-    difference = _first_difference(target, draft)
-    if difference:
-        raise ValueError(f"{pair} have different vocabularies: {difference}. {way_out}")
-    if target.start_id != draft.start_id:
-        raise ValueError(
-            f"{pair} start from different tokens: {start_field(target.config)} is "
-            f"{target.start_id} and {draft.start_id}. {way_out}"
+            f"The target {target.name} and the draft {draft.name} do not fit: "
+            f"{'; '.join(map(str, failed[:2]))}{more}. {failed[0].way_out}"
         )
 
 
-def _first_difference(target: Checkpoint, draft: Checkpoint) -> str:
-    """In words; empty if there is none."""
+def compare(target: Checkpoint, draft: Checkpoint) -> list[Check]:
+    """Every check of a pair, the gravest first.
+
+    - input: an encoder-decoder and a decoder-only model are not given the same ids.
+    - vocabulary size, token ids: an id means one token. Rows of padding are not counted, and
+      neither are tokens that were added to the draft alone, past the target's ids: both are cut
+      off (`decoding.aligned`). What was added to the target alone may not be cut off, since the
+      target may emit it. Without a tokenizer, sizes are all that can be compared.
+    - start token, special tokens, end tokens: both models begin and end alike. A row ends where
+      the target says; the draft should know one of its ends.
+    - encoding, decoding: the hard texts, the target's special tokens inside a text and a sample
+      of its own pieces become the same ids, and these the same text again. Texts are encoded and
+      decoded by the target's tokenizer alone, so this is about what the draft was trained on.
+    - padding token, chat template, positions: not required. The loops never let a model see
+      padding, templates are the caller's, and a draft that has fewer positions only guesses badly
+      past its last.
+
+    Tokenizers with equal files are not tried on texts. 150,000 ids take under a second, once.
+    """
+    kinds = ["a source" if c.config.is_encoder_decoder else "a prompt" for c in (target, draft)]
+    checks = [
+        _check(
+            "input",
+            kinds[0] == kinds[1],
+            kinds,
+            way_out="Choose or train a draft of the target's kind.",
+        )
+    ]
     if target.tokenizer is None or draft.tokenizer is None:
-        return _size_difference(target, draft)
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    both = ours.keys() | theirs.keys()
-    for token in sorted(both, key=lambda token: (ours.get(token, len(ours)), token)):
-        if ours.get(token) != theirs.get(token):
-            said = ["no id" if v.get(token) is None else f"id {v[token]}" for v in (ours, theirs)]
-            return f"{token!r} has {said[0]} in the target and {said[1]} in the draft"
-    return ""
+        checks.append(_sizes(target, draft))
+    elif target.tokenizer is draft.tokenizer:
+        checks.append(IDENTICAL)
+    else:
+        sizes = len(target.tokenizer), len(draft.tokenizer)  # they grow when tokens are added
+        checks += _compare_tokenizers(target.tokenizer, draft.tokenizer, sizes)
+    return [*checks, _start(target, draft), _ends(target, draft), *_remarks(target, draft)]
 
 
-def _size_difference(target: Checkpoint, draft: Checkpoint) -> str:
+def _check(name: str, passed: bool, values: Iterable[str], **options: Any) -> Check:
+    target, draft = values
+    return Check(name, passed, target, draft, **options)
+
+
+# --- models ------------------------------------------------------------------------------------
+
+
+def _sizes(target: Checkpoint, draft: Checkpoint) -> Check:
     """Where a tokenizer is missing, its model may have up to `MAX_PADDING` rows more."""
     sizes = target.model.vocab_size, draft.model.vocab_size
-    slack = [MAX_PADDING * (c.tokenizer is None) for c in (target, draft)]
-    if sizes[0] == sizes[1]:
-        return ""
-    if sum(slack) == MAX_PADDING:  # exactly one says how many ids are real
-        extra = sizes[0] - sizes[1] if slack[0] else sizes[1] - sizes[0]
-        if 0 < extra <= MAX_PADDING:
-            return ""
-    return f"{sizes[0]} and {sizes[1]} ids"
+    bare = target.tokenizer is None, draft.tokenizer is None
+    padding = sizes[0] - sizes[1] if bare[0] else sizes[1] - sizes[0]
+    most = MAX_PADDING if bare[0] != bare[1] else 0  # if one tokenizer says how many ids are real
+    return Check("vocabulary size", 0 <= padding <= most, f"{sizes[0]} ids", f"{sizes[1]} ids")
+
+
+def _start(target: Checkpoint, draft: Checkpoint) -> Check:
+    ids = target.start_id, draft.start_id
+    field = start_field(target.config)
+    return _check("start token", ids[0] == ids[1], map(str, ids), subject=field)
+
+
+def _ends(target: Checkpoint, draft: Checkpoint) -> Check:
+    """A chat model ends where its base model does, and elsewhere too: one shared end will do."""
+    ends = set(target.eos_ids), set(draft.eos_ids)
+    fits = not all(ends) or bool(ends[0] & ends[1])
+    return Check("end tokens", fits, str(sorted(ends[0])), str(sorted(ends[1])))
+
+
+def _remarks(target: Checkpoint, draft: Checkpoint) -> list[Check]:
+    pads = target.pad_id, draft.pad_id
+    templates = [getattr(c.tokenizer, "chat_template", None) for c in (target, draft)]
+    said = ["one" if template else "none" for template in templates]
+    if all(templates) and templates[0] != templates[1]:
+        said[1] = "another"
+    positions = target.config.max_positions, draft.config.max_positions
+    room = positions[1] is None or (positions[0] is not None and positions[0] <= positions[1])
+    return [
+        _check("padding token", pads[0] == pads[1], map(str, pads), way_out="", required=False),
+        _check("chat template", said[0] == said[1], said, way_out="", required=False),
+        _check(
+            "positions",
+            room,
+            ("any number" if count is None else str(count) for count in positions),
+            way_out="Keep texts within the draft's positions: set max_source_len, max_new_tokens.",
+            required=False,
+        ),
+    ]
+
+
+# --- tokenizers --------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=8)  # `generate` may be called for one text at a time
+def _compare_tokenizers(target: Any, draft: Any, sizes: tuple[int, int]) -> tuple[Check, ...]:
+    if _same_files(target, draft):
+        return (IDENTICAL,)
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    added = draft.get_added_vocab()
+    texts = HARD_TEXTS | {
+        "special tokens in a text": tuple(
+            f"a{token} b" for token in _some(target.get_added_vocab())
+        ),
+        "pieces": tuple(_decode(target, [ours[piece]]) for piece in _some(ours)),
+    }
+    encoded = {kind: [(text, _encode(target, text)) for text in texts[kind]] for kind in texts}
+    marked = _encode(target, "", marks=True)
+    return (
+        _vocabulary_size(ours, theirs, added),
+        _token_ids(ours, theirs),
+        _special_tokens(target, draft, ours, theirs),
+        _encoding(target, draft, "empty text", [("", marked)], marks=True),
+        *(_encoding(target, draft, kind, pairs) for kind, pairs in encoded.items()),
+        _decoding(target, draft, [ids for pairs in encoded.values() for _, ids in pairs]),
+    )
+
+
+def _same_files(target: Any, draft: Any) -> bool:
+    """Both were read from such files, and no token was added to one since."""
+    places = [tokenizer.name_or_path for tokenizer in (target, draft)]
+    files = [[Path(place, name) for name in TOKENIZER_FILES] for place in places]
+    return (
+        all(places)
+        and all(file.is_file() for file in chain(*files))
+        and target.special_tokens_map == draft.special_tokens_map
+        and len(target) == len(draft)
+        and all(a.read_bytes() == b.read_bytes() for a, b in zip(*files, strict=True))
+    )
+
+
+def _vocabulary_size(
+    ours: Mapping[str, int], theirs: Mapping[str, int], added: Collection[str]
+) -> Check:
+    size, drafts = (max(vocabulary.values()) + 1 for vocabulary in (ours, theirs))
+    fits = size == drafts or (
+        size < drafts and all(id < size or token in added for token, id in theirs.items())
+    )
+    return Check("vocabulary size", fits, f"{size} ids", f"{drafts} ids")
+
+
+def _token_ids(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Check:
+    """The draft's ids past the target's are the vocabulary size's business."""
+    size = max(ours.values()) + 1
+    if ours != theirs:
+        theirs = {token: id for token, id in theirs.items() if id < size}
+    if ours == theirs:
+        return Check("token ids", True, f"{len(ours)} tokens", f"{len(theirs)} tokens")
+    differing = {token for token, _ in ours.items() ^ theirs.items()}
+    token = min(differing, key=lambda token: (ours.get(token, size), theirs.get(token, size)))
+    said = ["no id" if v.get(token) is None else f"id {v[token]}" for v in (ours, theirs)]
+    return _check("token ids", False, said, subject=repr(token))
+
+
+def _special_tokens(
+    target: Any, draft: Any, ours: Mapping[str, int], theirs: Mapping[str, int]
+) -> Check:
+    """A role that only one of them gives is seen where it changes an encoding."""
+    names = target.special_tokens_map, draft.special_tokens_map
+    both = [role for role in ROLES if role in names[0] and role in names[1]]
+    for role in both:
+        token, other = names[0][role], names[1][role]
+        if (token, ours.get(token)) != (other, theirs.get(other)):
+            values = f"{token!r}, id {ours.get(token)},", f"{other!r}, id {theirs.get(other)},"
+            return _check("special tokens", False, values, subject=role, way_out=SAME_FILES)
+    return _check("special tokens", True, [", ".join(both) or "none"] * 2)
+
+
+def _encoding(
+    target: Any, draft: Any, kind: str, pairs: list[tuple[str, Any]], *, marks: bool = False
+) -> Check:
+    """Of one kind of text; `pairs` are texts and the target's ids."""
+    name = f"encoding: {kind}"
+    for text, ids in pairs:
+        others = _encode(draft, text, marks=marks)
+        if ids != others:
+            values = _cut(target, ids, others), _cut(draft, others, ids)
+            return _check(name, False, values, subject=_short(text), way_out=SAME_FILES)
+    count = sum(len(ids) for _, ids in pairs if not isinstance(ids, str))
+    return _check(name, True, [f"{count} ids"] * 2)
+
+
+def _decoding(target: Any, draft: Any, encoded: list[Any]) -> Check:
+    rows = [ids for ids in encoded if not isinstance(ids, str)]
+    for ids in rows:
+        texts = _decode(target, ids), _decode(draft, ids)
+        if texts[0] != texts[1]:
+            subject = f"ids {str(ids[:6])[1:-1]}{' …' * (len(ids) > 6)}"
+            values = map(_short, texts)
+            return _check("decoding", False, values, subject=subject, way_out=SAME_FILES)
+    return _check("decoding", True, [f"{len(rows)} texts"] * 2)
+
+
+def _encode(tokenizer: Any, text: str, *, marks: bool = False) -> list[int] | str:
+    """Ids, or what the tokenizer said where it cannot encode the text."""
+    try:
+        return list(tokenizer(text, add_special_tokens=marks, verbose=False)["input_ids"])
+    except Exception as error:  # of no class of its own: a word without an unknown token, ...
+        return f"an error ({error})"
+
+
+def _decode(tokenizer: Any, ids: list[int]) -> str:
+    try:
+        return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    except Exception as error:
+        return f"an error ({error})"
+
+
+def _some(vocabulary: Mapping[str, int], count: int = 200) -> list[str]:
+    """At most `count` tokens, evenly spread over the ids that they have."""
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    return tokens[:: -(-len(tokens) // count) or 1]
+
+
+def _cut(tokenizer: Any, ids: list[int] | str, others: list[int] | str) -> str:
+    """Ids and their tokens from just before the first difference on."""
+    if isinstance(ids, str):
+        return ids
+    same = 0
+    while same < min(len(ids), len(others)) and ids[same] == others[same]:
+        same += 1
+    begin = max(same - 1, 0)
+    shown = ids[begin : begin + 4]
+    tokens = zip(shown, tokenizer.convert_ids_to_tokens(shown), strict=True)
+    said = ["…"] * (begin > 0) + [f"{id} {token!r}" for id, token in tokens]
+    return f"[{', '.join(said + ['…'] * (begin + 4 < len(ids)))}]"
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= 24 else f"{text[:24]!r} …"

@@ -234,7 +234,7 @@ def test_numbers_out_of_range(pair, options, message):
 def test_different_vocabularies(pair):
     words = pairs.tokenizers.train([*TEXTS, "unheard of, " * 9], IDS + 1)
     other = dataclasses.replace(pair.draft, tokenizer=pairs.tokenizers.to_transformers(words, 40))
-    with pytest.raises(ValueError, match=r"have different vocabularies: .* has "):
+    with pytest.raises(ValueError, match="vocabulary size: 300 ids in the target and 301 ids in"):
         generate(pair.target, other, TEXTS)
 
 
@@ -287,7 +287,7 @@ def test_a_start_token_other_than_padding(pair, plain):
         pair.target, config=dataclasses.replace(pair.target.config, decoder_start_token_id=7)
     )
     assert generate(other, None, TEXTS).tokens != plain.tokens
-    with pytest.raises(ValueError, match="decoder_start_token_id is 7 and 0"):
+    with pytest.raises(ValueError, match="decoder_start_token_id: 7 in the target and 0 in"):
         generate(other, pair.draft, TEXTS)
 
 
