@@ -251,10 +251,20 @@ def verify(
         return jnp.pad(logprobs, ((0, 0), (0, block.shape[1] - width), (0, 0))), cache
 
     # Slots that a narrower pass leaves stale lie beyond every query, as after a rejection.
-    widths = sorted({width for width in method.widths if width < block.shape[1]})
-    narrow = jnp.max(drafts.length) >= jnp.array(widths, jnp.int32)  # widths that are too narrow
-    passes = [partial(score, width) for width in (*widths, block.shape[1])]
-    logprobs, cache = jax.lax.switch(jnp.sum(narrow, dtype=jnp.int32), passes, state.cache)
+    full = block.shape[1]
+    widths = [*sorted({width for width in method.widths if width < full}), full]
+    if len(widths) == 1:
+        logprobs, cache = score(full, state.cache)
+    else:
+        # Loops of one turn or none: a `lax.switch` copies the caches, and these do not.
+        longest = jnp.max(drafts.length)
+        law = jax.eval_shape(partial(score, full), state.cache)[0]
+        carry = jnp.zeros(law.shape, law.dtype), state.cache
+        for narrower, width in zip([0, *widths[:-1]], widths, strict=True):
+            fits = (narrower <= longest) & (longest < width)
+            run = partial(lambda width, _, carry: score(width, carry[1]), width)
+            carry = jax.lax.fori_loop(0, fits.astype(jnp.int32), run, carry)
+        logprobs, cache = carry
     finite = is_finite(logprobs, ~state.done)
     return logprobs, state.replace(cache=cache, target_finite=state.target_finite & finite)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -522,6 +523,17 @@ def test_the_narrowest_pass_runs():
     _, round_ = jax.jit(speculative.step)(method, contexts, state)
     scored = np.any(np.asarray(round_.target_logprobs) != 0, axis=(0, 2))
     assert scored.tolist() == [True] * 3 + [False] * 5
+
+
+def test_narrower_passes_copy_no_cache():
+    """In the compiled loop of T5s with d_kv 8 and a buffer of 509; a `lax.switch` would copy."""
+    model = test_loops.target()
+    method = test_loops.method_of(model, model, gamma_max=4)
+    method = dataclasses.replace(method, widths=(2,))
+    arguments = test_loops.begin(method, test_loops.translate([[3, 1]]), 24, buffer_len=509)
+    text = speculative.decode.lower(method, *arguments).compile().as_text()
+    assert re.search(r"\[1,2,(8,509|509,8)\]", text)
+    assert not re.search(r"= f32\[1,2,(8,509|509,8)\]\S* copy\(", text)
 
 
 # A policy of one's own.
