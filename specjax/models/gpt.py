@@ -17,14 +17,12 @@ from specjax.models.layers import (
     KV,
     MASKED,
     CausalBias,
+    Decoder,
     LayerNorm,
     Linear,
     attend_and_write,
-    empty,
-    project,
     split_heads,
 )
-from specjax.types import Inputs
 
 ACTIVATIONS = {
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
@@ -133,7 +131,7 @@ class Layer(nnx.Module):
         return x + self.feed_forward(self.feed_forward_norm(x)), cache
 
 
-class GPT(nnx.Module):
+class GPT(Decoder):
     """Parameters of a GPT-2 and the pure functions `encode`, `start`, `__call__` and `logits`."""
 
     def __init__(self, config: GPTConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
@@ -150,50 +148,18 @@ class GPT(nnx.Module):
             self.head = table(config.vocab_size)
         self.input_first = False  # of the head; see `arrange`
 
-    @property
-    def vocab_size(self) -> int:
-        """Width of the output layer, padding included."""
-        return self.config.vocab_size
-
-    def encode(self, source: Array, source_len: Array) -> tuple[()]:
-        """The context, which is empty; here so that training treats all families alike."""
-        del source, source_len
-        return ()
-
-    def start(self, inputs: Inputs, buffer_len: int) -> tuple[tuple[()], tuple[KV, ...]]:
-        """Make an empty cache of `buffer_len` slots and prefill all but the last token.
-
-        In a row with a short prompt the padding is prefilled too. No query sees those slots before
-        the row's own tokens have overwritten them.
-        """
-        batch, prompt_len = inputs.prompt.shape
-        config, dtype = self.config, self.embedding.dtype
-        context = self.encode(inputs.source, inputs.source_len)
-        cache = tuple(
-            empty(batch, config.n_head, buffer_len, config.n_embd // config.n_head, dtype)
-            for _ in self.layers
-        )
-        if prompt_len > 1:
-            start = jnp.zeros((batch,), jnp.int32)
-            _, cache = self(inputs.prompt[:, :-1], start, context, cache)
-        return context, cache
+    def cache_shape(self) -> tuple[int, int, int]:
+        """See `Decoder.cache_shape`."""
+        config = self.config
+        return config.n_layer, config.n_head, config.n_embd // config.n_head
 
     def __call__(
         self, tokens: Array, start: Array, context: tuple[()], cache: tuple[KV, ...] | None
     ) -> tuple[Array, tuple[KV, ...]]:
-        """Run K tokens per row at positions start[b] … start[b]+K−1.
+        """See `Decoder.__call__`.
 
-        Args:
-          tokens: (B, K) int32.
-          start: (B,) int32, ≥ 0. Tokens past the last learned position share it: they may only be
-            drafted ones that are never kept, or padding.
-          context: from `start` or `encode`.
-          cache: from `start` or the previous call. None: the tokens are the whole text and `start`
-            is 0, as in training.
-
-        Returns:
-          hidden: (B, K, E), after the final norm.
-          cache: with slots start … start+K−1 overwritten.
+        Tokens past the last learned position share it: they may only be drafted ones that are
+        never kept, or padding.
         """
         del context
         count = tokens.shape[1]
@@ -209,17 +175,3 @@ class GPT(nnx.Module):
             x, kv = layer(x, start, bias, None if cache is None else cache[i])
             written.append(kv)
         return self.norm(x), tuple(written)
-
-    def logits(self, hidden: Array) -> Array:
-        """(..., E) → (..., V)."""
-        return project(hidden, self.turned_weight()[...], self.input_first)
-
-    def embed(self, tokens: Array) -> Array:
-        """(B, K) → (B, K, E). A tied embedding lies as the head does."""
-        if self.config.tie_word_embeddings and self.input_first:
-            return jnp.moveaxis(self.embedding[...][:, tokens], 0, -1)
-        return self.embedding[...][tokens]
-
-    def turned_weight(self) -> nnx.Param:
-        """The head, which `arrange` transposes."""
-        return self.embedding if self.config.tie_word_embeddings else self.head

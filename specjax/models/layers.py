@@ -6,13 +6,15 @@ V vocabulary, L layers, H heads, D head size, E model width, F feed-forward widt
 Weights are (out, in), as in Hugging Face checkpoints, unless `arrange` has turned them.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+
+from specjax.types import Inputs
 
 # Added to the logit of a slot that a query must not see. Finite, so that a row of which every
 # slot is masked gives some average and not NaN; far below any real logit, so that exp gives 0.
@@ -271,3 +273,81 @@ def slide(by_offset: Array, start: Array, queries: int, slots: int) -> Array:
 
     positions = start[:, None] + jnp.arange(queries)[None, :]
     return jnp.moveaxis(jax.vmap(jax.vmap(one))(positions), 1, 2)
+
+
+class Decoder(nnx.Module):
+    """What the decoders of all families share: ids in, logits out, and a prefilled cache.
+
+    A family sets `config`, `embedding` (V, E), `input_first` and, unless its embeddings are tied,
+    `head` (V, E), and defines `cache_shape` and `__call__`.
+    """
+
+    config: Any
+    embedding: nnx.Param
+    head: nnx.Param
+    input_first: bool  # of the head; see `arrange`
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the output layer, padding included."""
+        return self.config.vocab_size
+
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Number of layers, heads of each, and their size D."""
+        raise NotImplementedError
+
+    def encode(self, source: Array, source_len: Array) -> Any:
+        """The context, which is empty where there is no encoder."""
+        del source, source_len
+        return ()
+
+    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Any, tuple[KV, ...]]:
+        """Encode, make an empty cache of `buffer_len` slots and prefill all but the last token."""
+        context = self.encode(inputs.source, inputs.source_len)
+        return context, self.prefill(inputs.prompt, context, buffer_len)
+
+    def prefill(self, prompt: Array, context: Any, buffer_len: int) -> tuple[KV, ...]:
+        """A cache of `buffer_len` slots that holds all but the last token of a (B, P) prompt.
+
+        In a row with a short prompt the padding is prefilled too. No query sees those slots before
+        the row's own tokens have overwritten them.
+        """
+        batch, length = prompt.shape
+        layers, heads, size = self.cache_shape()
+        dtype = self.embedding.dtype
+        cache = tuple(empty(batch, heads, buffer_len, size, dtype) for _ in range(layers))
+        if length > 1:
+            _, cache = self(prompt[:, :-1], jnp.zeros((batch,), jnp.int32), context, cache)
+        return cache
+
+    def __call__(
+        self, tokens: Array, start: Array, context: Any, cache: tuple[KV, ...] | None
+    ) -> tuple[Array, tuple[KV, ...]]:
+        """Run K tokens per row at positions start[b] … start[b]+K−1.
+
+        Args:
+          tokens: (B, K) int32.
+          start: (B,) int32, ≥ 0.
+          context: from `start`, or from `encode` where there is no cache.
+          cache: from `start` or the previous call. None: the tokens are the whole text and `start`
+            is 0, as in training.
+
+        Returns:
+          hidden: (B, K, E), after the final norm.
+          cache: with slots start … start+K−1 overwritten.
+        """
+        raise NotImplementedError
+
+    def logits(self, hidden: Array) -> Array:
+        """(..., E) → (..., V)."""
+        return project(hidden, self.turned_weight()[...], self.input_first)
+
+    def embed(self, tokens: Array) -> Array:
+        """(B, K) → (B, K, E). A tied embedding lies as the head does."""
+        if self.config.tie_word_embeddings and self.input_first:
+            return jnp.moveaxis(self.embedding[...][:, tokens], 0, -1)
+        return self.embedding[...][tokens]
+
+    def turned_weight(self) -> nnx.Param:
+        """The head, which `arrange` transposes."""
+        return self.embedding if self.config.tie_word_embeddings else self.head

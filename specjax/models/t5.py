@@ -19,12 +19,11 @@ from specjax.models.layers import (
     KV,
     MASKED,
     CausalBias,
+    Decoder,
     Linear,
     RMSNorm,
     attend,
     attend_and_write,
-    empty,
-    project,
     slide,
     split_heads,
 )
@@ -240,7 +239,7 @@ class RelativeBias(nnx.Module):
         return jnp.where((offsets <= 0)[None, :], bias, MASKED)
 
 
-class T5(nnx.Module):
+class T5(Decoder):
     """Parameters of a T5 and the pure functions `encode`, `start`, `__call__` and `logits`."""
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs, dtype=jnp.float32):
@@ -262,10 +261,9 @@ class T5(nnx.Module):
             self.head = nnx.Param(head)
         self.input_first = False  # of the head; see `arrange`
 
-    @property
-    def vocab_size(self) -> int:
-        """Width of the output layer, padding included."""
-        return self.config.vocab_size
+    def cache_shape(self) -> tuple[int, int, int]:
+        """See `Decoder.cache_shape`."""
+        return self.config.num_decoder_layers, self.config.num_heads, self.config.d_kv
 
     def encode(self, source: Array, source_len: Array) -> Context:
         """Run the encoder once and project its output for every decoder layer.
@@ -291,32 +289,12 @@ class T5(nnx.Module):
         """Encode, make an empty cache of `buffer_len` slots and prefill all but the last token."""
         context = self.encode(inputs.source, inputs.source_len)
         context = context._replace(self_bias=self.decoder_bias.by_offset(buffer_len))
-        batch, prompt_len = inputs.prompt.shape
-        config, dtype = self.config, self.embedding.dtype
-        cache = tuple(
-            empty(batch, config.num_heads, buffer_len, config.d_kv, dtype) for _ in self.decoder
-        )
-        if prompt_len > 1:
-            start = jnp.zeros((batch,), jnp.int32)
-            _, cache = self(inputs.prompt[:, :-1], start, context, cache)
-        return context, cache
+        return context, self.prefill(inputs.prompt, context, buffer_len)
 
     def __call__(
         self, tokens: Array, start: Array, context: Context, cache: tuple[KV, ...] | None
     ) -> tuple[Array, tuple[KV, ...]]:
-        """Run K decoder tokens per row at positions start[b] … start[b]+K−1.
-
-        Args:
-          tokens: (B, K) int32.
-          start: (B,) int32, ≥ 0.
-          context: from `start`, or from `encode` where there is no cache.
-          cache: from `start` or the previous call. None: the tokens are the whole prefix and
-            `start` is 0, as in training.
-
-        Returns:
-          hidden: (B, K, E), after the final norm.
-          cache: with slots start … start+K−1 overwritten.
-        """
+        """See `Decoder.__call__`."""
         count = tokens.shape[1]
         slots = count if cache is None else cache[0].values.shape[2]
         by_offset = context.self_bias
@@ -338,14 +316,4 @@ class T5(nnx.Module):
         """(..., E) → (..., V)."""
         if self.config.scale_decoder_outputs:
             hidden = hidden * self.config.d_model**-0.5
-        return project(hidden, self.turned_weight()[...], self.input_first)
-
-    def embed(self, tokens: Array) -> Array:
-        """(B, K) → (B, K, E). A tied embedding lies as the head does."""
-        if self.config.tie_word_embeddings and self.input_first:
-            return jnp.moveaxis(self.embedding[...][:, tokens], 0, -1)
-        return self.embedding[...][tokens]
-
-    def turned_weight(self) -> nnx.Param:
-        """The head, which `arrange` transposes."""
-        return self.embedding if self.config.tie_word_embeddings else self.head
+        return super().logits(hidden)
