@@ -10,8 +10,9 @@ from typing import Any
 
 from flax import nnx
 
+from specjax.models.config_json import check_built, check_sizes, fill_in, is_copy, with_prefix
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.safetensors_files import Tensor, equal
+from specjax.models.safetensors_files import Tensor
 
 # What transformers assumes where config.json is silent: the smallest GPT-2.
 DEFAULTS: dict[str, Any] = {
@@ -46,14 +47,9 @@ def build(config: GPTConfig, *, rngs: nnx.Rngs, dtype) -> GPT:
 
 def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Prefix all names, drop masks and, unless `raw` asks for a head of its own, a copied one."""
-    bare = EMBEDDING not in tensors
-    found = {
-        PREFIX + name if bare and name != HEAD else name: tensor
-        for name, tensor in tensors.items()
-        if not name.endswith(MASKS)
-    }
-    copied = HEAD in found and EMBEDDING in found and equal(found[HEAD], found[EMBEDDING])
-    if copied and raw.get("tie_word_embeddings") is not False:
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(MASKS)}
+    found = with_prefix(kept, PREFIX, embedding=EMBEDDING, head=HEAD)
+    if is_copy(found, HEAD, EMBEDDING) and raw.get("tie_word_embeddings") is not False:
         del found[HEAD]
     return found
 
@@ -68,28 +64,15 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GP
     Raises:
       ValueError: a size is not a positive integer, or a variant is not supported.
     """
-    for key, value in BUILT.items():
-        if raw.get(key) not in (None, value):
-            raise ValueError(
-                f"config.json: {key}={raw[key]!r} is not supported; choose a model with "
-                f"{key}={value!r}."
-            )
-    known = {**DEFAULTS, **{key: raw[key] for key in DEFAULTS if raw.get(key) is not None}}
+    check_built(raw, BUILT)
+    known = fill_in(raw, DEFAULTS)
     del known["eos_token_id"]
     pad = raw.get("pad_token_id")
     known["pad_token_id"] = known["bos_token_id"] if pad is None else pad
-    for key, value in known.items():
-        _check_size(key, value)
+    no_width = ["n_inner"] if known["n_inner"] is None else []
+    check_sizes(known, other=["layer_norm_epsilon", "activation_function", *no_width])
     tied = HEAD not in tensors and raw.get("tie_word_embeddings") is not False
     return GPTConfig(**{**known, "n_inner": known["n_inner"] or 0}, tie_word_embeddings=tied)
-
-
-def _check_size(key: str, value: Any) -> None:
-    if key in ("layer_norm_epsilon", "activation_function") or (key == "n_inner" and value is None):
-        return
-    least = 0 if key.endswith("_token_id") else 1
-    if type(value) is not int or value < least:
-        raise ValueError(f"config.json: {key}={value!r} should be an integer ≥ {least}.")
 
 
 def config_to_hub(config: GPTConfig) -> dict[str, Any]:

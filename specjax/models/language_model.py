@@ -54,10 +54,6 @@ class LanguageModel:
         """The module again. It starts with the same arrays, but its variables are its own."""
         return nnx.merge(self.graphdef, self.params, copy=True)
 
-    def stored_params(self) -> nnx.State:
-        """The parameters as checkpoints have them, (out, in)."""
-        return nnx.state(arrange(self.module(), input_first=False))
-
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
         """See `Model.start`."""
         return self.module().start(inputs, buffer_len)

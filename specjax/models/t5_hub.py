@@ -13,6 +13,7 @@ from typing import Any
 
 from flax import nnx
 
+from specjax.models.config_json import check_sizes, fill_in, is_copy
 from specjax.models.safetensors_files import Tensor, equal
 from specjax.models.t5 import T5, T5Config
 
@@ -70,7 +71,7 @@ def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dic
             f"weights have no {HEAD!r}, so the embedding serves as the head, as in transformers.",
             stacklevel=3,
         )
-    if HEAD in found and EMBEDDING in found and equal(found[HEAD], found[EMBEDDING]):
+    if is_copy(found, HEAD, EMBEDDING):
         del found[HEAD]
     return found
 
@@ -85,11 +86,10 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T5
     Raises:
       ValueError: a size is not a positive integer, or a variant is not supported.
     """
-    known = {**DEFAULTS, **{key: raw[key] for key in DEFAULTS if raw.get(key) is not None}}
+    known = fill_in(raw, DEFAULTS)
     known["num_decoder_layers"] = raw.get("num_decoder_layers") or known["num_layers"]
     del known["eos_token_id"]
-    for key, value in known.items():
-        _check_size(key, value)
+    check_sizes(known, other=["layer_norm_epsilon", "feed_forward_proj"])
     start = raw.get("decoder_start_token_id")
     scale = raw.get("scale_decoder_outputs")
     if scale is None:
@@ -100,14 +100,6 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T5
         tie_word_embeddings=HEAD not in tensors,
         scale_decoder_outputs=bool(scale),
     )
-
-
-def _check_size(key: str, value: Any) -> None:
-    if key in ("layer_norm_epsilon", "feed_forward_proj"):
-        return
-    least = 0 if key.endswith("_token_id") else 1
-    if type(value) is not int or value < least:
-        raise ValueError(f"config.json: {key}={value!r} should be an integer ≥ {least}.")
 
 
 def config_to_hub(config: T5Config) -> dict[str, Any]:
