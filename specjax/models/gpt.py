@@ -15,12 +15,12 @@ from jax import Array
 
 from specjax.models.layers import (
     KV,
-    MASKED,
     CausalBias,
     Decoder,
     LayerNorm,
     Linear,
     attend_and_write,
+    causal_bias,
     split_heads,
 )
 
@@ -165,9 +165,7 @@ class GPT(Decoder):
         count = tokens.shape[1]
         slots = count if cache is None else cache[0].values.shape[2]
         positions = start[:, None] + jnp.arange(count)[None, :]
-        unwritten = jnp.arange(slots)[None, None, None, :] >= start[:, None, None, None]
-        ahead = ~jnp.tri(count, dtype=bool)[None, None]
-        bias = CausalBias(jnp.where(unwritten, MASKED, 0.0), jnp.where(ahead, MASKED, 0.0))
+        bias = causal_bias(start, count, slots)
         last = self.config.n_positions - 1
         x = self.embed(tokens) + self.positions[...][jnp.minimum(positions, last)]
         written = []

@@ -166,6 +166,28 @@ class CausalBias(NamedTuple):
 
     before: Array  # (B or 1, H or 1, K or 1, T) float32, MASKED from each row's `start` on
     within: Array  # (1, H or 1, K, K) float32, MASKED ahead of the query
+    first: Array | int = 0  # () int32: a slot before which no query looks
+
+
+def causal_bias(start: Array, count: int, slots: int, window: int = 0) -> CausalBias:
+    """The bias where positions add nothing: a query sees itself and all slots before it.
+
+    Args:
+      start: (B,) int32, the position of each row's first query.
+      count: K.
+      slots: T.
+      window: the query at t sees only slots in (t − window, t]. 0: it sees all of them.
+    """
+    back = jnp.arange(count)[:, None] - jnp.arange(count)[None, :]
+    near = (back >= 0) & (back < window) if window else back >= 0
+    slot, row = jnp.arange(slots)[None, None, None, :], start[:, None, None, None]
+    old = slot < row
+    first: Array | int = 0
+    if 0 < window < slots:
+        old &= slot > row + jnp.arange(count)[None, None, :, None] - window
+        first = jnp.maximum(jnp.min(start) - window + 1, 0)
+    before, within = (jnp.where(seen, 0.0, MASKED) for seen in (old, near[None, None]))
+    return CausalBias(before, within, first)
 
 
 BLOCK = 128  # slots that attention reads at once
@@ -176,9 +198,10 @@ def attend_and_write(
 ) -> tuple[Array, KV]:
     """Causal attention over a cache and the call's own K tokens, which are written to it.
 
-    Old slots are read block by block, as far as some row has filled them, under a softmax that is
-    kept up to date: what attention costs follows what has been generated, and not the buffer. The
-    cache is written after it has been read, for only then does XLA write in place.
+    Old slots are read block by block, from the first that some query sees and as far as some row
+    has filled them, under a softmax that is kept up to date: what attention costs follows what has
+    been generated, and not the buffer. The cache is written after it has been read, for only then
+    does XLA write in place.
 
     Args:
       queries: (B, H, K, D), scaled.
@@ -217,7 +240,7 @@ def attend_and_write(
     weights = jnp.exp(scores - top)
     carry = _mix(weights, new.values), weights.sum(-1, keepdims=True), top
     blocks = (jnp.max(start) + size - 1) // size
-    mixed, total, _ = jax.lax.fori_loop(0, blocks, block, carry)
+    mixed, total, _ = jax.lax.fori_loop(bias.first // size, blocks, block, carry)
     mixed = _join_heads((mixed / total).astype(new.values.dtype))
     # Adds 0, which XLA cannot know: so the write waits for the loop. A barrier is gone too early.
     start = start + jnp.any(total < 0).astype(jnp.int32)
