@@ -98,12 +98,11 @@ def from_config_dict(config: Mapping[str, Any]) -> TrainConfig:
 
 
 def make_model(config: Any, seed: int) -> tuple[nnx.GraphDef, nnx.State]:
-    """Parameters of a `T5Config` or `GPTConfig`, ready for training from scratch.
+    """Parameters of a `T5Config`, `GPTConfig` or `LlamaConfig`, ready for training from scratch.
 
     They are the family's own; a T5's are improved by `look_around`.
     """
-    family = next(f for f in hub.FAMILIES.values() if isinstance(config, f.config_class))
-    model = family.build(config, rngs=nnx.Rngs(seed), dtype=jnp.float32)
+    model = hub.FAMILIES[config.model_type].build(config, rngs=nnx.Rngs(seed), dtype=jnp.float32)
     if isinstance(model, T5):
         look_around(model)
     return nnx.split(model)

@@ -2,8 +2,8 @@
 
     pip install torch==2.13.0 && python tests/make_reference.py
 
-Holds float32 logits for each of `t5_variants.VARIANTS` and `gpt_variants.VARIANTS`, and T5's
-relative-position buckets.
+Holds float32 logits for each of `t5_variants.VARIANTS`, `gpt_variants.VARIANTS` and
+`llama_variants.VARIANTS`, and T5's relative-position buckets.
 """
 
 import sys
@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import GPT2LMHeadModel, T5ForConditionalGeneration
+from transformers import AutoModelForCausalLM, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import gpt_variants
+import llama_variants
 import t5_variants
 
 DATA = Path(__file__).parent / "data"
@@ -35,9 +36,9 @@ def torch_logits(directory: Path, source, lengths, tokens) -> np.ndarray:
         ).logits.numpy()
 
 
-def torch_gpt_logits(directory: Path, tokens) -> np.ndarray:
-    """(B, T, V) float32 of whole texts, computed without a cache in float32."""
-    model = GPT2LMHeadModel.from_pretrained(directory, dtype=torch.float32).eval()
+def torch_causal_logits(directory: Path, tokens) -> np.ndarray:
+    """(B, T, V) float32 of whole texts of a decoder-only model, without a cache in float32."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     with torch.no_grad():
         ids = torch.tensor(tokens, dtype=torch.long)
         return model(input_ids=ids, use_cache=False).logits.numpy()
@@ -62,12 +63,13 @@ def main() -> None:
     for case in BUCKETS:
         values["buckets_{:d}_{}_{}".format(*case)] = torch_buckets(*case).astype(np.uint8)
     _store(DATA / "t5_reference.npz", values)
-    values = {}
-    for name, gpt_variant in gpt_variants.VARIANTS.items():
-        with tempfile.TemporaryDirectory() as place:
-            directory = gpt_variants.write(Path(place), gpt_variant)
-            values[name] = torch_gpt_logits(directory, gpt_variants.texts())
-    _store(DATA / "gpt_reference.npz", values)
+    for family, variants in (("gpt", gpt_variants), ("llama", llama_variants)):
+        values = {}
+        for name, variant in variants.VARIANTS.items():
+            with tempfile.TemporaryDirectory() as place:
+                directory = variants.write(Path(place), variant)
+                values[name] = torch_causal_logits(directory, variants.texts())
+        _store(DATA / f"{family}_reference.npz", values)
 
 
 def _store(file: Path, values: dict[str, np.ndarray]) -> None:

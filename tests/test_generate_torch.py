@@ -15,6 +15,7 @@ from tokenizers import processors
 
 import command_line
 import gpt_variants
+import llama_variants
 import pairs
 from specjax.decoding import generate
 from specjax.models.hub import load
@@ -24,7 +25,7 @@ from t5_variants import V1_1, Variant
 torch = pytest.importorskip("torch")
 
 from test_parity_torch import (  # noqa: E402  needs torch
-    gpt_saved_by_transformers,
+    causal_saved_by_transformers,
     saved_by_transformers,
 )
 
@@ -86,25 +87,26 @@ def test_greedy_tokens_are_those_of_transformers(variant, tmp_path, monkeypatch,
         assert [row["tokens"] for row in rows] == expected
 
 
+LENGTH = "max_position_embeddings"
 PROMPTS = [*pairs.TEXTS, "", "x"]
 
 
-def write_gpt(directory, name):
-    """A GPT-2 with many ids that end a row, and a tokenizer that adds none, as GPT-2's own."""
-    variant = gpt_variants.VARIANTS[name]
+def write_causal(directory, variant):
+    """A model with many ids that end a row, and a tokenizer that adds none, as GPT-2's own."""
     ids = {"vocab_size": pairs.IDS, "eos_token_id": pairs.EOS_IDS, "pad_token_id": 0}
-    config = {**variant.config, **ids, "n_positions": 48}
-    gpt_saved_by_transformers(directory, dataclasses.replace(variant, config=config))
+    length = "n_positions" if variant in gpt_variants.VARIANTS.values() else LENGTH
+    config = {**variant.config, **ids, "bos_token_id": 1, length: 48}
+    causal_saved_by_transformers(directory, dataclasses.replace(variant, config=config))
     tokenizer = tokenizers.train(pairs.TEXTS, pairs.IDS, decoder_only=True)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
     return directory
 
 
-def greedy_gpt(directory):
+def greedy_causal(directory):
     """transformers' own continuation of each prompt alone; it too starts from bos without one."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    model = transformers.GPT2LMHeadModel.from_pretrained(directory)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
     outputs = []
     for text in PROMPTS:
         ids = tokenizer(text)["input_ids"]
@@ -114,14 +116,21 @@ def greedy_gpt(directory):
     return outputs
 
 
-@pytest.mark.parametrize("name", ["untied", "odd_heads"])
-def test_greedy_continuations_are_those_of_transformers(name, tmp_path):
+@pytest.mark.parametrize(
+    "variant",
+    [
+        *(gpt_variants.VARIANTS[name] for name in ("untied", "odd_heads")),
+        *(llama_variants.VARIANTS[name] for name in ("llama3", "mistral", "qwen2", "qwen3")),
+    ],
+    ids=lambda variant: variant.name,
+)
+def test_greedy_continuations_are_those_of_transformers(variant, tmp_path):
     """Prompts of many lengths in one batch, the empty one among them."""
-    target = load(write_gpt(tmp_path, name))
+    target = load(write_causal(tmp_path, variant))
     rng = np.random.default_rng(0)
     near = jax.tree.map(lambda x: x * (1 + 0.05 * rng.normal(size=x.shape)), target.model)
     draft = dataclasses.replace(target, name="near", model=near)
-    expected = greedy_gpt(tmp_path)
+    expected = greedy_causal(tmp_path)
     assert len(set(map(tuple, expected))) > 4
     lengths = [len(row) for row in expected]
     assert min(lengths) < 24 == max(lengths)

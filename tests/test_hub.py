@@ -11,18 +11,21 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import transformers
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import gpt_variants
+import llama_variants
 import t5_variants
 from specjax.models import hub, safetensors_files
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.hub import Checkpoint, load, save
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
+from specjax.models.llama import Llama, Qwen3Config, Rope
 from specjax.models.t5 import T5, T5Config
 
 V1_0, V1_1 = t5_variants.VARIANTS["v1_0"], t5_variants.VARIANTS["v1_1"]
@@ -716,3 +719,209 @@ def test_pickles_of_a_gpt_name_the_right_class(gpt_directory):
     (gpt_directory / "model.safetensors").rename(gpt_directory / "pytorch_model.bin")
     with pytest.raises(ValueError, match="AutoModelForCausalLM"):
         load(gpt_directory)
+
+
+# --- Llama, Mistral, Qwen ----------------------------------------------------------------------
+
+MISTRAL, QWEN2 = llama_variants.VARIANTS["mistral"], llama_variants.VARIANTS["qwen2"]
+
+
+@pytest.fixture
+def llama_directory(tmp_path):
+    """A complete checkpoint with groups of heads and scaled rotations."""
+    return llama_variants.write(tmp_path / "llama", llama_variants.VARIANTS["llama3"])
+
+
+@pytest.mark.parametrize("name", llama_variants.VARIANTS)
+def test_a_saved_llama_is_loaded(name, tmp_path):
+    """Bare names are saved as full ones; nothing of the config or the weights is lost."""
+    variant = llama_variants.VARIANTS[name]
+    first = load(llama_variants.write(tmp_path / "a", variant))
+    save(tmp_path / "b", first)
+    again = load(tmp_path / "b")
+    assert again.config == first.config
+    assert type(again.config) is type(first.config)
+    assert again.eos_ids == first.eos_ids
+    assert_same_params(again, first)
+    stored = load_file(tmp_path / "b" / "model.safetensors")
+    expected = llama_variants.tensors(dataclasses.replace(variant, bare=False))
+    assert stored.keys() == expected.keys()
+    jax.tree.map(np.testing.assert_array_equal, stored, expected)
+
+
+@pytest.mark.parametrize("name", ["llama3", "linear", "yarn"])
+def test_both_spellings_of_scalings(llama_directory, name):
+    """As transformers wrote them before version 5, and as it does since; the older one wins."""
+    scaling = {
+        "llama3": llama_variants.LLAMA3,
+        "linear": {"rope_type": "linear", "factor": 3.0},
+        "yarn": {**llama_variants.YARN, "mscale": 1.0},
+    }[name]
+    scaling = {key: value for key, value in scaling.items() if key != "rope_theta"}
+    file = llama_directory / "config.json"
+    edit_json(file, rope_theta=500.0, rope_scaling=scaling)
+    old = load(llama_directory).config
+    assert (old.rope.kind, old.rope.theta) == (name, 500.0)
+    parameters = {**scaling, "rope_theta": 500.0}
+    edit_json(file, rope_theta=None, rope_scaling=None, rope_parameters=parameters)
+    assert load(llama_directory).config == old
+    edit_json(file, rope_theta=500.0, rope_scaling=scaling, rope_parameters={"rope_theta": 2.0})
+    assert load(llama_directory).config == old
+    edit_json(file, rope_theta=7.0, rope_scaling=None, rope_parameters=None)
+    assert load(llama_directory).config.rope == Rope("default", 7.0)
+
+
+def test_the_fused_parameters_of_a_llama_hold_the_parts_in_order(tmp_path):
+    module = load(llama_variants.write(tmp_path, QWEN2)).model.module()
+    arrange(module, input_first=False)
+    stored, place = llama_variants.tensors(QWEN2), "model.layers.1"
+    attention, feed_forward = module.layers[1].attention, module.layers[1].feed_forward
+    for fused, names in (
+        (attention.qkv.weight, [f"{place}.self_attn.{x}_proj.weight" for x in "qkv"]),
+        (attention.qkv.bias, [f"{place}.self_attn.{x}_proj.bias" for x in "qkv"]),
+        (feed_forward.input.weight, [f"{place}.mlp.{x}_proj.weight" for x in ("gate", "up")]),
+    ):
+        expected = np.concatenate([stored[name] for name in names])
+        np.testing.assert_array_equal(fused[...], expected)
+
+
+def test_everything_of_a_llama_is_saved(tmp_path):
+    rope = Rope("yarn", 50.0, 2.0, 16, slow=0.5, fast=9.0, attention_factor=1.5, truncate=False)
+    config = Qwen3Config(
+        32, 8, 12, 3, 2, 1, 6, 20, rope, 4, (1,), attention_bias=True, bos_token_id=2,
+        pad_token_id=3,
+    )  # fmt: skip
+    before = Checkpoint(
+        name="new",
+        model=LanguageModel.of(Llama(config, rngs=nnx.Rngs(0)), vocab_size=len(WORDS)),
+        config=config,
+        tokenizer=make_tokenizer(model_max_length=15),
+        eos_ids=(1, 5),
+        max_source_len=15,
+        metadata={"data": "0f0f"},
+    )
+    save(tmp_path, before)
+    after = load(tmp_path)
+    for field in ("config", "eos_ids", "max_source_len", "metadata", "start_id", "pad_id"):
+        assert getattr(after, field) == getattr(before, field), field
+    assert after.model.vocab_size == len(WORDS)
+    assert_same_params(after, before)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+def test_llama_defaults_are_those_of_transformers(kind, llama_directory):
+    theirs = transformers.AutoConfig.for_model(kind)
+    silent = json.dumps({"model_type": kind, "eos_token_id": 2})
+    (llama_directory / "config.json").write_text(silent)
+    ours = hub.FAMILIES[kind].config_from_hub(json.loads(silent), {})
+    for field in (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps",
+        "num_attention_heads", "num_key_value_heads", "max_position_embeddings",
+        "tie_word_embeddings",
+    ):  # fmt: skip
+        assert getattr(ours, field) == getattr(theirs, field), field
+    assert ours.head_dim == getattr(theirs, "head_dim", 4096 // 32)
+    assert ours.sliding_window == (getattr(theirs, "sliding_window", 0) or 0)
+    assert (ours.rope.kind, ours.rope.theta) == ("default", theirs.rope_parameters["rope_theta"])
+    with pytest.raises(ValueError, match=r"shape|missing"):  # 4096 wide
+        load(llama_directory)
+
+
+def test_ids_of_a_llama(llama_directory):
+    file = llama_directory / "config.json"
+    edit_json(file, eos_token_id=[7, 5], pad_token_id=None)
+    found = load(llama_directory)
+    assert (found.start_id, found.pad_id, found.eos_ids) == (1, 1, (5, 7))
+    edit_json(file, bos_token_id=None)
+    found = load(llama_directory)
+    assert (found.start_id, found.pad_id, found.eos_ids) == (7, 7, (5, 7))
+    edit_json(file, eos_token_id=None)
+    with pytest.raises(ValueError, match="neither bos_token_id nor eos_token_id"):
+        load(llama_directory)
+
+
+def test_windows_of_a_qwen_follow_its_flag(tmp_path):
+    """A window that is not used, as most of them say, is none."""
+    variant = llama_variants.VARIANTS["qwen2_windows"]
+    directory = llama_variants.write(tmp_path, variant)
+    assert load(directory).config.windows == (0, 4, 4)
+    edit_json(directory / "config.json", use_sliding_window=False)
+    assert load(directory).config.windows == (0, 0, 0)
+    edit_json(directory / "config.json", use_sliding_window=True, max_window_layers=3)
+    assert load(directory).config.sliding_window == 0
+
+
+def test_the_files_decide_whether_a_llama_is_tied(llama_directory):
+    file = llama_directory / "config.json"
+    edit_json(file, tie_word_embeddings=True)
+    assert not load(llama_directory).config.tie_word_embeddings
+    name, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    edit_weights(llama_directory, lambda t: t.update({name: t[embedding].copy()}))
+    assert load(llama_directory).config.tie_word_embeddings
+    edit_json(file, tie_word_embeddings=None)
+    assert not load(llama_directory).config.tie_word_embeddings
+    edit_weights(llama_directory, lambda t: t.pop(name))
+    with pytest.raises(ValueError, match=r"'lm_head\.weight' missing from the weights"):
+        load(llama_directory)
+
+
+def test_a_padded_vocabulary_of_a_llama(llama_directory):
+    make_tokenizer().save_pretrained(llama_directory)
+    found = load(llama_directory)
+    assert (found.model.vocab_size, found.config.vocab_size) == (29, 40)
+    assert found.max_source_len == found.config.max_positions == 64
+
+
+NESTED = {"full_attention": {"rope_theta": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; .* hidden_act='silu'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config=.* is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_type='longrope' is not .*llama3, yarn"),
+        ({"rope_scaling": {"type": "linear"}}, "factor=None should be a number > 0"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor='2' should be"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor=None should"),
+        ({"rope_theta": -1}, "rope_theta=-1 should be a number > 0"),
+        ({"rope_scaling": NESTED}, "full_attention.* are not one set of settings"),
+        ({"rope_scaling": "linear"}, "rope_parameters='linear' are not one set"),
+        ({"hidden_size": None}, "hidden_size=None should be an integer ≥ 1"),
+        ({"num_key_value_heads": "2"}, "num_key_value_heads='2' should be an integer ≥ 1"),
+        ({"num_key_value_heads": 3}, "heads=4 is not divisible by num_key_value_heads=3"),
+        ({"head_dim": 3}, "head_dim=3 is odd"),
+        ({"bos_token_id": [1, 2]}, r"bos_token_id=\[1, 2\] should be an integer ≥ 0"),
+        ({"pad_token_id": -1}, "pad_token_id=-1 should be an integer ≥ 0"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window=0 should be an integer"),
+        ({"model_type": "qwen3_moe"}, "'qwen3_moe' is not supported.*'llama', 'mistral', 'qwen2'"),
+        (
+            {"model_type": "qwen2", "layer_types": ["full_attention"]},
+            "layer_types=.* should be 'full_attention' or 'sliding_attention' for each of 2",
+        ),
+        (
+            {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2},
+            "layer_types has 'sliding_attention', but there is no window",
+        ),
+    ],
+)
+def test_llama_configs_that_are_refused(llama_directory, changes, message):
+    edit_json(llama_directory / "config.json", **changes)
+    with pytest.raises(ValueError, match=message):
+        load(llama_directory)
+
+
+def test_missing_surplus_and_misshapen_tensors_of_a_llama(llama_directory):
+    name = "model.layers.0.self_attn.k_proj.weight"
+    edit_json(llama_directory / "config.json", num_key_value_heads=1)
+    with pytest.raises(ValueError, match=r"k_proj\.weight' has shape \(8, 16\).* \(4, 16\)"):
+        load(llama_directory)
+    edit_json(llama_directory / "config.json", num_key_value_heads=2)
+    bias = {name.replace("weight", "bias"): np.ones(8, np.float32)}
+    edit_weights(llama_directory, lambda t: t.update(bias))
+    with pytest.raises(ValueError, match=r"k_proj\.bias' in the weights belong to no layer"):
+        load(llama_directory)
+    edit_weights(llama_directory, lambda t: (t.pop(*bias), t.pop(name)))
+    with pytest.raises(ValueError, match=r"k_proj\.weight' missing from the weights"):
+        load(llama_directory)

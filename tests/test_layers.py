@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.layers import KV, MASKED, CausalBias, attend_and_write
+from specjax.models.layers import KV, MASKED, CausalBias, attend_and_write, causal_bias
+from specjax.models.llama import Llama, LlamaConfig, MistralConfig
 from specjax.models.t5 import T5, T5Config
 from specjax.types import Inputs
 
@@ -61,7 +62,7 @@ def test_attention(start, count):
                 np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", ["t5", "gpt2"])
+@pytest.mark.parametrize("family", ["t5", "gpt2", "llama", "mistral"])
 def test_a_long_text_in_pieces(family):
     """200 tokens, of which the cache's first block holds 128, against all of them in one call."""
     if family == "t5":
@@ -70,8 +71,13 @@ def test_a_long_text_in_pieces(family):
             num_heads=2,
         )  # fmt: skip
         model = T5(config, rngs=nnx.Rngs(0))
-    else:
+    elif family == "gpt2":
         model = GPT(GPTConfig(31, 256, 8, 2, 2, bos_token_id=1, pad_token_id=0), rngs=nnx.Rngs(0))
+    else:
+        shape = (31, 8, 16, 2, 4, 2)
+        window = {"sliding_window": 20} if family == "mistral" else {}
+        config = {"llama": LlamaConfig, "mistral": MistralConfig}[family](*shape, **window)
+        model = Llama(config, rngs=nnx.Rngs(0))
     tokens = jax.random.randint(jax.random.key(0), (2, 200), 0, 31, jnp.int32)
     ids = jnp.array([[3, 4, 1], [5, 1, 0]], jnp.int32)
     inputs = Inputs(ids, jnp.array([3, 2], jnp.int32), tokens[:, :1], jnp.ones((2,), jnp.int32))
@@ -85,6 +91,29 @@ def test_a_long_text_in_pieces(family):
         at += count
     assert at == 200
     np.testing.assert_allclose(jnp.concatenate(found, axis=1), whole, atol=2e-5)
+
+
+@pytest.mark.parametrize("start", [[0, 3], [150, 290], [280, 299], [300, 301]])
+def test_slots_before_every_window_are_not_read(start):
+    """Blocks that no query sees may hold even NaN; what is read is as without skipping."""
+    length, window, count = 302, 20, 2
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    keys, values = draw(2, HEADS, SIZE, length), draw(2, HEADS, length, SIZE)
+    queries, new = draw(2, HEADS, count, SIZE), draw(2, HEADS, count, SIZE)
+    bias = causal_bias(jnp.array(start, jnp.int32), count, length, window)
+    skipped = max(min(start) - window + 1, 0) // 128 * 128
+    assert int(bias.first) // 128 * 128 == skipped
+    attend = jax.jit(attend_and_write)
+    position = jnp.array(start, jnp.int32)
+    whole, _ = attend(queries, KV.of(new, new), KV(keys, values), bias._replace(first=0), position)
+    unread = min(skipped, length - 128)  # the last block overlaps the one before
+    keys[..., :unread], values[:, :, :unread] = np.nan, np.nan
+    found, _ = attend(queries, KV.of(new, new), KV(keys, values), bias, position)
+    np.testing.assert_allclose(found, whole, atol=1e-6)
 
 
 @pytest.mark.parametrize(("batch", "count"), [(1, 1), (1, 4), (3, 1), (3, 4)])

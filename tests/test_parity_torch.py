@@ -14,6 +14,8 @@ import pytest
 import transformers
 
 import gpt_variants
+import llama_variants
+import model_calls
 import t5_variants
 from specjax.models.hub import load, save
 from specjax.models.t5 import relative_buckets
@@ -23,7 +25,7 @@ torch = pytest.importorskip("torch")
 
 from make_reference import (  # noqa: E402  needs torch
     torch_buckets,
-    torch_gpt_logits,
+    torch_causal_logits,
     torch_logits,
 )
 
@@ -173,27 +175,28 @@ def test_greedy_tokens_through_the_cache(name, tmp_path):
     np.testing.assert_array_equal(np.concatenate(ours, axis=1), theirs)
 
 
-# --- GPT-2 -------------------------------------------------------------------------------------
+# --- GPT-2 and the Llama layout ----------------------------------------------------------------
+
+CAUSAL = [
+    (variants, name) for variants in (gpt_variants, llama_variants) for name in variants.VARIANTS
+]
 
 
-@jax.jit
-def _gpt_logits(model, tokens):
-    return model.logits(model.module()(tokens, jnp.zeros((1,), jnp.int32), (), None)[0])
+def our_causal_logits(directory, tokens):
+    model = load(directory, dtype=jnp.float32).model
+    return np.asarray(model_calls.uncached(model, jnp.asarray(tokens)))
 
 
-def our_gpt_logits(directory, tokens):
-    return np.asarray(_gpt_logits(load(directory, dtype=jnp.float32).model, jnp.asarray(tokens)))
-
-
-def gpt_saved_by_transformers(directory, variant, **options):
+def causal_saved_by_transformers(directory, variant, **options):
     """Random weights of torch's making; its own are so small that hardly anything but the
     embedding would show."""
     raw = {key: value for key, value in variant.raw.items() if key != "architectures"}
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**raw))
+    config = transformers.AutoConfig.for_model(raw.pop("model_type"), **raw)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "ln_" not in name:
+            if "ln_" not in name and "norm" not in name:
                 parameter.normal_(std=0.4)
             else:
                 parameter.add_(0.25 * torch.randn_like(parameter))
@@ -201,21 +204,21 @@ def gpt_saved_by_transformers(directory, variant, **options):
     return directory
 
 
-@pytest.mark.parametrize("name", gpt_variants.VARIANTS)
-def test_gpt_logits_of_what_transformers_saves(name, tmp_path):
-    gpt_saved_by_transformers(tmp_path, gpt_variants.VARIANTS[name])
-    tokens = gpt_variants.texts()
-    ours = our_gpt_logits(tmp_path, tokens)
+@pytest.mark.parametrize(("variants", "name"), CAUSAL)
+def test_causal_logits_of_what_transformers_saves(variants, name, tmp_path):
+    causal_saved_by_transformers(tmp_path, variants.VARIANTS[name])
+    tokens = variants.texts()
+    ours = our_causal_logits(tmp_path, tokens)
     assert len(np.unique(ours.argmax(-1))) > 5
-    np.testing.assert_allclose(ours, torch_gpt_logits(tmp_path, tokens), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(ours, torch_causal_logits(tmp_path, tokens), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", gpt_variants.VARIANTS)
-def test_transformers_loads_the_gpt_that_we_save(name, tmp_path):
-    variant, tokens = gpt_variants.VARIANTS[name], gpt_variants.texts()
-    theirs = torch_gpt_logits(gpt_variants.write(tmp_path / "theirs", variant), tokens)
+@pytest.mark.parametrize(("variants", "name"), CAUSAL)
+def test_transformers_loads_the_causal_model_that_we_save(variants, name, tmp_path):
+    variant, tokens = variants.VARIANTS[name], variants.texts()
+    theirs = torch_causal_logits(variants.write(tmp_path / "theirs", variant), tokens)
     save(tmp_path / "ours", load(tmp_path / "theirs"))
-    found = torch_gpt_logits(tmp_path / "ours", tokens)
+    found = torch_causal_logits(tmp_path / "ours", tokens)
     np.testing.assert_allclose(found, theirs, rtol=0, atol=1e-6)
 
 
@@ -223,17 +226,17 @@ def test_a_gpt_in_half_precision_in_both_directions(tmp_path):
     tokens = gpt_variants.texts()
     original = load(gpt_variants.write(tmp_path / "x", gpt_variants.VARIANTS["untied"]))
     save(tmp_path, original, dtype=jnp.bfloat16)
-    theirs = torch_gpt_logits(tmp_path, tokens)
-    np.testing.assert_allclose(our_gpt_logits(tmp_path, tokens), theirs, rtol=0, atol=1e-4)
+    theirs = torch_causal_logits(tmp_path, tokens)
+    np.testing.assert_allclose(our_causal_logits(tmp_path, tokens), theirs, rtol=0, atol=1e-4)
 
 
 def test_the_command_in_the_error_converts_pickles_of_a_gpt(tmp_path):
     variant = gpt_variants.VARIANTS["tied"]
     directory = gpt_variants.write(tmp_path / "with 'quote", variant)
     tokens = gpt_variants.texts()
-    before = our_gpt_logits(directory, tokens)
+    before = our_causal_logits(directory, tokens)
     weights = {name: torch.tensor(array) for name, array in gpt_variants.tensors(variant).items()}
     torch.save(weights, directory / "pytorch_model.bin")
     (directory / "model.safetensors").unlink()
     run_the_command_of_the_error(directory)
-    np.testing.assert_array_equal(our_gpt_logits(directory, tokens), before)
+    np.testing.assert_array_equal(our_causal_logits(directory, tokens), before)

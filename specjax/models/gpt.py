@@ -49,6 +49,7 @@ class GPTConfig:
     pad_token_id: int = 50256
 
     is_encoder_decoder: ClassVar[bool] = False
+    model_type: ClassVar[str] = "gpt2"
 
     def __post_init__(self):
         object.__setattr__(self, "n_inner", self.n_inner or 4 * self.n_embd)

@@ -89,8 +89,8 @@ def config_to_hub(config: GPTConfig) -> dict[str, Any]:
     }
 
 
-def tensor_names(config: GPTConfig) -> dict[tuple, tuple[str, ...]]:
-    """For each parameter's path in the module: the tensor that it is."""
+def tensor_names(config: GPTConfig) -> dict[tuple, dict[str, int]]:
+    """For each parameter's path in the module: the tensor that it is, with all of the rows."""
     names: dict[tuple, str] = {("embedding",): EMBEDDING, ("positions",): f"{PREFIX}wpe.weight"}
     if not config.tie_word_embeddings:
         names["head",] = HEAD
@@ -108,4 +108,4 @@ def tensor_names(config: GPTConfig) -> dict[tuple, tuple[str, ...]]:
     for path, module in modules.items():
         weight = "scale" if path[-1].endswith("norm") else "weight"
         names |= {(*path, weight): f"{module}.weight", (*path, "bias"): f"{module}.bias"}
-    return {path: (name,) for path, name in names.items()}
+    return {path: {name: 1} for path, name in names.items()}

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from specjax.models import gpt_hub, t5_hub
+from specjax.models import gpt_hub, llama_hub, t5_hub
 from specjax.models.language_model import LanguageModel, input_first
 from specjax.models.layers import arrange
 from specjax.models.safetensors_files import (
@@ -44,7 +44,7 @@ class Family(NamedTuple):
     select_tensors: Callable[[Mapping[str, Any], Mapping[str, Tensor]], dict[str, Tensor]]
     config_from_hub: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Any]
     config_to_hub: Callable[[Any], dict[str, Any]]
-    tensor_names: Callable[[Any], dict[tuple, tuple[str, ...]]]
+    tensor_names: Callable[[Any], dict[tuple, dict[str, int]]]
     defaults: Mapping[str, Any]
     turned: tuple[str, ...]  # how the names of tensors end that the files hold as (in, out)
 
@@ -71,6 +71,19 @@ FAMILIES = {
         gpt_hub.DEFAULTS,
         gpt_hub.TURNED,
     ),
+    **{
+        kind: Family(
+            config_class,
+            llama_hub.build,
+            llama_hub.select_tensors,
+            llama_hub.config_from_hub,
+            llama_hub.config_to_hub,
+            llama_hub.tensor_names,
+            llama_hub.DEFAULTS[kind],
+            (),
+        )
+        for kind, config_class in llama_hub.CONFIGS.items()
+    },
 }
 
 DOWNLOADED = [
@@ -95,7 +108,7 @@ class Checkpoint:
     """The directory or hub name it came from, for messages and result rows."""
     model: LanguageModel
     config: Any
-    """Of the family: a `T5Config` or a `GPTConfig`."""
+    """Of the family: a `T5Config`, a `GPTConfig` or one of `llama.py`."""
     tokenizer: Any = None
     """A transformers tokenizer; None where the checkpoint has none."""
     eos_ids: tuple[int, ...] = (1,)
@@ -280,13 +293,16 @@ def _read_params(
     names, slots = family.tensor_names(config), dict(nnx.to_flat_state(abstract))
     turned = _turned(module)
     shapes = {p: slot.shape[::-1] if p in turned else slot.shape for p, slot in slots.items()}
-    wanted = {path: (names[path], shape) for path, shape in shapes.items()}
+    wanted = [(names[path], shape) for path, shape in shapes.items()]
     _check_tensors(tensors, wanted, family.turned)
     filled = {}
     for path, slot in slots.items():
-        parts = [tensors[name] for name in names[path]]
-        array = _read_stacked(parts, slot.shape, dtype, family.turned, turn=path in turned)
-        filled[path] = slot.replace(array)
+        out = _aligned(slot.shape, dtype)
+        stacked = out.T if path in turned else out
+        for name, view in _split(stacked, names[path]).items():
+            read_into(tensors[name], view.T if name.endswith(family.turned) else view)
+        # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
+        filled[path] = slot.replace(jax.block_until_ready(jax.device_put(out, may_alias=True)))
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
 
@@ -299,14 +315,15 @@ def _turned(module: nnx.Module) -> set[tuple]:
 
 def _check_tensors(
     tensors: Mapping[str, Tensor],
-    wanted: Mapping[tuple, tuple[tuple[str, ...], tuple[int, ...]]],
+    wanted: list[tuple[dict[str, int], tuple[int, ...]]],
     turned: tuple[str, ...],
 ) -> None:
     """Every tensor is there, in the shape that config.json asks for, and no other."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for parts, shape in wanted.values():
-        part = (shape[0] // len(parts), *shape[1:])
-        shapes |= {name: part[::-1] if name.endswith(turned) else part for name in parts}
+    for parts, shape in wanted:
+        for name, share in parts.items():
+            part = (shape[0] * share // sum(parts.values()), *shape[1:])
+            shapes[name] = part[::-1] if name.endswith(turned) else part
     place = next(iter(tensors.values())).file.parent if tensors else "the checkpoint"
     if missing := [name for name in shapes if name not in tensors]:
         raise ValueError(
@@ -335,21 +352,10 @@ def _some(names: list[str]) -> str:
     return ", ".join(map(repr, names[:3])) + more
 
 
-def _read_stacked(
-    parts: list[Tensor],
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    turned: tuple[str, ...],
-    *,
-    turn: bool,
-) -> jax.Array:
-    """One array with the rows of each part below one another, or if `turn` its transpose."""
-    out = _aligned(shape, dtype)
-    views = np.split(out.T if turn else out, len(parts))
-    for part, view in zip(parts, views, strict=True):
-        read_into(part, view.T if part.name.endswith(turned) else view)
-    # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
-    return jax.block_until_ready(jax.device_put(out, may_alias=True))
+def _split(stacked: np.ndarray, shares: dict[str, int]) -> dict[str, np.ndarray]:
+    """Views of the rows of each part, which lie below one another in proportion to their shares."""
+    ends = np.cumsum(list(shares.values())) * len(stacked) // sum(shares.values())
+    return dict(zip(shares, np.split(stacked, ends[:-1]), strict=True))
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -486,19 +492,15 @@ def _warn_of_unfollowed_settings(
 
 def _write(directory: Path, checkpoint: Checkpoint, dtype: np.dtype) -> None:
     config = checkpoint.config
-    kind = next(k for k, family in FAMILIES.items() if isinstance(config, family.config_class))
-    family = FAMILIES[kind]
+    family = FAMILIES[config.model_type]
     ids = {
         start_field(config): checkpoint.start_id,
         "eos_token_id": _plain(checkpoint.eos_ids),
         "pad_token_id": checkpoint.pad_id,
     }
-    raw = (
-        {"n_positions": checkpoint.max_source_len}  # T5's config has none of its own
-        | family.config_to_hub(config)
-        | ids
-        | {"model_type": kind, "dtype": dtype.name}
-    )
+    limit = {} if config.max_positions else {"n_positions": checkpoint.max_source_len}
+    kind = {"model_type": config.model_type, "dtype": dtype.name}
+    raw = limit | family.config_to_hub(config) | ids | kind
     _write_json(directory / "config.json", raw)
     _write_json(directory / "generation_config.json", ids)
     names = family.tensor_names(config)
@@ -507,8 +509,7 @@ def _write(directory: Path, checkpoint: Checkpoint, dtype: np.dtype) -> None:
     turned = _turned(module)
     for path, variable in nnx.to_flat_state(nnx.state(module)):
         array = np.asarray(variable[...], dtype)
-        parts = np.split(array.T if path in turned else array, len(names[path]))
-        for name, part in zip(names[path], parts, strict=True):
+        for name, part in _split(array.T if path in turned else array, names[path]).items():
             tensors[name] = part.T if name.endswith(family.turned) else part
     write_file(directory / SINGLE, tensors, checkpoint.metadata)
     if checkpoint.tokenizer is not None:

@@ -60,6 +60,7 @@ class T5Config:
     pad_token_id: int = 0
 
     is_encoder_decoder: ClassVar[bool] = True
+    model_type: ClassVar[str] = "t5"
 
     def __post_init__(self):
         if self.feed_forward_proj not in ACTIVATIONS:

@@ -117,15 +117,18 @@ def config_to_hub(config: T5Config) -> dict[str, Any]:
     }
 
 
-def tensor_names(config: T5Config) -> dict[tuple, tuple[str, ...]]:
-    """For each parameter's path in the module: the tensors that it is made of, row after row."""
-    names: dict[tuple, tuple[str, ...]] = {("embedding",): (EMBEDDING,)}
+def tensor_names(config: T5Config) -> dict[tuple, dict[str, int]]:
+    """For each parameter's path in the module: the tensors that it is made of, row after row.
+
+    Each with its share of the rows.
+    """
+    names: dict[tuple, dict[str, int]] = {("embedding",): {EMBEDDING: 1}}
     if not config.tie_word_embeddings:
-        names["head",] = (HEAD,)
+        names["head",] = {HEAD: 1}
     for stack in ("encoder", "decoder"):
-        names[f"{stack}_norm", "scale"] = (f"{stack}.final_layer_norm.weight",)
+        names[f"{stack}_norm", "scale"] = {f"{stack}.final_layer_norm.weight": 1}
         bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        names[f"{stack}_bias", "weight"] = (bias,)
+        names[f"{stack}_bias", "weight"] = {bias: 1}
     for i in range(config.num_layers):
         names |= _layer_names(config, "encoder", i)
     for i in range(config.num_decoder_layers):
@@ -133,9 +136,9 @@ def tensor_names(config: T5Config) -> dict[tuple, tuple[str, ...]]:
     return names
 
 
-def _layer_names(config: T5Config, stack: str, i: int) -> dict[tuple, tuple[str, ...]]:
-    def tensors(sublayer: int, *parts: str) -> tuple[str, ...]:
-        return tuple(f"{stack}.block.{i}.layer.{sublayer}.{part}.weight" for part in parts)
+def _layer_names(config: T5Config, stack: str, i: int) -> dict[tuple, dict[str, int]]:
+    def tensors(sublayer: int, *parts: str) -> dict[str, int]:
+        return {f"{stack}.block.{i}.layer.{sublayer}.{part}.weight": 1 for part in parts}
 
     names = {
         ("attention_norm", "scale"): tensors(0, "layer_norm"),

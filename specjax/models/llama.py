@@ -1,0 +1,329 @@
+"""The Llama layout (Touvron et al. 2023): Llama, Mistral, and the dense Qwen 2 and Qwen 3.
+
+A decoder alone: RMSNorm before each sublayer, positions as rotations of queries and keys, groups of
+query heads that share a head of keys and values, and a gated feed-forward layer. The families
+differ in biases, norms and windows, as their configs say.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from specjax.models.layers import (
+    KV,
+    CausalBias,
+    Decoder,
+    Linear,
+    RMSNorm,
+    attend_and_write,
+    causal_bias,
+    split_heads,
+)
+
+INITIAL_STD = 0.02
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """How fast positions turn queries and keys, and how that is scaled for longer texts.
+
+    default: pair i of D dimensions turns by theta^(−2i/D) for each position.
+    linear: all turn `factor` times more slowly.
+    llama3, yarn: those that turn at most `slow` times in a text of `original_length` tokens do,
+    those that turn at least `fast` times do not, and between the two it changes gradually.
+    dynamic: scales texts longer than `max_position_embeddings` alone, and none is longer here.
+    """
+
+    kind: str = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    original_length: int = 0
+    slow: float = 1.0
+    fast: float = 32.0
+    attention_factor: float = 1.0  # of queries and of keys
+    truncate: bool = True  # yarn: whether the ramp begins and ends at whole pairs of dimensions
+
+    def __post_init__(self):
+        if self.kind not in ROPE_KINDS:
+            raise ValueError(
+                f"rope_type={self.kind!r} is not supported; use one of {', '.join(ROPE_KINDS)}."
+            )
+        if self.kind in ("llama3", "yarn") and not self.slow < self.fast:
+            raise ValueError(
+                f"rope_type={self.kind!r} needs a range of frequencies, but its lower end "
+                f"{self.slow:g} is not below its upper end {self.fast:g}; correct rope_parameters."
+            )
+
+
+def frequencies(rope: Rope, size: int) -> np.ndarray:
+    """(D/2,) float32: radians per position of each pair of a head's D = `size` dimensions."""
+    pair = np.arange(size // 2)
+    plain = rope.theta ** (-2 * pair / size)
+    kept: np.ndarray = np.ones_like(plain)  # how far a frequency stays as it is; else it is divided
+    if rope.kind == "linear":
+        kept = np.zeros_like(plain)
+    elif rope.kind == "llama3":
+        turns = rope.original_length * plain / (2 * math.pi)
+        kept = (turns - rope.slow) / (rope.fast - rope.slow)
+    elif rope.kind == "yarn":
+        ends = [
+            size * math.log(rope.original_length / (2 * math.pi * turns)) / 2 / math.log(rope.theta)
+            for turns in (rope.fast, rope.slow)
+        ]
+        if rope.truncate:
+            ends = [math.floor(ends[0]), math.ceil(ends[1])]
+        first, last = max(ends[0], 0), min(ends[1], size - 1)
+        kept = 1 - (pair - first) / ((last - first) or 1e-3)
+    kept = np.clip(kept, 0.0, 1.0)
+    return (plain * (kept + (1 - kept) / rope.factor)).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig:
+    """Shapes of a Llama (1 to 3, TinyLlama); most field names follow Hugging Face's config.json."""
+
+    vocab_size: int = 32000  # rows of the embedding, padding included
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 0  # 0: as many as there are query heads
+    head_dim: int = 0  # 0: hidden_size / num_attention_heads
+    max_position_embeddings: int = 2048
+    rope: Rope = Rope()
+    sliding_window: int = 0  # how many tokens a query sees, itself included; 0: all
+    full_layers: tuple[int, ...] = ()  # where it sees all of them nevertheless
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    bos_token_id: int = 1
+    pad_token_id: int = 1
+
+    is_encoder_decoder: ClassVar[bool] = False
+    model_type: ClassVar[str] = "llama"
+    options: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
+    qkv_bias: ClassVar[bool] = False  # of queries, keys and values, whatever `attention_bias` says
+    qk_norm: ClassVar[bool] = False  # of each head's queries and keys
+
+    def __post_init__(self):
+        heads = self.num_attention_heads
+        for name, value in (
+            ("num_key_value_heads", self.num_key_value_heads or heads),
+            ("head_dim", self.head_dim or self.hidden_size // heads),
+            ("full_layers", tuple(self.full_layers)),
+        ):
+            object.__setattr__(self, name, value)
+        for name in ("attention_bias", "mlp_bias", "sliding_window", "full_layers"):
+            if getattr(self, name) and name not in self.options:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is nothing that a model of type "
+                    f"{self.model_type!r} can have; leave it out or choose another type."
+                )
+        if heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={heads} is not divisible by num_key_value_heads="
+                f"{self.num_key_value_heads}; choose another number of either."
+            )
+        if self.head_dim % 2:
+            raise ValueError(
+                f"head_dim={self.head_dim} is odd, but positions turn pairs of dimensions; choose "
+                "an even one."
+            )
+        for name in ("bos_token_id", "pad_token_id"):
+            if getattr(self, name) >= self.vocab_size:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is no id of a vocabulary of {self.vocab_size}; "
+                    "name one that is."
+                )
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """How many tokens a query sees in each layer, itself included; 0: all."""
+        layers = range(self.num_hidden_layers)
+        return tuple(0 if i in self.full_layers else self.sliding_window for i in layers)
+
+    @property
+    def start_id(self) -> int:
+        """The first token of a text without a prompt; never emitted by the loops as output."""
+        return self.bos_token_id
+
+    @property
+    def max_positions(self) -> int:
+        """The longest text, prompt and output together."""
+        return self.max_position_embeddings
+
+
+class MistralConfig(LlamaConfig):
+    """A Mistral may have a sliding window in all layers."""
+
+    model_type: ClassVar[str] = "mistral"
+    options: ClassVar[tuple[str, ...]] = ("sliding_window",)
+
+
+class Qwen2Config(LlamaConfig):
+    """A Qwen 2 or 2.5 has biases in queries, keys and values; some layers may have a window."""
+
+    model_type: ClassVar[str] = "qwen2"
+    options: ClassVar[tuple[str, ...]] = ("sliding_window", "full_layers")
+    qkv_bias: ClassVar[bool] = True
+
+
+class Qwen3Config(LlamaConfig):
+    """A Qwen 3 normalises each head's queries and keys; some layers may have a window."""
+
+    model_type: ClassVar[str] = "qwen3"
+    options: ClassVar[tuple[str, ...]] = ("attention_bias", "sliding_window", "full_layers")
+    qk_norm: ClassVar[bool] = True
+
+
+class Rotation(NamedTuple):
+    """By how much each of K tokens is turned, in float32."""
+
+    cos: Array  # (B, 1, K, D/2)
+    sin: Array
+
+    @classmethod
+    def at(cls, positions: Array, config: LlamaConfig) -> "Rotation":
+        """Of (B, K) positions."""
+        turning = jnp.asarray(frequencies(config.rope, config.head_dim))
+        angles = positions[:, None, :, None].astype(jnp.float32) * turning[None, None, None, :]
+        factor = config.rope.attention_factor
+        return cls(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
+
+    def __call__(self, x: Array) -> Array:
+        """(B, H, K, D) → (B, H, K, D): dimension i and i + D/2 are one pair."""
+        wide = np.promote_types(x.dtype, jnp.float32)
+        left, right = jnp.split(x.astype(wide), 2, axis=-1)
+        cos, sin = (part.astype(wide) for part in self)
+        turned = left * cos - right * sin, right * cos + left * sin
+        return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+class SelfAttention(nnx.Module):
+    """Queries, keys and values from one fused projection; G query heads share one of the others."""
+
+    def __init__(self, config: LlamaConfig, *, rngs, dtype):
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        width, size = config.hidden_size, config.head_dim
+        self.qkv = Linear(
+            width,
+            (self.heads + 2 * self.kv_heads) * size,
+            INITIAL_STD,
+            bias=config.qkv_bias or config.attention_bias,
+            rngs=rngs,
+            dtype=dtype,
+        )
+        bias, inner = config.attention_bias, self.heads * size
+        self.output = Linear(inner, width, INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
+
+        def norm() -> RMSNorm | None:
+            return RMSNorm(size, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
+
+        self.query_norm, self.key_norm = norm(), norm()
+
+    def __call__(
+        self, x: Array, start: Array, bias: CausalBias, rotation: Rotation, cache: KV | None
+    ):
+        """(B, K, E) → (B, K, E) and the cache; `bias` is that of `for_groups`."""
+        batch, count, _ = x.shape
+        parts = split_heads(self.qkv(x), self.heads + 2 * self.kv_heads)
+        ends = [self.heads, self.heads + self.kv_heads]
+        queries, keys, values = jnp.split(parts, ends, axis=1)
+        if self.query_norm is not None and self.key_norm is not None:
+            queries, keys = self.query_norm(queries), self.key_norm(keys)
+        queries, keys = rotation(queries) * queries.shape[-1] ** -0.5, rotation(keys)
+        # The G heads of a group lie below one another as G·K queries, so no key is copied for them.
+        grouped = queries.reshape(batch, self.kv_heads, -1, queries.shape[-1])
+        mixed, cache = attend_and_write(grouped, KV.of(keys, values), cache, bias, start)
+        apart = mixed.reshape(batch, -1, count, self.kv_heads, queries.shape[-1])
+        together = jnp.moveaxis(apart, 1, 3).reshape(batch, count, -1)  # (B, K, kv_heads·G·D)
+        return self.output(together), cache
+
+
+def for_groups(bias: CausalBias, groups: int) -> CausalBias:
+    """The bias of K queries, for `groups` heads of them below one another."""
+    before, within = (
+        part if part.shape[2] == 1 else jnp.tile(part, (1, 1, groups, 1)) for part in bias[:2]
+    )
+    return CausalBias(before, within, bias.first)
+
+
+class FeedForward(nnx.Module):
+    """(silu(x W₀) · x W₁) Wₒ with W₀ and W₁ in one projection."""
+
+    def __init__(self, config: LlamaConfig, *, rngs, dtype):
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.input = Linear(width, 2 * inner, INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
+        self.output = Linear(inner, width, INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
+
+    def __call__(self, x: Array) -> Array:
+        gate, value = jnp.split(self.input(x), 2, axis=-1)
+        return self.output(jax.nn.silu(gate) * value)
+
+
+class Layer(nnx.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: LlamaConfig, *, rngs, dtype):
+        width, epsilon = config.hidden_size, config.rms_norm_eps
+        self.attention_norm = RMSNorm(width, epsilon, dtype=dtype)
+        self.attention = SelfAttention(config, rngs=rngs, dtype=dtype)
+        self.feed_forward_norm = RMSNorm(width, epsilon, dtype=dtype)
+        self.feed_forward = FeedForward(config, rngs=rngs, dtype=dtype)
+
+    def __call__(self, x: Array, start: Array, bias, rotation, cache: KV | None):
+        attended, cache = self.attention(self.attention_norm(x), start, bias, rotation, cache)
+        x = x + attended
+        return x + self.feed_forward(self.feed_forward_norm(x)), cache
+
+
+class Llama(Decoder):
+    """Parameters of a Llama and the pure functions `encode`, `start`, `__call__` and `logits`."""
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype=jnp.float32):
+        def table() -> nnx.Param:
+            shape = (config.vocab_size, config.hidden_size)
+            return nnx.Param(INITIAL_STD * jax.random.normal(rngs.params(), shape, dtype))
+
+        self.config = config
+        self.embedding = table()
+        self.layers = nnx.List(
+            Layer(config, rngs=rngs, dtype=dtype) for _ in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        if not config.tie_word_embeddings:
+            self.head = table()
+        self.input_first = False  # of the head; see `arrange`
+
+    def cache_shape(self) -> tuple[int, int, int]:
+        """See `Decoder.cache_shape`."""
+        config = self.config
+        return config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+
+    def __call__(
+        self, tokens: Array, start: Array, context: tuple[()], cache: tuple[KV, ...] | None
+    ) -> tuple[Array, tuple[KV, ...]]:
+        """See `Decoder.__call__`."""
+        del context
+        config, windows, count = self.config, self.config.windows, tokens.shape[1]
+        slots = count if cache is None else cache[0].values.shape[2]
+        groups = config.num_attention_heads // config.num_key_value_heads
+        biases = {
+            window: for_groups(causal_bias(start, count, slots, window), groups)
+            for window in set(windows)
+        }
+        rotation = Rotation.at(start[:, None] + jnp.arange(count)[None, :], config)
+        x = self.embed(tokens)
+        written = []
+        for i, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):
+            x, kv = layer(x, start, biases[window], rotation, None if cache is None else cache[i])
+            written.append(kv)
+        return self.norm(x), tuple(written)
