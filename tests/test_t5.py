@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import t5_variants
+from model_calls import by_slot, call
 from specjax.models.hub import load
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import KV
@@ -56,13 +57,6 @@ def begin(model, source, source_len, prompt=None, buffer_len=16):
     prompt = jnp.zeros((batch, 1), jnp.int32) if prompt is None else prompt
     prompt_len = jnp.full((batch,), prompt.shape[1], jnp.int32)
     return model.start(Inputs(source, source_len, prompt, prompt_len), buffer_len)
-
-
-@jax.jit
-def call(model, tokens, start, context, cache):
-    """Logits (B, K, V) and the cache."""
-    hidden, cache = model(tokens, start, context, cache)
-    return model.logits(hidden), cache
 
 
 # --- the same numbers as transformers ----------------------------------------------------------
@@ -209,23 +203,9 @@ def test_a_query_sees_no_stale_slot(model, sources, tokens):
     _, cache = call(model, tokens, jnp.zeros((3,), jnp.int32), context, cache)
     start = jnp.array([2, 4, 6], jnp.int32)
 
-    def per_row(cache):
-        hidden, _ = model(tokens[:, :3], start, context, cache)
-        return jnp.sum(jnp.sin(hidden), axis=(1, 2))
-
-    def by(slot):
-        """Along a random direction of this slot alone, for each row; forward through the loop."""
-        rng = np.random.default_rng(0)
-        here = jnp.float32(jnp.arange(cache[0].values.shape[2]) == slot)[None, None, :, None]
-        draws = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), cache)
-        direction = tuple(jax.tree.map(jnp.multiply, KV.of(here, here), layer) for layer in draws)
-        return jax.jvp(per_row, (cache,), (direction,))[1]
-
-    slots = jnp.arange(cache[0].values.shape[2], dtype=jnp.int32)
-    by_slot = np.abs(jax.jit(jax.vmap(by))(slots)).T  # (B, T)
-    for row, first in enumerate([2, 4, 6]):
-        assert (by_slot[row, :first] > 0).all()
-        assert (by_slot[row, first:] == 0).all()
+    found = by_slot(model, tokens[:, :3], start, context, cache)
+    for row, first in zip(np.asarray(found), [2, 4, 6], strict=True):
+        np.testing.assert_array_equal(row > 0, np.arange(len(row)) < first)
 
 
 # --- LanguageModel -----------------------------------------------------------------------------

@@ -1,0 +1,107 @@
+"""Contract 1, a call says where it writes, for every decoder-only layout."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import gpt_variants
+import llama_variants
+from model_calls import begin, by_slot, call, uncached
+from specjax.models.hub import load
+from specjax.models.layers import arrange
+
+# Three layers and heads, or groups of heads, windows in some or all layers: what can be confused.
+VARIANTS = {
+    "gpt": (gpt_variants, "odd_heads"),
+    "llama": (llama_variants, "llama3"),
+    "mistral": (llama_variants, "mistral"),
+    "qwen2": (llama_variants, "qwen2_windows"),
+    "qwen3": (llama_variants, "qwen3"),
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def model(request, tmp_path_factory):
+    variants, name = VARIANTS[request.param]
+    directory = tmp_path_factory.mktemp(request.param)
+    return load(variants.write(directory, variants.VARIANTS[name])).model
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return jnp.asarray(llama_variants.texts())
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 12, (5, 1, 2, 4), (12,)])
+def test_cached_equals_uncached(model, tokens, sizes):
+    whole = uncached(model, tokens)
+    context, cache = begin(model, tokens[:, :1])
+    at, pieces = 0, []
+    for size in sizes:
+        start = jnp.full((len(tokens),), at, jnp.int32)
+        logits, cache = call(model, tokens[:, at : at + size], start, context, cache)
+        pieces.append(np.asarray(logits))
+        at += size
+    np.testing.assert_allclose(np.concatenate(pieces, axis=1), whole, rtol=0, atol=5e-5)
+
+
+def test_rows_advance_on_their_own(model, tokens):
+    """Prompts of 1, 4 and 6 tokens, prefilled together with their padding."""
+    prompt_len = jnp.array([1, 4, 6], jnp.int32)
+    prompt = jnp.where(jnp.arange(6)[None, :] < prompt_len[:, None], tokens[:, :6], 39)
+    context, cache = begin(model, prompt, prompt_len)
+    for ahead in (-1, 2):  # the last token of the prompt is fed first
+        start = prompt_len + ahead
+        slots = start[:, None] + jnp.arange(3)[None, :]
+        block = jnp.take_along_axis(tokens, slots, axis=1)
+        logits, cache = call(model, block, start, context, cache)
+        expected = np.take_along_axis(uncached(model, tokens), np.asarray(slots)[..., None], 1)
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=5e-5)
+
+
+def test_a_rejected_block_leaves_no_trace(model, tokens):
+    """To the bit: stale slots get exactly no weight until they are overwritten."""
+    context, cache = begin(model, tokens[:, :6])
+    at, garbage = jnp.array([3, 5, 1], jnp.int32), jnp.full((3, 8), 39, jnp.int32)
+    _, dirty = call(model, garbage, at, context, cache)
+    assert not np.array_equal(dirty[0].keys, cache[0].keys)
+    for step in range(3):
+        block = tokens[:, step : step + 2]
+        clean_logits, cache = call(model, block, at + 2 * step, context, cache)
+        dirty_logits, dirty = call(model, block, at + 2 * step, context, dirty)
+        np.testing.assert_array_equal(dirty_logits, clean_logits)
+
+
+def test_a_position_depends_on_all_tokens_up_to_it_and_on_none_after(model):
+    """With distinct tokens, the gradient by a row of the embedding is that by one position."""
+    module = arrange(model.module(), input_first=False)
+    tokens, start = jnp.arange(8, dtype=jnp.int32)[None, :], jnp.zeros((1,), jnp.int32)
+    graphdef, params = nnx.split(module)
+
+    def hidden_at(params, position):
+        hidden, _ = nnx.merge(graphdef, params)(tokens, start, (), None)
+        return jnp.sum(jnp.sin(hidden[0, position]))
+
+    gradient = jax.jit(jax.grad(hidden_at))
+    for position in (0, 3, 7):
+        found = gradient(params, position)
+        for name in ("embedding", "positions"):  # a GPT's, which are learned
+            if name in found:
+                by_token = np.abs(found[name][...]).sum(-1)[:8]
+                assert (by_token[: position + 1] > 0).all()
+                assert (by_token[position + 1 :] == 0).all()
+
+
+def test_a_query_sees_no_stale_slot(model, tokens):
+    """The derivative by the cache's content: before `start`, as far back as the window reaches,
+    neither in the block nor on."""
+    windows = getattr(model.module().config, "windows", (0,))
+    reach = max(windows) if all(windows) else 99
+    context, cache = begin(model, tokens)
+    first = [2, 4, 7]
+    found = by_slot(model, tokens[:, :3], jnp.array(first, jnp.int32), context, cache)
+    for row, start in zip(np.asarray(found), first, strict=True):
+        seen = [start - reach < slot < start for slot in range(len(row))]
+        np.testing.assert_array_equal(row > 0, seen)
