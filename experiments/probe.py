@@ -3,8 +3,9 @@
     python -m experiments.probe --config=configs/embedded.py --workdir=runs/probe
 
 Parts: orientation (which way a weight should lie), draws (random choices over a vocabulary),
-buffers (a call of a decoder by the length of its cache), phases (c and v(γ) of the family), calls
-(a call of a loop by its number of rounds). Writes their rows to probe.jsonl, with the load of the
+buffers (a call of a decoder by the length of its cache), positions (a call of the target by the
+number of its tokens), phases (c and v(γ) of the family), calls (a call of a loop by its number of
+rounds). Writes their rows to probe.jsonl, with the load of the
 machine before each. Compilation excluded, medians, variants in turns; about 3 minutes on 2 idle
 cores.
 """
@@ -47,7 +48,7 @@ def main(_) -> None:
     config = flags.FLAGS.config
     out = Rows(common.make_workdir(flags.FLAGS.workdir) / "probe.jsonl")
     console, environment = Console(width=110, markup=False), common.environment()
-    parts = (orientation, draws, buffers, phases, calls)
+    parts = (orientation, draws, buffers, positions, phases, calls)
     for part in tqdm(parts, unit="part", disable=None):
         load = {"load": os.getloadavg()[0]}
         rows = part(config)
@@ -133,25 +134,49 @@ def buffers(_) -> list[dict[str, Any]]:
     model = LanguageModel.of(T5(config, rngs=nnx.Rngs(0)))
     rows = []
     for batch in (1, 8):
-        ids, ones = jnp.ones((batch, 32), jnp.int32), jnp.ones((batch,), jnp.int32)
-        inputs = Inputs(ids, 32 * ones, ids[:, :1], ones)
-        started = {
-            length: jax.jit(model.start, static_argnums=1)(inputs, length)
-            for length in (128, 512, 2048)
-        }
+        started = {length: _started(model, batch, length) for length in (128, 512, 2048)}
         for count in (1, 4):
-            found = medians(
-                {
-                    f"T={length}": partial(_calls, model, ids[:, :count], *state)
-                    for length, state in started.items()
-                }
-            )
+            run = partial(jax.jit(_calls), model, jnp.ones((batch, count), jnp.int32))
+            found = medians({f"T={n}": partial(run, *state) for n, state in started.items()})
             rows.append({"B": batch, "K": count} | {k: ms / STEPS for k, ms in found.items()})
     return rows
 
 
-@jax.jit
+def positions(config) -> list[dict[str, Any]]:
+    """Milliseconds of a call of the family's target by K: as XLA compiles it, and without YNN.
+
+    YNN is the library that XLA's CPU backend hands products with K ≥ 2 to.
+    """
+    model = hub.load(config.target).model
+    started = _started(model, 1, 128)
+    compiled = {"as it is": jax.jit(_calls)}
+    if jax.default_backend() == "cpu":
+        options = {"xla_cpu_experimental_ynn_fusion_type": ""}
+        compiled["without YNN"] = jax.jit(_calls, compiler_options=options)
+    found = medians(
+        {
+            f"{name}, {count}": partial(run, model, jnp.ones((1, count), jnp.int32), *started)
+            for count in (1, 2, 4, 6, 8, 11)
+            for name, run in compiled.items()
+        }
+    )
+    return [
+        {"products": name}
+        | {f"K={key.split()[-1]}": ms / STEPS for key, ms in found.items() if key.startswith(name)}
+        for name in compiled
+    ]
+
+
+def _started(model, batch: int, length: int):
+    """Context and cache for a source of 32 ids."""
+    ids, ones = jnp.ones((batch, 32), jnp.int32), jnp.ones((batch,), jnp.int32)
+    inputs = Inputs(ids, 32 * ones, ids[:, :1], ones)
+    return jax.jit(model.start, static_argnums=1)(inputs, length)
+
+
 def _calls(model, tokens, context, cache):
+    """STEPS calls, each of the tokens that the one before chose, at the same 48 filled slots."""
+
     def once(_, carry):
         tokens, cache = carry
         start = jnp.full((tokens.shape[0],), 48, jnp.int32)
