@@ -93,6 +93,8 @@ class Meter:
 
     Each timing runs `steps` dependent steps inside one jitted loop, so that dispatch does not
     count; the phases take turns, so that a slow spell of the machine hits all of them; medians.
+    Caches are handed on from one timing to the next, for copying a large one takes as long as a
+    step.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Meter:
 
         Args:
           contexts, state: from `speculative.start`, with a budget and a buffer that leave room for
-            rounds of the largest γ; not donated.
+            rounds of the largest γ; the state is copied once.
           gammas: where to measure v.
           rounds: where to measure a whole round, as a constant policy runs it.
           calls: loops of which to measure the fixed time: the autoregressive one, and speculative
@@ -128,13 +130,12 @@ class Meter:
         for _, gamma in self._calls:
             if gamma and ("round", gamma) not in phases:
                 raise ValueError(f"A call with γ={gamma} needs {gamma} among `rounds`.")
-        self._jitted = {n: jax.jit(partial(_repeat, phase, steps)) for n, phase in phases.items()}
-        self._seconds: dict[Any, list[float]] = {name: [] for name in phases}
-        self._arguments, self._steps = (method, contexts, state), steps
-        for name, call in self._calls.items():
-            run = partial(_repeat, _any_round, call.rounds)
-            self._jitted[name] = jax.jit(run, donate_argnames="state")
-            self._seconds[name] = []
+        runs = {name: partial(_repeat, phase, steps) for name, phase in phases.items()}
+        runs |= {n: partial(_repeat, _any_round, call.rounds) for n, call in self._calls.items()}
+        self._jitted = {name: jax.jit(run, donate_argnames="state") for name, run in runs.items()}
+        self._seconds: dict[Any, list[float]] = {name: [] for name in runs}
+        self._method, self._contexts, self._steps = method, contexts, steps
+        self._state = jax.tree.map(jnp.copy, state)
         for name in self._jitted:
             self._time(name)
 
@@ -146,12 +147,16 @@ class Meter:
     def _time(self, name) -> float:
         """Seconds of a step of a phase, or of a whole call."""
         call = self._calls.get(name)
-        arguments = (call.method, *call.begin()) if call else self._arguments
-        jax.block_until_ready(arguments)
+        method = call.method if call else self._method
+        contexts, state = call.begin() if call else (self._contexts, self._state)
+        jax.block_until_ready((contexts, state))
         begin = time.perf_counter()
-        jax.block_until_ready(self._jitted[name](*arguments))
+        state = jax.block_until_ready(self._jitted[name](method, contexts, state=state))
         seconds = time.perf_counter() - begin
-        return seconds if call else seconds / self._steps
+        if call:
+            return seconds
+        self._state = state
+        return seconds / self._steps
 
     def costs(self) -> Costs:
         """Medians of what was taken."""
