@@ -18,9 +18,8 @@ import numpy as np
 from experiments import common
 from experiments.benchmark import forced, models, peers
 from experiments.benchmark.cases import SHAPES, Case, step_bytes
-from specjax import autoregressive, decoding, speculative, theory
+from specjax import autoregressive, cost, decoding, speculative, theory
 from specjax.autoregressive import Autoregressive
-from specjax.cost import Meter
 from specjax.models.hub import Checkpoint
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
@@ -92,22 +91,29 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
     meter = None
     if draft is not None:
         methods["speculative"] = build(case, target, draft)
-        meter = _meter(config, case, target, draft, [case.gamma], [case.gamma])
     rivals, note = _rivals(lab, case)
     ours: dict[str, list[Call]] = {name: [] for name in methods}
     theirs: dict[str, list[float]] = {name: [] for name in rivals}
     said: dict[str, list[list[int]]] = {}
     speeds = []
-    for turn in range(config.repeats + 1):  # the first compiles
+    for _ in range(config.repeats + 1):  # the first compiles
         for name, method in methods.items():
             ours[name].append(call(case, target, method))
-        for name, run in rivals.items():
-            begin = time.perf_counter()
-            said[name] = run()
-            theirs[name].append(time.perf_counter() - begin)
-            time.sleep(PAUSE)
-        if turn and meter is not None:
+        # Before the rivals: torch's threads wait for more work at full speed for a while.
+        if meter is not None:
             meter.take()
+        elif draft is not None:
+            rounds = int(ours["speculative"][0].calls.max())
+            calls = [
+                cost.Call(method, functools.partial(begin, case, target, method), count)
+                for method, count in zip(methods.values(), (case.tokens, rounds), strict=True)
+            ]
+            meter = _meter(config, case, target, draft, [case.gamma], [case.gamma], calls)
+        for name, run in rivals.items():
+            since = time.perf_counter()
+            said[name] = run()
+            theirs[name].append(time.perf_counter() - since)
+            time.sleep(PAUSE)
         speeds.append(bandwidth(config.bandwidth_mb))
     ours = {name: calls[1:] for name, calls in ours.items()}
     theirs = {name: seconds[1:] for name, seconds in theirs.items()}
@@ -127,16 +133,18 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
         )
         gains = [a.decode / b.decode for a, b in zip(plain, spec, strict=True)]
         taken = counts["tau"], counts["gamma_mean"], costs.c, costs.v(case.gamma)
-        overhead = costs.overhead(case.gamma)
+        overhead = costs.call_overhead(case.gamma, case.tokens, counts["rounds"])
         row |= counts | _quartiles("gain", gains)
         row |= {
             "gain_at_alpha": _gain_at_alpha(case, row["gain"], counts["tau"]),
             "target_step_ms": 1e3 * costs.target_step,
             "c": costs.c,
             "v": costs.v(case.gamma),
-            "overhead": overhead,
+            "overhead": overhead,  # with the share of what a call costs beside its rounds
             # Of an iteration, what is neither a draft step nor the verify pass.
-            "overhead_share": overhead * costs.target_step / costs.round[case.gamma],
+            "overhead_share": costs.overhead(case.gamma)
+            * costs.target_step
+            / costs.round[case.gamma],
             "predicted": theory.walltime_gain_from_tau(*taken, overhead),
             "predicted_c_v": theory.walltime_gain_from_tau(*taken),
         }
@@ -279,14 +287,16 @@ def verify(lab: Lab, case: Case) -> dict[str, Any]:
     }
 
 
-def _meter(config, case: Case, target: Checkpoint, draft: Checkpoint, gammas, rounds) -> Meter:
+def _meter(
+    config, case: Case, target: Checkpoint, draft: Checkpoint, gammas, rounds, calls=()
+) -> cost.Meter:
     """Phases in the middle of an output, where a step costs what the mean one does."""
     method = build(case, target, draft)
     assert isinstance(method, Speculative)
     contexts, state = begin(case, target, method)
     length = jnp.full_like(state.length, 1 + case.tokens // 2)
     state = state.replace(length=length, fed=length - 1, limit=length + case.gamma + 1)
-    return Meter(method, contexts, state, gammas, rounds, steps=config.steps)
+    return cost.Meter(method, contexts, state, gammas, rounds, steps=config.steps, calls=calls)
 
 
 def _bytes(case: Case, name: str) -> float:
