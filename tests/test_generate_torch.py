@@ -93,7 +93,9 @@ PROMPTS = [*pairs.TEXTS, "", "x"]
 
 def write_causal(directory, variant):
     """A model with many ids that end a row, and a tokenizer that adds none, as GPT-2's own."""
-    ids = {"vocab_size": pairs.IDS, "eos_token_id": pairs.EOS_IDS, "pad_token_id": 0}
+    size = pairs.IDS + (variant.name == "qwen2")  # transformers adds an id to its tokenizer
+    eos_ids = [1, *range(3, pairs.IDS, 20)]
+    ids = {"vocab_size": size, "eos_token_id": eos_ids, "pad_token_id": 0}
     length = "n_positions" if variant in gpt_variants.VARIANTS.values() else LENGTH
     config = {**variant.config, **ids, "bos_token_id": 1, length: 48}
     causal_saved_by_transformers(directory, dataclasses.replace(variant, config=config))
