@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from specjax.policies.base import Policy
@@ -35,6 +36,21 @@ def load(name: str, **settings: Any) -> Policy:
     Raises:
       ValueError: no such name, module or attribute, or settings that it does not take.
     """
+    make = maker(name)
+    try:
+        inspect.signature(make).bind(**settings)
+    except TypeError as error:
+        known = f"{NAMES.get(name, name).rpartition(':')[2]}{inspect.signature(make)}"
+        raise ValueError(f"Policy {name!r}: {error}; it is {known}.") from error
+    return make(**settings)
+
+
+def maker(name: str) -> Callable[..., Policy]:
+    """What `load` calls.
+
+    Raises:
+      ValueError: no such name, module or attribute.
+    """
     path = NAMES.get(name, name)
     module_name, colon, attribute = path.partition(":")
     if not colon:
@@ -54,10 +70,4 @@ def load(name: str, **settings: Any) -> Policy:
     make = getattr(module, attribute, None)
     if make is None:
         raise ValueError(f"Policy {name!r}: {module_name} has no attribute {attribute!r}.")
-    try:
-        inspect.signature(make).bind(**settings)
-    except TypeError as error:
-        raise ValueError(
-            f"Policy {name!r}: {error}; it is {attribute}{inspect.signature(make)}."
-        ) from error
-    return make(**settings)
+    return make
