@@ -1,0 +1,362 @@
+"""Replay: at temperature 0 the real run itself, at others its law; and what it is worth."""
+
+import dataclasses
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import command_line
+import test_loops
+from pairs import TEXTS
+from specjax import generate, replay, rollouts, tasks
+from specjax.accept import TokenRule
+from specjax.draft import ModelDrafter
+from specjax.ngram import PromptLookup
+from specjax.policies import constant
+from specjax.policies.entropy import svip
+from specjax.replay import CostModel, Oracle, Replayed
+from specjax.rollouts import Recorder, Rollouts
+from specjax.sampling import sampling
+from specjax.speculative import Speculative
+from table_models import inputs_of, random_table, repeat
+from toy_policies import EntropyStop, TailReader, library
+
+BUDGET, GAMMA_MAX, V = 12, 3, 10
+PROMPTS = [[1], [0, 1], [2, 2, 0], [0], [1, 1], [0, 0, 1]]
+NAMES = [*library(GAMMA_MAX, V), "tail reader"]
+
+
+def policy_of(name):
+    return TailReader() if name == "tail reader" else library(GAMMA_MAX, V)[name]
+
+
+def method_of(policy, law, drafter=None) -> Speculative:
+    """Tables over 10 tokens of which one ends a row; the draft is near the target."""
+    target = random_table(1, V, dtype=jnp.float32)
+    noise = random_table(2, V, forbidden=0, dtype=jnp.float32).table
+    finite = jnp.where(jnp.isfinite(target.table), target.table, -3.0)
+    draft = dataclasses.replace(target, table=finite + 0.5 * noise)
+    drafter = ModelDrafter(draft) if drafter is None else drafter
+    return Speculative(target, drafter, TokenRule(), policy, law, jnp.int32([V - 1]), GAMMA_MAX)
+
+
+def recorded(method, inputs, *, hidden=True, keys=None, budget=BUDGET) -> Rollouts:
+    """Rollouts along the target's own outputs."""
+    plain = test_loops.alone(method)
+    state = test_loops.run(plain, inputs, budget, keys=keys)
+    outputs = test_loops.outputs(state, inputs)
+    method = dataclasses.replace(method, policy=Recorder(hidden))
+    contexts, start = test_loops.begin(method, inputs, budget, keys=keys)
+    index = jnp.arange(len(outputs), dtype=jnp.int32)
+    padded = rollouts.padded(outputs, len(outputs))
+    found, _ = rollouts.roll_out(method, contexts, start, index, *padded)
+    return found
+
+
+@functools.cache
+def greedy_trace() -> Rollouts:
+    """Of all prompts, with hidden states; no policy changes it."""
+    return recorded(method_of(constant(1), sampling(0.0)), inputs_of(PROMPTS))
+
+
+def counts(state) -> tuple[np.ndarray, ...]:
+    """Rounds, drafted tokens and accepted ones of each row of a real run."""
+    return state.stats.target_calls, state.stats.drafted, state.stats.accepted
+
+
+def replayed_counts(found: Replayed) -> tuple[np.ndarray, ...]:
+    """The same of a replay."""
+    lengths = np.arange(found.drafted.shape[-1])
+    return found.drafted.sum(-1), found.drafted @ lengths, found.accepted @ lengths
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_replay_is_the_real_run(name):
+    """Rounds, drafted and accepted tokens of six outputs, of which some end by EOS and some by
+    their budget."""
+    method = method_of(policy_of(name), sampling(0.0))
+    inputs = inputs_of(PROMPTS)
+    trace = greedy_trace()
+    state = test_loops.run(method, inputs, BUDGET)
+    assert trace.emitted.tolist() == state.stats.emitted.tolist()
+    assert min(trace.emitted.tolist()) < max(trace.emitted.tolist()) == BUDGET
+    found = replay.replay([method.policy], trace, jax.random.key(0))
+    for ours, theirs in zip(replayed_counts(found), counts(state), strict=True):
+        assert ours[0].tolist() == theirs.tolist()
+
+
+def test_greedy_replay_of_a_drafter_that_falls_silent():
+    """Prompt lookup: rounds in which it proposes little or nothing."""
+    method = method_of(constant(GAMMA_MAX), sampling(0.0), PromptLookup(V))
+    inputs = inputs_of(PROMPTS)
+    trace = recorded(method, inputs, hidden=False)
+    state = test_loops.run(method, inputs, BUDGET)
+    assert np.any(trace.length == 0)
+    found = replay.replay([method.policy], trace, jax.random.key(0))
+    for ours, theirs in zip(replayed_counts(found), counts(state), strict=True):
+        assert ours[0].tolist() == theirs.tolist()
+
+
+def two_sample_p_value(left: np.ndarray, right: np.ndarray) -> float:
+    """Chi-square over the distinct rows of two samples; rare rows are pooled."""
+    cells, which = np.unique(np.concatenate([left, right]), axis=0, return_inverse=True)
+    seen = np.stack([np.bincount(x, minlength=len(cells)) for x in np.split(which.ravel(), 2)])
+    rare = seen.sum(0) < 20
+    table = np.concatenate([seen[:, ~rare], seen[:, rare].sum(1, keepdims=True)], axis=1)
+    return float(stats.chi2_contingency(table[:, table.sum(0) > 0]).pvalue)
+
+
+ROWS = 8192
+
+
+def sampled(policy, skew=False) -> float:
+    """The p-value of (rounds, drafted, accepted, emitted, two tokens) of real runs and replays."""
+    method = method_of(policy, sampling(1.0))
+    inputs = repeat(inputs_of([[1, 0]]), ROWS)
+    state = test_loops.run(method, inputs, 6, keys=test_loops.keys_of(ROWS, seed=1))
+    real = np.stack([*counts(state), state.stats.emitted, *state.tokens[:, 2:4].T], axis=1)
+    trace = recorded(method, inputs, budget=6)
+    if skew:  # as if chances were those of the draft's own tokens
+        trace = trace._replace(own_draft=trace.draft[:, :, 0], own_target=trace.target[:, :, 0])
+    found = replayed_counts(replay.replay([policy], trace, jax.random.key(2)))
+    ours = np.stack([*(x[0] for x in found), trace.emitted, *trace.tokens[:, :2].T], axis=1)
+    # A row that ends after one token has no second: what stands there is arbitrary.
+    for sample in (real, ours):
+        sample[sample[:, 3] < 2, 5] = 0
+    return two_sample_p_value(real, ours)
+
+
+@pytest.mark.parametrize("name", ["constant", "svip", "first descent", "head", "tail reader"])
+def test_sampled_replay_has_the_real_runs_law(name):
+    """8,192 real runs and 8,192 replays, each along an output of its own: p > 1e-4."""
+    assert sampled(policy_of(name)) > 1e-4
+
+
+def test_the_law_test_sees_a_wrong_chance():
+    """Chances of other tokens than the output's: p < 1e-4."""
+    assert sampled(constant(2), skew=True) < 1e-4
+
+
+def even(alpha: float, rows: int, emitted: int, gamma_max: int) -> Rollouts:
+    """Outputs every token of which is accepted with probability α."""
+    column = jnp.zeros((rows, emitted + 1), jnp.float32)
+    slots = jnp.zeros((rows, emitted + 1, gamma_max), jnp.float32)
+    fields = dict.fromkeys(Rollouts._fields, slots)
+    return Rollouts(
+        **fields
+        | {
+            "input_index": jnp.arange(rows, dtype=jnp.int32),
+            "emitted": jnp.full((rows,), emitted, jnp.int32),
+            "budget": jnp.full((rows,), emitted + gamma_max, jnp.int32),
+            "tokens": column.astype(jnp.int32),
+            "own_target": column,
+            "own_draft": column.at[:, :-1].set(jnp.log(alpha)).at[:, -1].set(-jnp.inf),
+            "own_confidence": column,
+            "length": jnp.full(column.shape, gamma_max, jnp.int32),
+            "drafts": slots.astype(jnp.int32),
+            "hidden": slots[..., None][..., :0],
+        }
+    )
+
+
+def test_the_papers_numbers():
+    """40,000 tokens at α = .8 and c = .1, v = 1: within 2% of Eq. 1, of Thm 3.8 for γ = 3, and of
+    the oracle's 1/(1 − α + cα), for drafts that 24 hardly ever cut short."""
+    alpha, c, gamma_max = 0.8, 0.1, 24
+    trace = even(alpha, 40, 1000, gamma_max)
+    found = replay.replay([constant(3), Oracle()], trace, jax.random.key(0))
+    cost = CostModel(1 + c * np.arange(gamma_max + 1))
+    fixed, oracle = np.stack(replay.score(found, trace, cost), axis=1)
+    tau = (1 - alpha**4) / (1 - alpha)
+    np.testing.assert_allclose(fixed, [tau / (3 * c + 1), tau, 3], rtol=0.02)
+    tau = 1 / (1 - alpha)
+    np.testing.assert_allclose(oracle, [1 / (1 - alpha + c * alpha), tau, alpha * tau], rtol=0.02)
+
+
+def test_calls_take_time_too():
+    """Two draws of two outputs of 6 tokens in rounds of 3 tokens that cost 1.5: 4 calls, 8 rounds;
+    (24 + 4·1) / (8·1.5 + 4·.5) = 2."""
+    trace = even(1.0, 2, 6, 2)
+    found = replay.replay([constant(2)], trace, jax.random.key(0), draws=2)
+    assert found.runs.tolist() == [[2, 2]]
+    assert found.drafted.tolist() == found.accepted.tolist() == [[[0, 0, 4]] * 2]
+    cost = CostModel([1.0, 1.2, 1.5], call=0.5, plain_call=1.0)
+    assert replay.score(found, trace, cost).gain.tolist() == [2.0]
+
+
+def test_settings_run_side_by_side():
+    """Each of 40 thresholds, in chunks of 16, is what it is alone; three kinds compile thrice."""
+    trace = greedy_trace()
+    thresholds = [svip(threshold=t) for t in np.linspace(0.05, 0.6, 40)]
+    mixed = [constant(1), *thresholds, Oracle(), constant(3)]
+    before = replay._side_by_side._cache_size()
+    found = replay.replay(mixed, trace, jax.random.key(0), at_once=16)
+    assert replay._side_by_side._cache_size() - before == 3
+    assert len(np.unique(found.drafted[1:41], axis=0)) > 3
+    for i in (0, 7, 33, 41):
+        alone = replay.replay([mixed[i]], trace, jax.random.key(0))
+        for ours, theirs in zip(found, alone, strict=True):
+            assert np.array_equal(ours[i], theirs[0])
+
+
+def test_the_oracle_drafts_what_is_accepted():
+    """And no round of any other policy keeps more than it drafts."""
+    trace = greedy_trace()
+    found = replay.replay([Oracle(), constant(GAMMA_MAX)], trace, jax.random.key(0))
+    assert np.array_equal(found.drafted[0], found.accepted[0])
+    assert np.array_equal(found.accepted[0], found.accepted[1])  # the same rounds, cheaper
+    assert found.drafted[1, :, :GAMMA_MAX].sum() < found.drafted[0, :, :GAMMA_MAX].sum()
+
+
+def test_what_was_not_recorded():
+    """Laws over the vocabulary never are, hidden states if asked for."""
+    trace = greedy_trace()._replace(hidden=jnp.zeros((0,)))
+    with pytest.raises(ValueError, match="entropy, top1 and margin"):
+        replay.replay([EntropyStop()], trace, jax.random.key(0))
+    with pytest.raises(ValueError, match="--hidden"):
+        replay.replay([policy_of("head")], trace, jax.random.key(0))
+
+
+def test_files(tmp_path):
+    """What is loaded replays alike, though hidden states are rounded; other files are refused."""
+    trace = greedy_trace()
+    rollouts.save(tmp_path / "trace.npz", trace)
+    loaded = rollouts.load(tmp_path / "trace.npz")
+    np.testing.assert_allclose(loaded.hidden[0, 0], trace.hidden[0, 0], atol=2e-3)
+    ours, theirs = (replay.replay([svip()], each, jax.random.key(0)) for each in (trace, loaded))
+    assert np.array_equal(ours.drafted, theirs.drafted)
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    with pytest.raises(ValueError, match="holds no rollouts"):
+        rollouts.load(tmp_path / "other.npz")
+
+
+@pytest.mark.filterwarnings("ignore:1 empty")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_record_texts(pair, temperature):
+    """Through tokenizer and batches: the real run at temperature 0; at both, the rollouts' first
+    tokens are rejected ones, where the output's own might be."""
+    texts, law = [*TEXTS[:3], "", *TEXTS[3:5]], sampling(temperature)
+    key, options = jax.random.key(3), {"max_new_tokens": 16, "batch_size": 2}
+    plain, real = (
+        generate(pair.target, draft, texts, gamma=3, temperature=temperature, key=key, **options)
+        for draft in (None, pair.draft)
+    )
+    options |= {"gamma_max": 3, "sampling": law, "key": key}
+    trace = rollouts.record(pair.target, pair.draft, texts, plain.tokens, **options)
+    assert trace.input_index.tolist() == [0, 1, 2, 4, 5]
+    assert trace.emitted.tolist() == [len(tokens) for tokens in plain.tokens if tokens]
+    there = np.arange(trace.tokens.shape[1]) < np.asarray(trace.emitted)[:, None]
+    uncertain = there & (np.asarray(trace.overlap)[:, :, 0] < 0.999)
+    assert uncertain.any()
+    assert np.all(np.asarray(trace.target < trace.draft)[uncertain, 0])
+    if temperature == 0:
+        found = replay.replay([constant(3)], trace, key)
+        calls, drafted, accepted = (x[0].tolist() for x in replayed_counts(found))
+        rows = [row for row in real.rows if row.tokens]
+        assert calls == [row.target_calls for row in rows]
+        assert drafted == [row.drafted for row in rows]
+        assert accepted == [row.accepted for row in rows]
+
+
+def test_nothing_to_record(pair):
+    with pytest.raises(ValueError, match="every input or output is empty"):
+        rollouts.record(
+            pair.target, pair.draft, ["x"], [[]],
+            gamma_max=2, sampling=sampling(0.0), max_new_tokens=4, key=jax.random.key(0),
+        )  # fmt: skip
+
+
+# The commands.
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path, pair):
+    """A command on a small config of the pair."""
+    examples = [tasks.Example(text, text) for text in TEXTS]
+    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): examples)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    file = tmp_path / "small.py"
+    file.write_text(
+        "from configs import embedded\n\n"
+        "def get_config():\n"
+        "    config = embedded.get_config()\n"
+        f"    config.target = {pair.target.name!r}\n"
+        f"    config.drafts = ({pair.draft.name!r},)\n"
+        "    config.max_new_tokens, config.repeats = 24, 1\n"
+        "    config.temperatures = (0.0,)\n"
+        "    return config\n"
+    )
+    return functools.partial(command_line.run, monkeypatch, capsys), f"--config={file}"
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_trace_and_replay(command, tmp_path):
+    """What they write; going on where all is done; given prices; refusals in one sentence."""
+    run, config = command
+    work = tmp_path / "trace"
+    job = functools.partial(run, "experiments.trace", config, f"--workdir={work}")
+    outcome = job("--gamma_max=2", "--inputs=4")
+    assert outcome.status == 0, outcome.stderr
+    (row,) = lines_of(work / "results.jsonl")
+    assert (len(row["v"]), row["outputs"], list(row["overhead"])) == (3, 4, ["1", "2"])
+    assert rollouts.load(work / row["file"]).emitted.sum() == row["positions"]
+    assert job("--gamma_max=2", "--inputs=4").status == 0
+    assert lines_of(work / "results.jsonl") == [row]
+    assert "another config" in job("--gamma_max=3", "--inputs=4").stderr
+
+    job = functools.partial(run, "experiments.replay", f"--trace={work}")
+    costs = "--c=0.1", "--verify=1,1.1,1.2", "--overhead=0.05"
+    outcome = job("--policies=heuristic,goodput", "--grid=svip threshold=0.1:0.7:4", *costs)
+    assert outcome.status == 0, outcome.stderr
+    found = {row["policy"]: row for row in lines_of(work / "replay.jsonl")}
+    assert len(found) == 2 + 1 + 2 + 4
+    best = max(found[f"constant gamma={gamma}"]["gain"] for gamma in (1, 2))
+    one = found["constant gamma=1"]
+    # A row with one token left drafts none, at the same width.
+    assert one["gain"] == pytest.approx(one["tau"] / (0.1 * one["drafted"] + 1.1 + 0.05), rel=1e-5)
+    for row in found.values():
+        assert row["of_best_static"] == pytest.approx(row["gain"] / best)
+        assert row["regret"] == pytest.approx(found["oracle"]["gain"] / row["gain"] - 1)
+    assert found["oracle"]["closed"] == 1
+    report = (work / "report.md").read_text()
+    (image,) = re.findall(r"\]\(([\w.-]+)\)", report)
+    assert (work / image).stat().st_size > 0
+    for bad, said in (
+        ("--draft=other", "has no --draft='other'"),
+        ("--grid=svip threshold=low", "first:last:count"),
+        ("--policies=svip,unheard", "no policy 'unheard'"),
+        ("--widths=two", "--widths=two"),
+        ("--policies=head", "missing a required argument"),
+    ):
+        outcome = job(bad)
+        assert outcome.status == 1
+        assert said in outcome.stderr, outcome.stderr
+        assert outcome.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_race(command, tmp_path):
+    """Replay and the real loops: the same rounds and drafts."""
+    run, config = command
+    outcome = run(
+        "experiments.race", config, f"--workdir={tmp_path}", "--gamma_max=2", "--inputs=3",
+        "--gammas=1", "--policies=heuristic", "--widths=none",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.stderr
+    rows = lines_of(tmp_path / "results.jsonl")
+    assert [row["policy"] for row in rows] == ["constant gamma=1", "heuristic"]
+    for row in rows:
+        assert row["tau"] == pytest.approx(row["tau_real"])
+        assert row["drafted"] == pytest.approx(row["drafted_real"])
+        assert row["gain_decode"] > 0
+    assert "of 2 measured gains" in (tmp_path / "report.md").read_text()
