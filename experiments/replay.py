@@ -1,0 +1,286 @@
+"""Replay many: what draft-length policies are worth on recorded rollouts, without the models.
+
+    python -m experiments.trace --config=configs/embedded.py --workdir=runs/trace
+    python -m experiments.replay --trace=runs/trace --draft=draft-small --temperature=0 \\
+        --policies=heuristic,svip,adaedl,goodput,hedge \\
+        --grid="svip threshold=0.05:0.8:16" --grid="heuristic gamma=1,3,5"
+
+Every policy is compared with the best constant γ and with the oracle, which drafts exactly as many
+tokens as will be accepted. Constants run with a verify pass of their own width, the others with
+those of --widths. A grid is the name of a policy and fields with their values, first:last:count or
+a list. Prices are those that the trace was timed with, or given in target steps: --c, --verify (one
+number, or one for each of 0 … γ_max drafted tokens) and --overhead. Policies that weigh tokens
+against time are told them.
+
+Prints a table and writes replay.jsonl, report.md and a figure for each grid of one field to the
+workdir, or else the trace's directory.
+"""
+
+import dataclasses
+import inspect
+import itertools
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from jax import Array
+from jaxtyping import Key
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from experiments import common
+from experiments.reproduce.study import short
+from specjax import files, replay, report, rollouts
+from specjax.policies import Policy, Prices, load, prices
+from specjax.policies.loading import maker
+from specjax.replay import CostModel, Oracle, Score
+from specjax.rollouts import Rollouts
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A policy with its settings as they were given."""
+
+    name: str
+    settings: dict[str, float]
+    policy: Policy
+
+    @property
+    def label(self) -> str:
+        """Such as "svip threshold=0.3"."""
+        return " ".join([self.name, *(f"{k}={v:g}" for k, v in self.settings.items())])
+
+
+@dataclasses.dataclass(frozen=True)
+class Timings:
+    """What things take, in target steps, as `trace.in_steps` gives it."""
+
+    c: float
+    v: Sequence[float]  # by γ, the verify pass on γ + 1 positions
+    overhead: dict[int, float]  # by γ, where it was measured
+    call: float = 0.0
+    plain_call: float = 0.0
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> "Timings":
+        """From a row of experiments.trace."""
+        overhead = {int(gamma): value for gamma, value in row["overhead"].items()}
+        return cls(row["c"], row["v"], overhead, row["call"], row["plain_call"])
+
+    def prices(self, widths: Sequence[int]) -> Prices:
+        """By 0 … γ_max drafted tokens, where verify passes have these widths or are the widest."""
+        full = len(self.v)
+        fits = [min({w for w in widths if drafted < w < full} | {full}) for drafted in range(full)]
+        at = sorted(self.overhead)
+        beside = np.interp(np.arange(full), at, [self.overhead[gamma] for gamma in at])
+        each = [self.v[w - 1] + o for w, o in zip(fits, beside, strict=True)]
+        # Noise may leave phases timed by themselves dearer than the round that they are part of.
+        return prices(self.c, np.maximum(each, 1e-3).tolist())
+
+    def model(self, table: Prices) -> CostModel:
+        """Rounds by this table, and calls."""
+        return CostModel(table.rounds(len(self.v) - 1).tolist(), self.call, self.plain_call)
+
+
+def main(_) -> None:
+    args = flags.FLAGS
+    directory = pathlib.Path(args.trace)
+    workdir = common.make_workdir(args.workdir or args.trace)
+    row = find_row(directory, args.draft, args.temperature)
+    found = rollouts.load(directory / row["file"])
+    timings = given(args, found.gamma_max) if args.c is not None else Timings.of_row(row)
+    table = timings.prices(widths_of(args.widths, found.gamma_max))
+    named = [candidate(name, {}, table) for name in args.policies]
+    grids = [list(grid(text, table)) for text in args.grid]
+    chosen = [*named, *itertools.chain(*grids)]
+    key, draws = jax.random.key(args.seed), 1 if row["temperature"] == 0 else args.draws
+    begin = time.perf_counter()
+    lines = evaluate(chosen, found, timings, table, key, draws)
+    seconds = time.perf_counter() - begin
+    title = f"{short(row['draft'])}, T={row['temperature']:g}: {row['outputs']} outputs"
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(report.table(COLUMNS, lines, title))
+    text = [
+        f"# Replay of {title}",
+        report.markdown(COLUMNS, lines),
+        f"{len(lines)} settings in {seconds:.1f} s, compilation included. {LEGEND}",
+    ]
+    for alike in grids:
+        fields = [name for name in alike[0].settings if len({c.settings[name] for c in alike}) > 1]
+        if len(fields) == 1:
+            image = f"{short(row['draft'])}-T{row['temperature']:g}-{alike[0].name}-{fields[0]}.png"
+            of = {candidate.label for candidate in alike}
+            figure = draw([line for line in lines if line["policy"] in of], fields[0], lines)
+            with files.replacing(workdir / image) as part:
+                figure.savefig(part, format="png", dpi=160)
+            text.append(f"![gain by {fields[0]} of {alike[0].name}]({image})")
+    facts = {"draft": row["draft"], "temperature": row["temperature"], **common.environment()}
+    rows = (json.dumps({**line, **facts}, ensure_ascii=False) + "\n" for line in lines)
+    files.write_text(workdir / "replay.jsonl", "".join(rows))
+    text += ["\n".join(f"- {name}: {value}" for name, value in facts.items())]
+    files.write_text(workdir / "report.md", "\n\n".join(text) + "\n")
+    console.print(f"{len(lines)} settings in {seconds:.1f} s: {workdir / 'report.md'}")
+
+
+def find_row(directory: pathlib.Path, draft: str, temperature: float) -> dict[str, Any]:
+    """The trace's row for a draft, by the end of its name, and a temperature."""
+    rows = files.Rows(directory / "results.jsonl").done
+    for row in rows:
+        if (not draft or short(row["draft"]) == draft) and row["temperature"] == temperature:
+            return row
+    there = ", ".join(f"{short(row['draft'])} T={row['temperature']:g}" for row in rows)
+    raise ValueError(
+        f"--trace={directory} has no --draft={draft!r} at --temperature={temperature:g}; it has "
+        f"{there or 'nothing: make it by experiments.trace'}."
+    )
+
+
+def given(args, gamma_max: int) -> Timings:
+    """Costs from the command line."""
+    verify = [float(v) for v in args.verify]
+    if len(verify) not in (1, gamma_max + 1):
+        raise ValueError(
+            f"--verify={','.join(args.verify)}: give one number, or {gamma_max + 1} of them."
+        )
+    return Timings(args.c, np.resize(verify, gamma_max + 1).tolist(), {0: args.overhead})
+
+
+def widths_of(said: Sequence[str], gamma_max: int) -> Sequence[int]:
+    """Of verify passes: for every length its own, the widest alone, or those that are named."""
+    if list(said) == ["all"]:
+        return range(1, gamma_max + 1)
+    if list(said) == ["none"]:
+        return ()
+    if not all(width.isdecimal() and int(width) > 0 for width in said):
+        raise ValueError(f"--widths={','.join(said)} must be all, none or a list of numbers ≥ 1.")
+    return [int(width) for width in said]
+
+
+def candidate(name: str, settings: dict[str, float], table: Prices) -> Candidate:
+    """A policy, which is told the prices if it takes any."""
+    takes = inspect.signature(maker(name)).parameters
+    told = {"prices": table} if "prices" in takes else {}
+    return Candidate(name, settings, load(name, **told, **settings))
+
+
+def grid(text: str, table: Prices) -> Iterator[Candidate]:
+    """All settings of "svip threshold=0.1:0.9:9 scale=0.1,0.15"."""
+    name, *fields = text.split()
+    values = {}
+    for field in fields:
+        key, _, said = field.partition("=")
+        try:
+            values[key] = numbers(said)
+        except ValueError:
+            raise ValueError(
+                f"--grid={text!r}: {field!r} must be field=first:last:count or field=a,b,c."
+            ) from None
+    for setting in itertools.product(*values.values()):
+        yield candidate(name, dict(zip(values, setting, strict=True)), table)
+
+
+def numbers(said: str) -> list[float]:
+    """Of a range or a list; whole ones are ints, for fields that count."""
+    if ":" in said:
+        first, last, count = said.split(":")
+        values = np.linspace(float(first), float(last), int(count)).tolist()
+        whole = "." not in first + last and all(v == int(v) for v in values)
+    else:
+        values = [float(v) for v in said.split(",")]
+        whole = "." not in said
+    return [int(v) for v in values] if whole else values
+
+
+def evaluate(
+    chosen: Sequence[Candidate],
+    found: Rollouts,
+    timings: Timings,
+    table: Prices,
+    key: Key[Array, ""],
+    draws: int,
+) -> list[dict[str, Any]]:
+    """A line for each constant γ, the oracle and each candidate."""
+    gammas = range(1, found.gamma_max + 1)
+    constants = [candidate("constant", {"gamma": gamma}, table) for gamma in gammas]
+    everyone = [*constants, Candidate("oracle", {}, Oracle()), *chosen]
+    replayed = replay.replay([c.policy for c in everyone], found, key, draws=draws)
+    scored = replay.score(replayed, found, timings.model(table))
+    lines = [
+        {"policy": c.label, "settings": c.settings, **dict(zip(Score._fields, values, strict=True))}
+        for c, values in zip(everyone, np.stack(scored, axis=1).tolist(), strict=True)
+    ]
+    for i, gamma in enumerate(gammas):  # with a verify pass of γ + 1 positions, as they would run
+        own = timings.model(timings.prices([gamma + 1]))
+        one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)
+        lines[i]["gain"] = float(replay.score(one, found, own).gain[0])
+    best = max(line["gain"] for line in lines[: len(constants)])
+    oracle = lines[len(constants)]["gain"]
+    for line in lines:
+        line["of_best_static"] = line["gain"] / best
+        line["regret"] = oracle / line["gain"] - 1
+        room = 1 / best - 1 / oracle
+        line["closed"] = (1 / best - 1 / line["gain"]) / room if room > 0 else None
+    return lines
+
+
+COLUMNS: list[report.Column] = [
+    ("policy", lambda line: line["policy"]),
+    ("τ", lambda line: f"{line['tau']:.2f}"),
+    ("drafted", lambda line: f"{line['drafted']:.2f}"),
+    ("gain", lambda line: f"{line['gain']:.3f}"),
+    ("of the best γ", lambda line: f"{line['of_best_static']:.3f}"),
+    ("regret", lambda line: f"{line['regret']:.1%}"),
+    ("gap closed", lambda line: "–" if line["closed"] is None else f"{line['closed']:.0%}"),
+]
+LEGEND = (
+    "τ: tokens per target call. drafted: tokens per round. gain: tokens per unit of target time, "
+    "by that of plain decoding. of the best γ: the gain, by that of the best constant. regret: "
+    "time beyond the oracle's. gap closed: of the time between the best constant and the oracle."
+)
+
+
+def draw(lines: Sequence[dict[str, Any]], field: str, everyone: Sequence[dict[str, Any]]) -> Figure:
+    """Gain by one setting, between the best constant and the oracle."""
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([line["settings"][field] for line in lines], [line["gain"] for line in lines], "o-",
+              color="#1f4e8c", markersize=4)  # fmt: skip
+    constants = [line for line in everyone if line["policy"].startswith("constant")]
+    best = max(constants, key=lambda line: line["gain"])
+    oracle = next(line for line in everyone if line["policy"] == "oracle")
+    for line, name in ((best, f"best {best['policy']}"), (oracle, "oracle")):
+        axes.axhline(line["gain"], color="0.35", linestyle=":", linewidth=1)
+        axes.annotate(name, (1, line["gain"]), (-4, 3), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", ha="right", fontsize=9, color="0.35")  # fmt: skip
+    axes.set_xlabel(field)
+    axes.set_ylabel("gain over plain decoding")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def define_flags() -> None:
+    """Those that `experiments.race` has too."""
+    flags.DEFINE_list("policies", [], "Policies by name or import path, as they come.")
+    flags.DEFINE_list("widths", ["all"], "Of verify passes: all, none, or some numbers.")
+    flags.DEFINE_integer("draws", 16, "Draws for each output, at temperatures above 0.")
+
+
+if __name__ == "__main__":
+    define_flags()
+    flags.DEFINE_string("trace", None, "Directory that experiments.trace wrote.")
+    flags.DEFINE_string("draft", "", "Which draft, by the end of its name; the first if empty.")
+    flags.DEFINE_float("temperature", 0.0, "Which of the trace's temperatures.")
+    flags.DEFINE_multi_string("grid", [], "A policy and fields with values; may be repeated.")
+    flags.DEFINE_float("c", None, "A draft step, in the place of what the trace was timed with.")
+    flags.DEFINE_list("verify", ["1"], "With --c: verify passes, one number or one for each width.")
+    flags.DEFINE_float("overhead", 0.0, "With --c: the rest of a round.")
+    flags.DEFINE_integer("seed", 0, "Of draws.")
+    flags.DEFINE_string("workdir", "", "Directory for report, rows and figures.")
+    flags.mark_flag_as_required("trace")
+    common.run(main, __doc__)
