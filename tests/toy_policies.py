@@ -1,6 +1,7 @@
 """Draft-length policies that a test can predict, or that try to break the loop within the rules."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +92,41 @@ class TailReader(Policy):
         ratio = jnp.take_along_axis(stats.ratio, last, axis=1)[:, 0]
         bad = (stats.drafted > 0) & (ratio < 0.9)
         return jnp.where(bad, 0, stats.gamma_max).astype(jnp.int32)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OneOf(Policy):
+    """One of several policies by its number, which is data: what they all do compiles once."""
+
+    policies: tuple[Policy, ...]
+    which: Array  # () int32
+
+    def init(self, keys, gamma_max):
+        return tuple(policy.init(keys, gamma_max) for policy in self.policies)
+
+    def begin(self, state):
+        return self._ask(state, lambda policy, own: policy.begin(own))
+
+    def keep_drafting(self, state, seen):
+        return self._ask(state, lambda policy, own: policy.keep_drafting(own, seen))
+
+    def go_on(self, state, drafting, confidence):
+        return self._ask(state, lambda policy, own: policy.go_on(own, drafting, confidence))
+
+    def update(self, state, stats):
+        return self._ask(state, lambda policy, own: (policy.update(own, stats), jnp.int32(0)))[0]
+
+    def _ask(self, states, question):
+        """The answer of the one; the states of the others stay, so that rows can be merged."""
+        found, answers = [], []
+        for i, (policy, own) in enumerate(zip(self.policies, states, strict=True)):
+            new, answer = question(policy, own)
+            found.append(jax.tree.map(functools.partial(jnp.where, self.which == i), new, own))
+            answers.append(answer)
+        shape = np.broadcast_shapes(*map(jnp.shape, answers))
+        answers = jnp.stack([jnp.broadcast_to(answer, shape) for answer in answers])
+        return tuple(found), answers[self.which]
 
 
 def linear_head(width: int) -> HeadParams:
