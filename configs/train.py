@@ -5,6 +5,7 @@
     python -m experiments.train --config=configs/train.py:draft-tiny  --workdir=runs/draft-tiny
     python -m experiments.train --config=configs/train.py:gpt-target  --workdir=runs/gpt-target
     python -m experiments.train --config=configs/train.py:gpt-draft   --workdir=runs/gpt-draft
+    python -m experiments.train --config=configs/train.py:head        --workdir=runs/head
 
 The drafts learn from the data first and then from the probabilities of the shipped target; for
 another target add --config.teacher=runs/target/model --config.tokenizer=runs/target/model.
@@ -22,6 +23,10 @@ shared with other work:
 
 Reading the sources takes another minute or two. docs/training.md tells how this came about.
 
+`head` is the acceptance head of draft-small (`specjax.train_head`); for draft-tiny add
+--config.draft=families/parse/draft-tiny, for which the weighted loss on held-out rounds is .51 where
+that of a constant is .88, and a rejected token ranks below an accepted one 90 times of 100. Minutes.
+
 `gpt-97m` and `gpt-6m` have the shapes of the paper's GPT-like pair: 8,000 tokens, heads of their
 own (only then are there 97M and 6M parameters), GELU. NOT RUN: the paper trains on lm1b, which is
 not here. Give sentences as a jsonl task, {"input": "", "target": "…"} on each line, and expect α of
@@ -35,17 +40,29 @@ not here. Give sentences as a jsonl task, {"input": "", "target": "…"} on each
 
 from ml_collections import ConfigDict
 
-MODELS = ("target", "draft-small", "draft-tiny", "gpt-target", "gpt-draft", "gpt-97m", "gpt-6m")
+MODELS = (
+    "target",
+    "draft-small",
+    "draft-tiny",
+    "gpt-target",
+    "gpt-draft",
+    "gpt-97m",
+    "gpt-6m",
+    "head",
+)
 
 
 def get_config(model: str = "target") -> ConfigDict:
-    """The config of one model of the families; `specjax.train.TrainConfig` explains the fields.
+    """The config of one model of the families; `specjax.train.TrainConfig` explains the fields, and
+    `specjax.train_head.HeadConfig` those of `head`.
 
     Raises:
       ValueError: no such model.
     """
     if model not in MODELS:
         raise ValueError(f"no model {model!r}: choose from {', '.join(MODELS)}")
+    if model == "head":
+        return _head()
     if model in ("gpt-97m", "gpt-6m"):
         return _gpt_of_the_paper(model)
     return _gpt(model) if model.startswith("gpt-") else _t5(model)
@@ -135,4 +152,25 @@ def _gpt_of_the_paper(model: str) -> ConfigDict:
         "n_head": heads,
         "tie_word_embeddings": False,
     }
+    return config
+
+
+def _head() -> ConfigDict:
+    config = ConfigDict()
+    config.task = "parse"
+    config.task_file = ""
+    config.target = "families/parse/target"
+    config.draft = "families/parse/draft-small"
+    config.inputs = 1000
+    config.held_out_inputs = 200
+    config.temperatures = (0.0, 1.0)
+    config.gamma = 10
+    config.max_new_tokens = 96
+    config.batch_size = 32
+    config.layers = 1
+    config.steps = 3000
+    config.tokens = 1024
+    config.learning_rate = 1e-3
+    config.reject_weight = 6.0
+    config.seed = 0
     return config

@@ -4,6 +4,7 @@
 
 An interrupted run goes on from its latest checkpoint with the same command. The workdir holds the
 loss curve, the metrics, a few decoded samples and, at the end, model/: a Hugging Face directory.
+configs/train.py:head trains no model but the acceptance head of a draft, head.npz.
 Fields of the config can be set one by one: --config.steps=100 --config.model.d_model=64.
 """
 
@@ -13,12 +14,18 @@ from absl import flags
 from ml_collections import config_flags
 
 from experiments import common
-from specjax import files, train
+from specjax import files, train, train_head
 
 
 def main(_) -> None:
     config = flags.FLAGS.config
     workdir = common.make_workdir(flags.FLAGS.workdir)
+    if "draft" in config:
+        head = train_head.from_config_dict(config)
+        files.write_json(workdir / "config.json", config.to_dict())
+        print(json.dumps(train_head.run(head, workdir), indent=2))
+        print(f"The head is {workdir / 'head.npz'}; policies look for it beside the draft.")
+        return
     settings = train.from_config_dict(config)
     files.write_json(workdir / "config.json", config.to_dict())
     print(json.dumps(train.run(settings, workdir), indent=2))

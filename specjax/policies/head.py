@@ -1,13 +1,18 @@
 """A learned head on the drafter's hidden states that predicts acceptance, as in SpecDec++."""
 
 import dataclasses
+import os
+import pathlib
+import zipfile
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Key
 
+from specjax import files
 from specjax.policies.base import Policy
 
 
@@ -52,12 +57,33 @@ def loss(
     Args:
       hidden: the drafter's states after it read each token x.
       ratio: min(1, target(x)/draft(x)), the chance that it is accepted.
-      valid: 1 for tokens that count, 0 for the rest.
+      valid: how much each token counts, 0 for those that do not.
     """
     odds = logit(params, hidden)
     each = -ratio * jax.nn.log_sigmoid(odds)
     each -= reject_weight * (1 - ratio) * jax.nn.log_sigmoid(-odds)
     return jnp.sum(each * valid) / jnp.maximum(jnp.sum(valid), 1)
+
+
+def save(path: str | os.PathLike, params: HeadParams) -> None:
+    """Write parameters to one npz file, in half precision."""
+    arrays = {name: np.asarray(x, np.float16) for name, x in params._asdict().items()}
+    with files.replacing(pathlib.Path(path)) as part, part.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def load(path: str | os.PathLike) -> HeadParams:
+    """What `save` wrote, in float32.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: it holds no head.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return HeadParams(*(jnp.asarray(file[n], jnp.float32) for n in HeadParams._fields))
+    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} holds no head: make it by experiments.train.") from error
 
 
 @jax.tree_util.register_dataclass
@@ -85,7 +111,7 @@ class Head(Policy):
 
 
 def head(params: HeadParams, threshold: float = 0.7) -> Head:
-    """SpecDec++ with a trained head (`loss` is what training lowers)."""
+    """SpecDec++ with a trained head, such as `load` reads (`specjax.train_head` makes them)."""
     if not 0 <= threshold <= 1:
         raise ValueError(f"threshold={threshold} must lie in [0, 1]: it is a probability.")
     return Head(params, jnp.float32(threshold))

@@ -1,0 +1,128 @@
+"""The acceptance head: what it is shown, that it learns it, and the command that trains it."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import command_line
+from pairs import TEXTS
+from specjax import decoding, speculative, train_head
+from specjax.accept import at_tokens
+from specjax.policies import head, load
+from specjax.sampling import sampling
+from specjax.train_head import HeadConfig, Seen
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+
+def config_of(pair, **changes) -> HeadConfig:
+    sizes = {"inputs": 4, "held_out_inputs": 4, "max_new_tokens": 12, "steps": 20, "tokens": 16}
+    return HeadConfig(pair.target.name, pair.draft.name, **{"gamma": 3, **sizes, **changes})
+
+
+def test_what_is_observed(pair):
+    """Ratios min(1, p/q), how likely each token is reached, and the state after each token."""
+    method = decoding.build(pair.target, pair.draft, gamma=3, sampling=sampling(1.0))
+    sources = decoding.tokenize(pair.target, TEXTS[:2])
+    begin = {"max_new_tokens": 3, "key": jax.random.key(0), "rows": 2}
+    contexts, state = decoding.prepare(method, pair.target, sources, [(0, 0), (1, 0)], **begin)
+    _, seen = train_head.observe(method, contexts, state)
+    _, round_ = jax.jit(speculative.step)(method, contexts, state)
+    tokens, laws = round_.drafts.tokens, (round_.target_logprobs[:, :3], round_.drafts.logprobs)
+    p, q = (np.exp(at_tokens(law, tokens)) for law in laws)
+    assert round_.drafts.length.tolist() == [2, 2]  # one of three tokens is the target's own
+    ratio = np.minimum(1, p / q)
+    np.testing.assert_allclose(seen.ratio[:, :2], ratio[:, :2], rtol=1e-5)
+    reached = np.stack([np.ones(2), ratio[:, 0], np.zeros(2)], axis=1)
+    np.testing.assert_allclose(seen.reached, reached, rtol=1e-5)
+    # The law of the second token is read from the state after the first.
+    logits = method.drafter.logits(seen.hidden[:, 0])
+    law = jax.nn.log_softmax(logits, axis=-1)
+    np.testing.assert_allclose(law, round_.drafts.logprobs[:, 1], rtol=1e-3, atol=1e-4)
+
+
+def test_all_rounds_are_collected(pair):
+    """At temperature 0, as many accepted tokens as `generate` counts before cuts at EOS."""
+    config = config_of(pair, temperatures=(0.0,), batch_size=3)
+    seen = train_head.collect(config, pair.target, pair.draft, TEXTS)
+    rows = decoding.generate(pair.target, pair.draft, TEXTS, gamma=3, max_new_tokens=12).rows
+    assert set(np.unique(seen.ratio)) == {0.0, 1.0}
+    assert np.all(seen.reached == 1)
+    tested = sum(sum(row.tested) for row in rows)
+    cut = sum(row.tokens[-1] in pair.target.eos_ids for row in rows)
+    assert tested <= len(seen.ratio) <= tested + 3 * cut
+
+
+def test_a_head_learns_what_can_be_known(pair):
+    """Acceptance by the sign of one of eight features: on new tokens it ranks nearly all aright,
+    and the loss is far below a constant's. Tokens that are not reached teach nothing."""
+    rng = np.random.default_rng(0)
+
+    def draw(count):
+        hidden = rng.normal(size=(count, 8))
+        ratio, reached = (hidden[:, 0] > 0).astype(np.float32), rng.random(count) < 0.7
+        wrong = np.where(reached, ratio, 1 - ratio)
+        return Seen(*(np.asarray(x, np.float32) for x in (hidden, wrong, reached)))
+
+    config = config_of(pair, steps=200, tokens=128, learning_rate=0.02)
+    params, losses = train_head.fit(config, draw(1000))
+    found = train_head.judge(config, params, draw(500))
+    assert found["ranked"] > 0.97
+    assert found["loss"] < 0.3 * found["loss_of_a_constant"]
+    assert losses[0] > 3 * np.mean(losses[-20:])
+
+
+def test_judging_by_hand():
+    """One kept token above one lost of two; a constant â loses least at ⅓ of 1 : 2·1."""
+    config = HeadConfig("", "", reject_weight=2.0)
+    params = head.HeadParams(jnp.zeros((0, 1, 1)), jnp.zeros((0, 1)), jnp.ones((1,)), jnp.zeros(()))
+    hidden, ratio = np.float32([[1], [-1], [2]]), np.float32([1, 0, 0])
+    found = train_head.judge(config, params, Seen(hidden, ratio, np.float32([1, 1, 0])))
+    assert (found["accepted"], found["ranked"]) == (0.5, 1.0)
+    constant = -(np.log(1 / 3) + 2 * np.log(2 / 3)) / 2
+    assert found["loss_of_a_constant"] == pytest.approx(constant)
+    assert found["loss"] == pytest.approx(1.5 * np.log1p(np.exp(-1)), rel=1e-5)
+
+
+def test_a_file_of_a_head(tmp_path):
+    params = head.init(jax.random.key(0), 4, layers=2)
+    head.save(tmp_path / "head.npz", params)
+    for ours, theirs in zip(head.load(tmp_path / "head.npz"), params, strict=True):
+        assert ours.dtype == jnp.float32
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+    (tmp_path / "other.npz").write_bytes(b"text")
+    with pytest.raises(ValueError, match=r"other\.npz holds no head"):
+        head.load(tmp_path / "other.npz")
+
+
+def test_the_command(pair, tmp_path, monkeypatch, capsys):
+    """A head in the pair's own files, which `generate` decodes with."""
+    rows = [json.dumps({"input": text, "target": text}) for text in TEXTS]
+    for split in ("train", "validation", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    fields = {
+        "target": pair.target.name, "draft": pair.draft.name, "task": "jsonl",
+        "task_file": tmp_path, "inputs": 4, "held_out_inputs": 2, "max_new_tokens": 12,
+        "steps": 20, "tokens": 16, "gamma": 3,
+    }  # fmt: skip
+    flags = ["--config=configs/train.py:head", f"--workdir={tmp_path / 'run'}"]
+    flags += [f"--config.{name}={value}" for name, value in fields.items()]
+    outcome = command_line.run(monkeypatch, capsys, "experiments.train", *flags)
+    assert outcome.status == 0, outcome.stderr
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        "config.json", "metrics.jsonl", "final.json", "head.npz",
+    }  # fmt: skip
+    final = json.loads((tmp_path / "run" / "final.json").read_text())
+    assert 0 <= final["held_out"]["ranked"] <= 1
+    policy = load("head", params=head.load(tmp_path / "run" / "head.npz"), threshold=0.9)
+    found = decoding.generate(pair.target, pair.draft, TEXTS[:2], gamma=3, policy=policy)
+    plain = decoding.generate(pair.target, None, TEXTS[:2])
+    assert found.tokens == plain.tokens
+
+
+def test_wrong_settings():
+    with pytest.raises(ValueError, match="steps=0 must be at least 1"):
+        HeadConfig("", "", steps=0)
