@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.models.hub import Checkpoint
 from specjax.speculative import Speculative
+from specjax.state import State
 
 Method = Autoregressive | Speculative
 
@@ -24,18 +26,20 @@ class Timed:
         self.decode: list[float] = []  # the loop alone
         self.end_to_end: list[float] = []  # with the encoder and prefill
         self.rows: list[decoding.Row] = []
+        self.notes: list[Any] = []  # of the last repeat too
 
     def start_repeat(self) -> None:
         """Begin a new pass over the inputs."""
         self.decode.append(0.0)
         self.end_to_end.append(0.0)
-        self.rows = []
+        self.rows, self.notes = [], []
 
-    def add(self, decode: float, end_to_end: float, row: decoding.Row) -> None:
+    def add(self, decode: float, end_to_end: float, row: decoding.Row, note: Any) -> None:
         """One input."""
         self.decode[-1] += decode
         self.end_to_end[-1] += end_to_end
         self.rows.append(row)
+        self.notes.append(note)
 
     def per_token(self, seconds: list[float]) -> np.ndarray:
         """Seconds per emitted token, for each repeat."""
@@ -52,6 +56,7 @@ def side_by_side(
     repeats: int,
     names: tuple[str, str] = ("target", "draft"),
     between: Callable[[], None] = lambda: None,
+    note: Callable[[State], Any] = lambda state: None,
 ) -> dict[str, Timed]:
     """Decode every text by every method, one at a time, methods taking turns at each text.
 
@@ -59,6 +64,7 @@ def side_by_side(
       texts: ids from `decoding.tokenize`.
       names: of target and draft, for errors.
       between: is called after each text; what is timed there meets the same machine.
+      note: what to keep of each final state.
     """
     width = common_width(texts)
 
@@ -81,7 +87,7 @@ def side_by_side(
         end = time.perf_counter()
         decoding.check_finite(state, names)
         (row,) = decoding.read_rows(state, [(index, 0)], target)
-        timed.add(end - middle, end - begin, row)
+        timed.add(end - middle, end - begin, row, note(state))
 
     for method in methods.values():  # compilation
         compiled = Timed()

@@ -47,7 +47,8 @@ def main(_) -> None:
         sections.append(drawn)
     if config.timeline:
         sections += [figures.when(study, workdir, rows), figures.formulas(workdir)]
-    pages.write(workdir, config, sections, rows[-1])
+    title = f"{config.task}: the paper's tables, measured"
+    pages.write(workdir, title, sections, rows[-1])
     pages.show(console, sections)
     console.print(lines)
     console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)

@@ -22,9 +22,11 @@ class Section(NamedTuple):
     images: Sequence[str] = ()  # names of files
 
 
-def write(workdir: pathlib.Path, config, sections: Sequence[Section], row: dict[str, Any]) -> None:
+def write(
+    workdir: pathlib.Path, title: str, sections: Sequence[Section], row: dict[str, Any]
+) -> None:
     """report.md; `row` is one with the facts of its environment."""
-    lines = [f"# {config.task}: the paper's tables, measured", ""]
+    lines = [f"# {title}", ""]
     for section in sections:
         lines += [f"## {section.title}", ""]
         if section.rows:

@@ -1,0 +1,43 @@
+"""The leaderboard of draft-length policies on the embedded family `parse`.
+
+    python -m experiments.adaptive --config=configs/adaptive.py --workdir=runs/adaptive
+
+Three drafts at two temperatures: a bigram, with which no static length gains anything, and the two
+models. Expect about 25 minutes on two idle cores, half of them for compilation. Settings other than
+a policy's own were chosen on the validation split by replay, at temperature 0 with draft-tiny;
+races are run on test.
+"""
+
+import ml_collections
+
+from configs import embedded
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The fields of configs/embedded.py, and those of the races."""
+    config = embedded.get_config()
+    config.drafts = ("bigram", *config.drafts)
+    config.static = (1, 2, 3, 5, 7, 10)  # γ
+    config.gamma_max = 10  # of policies
+    config.widths = (1, 2, 4, 6, 8)  # verify passes that policies can choose, and γ_max + 1
+    # Settings by policy; those that take prices or a trained head are given them.
+    config.policies = {
+        "heuristic": {},
+        "confidence": {},
+        "svip": {"threshold": 0.4},
+        "adaedl": {"bar": 0.6},
+        "gammatune": {"gamma": 5},
+        "average": {"tiers": (1, 3, 5, 7, 10), "first": 5},
+        "goodput": {"prior": 0.95},
+        "first_descent": {"prior": 0.95, "weight": 1.0, "memory": 0.98},
+        "ucb": {"width": 0.1},
+        "exp3": {"rate": 4.0},
+        "hedge": {"rate": 4.0},
+        "head": {"threshold": 0.9},
+    }
+    config.drawn = ("heuristic", "goodput", "confidence", "head")  # over time
+    config.timed_inputs = 10
+    config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed
+    config.draws = 8  # replays of each output, where temperature is above 0
+    config.repeats = 5
+    return config

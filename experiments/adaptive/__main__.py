@@ -1,0 +1,56 @@
+"""The command; see the package."""
+
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+from tqdm import tqdm
+
+import experiments.adaptive
+from experiments import common
+from experiments.adaptive import board, pictures, race
+from experiments.reproduce import pages, study
+from experiments.reproduce.study import Study, open_results
+
+
+def main(_) -> None:
+    config = flags.FLAGS.config
+    workdir = common.make_workdir(flags.FLAGS.workdir)
+    on = Study(config, open_results(workdir, config))
+    rows = fill(on)
+    sections = [
+        *board.sections(rows),
+        pictures.against_alpha(workdir, rows),
+        pictures.over_time(on, workdir, rows),
+    ]
+    title = f"{config.task}: how long should a draft be?"
+    pages.write(workdir, title, sections, rows[-1])
+    console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
+    pages.show(console, sections)
+    console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
+
+
+def fill(on: Study) -> list[dict]:
+    """Measure every draft and temperature that is missing; all rows in order."""
+    cells = study.keys(on.config, on.config.drafts)
+
+    def complete(cell) -> bool:
+        wanted = ({**cell, "method": name} for name in race.names(on, cell["draft"]))
+        return all(study.find(on.results.done, key) for key in wanted)
+
+    missing = [cell for cell in cells if not complete(cell)]
+    # Methods are compared with each other: those of a race that was cut off run again.
+    on.results.keep(lambda row: not any(cell.items() <= row.items() for cell in missing))
+    for cell in (bar := tqdm(missing, unit="race", disable=None)):
+        bar.set_description(" ".join(study.short(str(part)) for part in cell.values()))
+        for row in race.measure(on, cell):
+            on.results.append({**cell, **row, **study.identity(on)})
+    return [row for cell in cells for row in on.results.done if cell.items() <= row.items()]
+
+
+if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "What to measure.", lock_config=True)
+    flags.DEFINE_string("workdir", None, "Directory for results, report and figures.")
+    flags.mark_flags_as_required(["config", "workdir"])
+    common.run(main, experiments.adaptive.__doc__)

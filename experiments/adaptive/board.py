@@ -1,0 +1,139 @@
+"""The leaderboard: what the races say, as tables and in words."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from experiments.reproduce.pages import Section, number
+from experiments.reproduce.study import short
+from specjax import report
+
+Row = dict[str, Any]
+
+LEGEND = (
+    "gain: times plain decoding, the loops alone, with quartiles over repeats. of best γ: times "
+    "the best static γ, in the same way. end to end: with the encoder and prefill. τ: tokens per "
+    "target call. target, draft: calls of either model; drafted: tokens that were submitted. "
+    "replay: the gain that a replay on rollouts along the target's outputs gives by measured "
+    "prices; closed: the share of the time between the best static γ and the oracle that is saved "
+    "there."
+)
+
+
+def races(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows of each draft and temperature, the fastest first."""
+    keys = dict.fromkeys((row["draft"], row["temperature"]) for row in rows)
+    return [
+        sorted(
+            (row for row in rows if (row["draft"], row["temperature"]) == key),
+            key=lambda row: -row["gain_decode"],
+        )
+        for key in keys
+    ]
+
+
+def best(rows: Iterable[Row], *, static: bool) -> Row:
+    """The fastest static γ, or the fastest policy."""
+    return max((r for r in rows if r["static"] == static), key=lambda row: row["gain_decode"])
+
+
+def is_level(row: Row) -> bool:
+    """As fast as the best static γ, within the quartiles."""
+    return row["of_best_high"] >= 1
+
+
+def label(row: Row) -> str:
+    """Such as "draft-tiny, T=0"."""
+    return f"{short(row['draft'])}, T={row['temperature']:g}"
+
+
+def sections(rows: Sequence[Row]) -> list[Section]:
+    """The best of each race, then every race."""
+    found = races(rows)
+    return [summary(found), *(one_race(race) for race in found)]
+
+
+def summary(found: Sequence[Sequence[Row]]) -> Section:
+    """A line for each race."""
+    lines = []
+    for race in found:
+        closing = max((r for r in race if not r["static"]), key=lambda row: row["replayed_gain"])
+        lines.append({"best": best(race, static=False), "still": best(race, static=True),
+                      "closing": closing})  # fmt: skip
+    columns: list[report.Column] = [
+        ("draft", lambda line: label(line["best"])),
+        ("α", lambda line: number(line["best"]["alpha"], 3)),
+        ("best γ", lambda line: line["still"]["method"].removeprefix("γ=")),
+        ("gain", lambda line: number(line["still"]["gain_decode"])),
+        ("best policy", lambda line: line["best"]["method"]),
+        ("gain", lambda line: number(line["best"]["gain_decode"])),
+        ("of best γ", lambda line: quartiles(line["best"], "of_best")),
+        ("oracle in replay", lambda line: number(line["best"]["oracle_gain"])),
+        ("most closed in replay", lambda line: closed(line["closing"])),
+    ]
+    return Section("The best of each race", columns, lines, words(lines))
+
+
+def percent(share: float | None) -> str:
+    """None where there is no gap to close."""
+    return "–" if share is None else f"{share:.0%}"
+
+
+def closed(row: Row) -> str:
+    """Such as "svip: 40%"."""
+    return f"{row['method']}: {percent(row['closed'])}"
+
+
+def quartiles(row: Row, name: str) -> str:
+    """A median with its quartiles."""
+    return f"{row[name]:.2f} ({row[f'{name}_low']:.2f}–{row[f'{name}_high']:.2f})"
+
+
+def words(lines: Sequence[dict[str, Row]]) -> str:
+    """Whether a policy is level with the best γ, and where it pays."""
+    behind = [label(line["best"]) for line in lines if not is_level(line["best"])]
+    ahead = [label(line["best"]) for line in lines if line["best"]["of_best_low"] > 1]
+    slow = [label(line["still"]) for line in lines if line["still"]["gain_decode"] < 1]
+    closing = max((line["closing"] for line in lines), key=lambda row: row["closed"] or 0)
+    said = [
+        f"The best policy is behind the best static γ for {', '.join(behind)}."
+        if behind
+        else "The best policy is at least level with the best static γ everywhere, within the "
+        "quartiles of repeats.",
+        f"It is ahead by more than the quartiles for {', '.join(ahead)}." if ahead else "",
+        f"The largest share of the gap to the oracle that is closed in replay: {closed(closing)} "
+        f"({label(closing)}).",
+        f"No static γ is worth its time for {', '.join(slow)}." if slow else "",
+    ]
+    return " ".join(sentence for sentence in said if sentence)
+
+
+def one_race(race: Sequence[Row]) -> Section:
+    """All methods of a draft at a temperature."""
+    columns: list[report.Column] = [
+        ("method", lambda row: row["method"]),
+        ("gain", lambda row: quartiles(row, "gain_decode")),
+        ("of best γ", lambda row: quartiles(row, "of_best")),
+        ("end to end", lambda row: number(row["gain_end_to_end"])),
+        ("τ", lambda row: number(row["tau"])),
+        ("target", lambda row: str(row["target_calls"])),
+        ("draft", lambda row: str(row["draft_calls"])),
+        ("drafted", lambda row: str(row["drafted"])),
+        ("replay", lambda row: number(row["replayed_gain"])),
+        ("closed", lambda row: percent(row["closed"])),
+    ]
+    first = race[0]
+    lost = [r["method"] for r in race if not r["static"] and r["of_best_high"] < 1]
+    differ = [row["method"] for row in race if row["identical"] is False]
+    said = [
+        f"α = {first['alpha']:.3f}, c = {first['timings']['c']:.3f}; {first['tokens']} tokens in "
+        f"{first['timed_inputs']} outputs; the oracle's gain in replay is "
+        f"{first['oracle_gain']:.2f}.",
+        f"Slower than γ={first['best_static'].removeprefix('γ=')}, by more than the quartiles: "
+        f"{', '.join(lost)}."
+        if lost
+        else "",
+        f"Outputs DIFFER from plain decoding: {', '.join(differ)}; look for near-ties."
+        if differ
+        else "",
+    ]
+    return Section(label(first), columns, race, " ".join(s for s in said if s), LEGEND)
