@@ -15,6 +15,7 @@ off goes on where it was when the same command is given again.
 import json
 import pathlib
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from tqdm import tqdm
 from experiments import common
 from specjax import decoding, files, sampling
 from specjax.models import hub
+from specjax.models.memory import check_fits
 
 METHODS = ("speculative", "autoregressive")
 DTYPES = {"": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
@@ -41,6 +43,7 @@ def main(_) -> None:
         gamma=config.gamma,
         sampling=sampling.sampling(config.temperature, config.top_k, config.top_p),
     )
+    check_memory(config, texts, target, draft)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
     output = open_output(args.output, args.overwrite, config, texts)
     done = len(output.done) if output else 0
@@ -132,6 +135,30 @@ def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | None]:
     target = hub.load(config.target, dtype=dtype)
     speculates = config.method == "speculative"
     return target, hub.load(config.draft, dtype=dtype) if speculates else None
+
+
+def check_memory(config, texts: list[str], target: hub.Checkpoint, draft) -> None:
+    """ValueError if caches and laws of a batch do not fit beside what is loaded."""
+    texts = sorted(texts, key=len)[-8:]  # among these the most tokens, or nearly as many
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # decoding will say which texts it cuts
+        sources = decoding.tokenize(target, texts, config.max_source_len or None)
+    needs = [
+        decoding.needed(
+            model,
+            max(map(len, sources), default=1),
+            rows=config.batch_size,
+            max_new_tokens=config.max_new_tokens,
+            gamma=config.gamma if draft else 0,
+        )
+        for model in (target, draft)
+        if model
+    ]
+    check_fits(
+        f"Caches and laws of {config.batch_size} rows",
+        sum(need.state + need.laws for need in needs),
+        "Lower batch_size, max_new_tokens or max_source_len, or set dtype=bfloat16.",
+    )
 
 
 if __name__ == "__main__":

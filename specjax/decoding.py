@@ -17,6 +17,7 @@ from specjax.batching import bucket, pack
 from specjax.compatibility import check_pair
 from specjax.draft import Drafter, ModelDrafter
 from specjax.models.hub import Checkpoint
+from specjax.models.memory import Need, memory_needed
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
 from specjax.sampling import Sampling, row_keys, sampling
@@ -338,10 +339,13 @@ def pack_for(
       rows: B, at least as many as there are texts.
       width: of the texts' array; default: the bucket of the longest.
     """
-    longest = max(map(len, texts))
-    width = width or bucket(longest, smallest=16 if longest > 1 else 1)
+    width = width or _width(max(map(len, texts)))
     start_id = target.start_id if target.config.is_encoder_decoder else None
     return pack(texts, start_id=start_id, rows=rows, width=width)
+
+
+def _width(longest: int) -> int:
+    return bucket(longest, smallest=16 if longest > 1 else 1)
 
 
 def prepare(
@@ -374,6 +378,27 @@ def prepare(
         row_keys(key, jnp.asarray(padded[:, 0]), jnp.asarray(padded[:, 1])),
         jnp.asarray(budget),
         buffer_len=bucket(room, smallest=32),
+    )
+
+
+def needed(
+    checkpoint: Checkpoint, longest: int, *, rows: int, max_new_tokens: int, gamma: int = 0
+) -> Need:
+    """Bytes of a model and of what decoding keeps for it, in the shapes that `prepare` makes.
+
+    Args:
+      checkpoint: loaded, or from `hub.outline`.
+      longest: tokens of the longest text.
+    """
+    encodes = checkpoint.config.is_encoder_decoder
+    width = _width(longest)
+    prompt = 1 if encodes else width
+    return memory_needed(
+        checkpoint.model,
+        rows=bucket(rows),
+        source_len=width if encodes else 0,
+        buffer_len=bucket(prompt + max_new_tokens + gamma + 1, smallest=32),
+        gamma=gamma,
     )
 
 

@@ -24,6 +24,7 @@ from flax import nnx
 from specjax.models import gpt_hub, llama_hub, t5_hub
 from specjax.models.language_model import LanguageModel, input_first
 from specjax.models.layers import arrange
+from specjax.models.memory import check_fits, nbytes
 from specjax.models.safetensors_files import (
     INDEX,
     SINGLE,
@@ -140,8 +141,31 @@ def load(name: str | os.PathLike, *, dtype: Any = None) -> Checkpoint:
 
     Raises:
       FileNotFoundError: there is no such directory or hub name, or a file of it is missing.
-      ValueError: the model type is not supported, or a file is damaged or does not fit its config.
+      ValueError: the model type is not supported, a file is damaged or does not fit its config, or
+        the device has not the memory for the parameters.
     """
+    checkpoint, read = _outline(name, dtype)
+    dtype = jax.tree.leaves(checkpoint.model)[0].dtype
+    narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
+    check_fits(
+        f"The parameters of {name} in {dtype.name}",
+        nbytes(checkpoint.model),
+        f"Choose a smaller model{narrower}, or free memory first.",
+    )
+    return dataclasses.replace(checkpoint, model=read())
+
+
+def outline(name: str | os.PathLike, *, dtype: Any = None) -> Checkpoint:
+    """What `load` would give, with shapes for parameters: only configs and headers are read.
+
+    Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs.
+    Arguments and errors are those of `load`, but for memory.
+    """
+    return _outline(name, dtype)[0]
+
+
+def _outline(name: str | os.PathLike, dtype: Any) -> tuple[Checkpoint, Callable[[], LanguageModel]]:
+    """A checkpoint without weights, and the function that reads them."""
     directory = _locate(name)
     raw, generation = _read_configs(directory)
     family = _family(raw, directory)
@@ -153,8 +177,11 @@ def load(name: str | os.PathLike, *, dtype: Any = None) -> Checkpoint:
     config = family.config_from_hub(raw, tensors)
     tokenizer = _load_tokenizer(directory)
     vocab_size = _real_vocab_size(tokenizer, config.vocab_size, directory)
-    module = _read_params(family, config, tensors, _choose_dtype(dtype, tensors))
-    return Checkpoint(
+    dtype = _choose_dtype(dtype, tensors)
+    module = _without_params(family, config, dtype)
+    names = family.tensor_names(config)
+    _check_tensors(tensors, _wanted(module, names), family.turned)
+    checkpoint = Checkpoint(
         name=str(name),
         model=LanguageModel.of(module, vocab_size),
         config=config,
@@ -163,6 +190,11 @@ def load(name: str | os.PathLike, *, dtype: Any = None) -> Checkpoint:
         max_source_len=_max_source_len(tokenizer, raw, config),
         metadata=_metadata(directory),
     )
+
+    def read() -> LanguageModel:
+        return LanguageModel.of(_read_params(module, names, tensors, family.turned), vocab_size)
+
+    return checkpoint, read
 
 
 def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = jnp.float32) -> None:
@@ -280,27 +312,40 @@ def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor]) -> np.dtype:
     return np.dtype(jnp.bfloat16 if widest.itemsize == 2 else jnp.float32)
 
 
-def _read_params(
-    family: Family, config: Any, tensors: Mapping[str, Tensor], dtype: np.dtype
-) -> nnx.Module:
-    """A module with the files' parameters; it is never built with weights of its own."""
-    module = nnx.eval_shape(
+def _without_params(family: Family, config: Any, dtype: np.dtype) -> nnx.Module:
+    """A module with shapes for parameters; it is never built with weights of its own."""
+    return nnx.eval_shape(
         lambda: arrange(
             family.build(config, rngs=nnx.Rngs(0), dtype=dtype), input_first=input_first()
         )
     )
+
+
+def _wanted(
+    module: nnx.Module, names: Mapping[tuple, dict[str, int]]
+) -> list[tuple[dict[str, int], tuple[int, ...]]]:
+    """For each parameter its parts, and its shape as checkpoints have it."""
+    slots, turned = dict(nnx.to_flat_state(nnx.state(module))), _turned(module)
+    return [
+        (names[path], slot.shape[::-1] if path in turned else slot.shape)
+        for path, slot in slots.items()
+    ]
+
+
+def _read_params(
+    module: nnx.Module,
+    names: Mapping[tuple, dict[str, int]],
+    tensors: Mapping[str, Tensor],
+    stored_turned: tuple[str, ...],
+) -> nnx.Module:
+    """The module with the files' parameters, one read after the other."""
     graphdef, abstract = nnx.split(module)
-    names, slots = family.tensor_names(config), dict(nnx.to_flat_state(abstract))
-    turned = _turned(module)
-    shapes = {p: slot.shape[::-1] if p in turned else slot.shape for p, slot in slots.items()}
-    wanted = [(names[path], shape) for path, shape in shapes.items()]
-    _check_tensors(tensors, wanted, family.turned)
-    filled = {}
-    for path, slot in slots.items():
-        out = _aligned(slot.shape, dtype)
+    turned, filled = _turned(module), {}
+    for path, slot in dict(nnx.to_flat_state(abstract)).items():
+        out = _aligned(slot.shape, slot.dtype)
         stacked = out.T if path in turned else out
         for name, view in _split(stacked, names[path]).items():
-            read_into(tensors[name], view.T if name.endswith(family.turned) else view)
+            read_into(tensors[name], view.T if name.endswith(stored_turned) else view)
         # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
         filled[path] = slot.replace(jax.block_until_ready(jax.device_put(out, may_alias=True)))
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
@@ -483,7 +528,7 @@ def _warn_of_unfollowed_settings(
         warnings.warn(
             f"{name}: its configuration asks transformers' `generate` for {'; '.join(found)}. "
             "specjax does not follow these: it decodes greedily or samples as its arguments say.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -69,7 +69,7 @@ def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dic
         warnings.warn(
             f"{found[EMBEDDING].file.parent}: config.json says tie_word_embeddings=false, but the "
             f"weights have no {HEAD!r}, so the embedding serves as the head, as in transformers.",
-            stacklevel=3,
+            stacklevel=4,
         )
     if is_copy(found, HEAD, EMBEDDING):
         del found[HEAD]
