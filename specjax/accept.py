@@ -11,13 +11,14 @@ that drafted token i was drawn from, before any noise is known; `drafts` (B, γ)
 """
 
 import dataclasses
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
+from specjax import named
 from specjax import sampling as smp
 from specjax.sampling import Purpose, Sampling
 
@@ -334,6 +335,25 @@ def lenient(lenience: float) -> LenientRule:
             "token that the target can say is accepted."
         )
     return LenientRule(jnp.float32(lenience))
+
+
+NAMES = {
+    "token": "specjax.accept:TokenRule",
+    "block": "specjax.accept:BlockRule",
+    "gumbel": "specjax.accept:GumbelRule",
+    "lenient": "specjax.accept:lenient",
+}
+
+
+def load(name: str, **settings: Any) -> AcceptanceRule:
+    """The rule that a name or an import path stands for.
+
+        load("lenient", lenience=0.3), or load("lenient(lenience=0.3)"), or load("my_module:MyRule")
+
+    Raises:
+      ValueError: no such name, module or attribute, or settings that it does not take.
+    """
+    return named.make("rule", NAMES, name, **settings)
 
 
 def _submitted_probs(

@@ -1,0 +1,85 @@
+"""Values by name: what a setting like `policy` or `rule` stands for.
+
+make("policy", NAMES, "svip(threshold=0.3)"), or "my_module:my_policy(patience=2)"
+"""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def make(kind: str, names: Mapping[str, str], text: str, **settings: Any) -> Any:
+    """Call the function or class that a text names.
+
+    Args:
+      kind: what is made, for errors.
+      names: the import path that each name stands for.
+      text: one of `names`, or an import path "module:attribute"; settings may follow as in Python,
+        "svip(threshold=0.3)", literals only.
+      settings: more of them.
+
+    Raises:
+      ValueError: no such name, module or attribute, or settings that it does not take.
+    """
+    name, arguments, written = _parse(kind, text)
+    settings = written | settings
+    maker = find(kind, names, name)
+    try:
+        inspect.signature(maker).bind(*arguments, **settings)
+    except TypeError as error:
+        attribute = names.get(name, name).rpartition(":")[2]
+        raise ValueError(
+            f"{kind.capitalize()} {name!r}: {error}; it is {attribute}{inspect.signature(maker)}."
+        ) from error
+    return maker(*arguments, **settings)
+
+
+def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
+    """The function or class that a name of `names`, or an import path, stands for.
+
+    Raises:
+      ValueError: no such name, module or attribute.
+    """
+    path = names.get(name, name)
+    module_name, colon, attribute = path.partition(":")
+    if not colon:
+        raise ValueError(
+            f"There is no {kind} {name!r}: it is one of {', '.join(names)}, or the import path "
+            "of your own as module:attribute."
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and what it imports is not
+        raise ValueError(
+            f"{kind.capitalize()} {name!r}: there is no module {module_name!r} to import; it must "
+            "lie in the working directory or on PYTHONPATH."
+        ) from error
+    maker = getattr(module, attribute, None)
+    if maker is None:
+        raise ValueError(
+            f"{kind.capitalize()} {name!r}: {module_name} has no attribute {attribute!r}."
+        )
+    return maker
+
+
+def _parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Name, arguments and settings of "name(1, key=2)"; without parentheses there are none."""
+    name, opens, rest = text.partition("(")
+    if not opens:
+        return text.strip(), [], {}
+    try:
+        call = ast.parse(f"make({rest}", mode="eval").body
+        if not isinstance(call, ast.Call):
+            raise ValueError
+        arguments = [ast.literal_eval(value) for value in call.args]
+        settings = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError):
+        raise ValueError(
+            f"{kind}={text!r} cannot be read: write name(setting=value, …), values being numbers, "
+            "texts in quotes, True or False."
+        ) from None
+    return name.strip(), arguments, settings
