@@ -2,7 +2,8 @@
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +13,23 @@ from jaxtyping import Key
 
 from specjax import autoregressive, speculative
 from specjax.accept import AcceptanceRule, TokenRule
+from specjax.accept import load as load_rule
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
 from specjax.compatibility import check_pair
 from specjax.draft import Drafter, ModelDrafter
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, memory_needed
+from specjax.monitor import Summary, Times, summarize
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
 from specjax.sampling import Sampling, row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
+from specjax.trace import Stepped
 from specjax.types import Inputs
+
+MEASURES = ("", "phases", "costs", "gain")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +57,12 @@ class Result:
     """Outputs in the order of the inputs; `samples` rows for each input."""
 
     rows: list[Row]
+    times: Times | None = None  # if asked for, see `generate`
+
+    @property
+    def summary(self) -> Summary:
+        """Tokens, iterations, drafted, accepted, bonus and acceptance by position."""
+        return summarize(self.rows)
 
     @property
     def texts(self) -> list[str]:
@@ -107,9 +119,10 @@ def generate(
     samples: int = 1,
     batch_size: int = 8,
     max_source_len: int | None = None,
-    rule: AcceptanceRule | None = None,
+    rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
+    measure: str = "",
 ) -> Result:
     """Decode texts speculatively, or autoregressively where `draft` is None.
 
@@ -129,11 +142,16 @@ def generate(
       samples: draws for each input.
       batch_size: rows decoded at once.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
-      rule: acceptance rule; default the paper's `TokenRule`.
+      rule: acceptance rule, or its name or import path (`specjax.accept.load`); default the
+        paper's `TokenRule`.
       policy: draft-length policy, or its name or import path (`specjax.policies.load`); default
         `constant(gamma)`.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper.
+      measure: what `Result.times` is to hold. "" nothing; "phases" where the time goes, measured by
+        stepping the loop from Python, which is slower; "costs" the same as an estimate, with c, v
+        and the gain expected of them, which are timed after decoding; "gain" that and the measured
+        gain, for which both loops decode every text again, in turns.
 
     Raises:
       ValueError: a number out of range, target and draft with different vocabularies, or a policy
@@ -149,18 +167,40 @@ def generate(
         policy=policy,
         widths=widths,
     )
-    rows = stream(
-        method,
-        target,
-        texts,
-        max_new_tokens=max_new_tokens,
-        key=jax.random.key(0) if key is None else key,
-        samples=samples,
-        batch_size=batch_size,
-        max_source_len=max_source_len,
-        names=(target.name, getattr(draft, "name", type(draft).__name__)),
+    if measure not in MEASURES:
+        raise ValueError(f"measure={measure!r} must be one of {', '.join(map(repr, MEASURES))}.")
+    if measure in ("costs", "gain") and draft is None:
+        raise ValueError(f"measure={measure!r} compares with plain decoding: it needs a draft.")
+    stepped = Stepped() if measure == "phases" else None
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "key": jax.random.key(0) if key is None else key,
+        "batch_size": batch_size,
+    }
+    names = target.name, getattr(draft, "name", type(draft).__name__)
+    rows = list(
+        stream(
+            method,
+            target,
+            texts,
+            samples=samples,
+            max_source_len=max_source_len,
+            names=names,
+            loop=stepped,
+            **options,
+        )
     )
-    return Result(list(rows))
+    if stepped:
+        return Result(rows, Times(stepped.seconds, measured=True))
+    live = [row for row in rows if row.tokens]
+    if not (measure and live and isinstance(method, Speculative)):
+        return Result(rows)
+    from specjax import timing  # which times what is defined here
+
+    sources = tokenize(target, [text for text in texts if text.strip()], max_source_len)
+    if measure == "gain":
+        return Result(rows, timing.compare(method, target, sources, names=names, **options).times)
+    return Result(rows, timing.estimate(method, target, sources, live, **options))
 
 
 def build(
@@ -169,7 +209,7 @@ def build(
     *,
     gamma: int,
     sampling: Sampling,
-    rule: AcceptanceRule | None = None,
+    rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
 ) -> Autoregressive | Speculative:
@@ -189,7 +229,10 @@ def build(
                 f"The drafter's {drafter.vocab_size} ids are not the target's "
                 f"{target_model.vocab_size}: both must give a law over the same ids."
             )
-    rule = TokenRule() if rule is None else rule
+    if rule is None:
+        rule = TokenRule()
+    elif isinstance(rule, str):
+        rule = load_rule(rule)
     if policy is None:
         policy = fixed
     elif isinstance(policy, str):
@@ -234,6 +277,7 @@ def stream(
     max_source_len: int | None = None,
     first: int = 0,
     names: tuple[str, str] = ("target", "draft"),
+    loop: Callable[[Any, Any, State], State] | None = None,
 ) -> Iterator[Row]:
     """Rows in the order of the inputs and samples, as batches finish.
 
@@ -241,6 +285,7 @@ def stream(
       first: rows before this one are skipped; their randomness is not shifted. A run that was cut
         off goes on here.
       names: of target and draft, for errors.
+      loop: what runs the rounds of a batch; default: `run`.
     """
     for name, value in (
         ("max_new_tokens", max_new_tokens),
@@ -257,7 +302,7 @@ def stream(
         live = [(index, sample) for index, sample in chunk if sources[index]]
         outputs = {}
         if live:
-            state = _decode(
+            context, state = prepare(
                 method,
                 target,
                 [sources[index] for index, _ in live],
@@ -266,6 +311,7 @@ def stream(
                 key=key,
                 rows=bucket(min(batch_size, len(wanted))) if len(live) > 1 else 1,
             )
+            state = (loop or run)(method, context, state)
             check_finite(state, names)
             outputs = dict(zip(live, read_rows(state, live, target), strict=False))
         width = method.gamma_max
@@ -406,10 +452,6 @@ def run(method: Autoregressive | Speculative, context, state: State) -> State:
     """The loop that belongs to the method. Donates `state`."""
     loop = speculative.decode if isinstance(method, Speculative) else autoregressive.decode
     return loop(method, context, state)
-
-
-def _decode(method, target, sources, labels, **options) -> State:
-    return run(method, *prepare(method, target, sources, labels, **options))
 
 
 def check_finite(state: State, names: tuple[str, str]) -> None:

@@ -189,15 +189,3 @@ def mean_interval(
     means = sums[picks].sum(1) / counts[picks].sum(1)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(sums.sum() / counts.sum()), float(low), float(high)
-
-
-def acceptance_by_position(rows: Sequence[decoding.Row]) -> np.ndarray:
-    """P(position i is accepted | it was reached), for i = 1 … γ_max; NaN where it never was.
-
-    Rates of later positions are conditional on all earlier ones having been accepted, which is
-    why they, and not accepted/drafted, can be compared with α.
-    """
-    lengths = np.sum([row.accepted_lengths for row in rows], axis=0)
-    tested = np.sum([row.tested for row in rows], axis=0).astype(np.float64)
-    passed = np.cumsum(lengths[::-1])[::-1][1:]
-    return np.divide(passed, tested, out=np.full_like(tested, np.nan), where=tested > 0)

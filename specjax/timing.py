@@ -1,20 +1,25 @@
-"""Methods side by side on the same inputs, at batch 1, compilation excluded."""
+"""Methods side by side on the same inputs, compilation excluded."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding
+from specjax import cost, decoding
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
+from specjax.cost import Costs
 from specjax.models.hub import Checkpoint
+from specjax.monitor import Times, summarize
 from specjax.speculative import Speculative
 from specjax.state import State
+from specjax.theory import walltime_gain_from_tau
 
 Method = Autoregressive | Speculative
 
@@ -34,11 +39,13 @@ class Timed:
         self.end_to_end.append(0.0)
         self.rows, self.notes = [], []
 
-    def add(self, decode: float, end_to_end: float, row: decoding.Row, note: Any) -> None:
-        """One input."""
+    def add(
+        self, decode: float, end_to_end: float, rows: Sequence[decoding.Row], note: Any
+    ) -> None:
+        """One batch."""
         self.decode[-1] += decode
         self.end_to_end[-1] += end_to_end
-        self.rows.append(row)
+        self.rows += rows
         self.notes.append(note)
 
     def per_token(self, seconds: list[float]) -> np.ndarray:
@@ -54,60 +61,232 @@ def side_by_side(
     max_new_tokens: int,
     key: Key[Array, ""],
     repeats: int,
+    batch_size: int = 1,
     names: tuple[str, str] = ("target", "draft"),
     between: Callable[[], None] = lambda: None,
     note: Callable[[State], Any] = lambda state: None,
 ) -> dict[str, Timed]:
-    """Decode every text by every method, one at a time, methods taking turns at each text.
+    """Decode every text by every method, batch by batch, methods taking turns at each batch.
 
     Args:
-      texts: ids from `decoding.tokenize`.
+      texts: ids from `decoding.tokenize`, none empty.
+      batch_size: texts decoded at once.
       names: of target and draft, for errors.
-      between: is called after each text; what is timed there meets the same machine.
-      note: what to keep of each final state.
+      between: is called after each batch; what is timed there meets the same machine.
+      note: what to keep of each batch's final state.
     """
-    width = common_width(texts)
+    batches = [range(len(texts))[at : at + batch_size] for at in range(0, len(texts), batch_size)]
 
-    def once(timed: Timed, method: Method, index: int) -> None:
+    def once(timed: Timed, method: Method, batch: range) -> None:
         begin = time.perf_counter()
         context, state = jax.block_until_ready(
-            decoding.prepare(
-                method,
-                target,
-                [texts[index]],
-                [(index, 0)],
-                max_new_tokens=max_new_tokens,
-                key=key,
-                rows=1,
-                width=width,
-            )
+            start(method, target, texts, batch, max_new_tokens, key, rows=len(batches[0]))
         )
         middle = time.perf_counter()
         state = jax.block_until_ready(decoding.run(method, context, state))
         end = time.perf_counter()
         decoding.check_finite(state, names)
-        (row,) = decoding.read_rows(state, [(index, 0)], target)
-        timed.add(end - middle, end - begin, row, note(state))
+        rows = decoding.read_rows(state, [(index, 0) for index in batch], target)
+        timed.add(end - middle, end - begin, rows, note(state))
 
     for method in methods.values():  # compilation
         compiled = Timed()
         compiled.start_repeat()
-        once(compiled, method, 0)
+        once(compiled, method, batches[0])
     timed = {name: Timed() for name in methods}
     for _ in range(repeats):
         for name in methods:
             timed[name].start_repeat()
-        for index in range(len(texts)):
+        for batch in batches:
             for name, method in methods.items():
-                once(timed[name], method, index)
+                once(timed[name], method, batch)
             between()
     return timed
+
+
+def start(
+    method: Method,
+    target: Checkpoint,
+    texts: Sequence[Sequence[int]],
+    batch: Sequence[int],
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    *,
+    rows: int = 1,
+):
+    """(context, state) of some of the texts before the first round, in the shapes of them all."""
+    return decoding.prepare(
+        method,
+        target,
+        [texts[index] for index in batch],
+        [(index, 0) for index in batch],
+        max_new_tokens=max_new_tokens,
+        key=key,
+        rows=bucket(rows),
+        width=common_width(texts),
+    )
 
 
 def common_width(texts: Sequence[Sequence[int]]) -> int:
     """One width for all texts, so that they share their compilations."""
     longest = max(map(len, texts))
     return bucket(longest, smallest=16 if longest > 1 else 1)
+
+
+def race(
+    plain: Autoregressive,
+    spec: Speculative,
+    target: Checkpoint,
+    texts: Sequence[Sequence[int]],
+    *,
+    typical: tuple[float, float],
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    repeats: int,
+    names: tuple[str, str] = ("target", "draft"),
+) -> tuple[Timed, Timed, Costs]:
+    """Both loops at batch 1 on the same inputs; phases and calls are timed in turns with them.
+
+    Args:
+      typical: tokens and rounds of a typical output.
+    """
+    gamma = spec.gamma_max
+    methods: dict[str, Method] = {"autoregressive": plain, "speculative": spec}
+
+    def begin(method: Method):
+        return start(method, target, texts, [0], max_new_tokens, key)
+
+    calls = [
+        cost.Call(method, partial(begin, method), max(1, round(rounds)))
+        for method, rounds in zip(methods.values(), typical, strict=True)
+    ]
+    contexts, state = begin(spec)
+    meter = cost.Meter(spec, contexts, state, [gamma], [gamma], calls=calls)
+    timed = side_by_side(
+        methods,
+        target,
+        texts,
+        max_new_tokens=max_new_tokens,
+        key=key,
+        repeats=repeats,
+        names=names,
+        between=meter.take,
+    )
+    return timed["autoregressive"], timed["speculative"], meter.costs()
+
+
+def outcome(plain: Timed, spec: Timed, costs: Costs, gamma: int) -> dict[str, Any]:
+    """What a `race` showed, as a row: counts, costs, and the gain measured and predicted by τ.
+
+    `predicted` is τ / (γc + v + overhead), γ being what was drafted: the budget or the drafter may
+    end a draft. None where noise in the timings leaves an iteration no time at all.
+    """
+    counts, texts = summarize(spec.rows), len(spec.rows)
+    tau, drafted = counts.tokens_per_iteration, counts.drafted / counts.iterations
+    overhead = costs.call_overhead(gamma, counts.tokens / texts, counts.iterations / texts)
+    lasts = drafted * costs.c + costs.v(gamma) + overhead > 0
+    return {
+        "tau": tau,
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
+        "acceptance_by_position": [
+            None if rate is None else round(rate, 4) for rate in counts.acceptance
+        ],
+        "c": costs.c,
+        "v": costs.v(gamma),
+        "round_overhead": costs.overhead(gamma),
+        "overhead": overhead,
+        "target_step_ms": 1e3 * costs.target_step,
+        "draft_step_ms": 1e3 * costs.draft_step,
+        "predicted": walltime_gain_from_tau(tau, drafted, costs.c, costs.v(gamma), overhead)
+        if lasts
+        else None,
+        **gain(plain, spec),
+        "autoregressive_ms_per_token": float(1e3 * np.median(plain.per_token(plain.decode))),
+        "speculative_ms_per_token": float(1e3 * np.median(spec.per_token(spec.decode))),
+        "tokens": counts.tokens,
+        "target_calls": counts.iterations,
+    }
+
+
+class Comparison(NamedTuple):
+    """Both loops on the same inputs."""
+
+    plain: Timed
+    spec: Timed
+    times: Times
+
+
+def compare(
+    method: Speculative,
+    target: Checkpoint,
+    sources: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    batch_size: int,
+    names: tuple[str, str] = ("target", "draft"),
+    repeats: int = 3,
+) -> Comparison:
+    """Decode by both loops in turns, and estimate what the phases take.
+
+    Args:
+      sources: ids from `decoding.tokenize`, none empty, one output each.
+    """
+    plain = Autoregressive(method.target, method.sampling, method.eos_ids)
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "key": key, "batch_size": batch_size
+    }  # fmt: skip
+    timed = side_by_side(
+        {"plain": plain, "spec": method}, target, sources, repeats=repeats, names=names, **options
+    )
+    found = gain(timed["plain"], timed["spec"])
+    times = dataclasses.replace(
+        estimate(method, target, sources, timed["spec"].rows, **options),
+        measured_gain=found["gain_decode"],
+        measured_gain_end_to_end=found["gain_end_to_end"],
+    )
+    return Comparison(timed["plain"], timed["spec"], times)
+
+
+def estimate(
+    method: Speculative,
+    target: Checkpoint,
+    sources: Sequence[Sequence[int]],
+    rows: Sequence[decoding.Row],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    batch_size: int,
+) -> Times:
+    """Where a run of the jitted loop spent its time, and the gain to expect.
+
+    c, v and the round are timed on the first batch, with drafts of γ_max tokens, and multiplied by
+    the rounds that each batch took.
+
+    Args:
+      sources: as in `compare`.
+      rows: what the run gave.
+    """
+    gamma, first = method.gamma_max, range(min(batch_size, len(sources)))
+    contexts, state = start(method, target, sources, first, max_new_tokens, key, rows=len(first))
+    costs = cost.measure(method, contexts, state, [gamma], [gamma])
+    # A batch lasts as long as its slowest row.
+    batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
+    calls = sum(max(row.target_calls for row in batch) for batch in batches)
+    tokens = sum(max(row.emitted for row in batch) for batch in batches)
+    counts = summarize(rows)
+    drafting = counts.drafted / counts.iterations * costs.draft_step
+    rest = costs.overhead(gamma) * costs.target_step
+    lasts = drafting + costs.verify[gamma] + rest
+    phases = {"draft": drafting, "verify": costs.verify[gamma], "rest": max(rest, 0.0)}
+    return Times(
+        phases={name: calls * seconds for name, seconds in phases.items()},
+        measured=False,
+        c=costs.c,
+        v=costs.v(gamma),
+        expected_gain=tokens * costs.target_step / (calls * lasts) if lasts > 0 else None,
+    )
 
 
 def gain(plain: Timed, other: Timed) -> dict[str, float]:

@@ -28,6 +28,9 @@ def _accept(method, state, drafts, target_logprobs):
     return speculative.accept(method, state, drafts, target_logprobs, _dice(method))
 
 
+_unfinished = jax.jit(unfinished)
+
+
 @jax.jit
 def _alive(state, row):
     return unfinished(state) & ~state.done[row]
@@ -135,19 +138,51 @@ def _stepped(method, prepare, row) -> tuple[list[tuple[str, int, int, float]], l
     counts += [prompt_len]
     while _alive(state, row):
         number += 1
-        if isinstance(method, Autoregressive):
-            state = timed("step", _plain_step, method, context, state)
-            counts += [1]
-            continue
         known = of(state.length)
-        drafts, state = timed("draft", _draft, method, context.drafter, state)
-        logprobs, state = timed("verify", _verify, method, context.target, state, drafts)
-        laws = timed("accept", _accept, method, state, drafts, logprobs)
-        state = timed("learn", _learn, method, state, Round(drafts, logprobs, *laws))
-        counts += [of(drafts.length), method.gamma_max + 1, of(laws[1]), of(state.length) - known]
+        state, round_ = _by_phases(method, context, state, timed)
+        if round_ is None:
+            counts += [1]
+        else:
+            drafted, accepted = of(round_.drafts.length), of(round_.accepted)
+            counts += [drafted, method.gamma_max + 1, accepted, of(state.length) - known]
     output = np.asarray(state.tokens)[row, prompt_len : of(state.length)].tolist()
     phases = [
         (phase, round_number, tokens, ms)
         for (phase, round_number, ms), tokens in zip(spent, counts, strict=True)
     ]
     return phases, output
+
+
+def _by_phases(method, context, state, timed) -> tuple[State, Round | None]:
+    """One round, each phase called through `timed(name, function, *arguments)`."""
+    if isinstance(method, Autoregressive):
+        return timed("step", _plain_step, method, context, state), None
+    drafts, state = timed("draft", _draft, method, context.drafter, state)
+    logprobs, state = timed("verify", _verify, method, context.target, state, drafts)
+    laws = timed("accept", _accept, method, state, drafts, logprobs)
+    round_ = Round(drafts, logprobs, *laws)
+    return timed("learn", _learn, method, state, round_), round_
+
+
+class Stepped:
+    """The loop in the place of `decoding.run`, stepped phase by phase: slower, and it knows when.
+
+    seconds: by phase, over all batches that it ran; compilation is not counted, dispatch is.
+    """
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, method: Speculative | Autoregressive, context: Any, state: State) -> State:
+        """All rounds of a batch."""
+        if _unfinished(state):
+            _by_phases(method, context, state, lambda _, function, *args: function(*args))
+        while _unfinished(state):
+            state, _ = _by_phases(method, context, state, self._timed)
+        return state
+
+    def _timed(self, phase, function, *args):
+        begin = time.perf_counter()
+        result = jax.block_until_ready(function(*args))
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+        return result

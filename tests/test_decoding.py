@@ -308,3 +308,126 @@ def test_nothing_compiles_again(pair, speculates):
         sample(pair.target, draft, ["", *TEXTS[:7]], max_new_tokens=20)
         # One row left in the last batch is a batch of one, compiled once and for all.
         assert traces() == before
+
+
+# What is watched.
+
+
+@pytest.mark.parametrize("name", ["draft", "twin"])
+def test_summary(pair, name):
+    """Accepted, corrections and bonus are all tokens; what was rejected was corrected."""
+    result = generate(pair.target, getattr(pair, name), TEXTS)
+    found = result.summary
+    assert found.tokens == found.accepted + found.corrections + found.bonus == sum(result.emitted)
+    assert (found.outputs, found.iterations) == (8, result.target_calls.sum())
+    assert (found.drafted, found.accepted) == (result.drafted.sum(), result.accepted.sum())
+    assert found.tokens_per_iteration == result.block_efficiency
+    assert len(found.acceptance) == 4
+    if name == "twin":  # every draft is accepted to its end, or to the end of the output
+        assert found.corrections == 0
+        assert found.acceptance == [1, 1, 1, 1]
+        ended = [row.emitted % 5 != 0 and row.emitted < BUDGET for row in result.rows]  # by a draft
+        assert found.bonus == found.iterations - sum(ended)
+    else:
+        assert found.corrections > found.bonus > 0
+    assert result.times is None
+
+
+def test_summary_without_a_draft(plain):
+    found = plain.summary
+    assert found.tokens == found.bonus == found.iterations
+    assert (found.drafted, found.corrections, found.acceptance) == (0, 0, [])
+    assert specjax.Result([]).summary.tokens_per_iteration == 0
+
+
+def test_stepped_mode_gives_the_same_rows_and_measures_its_phases(pair, plain):
+    options = {"temperature": 1.0, "batch_size": 3}
+    whole = generate(pair.target, pair.draft, TEXTS, **options)
+    stepped = generate(pair.target, pair.draft, TEXTS, measure="phases", **options)
+    assert stepped.rows == whole.rows
+    assert stepped.times.measured
+    assert set(stepped.times.phases) == {"draft", "verify", "accept", "learn"}
+    assert min(stepped.times.phases.values()) > 0
+    assert stepped.times.expected_gain is None
+    assert set(generate(pair.target, None, TEXTS, measure="phases").times.phases) == {"step"}
+
+
+def test_expected_and_measured_gain(pair):
+    """In the jitted loop phases are estimates, and the result says so."""
+    texts = [*TEXTS[:3], ""]
+    with pytest.warns(UserWarning, match="1 empty"):
+        found = generate(pair.target, pair.draft, texts, batch_size=2, measure="gain")
+    assert not found.times.measured
+    assert set(found.times.phases) == {"draft", "verify", "rest"}
+    assert found.times.c > 0
+    assert found.times.v > 0
+    assert found.times.measured_gain > 0
+    assert found.times.measured_gain_end_to_end > 0
+    assert found.rows[:3] == generate(pair.target, pair.draft, TEXTS[:3], batch_size=2).rows
+    expected = generate(pair.target, pair.draft, TEXTS[:2], measure="costs").times
+    assert expected.expected_gain is None or expected.expected_gain > 0
+    assert expected.measured_gain is None
+
+
+def test_estimates_by_hand(pair, monkeypatch):
+    """Two batches of two rows: a batch lasts as long as its slowest row."""
+    from specjax import cost, timing
+
+    made = cost.Costs(target_step=1.0, draft_step=0.1, verify={4: 1.5}, round={4: 2.0})
+    monkeypatch.setattr(cost, "measure", lambda *_: made)
+
+    def row(calls, drafted, emitted):
+        accepted = emitted - calls
+        return specjax.Row(0, 0, "", [5] * emitted, calls, drafted, accepted, [0] * 5, [0] * 4)
+
+    rows = [row(3, 12, 9), row(5, 20, 7), row(2, 8, 8), row(2, 0, 2)]
+    method = decoding.build(
+        pair.target, pair.draft, gamma=4, sampling=specjax.sampling.sampling(0.0)
+    )
+    found = timing.estimate(
+        method, pair.target, [[5, 1]] * 2, rows, max_new_tokens=8, key=jax.random.key(0),
+        batch_size=2,
+    )  # fmt: skip
+    # 5 + 2 calls and 9 + 8 tokens; 40 drafted tokens in 12 calls; a round's rest is 0.1.
+    draft = 40 / 12 * 0.1
+    assert dict(found.phases) == pytest.approx({"draft": 7 * draft, "verify": 10.5, "rest": 0.7})
+    assert found.expected_gain == pytest.approx(17 / (7 * (draft + 1.6)))
+    assert (found.c, found.v) == (0.1, 1.5)
+
+
+@pytest.mark.parametrize("measure", ["costs", "gain", "time"])
+def test_what_cannot_be_measured(pair, measure):
+    with pytest.raises(ValueError, match=f"measure='{measure}'"):
+        generate(pair.target, None, TEXTS, measure=measure)
+
+
+def test_rules_and_policies_by_name(pair):
+    options = {"temperature": 1.0, "key": jax.random.key(3)}
+    plain = generate(pair.target, None, TEXTS, **options)
+    gumbel = generate(pair.target, pair.draft, TEXTS, rule="gumbel", **options)
+    assert gumbel.tokens == plain.tokens
+    short = generate(pair.target, pair.draft, TEXTS, policy="constant(gamma=2)", **options)
+    assert max(np.flatnonzero(short.accepted_lengths.sum(axis=0))) <= 2
+    rule = specjax.accept.load("lenient(0.25)")
+    assert float(rule.lenience) == 0.25
+    assert rule == specjax.accept.load("lenient", lenience=0.25)
+    for name in specjax.accept.NAMES:
+        needed = {"lenience": 0.5} if name == "lenient" else {}
+        assert name in type(specjax.accept.load(name, **needed)).__name__.lower()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tokens", "There is no rule 'tokens': it is one of token, block, gumbel, lenient"),
+        ("lenient", r"Rule 'lenient': missing a required argument: 'lenience'; it is lenient\("),
+        ("lenient(lenience=2)", "lenience=2 must lie"),
+        ("lenient(lenience=", r"rule='lenient\(lenience=' cannot be read: write name\("),
+        ("lenient(lenience=x)", "cannot be read"),
+        ("lenient(1)+2", "cannot be read"),
+        ("specjax.accept:NoRule", "specjax.accept has no attribute 'NoRule'"),
+    ],
+)
+def test_rules_that_are_not_there(name, message):
+    with pytest.raises(ValueError, match=message):
+        specjax.accept.load(name)

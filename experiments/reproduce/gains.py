@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section, number, percent
 from experiments.reproduce.study import Study, short
-from specjax import cost, decoding, metrics, report, theory, timing
+from specjax import cost, decoding, report, theory, timing
 from specjax.autoregressive import Autoregressive
 from specjax.speculative import Speculative
 
@@ -38,36 +37,24 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     }
     gamma = max(gains, key=lambda g: gains[g])
     length = found["tokens"] / found["outputs"]
-    rounds = length / theory.expected_tokens(alpha, gamma)
-    timed, once = _race(on, cell, gamma, texts, (round(length), max(1, round(rounds))))
-    plain, spec = timed["autoregressive"], timed["speculative"]
-    tokens = sum(row.emitted for row in spec.rows)
-    rounds = sum(row.target_calls for row in spec.rows)
-    drafted = sum(row.drafted for row in spec.rows)
-    overhead = once.call_overhead(gamma, tokens / len(texts), rounds / len(texts))
-    tau = tokens / rounds
+    plain, spec, once = timing.race(
+        plain_method(on, temperature),
+        method(on, draft, temperature, gamma),
+        on.target,
+        texts,
+        typical=(length, length / theory.expected_tokens(alpha, gamma)),
+        max_new_tokens=config.max_new_tokens,
+        key=jax.random.key(config.seed),
+        repeats=config.repeats,
+        names=(config.target, draft),
+    )
     return {
         "gamma": gamma,
         "alpha": alpha,
-        "tau": tau,
         "tau_expected": theory.expected_tokens(alpha, gamma),
-        "drafted": drafted,
-        "accepted": sum(row.accepted for row in spec.rows),
-        "acceptance_by_position": _clean(metrics.acceptance_by_position(spec.rows)),
-        "c": once.c,
-        "v": once.v(gamma),
         "v_by_gamma": {str(g): costs.v(g) for g in config.gammas},
-        "round_overhead": once.overhead(gamma),
-        "overhead": overhead,
-        "target_step_ms": 1e3 * once.target_step,
-        "draft_step_ms": 1e3 * once.draft_step,
         "predicted_paper": theory.walltime_gain(alpha, gamma, once.c),
-        "predicted": _predicted(tau, drafted / rounds, once, gamma, overhead),
-        **timing.gain(plain, spec),
-        "autoregressive_ms_per_token": float(1e3 * np.median(plain.per_token(plain.decode))),
-        "speculative_ms_per_token": float(1e3 * np.median(spec.per_token(spec.decode))),
-        "tokens": tokens,
-        "target_calls": rounds,
+        **timing.outcome(plain, spec, once, gamma),
         "identical": timing.identical(plain, spec) if temperature == 0 else None,
         "batch": 1,
         "timed_inputs": len(texts),
@@ -92,58 +79,8 @@ def plain_method(on: Study, temperature: float) -> Autoregressive:
 
 def start(on: Study, by, texts: Sequence[Sequence[int]], index: int = 0):
     """Contexts and state before the first round, at batch 1, in the shapes of the timed loops."""
-    return decoding.prepare(
-        by,
-        on.target,
-        [texts[index]],
-        [(index, 0)],
-        max_new_tokens=on.config.max_new_tokens,
-        key=jax.random.key(on.config.seed),
-        rows=1,
-        width=timing.common_width(texts),
-    )
-
-
-def _race(on: Study, cell: dict[str, Any], gamma: int, texts, rounds: tuple[int, int]):
-    """Both loops on the same inputs; phases and calls are timed in turns with them.
-
-    Args:
-      rounds: of a typical output, plain and speculative.
-    """
-    config, draft, temperature = on.config, cell["draft"], cell["temperature"]
-    plain, spec = plain_method(on, temperature), method(on, draft, temperature, gamma)
-    calls = [
-        cost.Call(plain, lambda: start(on, plain, texts), rounds[0]),
-        cost.Call(spec, lambda: start(on, spec, texts), rounds[1]),
-    ]
-    contexts, state = start(on, spec, texts)
-    meter = cost.Meter(spec, contexts, state, gammas=[gamma], rounds=[gamma], calls=calls)
-    timed = timing.side_by_side(
-        {"autoregressive": plain, "speculative": spec},
-        on.target,
-        texts,
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        repeats=config.repeats,
-        names=(config.target, draft),
-        between=meter.take,
-    )
-    return timed, meter.costs()
-
-
-def _predicted(tau, drafted, once, gamma, overhead) -> float | None:
-    """τ / (γc + v + overhead), γ being what was drafted: the budget or the drafter may end a draft.
-
-    None where noise in the timings leaves an iteration no time at all.
-    """
-    if drafted * once.c + once.v(gamma) + overhead <= 0:
-        return None
-    return theory.walltime_gain_from_tau(tau, drafted, once.c, once.v(gamma), overhead)
-
-
-def _clean(values: np.ndarray) -> list[float | None]:
-    """NaN is no JSON."""
-    return [None if np.isnan(value) else round(float(value), 4) for value in values]
+    key = jax.random.key(on.config.seed)
+    return timing.start(by, on.target, texts, [index], on.config.max_new_tokens, key)
 
 
 def section(config, rows: Sequence[dict[str, Any]]) -> Section:
