@@ -17,7 +17,10 @@ def get_config() -> ml_collections.ConfigDict:
     config.target = ""  # whose law the output follows
     config.draft = ""  # proposes; not needed by method autoregressive
     config.method = "speculative"  # or autoregressive
-    config.gamma = 4  # drafted tokens per target call
+    config.gamma = 4  # drafted tokens per target call; with a policy the most
+    config.policy = ""  # how long drafts are, such as svip(threshold=0.3); "": gamma tokens
+    config.rule = ""  # what is accepted: block, gumbel, lenient(lenience=0.3); "": the paper's
+    config.compare = False  # decode without the draft too, and print both side by side
     config.temperature = 0.0  # 0: greedy
     config.top_k = 0  # 0: off
     config.top_p = 1.0  # 1: off

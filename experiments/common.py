@@ -95,6 +95,16 @@ def load_examples(config, split: str = "") -> list[Example]:
     raise ValueError(f"Task {config.task!r} has no inputs in split {split!r}.")
 
 
+# Fields that configs were given after results had been kept, with the values that change nothing.
+LATER = {"policy": "", "rule": "", "compare": False}
+
+
+def settings(config) -> dict[str, Any]:
+    """A config for `fingerprint`: results from before a field was there still belong to it."""
+    found = config.to_dict()
+    return {k: v for k, v in found.items() if k not in LATER or v != LATER[k]}
+
+
 def fingerprint(*parts: Any) -> str:
     """A short hash of JSON-able values, to tell whether a file belongs to this run."""
     text = json.dumps(parts, sort_keys=True, default=str)

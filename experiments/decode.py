@@ -4,8 +4,13 @@
         --config.target=DIR --config.draft=DIR --input=FILE --output=OUT.jsonl
 
 Fields of the config: target, draft (directories or hub names), method (speculative or
-autoregressive), gamma, temperature (0: greedy), top_k (0: off), top_p (1: off), max_new_tokens,
-max_source_len (0: the target's own), seed, samples (draws per input), dtype, batch_size.
+autoregressive), gamma, policy (how long drafts are: svip(threshold=0.3), or the import path of
+one's own), rule (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature
+(0: greedy), top_k (0: off), top_p (1: off), max_new_tokens, max_source_len (0: the target's own),
+seed, samples (draws per input), dtype, batch_size, compare.
+
+With --config.compare=True both methods decode every input in turns, once the output is written,
+and are printed side by side: tokens, calls, acceptance, times and the gain.
 
 Input: one line each, "-" for standard input. Output: a JSON line for each input and sample, in the
 input's order: input, sample, output, tokens, target_calls, drafted, accepted. A run that was cut
@@ -16,17 +21,22 @@ import json
 import pathlib
 import sys
 import warnings
+from typing import TextIO
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl import flags
 from ml_collections import config_flags
+from rich.console import Console
 from tqdm import tqdm
 
 from experiments import common
-from specjax import decoding, files, sampling
+from specjax import accept, decoding, files, policies, report, sampling, timing
 from specjax.models import hub
 from specjax.models.memory import check_fits
+from specjax.monitor import summarize
+from specjax.speculative import Speculative
 
 METHODS = ("speculative", "autoregressive")
 DTYPES = {"": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
@@ -42,6 +52,8 @@ def main(_) -> None:
         draft,
         gamma=config.gamma,
         sampling=sampling.sampling(config.temperature, config.top_k, config.top_p),
+        rule=config.rule or None,
+        policy=config.policy or None,
     )
     check_memory(config, texts, target, draft)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
@@ -74,6 +86,65 @@ def main(_) -> None:
             output.append(record)
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
+    if isinstance(method, Speculative) and config.compare:
+        show(compare(method, target, texts, config), sys.stdout if output else sys.stderr)
+
+
+def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timing.Comparison:
+    """Both methods on all inputs that are not blank, one output each."""
+    sources = decoding.tokenize(
+        target, [text for text in texts if text.strip()], config.max_source_len or None
+    )
+    return timing.compare(
+        method,
+        target,
+        sources,
+        max_new_tokens=config.max_new_tokens,
+        key=jax.random.key(config.seed),
+        batch_size=config.batch_size,
+        names=(config.target, config.draft),
+    )
+
+
+def show(found: timing.Comparison, file: TextIO) -> None:
+    """The comparison as a table, and what it comes to."""
+    both, times = (found.plain, found.spec), found.times
+    counts = [summarize(timed.rows) for timed in both]
+    same = sum(a.tokens == b.tokens for a, b in zip(*(t.rows for t in both), strict=True))
+
+    def row(name: str, cell) -> dict[str, str]:
+        return {"name": name} | {str(i): cell(counts[i], both[i]) for i in range(2)}
+
+    rows = [
+        row("outputs", lambda count, _: f"{count.outputs:,}"),
+        row("tokens", lambda count, _: f"{count.tokens:,}"),
+        row("target calls", lambda count, _: f"{count.iterations:,}"),
+        row("tokens per target call", lambda count, _: f"{count.tokens_per_iteration:.2f}"),
+        row("drafted", lambda count, _: f"{count.drafted:,}"),
+        row("accepted", lambda count, _: f"{count.accepted:,}"),
+        row("corrections", lambda count, _: f"{count.corrections:,}"),
+        row("bonus", lambda count, _: f"{count.bonus:,}"),
+        row("seconds", lambda _, timed: f"{np.median(timed.decode):.3f}"),
+        row("seconds, with prefill", lambda _, timed: f"{np.median(timed.end_to_end):.3f}"),
+    ]
+    columns: list[report.Column] = [
+        ("", lambda row: row["name"]),
+        ("autoregressive", lambda row: row["0"]),
+        ("speculative", lambda row: row["1"]),
+    ]
+    rates = ", ".join("–" if rate is None else f"{rate:.2f}" for rate in counts[1].acceptance)
+    expected = "lost in noise" if times.expected_gain is None else f"{times.expected_gain:.2f}"
+    phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in times.phases.items())
+    console = Console(file=file, width=None if file.isatty() else 140, highlight=False)
+    console.print(report.table(columns, rows, "Both methods"))
+    for line in (
+        f"Accepted of those tested, by position in the draft: {rates}.",
+        f"Gain {times.measured_gain:.2f}, with prefill {times.measured_gain_end_to_end:.2f}; "
+        f"expected of c = {times.c:.3f} and v = {times.v:.2f}: {expected}.",
+        f"Speculative phases, {'measured' if times.measured else 'estimated'}: {phases}.",
+        f"{same} of {counts[0].outputs} outputs are the same tokens.",
+    ):
+        console.print(line, soft_wrap=True)
 
 
 def check(config) -> None:
@@ -89,6 +160,12 @@ def check(config) -> None:
         raise ValueError(
             "No draft: give --config.draft=DIR, or --config.method=autoregressive to do without."
         )
+    if config.compare and config.method != "speculative":
+        raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
+    if config.policy:
+        policies.load(config.policy)  # misspelt, it fails before models are loaded
+    if config.rule:
+        accept.load(config.rule)
 
 
 def read_lines(path: str) -> list[str]:
@@ -116,7 +193,7 @@ def open_output(path: str, overwrite: bool, config, texts: list[str]) -> files.R
     file = pathlib.Path(path)
     common.make_workdir(str(file.parent), flag="output")
     mark = file.with_name(f".{file.name}.run.json")
-    wanted = {"run": common.fingerprint(config.to_dict(), texts)}
+    wanted = {"run": common.fingerprint(common.settings(config), texts)}
     if overwrite:
         file.unlink(missing_ok=True)
     found = json.loads(mark.read_text()) if mark.exists() else None

@@ -15,10 +15,10 @@ import pytest
 import command_line
 import specjax
 from command_line import ROOT
-from experiments import beam
+from experiments import beam, common
 from experiments.reproduce import study
 from pairs import TEXTS
-from specjax import files, tasks
+from specjax import accept, files, policies, tasks
 
 BUDGET = 24
 FIELDS = ["input", "sample", "output", "tokens", "target_calls", "drafted", "accepted"]
@@ -95,6 +95,50 @@ def test_decode_writes_what_generate_gives(decode, pair, tmp_path):
     assert plain.stderr == ""
     assert [row["tokens"] for row in rows(plain.stdout)] == [row["tokens"] for row in found]
     assert all(row["drafted"] == row["accepted"] == 0 for row in rows(plain.stdout))
+
+
+def test_decode_by_policy_and_rule(decode, pair):
+    """By name, with settings; an import path has its colon."""
+    chosen = {"rule": "lenient(lenience=0.3)", "policy": "svip(threshold=0.4)"}
+    found = rows(decode(*(f"--config.{k}={v}" for k, v in chosen.items())).stdout)
+    expected = specjax.generate(
+        pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET,
+        rule=accept.lenient(0.3), policy=policies.load("svip", threshold=0.4),
+    )  # fmt: skip
+    assert [row["tokens"] for row in found] == expected.tokens
+    assert sum(row["drafted"] for row in found) == sum(expected.drafted)
+    whole = rows(decode("--config.policy=specjax.policies:constant(gamma=4)").stdout)
+    assert sum(row["drafted"] for row in whole) > sum(expected.drafted)
+
+
+def test_decode_compares_both_methods(decode, pair, tmp_path):
+    """The comparison goes where the rows do not."""
+    compare = functools.partial(decode, "--config.compare=True")
+    out = tmp_path / "out.jsonl"
+    to_file, to_stdout = compare(f"--output={out}"), compare()
+    assert to_file.status == 0, to_file.stderr
+    assert to_stdout.stdout == out.read_text()
+    counts = specjax.generate(pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET).summary
+    for said in (to_file.stdout, to_stdout.stderr):
+        assert "8 of 8 outputs are the same tokens." in said
+        assert re.search(rf"target calls .* {counts.tokens} .* {counts.iterations} ", said)
+        assert re.search(rf"drafted .* 0 .* {counts.drafted} ", said)
+        assert re.search(r"Gain \d+\.\d\d, with prefill \d+\.\d\d; expected of c = ", said)
+        assert "phases, estimated: draft" in said
+    refused(compare("--config.method=autoregressive"), "compare=True needs", "speculative")
+
+
+def test_results_outlive_new_fields():
+    """Rows made before a field was there belong to the same config with that field's default."""
+    config = ml_collections.ConfigDict({"gamma": 4})
+    older = common.fingerprint(common.settings(config))
+    for name, default in common.LATER.items():
+        config[name] = default
+    assert common.fingerprint(common.settings(config)) == older
+    config.rule = "block"
+    assert common.fingerprint(common.settings(config)) != older
+    decoding_config = importlib.import_module("configs.decode").get_config()
+    assert {name: decoding_config[name] for name in common.LATER} == common.LATER
 
 
 def test_samples_seeds_and_standard_streams(decode):
@@ -185,6 +229,9 @@ def test_an_output_of_another_command_is_kept(decode, tmp_path, inputs):
         ("--config.samples=0", ["samples=0"]),
         ("--config.batch_size=0", ["batch_size=0"]),
         ("--config.gama=3", ['Did you mean "gamma"', "--config"]),
+        ("--config.policy=svipp", ["There is no policy 'svipp'", "svip"]),
+        ("--config.policy=svip(threshold=)", ["cannot be read", "name(setting=value"]),
+        ("--config.rule=lenient", ["missing a required argument: 'lenience'"]),
         ("--input=nowhere.txt", ["--input=nowhere.txt: no such file"]),
         ("stray", ["Arguments without a flag", "stray"]),
     ],

@@ -140,3 +140,29 @@ def test_greedy_continuations_are_those_of_transformers(variant, tmp_path):
         found = generate(target, drafter, PROMPTS, gamma=3, temperature=0, max_new_tokens=24)
         assert found.tokens == expected
     assert 0 < sum(row.accepted for row in found.rows) < sum(row.drafted for row in found.rows)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [gpt_variants.VARIANTS["untied"], llama_variants.VARIANTS["llama3"]],
+    ids=lambda variant: variant.name,
+)
+def test_decode_continues_as_transformers_do(variant, tmp_path, monkeypatch, capsys):
+    """A target and a draft saved by transformers, of one layer; either method."""
+    layers = "n_layer" if variant in gpt_variants.VARIANTS.values() else "num_hidden_layers"
+    small = dataclasses.replace(variant, config={**variant.config, layers: 1})
+    target = write_causal(tmp_path / "target", variant)
+    draft = write_causal(tmp_path / "draft", small)
+    file = tmp_path / "in.txt"
+    file.write_text("".join(f"{text}\n" for text in PROMPTS))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+    expected = greedy_causal(target)
+    for method in ("autoregressive", "speculative"):
+        outcome = command_line.run(
+            monkeypatch, capsys, "experiments.decode", "--config=configs/decode.py",
+            f"--config.target={target}", f"--config.draft={draft}", f"--input={file}",
+            "--config.max_new_tokens=24", f"--config.method={method}",
+        )  # fmt: skip
+        assert outcome.status == 0, outcome.stderr
+        rows = [json.loads(line) for line in outcome.stdout.split("\n")[:-1]]
+        assert [row["tokens"] for row in rows] == expected

@@ -146,7 +146,7 @@ def count_ngrams(config, target: hub.Checkpoint) -> ngram.Counts:
 def open_results(workdir: pathlib.Path, config) -> files.Rows:
     """Rows of an earlier run of the same config, or none."""
     results = files.Rows(workdir / "results.jsonl")
-    mine = common.fingerprint(config.to_dict())
+    mine = common.fingerprint(common.settings(config))
     if any(row.get("run") != mine for row in results.done):
         raise ValueError(
             f"{results.path} holds rows of another config. Name another --workdir, or delete the "
@@ -188,6 +188,6 @@ def identity(on: Study) -> dict[str, Any]:
         "split": config.split,
         "seed": config.seed,
         "dtype": str(jax.tree.leaves(on.target.model.params)[0].dtype),
-        "run": common.fingerprint(config.to_dict()),
+        "run": common.fingerprint(common.settings(config)),
         **common.environment(),
     }
