@@ -2,6 +2,7 @@
 
 target, draft = specjax.load("google-t5/t5-3b"), specjax.load("google-t5/t5-small")
 result = specjax.generate(target, draft, texts, gamma=7, temperature=0.0)
+print(specjax.select(target, ["google-t5/t5-small", "lookup"], texts).words)
 """
 
 from specjax.beam import Hypothesis
@@ -9,17 +10,24 @@ from specjax.beam_decoding import BeamRow, beam_search
 from specjax.decoding import Result, Row, generate
 from specjax.metrics import Alpha, measure_alpha
 from specjax.models.hub import Checkpoint, load, save
+from specjax.monitor import Summary, Times
+from specjax.selection import Candidate, Selection, select
 
 __all__ = [
     "Alpha",
     "BeamRow",
+    "Candidate",
     "Checkpoint",
     "Hypothesis",
     "Result",
     "Row",
+    "Selection",
+    "Summary",
+    "Times",
     "beam_search",
     "generate",
     "load",
     "measure_alpha",
     "save",
+    "select",
 ]

@@ -1,0 +1,289 @@
+"""Choosing a draft: where the right answer is known, and each reason in words."""
+
+import dataclasses
+import functools
+import json
+import re
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import command_line
+import specjax
+from pairs import TEXTS
+from specjax import metrics, selection, theory
+from specjax.models import hub
+from specjax.models.language_model import LanguageModel
+from specjax.selection import Candidate, Trial, reasons, recommend, smaller_members, why_not
+
+BUDGET = 24
+
+
+# The words, of candidates that were never measured.
+
+
+def candidate(alpha=0.8, c=0.1, v=1.2, gain=None, total=None, gammas=(1, 3, 7), **fields):
+    """A round takes γc + v steps; gains are as predicted, and τ as promised, unless given."""
+    steps = {str(gamma): gamma * c + v for gamma in gammas}
+    gains = {g: theory.expected_tokens(alpha, g) / (g * c + v) for g in gammas}
+    gamma = max(gains, key=gains.__getitem__)
+    gain = gains[gamma] if gain is None else gain
+    made = Candidate(
+        name="models/small",
+        memory=100,
+        alpha=alpha,
+        c=c,
+        gamma=gamma,
+        v=v,
+        steps=steps,
+        tau=theory.expected_tokens(alpha, gamma),
+        tokens=20.0,
+        predicted=gains[gamma],
+        gain=gain,
+        gain_low=gain,
+        gain_high=gain,
+        gain_end_to_end=gain if total is None else total,
+    )
+    return dataclasses.replace(made, **fields)
+
+
+@pytest.mark.parametrize(
+    ("found", "causes", "words"),
+    [
+        (candidate(alpha=0.2, c=0.1, v=1.2), ("alpha",), "agreement is too low (α = 0.20)"),
+        (candidate(alpha=0.7, c=0.9), ("c",), "the draft is too slow (c = 0.90"),
+        (candidate(alpha=0.7, v=3.0), ("v",), "verification is not free"),
+        (candidate(alpha=0.3, c=0.6, v=2.0), ("alpha", "c", "v"), "α = 0.30) and the draft is"),
+        (candidate(total=0.9), ("length",), "outputs of 20 tokens are too short"),
+        (candidate(gain=0.9, tau=1.5), ("length",), "with 1.5 tokens for each call"),
+        # None of the three is bad by itself: the largest loss.
+        (candidate(alpha=0.55, c=0.4, v=1.3), ("alpha",), "agreement is too low"),
+        (candidate(alpha=0.9, c=0.48, v=1.45, gammas=(1,)), ("c",), "the draft is too slow"),
+    ],
+)
+def test_reasons(found, causes, words):
+    assert found.gain_end_to_end <= 1
+    assert reasons(found) == causes
+    assert words in why_not(found)
+    said = recommend([found])
+    assert (said.draft, said.gamma) == (None, 0)
+    assert said.words.startswith("Do not speculate")
+    assert words in said.words
+
+
+def test_what_would_change_it():
+    """The α and the c that are named are those at which the prediction passes 1."""
+    found = candidate(alpha=0.55, c=0.4, v=1.3)
+    alpha, c = map(float, re.findall(r"(?:above|below) (\d\.\d+)", why_not(found)))
+
+    def predicted(alpha=found.alpha, c=found.c):
+        return candidate(alpha=alpha, c=c, v=found.v).predicted
+
+    assert predicted(alpha=alpha - 0.01) < 1 < predicted(alpha=alpha + 0.01)
+    assert predicted(c=c + 0.01) < 1 < predicted(c=c - 0.01)
+    # As slow as the target: whatever it proposes, nothing is gained.
+    assert "It would pay with c below" in why_not(candidate(alpha=0.9, c=1.0, v=1.1))
+    # A verify pass of 9 steps is paid by neither.
+    assert "It would pay" not in why_not(candidate(alpha=0.2, c=0.5, v=9.0))
+
+
+def test_recommendation():
+    fast = candidate(alpha=0.9, name="big/fast", memory=300)
+    same = dataclasses.replace(
+        fast, name="big/same", memory=200, gain_end_to_end=0.97 * fast.gain_end_to_end
+    )
+    slow = candidate(alpha=0.3, c=0.5, name="slow")
+    broken = Candidate("broken", problem="No such directory: broken.")
+    said = recommend([slow, fast, broken])
+    assert (said.draft, said.gamma) == ("big/fast", fast.gamma)
+    assert f"Use fast with gamma={fast.gamma}" in said.words
+    assert f"{fast.gain_end_to_end:.2f} times as soon" in said.words
+    assert "slow, 0." in said.words
+    assert "broken cannot draft: No such directory" in said.words
+    # Of equals the smaller.
+    said = recommend([slow, fast, same])
+    assert said.draft == "big/same"
+    assert "No slower within 5%, but larger: fast." in said.words
+    assert "hardly more than timings vary" in recommend([candidate(total=1.02)]).words
+    assert "hardly" not in recommend([candidate()]).words
+    assert recommend([broken]).words.startswith("Do not speculate: no draft can be used.\nbroken")
+
+
+# Which drafts to try.
+
+
+def test_smaller_members(pair, tmp_path):
+    assert smaller_members("google-t5/t5-large") == ["google-t5/t5-small", "google-t5/t5-base"]
+    assert smaller_members("gpt2") == ["distilbert/distilgpt2"]
+    assert smaller_members("Qwen/Qwen2.5-1.5B-Instruct") == ["Qwen/Qwen2.5-0.5B-Instruct"]
+    # Beside a directory: of the same kind, with fewer parameters; whatever else lies there.
+    assert smaller_members(pair.target.name) == [pair.draft.name, pair.twin.name]
+    for unknown in ("t5-small", "somebody/model", pair.draft.name):
+        with pytest.raises(ValueError, match=r"No smaller model is known for .*lookup"):
+            smaller_members(unknown)
+
+
+# Measured.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Slowed:
+    """A model that gives the same and takes milliseconds more in every call."""
+
+    model: LanguageModel
+    work: jax.Array
+    vocab_size: int = dataclasses.field(metadata={"static": True})
+    turns: int = dataclasses.field(metadata={"static": True})
+
+    def start(self, inputs, buffer_len):
+        return self.model.start(inputs, buffer_len)
+
+    def __call__(self, tokens, start, context, cache):
+        hidden, cache = self.model(tokens, start, context, cache)
+        nothing = jnp.minimum(jnp.abs(hidden[0, 0, 0]), 0.0)  # 0, which the compiler cannot know
+        done = jax.lax.fori_loop(0, self.turns, lambda _, x: x @ self.work, self.work + nothing)
+        return hidden + jnp.minimum(jnp.abs(done[0, 0]), 0.0), cache
+
+    def logits(self, hidden):
+        return self.model.logits(hidden)[..., : self.vocab_size]
+
+
+def slowed(checkpoint, name, turns):
+    model = Slowed(checkpoint.model, jnp.eye(256), checkpoint.model.vocab_size, turns)
+    return dataclasses.replace(checkpoint, model=model, name=name)
+
+
+@pytest.mark.slow
+def test_selection_where_the_answer_is_known(pair, monkeypatch):
+    """The twin agrees always and costs little, the draft agrees less, the slow twin costs more than
+    the target: the twin wins, with the longest draft. Each is freed before the next comes.
+    """
+    target, alive = slowed(pair.target, "target", 4), []
+    load = hub.load
+
+    def watched(name, **options):
+        assert all(model() is None for model in alive)
+        loaded = load(name, **options)
+        alive.append(weakref.ref(loaded.model))
+        return loaded
+
+    monkeypatch.setattr(hub, "load", watched)
+    drafts = [pair.draft.name, pair.twin.name, slowed(pair.twin, "slow twin", 12), "/nowhere"]
+    options = {"max_new_tokens": BUDGET, "gammas": (1, 4), "timed_inputs": 4, "repeats": 3}
+    chosen = specjax.select(target, drafts, TEXTS, **options)
+    draft, twin, slow, missing = chosen.candidates
+    assert len(alive) == 2
+    assert (twin.alpha, twin.agreement, twin.gamma) == (1, 1, 4)
+    assert twin.c < 1 < slow.c
+    wanted = specjax.measure_alpha(pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET)
+    assert (draft.alpha, draft.alpha_low) == (wanted.value, wanted.low)
+    assert chosen.recommendation.draft == pair.twin.name
+    assert chosen.recommendation.gamma == 4
+    assert twin.gain_end_to_end > 1.3 > 1 > slow.gain_end_to_end
+    assert reasons(slow) == ("c",)
+    assert "No such directory: /nowhere" in missing.problem
+    assert twin.parameters == sum(x.size for x in jax.tree.leaves(pair.twin.model))
+    # Parameters of both and caches for 8 rows; of slow twins the ballast too.
+    assert twin.memory > 4 * (256**2 + 2 * twin.parameters)
+    assert slow.memory == twin.memory + 4 * 256**2
+
+
+def test_counts_are_of_inputs_that_are_not_measured(pair):
+    """Over the outputs of the first half; and α at temperature 1 beside the greedy agreement."""
+    trial = Trial(pair.target, ["", *TEXTS], ["bigram"], max_new_tokens=BUDGET, temperature=1.0,
+                  gammas=(1,), timed_inputs=2, repeats=1)  # fmt: skip
+    found = trial.measure("bigram")
+    key = jax.random.key(0)
+    generate = functools.partial(
+        specjax.generate, pair.target, None, max_new_tokens=BUDGET, temperature=1.0, key=key
+    )
+    size, start = pair.target.model.vocab_size, pair.target.start_id
+    bigram = specjax.ngram.bigram(specjax.ngram.count(generate(TEXTS[:4]).tokens, size, start))
+    outputs = generate(TEXTS[4:]).tokens
+    both = [
+        metrics.alpha_of_outputs(
+            pair.target, bigram, TEXTS[4:], outputs, sampling=specjax.sampling.sampling(t)
+        ).value
+        for t in (1.0, 0.0)
+    ]
+    assert [found.alpha, found.agreement] == both
+    assert found.parameters == 0
+    assert found.tokens == sum(len(row) for row in outputs) / 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gammas": (0, 1)}, r"gammas=\(0, 1\) must be whole numbers ≥ 1"),
+        ({"gammas": ()}, r"gammas=\(\) must be"),
+        ({"texts": ["one", " "]}, r"1 input\(s\) are too few"),
+    ],
+)
+def test_options_out_of_range(pair, options, message):
+    with pytest.raises(ValueError, match=message):
+        Trial(pair.target, **{"texts": TEXTS, **options})
+
+
+# The command.
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+    file = tmp_path / "in.txt"
+    file.write_text("\n".join(TEXTS))
+    return functools.partial(
+        command_line.run, monkeypatch, capsys, "experiments.select",
+        "--config=configs/select.py", f"--input={file}", "--config.max_new_tokens=24",
+        "--config.gammas=(1,)", "--config.timed_inputs=2", "--config.repeats=1",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_command(command, pair, tmp_path, monkeypatch):
+    """Without drafts the two beside the target; the rows are kept, and gone on from."""
+    work = tmp_path / "work"
+    run = functools.partial(command, f"--config.target={pair.target.name}", f"--workdir={work}")
+    first = run()
+    assert first.status == 0, first.stderr
+    results = work / "results.jsonl"
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [row["name"] for row in rows] == [pair.draft.name, pair.twin.name]
+    assert [row["alpha"] for row in rows][1] == 1
+    said = recommend([Candidate(**{f.name: row[f.name] for f in dataclasses.fields(Candidate)})
+                      for row in rows])  # fmt: skip
+    assert first.stdout.endswith(said.words + "\n")
+    for heading in ("draft", "α", "agree", "predicted", "memory"):
+        assert heading in first.stdout
+    monkeypatch.setattr(hub, "load", None)  # nothing is left to measure
+    again = run()
+    assert (again.status, again.stdout) == (0, first.stdout)
+    other = run("--config.seed=1")
+    assert other.status == 1
+    assert "holds rows of another command" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--config.target=", "No target"),
+        ("--config.dtype=float23", "dtype='float23'"),
+        ("--config.target=somebody/model", "No smaller model is known for somebody/model"),
+        ("--config.draft=x", 'Did you mean "drafts"'),
+    ],
+)
+def test_errors_in_one_line(command, flag, words):
+    outcome = command("--config.target=t5-base", flag)
+    assert outcome.status == 1
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+
+
+def test_names():
+    assert selection.name_of("a/b") == "a/b"
+    assert selection.name_of(specjax.ngram.PromptLookup(5)) == "PromptLookup"
+    assert selection.short("models/small/") == "small"
