@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import cost, decoding, metrics, theory
+from specjax import cost, decoding, metrics, monitor, theory
 from specjax import sampling as smp
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
@@ -321,7 +321,7 @@ def acceptance(case: Case) -> Finding:
     )
     case.alpha = found.value
     enough = np.sum([row.tested for row in case.rows], axis=0) >= TESTED
-    rates = np.where(enough, metrics.acceptance_by_position(case.rows), np.nan)
+    rates = np.where(enough, monitor.acceptance_by_position(case.rows), np.nan)
     return verdicts.acceptance(found, decoding.Result(case.rows).block_efficiency, rates)
 
 
