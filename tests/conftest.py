@@ -35,6 +35,16 @@ def pair(tmp_path_factory):
     return pairs.make(tmp_path_factory.mktemp("pair"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_one_module():
+    """Compiled programs go with the module that they were compiled for.
+
+    Each takes a few memory maps, and a process that has Linux's 65,530 of them dies in XLA.
+    """
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def standard_promotion():
     """JAX's ordinary casts, for tests that train: optax divides integer step counts by floats."""
