@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c r
 METADATA := setup.cfg requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test results lint types lock clean
+.PHONY: help setup demo test slow results lint types lock clean
 
 help:  ## what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,8 +21,11 @@ results: setup  ## the whole report of both embedded families, as in docs/result
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/results/parse
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:prose --workdir=runs/results/prose
 
-test: .venv/test.stamp  ## the tests
-	$(BIN)/python -m pytest -n 2 --dist loadscope
+test: .venv/test.stamp  ## the tests, but for those that take long
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow"
+
+slow: .venv/test.stamp  ## the tests that take long
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: .venv/test.stamp  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -66,6 +66,7 @@ def config_file(pair, tmp_path):
     return file
 
 
+@pytest.mark.slow
 def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     """Rows, report and figures; an interrupted race runs again; without a head there is none."""
     examples = [tasks.Example(f"{text} $[b]$", text) for text in TEXTS]

@@ -422,6 +422,7 @@ def bias(method, budget) -> float:
     return total_variation(output_law(method, inputs, budget), expected)
 
 
+@pytest.mark.slow  # test_exactness has every policy of the package, with shorter drafts
 @pytest.mark.parametrize("name", [*NAMES, "tail reader"])
 def test_enumerated_law_is_the_targets(name):
     """All outputs of up to 4 tokens over 3: TV < 1e-12."""

@@ -132,6 +132,7 @@ def sampled(policy, skew=False) -> float:
     return two_sample_p_value(real, ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["constant", "svip", "first descent", "head", "tail reader"])
 def test_sampled_replay_has_the_real_runs_law(name):
     """8,192 real runs and 8,192 replays, each along an output of its own: p > 1e-4."""

@@ -98,6 +98,7 @@ def test_a_file_of_a_head(tmp_path):
         head.load(tmp_path / "other.npz")
 
 
+@pytest.mark.slow
 def test_the_command(pair, tmp_path, monkeypatch, capsys):
     """A head in the pair's own files, which `generate` decodes with."""
     rows = [json.dumps({"input": text, "target": text}) for text in TEXTS]
