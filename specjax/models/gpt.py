@@ -17,6 +17,7 @@ from specjax.models.layers import (
     KV,
     CausalBias,
     Decoder,
+    DecoderOnly,
     LayerNorm,
     Linear,
     attend_and_write,
@@ -33,7 +34,7 @@ INITIAL_STD = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(DecoderOnly):
     """Shapes and variants of a GPT-2; field names follow Hugging Face's config.json."""
 
     vocab_size: int = 50257  # rows of the embedding, padding included
@@ -48,7 +49,6 @@ class GPTConfig:
     bos_token_id: int = 50256
     pad_token_id: int = 50256
 
-    is_encoder_decoder: ClassVar[bool] = False
     model_type: ClassVar[str] = "gpt2"
 
     def __post_init__(self):
@@ -63,17 +63,7 @@ class GPTConfig:
                 f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}; choose another "
                 "number of heads."
             )
-        for name in ("bos_token_id", "pad_token_id"):
-            if getattr(self, name) >= self.vocab_size:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} is no id of a vocabulary of {self.vocab_size}; "
-                    "name one that is."
-                )
-
-    @property
-    def start_id(self) -> int:
-        """The first token of a text without a prompt; never emitted by the loops as output."""
-        return self.bos_token_id
+        self.check_ids()
 
     @property
     def max_positions(self) -> int:

@@ -6,7 +6,7 @@ V vocabulary, L layers, H heads, D head size, E model width, F feed-forward widt
 Weights are (out, in), as in Hugging Face checkpoints, unless `arrange` has turned them.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -296,6 +296,29 @@ def slide(by_offset: Array, start: Array, queries: int, slots: int) -> Array:
 
     positions = start[:, None] + jnp.arange(queries)[None, :]
     return jnp.moveaxis(jax.vmap(jax.vmap(one))(positions), 1, 2)
+
+
+class DecoderOnly:
+    """What the configs of models without an encoder share."""
+
+    is_encoder_decoder: ClassVar[bool] = False
+    vocab_size: int
+    bos_token_id: int
+    pad_token_id: int
+
+    @property
+    def start_id(self) -> int:
+        """The first token of a text without a prompt; never emitted by the loops as output."""
+        return self.bos_token_id
+
+    def check_ids(self) -> None:
+        """ValueError if an id lies outside the vocabulary."""
+        for name in ("bos_token_id", "pad_token_id"):
+            if getattr(self, name) >= self.vocab_size:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is no id of a vocabulary of {self.vocab_size}; "
+                    "name one that is."
+                )
 
 
 class Decoder(nnx.Module):

@@ -19,6 +19,7 @@ from specjax.models.layers import (
     KV,
     CausalBias,
     Decoder,
+    DecoderOnly,
     Linear,
     RMSNorm,
     attend_and_write,
@@ -86,7 +87,7 @@ def frequencies(rope: Rope, size: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class LlamaConfig:
+class LlamaConfig(DecoderOnly):
     """Shapes of a Llama (1 to 3, TinyLlama); most field names follow Hugging Face's config.json."""
 
     vocab_size: int = 32000  # rows of the embedding, padding included
@@ -107,7 +108,6 @@ class LlamaConfig:
     bos_token_id: int = 1
     pad_token_id: int = 1
 
-    is_encoder_decoder: ClassVar[bool] = False
     model_type: ClassVar[str] = "llama"
     options: ClassVar[tuple[str, ...]] = ("attention_bias", "mlp_bias")
     qkv_bias: ClassVar[bool] = False  # of queries, keys and values, whatever `attention_bias` says
@@ -137,23 +137,13 @@ class LlamaConfig:
                 f"head_dim={self.head_dim} is odd, but positions turn pairs of dimensions; choose "
                 "an even one."
             )
-        for name in ("bos_token_id", "pad_token_id"):
-            if getattr(self, name) >= self.vocab_size:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} is no id of a vocabulary of {self.vocab_size}; "
-                    "name one that is."
-                )
+        self.check_ids()
 
     @property
     def windows(self) -> tuple[int, ...]:
         """How many tokens a query sees in each layer, itself included; 0: all."""
         layers = range(self.num_hidden_layers)
         return tuple(0 if i in self.full_layers else self.sliding_window for i in layers)
-
-    @property
-    def start_id(self) -> int:
-        """The first token of a text without a prompt; never emitted by the loops as output."""
-        return self.bos_token_id
 
     @property
     def max_positions(self) -> int:
