@@ -100,9 +100,14 @@ LATER = {"policy": "", "rule": "", "compare": False}
 
 
 def settings(config) -> dict[str, Any]:
-    """A config for `fingerprint`: results from before a field was there still belong to it."""
+    """A config for `fingerprint`, as JSON.
+
+    Results from before a field was there still belong to it, and so do those of another checkout:
+    directories below it go by their path in there.
+    """
     found = config.to_dict()
-    return {k: v for k, v in found.items() if k not in LATER or v != LATER[k]}
+    kept = {k: v for k, v in found.items() if k not in LATER or v != LATER[k]}
+    return json.loads(json.dumps(kept, default=str).replace(f"{ROOT}/", ""))
 
 
 def fingerprint(*parts: Any) -> str:

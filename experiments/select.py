@@ -25,6 +25,7 @@ from experiments import common
 from experiments.decode import DTYPES, read_lines
 from specjax import files, report, selection
 from specjax.models import hub
+from specjax.models.memory import gigabytes, memory_free
 from specjax.selection import Candidate, Trial, short
 
 
@@ -117,6 +118,8 @@ def show(candidates: list[Candidate], config) -> None:
         "call of the target. predicted, loop: gain over plain decoding without prefill; total: "
         f"with it. memory: both models and their caches at batch {config.batch_size}.\n",
     )
+    if (free := memory_free()) is not None:
+        console.print(f"Free on this device now: {gigabytes(free)}.\n")
     if any(candidate.name in selection.COUNTED for candidate in candidates):
         console.print(
             "n-grams count the target's outputs for the first half of the inputs; everything is "
@@ -144,7 +147,7 @@ COLUMNS: list[report.Column] = [
     ("predicted", _number("predicted")),
     ("loop", _number("gain")),
     ("total", _number("gain_end_to_end")),
-    ("memory", lambda row: "–" if row["problem"] else f"{row['memory'] / 1e9:.2f} GB"),
+    ("memory", lambda row: "–" if row["problem"] else gigabytes(row["memory"])),
 ]
 
 

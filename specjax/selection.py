@@ -19,6 +19,7 @@ from specjax.autoregressive import Autoregressive
 from specjax.draft import Drafter
 from specjax.models import hub
 from specjax.models.hub import Checkpoint
+from specjax.models.memory import nbytes
 from specjax.models.safetensors_files import find_tensors, read_json
 from specjax.monitor import summarize
 from specjax.sampling import Sampling, sampling
@@ -327,7 +328,7 @@ class Trial:
             name=name,
             remarks=_remarks(self.target, loaded) if isinstance(loaded, Checkpoint) else (),
             parameters=sum(x.size for x in jax.tree.leaves(model)),
-            memory=_nbytes(held),
+            memory=nbytes(held),
             alpha=alpha.value,
             alpha_low=alpha.low,
             alpha_high=alpha.high,
@@ -376,10 +377,6 @@ def name_of(draft: str | Checkpoint | Drafter) -> str:
 def _remarks(target: Checkpoint, draft: Checkpoint) -> tuple[str, ...]:
     checks = compatibility.compare(target, draft)
     return tuple(str(check) for check in checks if not check.passed and not check.required)
-
-
-def _nbytes(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 # --- what follows from the numbers ---------------------------------------------------------------

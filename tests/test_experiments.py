@@ -141,6 +141,14 @@ def test_results_outlive_new_fields():
     assert {name: decoding_config[name] for name in common.LATER} == common.LATER
 
 
+def test_results_belong_to_any_checkout():
+    here, there = (
+        ml_collections.ConfigDict({"drafts": (place,), "gamma": 4})
+        for place in (f"{common.ROOT}/families/one", "families/one")
+    )
+    assert common.settings(here) == common.settings(there)
+
+
 def test_samples_seeds_and_standard_streams(decode):
     """Text in, text out; two draws of each line in the input's order."""
     hot = functools.partial(decode, "--config.temperature=1.0", "--config.samples=2")
