@@ -5,6 +5,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock
 METADATA := setup.cfg requirements.lock
+# Tests compile much and compute little: most of their time went into what makes programs fast. Flags
+# of XLA that do not exist end the process: this one is for the version in requirements.lock.
+QUICKLY := JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=--xla_cpu_use_fusion_emitters=false
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow results lint types lock clean
@@ -22,9 +25,9 @@ results: setup  ## the whole report of both embedded families, as in docs/result
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:prose --workdir=runs/results/prose
 
 test: .venv/test.stamp  ## the tests, but for those that take long
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow"
+	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow"
 
-slow: .venv/test.stamp  ## the tests that take long
+slow: .venv/test.stamp  ## the tests that take long, compiled as users compile
 	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: .venv/test.stamp  ## ruff: rules and format

@@ -54,12 +54,18 @@ def draft(tokenizer):
     return checkpoint(tokenizer, 0.02)
 
 
-def laws(checkpoint, ids):
+@jax.jit
+def forward(model, tokens):
     """Softmax of the next token after every prefix, in one call without a cache."""
-    module = checkpoint.model.module()
-    tokens = jnp.asarray(ids, jnp.int32)[None]
-    hidden, _ = module(tokens, jnp.zeros((1,), jnp.int32), (), None)
-    return np.asarray(jax.nn.softmax(module.logits(hidden)[0]))
+    module = model.module()
+    hidden, _ = module(tokens[None], jnp.zeros((1,), jnp.int32), (), None)
+    return jax.nn.softmax(module.logits(hidden)[0])
+
+
+def laws(checkpoint, ids):
+    """After every prefix of ids; what follows them, up to a length for all, is not seen."""
+    padded = np.pad(np.asarray(ids, np.int32), (0, CONFIG.n_positions - len(ids)))
+    return np.asarray(forward(checkpoint.model, padded))[: len(ids)]
 
 
 def prompt_of(tokenizer, text):

@@ -145,7 +145,7 @@ def library(gamma_max: int, width: int) -> dict[str, Policy]:
 
     The settings make each of them vary its lengths on the tables of the tests.
     """
-    table = prices(0.2, [1.0] * (gamma_max + 1))
+    table = prices(0.217, [1.0] * (gamma_max + 1))  # no two lengths are equally good
     return {
         "constant": constant(gamma_max),
         "heuristic": heuristic(1),
