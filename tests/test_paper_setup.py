@@ -143,9 +143,7 @@ def test_methods_agree_as_the_config_says(name, root, monkeypatch):
     ("name", "score", "printed"),
     [
         ("t5-3b_en-de", "bleu", "γ=7: 3.2 → 3.4"),
-        pytest.param(
-            "flan-t5-xxl_cnn-dm", "rougeLsum", "γ=5: 2.4 → 3.1", marks=pytest.mark.slow
-        ),
+        pytest.param("flan-t5-xxl_cnn-dm", "rougeLsum", "γ=5: 2.4 → 3.1", marks=pytest.mark.slow),
     ],
 )
 def test_the_report(name, score, printed, root, monkeypatch, capsys, tmp_path):
