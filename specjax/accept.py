@@ -10,7 +10,6 @@ that drafted token i was drawn from, before any noise is known; `drafts` (B, γ)
 `draft_len` (B,) ≤ γ, how many were submitted. Entries at or beyond draft_len are arbitrary.
 """
 
-import dataclasses
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -20,6 +19,7 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax import named
 from specjax import sampling as smp
+from specjax.pytrees import pytree
 from specjax.sampling import Purpose, Sampling
 
 
@@ -136,8 +136,7 @@ def residual(
     return jnp.where(usable, left / jnp.where(usable, mass, 1.0), target_probs)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class TokenRule:
     """Algorithm 1 of Leviathan et al. 2023: keep token x with probability min(1, p(x)/q(x)),
     stop at the first that is not kept, and replace it by a draw from norm(max(0, p − q)).
@@ -177,8 +176,7 @@ class TokenRule:
         return jnp.where(rejected, residual(target, draft), target)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class BlockRule(TokenRule):
     """Block verification (Sun et al. 2024): a draft is judged as a whole, and more of it is kept.
 
@@ -228,8 +226,7 @@ class BlockRule(TokenRule):
         return total - jax.lax.cummax(total, axis=1)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class GumbelRule(TokenRule):
     """Both models draw with the noise that plain decoding has at a position (Daliri, Musco and
     Suresh 2024): a drafted token is kept if it is the one that the target draws there.
@@ -253,8 +250,7 @@ class GumbelRule(TokenRule):
         return coupled_overlap(target_logprobs, draft_logprobs)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class LenientRule(TokenRule):
     """Lenience l of the paper's A.5: keep token x with probability min(1, p(x)/(l·q(x))).
 
@@ -282,8 +278,7 @@ class LenientRule(TokenRule):
         return super().survival(over, draft_logprobs, drafts, draft_len)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class LenientArgmax(TokenRule):
     """Lenience at temperature 0: keep token x if p(x) ≥ l·max p, else replace it by the argmax.
 

@@ -2,7 +2,6 @@
 every speedup. It is the speculative loop without a drafter, and shares its state and commit.
 """
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -11,13 +10,13 @@ from jax import Array
 from jaxtyping import Int, Key
 
 from specjax import sampling as smp
+from specjax.pytrees import pytree
 from specjax.sampling import Purpose, Sampling
 from specjax.state import State, begin, commit, is_finite, unfinished
 from specjax.types import Context, Inputs, Model
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Autoregressive:
     """What to decode with: a model, a law and the ids that end a row."""
 

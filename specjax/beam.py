@@ -26,12 +26,12 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from specjax.pytrees import pytree
 from specjax.sampling import sampling, standardize
 from specjax.types import Cache, Context, Inputs, Model
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Beam:
     """What to search with."""
 

@@ -1,6 +1,5 @@
 """Drafters: where proposals come from. A model drafts by decoding autoregressively itself."""
 
-import dataclasses
 from typing import Any, Protocol
 
 import jax
@@ -8,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from specjax.pytrees import pytree
 from specjax.types import Context, Inputs, Model
 
 
@@ -55,8 +55,7 @@ class Drafter(Protocol):
         ...
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class ModelDrafter:
     """A small model as drafter; its state is its cache."""
 

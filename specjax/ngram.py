@@ -15,13 +15,13 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.files import replacing
+from specjax.pytrees import pytree
 
 
 class Counts(NamedTuple):
@@ -129,8 +129,7 @@ def _smoothed(counts: Counts, add_k: float) -> Float[np.ndarray, " V"]:
     return weights / weights.sum()
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Unigram:
     """One law for every prefix."""
 
@@ -165,8 +164,7 @@ def unigram(counts: Counts, add_k: float = 1.0) -> Unigram:
     return Unigram(jnp.asarray(np.log(_smoothed(counts, add_k)).astype(np.float32)))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Bigram:
     """The law of the next token depends on the last one.
 
@@ -235,8 +233,7 @@ def bigram(counts: Counts, add_k: float = 1.0, strength: float = 1.0) -> Bigram:
 _NOTHING = -1  # where there is no token; no id equals it
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class PromptLookup:
     """Proposes what followed the last n-gram when it occurred before (prompt lookup decoding).
 

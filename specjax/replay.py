@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax import sampling as smp
 from specjax.policies import Observation, Policy, RoundStats
+from specjax.pytrees import pytree
 from specjax.rollouts import Rollouts
 from specjax.sampling import Purpose
 
@@ -31,8 +32,7 @@ class Replayed(NamedTuple):
     runs: Int[Array, "*batch N"]  # draws
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Oracle(Policy):
     """The paper's oracle: drafts exactly as many tokens as will be accepted. The state is their
     number, which `walk` knows; no loop does, and there it would draft nothing."""

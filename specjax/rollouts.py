@@ -28,6 +28,7 @@ from specjax.batching import bucket
 from specjax.draft import Drafter
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy
+from specjax.pytrees import pytree
 from specjax.sampling import Sampling
 from specjax.speculative import Contexts, Dice, Speculative
 from specjax.state import State
@@ -81,8 +82,7 @@ class Noted(NamedTuple):
     hidden: Float[Array, "B G E"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Recorder(Policy):
     """Drafts γ_max tokens, and notes what policies are shown."""
 

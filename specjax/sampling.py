@@ -14,11 +14,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
+from specjax.pytrees import pytree
+
 Kind = Literal["greedy", "plain", "filtered"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Sampling:
     """How tokens are chosen. The kind is static; the numbers are traced and never recompile.
 

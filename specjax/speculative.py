@@ -22,13 +22,13 @@ from specjax import sampling as smp
 from specjax.accept import AcceptanceRule, at_tokens
 from specjax.draft import Drafter, fed_after, is_silent
 from specjax.policies import Observation, Policy, RoundStats
+from specjax.pytrees import pytree
 from specjax.sampling import Purpose, Sampling
 from specjax.state import State, begin, commit, is_finite, unfinished
 from specjax.types import Context, Inputs, Model
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Speculative:
     """What to decode with. Everything but `gamma_max` is a pytree: new numbers never recompile."""
 

@@ -5,13 +5,12 @@ stale, missing or misplaced cache entry changes the law. `MarkovModel` looks at 
 alone, for tests that write the expected tokens down.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax.pytrees import pytree
 from specjax.types import Inputs
 
 UNWRITTEN = 1_000_003  # what a slot holds before its first write
@@ -32,8 +31,7 @@ def _hash(tokens: Array, which: int) -> Array:
     return jnp.cumsum(mixed, axis=1, dtype=jnp.uint32)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class TableModel:
     """The next token's law depends on the source and on the whole prefix."""
 
@@ -69,8 +67,7 @@ class TableModel:
         return hidden
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class MarkovModel:
     """The next token's law depends on the last token alone; the cache holds nothing."""
 

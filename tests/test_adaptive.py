@@ -16,13 +16,13 @@ from experiments.adaptive.race import Counting
 from pairs import TEXTS
 from specjax import tasks
 from specjax.policies import Policy, constant, head
+from specjax.pytrees import pytree
 from specjax.sampling import sampling
 from specjax.trace import TracedRound
 from table_models import inputs_of, random_table
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Hasty(Policy):
     """Drafts one token, and calls the drafter for one more before it stops."""
 

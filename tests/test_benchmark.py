@@ -15,6 +15,7 @@ from experiments.benchmark import bars, forced, measure, models, peers, tables
 from experiments.benchmark.cases import PARTS, SHAPES, Case, chosen, step_bytes, suite
 from specjax import speculative
 from specjax.accept import TokenRule
+from specjax.pytrees import pytree
 
 TINY = Case("tiny", "tiny-draft", batch=32, tokens=40, buffer=48, source=5)
 
@@ -62,8 +63,7 @@ def test_the_forced_rule_does_all_the_work(both, temperature):
     assert operations(forced.decode, Blind(method.rule.alpha)) < found
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Blind(forced.ForcedRule):
     """Computes nothing of what it does not need."""
 

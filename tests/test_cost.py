@@ -14,6 +14,7 @@ from specjax.autoregressive import Autoregressive
 from specjax.cost import Costs
 from specjax.draft import ModelDrafter
 from specjax.policies import constant
+from specjax.pytrees import pytree
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
 from table_models import MarkovModel, inputs_of
@@ -21,8 +22,7 @@ from table_models import MarkovModel, inputs_of
 STEPS, GAMMA = 3, 4
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Counting:
     """A bigram that counts its positions and logits; the cache holds (calls, positions)."""
 

@@ -15,6 +15,7 @@ from specjax import sampling as smp
 from specjax.accept import BlockRule, GumbelRule, TokenRule, at_position, at_tokens
 from specjax.draft import ModelDrafter
 from specjax.policies import constant
+from specjax.pytrees import pytree
 from specjax.sampling import Purpose, sampling
 from specjax.state import unfinished
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
@@ -164,8 +165,7 @@ def outputs_of(state) -> np.ndarray:
 # Faults that enumeration must see, each one of the traps that implementations fall into.
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class ResampleFromTarget(TokenRule):
     """After a rejection draws from p, not from norm(max(0, p − q))."""
 

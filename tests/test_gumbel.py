@@ -1,6 +1,5 @@
 """The Gumbel rule: its chance of acceptance, what a policy sees of it, and a trained pair."""
 
-import dataclasses
 import pathlib
 
 import jax
@@ -15,6 +14,7 @@ from specjax.accept import GumbelRule, TokenRule, coupled_overlap, overlap
 from specjax.draft import ModelDrafter
 from specjax.models import hub
 from specjax.policies import Policy, constant
+from specjax.pytrees import pytree
 from specjax.sampling import Purpose, sampling
 from table_models import MarkovModel, inputs_of, logits_after
 from toy_policies import Erratic
@@ -78,8 +78,7 @@ def test_the_noise_agrees_as_often_as_acceptance_says():
     assert abs(np.mean(target == draft) - chance) < 4 * np.sqrt(chance * (1 - chance) / count)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Witness(Policy):
     """Keeps the last law that it was shown, and the chances of acceptance."""
 
@@ -123,8 +122,7 @@ def test_a_policy_sees_the_laws_before_the_noise():
     np.testing.assert_array_equal(np.sort(round_.next_probs, axis=1)[:, -2:], [[0, 1]] * 2)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Sorting(GumbelRule):
     """Its acceptance is easily found in a program."""
 

@@ -14,6 +14,7 @@ from specjax import metrics, speculative, theory
 from specjax.accept import LenientArgmax, TokenRule, lenient
 from specjax.draft import ModelDrafter
 from specjax.policies import constant
+from specjax.pytrees import pytree
 from specjax.sampling import row_keys, sampling, standardize
 from table_models import inputs_of, logits_after, random_table, repeat
 
@@ -129,8 +130,7 @@ def test_enumerated_law_is_the_predicted_one(law):
             assert moved < 1e-12 if value == 1 else moved > 1e-3
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class AcceptAll(TokenRule):
     """Lenience without its bound: whatever was drafted is kept."""
 
@@ -139,8 +139,7 @@ class AcceptAll(TokenRule):
         return (slots < draft_len[:, None]).astype(target_logprobs.dtype)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class OtherResidual(TokenRule):
     """Lenience 0.3 with norm(max(0, p − l·q)): within the bound, but not the law that is stated."""
 

@@ -26,6 +26,7 @@ from specjax.policies.entropy import adaedl, svip
 from specjax.policies.goodput import Tally, first_descent, goodput
 from specjax.policies.head import head, init, logit, loss
 from specjax.policies.heuristic import heuristic
+from specjax.pytrees import pytree
 from specjax.sampling import sampling
 from table_models import inputs_of, random_table
 from toy_policies import Scripted, TailReader, library, linear_head
@@ -104,7 +105,7 @@ def test_tested_and_kept_positions():
     assert stats.kept.tolist() == [[True, False, False], [True, True, False], [False] * 3]
 
 
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Witness(policies.Policy):
     """Keeps what it was shown last."""
 
@@ -122,9 +123,6 @@ class Witness(policies.Policy):
 
     def update(self, state, stats):
         return {**state, "ratio": stats.ratio, "confidence": stats.confidence}
-
-
-jax.tree_util.register_dataclass(Witness, [], [])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -548,8 +546,7 @@ import jax.numpy as jnp
 from specjax.policies import Policy
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Patient(Policy):
     patience: float
 
@@ -626,8 +623,7 @@ def test_an_import_error_inside_a_policy_is_shown(patient):
 # Through `generate`.
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Secretive(TokenRule):
     """Shows nothing of shorter drafts, except at temperature 0."""
 

@@ -16,6 +16,7 @@ from pairs import TEXTS
 from specjax import metrics, selection, theory
 from specjax.models import hub
 from specjax.models.language_model import LanguageModel
+from specjax.pytrees import pytree
 from specjax.selection import Candidate, Trial, reasons, recommend, smaller_members, why_not
 
 BUDGET = 24
@@ -128,8 +129,7 @@ def test_smaller_members(pair, tmp_path):
 # Measured.
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Slowed:
     """A model that gives the same and takes milliseconds more in every call."""
 

@@ -1,6 +1,5 @@
 """Draft-length policies that a test can predict, or that try to break the loop within the rules."""
 
-import dataclasses
 import functools
 
 import jax
@@ -16,10 +15,10 @@ from specjax.policies.entropy import adaedl, svip
 from specjax.policies.goodput import first_descent, goodput
 from specjax.policies.head import HeadParams, head
 from specjax.policies.heuristic import heuristic
+from specjax.pytrees import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Erratic(Policy):
     """Caps from 0 to γ_max that depend on all past rounds through a number modulo 11."""
 
@@ -34,8 +33,7 @@ class Erratic(Policy):
         return jnp.where(stats.active, new, state)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class EntropyStop(Erratic):
     """Drafts while the draft's next law is sharp."""
 
@@ -51,8 +49,7 @@ class EntropyStop(Erratic):
         return state
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class ConfidenceStop(EntropyStop):
     """Drafts while the token before was likely: draw, keep, then stop."""
 
@@ -60,8 +57,7 @@ class ConfidenceStop(EntropyStop):
         return state, seen.previous_logprob > float(np.log(0.5))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Scripted(Policy):
     """Caps written down for each round and row, from the first again after the last."""
 
@@ -75,8 +71,7 @@ class Scripted(Policy):
         return state + 1, self.caps[state % self.caps.shape[0], row]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class TailReader(Policy):
     """Drafts nothing after a round whose last drafted token came out badly, be it behind a
     rejection or not, else as many as it can."""
@@ -94,8 +89,7 @@ class TailReader(Policy):
         return jnp.where(bad, 0, stats.gamma_max).astype(jnp.int32)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class OneOf(Policy):
     """One of several policies by its number, which is data: what they all do compiles once."""
 

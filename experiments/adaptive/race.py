@@ -18,6 +18,7 @@ from specjax import decoding, rollouts, timing
 from specjax.draft import Drafter
 from specjax.policies import Policy, constant, head, load
 from specjax.policies.loading import maker
+from specjax.pytrees import pytree
 from specjax.speculative import Speculative
 from specjax.timing import Timed
 
@@ -26,8 +27,7 @@ ORACLE = "oracle"  # in replay only
 COST_REPEATS = 15
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Counting:
     """A drafter that counts its calls. A policy that stops before a token exists has made one more
     call than tokens."""

@@ -6,7 +6,6 @@ laws are standardised, ratios and residuals computed. Its outputs follow no mode
 timing only, and not among the library's rules.
 """
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -15,12 +14,12 @@ from jax import Array
 from jaxtyping import Float
 
 from specjax.accept import TokenRule
+from specjax.pytrees import pytree
 from specjax.speculative import Contexts, Dice, GreedyDice, Speculative, step
 from specjax.state import State, unfinished
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class ForcedRule(TokenRule):
     """`TokenRule`, but for how many tokens survive: more than i with probability α^(i+1)."""
 

@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from specjax.models.layers import arrange
+from specjax.pytrees import pytree
 from specjax.types import Cache, Context, Inputs
 
 
@@ -16,8 +17,7 @@ def input_first() -> bool:
     return jax.default_backend() == "cpu"
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class LanguageModel:
     """Parameters of an NNX module together with what is needed to call it.
 

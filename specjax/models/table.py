@@ -4,20 +4,17 @@ A `Table` stands where a network would: it has the `Model` protocol and runs thr
 but its laws are given, so α, the output's law and the gain can be computed and compared.
 """
 
-import dataclasses
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
+from specjax.pytrees import pytree
 from specjax.types import Inputs
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Table:
     """The next token's law is a row of a table: its only row, or the row of the last token."""
 

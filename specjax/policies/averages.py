@@ -1,16 +1,15 @@
 """Follow the average number of accepted tokens: GammaTune, and tiers as in SGLang."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.policies.base import Policy, where_active
+from specjax.pytrees import pytree
 
 
 class Tuned(NamedTuple):
@@ -18,8 +17,7 @@ class Tuned(NamedTuple):
     average: Float[Array, " B"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class GammaTune(Policy):
     """γ ← a + 2 where a = γ tokens were accepted; else ⌈average⌉, average ← .7·average + .3·a."""
 
@@ -58,8 +56,7 @@ class Tier(NamedTuple):
     rounds: Int[Array, " B"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Average(Policy):
     """Lengths from a few tiers: e ← .8·e + .2·a, and every fifth round
 

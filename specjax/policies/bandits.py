@@ -5,7 +5,6 @@ the most that any arm can give, so that it lies in [0, 1]. Without prices every 
 same, and long drafts win.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ from jaxtyping import Float, Int, UInt32
 
 from specjax.policies.base import Policy, noise_keys, salts, where_active
 from specjax.policies.pricing import Prices, round_prices
+from specjax.pytrees import pytree
 from specjax.sampling import draw
 
 
@@ -43,8 +43,7 @@ class Played(NamedTuple):
     salt: UInt32[Array, " B"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Ucb(Policy):
     """UCB1 over 1 … γ_max tokens: the arm of largest mean + width·√(2 ln t/plays).
 
@@ -93,8 +92,7 @@ class Weighed(NamedTuple):
     salt: UInt32[Array, " B"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Exp3(Policy):
     """Exponential weights over 1 … γ_max tokens, learning from the arm that was played.
 
@@ -142,8 +140,7 @@ def _rate(rate):
     return jnp.float32(rate)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Hedge(Policy):
     """Exponential weights over 0 … γ_max tokens, learning from all arms that a round reveals.
 

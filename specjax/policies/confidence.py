@@ -1,14 +1,13 @@
 """transformers' dynamic length: draft while the drafter is confident, and retune the threshold."""
 
-import dataclasses
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
 from specjax.policies.base import Policy, where_active
+from specjax.pytrees import pytree
 
 BINS = 20
 
@@ -21,8 +20,7 @@ class Seen(NamedTuple):
     misses: Float[Array, "B N"]  # rejected ones
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Confidence(Policy):
     """Stops after a token whose own probability is below τ.
 

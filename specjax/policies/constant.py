@@ -1,17 +1,14 @@
 """Always the same length, as in the paper."""
 
-import dataclasses
-
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
 from specjax.policies.base import Policy
+from specjax.pytrees import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Constant(Policy):
     """Always γ tokens."""
 

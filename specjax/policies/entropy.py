@@ -1,18 +1,16 @@
 """Stop by the entropy of the draft's law, a lower bound on acceptance: SVIP and AdaEDL."""
 
-import dataclasses
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
 from specjax.policies.base import Policy, where_active
+from specjax.pytrees import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Svip(Policy):
     """Stops after a token whose law had √(scale·entropy) > threshold. The state is that root."""
 
@@ -46,8 +44,7 @@ class Bar(NamedTuple):
     rate: Float[Array, " B"]  # accepted over drafted, averaged
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class AdaEdl(Policy):
     """Drafts a token while 1 − √(scale·entropy) of its law is at least λ.
 

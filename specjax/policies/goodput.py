@@ -4,7 +4,6 @@ Where this round's drafts are judged by what this round shows, the search must s
 descent: the best of all lengths, found after the fact, would depend on tokens that it throws away.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ from jaxtyping import Float, Int
 
 from specjax.policies.base import Policy, where_active
 from specjax.policies.pricing import Prices
+from specjax.pytrees import pytree
 from specjax.sampling import argmax
 
 
@@ -24,8 +24,7 @@ class Tally(NamedTuple):
     tested: Float[Array, "B ..."]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Goodput(Policy):
     """Drafts the k in 0 … γ_max of largest (1 + α + … + αᵏ)/price(k), as SmartSpec does.
 
@@ -91,8 +90,7 @@ class Descent(NamedTuple):
     expected: Float[Array, " B"]  # tokens that the round would give if it stopped here
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class FirstDescent(Goodput):
     """Goes on while one more token is expected to raise tokens per time, judged draft by draft.
 

@@ -1,6 +1,5 @@
 """A learned head on the drafter's hidden states that predicts acceptance, as in SpecDec++."""
 
-import dataclasses
 import os
 import pathlib
 import zipfile
@@ -14,6 +13,7 @@ from jaxtyping import Float, Key
 
 from specjax import files
 from specjax.policies.base import Policy
+from specjax.pytrees import pytree
 
 
 class HeadParams(NamedTuple):
@@ -86,8 +86,7 @@ def load(path: str | os.PathLike) -> HeadParams:
         raise ValueError(f"{path} holds no head: make it by experiments.train.") from error
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Head(Policy):
     """Drafts while P(one of the drafted tokens is rejected) = 1 − Πâ is at most `threshold`.
 

@@ -1,17 +1,14 @@
 """transformers' default schedule: two more after full acceptance, else one less."""
 
-import dataclasses
-
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int
 
 from specjax.policies.base import Policy, where_active
+from specjax.pytrees import pytree
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class Heuristic(Policy):
     """γ ← γ + 2 where all drafted tokens were accepted, else max(1, γ − 1). The state is γ."""
 

@@ -3,18 +3,17 @@
 Nothing can read a clock inside a jitted loop. `cost.Costs.prices` makes the table from timings.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from specjax.pytrees import pytree
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+
+@pytree
 class Prices:
     """Times in target steps, at one batch size."""
 

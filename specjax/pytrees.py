@@ -1,0 +1,56 @@
+"""Frozen dataclasses that are pytrees: models, drafters, rules and policies are such values."""
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import TypeVar, dataclass_transform
+
+import jax
+from jax.tree_util import GetAttrKey
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def pytree(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass and a pytree.
+
+    Fields are data; those with metadata={"static": True} belong to the structure, and so do the
+    classes of fields that are dataclasses themselves.
+
+    `jax.tree_util.register_dataclass` does not keep classes apart: with jax 0.10.2 two structures
+    compare equal where their static fields do. Only their hashes differ, so that now and then jit
+    finds the program of another class with the same shapes, of another policy say, and runs that.
+    A user's class that is registered that way is safe within one that is made here.
+    """
+    made = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(made)  # type: ignore[arg-type]
+    static = [field.name for field in fields if field.metadata.get("static")]
+    data = [field.name for field in fields if field.name not in static]
+    keys = [GetAttrKey(name) for name in data]
+    get_data, get_static = _getter(data), _getter(static)
+
+    def structure(value, children):
+        return get_static(value), tuple(type(x) for x in children if dataclasses.is_dataclass(x))
+
+    def flatten(value):
+        children = get_data(value)
+        return children, structure(value, children)
+
+    def flatten_with_keys(value):
+        children = get_data(value)
+        return tuple(zip(keys, children, strict=True)), structure(value, children)
+
+    def unflatten(structure, children):
+        settings = zip(static, structure[0], strict=True)
+        return made(**dict(zip(data, children, strict=True)), **dict(settings))
+
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
+    return made
+
+
+def _getter(names: list[str]) -> Callable[[object], tuple]:
+    """All fields at once; `attrgetter` of a single name would give no tuple."""
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
