@@ -538,12 +538,10 @@ def test_narrower_passes_copy_no_cache():
 # A policy of one's own.
 
 PATIENT = """
-import dataclasses
-
-import jax
 import jax.numpy as jnp
 
 from specjax.policies import Policy
+from specjax.pytrees import pytree
 
 
 @pytree
