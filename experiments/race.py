@@ -11,12 +11,12 @@ on where it was.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from absl import flags
+from jax import Array
+from jaxtyping import Key
 from ml_collections import config_flags
 from rich.console import Console
 
@@ -26,6 +26,7 @@ from experiments.replay import Candidate, Timings
 from experiments.reproduce import gains, study
 from experiments.reproduce.study import Study, short
 from specjax import decoding, files, replay, report, rollouts, timing
+from specjax.replay import CostModel
 from specjax.rollouts import Rollouts
 
 COLUMNS: list[report.Column] = [
@@ -86,8 +87,7 @@ def race(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         max_source_len=config.max_source_len or None,
     )
     texts = decoding.tokenize(on.target, on.texts(race.inputs), config.max_source_len or None)
-    length = float(np.mean(np.asarray(found.emitted)))
-    meter = trace.make_meter(on, draft, temperature, gamma_max, texts, length)
+    meter = trace.make_meter(on, draft, temperature, found, texts, widths)
     for _ in range(9):
         meter.take()
     build = functools.partial(decoding.build, on.target, on.draft(draft), sampling=sampling)
@@ -114,8 +114,8 @@ def race(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
     rows = []
     for c in (*fixed, *free):
         # Policies were told the first prices; what rounds took is known now.
-        verify = [int(c.settings["gamma"]) + 1] if c in fixed else widths
-        score = predict(c, found, timings, verify, key, race.draws if temperature else 1)
+        own = timings.static(int(c.settings["gamma"])) if c in fixed else timings.prices(widths)
+        score = predict(c, found, timings.model(own), key, race.draws if temperature else 1)
         real = timed[c.label].rows
         rounds = sum(row.target_calls for row in real)
         rows.append(
@@ -132,11 +132,11 @@ def race(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
 
 
 def predict(
-    of: Candidate, found: Rollouts, timings: Timings, widths: Sequence[int], key, draws: int
+    of: Candidate, found: Rollouts, model: CostModel, key: Key[Array, ""], draws: int
 ) -> dict[str, float]:
     """`replay.Score` of one policy."""
     replayed = replay.replay([of.policy], found, key, draws=draws)
-    score = replay.score(replayed, found, timings.model(timings.prices(widths)))
+    score = replay.score(replayed, found, model)
     return {name: float(values[0]) for name, values in score._asdict().items()}
 
 

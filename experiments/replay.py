@@ -63,25 +63,45 @@ class Timings:
 
     c: float
     v: Sequence[float]  # by γ, the verify pass on γ + 1 positions
-    overhead: dict[int, float]  # by γ, where it was measured
+    overhead: dict[int, float]  # by γ, where it was measured: of rounds in the loop of a constant γ
     call: float = 0.0
     plain_call: float = 0.0
+    full: Sequence[float] = ()  # rounds of the policies' loop, by 0 … γ_max drafted tokens
+    narrow: Sequence[float] = ()  # the same where verify passes have widths
 
     @classmethod
     def of_row(cls, row: dict[str, Any]) -> "Timings":
         """From a row of experiments.trace."""
         overhead = {int(gamma): value for gamma, value in row["overhead"].items()}
-        return cls(row["c"], row["v"], overhead, row["call"], row["plain_call"])
+        calls, loops = (row["call"], row["plain_call"]), (row["full"], row["narrow"])
+        return cls(row["c"], row["v"], overhead, *calls, *loops)
 
     def prices(self, widths: Sequence[int]) -> Prices:
-        """By 0 … γ_max drafted tokens, where verify passes have these widths or are the widest."""
-        full = len(self.v)
-        fits = [min({w for w in widths if drafted < w < full} | {full}) for drafted in range(full)]
+        """Of the policies' loop, where verify passes have these widths or are the widest.
+
+        It was timed with a width for each length: others pass over more positions than they need.
+        """
+        last = len(self.v) - 1
+        drafted = np.arange(last + 1)
+        fits = np.array([min({w - 1 for w in widths if n < w <= last} | {last}) for n in drafted])
+        if not self.full:  # costs from the command line
+            return self._prices(np.asarray(self.v)[fits] + self._beside(drafted))
+        if np.all(fits == last):
+            return self._prices(np.asarray(self.full) - self.c * drafted)
+        return self._prices(np.asarray(self.narrow)[fits] - self.c * fits)
+
+    def static(self, gamma: int) -> Prices:
+        """Of the loop of a constant γ, whose verify pass has γ + 1 positions."""
+        drafted = np.arange(len(self.v))
+        return self._prices(np.asarray(self.v)[np.maximum(drafted, gamma)] + self._beside(drafted))
+
+    def _beside(self, drafted: np.ndarray) -> np.ndarray:
         at = sorted(self.overhead)
-        beside = np.interp(np.arange(full), at, [self.overhead[gamma] for gamma in at])
-        each = [self.v[w - 1] + o for w, o in zip(fits, beside, strict=True)]
+        return np.interp(drafted, at, [self.overhead[gamma] for gamma in at])
+
+    def _prices(self, verify: np.ndarray) -> Prices:
         # Noise may leave phases timed by themselves dearer than the round that they are part of.
-        return prices(self.c, np.maximum(each, 1e-3).tolist())
+        return prices(self.c, np.maximum(verify, 1e-3).tolist())
 
     def model(self, table: Prices) -> CostModel:
         """Rounds by this table, and calls."""
@@ -216,7 +236,7 @@ def evaluate(
         for c, values in zip(everyone, np.stack(scored, axis=1).tolist(), strict=True)
     ]
     for i, gamma in enumerate(gammas):  # with a verify pass of γ + 1 positions, as they would run
-        own = timings.model(timings.prices([gamma + 1]))
+        own = timings.model(timings.static(gamma))
         one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)
         lines[i]["gain"] = float(replay.score(one, found, own).gain[0])
     best = max(line["gain"] for line in lines[: len(constants)])

@@ -8,10 +8,12 @@ a verify pass and a round take here. Writes an npz file for each and results.jso
 to the workdir. A run that was cut off goes on where it was.
 """
 
+import dataclasses
 import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from ml_collections import config_flags
@@ -20,7 +22,9 @@ from rich.console import Console
 from experiments import common
 from experiments.reproduce import gains, study
 from experiments.reproduce.study import Study, find, short
-from specjax import cost, decoding, report, rollouts
+from specjax import cost, decoding, replay, report, rollouts
+from specjax.policies.constant import Constant
+from specjax.rollouts import Rollouts
 
 COLUMNS: list[report.Column] = [
     ("draft", lambda row: short(row["draft"])),
@@ -85,47 +89,59 @@ def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
         "alpha": float(np.asarray(found.overlap)[:, :, 0][tokens].mean()),
         "bytes": file.stat().st_size,
         "seconds": seconds,
-        **costs(on, draft, temperature, gamma_max, texts, float(emitted.mean())),
+        **costs(on, draft, temperature, found, texts),
     }
 
 
-def costs(on: Study, draft, temperature, gamma_max, texts, length: float) -> dict[str, Any]:
+def costs(on: Study, draft, temperature, found: Rollouts, texts) -> dict[str, Any]:
     """What `Meter` shows at batch 1, in target steps."""
-    meter = make_meter(on, draft, temperature, gamma_max, texts, length)
+    meter = make_meter(on, draft, temperature, found, texts)
     for _ in range(2 * on.config.repeats):
         meter.take()
-    return in_steps(meter.costs(), gamma_max)
+    return in_steps(meter.costs(), found.gamma_max)
 
 
-def make_meter(on: Study, draft, temperature, gamma_max, texts, length: float) -> cost.Meter:
-    """Of phases, of rounds for some γ up to γ_max, and of calls.
+def make_meter(on: Study, draft, temperature, found: Rollouts, texts, widths=None) -> cost.Meter:
+    """Of phases, of rounds for some γ up to γ_max, of rounds in the loop of a policy that drafts
+    0 … γ_max tokens, and of calls that are as long as outputs.
 
     Args:
-      length: tokens of a typical output.
+      widths: those of the policies' loop; default: one for each length.
     """
+    gamma_max = found.gamma_max
     plain = gains.plain_method(on, temperature)
     spec = gains.method(on, draft, temperature, gamma_max)
+    lengths = replay.replay([spec.policy], found, jax.random.key(on.config.seed)).drafted
+    rounds, tokens = float(lengths.sum(-1).mean()), float(np.mean(found.emitted))
     calls = [
-        cost.Call(plain, lambda: gains.start(on, plain, texts), round(length)),
-        cost.Call(spec, lambda: gains.start(on, spec, texts), max(1, round(length / 3))),
+        cost.Call(plain, lambda: gains.start(on, plain, texts), max(1, round(tokens))),
+        cost.Call(spec, lambda: gains.start(on, spec, texts), max(1, round(rounds))),
     ]
     contexts, state = gains.start(on, spec, texts)
     sizes = sorted({1, 2, 4, 8, gamma_max} & {*range(1, gamma_max + 1)})
-    return cost.Meter(spec, contexts, state, range(gamma_max + 1), sizes, calls=calls)
+    drafted = range(gamma_max + 1)
+    widths = tuple(range(1, gamma_max + 1) if widths is None else widths)
+    loops = {
+        (name, gamma): dataclasses.replace(spec, policy=Constant(jnp.int32(gamma)), widths=some)
+        for name, some in (("full", ()), ("narrow", widths))
+        for gamma in drafted
+    }
+    return cost.Meter(spec, contexts, state, drafted, sizes, calls=calls, loops=loops)
 
 
 def in_steps(costs: cost.Costs, gamma_max: int) -> dict[str, Any]:
-    """c and v(0 … γ_max) of a verify pass, what rounds take beside, and calls beside their rounds.
-
-    What rounds take beside is by γ where it was measured.
+    """c and v(0 … γ_max) of a verify pass; what rounds take beside, by γ where it was measured, and
+    calls beside their rounds; rounds of the policies' loop, by drafted tokens.
     """
+    step, drafted = costs.target_step, range(gamma_max + 1)
     return {
         "c": costs.c,
-        "v": [costs.v(gamma) for gamma in range(gamma_max + 1)],
+        "v": [costs.v(gamma) for gamma in drafted],
         "overhead": {str(gamma): costs.overhead(gamma) for gamma in costs.round},
-        "call": costs.fixed[gamma_max] / costs.target_step,
-        "plain_call": costs.plain_fixed / costs.target_step,
-        "target_step_ms": 1e3 * costs.target_step,
+        "call": costs.fixed[gamma_max] / step,
+        "plain_call": costs.plain_fixed / step,
+        **{name: [costs.loops[name, n] / step for n in drafted] for name in ("full", "narrow")},
+        "target_step_ms": 1e3 * step,
     }
 
 

@@ -13,6 +13,7 @@ from scipy import stats
 
 import command_line
 import test_loops
+from experiments.replay import Timings
 from pairs import TEXTS
 from specjax import generate, replay, rollouts, tasks
 from specjax.accept import TokenRule
@@ -298,6 +299,23 @@ def command(monkeypatch, capsys, tmp_path, pair):
 
 def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_prices_of_loops():
+    """γ_max = 3. Static loops by their parts; the policies' loop as it was timed, where a pass that
+    is wider than needed costs its own round without the draft steps that are spared."""
+    parts = {"c": 0.1, "v": [1.0, 1.2, 1.4, 1.6], "overhead": {1: 0.1, 3: 0.3}}
+    made = Timings(**parts, full=[2.0, 2.1, 2.2, 2.3], narrow=[1.5, 1.8, 2.1, 2.5])
+
+    def rounds(table):
+        return pytest.approx(np.asarray(table.rounds(3)).tolist(), rel=1e-6)
+
+    assert rounds(made.static(1)) == [0.1 * 0 + 1.2 + 0.1, 1.4, 0.2 + 1.4 + 0.2, 0.3 + 1.6 + 0.3]
+    assert rounds(made.prices([])) == [2.0, 2.1, 2.2, 2.3]
+    assert rounds(made.prices([1, 2, 3])) == [1.5, 1.8, 2.1, 2.5]
+    assert rounds(made.prices([2])) == [1.7, 1.8, 2.4, 2.5]
+    given = Timings(**parts).prices([1])  # from the command line
+    assert rounds(given) == [1.1, 1.8, 2.0, 2.2]
 
 
 @pytest.mark.slow

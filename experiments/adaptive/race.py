@@ -19,6 +19,7 @@ from specjax.draft import Drafter
 from specjax.policies import Policy, constant, head, load
 from specjax.policies.loading import maker
 from specjax.pytrees import pytree
+from specjax.rollouts import Rollouts
 from specjax.speculative import Speculative
 from specjax.timing import Timed
 
@@ -83,7 +84,8 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     texts = decoding.tokenize(
         on.target, on.texts(config.timed_inputs), config.max_source_len or None
     )
-    steps = measure_costs(on, draft, temperature, texts)
+    recorded = record(on, draft, temperature)
+    steps = measure_costs(on, draft, temperature, recorded, texts)
     timings = Timings.of_row(steps)
     made = build(on, draft, temperature, timings)
     plain = gains.plain_method(on, temperature)
@@ -102,7 +104,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
         map(static, config.static),
         key=lambda name: timing.gain(timed[PLAIN], timed[name])["gain_decode"],
     )
-    replayed = replay_all(on, draft, temperature, made, timings)
+    replayed = replay_all(on, draft, temperature, made, recorded, timings)
     return [
         {
             "method": name,
@@ -150,14 +152,30 @@ def counts(timed: Timed) -> dict[str, Any]:
     }
 
 
-def measure_costs(on: Study, draft: str, temperature: float, texts) -> dict[str, Any]:
+def record(on: Study, draft: str, temperature: float) -> Rollouts:
+    """Rollouts along the target's outputs, with hidden states where a head can read them."""
+    config, outputs = on.config, on.outputs(temperature)
+    return rollouts.record(
+        on.target,
+        on.draft(draft),
+        on.texts(len(outputs)),
+        outputs,
+        gamma_max=config.gamma_max,
+        sampling=on.sampling(temperature),
+        max_new_tokens=config.max_new_tokens,
+        key=jax.random.key(config.seed),
+        batch_size=config.batch_size,
+        max_source_len=config.max_source_len or None,
+        hidden=draft not in NGRAMS,
+    )
+
+
+def measure_costs(on: Study, draft, temperature, recorded: Rollouts, texts) -> dict[str, Any]:
     """What a draft step, verify passes, rounds and calls take, in target steps."""
-    gamma_max = on.config.gamma_max
-    length = float(np.mean([len(output) for output in on.outputs(temperature)]))
-    meter = trace.make_meter(on, draft, temperature, gamma_max, texts, length)
+    meter = trace.make_meter(on, draft, temperature, recorded, texts, on.config.widths)
     for _ in range(COST_REPEATS):
         meter.take()
-    return trace.in_steps(meter.costs(), gamma_max)
+    return trace.in_steps(meter.costs(), on.config.gamma_max)
 
 
 def build(on: Study, draft: str, temperature: float, timings: Timings) -> dict[str, Speculative]:
@@ -184,25 +202,16 @@ def build(on: Study, draft: str, temperature: float, timings: Timings) -> dict[s
 
 
 def replay_all(
-    on: Study, draft: str, temperature: float, made: dict[str, Speculative], timings: Timings
+    on: Study,
+    draft: str,
+    temperature: float,
+    made: dict[str, Speculative],
+    recorded: Rollouts,
+    timings: Timings,
 ) -> dict[str, dict[str, float]]:
     """What each method, and the oracle, would gain on rollouts along the target's outputs, and the
     share of the time between the best static γ and the oracle that it saves."""
     config = on.config
-    outputs = on.outputs(temperature)
-    recorded = rollouts.record(
-        on.target,
-        on.draft(draft),
-        on.texts(len(outputs)),
-        outputs,
-        gamma_max=config.gamma_max,
-        sampling=on.sampling(temperature),
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        batch_size=config.batch_size,
-        max_source_len=config.max_source_len or None,
-        hidden=draft not in NGRAMS,
-    )
     lines = evaluate(
         [Candidate(name, {}, made[name].policy) for name in policies(on, draft)],
         recorded,
