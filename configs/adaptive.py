@@ -19,7 +19,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.drafts = ("bigram", *config.drafts)
     config.static = (1, 2, 3, 5, 7, 10)  # γ
     config.gamma_max = 10  # of policies
-    config.widths = (1, 2, 4, 6, 8)  # verify passes that policies can choose, and γ_max + 1
+    # Narrower verify passes that policies can choose. On two cores choosing takes more than they
+    # save (docs/replay.md).
+    config.widths = ()
     # Settings by policy; those that take prices or a trained head are given them.
     config.policies = {
         "heuristic": {},
