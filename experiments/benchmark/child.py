@@ -6,6 +6,7 @@
 """
 
 import json
+import pathlib
 import resource
 import sys
 import time
@@ -44,6 +45,11 @@ def _peak() -> float:
     stats = jax.devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"] / 1e9
+    # Linux counts in ru_maxrss what the parent held when it forked; VmHWM begins with this program.
+    status = pathlib.Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024 / 1e9
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
