@@ -3,9 +3,9 @@
     python -m experiments.adaptive --config=configs/adaptive.py --workdir=runs/adaptive
 
 Three drafts at two temperatures: a bigram, with which no static length gains anything, and the two
-models. Expect about 25 minutes on two idle cores, half of them for compilation. Settings other than
-a policy's own were chosen on the validation split by replay, at temperature 0 with draft-tiny;
-races are run on test.
+models. Expect 45 minutes on two idle cores, 3 to 9 for each draft and temperature; a run that was
+cut off goes on. Settings other than a policy's own were chosen on the validation split by replay,
+at temperature 0 with draft-tiny; races are run on test.
 """
 
 import ml_collections
