@@ -241,29 +241,29 @@ def verify(
     returns the laws of the tokens after c, after d and after e.
     """
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
-    block = jnp.concatenate([last, drafts.tokens], axis=1)
-    rule = method.rule.under(method.sampling)
+    rule, full = method.rule.under(method.sampling), method.gamma_max + 1
 
-    def score(width, cache):
-        hidden, cache = method.target(block[:, :width], state.length - 1, context, cache)
+    def score(width, turn, carry):
+        block = jnp.concatenate([last + turn, drafts.tokens[:, : width - 1]], axis=1)
+        hidden, cache = method.target(block, state.length - 1 + turn, context, carry[1])
         logprobs = rule.target_law(method.target.logits(hidden), method.sampling)
         # Laws past the end of every draft are never read.
-        return jnp.pad(logprobs, ((0, 0), (0, block.shape[1] - width), (0, 0))), cache
+        return jnp.pad(logprobs, ((0, 0), (0, full - width), (0, 0))), cache
 
     # Slots that a narrower pass leaves stale lie beyond every query, as after a rejection.
-    full = block.shape[1]
     widths = [*sorted({width for width in method.widths if width < full}), full]
     if len(widths) == 1:
-        logprobs, cache = score(full, state.cache)
+        logprobs, cache = score(full, 0, (None, state.cache))
     else:
-        # Loops of one turn or none: a `lax.switch` copies the caches, and these do not.
+        # Loops of one turn or none: a `lax.switch` copies the caches, and these do not. The turn is
+        # 0, but XLA does not know: it would compute, before the loop and for every width, all that
+        # does not depend on the cache, and that is the half of the first layer.
         longest = jnp.max(drafts.length)
-        law = jax.eval_shape(partial(score, full), state.cache)[0]
+        law = jax.eval_shape(partial(score, full, 0), (None, state.cache))[0]
         carry = jnp.zeros(law.shape, law.dtype), state.cache
         for narrower, width in zip([0, *widths[:-1]], widths, strict=True):
             fits = (narrower <= longest) & (longest < width)
-            run = partial(lambda width, _, carry: score(width, carry[1]), width)
-            carry = jax.lax.fori_loop(0, fits.astype(jnp.int32), run, carry)
+            carry = jax.lax.fori_loop(0, fits.astype(jnp.int32), partial(score, width), carry)
         logprobs, cache = carry
     finite = is_finite(logprobs, ~state.done)
     return logprobs, state.replace(cache=cache, target_finite=state.target_finite & finite)

@@ -239,8 +239,9 @@ def attend_and_write(
     top = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - top)
     carry = _mix(weights, new.values), weights.sum(-1, keepdims=True), top
-    blocks = (jnp.max(start) + size - 1) // size
-    mixed, total, _ = jax.lax.fori_loop(bias.first // size, blocks, block, carry)
+    blocks = jax.lax.div(jnp.max(start) + (size - 1), size)
+    first = jax.lax.div(jnp.asarray(bias.first, jnp.int32), size)
+    mixed, total, _ = jax.lax.fori_loop(first, blocks, block, carry)
     mixed = _join_heads((mixed / total).astype(new.values.dtype))
     # Adds 0, which XLA cannot know: so the write waits for the loop. A barrier is gone too early.
     start = start + jnp.any(total < 0).astype(jnp.int32)
