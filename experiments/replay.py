@@ -6,11 +6,11 @@
         --grid="svip threshold=0.05:0.8:16" --grid="heuristic gamma=1,3,5"
 
 Every policy is compared with the best constant γ and with the oracle, which drafts exactly as many
-tokens as will be accepted. Constants run with a verify pass of their own width, the others with
-those of --widths. A grid is the name of a policy and fields with their values, first:last:count or
-a list. Prices are those that the trace was timed with, or given in target steps: --c, --verify (one
-number, or one for each of 0 … γ_max drafted tokens) and --overhead. Policies that weigh tokens
-against time are told them.
+tokens as will be accepted. Constants run with a verify pass of their own width. A grid is the name
+of a policy and fields with their values, first:last:count or a list. Prices are those that the
+trace was timed with, or given in target steps: --c, --verify (one number, or one for each of
+0 … γ_max drafted tokens), --overhead and --widths. Policies that weigh tokens against time are told
+them.
 
 Prints a table and writes replay.jsonl, report.md and a figure for each grid of one field to the
 workdir, or else the trace's directory.
@@ -34,12 +34,13 @@ from jaxtyping import Key
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import common
+from experiments import common, pricing
+from experiments.pricing import Timings
 from experiments.reproduce.study import short
 from specjax import files, replay, report, rollouts
-from specjax.policies import Policy, Prices, load, prices
+from specjax.policies import Policy, Prices, load
 from specjax.policies.loading import maker
-from specjax.replay import CostModel, Oracle, Score
+from specjax.replay import Oracle, Score
 from specjax.rollouts import Rollouts
 
 
@@ -57,71 +58,25 @@ class Candidate:
         return " ".join([self.name, *(f"{k}={v:g}" for k, v in self.settings.items())])
 
 
-@dataclasses.dataclass(frozen=True)
-class Timings:
-    """What things take, in target steps, as `trace.in_steps` gives it."""
-
-    c: float
-    v: Sequence[float]  # by γ, the verify pass on γ + 1 positions
-    overhead: dict[int, float]  # by γ, where it was measured: of rounds in the loop of a constant γ
-    call: float = 0.0
-    plain_call: float = 0.0
-    full: Sequence[float] = ()  # rounds of the policies' loop, by 0 … γ_max drafted tokens
-    narrow: Sequence[float] = ()  # the same where verify passes have widths
-
-    @classmethod
-    def of_row(cls, row: dict[str, Any]) -> "Timings":
-        """From a row of experiments.trace."""
-        overhead = {int(gamma): value for gamma, value in row["overhead"].items()}
-        calls, loops = (row["call"], row["plain_call"]), (row["full"], row["narrow"])
-        return cls(row["c"], row["v"], overhead, *calls, *loops)
-
-    def prices(self, widths: Sequence[int]) -> Prices:
-        """Of the policies' loop, where verify passes have these widths or are the widest.
-
-        It was timed with a width for each length: others pass over more positions than they need.
-        """
-        last = len(self.v) - 1
-        drafted = np.arange(last + 1)
-        fits = np.array([min({w - 1 for w in widths if n < w <= last} | {last}) for n in drafted])
-        if not self.full:  # costs from the command line
-            return self._prices(np.asarray(self.v)[fits] + self._beside(drafted))
-        if np.all(fits == last):
-            return self._prices(np.asarray(self.full) - self.c * drafted)
-        return self._prices(np.asarray(self.narrow)[fits] - self.c * fits)
-
-    def static(self, gamma: int) -> Prices:
-        """Of the loop of a constant γ, whose verify pass has γ + 1 positions."""
-        drafted = np.arange(len(self.v))
-        return self._prices(np.asarray(self.v)[np.maximum(drafted, gamma)] + self._beside(drafted))
-
-    def _beside(self, drafted: np.ndarray) -> np.ndarray:
-        at = sorted(self.overhead)
-        return np.interp(drafted, at, [self.overhead[gamma] for gamma in at])
-
-    def _prices(self, verify: np.ndarray) -> Prices:
-        # Noise may leave phases timed by themselves dearer than the round that they are part of.
-        return prices(self.c, np.maximum(verify, 1e-3).tolist())
-
-    def model(self, table: Prices) -> CostModel:
-        """Rounds by this table, and calls."""
-        return CostModel(table.rounds(len(self.v) - 1).tolist(), self.call, self.plain_call)
-
-
 def main(_) -> None:
     args = flags.FLAGS
     directory = pathlib.Path(args.trace)
     workdir = common.make_workdir(args.workdir or args.trace)
     row = find_row(directory, args.draft, args.temperature)
     found = rollouts.load(directory / row["file"])
+    if args.c is None and args["widths"].present:
+        raise ValueError(
+            f"--widths={','.join(args.widths)} goes with --c: a trace has the prices of the widths "
+            "that it was timed with. Give them to experiments.trace."
+        )
     timings = given(args, found.gamma_max) if args.c is not None else Timings.of_row(row)
-    table = timings.prices(widths_of(args.widths, found.gamma_max))
+    table = timings.prices()
     named = [candidate(name, {}, table) for name in args.policies]
     grids = [list(grid(text, table)) for text in args.grid]
     chosen = [*named, *itertools.chain(*grids)]
     key, draws = jax.random.key(args.seed), 1 if row["temperature"] == 0 else args.draws
     begin = time.perf_counter()
-    lines = evaluate(chosen, found, timings, table, key, draws)
+    lines = evaluate(chosen, found, timings, key, draws)
     seconds = time.perf_counter() - begin
     title = f"{short(row['draft'])}, T={row['temperature']:g}: {row['outputs']} outputs"
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -168,18 +123,8 @@ def given(args, gamma_max: int) -> Timings:
         raise ValueError(
             f"--verify={','.join(args.verify)}: give one number, or {gamma_max + 1} of them."
         )
-    return Timings(args.c, np.resize(verify, gamma_max + 1).tolist(), {0: args.overhead})
-
-
-def widths_of(said: Sequence[str], gamma_max: int) -> Sequence[int]:
-    """Of verify passes: for every length its own, the widest alone, or those that are named."""
-    if list(said) == ["all"]:
-        return range(1, gamma_max + 1)
-    if list(said) == ["none"]:
-        return ()
-    if not all(width.isdecimal() and int(width) > 0 for width in said):
-        raise ValueError(f"--widths={','.join(said)} must be all, none or a list of numbers ≥ 1.")
-    return [int(width) for width in said]
+    widths = pricing.widths_of(args.widths, gamma_max)
+    return pricing.given(args.c, np.resize(verify, gamma_max + 1).tolist(), args.overhead, widths)
 
 
 def candidate(name: str, settings: dict[str, float], table: Prices) -> Candidate:
@@ -221,12 +166,11 @@ def evaluate(
     chosen: Sequence[Candidate],
     found: Rollouts,
     timings: Timings,
-    table: Prices,
     key: Key[Array, ""],
     draws: int,
 ) -> list[dict[str, Any]]:
     """A line for each constant γ, the oracle and each candidate."""
-    gammas = range(1, found.gamma_max + 1)
+    table, gammas = timings.prices(), range(1, found.gamma_max + 1)
     constants = [candidate("constant", {"gamma": gamma}, table) for gamma in gammas]
     everyone = [*constants, Candidate("oracle", {}, Oracle()), *chosen]
     replayed = replay.replay([c.policy for c in everyone], found, key, draws=draws)
@@ -236,7 +180,7 @@ def evaluate(
         for c, values in zip(everyone, np.stack(scored, axis=1).tolist(), strict=True)
     ]
     for i, gamma in enumerate(gammas):  # with a verify pass of γ + 1 positions, as they would run
-        own = timings.model(timings.static(gamma))
+        own = timings.model(timings.static_prices(gamma))
         one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)
         lines[i]["gain"] = float(replay.score(one, found, own).gain[0])
     best = max(line["gain"] for line in lines[: len(constants)])
@@ -284,21 +228,16 @@ def draw(lines: Sequence[dict[str, Any]], field: str, everyone: Sequence[dict[st
     return figure
 
 
-def define_flags() -> None:
-    """Those that `experiments.race` has too."""
-    flags.DEFINE_list("policies", [], "Policies by name or import path, as they come.")
-    flags.DEFINE_list("widths", ["all"], "Of verify passes: all, none, or some numbers.")
-    flags.DEFINE_integer("draws", 16, "Draws for each output, at temperatures above 0.")
-
-
 if __name__ == "__main__":
-    define_flags()
+    flags.DEFINE_list("policies", [], "Policies by name or import path, as they come.")
+    flags.DEFINE_integer("draws", 16, "Draws for each output, at temperatures above 0.")
     flags.DEFINE_string("trace", None, "Directory that experiments.trace wrote.")
     flags.DEFINE_string("draft", "", "Which draft, by the end of its name; the first if empty.")
     flags.DEFINE_float("temperature", 0.0, "Which of the trace's temperatures.")
     flags.DEFINE_multi_string("grid", [], "A policy and fields with values; may be repeated.")
     flags.DEFINE_float("c", None, "A draft step, in the place of what the trace was timed with.")
     flags.DEFINE_list("verify", ["1"], "With --c: verify passes, one number or one for each width.")
+    flags.DEFINE_list("widths", ["all"], "With --c: of policies' passes; all, none or numbers.")
     flags.DEFINE_float("overhead", 0.0, "With --c: the rest of a round.")
     flags.DEFINE_integer("seed", 0, "Of draws.")
     flags.DEFINE_string("workdir", "", "Directory for report, rows and figures.")

@@ -4,7 +4,7 @@
 
 For each draft and temperature of the config: outputs of the target, a rollout of --gamma_max
 drafted tokens from every position of them with what both models said there, and what a draft step,
-a verify pass and a round take here. Writes an npz file for each and results.jsonl, a row for each,
+rounds and calls take here. Writes an npz file for each and results.jsonl, a row for each,
 to the workdir. A run that was cut off goes on where it was.
 """
 
@@ -13,18 +13,17 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from experiments import common
+from experiments import common, pricing
+from experiments.pricing import Timings
 from experiments.reproduce import gains, study
 from experiments.reproduce.study import Study, find, short
-from specjax import cost, decoding, replay, report, rollouts
-from specjax.policies.constant import Constant
-from specjax.rollouts import Rollouts
+from specjax import decoding, report, rollouts
+from specjax.timing import Method
 
 COLUMNS: list[report.Column] = [
     ("draft", lambda row: short(row["draft"])),
@@ -33,7 +32,7 @@ COLUMNS: list[report.Column] = [
     ("positions", lambda row: str(row["positions"])),
     ("α", lambda row: f"{row['alpha']:.3f}"),
     ("c", lambda row: f"{row['c']:.3f}"),
-    ("v(γ_max)", lambda row: f"{row['v'][-1]:.2f}"),
+    ("round of γ_max", lambda row: f"{row['rounds'][-1]:.2f}"),
     ("MB", lambda row: f"{row['bytes'] / 1e6:.1f}"),
     ("s", lambda row: f"{row['seconds']:.0f}"),
 ]
@@ -45,6 +44,7 @@ def main(_) -> None:
         raise ValueError(f"--gamma_max={args.gamma_max} and --inputs={args.inputs} must be ≥ 1.")
     with config.unlocked():
         config.trace = {name: args[name].value for name in ("gamma_max", "inputs", "hidden")}
+        config.trace.widths = pricing.widths_of(args.widths, args.gamma_max)
     workdir = common.make_workdir(args.workdir)
     on = Study(config, study.open_results(workdir, config))
     cells = study.keys(config, (*config.timed_ngrams, *config.drafts))
@@ -80,7 +80,6 @@ def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
     rollouts.save(file, found)
     emitted = np.asarray(found.emitted)
     tokens = np.arange(found.tokens.shape[1]) < emitted[:, None]
-    texts = decoding.tokenize(on.target, on.texts(1), config.max_source_len or None)
     return {
         "file": file.name,
         "gamma_max": gamma_max,
@@ -89,60 +88,25 @@ def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
         "alpha": float(np.asarray(found.overlap)[:, :, 0][tokens].mean()),
         "bytes": file.stat().st_size,
         "seconds": seconds,
-        **costs(on, draft, temperature, found, texts),
+        **timings(on, draft, temperature).as_row(),
     }
 
 
-def costs(on: Study, draft, temperature, found: Rollouts, texts) -> dict[str, Any]:
-    """What `Meter` shows at batch 1, in target steps."""
-    meter = make_meter(on, draft, temperature, found, texts)
-    for _ in range(2 * on.config.repeats):
-        meter.take()
-    return in_steps(meter.costs(), found.gamma_max)
-
-
-def make_meter(on: Study, draft, temperature, found: Rollouts, texts, widths=None) -> cost.Meter:
-    """Of phases, of rounds for some γ up to γ_max, of rounds in the loop of a policy that drafts
-    0 … γ_max tokens, and of calls that are as long as outputs.
-
-    Args:
-      widths: those of the policies' loop; default: one for each length.
-    """
-    gamma_max = found.gamma_max
-    plain = gains.plain_method(on, temperature)
-    spec = gains.method(on, draft, temperature, gamma_max)
-    lengths = replay.replay([spec.policy], found, jax.random.key(on.config.seed)).drafted
-    rounds, tokens = float(lengths.sum(-1).mean()), float(np.mean(found.emitted))
-    calls = [
-        cost.Call(plain, lambda: gains.start(on, plain, texts), max(1, round(tokens))),
-        cost.Call(spec, lambda: gains.start(on, spec, texts), max(1, round(rounds))),
-    ]
-    contexts, state = gains.start(on, spec, texts)
-    sizes = sorted({1, 2, 4, 8, gamma_max} & {*range(1, gamma_max + 1)})
-    drafted = range(gamma_max + 1)
-    widths = tuple(range(1, gamma_max + 1) if widths is None else widths)
-    loops = {
-        (name, gamma): dataclasses.replace(spec, policy=Constant(jnp.int32(gamma)), widths=some)
-        for name, some in (("full", ()), ("narrow", widths))
-        for gamma in drafted
+def timings(on: Study, draft: str, temperature: float) -> Timings:
+    """At batch 1, from calls of the loops."""
+    config = on.config
+    gamma_max, widths = config.trace.gamma_max, tuple(config.trace.widths)
+    static = {f"γ={n}": n for n in sorted({1, 2, 4, 8, gamma_max} & {*range(1, gamma_max + 1)})}
+    longest = gains.method(on, draft, temperature, gamma_max)
+    loops: dict[str, Method] = {
+        pricing.PLAIN: gains.plain_method(on, temperature),
+        **{name: gains.method(on, draft, temperature, gamma) for name, gamma in static.items()},
+        **pricing.always(dataclasses.replace(longest, widths=widths)),
     }
-    return cost.Meter(spec, contexts, state, drafted, sizes, calls=calls, loops=loops)
-
-
-def in_steps(costs: cost.Costs, gamma_max: int) -> dict[str, Any]:
-    """c and v(0 … γ_max) of a verify pass; what rounds take beside, by γ where it was measured, and
-    calls beside their rounds; rounds of the policies' loop, by drafted tokens.
-    """
-    step, drafted = costs.target_step, range(gamma_max + 1)
-    return {
-        "c": costs.c,
-        "v": [costs.v(gamma) for gamma in drafted],
-        "overhead": {str(gamma): costs.overhead(gamma) for gamma in costs.round},
-        "call": costs.fixed[gamma_max] / step,
-        "plain_call": costs.plain_fixed / step,
-        **{name: [costs.loops[name, n] / step for n in drafted] for name in ("full", "narrow")},
-        "target_step_ms": 1e3 * step,
-    }
+    texts = decoding.tokenize(
+        on.target, on.texts(config.timed_inputs), config.max_source_len or None
+    )
+    return pricing.measure(on, draft, temperature, loops, static, texts, config.repeats)
 
 
 if __name__ == "__main__":
@@ -150,6 +114,7 @@ if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "Directory for the traces.")
     flags.DEFINE_integer("gamma_max", 8, "Drafted tokens from every position.")
     flags.DEFINE_integer("inputs", 200, "Inputs, the first of the config's split.")
+    flags.DEFINE_list("widths", [], "Of the policies' verify passes: none, all, or some numbers.")
     flags.DEFINE_bool("hidden", False, "Record the drafter's hidden states too.")
     flags.mark_flags_as_required(["config", "workdir"])
     common.run(main, __doc__)

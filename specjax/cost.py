@@ -39,8 +39,6 @@ class Costs:
     plain_fixed: float = 0.0  # an autoregressive call beyond its target steps
     fixed: Mapping[int, float] = dataclasses.field(default_factory=dict)
     """By γ: a speculative call beyond its rounds."""
-    loops: Mapping[Any, float] = dataclasses.field(default_factory=dict)
-    """By name: a round of a loop that was given."""
 
     @property
     def c(self) -> float:
@@ -109,7 +107,6 @@ class Meter:
         *,
         steps: int = 20,
         calls: Iterable[Call] = (),
-        loops: Mapping[Any, Speculative] | None = None,
     ):
         """Compiles the phases and the calls.
 
@@ -120,9 +117,6 @@ class Meter:
           rounds: where to measure a whole round, as a constant policy runs it.
           calls: loops of which to measure the fixed time: the autoregressive one, and speculative
             ones of a γ_max that is among `rounds`.
-          loops: whose rounds to measure as they are, by name. The state has to be theirs too, so
-            their γ_max is the method's, and their policies keep none. Those that differ in numbers
-            alone compile once.
 
         Raises:
           ValueError: a speculative call whose γ_max is not among `rounds`.
@@ -139,10 +133,7 @@ class Meter:
         runs = {name: partial(_repeat, phase, steps) for name, phase in phases.items()}
         runs |= {n: partial(_repeat, _any_round, call.rounds) for n, call in self._calls.items()}
         self._jitted = {name: jax.jit(run, donate_argnames="state") for name, run in runs.items()}
-        self._loops = {("loop", name): loop for name, loop in (loops or {}).items()}
-        same_round = jax.jit(partial(_repeat, _same_round, steps), donate_argnames="state")
-        self._jitted |= dict.fromkeys(self._loops, same_round)
-        self._seconds: dict[Any, list[float]] = {name: [] for name in self._jitted}
+        self._seconds: dict[Any, list[float]] = {name: [] for name in runs}
         self._method, self._contexts, self._steps = method, contexts, steps
         self._state = jax.tree.map(jnp.copy, state)
         for name in self._jitted:
@@ -156,7 +147,7 @@ class Meter:
     def _time(self, name) -> float:
         """Seconds of a step of a phase, or of a whole call."""
         call = self._calls.get(name)
-        method = call.method if call else self._loops.get(name, self._method)
+        method = call.method if call else self._method
         contexts, state = call.begin() if call else (self._contexts, self._state)
         jax.block_until_ready((contexts, state))
         begin = time.perf_counter()
@@ -182,7 +173,6 @@ class Meter:
             round={name[1]: t for name, t in median.items() if name[0] == "round"},
             plain_fixed=fixed.pop(0, 0.0),
             fixed=fixed,
-            loops={name[1]: t for name, t in median.items() if name[0] == "loop"},
         )
 
 
@@ -252,12 +242,8 @@ def _verify(method, contexts, state, *, gamma):
 
 def _round(method, contexts, state, *, gamma):
     method = dataclasses.replace(method, gamma_max=gamma, policy=constant(gamma))
-    return _same_round(method, contexts, state, started=_resized(state, gamma))
-
-
-def _same_round(method, contexts, state, *, started=None):
-    """Back to where it was afterwards, so that every round has the same work to do."""
-    after, _ = step(method, contexts, state if started is None else started)
+    after, _ = step(method, contexts, _resized(state, gamma))
+    # Back to where it was, so that every round has the same work to do.
     return state.replace(
         tokens=after.tokens, cache=after.cache, drafter=after.drafter, rounds=after.rounds
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,14 +28,14 @@ class Timed:
     """Seconds of one method, by repeat, summed over inputs; and the rows of the last repeat."""
 
     def __init__(self):
-        self.decode: list[float] = []  # the loop alone
+        self.batches: list[list[float]] = []  # of each batch, the loop alone
         self.end_to_end: list[float] = []  # with the encoder and prefill
         self.rows: list[decoding.Row] = []
         self.notes: list[Any] = []  # of the last repeat too
 
     def start_repeat(self) -> None:
         """Begin a new pass over the inputs."""
-        self.decode.append(0.0)
+        self.batches.append([])
         self.end_to_end.append(0.0)
         self.rows, self.notes = [], []
 
@@ -43,10 +43,19 @@ class Timed:
         self, decode: float, end_to_end: float, rows: Sequence[decoding.Row], note: Any
     ) -> None:
         """One batch."""
-        self.decode[-1] += decode
+        self.batches[-1].append(decode)
         self.end_to_end[-1] += end_to_end
         self.rows += rows
         self.notes.append(note)
+
+    @property
+    def decode(self) -> list[float]:
+        """The loop alone."""
+        return [sum(batches) for batches in self.batches]
+
+    def by_batch(self) -> list[float]:
+        """The loop alone, of each batch: medians over repeats."""
+        return np.median(self.batches, axis=0).tolist()
 
     def per_token(self, seconds: list[float]) -> np.ndarray:
         """Seconds per emitted token, for each repeat."""
@@ -303,6 +312,24 @@ def gain(plain: Timed, other: Timed) -> dict[str, float]:
         "gain_decode_high": float(high),
         "gain_end_to_end": float(np.median(whole)),
     }
+
+
+def unit_times(
+    works: Sequence[Mapping[Hashable, float]], seconds: Sequence[float]
+) -> dict[Any, float]:
+    """What a unit of each kind of work takes, from calls that are known sums of such units.
+
+    Least squares of the relative errors: a long call does not count for more than a short one.
+
+    Args:
+      works: for each call, how many units of which kinds.
+      seconds: what each call took, > 0.
+    """
+    kinds = list(dict.fromkeys(kind for work in works for kind in work))
+    amounts = np.array([[work.get(kind, 0.0) for kind in kinds] for work in works])
+    took = np.asarray(seconds)[:, None]
+    found = np.linalg.lstsq(amounts / took, np.ones(len(took)), rcond=None)[0]
+    return dict(zip(kinds, found.tolist(), strict=True))
 
 
 def identical(plain: Timed, other: Timed) -> bool:

@@ -14,7 +14,6 @@ from specjax.autoregressive import Autoregressive
 from specjax.cost import Costs
 from specjax.draft import ModelDrafter
 from specjax.policies import constant
-from specjax.policies.constant import Constant
 from specjax.pytrees import pytree
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
@@ -175,33 +174,6 @@ def test_fixed_times(monkeypatch):
     found = meter.costs()
     assert found.plain_fixed == 10 - 3 * 2
     assert found.fixed == {GAMMA: 15 - 2 * 7}
-
-
-@pytest.mark.parametrize("drafted", [0, 2])
-@pytest.mark.parametrize("widths", [(), (1, 3)])
-def test_rounds_of_given_loops(drafted, widths):
-    """They draft what the loop's policy says, in passes of the loop's widths; compiled once."""
-    method, contexts, state = setup(0.0)
-    loops = {
-        n: dataclasses.replace(method, policy=Constant(jnp.int32(n)), widths=widths) for n in (0, 2)
-    }
-    new = cost._repeat(cost._same_round, STEPS, loops[drafted], contexts, state)
-    width = drafted + 1 if widths else GAMMA + 1
-    assert new.cache.tolist() == [STEPS, STEPS * width]
-    assert int(new.drafter[0]) == STEPS * drafted
-    assert (new.length, new.done) == (state.length, state.done)
-    meter = cost.Meter(method, contexts, state, steps=2, loops=loops)
-    run, timed = meter._jitted["loop", 0], []
-    assert run._cache_size() == 1
-
-    def noted(method, contexts, state):
-        timed.append(method)
-        return run(method, contexts, state=state)
-
-    meter._jitted |= dict.fromkeys((("loop", 0), ("loop", 2)), noted)
-    meter.take()
-    assert timed == [loops[0], loops[2]]
-    assert list(meter.costs().loops) == [0, 2]
 
 
 def test_calls_need_their_round():

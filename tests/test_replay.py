@@ -13,7 +13,6 @@ from scipy import stats
 
 import command_line
 import test_loops
-from experiments.replay import Timings
 from pairs import TEXTS
 from specjax import generate, replay, rollouts, tasks
 from specjax.accept import TokenRule
@@ -301,23 +300,6 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_prices_of_loops():
-    """γ_max = 3. Static loops by their parts; the policies' loop as it was timed, where a pass that
-    is wider than needed costs its own round without the draft steps that are spared."""
-    parts = {"c": 0.1, "v": [1.0, 1.2, 1.4, 1.6], "overhead": {1: 0.1, 3: 0.3}}
-    made = Timings(**parts, full=[2.0, 2.1, 2.2, 2.3], narrow=[1.5, 1.8, 2.1, 2.5])
-
-    def rounds(table):
-        return pytest.approx(np.asarray(table.rounds(3)).tolist(), rel=1e-6)
-
-    assert rounds(made.static(1)) == [0.1 * 0 + 1.2 + 0.1, 1.4, 0.2 + 1.4 + 0.2, 0.3 + 1.6 + 0.3]
-    assert rounds(made.prices([])) == [2.0, 2.1, 2.2, 2.3]
-    assert rounds(made.prices([1, 2, 3])) == [1.5, 1.8, 2.1, 2.5]
-    assert rounds(made.prices([2])) == [1.7, 1.8, 2.4, 2.5]
-    given = Timings(**parts).prices([1])  # from the command line
-    assert rounds(given) == [1.1, 1.8, 2.0, 2.2]
-
-
 @pytest.mark.slow
 def test_trace_and_replay(command, tmp_path):
     """What they write; going on where all is done; given prices; refusals in one sentence."""
@@ -327,7 +309,7 @@ def test_trace_and_replay(command, tmp_path):
     outcome = job("--gamma_max=2", "--inputs=4")
     assert outcome.status == 0, outcome.stderr
     (row,) = lines_of(work / "results.jsonl")
-    assert (len(row["v"]), row["outputs"], list(row["overhead"])) == (3, 4, ["1", "2"])
+    assert (len(row["rounds"]), row["outputs"], list(row["static"])) == (3, 4, ["1", "2"])
     assert rollouts.load(work / row["file"]).emitted.sum() == row["positions"]
     assert job("--gamma_max=2", "--inputs=4").status == 0
     assert lines_of(work / "results.jsonl") == [row]
@@ -354,28 +336,10 @@ def test_trace_and_replay(command, tmp_path):
         ("--draft=other", "has no --draft='other'"),
         ("--grid=svip threshold=low", "first:last:count"),
         ("--policies=svip,unheard", "no policy 'unheard'"),
-        ("--widths=two", "--widths=two"),
+        ("--widths=1", "--widths=1 goes with --c"),
         ("--policies=head", "missing a required argument"),
     ):
         outcome = job(bad)
         assert outcome.status == 1
         assert said in outcome.stderr, outcome.stderr
         assert outcome.stderr.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_race(command, tmp_path):
-    """Replay and the real loops: the same rounds and drafts."""
-    run, config = command
-    outcome = run(
-        "experiments.race", config, f"--workdir={tmp_path}", "--gamma_max=2", "--inputs=3",
-        "--gammas=1", "--policies=heuristic", "--widths=none",
-    )  # fmt: skip
-    assert outcome.status == 0, outcome.stderr
-    rows = lines_of(tmp_path / "results.jsonl")
-    assert [row["policy"] for row in rows] == ["constant gamma=1", "heuristic"]
-    for row in rows:
-        assert row["tau"] == pytest.approx(row["tau_real"])
-        assert row["drafted"] == pytest.approx(row["drafted_real"])
-        assert row["gain_decode"] > 0
-    assert "of 2 measured gains" in (tmp_path / "report.md").read_text()

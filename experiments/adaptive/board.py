@@ -13,8 +13,9 @@ LEGEND = (
     "gain: times plain decoding, the loops alone, with quartiles over repeats. of best γ: times "
     "the best static γ, in the same way. end to end: with the encoder and prefill. τ: tokens per "
     "target call. target, draft: calls of either model; drafted: tokens that were submitted. "
-    "replay: the gain that a replay on rollouts along the target's outputs gives by measured "
-    "prices; closed: the share of the time between the best static γ and the oracle that is saved "
+    "predicted: the gain that a replay of the timed inputs gives by prices that were fitted to "
+    "loops of known lengths, and what the clock showed beyond it. replay: the same for many more "
+    "outputs; closed: the share of the time between the best static γ and the oracle that is saved "
     "there."
 )
 
@@ -46,6 +47,11 @@ def label(row: Row) -> str:
     return f"{short(row['draft'])}, T={row['temperature']:g}"
 
 
+def off(row: Row) -> float:
+    """By how much the clock exceeds the prediction, of 1."""
+    return row["gain_decode"] / row["predicted"] - 1
+
+
 def sections(rows: Sequence[Row]) -> list[Section]:
     """The best of each race, then every race."""
     found = races(rows)
@@ -70,7 +76,17 @@ def summary(found: Sequence[Sequence[Row]]) -> Section:
         ("oracle in replay", lambda line: number(line["best"]["oracle_gain"])),
         ("most closed in replay", lambda line: closed(line["closing"])),
     ]
-    return Section("The best of each race", columns, lines, words(lines))
+    return Section("The best of each race", columns, lines, words(lines) + foretold(found))
+
+
+def foretold(found: Iterable[Sequence[Row]]) -> str:
+    """How good the predictions of replay are, of policies."""
+    rows = [row for race in found for row in race if not row["static"]]
+    near, worst = sum(abs(off(row)) <= 0.1 for row in rows), max(rows, key=lambda r: abs(off(r)))
+    return (
+        f" The clock is within 10% of what replay predicts for {near} of {len(rows)} policies; the "
+        f"farthest is {worst['method']} with {label(worst)}: {off(worst):+.0%}."
+    )
 
 
 def percent(share: float | None) -> str:
@@ -118,6 +134,7 @@ def one_race(race: Sequence[Row]) -> Section:
         ("target", lambda row: str(row["target_calls"])),
         ("draft", lambda row: str(row["draft_calls"])),
         ("drafted", lambda row: str(row["drafted"])),
+        ("predicted", lambda row: f"{row['predicted']:.2f} ({off(row):+.0%})"),
         ("replay", lambda row: number(row["replayed_gain"])),
         ("closed", lambda row: percent(row["closed"])),
     ]

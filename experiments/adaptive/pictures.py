@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from experiments.adaptive import board, race
 from experiments.adaptive.board import Row
-from experiments.replay import Timings
+from experiments.pricing import Timings
 from experiments.reproduce import gains
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study
@@ -63,8 +63,8 @@ def over_time(on: Study, workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
     shown = [row for row in rows if row["draft"] == board.races(rows)[-1][0]["draft"]]
     shown = [row for row in shown if row["temperature"] == config.temperatures[0]]
     cell = shown[0]
-    timings = Timings.of_row(cell["timings"])
-    made = race.build(on, cell["draft"], cell["temperature"], timings)
+    told, of = Timings.of_row(cell["told"]), (cell["draft"], cell["temperature"])
+    made = {**race.static_loops(on, *of), **race.build(on, *of, told)}
     names = [n for n in (cell["best_static"], *config.drawn) if n in made]
     texts = decoding.tokenize(
         on.target, on.texts(config.timed_inputs), config.max_source_len or None

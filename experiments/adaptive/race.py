@@ -9,9 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Key
 
-from experiments import trace
-from experiments.replay import Candidate, Timings, evaluate
+from experiments import pricing
+from experiments.pricing import Timings
+from experiments.replay import Candidate, evaluate
 from experiments.reproduce import gains
 from experiments.reproduce.study import NGRAMS, Study
 from specjax import decoding, rollouts, timing
@@ -21,11 +24,9 @@ from specjax.policies.loading import maker
 from specjax.pytrees import pytree
 from specjax.rollouts import Rollouts
 from specjax.speculative import Speculative
-from specjax.timing import Timed
+from specjax.timing import Method, Timed
 
-PLAIN = "plain decoding"
 ORACLE = "oracle"  # in replay only
-COST_REPEATS = 15
 
 
 @pytree
@@ -85,12 +86,16 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
         on.target, on.texts(config.timed_inputs), config.max_source_len or None
     )
     recorded = record(on, draft, temperature)
-    steps = measure_costs(on, draft, temperature, recorded, texts)
-    timings = Timings.of_row(steps)
-    made = build(on, draft, temperature, timings)
-    plain = gains.plain_method(on, temperature)
+    known: dict[str, Method] = {
+        pricing.PLAIN: gains.plain_method(on, temperature),
+        **static_loops(on, draft, temperature),
+        **always(on, draft, temperature),
+    }
+    lengths = {static(gamma): gamma for gamma in config.static}
+    told = pricing.measure(on, draft, temperature, known, lengths, texts, repeats=3)
+    made = build(on, draft, temperature, told)
     timed = timing.side_by_side(
-        {PLAIN: plain, **made},
+        {**known, **made},
         on.target,
         texts,
         max_new_tokens=config.max_new_tokens,
@@ -99,26 +104,31 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
         names=(config.target, draft),
         note=lambda state: int(state.drafter[1]) if state.drafter else 0,
     )
+    timings = pricing.fit(timed, lengths, told.c)
     alpha = on.alpha(draft, temperature, on.outputs(temperature)).value
-    best = max(
-        map(static, config.static),
-        key=lambda name: timing.gain(timed[PLAIN], timed[name])["gain_decode"],
-    )
-    replayed = replay_all(on, draft, temperature, made, recorded, timings)
+    base = timed[pricing.PLAIN]
+    best = max(lengths, key=lambda name: timing.gain(base, timed[name])["gain_decode"])
+    key = jax.random.key(config.seed)
+    replayed = replay_all(on, draft, temperature, made, recorded, timings, key)
+    # Of the timed inputs alone, which are fewer.
+    same = jax.tree.map(lambda field: field[: len(texts)], recorded)
+    foretold = replay_all(on, draft, temperature, made, same, timings, key)
     return [
         {
             "method": name,
-            "static": name in map(static, config.static),
+            "static": name in lengths,
             "settings": policies(on, draft).get(name, {}),
             "alpha": alpha,
-            **timing.gain(timed[PLAIN], timed[name]),
+            **timing.gain(base, timed[name]),
             **{f"of_{key}": value for key, value in against(timed[best], timed[name]).items()},
             "best_static": best,
-            "identical": timing.identical(timed[PLAIN], timed[name]) if not temperature else None,
+            "identical": timing.identical(base, timed[name]) if not temperature else None,
             **counts(timed[name]),
             **replayed[name],
+            "predicted": foretold[name]["replayed_gain"],
             "oracle_gain": replayed[ORACLE]["replayed_gain"],
-            "timings": steps,
+            "told": told.as_row(),  # before the race, to policies that weigh time
+            "timings": timings.as_row(),
             "gamma_max": config.gamma_max,
             "widths": list(config.widths),
             "batch": 1,
@@ -126,7 +136,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             "replayed_inputs": config.alpha_inputs,
             "repeats": config.repeats,
         }
-        for name in made
+        for name in names(on, draft)
     ]
 
 
@@ -170,34 +180,41 @@ def record(on: Study, draft: str, temperature: float) -> Rollouts:
     )
 
 
-def measure_costs(on: Study, draft, temperature, recorded: Rollouts, texts) -> dict[str, Any]:
-    """What a draft step, verify passes, rounds and calls take, in target steps."""
-    meter = trace.make_meter(on, draft, temperature, recorded, texts, on.config.widths)
-    for _ in range(COST_REPEATS):
-        meter.take()
-    return trace.in_steps(meter.costs(), on.config.gamma_max)
+def loop(
+    on: Study, draft: str, temperature: float, policy: Policy, gamma: int, widths: Sequence[int]
+) -> Speculative:
+    """One that counts the drafter's calls."""
+    made = gains.method(on, draft, temperature, gamma)
+    return dataclasses.replace(
+        made, drafter=Counting(made.drafter), policy=policy, widths=tuple(widths)
+    )
 
 
-def build(on: Study, draft: str, temperature: float, timings: Timings) -> dict[str, Speculative]:
-    """The loops of all methods, by name."""
-    config = on.config
-    drafter = gains.method(on, draft, temperature, 1).drafter
-    prices = timings.prices(config.widths)
+def static_loops(on: Study, draft: str, temperature: float) -> dict[str, Speculative]:
+    """Of every static γ, by name: their verify passes have γ + 1 positions."""
+    return {
+        static(gamma): loop(on, draft, temperature, constant(gamma), gamma, ())
+        for gamma in on.config.static
+    }
 
-    def loop(policy: Policy, gamma: int, widths: Sequence[int] = ()) -> Speculative:
-        made = gains.method(on, draft, temperature, gamma)
-        return dataclasses.replace(
-            made, drafter=Counting(drafter), policy=policy, widths=tuple(widths)
-        )
 
-    made = {static(gamma): loop(constant(gamma), gamma) for gamma in config.static}
+def always(on: Study, draft: str, temperature: float) -> dict[str, Speculative]:
+    """The policies' loop with known lengths."""
+    gamma, widths = on.config.gamma_max, on.config.widths
+    return pricing.always(loop(on, draft, temperature, constant(gamma), gamma, widths))
+
+
+def build(on: Study, draft: str, temperature: float, told: Timings) -> dict[str, Speculative]:
+    """The loops of the policies, by name."""
+    config, made = on.config, {}
     for name, settings in policies(on, draft).items():
         settings = dict(settings)
         if "prices" in inspect.signature(maker(name)).parameters:
-            settings["prices"] = prices
-        if name == "head":
+            settings["prices"] = told.prices()
+        if "params" in inspect.signature(maker(name)).parameters:
             settings["params"] = head.load(head_file(on, draft))
-        made[name] = loop(load(name, **settings), config.gamma_max, config.widths)
+        policy = load(name, **settings)
+        made[name] = loop(on, draft, temperature, policy, config.gamma_max, config.widths)
     return made
 
 
@@ -208,25 +225,24 @@ def replay_all(
     made: dict[str, Speculative],
     recorded: Rollouts,
     timings: Timings,
+    key: Key[Array, ""],
 ) -> dict[str, dict[str, float]]:
     """What each method, and the oracle, would gain on rollouts along the target's outputs, and the
     share of the time between the best static γ and the oracle that it saves."""
-    config = on.config
     lines = evaluate(
-        [Candidate(name, {}, made[name].policy) for name in policies(on, draft)],
+        [Candidate(name, {}, loop.policy) for name, loop in made.items()],
         recorded,
         timings,
-        timings.prices(config.widths),
-        jax.random.key(config.seed),
-        1 if temperature == 0 else config.draws,
+        key,
+        1 if temperature == 0 else on.config.draws,
     )
     by = {line["policy"]: line for line in lines}
-    by |= {static(gamma): by[f"constant gamma={gamma}"] for gamma in config.static}
+    by |= {static(gamma): by[f"constant gamma={gamma}"] for gamma in on.config.static}
     return {
         name: {
             "replayed_gain": by[name]["gain"],
             "replayed_tau": by[name]["tau"],
             "closed": by[name]["closed"],
         }
-        for name in (*made, ORACLE)
+        for name in (*map(static, on.config.static), *made, ORACLE)
     }
