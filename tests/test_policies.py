@@ -23,7 +23,7 @@ from specjax.policies.averages import average, gammatune
 from specjax.policies.bandits import Played, Weighed, exp3, hedge, ucb
 from specjax.policies.confidence import confidence
 from specjax.policies.entropy import adaedl, svip
-from specjax.policies.goodput import Tally, first_descent, goodput
+from specjax.policies.goodput import Tally, first_descent, goodput, lookahead
 from specjax.policies.head import head, init, logit, loss
 from specjax.policies.heuristic import heuristic
 from specjax.pytrees import pytree
@@ -262,6 +262,49 @@ def test_first_descent_learns_by_belief():
         state = policy.update(state, round_)
     np.testing.assert_allclose(state.tally.accepted, [[0.3, 0, 0, 0, 0, 0, 0, 1.5]], rtol=1e-6)
     np.testing.assert_allclose(state.tally.tested, [[1.5, 0, 0, 0, 0, 0, 0, 1.5]], rtol=1e-6)
+
+
+def test_lookahead():
+    """Prices 1, 1.1, 1.8, 2, c = .1, α = .9: time is worth 1.9/1.1 = 1.727 a step, what one token
+    gives. Once the drafter has run, the first takes nothing more. A second takes .6, worth 1.036,
+    but two take .8, worth 1.382 for 1.9 tokens: a chance of .727; the third .1727.
+
+    Before the drafter runs, a call that says yes nine times in ten costs .111 more. So a first
+    token of belief .8 is the last, .8 < .828; behind one of .9 the next must have .727/.9 = .808.
+    """
+    policy = lookahead(prices(0.1, [1, 1, 1.6, 1.7]), prior=0.9)
+    state, allowed = policy.begin(policy.init(keys_of(1), 3))
+    assert allowed.tolist() == [3]
+    call = 0.1 / 0.9
+    bars = [[0, 0.8 / 1.9, 0.1, np.inf], [call, (0.8 + call) / 1.9, 0.1 + call, np.inf]]
+    np.testing.assert_allclose(state.bars[0], 1.9 / 1.1 * np.array(bars), rtol=1e-5, atol=1e-6)
+    assert drafts(policy, state, [0.8, 0.2], 0)[1:] == (True, False)
+    first, *found = drafts(policy, state, [0.9, 0.1], 0)
+    assert found == [True, True]
+    assert drafts(policy, first, [0.8, 0.2], 0)[1:] == (False, False)
+    assert drafts(policy, first, [0.15, 0.85], 0)[1:] == (True, False)  # an unlikely one was drawn
+    second, *found = drafts(policy, first, [0.81, 0.19], 0)
+    assert found == [True, True]
+    np.testing.assert_allclose(second.bars[0, 0, 0], 0.1 * 1.9 / 1.1 / (0.9 * 0.81), rtol=1e-5)
+
+
+def test_lookahead_passes_over_a_jump():
+    """Prices 1, 3, 3.1, 3.2, α = .95: one token gives 1.95/3 < 1 and three 3.71/3.2. It drafts,
+    where the first descent is at once."""
+    table = prices(0.1, [1, 2.9, 2.9, 2.9])
+    assert lengths(lookahead(table, prior=0.95), 3, []) == [3]
+    assert lengths(first_descent(table, prior=0.95), 3, []) == [0]
+
+
+def test_lookahead_tries_again():
+    """Where goodput does: prices 1, 1.3, an overlap of 0, and a round without a draft."""
+    policy = lookahead(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
+    state = policy.init(keys_of(1), 1)
+    found = [int(policy.begin(state)[1][0])]
+    for drafted in (1, 0):
+        state = policy.update(policy.begin(state)[0], stats_of(drafted, 0, 1, overlap=[0.0]))
+        found.append(int(policy.begin(state)[1][0]))
+    assert found == [1, 0, 1]
 
 
 def test_ucb():
@@ -581,6 +624,7 @@ def test_names():
         "constant": {"gamma": 3},
         "goodput": {"prices": prices(0.1, [1, 1])},
         "first_descent": {"prices": prices(0.1, [1, 1])},
+        "lookahead": {"prices": prices(0.1, [1, 1])},
         "head": {"params": linear_head(3)},
     }
     kinds = {type(policies.load(name, **needed.get(name, {}))) for name in policies.NAMES}

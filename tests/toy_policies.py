@@ -12,7 +12,7 @@ from specjax.policies.averages import average, gammatune
 from specjax.policies.bandits import exp3, hedge, ucb
 from specjax.policies.confidence import confidence
 from specjax.policies.entropy import adaedl, svip
-from specjax.policies.goodput import first_descent, goodput
+from specjax.policies.goodput import first_descent, goodput, lookahead
 from specjax.policies.head import HeadParams, head
 from specjax.policies.heuristic import heuristic
 from specjax.pytrees import pytree
@@ -150,6 +150,7 @@ def library(gamma_max: int, width: int) -> dict[str, Policy]:
         "average": average((0, 1, 2), first=1, memory=0.3, every=1),
         "goodput": goodput(table, prior=0.6, weight=1.0, memory=0.5),
         "first descent": first_descent(table, prior=0.6, weight=1.0, memory=0.5),
+        "lookahead": lookahead(table, prior=0.7, weight=1.0, memory=0.5),
         "ucb": ucb(table),
         "exp3": exp3(table, rate=3.0),
         "hedge": hedge(table, rate=3.0),

@@ -1,13 +1,15 @@
 """Tokens for the time they take: the length that promises most, by a table of prices.
 
-Where this round's drafts are judged by what this round shows, the search must stop at the first
-descent: the best of all lengths, found after the fact, would depend on tokens that it throws away.
+Where this round's drafts are judged by what this round shows, the best of all lengths, found after
+the fact, would depend on tokens that it throws away. So the search must stop at the first descent,
+or else judge longer drafts by past rounds alone: every token that was drawn is kept.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
@@ -44,8 +46,7 @@ class Goodput(Policy):
 
     def begin(self, state):
         price = self.prices.rounds(len(self.prices.verify) - 1)
-        powers = jnp.power(self.alpha(state)[:, None], _counts(len(price)))
-        return state, argmax(jnp.cumsum(powers, axis=1) / price[None, :])
+        return state, argmax(self.tokens(state) / price[None, :])
 
     def update(self, state, stats):
         new = Tally(
@@ -57,6 +58,11 @@ class Goodput(Policy):
     def alpha(self, state: Tally) -> Float[Array, " B"]:
         """The estimate for each row."""
         return (state.accepted + self.weight * self.prior) / (state.tested + self.weight)
+
+    def tokens(self, state: Tally) -> Float[Array, "B K"]:
+        """1 + α + … + αᵏ, what a round of k drafted tokens is expected to give."""
+        powers = jnp.power(self.alpha(state)[:, None], _counts(len(self.prices.verify)))
+        return jnp.cumsum(powers, axis=1)
 
 
 def _counts(count: int) -> Float[Array, "1 K"]:
@@ -154,3 +160,70 @@ def first_descent(
 ) -> FirstDescent:
     """Goodput by this round's confidences, with a table from `specjax.policies.prices`."""
     return FirstDescent(prices, *_checked(prior, weight, memory))
+
+
+class Ahead(NamedTuple):
+    """What past rounds taught, and which chances make the next token worth its time, behind
+    0, 1, … more that are certain: its own by its law, and, before it has a law, that of all so far.
+    """
+
+    tally: Tally
+    bars: Float[Array, "B 2 K"]
+
+
+@pytree
+class Lookahead(Goodput):
+    """Goes on while some longer draft, be it by one token or by many, promises more than its time
+    is worth.
+
+    With n tokens drafted, k more are expected to bring S·p·(1 + α + … + αᵏ⁻¹) tokens and take
+    price(n + k) − price(n) − c: the drafter has run for the first of them, so that its law is
+    known. Time is worth what goodput would make of it, max (1 + α + … + αᵏ)/price(k). S, the chance
+    that all n are accepted, is the product of the beliefs in them, and p the law's largest
+    probability: the drafter is taken at its word. α is that of past rounds.
+
+    The drafter is called if that would pay, were the law to tell whether its token is accepted: it
+    says yes with the chance α, so that a yes takes c/α, and S·(1 + α + … + αᵏ⁻¹) tokens follow. In
+    a round where goodput would draft nothing it is not called.
+    """
+
+    def init(self, keys, gamma_max):
+        bars = jnp.zeros((*keys.shape, 2, gamma_max + 1), jnp.float32)
+        return Ahead(super().init(keys, gamma_max), bars)
+
+    def begin(self, state):
+        price, c = self.prices.rounds(len(self.prices.verify) - 1), self.prices.draft
+        tokens = self.tokens(state.tally)
+        rate = tokens / price[None, :]
+        best = jnp.max(rate, axis=1)
+        now = np.arange(len(price))[:, None]
+        more = now.T - now  # k, by n and n + k
+        time = jnp.where(more > 0, price[None, :] - price[:, None] - c, jnp.inf)
+        call = jnp.stack([jnp.zeros_like(best), c / self.alpha(state.tally)], axis=1)
+        gain = tokens[:, np.maximum(more - 1, 0)] / best[:, None, None]
+        bars = jnp.min((time[None, None] + call[:, :, None, None]) / gain[:, None], axis=3)
+        return Ahead(state.tally, bars), jnp.where(best > rate[:, 0], len(price) - 1, 0)
+
+    def keep_drafting(self, state, seen):
+        return state, seen.drafting & (seen.top1 > state.bars[:, 0, 0])
+
+    def go_on(self, state, drafting, confidence):
+        left = jnp.pad(state.bars[:, :, 1:], ((0, 0), (0, 0), (0, 1)), constant_values=jnp.inf)
+        bars = left / jnp.exp(confidence)[:, None, None]
+        return Ahead(state.tally, bars), drafting & (bars[:, 1, 0] < 1)
+
+    def update(self, state, stats):
+        new = Ahead(super().update(state.tally, stats), jnp.zeros_like(state.bars))
+        return where_active(stats, new, state)
+
+
+def lookahead(
+    prices: Prices, prior: float = 0.95, weight: float = 4.0, memory: float = 0.9
+) -> Lookahead:
+    """Our own: goodput's length, cut short by this round's beliefs.
+
+    It is lossless: whether token i is drafted depends on its law, on tokens before it, which stay,
+    and on past rounds. `prior` should be an α at which drafting pays, or a row that has stopped
+    does not try again.
+    """
+    return Lookahead(prices, *_checked(prior, weight, memory))

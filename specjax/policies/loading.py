@@ -14,7 +14,7 @@ NAMES = {
         "confidence": ["confidence"],
         "entropy": ["svip", "adaedl"],
         "averages": ["gammatune", "average"],
-        "goodput": ["goodput", "first_descent"],
+        "goodput": ["goodput", "first_descent", "lookahead"],
         "bandits": ["ucb", "exp3", "hedge"],
         "head": ["head"],
     }.items()
