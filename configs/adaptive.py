@@ -24,21 +24,22 @@ def get_config() -> ml_collections.ConfigDict:
     config.widths = (1, 4)
     # Settings by policy; those that take prices or a trained head are given them.
     config.policies = {
-        "heuristic": {},
-        "confidence": {},
-        "svip": {"threshold": 0.4},
-        "adaedl": {"bar": 0.6},
-        "gammatune": {"gamma": 5},
-        "average": {"tiers": (1, 3, 5, 7, 10), "first": 5},
-        "goodput": {"prior": 0.95},
+        "heuristic": {"gamma": 10},
+        "confidence": {"threshold": 0.1},
+        "svip": {"threshold": 0.8},
+        "adaedl": {"bar": 0.2},
+        "gammatune": {"gamma": 10},
+        "average": {"tiers": (1, 3, 5, 7, 10), "first": 10},
+        "goodput": {"prior": 0.99, "memory": 0.98},
         "first_descent": {"prior": 0.95, "weight": 1.0, "memory": 0.98},
+        "lookahead": {"memory": 0.98},
         "ucb": {"width": 0.1},
         "exp3": {"rate": 4.0},
-        "hedge": {"rate": 4.0},
-        "head": {"threshold": 0.9},
+        "hedge": {"rate": 16.0},
+        "head": {"threshold": 0.98},
     }
-    config.drawn = ("heuristic", "goodput", "confidence", "head")  # over time
-    config.timed_inputs = 10
+    config.drawn = ("heuristic", "svip", "goodput", "lookahead")  # over time
+    config.timed_inputs = 24
     config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed
     config.draws = 8  # replays of each output, where temperature is above 0
     config.repeats = 5

@@ -92,7 +92,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
         **always(on, draft, temperature),
     }
     lengths = {static(gamma): gamma for gamma in config.static}
-    told = pricing.measure(on, draft, temperature, known, lengths, texts, repeats=3)
+    told = pricing.measure(on, draft, temperature, known, lengths, texts, config.repeats)
     made = build(on, draft, temperature, told)
     timed = timing.side_by_side(
         {**known, **made},
