@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import test_cost
 import test_exactness
 import test_loops
 from enumeration import output_law
@@ -22,6 +23,7 @@ from specjax.policies import Observation, RoundStats, constant, prices
 from specjax.policies.averages import average, gammatune
 from specjax.policies.bandits import Played, Weighed, exp3, hedge, ucb
 from specjax.policies.confidence import confidence
+from specjax.policies.constant import Constant
 from specjax.policies.entropy import adaedl, svip
 from specjax.policies.goodput import Tally, first_descent, goodput, lookahead
 from specjax.policies.head import head, init, logit, loss
@@ -565,6 +567,30 @@ def test_the_narrowest_pass_runs():
     _, round_ = jax.jit(speculative.step)(method, contexts, state)
     scored = np.any(np.asarray(round_.target_logprobs) != 0, axis=(0, 2))
     assert scored.tolist() == [True] * 3 + [False] * 5
+
+
+@pytest.mark.parametrize(("drafted", "width"), [(0, 1), (1, 3), (2, 3), (3, 5), (4, 5)])
+def test_one_pass_a_round(drafted, width):
+    """The smallest that holds the draft, and no other: calls and positions are counted."""
+    method, contexts, state = test_cost.setup(0.0)
+    policy = Constant(jnp.int32(drafted))
+    method = dataclasses.replace(method, policy=policy, widths=(1, 3))
+    for rounds in (1, 2):
+        state = speculative.step(method, contexts, state)[0]
+        assert state.cache.tolist() == [rounds, rounds * width]
+
+
+def test_nothing_is_computed_for_widths_that_do_not_run():
+    """In the compiled loop of T5s: outside of passes and drafts, a round has no matrix products.
+    XLA moves what does not change within a loop to before it, were it of one turn or none."""
+    model = test_loops.target()
+    method = test_loops.method_of(model, model, gamma_max=4)
+    method = dataclasses.replace(method, widths=(2,))
+    arguments = test_loops.begin(method, test_loops.translate([[3, 1]]), 24)
+    text = speculative.decode.lower(method, *arguments).compile().as_text()
+    (body,) = (part for part in text.split("\n\n") if " conditional(" in part)  # drafts, or not
+    assert "dot_general" in text
+    assert "dot_general" not in body
 
 
 def test_narrower_passes_copy_no_cache():
