@@ -72,7 +72,8 @@ class Timings:
 
     def model(self, table: Prices) -> CostModel:
         """Rounds by this table, and calls."""
-        return CostModel(table.rounds(self.gamma_max).tolist(), self.call, self.plain_call)
+        rounds = table.rounds(self.gamma_max).tolist()
+        return CostModel(rounds, self.c, self.call, self.plain_call)
 
 
 def given(c: float, verify: Sequence[float], overhead: float, widths: Sequence[int]) -> Timings:

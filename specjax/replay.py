@@ -29,6 +29,7 @@ class Replayed(NamedTuple):
 
     drafted: Int[Array, "*batch N G+1"]  # rounds that drafted 0 … γ_max tokens
     accepted: Int[Array, "*batch N G+1"]  # rounds that kept 0 … γ_max of them
+    refused: Int[Array, "*batch N"]  # calls of the drafter after which no token was drafted
     runs: Int[Array, "*batch N"]  # draws
 
 
@@ -143,20 +144,21 @@ def walk(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed
 
         def propose(carry, slot):
             """As the loop does: `speculative.draft`."""
-            state, drafting, drafted, previous = carry
-            at = where[:, slot], slot_there[:, slot]
+            state, drafting, drafted, previous, refused = carry
+            at, called = (where[:, slot], slot_there[:, slot]), drafting
             drafting &= ~silent[:, slot]
             look_up = partial(_at, rows, *at)
             seen = Remembered(slot, drafting, previous, rollouts, look_up)
             state, keep = policy.keep_drafting(state, cast(Observation, seen))
             drafting &= keep
             drafted += drafting.astype(jnp.int32)
+            refused += (called & ~drafting).astype(jnp.int32)
             trust = confidence[:, slot]
             state, go_on = policy.go_on(state, drafting, trust)
-            return (state, drafting & (drafted < cap) & go_on, drafted, trust), None
+            return (state, drafting & (drafted < cap) & go_on, drafted, trust, refused), None
 
-        first = state, cap > 0, zeros, jnp.zeros(emitted.shape, jnp.float32)
-        (state, _, drafted, _), _ = jax.lax.scan(propose, first, slots[0])
+        first = state, cap > 0, zeros, jnp.zeros(emitted.shape, jnp.float32), found.refused
+        (state, _, drafted, _, refused), _ = jax.lax.scan(propose, first, slots[0])
         accepted = jnp.minimum(drafted, rejected[:, 0] - length)
         gained = jnp.where(live, jnp.minimum(accepted + 1, emitted - length), 0)
         stats = RoundStats(
@@ -172,13 +174,14 @@ def walk(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed
         found = Replayed(
             _count(live, found.drafted, drafted),
             _count(live, found.accepted, jnp.minimum(accepted, gained)),
+            refused,
             found.runs,
         )
         return length + gained, policy.update(state, stats), found
 
     none = jnp.zeros((len(emitted), gamma_max + 1), jnp.int32)
     state = policy.init(smp.fold(keys, zeros, Purpose.POLICY), gamma_max)
-    start = zeros, state, Replayed(none, none, jnp.ones_like(emitted))
+    start = zeros, state, Replayed(none, none, zeros, jnp.ones_like(emitted))
     return jax.lax.while_loop(more, one_round, start)[2]
 
 
@@ -245,6 +248,7 @@ class CostModel:
     """What rounds and calls take, in target steps; an autoregressive call takes its tokens."""
 
     rounds: Sequence[float]  # by 0 … γ_max drafted tokens
+    refused: float = 0.0  # a call of the drafter after which its token is not drafted
     call: float = 0.0  # a speculative call beyond its rounds
     plain_call: float = 0.0  # an autoregressive call beyond its tokens
 
@@ -264,6 +268,7 @@ def score(replayed: Replayed, rollouts: Rollouts, cost: CostModel) -> Score:
     tokens, calls = runs @ np.asarray(rollouts.emitted, np.float64), runs.sum(axis=-1)
     rounds = lengths.sum(axis=-1)
     spent = lengths @ np.asarray(cost.rounds, np.float64) + calls * cost.call
+    spent += replayed.refused.sum(axis=-1) * cost.refused
     return Score(
         gain=(tokens + calls * cost.plain_call) / spent,
         tau=tokens / rounds,

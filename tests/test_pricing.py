@@ -76,7 +76,8 @@ def test_prices():
     assert rounds(made.prices()) == [1.5, 1.8, 2.1, 2.5]
     assert rounds(made.static_prices(1)) == [1.9, 2.0, 2.0, 2.0]
     assert rounds(made.static_prices(2)) == [2.3, 2.4, 2.5, 2.5]
-    assert made.model(made.prices()).rounds == close([1.5, 1.8, 2.1, 2.5])
+    model = made.model(made.prices())
+    assert (model.rounds, model.refused) == (close([1.5, 1.8, 2.1, 2.5]), 0.1)
     noisy = Timings(0.5, {1: 1.0}, rounds=[1.0, 0.4])
     assert rounds(noisy.prices(), 1) == [1.0, 0.501]
 

@@ -13,6 +13,7 @@ from scipy import stats
 
 import command_line
 import test_loops
+from experiments.adaptive.race import Counting
 from pairs import TEXTS
 from specjax import generate, replay, rollouts, tasks
 from specjax.accept import TokenRule
@@ -89,6 +90,21 @@ def test_greedy_replay_is_the_real_run(name):
     found = replay.replay([method.policy], trace, jax.random.key(0))
     for ours, theirs in zip(replayed_counts(found), counts(state), strict=True):
         assert ours[0].tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize(("name", "refuses"), [("svip", False), ("adaedl", True), ("head", True)])
+def test_calls_of_the_drafter(name, refuses):
+    """One for each drafted token, and one more where a policy saw the law and stopped: as many as
+    in the real loop. svip stops before it calls."""
+    policy, refused = policy_of(name), 0
+    for prompt in PROMPTS:
+        method, inputs = method_of(policy, sampling(0.0)), inputs_of([prompt])
+        found = replay.replay([policy], recorded(method, inputs), jax.random.key(0))
+        counting = dataclasses.replace(method, drafter=Counting(method.drafter))
+        state = test_loops.run(counting, inputs, BUDGET)
+        assert int(state.stats.drafted[0] + found.refused[0, 0]) == int(state.drafter[1])
+        refused += int(found.refused[0, 0])
+    assert (refused > 0) == refuses
 
 
 def test_greedy_replay_of_a_drafter_that_falls_silent():
@@ -187,8 +203,10 @@ def test_calls_take_time_too():
     found = replay.replay([constant(2)], trace, jax.random.key(0), draws=2)
     assert found.runs.tolist() == [[2, 2]]
     assert found.drafted.tolist() == found.accepted.tolist() == [[[0, 0, 4]] * 2]
-    cost = CostModel([1.0, 1.2, 1.5], call=0.5, plain_call=1.0)
+    cost = CostModel([1.0, 1.2, 1.5], refused=0.25, call=0.5, plain_call=1.0)
     assert replay.score(found, trace, cost).gain.tolist() == [2.0]
+    found = found._replace(refused=np.array([[3, 5]]))  # 2 steps more
+    assert replay.score(found, trace, cost).gain.tolist() == [28 / 16]
 
 
 def test_settings_run_side_by_side():
