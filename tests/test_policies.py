@@ -216,22 +216,27 @@ def test_adaedl():
 
 
 def test_goodput():
-    """Prices 1, 1.1, 1.2, 1.3. α = ½: 1, 1.364, 1.458, 1.442, so 2. After a reached overlap of 0
-    α = ⅓: 1, 1.212, 1.204, so 1. At .6 a draft, 1.5/1.6 < 1: none."""
+    """Prices 1, 1.1, 1.2, 1.3. α = ½: 1, 1.364, 1.458, 1.442, so 2. After a rejection at once
+    α = ⅓: 1, 1.212, 1.204, so 1. At .6 a draft, 1.5/1.6 < 1: none. α = 1 and 0 are no exceptions.
+    """
     policy = goodput(prices(0.1, [1, 1, 1, 1]), prior=0.5, weight=2, memory=0.5)
     state, allowed = policy.begin(policy.init(keys_of(1), 3))
     assert allowed.tolist() == [2]
-    state = policy.update(state, stats_of(2, 0, 3, overlap=[0.0, 0.9]))
+    state = policy.update(state, stats_of(2, 0, 3))
     np.testing.assert_allclose(policy.alpha(state), [1 / 3], rtol=1e-6)
     assert policy.begin(state)[1].tolist() == [1]
     assert lengths(goodput(prices(0.6, [1, 1]), prior=0.5), 1, []) == [0]
+    for prior, tokens in ((1.0, [1, 2, 3, 4]), (0.0, [1, 1, 1, 1])):
+        extreme = goodput(prices(0.1, [1, 1, 1, 1]), prior=prior)
+        rate = extreme.rate(extreme.init(keys_of(1), 3))
+        np.testing.assert_allclose(rate[0], np.divide(tokens, [1, 1.1, 1.2, 1.3]), rtol=1e-6)
 
 
 def test_goodput_tries_again():
-    """Prices 1, 1.3: α = ½, then ¼ after an overlap of 0, so none; then ⅓, so one."""
+    """Prices 1, 1.3: α = ½, then ¼ after a rejection, so none; then ⅓, so one."""
     policy = goodput(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
     state = policy.init(keys_of(1), 1)
-    state = policy.update(state, stats_of(1, 0, 1, overlap=[0.0]))
+    state = policy.update(state, stats_of(1, 0, 1))
     assert policy.begin(state)[1].tolist() == [0]
     state = policy.update(state, stats_of(0, 0, 1))
     assert policy.begin(state)[1].tolist() == [1]
@@ -299,12 +304,12 @@ def test_lookahead_passes_over_a_jump():
 
 
 def test_lookahead_tries_again():
-    """Where goodput does: prices 1, 1.3, an overlap of 0, and a round without a draft."""
+    """Where goodput does: prices 1, 1.3, a rejection, and a round without a draft."""
     policy = lookahead(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
     state = policy.init(keys_of(1), 1)
     found = [int(policy.begin(state)[1][0])]
     for drafted in (1, 0):
-        state = policy.update(policy.begin(state)[0], stats_of(drafted, 0, 1, overlap=[0.0]))
+        state = policy.update(policy.begin(state)[0], stats_of(drafted, 0, 1))
         found.append(int(policy.begin(state)[1][0]))
     assert found == [1, 0, 1]
 

@@ -45,13 +45,13 @@ class Goodput(Policy):
         return Tally(none, none)
 
     def begin(self, state):
-        price = self.prices.rounds(len(self.prices.verify) - 1)
-        return state, argmax(self.tokens(state) / price[None, :])
+        return state, argmax(self.rate(state))
 
     def update(self, state, stats):
+        tested = jnp.minimum(stats.accepted + 1, stats.drafted)  # the first rejected one included
         new = Tally(
-            self.memory * state.accepted + jnp.sum(stats.overlap, axis=1, where=stats.tested),
-            self.memory * state.tested + jnp.sum(stats.tested, axis=1).astype(jnp.float32),
+            self.memory * state.accepted + stats.accepted.astype(jnp.float32),
+            self.memory * state.tested + tested.astype(jnp.float32),
         )
         return where_active(stats, new, state)
 
@@ -59,14 +59,17 @@ class Goodput(Policy):
         """The estimate for each row."""
         return (state.accepted + self.weight * self.prior) / (state.tested + self.weight)
 
-    def tokens(self, state: Tally) -> Float[Array, "B K"]:
-        """1 + α + … + αᵏ, what a round of k drafted tokens is expected to give."""
-        powers = jnp.power(self.alpha(state)[:, None], _counts(len(self.prices.verify)))
-        return jnp.cumsum(powers, axis=1)
+    def rate(self, state: Tally) -> Float[Array, "B K"]:
+        """Tokens per time that are expected of 0 … γ_max drafted tokens."""
+        price = self.prices.rounds(len(self.prices.verify) - 1)
+        return _tokens(self.alpha(state)[:, None], np.arange(len(price))[None]) / price[None]
 
 
-def _counts(count: int) -> Float[Array, "1 K"]:
-    return jnp.arange(count, dtype=jnp.float32)[None, :]
+def _tokens(alpha: Float[Array, "..."], drafted: np.ndarray) -> Float[Array, "..."]:
+    """1 + α + … + αᵏ in closed form: an element at a time, it costs no operation of its own."""
+    count, short = (drafted + 1).astype(np.float32), 1 - alpha
+    ratio = -jnp.expm1(count * jnp.log1p(-short)) / jnp.where(short > 0, short, 1.0)
+    return jnp.where(short > 0, ratio, count)
 
 
 def goodput(
@@ -193,15 +196,14 @@ class Lookahead(Goodput):
 
     def begin(self, state):
         price, c = self.prices.rounds(len(self.prices.verify) - 1), self.prices.draft
-        tokens = self.tokens(state.tally)
-        rate = tokens / price[None, :]
+        alpha, rate = self.alpha(state.tally), self.rate(state.tally)
         best = jnp.max(rate, axis=1)
         now = np.arange(len(price))[:, None]
         more = now.T - now  # k, by n and n + k
         time = jnp.where(more > 0, price[None, :] - price[:, None] - c, jnp.inf)
-        call = jnp.stack([jnp.zeros_like(best), c / self.alpha(state.tally)], axis=1)
-        gain = tokens[:, np.maximum(more - 1, 0)] / best[:, None, None]
-        bars = jnp.min((time[None, None] + call[:, :, None, None]) / gain[:, None], axis=3)
+        call = jnp.stack([jnp.zeros_like(alpha), c / alpha], axis=1)[:, :, None, None]
+        gain = _tokens(alpha[:, None, None, None], np.maximum(more - 1, 0)[None, None])
+        bars = jnp.min((time[None, None] + call) / gain, axis=3) * best[:, None, None]
         return Ahead(state.tally, bars), jnp.where(best > rate[:, 0], len(price) - 1, 0)
 
     def keep_drafting(self, state, seen):
@@ -213,8 +215,7 @@ class Lookahead(Goodput):
         return Ahead(state.tally, bars), drafting & (bars[:, 1, 0] < 1)
 
     def update(self, state, stats):
-        new = Ahead(super().update(state.tally, stats), jnp.zeros_like(state.bars))
-        return where_active(stats, new, state)
+        return Ahead(super().update(state.tally, stats), state.bars)
 
 
 def lookahead(
