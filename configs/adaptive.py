@@ -1,10 +1,12 @@
 """The leaderboard of draft-length policies on the embedded family `parse`.
 
     python -m experiments.adaptive --config=configs/adaptive.py --workdir=runs/adaptive
+    python -m experiments.adaptive --config=configs/adaptive.py:wide --workdir=runs/adaptive_wide
 
 Three drafts at two temperatures: a bigram, with which no static length gains anything, and the two
-models. Expect 45 minutes on two idle cores, 3 to 9 for each draft and temperature; a run that was
-cut off goes on. Settings other than a policy's own were chosen on the validation split by replay,
+models. Expect 50 minutes on two idle cores, 7 to 9 for each draft and temperature; a run that was
+cut off goes on. `wide` takes the two models and a few policies, which run the verify pass at its full
+width always: 15 minutes. Settings other than a policy's own were chosen on the validation split by replay,
 at temperature 0 with draft-tiny; races are run on test.
 """
 
@@ -13,8 +15,13 @@ import ml_collections
 from configs import embedded
 
 
-def get_config() -> ml_collections.ConfigDict:
+CHOICES = ("all", "wide")
+
+
+def get_config(choice: str = "all") -> ml_collections.ConfigDict:
     """The fields of configs/embedded.py, and those of the races."""
+    if choice not in CHOICES:
+        raise ValueError(f"configs/adaptive.py:{choice}: choose one of {', '.join(CHOICES)}.")
     config = embedded.get_config()
     config.drafts = ("bigram", *config.drafts)
     config.static = (1, 2, 3, 5, 7, 10)  # γ
@@ -43,4 +50,10 @@ def get_config() -> ml_collections.ConfigDict:
     config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed
     config.draws = 8  # replays of each output, where temperature is above 0
     config.repeats = 5
+    if choice == "wide":
+        config.drafts = config.drafts[1:]
+        config.static, config.widths = (3, 5, 7, 10), ()
+        kept = ("confidence", "svip", "adaedl", "average", "goodput", "lookahead", "head")
+        config.policies = {name: config.policies[name] for name in kept}
+        config.drawn = ("svip", "goodput", "lookahead", "head")
     return config
