@@ -5,15 +5,14 @@
 
 Three drafts at two temperatures: a bigram, with which no static length gains anything, and the two
 models. Expect 50 minutes on two idle cores, 7 to 9 for each draft and temperature; a run that was
-cut off goes on. `wide` takes the two models and a few policies, which run the verify pass at its full
-width always: 15 minutes. Settings other than a policy's own were chosen on the validation split by replay,
-at temperature 0 with draft-tiny; races are run on test.
+cut off goes on. `wide` takes the two models and a few policies, whose verify pass always has its
+full width: 15 minutes. Settings other than a policy's own were chosen on the validation split by
+replay, at temperature 0 with draft-tiny; races are run on test.
 """
 
 import ml_collections
 
 from configs import embedded
-
 
 CHOICES = ("all", "wide")
 

@@ -1,4 +1,4 @@
-"""A decoder-only model through everything that takes texts, against whole-sequence forwards."""
+"""Decoder-only models through everything that takes texts, against whole-sequence forwards."""
 
 import dataclasses
 
@@ -14,6 +14,7 @@ from specjax import decoding, metrics, ngram, train
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
+from specjax.models.llama import Llama, LlamaConfig
 from specjax.sampling import sampling
 from specjax.tasks import batches
 from specjax.tasks import tokenizer as tokenizers
@@ -21,9 +22,18 @@ from specjax.tasks.examples import Example
 
 BUDGET = 20
 RAGGED = ["", *TEXTS[:4], "  "]  # a blank prompt is a prompt
-CONFIG = GPTConfig(
-    vocab_size=IDS, n_positions=64, n_embd=24, n_layer=2, n_head=3, bos_token_id=1, pad_token_id=0
-)
+POSITIONS, START = 64, 1
+COMMON = {"vocab_size": IDS, "bos_token_id": START, "pad_token_id": 0}
+KINDS = {
+    "gpt": (GPT, GPTConfig(n_positions=POSITIONS, n_embd=24, n_layer=2, n_head=3, **COMMON)),
+    "llama": (
+        Llama,
+        LlamaConfig(
+            hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6,
+            num_key_value_heads=2, max_position_embeddings=POSITIONS, **COMMON,
+        ),
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +41,15 @@ def tokenizer():
     return tokenizers.to_transformers(tokenizers.train(TEXTS, IDS, decoder_only=True), 64)
 
 
-def checkpoint(tokenizer, noise: float) -> Checkpoint:
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+def checkpoint(kind, tokenizer, noise: float) -> Checkpoint:
     """Weights large enough for laws that differ from place to place; `noise` apart from others."""
-    module = GPT(CONFIG, rngs=nnx.Rngs(0))
+    make, config = KINDS[kind]
+    module = make(config, rngs=nnx.Rngs(0))
     state = nnx.state(module)
     leaves, treedef = jax.tree.flatten(state)
     rng = np.random.default_rng(1)
@@ -41,17 +57,17 @@ def checkpoint(tokenizer, noise: float) -> Checkpoint:
     nnx.update(module, jax.tree.unflatten(treedef, leaves))
     model = LanguageModel.of(module)
     eos_ids = tuple(range(3, IDS, 20))
-    return Checkpoint(f"noise {noise}", model, CONFIG, tokenizer, eos_ids, max_source_len=64)
+    return Checkpoint(f"noise {noise}", model, config, tokenizer, eos_ids, max_source_len=64)
 
 
 @pytest.fixture(scope="module")
-def target(tokenizer):
-    return checkpoint(tokenizer, 0.0)
+def target(kind, tokenizer):
+    return checkpoint(kind, tokenizer, 0.0)
 
 
 @pytest.fixture(scope="module")
-def draft(tokenizer):
-    return checkpoint(tokenizer, 0.02)
+def draft(kind, tokenizer):
+    return checkpoint(kind, tokenizer, 0.02)
 
 
 @jax.jit
@@ -64,12 +80,12 @@ def forward(model, tokens):
 
 def laws(checkpoint, ids):
     """After every prefix of ids; what follows them, up to a length for all, is not seen."""
-    padded = np.pad(np.asarray(ids, np.int32), (0, CONFIG.n_positions - len(ids)))
+    padded = np.pad(np.asarray(ids, np.int32), (0, POSITIONS - len(ids)))
     return np.asarray(forward(checkpoint.model, padded))[: len(ids)]
 
 
 def prompt_of(tokenizer, text):
-    return tokenizer(text)["input_ids"] or [CONFIG.start_id]
+    return tokenizer(text)["input_ids"] or [START]
 
 
 def greedy(target, prompt):
@@ -88,7 +104,7 @@ def test_greedy_outputs(target, draft, tokenizer):
     lengths = {len(output) for output in expected}
     assert len(lengths) > 1  # EOS ends rows, and so does the budget
     assert BUDGET in lengths
-    counts = ngram.count(expected, IDS, CONFIG.start_id)
+    counts = ngram.count(expected, IDS, START)
     drafters = None, draft, ngram.bigram(counts), ngram.PromptLookup(IDS)
     for drafter in drafters:
         result = specjax.generate(target, drafter, RAGGED, gamma=3, max_new_tokens=BUDGET)
@@ -154,6 +170,7 @@ def test_beams(target, draft):
     assert plain[2].hypotheses[0].score == pytest.approx(score, abs=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["gpt"], indirect=True, scope="module")
 def test_room(target):
     """A prompt is never cut in silence, and nothing is decoded past the learned positions."""
     long = TEXTS[0] * 20
@@ -203,7 +220,7 @@ def test_loss(target, tokenizer):
     found = train.held_out_loss(trainer, model.params, [batch])
     nats = []
     for pair in pairs:
-        whole = laws(target, [CONFIG.start_id, *pair.target])
+        whole = laws(target, [START, *pair.target])
         nats += [-np.log(whole[i, token]) for i, token in enumerate(pair.target)]
     assert found == pytest.approx(np.mean(nats), abs=1e-4)
 
