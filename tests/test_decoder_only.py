@@ -34,6 +34,7 @@ KINDS = {
         ),
     ),
 }  # fmt: skip
+SCALES, NOISE = {"gpt": 7, "llama": 5}, {"gpt": 0.02, "llama": 0.003}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,9 @@ def checkpoint(kind, tokenizer, noise: float) -> Checkpoint:
     state = nnx.state(module)
     leaves, treedef = jax.tree.flatten(state)
     rng = np.random.default_rng(1)
-    leaves = [x * 7 + noise * rng.normal(size=x.shape).astype(np.float32) for x in leaves]
+    leaves = [
+        x * SCALES[kind] + noise * rng.normal(size=x.shape).astype(np.float32) for x in leaves
+    ]
     nnx.update(module, jax.tree.unflatten(treedef, leaves))
     model = LanguageModel.of(module)
     eos_ids = tuple(range(3, IDS, 20))
@@ -67,7 +70,7 @@ def target(kind, tokenizer):
 
 @pytest.fixture(scope="module")
 def draft(kind, tokenizer):
-    return checkpoint(kind, tokenizer, 0.02)
+    return checkpoint(kind, tokenizer, NOISE[kind])
 
 
 @jax.jit
