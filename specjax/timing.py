@@ -1,6 +1,7 @@
 """Methods side by side on the same inputs, compilation excluded."""
 
 import dataclasses
+import random
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -77,6 +78,9 @@ def side_by_side(
 ) -> dict[str, Timed]:
     """Decode every text by every method, batch by batch, methods taking turns at each batch.
 
+    Their order is drawn anew for each batch: a program is some percent faster if it was the last
+    one that ran.
+
     Args:
       texts: ids from `decoding.tokenize`, none empty.
       batch_size: texts decoded at once.
@@ -103,12 +107,14 @@ def side_by_side(
         compiled.start_repeat()
         once(compiled, method, batches[0])
     timed = {name: Timed() for name in methods}
+    turns, order = list(methods), random.Random(0)
     for _ in range(repeats):
         for name in methods:
             timed[name].start_repeat()
         for batch in batches:
-            for name, method in methods.items():
-                once(timed[name], method, batch)
+            order.shuffle(turns)
+            for name in turns:
+                once(timed[name], methods[name], batch)
             between()
     return timed
 

@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ import pytest
 import test_loops
 from experiments import pricing
 from experiments.pricing import Timings
-from specjax import speculative, timing
+from pairs import TEXTS
+from specjax import decoding, speculative, timing
 from specjax.policies import constant
+from specjax.sampling import sampling
 from specjax.timing import Timed
 from table_models import inputs_of, random_table
 
@@ -28,6 +31,28 @@ def test_unit_times():
     # Of 1 second in one call and 300 in 100: Σ (x/t − 1)² is least at Σ (x/t)/Σ (x/t)².
     (found,) = timing.unit_times([{"a": 1}, {"a": 100}], [1.0, 300.0]).values()
     assert found == close((1 + 1 / 3) / (1 + 1 / 9))
+
+
+def test_turns(pair):
+    """Each method once for each text, and not always in the same order."""
+    texts, law = decoding.tokenize(pair.target, TEXTS[:6]), sampling(0.0)
+    methods = {
+        "plain": decoding.build(pair.target, None, gamma=1, sampling=law),
+        "spec": decoding.build(pair.target, pair.draft, gamma=2, sampling=law),
+    }
+    order = []
+    found = timing.side_by_side(
+        methods, pair.target, texts, max_new_tokens=8, key=jax.random.key(0), repeats=2,
+        note=lambda state: order.append("spec" if state.drafter else "plain"),
+    )  # fmt: skip
+    turns = [tuple(order[at : at + 2]) for at in range(2, len(order), 2)]  # after the compilation
+    assert len(turns) == 2 * 6
+    assert set(turns) == {("plain", "spec"), ("spec", "plain")}
+    plain, spec = found.values()
+    assert [row.index for row in plain.rows] == list(range(6))
+    assert timing.identical(plain, spec)
+    assert spec.decode == pytest.approx([sum(batches) for batches in spec.batches])
+    assert np.shape(spec.batches) == (2, 6)
 
 
 def timed(calls):
