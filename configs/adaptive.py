@@ -25,8 +25,8 @@ def get_config(choice: str = "all") -> ml_collections.ConfigDict:
     config.drafts = ("bigram", *config.drafts)
     config.static = (1, 2, 3, 5, 7, 10)  # γ
     config.gamma_max = 10  # of policies
-    # Verify passes that policies can choose, and γ_max + 1: no draft, a short one, a long one. More
-    # would cost more than they save (docs/policies.md).
+    # Verify passes that policies can choose, and γ_max + 1: no draft, a short one, a long one.
+    # Choosing takes time too (docs/adaptive.md).
     config.widths = (1, 4)
     # Settings by policy; those that take prices or a trained head are given them.
     config.policies = {

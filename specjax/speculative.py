@@ -257,7 +257,7 @@ def verify(
     else:
         # Loops of one turn or none: a `lax.switch` copies the caches, and these do not. The turn is
         # 0, but XLA does not know: it would compute, before the loop and for every width, all that
-        # does not depend on the cache, and that is the half of the first layer.
+        # does not depend on the cache, and that is half of the first layer.
         longest = jnp.max(drafts.length)
         law = jax.eval_shape(partial(score, full, 0), (None, state.cache))[0]
         carry = jnp.zeros(law.shape, law.dtype), state.cache
