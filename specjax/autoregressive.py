@@ -1,7 +1,8 @@
 """Plain decoding: one token per target call. The oracle of correctness, and the denominator of
-every speedup. It is the speculative loop without a drafter, and shares its state and commit.
+every speedup. It is the speculative loop without a drafter, and shares its state, draws and commit.
 """
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -10,6 +11,7 @@ from jax import Array
 from jaxtyping import Int, Key
 
 from specjax import sampling as smp
+from specjax.accept import AcceptanceRule, TokenRule
 from specjax.pytrees import pytree
 from specjax.sampling import Purpose, Sampling
 from specjax.state import State, begin, commit, is_finite, unfinished
@@ -18,11 +20,17 @@ from specjax.types import Context, Inputs, Model
 
 @pytree
 class Autoregressive:
-    """What to decode with: a model, a law and the ids that end a row."""
+    """What to decode with: a model, how its tokens are chosen, and the ids that end a row.
+
+    Nothing is drafted, so a rule matters by its noise alone: with `GumbelRule` the tokens are those
+    of speculative decoding under that rule with the same key. Its noise costs V numbers a token,
+    so it is no baseline for the time of other rules.
+    """
 
     target: Model
     sampling: Sampling
     eos_ids: Int[Array, " N"]
+    rule: AcceptanceRule = dataclasses.field(default_factory=TokenRule)
 
     @property
     def gamma_max(self) -> int:
@@ -45,14 +53,16 @@ def start(
 
 
 def step(method: Autoregressive, context: Context, state: State) -> State:
-    """One token for every live row; its noise depends on the row's key and its position alone."""
+    """One token for every live row, drawn as in a speculative round that drafts nothing."""
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     hidden, cache = method.target(last, state.length - 1, context, state.cache)
     logprobs = smp.standardize(method.target.logits(hidden[:, 0]), method.sampling)
     if method.sampling.kind == "greedy":
         token = smp.argmax(logprobs)
     else:
-        token = smp.draw_by_gumbel(smp.fold(state.keys, state.length, Purpose.POSITION), logprobs)
+        rule = method.rule.under(method.sampling)
+        probs = jnp.exp(rule.given_noise(logprobs, state.keys, state.length))
+        token = smp.draw(smp.fold(state.keys, state.rounds, Purpose.NEXT), probs)
     state = state.replace(
         cache=cache, target_finite=state.target_finite & is_finite(logprobs, ~state.done)
     )

@@ -219,7 +219,7 @@ def _target_step(method, contexts, state):
     if method.sampling.kind == "greedy":
         token = smp.argmax(logprobs)
     else:
-        token = smp.draw_by_gumbel(smp.fold(state.keys, state.rounds, Purpose.POSITION), logprobs)
+        token = smp.draw(smp.fold(state.keys, state.rounds, Purpose.NEXT), jnp.exp(logprobs))
     return _with_last(state, token, cache=cache)
 
 

@@ -143,7 +143,8 @@ def generate(
       batch_size: rows decoded at once.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
       rule: acceptance rule, or its name or import path (`specjax.accept.load`); default the
-        paper's `TokenRule`.
+        paper's `TokenRule`. With "gumbel" plain decoding draws by the same noise: both give the
+        same tokens.
       policy: draft-length policy, or its name or import path (`specjax.policies.load`); default
         `constant(gamma)`.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
@@ -215,8 +216,12 @@ def build(
 ) -> Autoregressive | Speculative:
     """The value that the jitted functions take. Checks that the pair fits."""
     eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
+    if rule is None:
+        rule = TokenRule()
+    elif isinstance(rule, str):
+        rule = load_rule(rule)
     if draft is None:
-        return Autoregressive(target.model, sampling, eos_ids)
+        return Autoregressive(target.model, sampling, eos_ids, rule)
     fixed = constant(gamma)  # checks gamma, which bounds any policy
     if isinstance(draft, Checkpoint):
         check_pair(target, draft)
@@ -229,10 +234,6 @@ def build(
                 f"The drafter's {drafter.vocab_size} ids are not the target's "
                 f"{target_model.vocab_size}: both must give a law over the same ids."
             )
-    if rule is None:
-        rule = TokenRule()
-    elif isinstance(rule, str):
-        rule = load_rule(rule)
     if policy is None:
         policy = fixed
     elif isinstance(policy, str):

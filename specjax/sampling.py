@@ -109,7 +109,8 @@ def _cutoff(scaled: Float[Array, "*batch V"], sampling: Sampling) -> Float[Array
 # Randomness. A row's key is fold_in(fold_in(key, input index), sample), so that neither its
 # neighbours nor padding nor the mesh change its tokens. Ratio rules draw by the row's own round:
 # noise reused by position after a rejection would be biased wherever a rule or a policy has read
-# the rejected tail. Plain decoding and the Gumbel rule draw by absolute position.
+# the rejected tail. Plain decoding draws as a round does that drafts nothing. The Gumbel rule draws
+# by absolute position, in both loops.
 
 
 class Purpose(enum.IntEnum):
@@ -154,52 +155,57 @@ def uniform(keys: Key[Array, " B"], dtype=jnp.float32) -> Float[Array, " B"]:
 
 
 def draw(keys: Key[Array, " B"], probs: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """A token for each row, by inverting the law's distribution function at one uniform.
+    """A token for each row, in proportion to `probs`, which need not sum to 1. Consumes the keys.
 
-    One random number a row rather than V of them: Gumbel noise for V = 4096 takes as long as a
-    whole step of a one-layer draft. The function is summed in two levels, blocks and then entries
-    of one block, which is both faster and more accurate than one long sum. The law need not be
-    normalised. Consumes the keys.
+    Entries lie in blocks of 128. A block is drawn by its mass and then an entry of that block,
+    each by `race`. So a token takes V/128 + 128 numbers rather than V, and no long sum decides:
+    the distribution function in float32 cannot tell rare tokens of a large vocabulary apart.
     """
-    batch, width = probs.shape
-    block = 128
+    width, block = probs.shape[1], 128
     probs = jnp.pad(probs, ((0, 0), (0, -width % block)))
-    blocks = probs.reshape(batch, -1, block)
-    by_block = jnp.cumsum(jnp.sum(blocks, axis=-1), axis=-1)
-    point = uniform(keys, probs.dtype)[:, None] * by_block[:, -1:]
-    which = _count_below(by_block, point)
-    before = jnp.where(
-        which > 0, jnp.take_along_axis(by_block, jnp.maximum(which - 1, 0), axis=1), 0.0
-    )
-    entries = jnp.take_along_axis(blocks, which[:, :, None], axis=1)[:, 0]
-    within = _count_below(jnp.cumsum(entries, axis=-1), point - before)
-    # Rounding may end on an entry of probability 0: take the nearest possible one before it, or
-    # the first of the block, whose mass is positive.
-    index = jnp.broadcast_to(jnp.arange(block, dtype=jnp.int32), entries.shape)
-    earlier = jnp.max(jnp.where((entries > 0) & (index <= within), index, -1), axis=-1)
-    first = jnp.min(jnp.where(entries > 0, index, block), axis=-1)
-    token = which[:, 0] * block + jnp.where(earlier >= 0, earlier, first)
-    return jnp.minimum(token, width - 1)
-
-
-def _count_below(cumulative: Float[Array, "B N"], point: Float[Array, "B 1"]) -> Int[Array, "B 1"]:
-    """How many partial sums are ≤ point, at most N − 1."""
-    count = jnp.sum(cumulative <= point, axis=-1, keepdims=True, dtype=jnp.int32)
-    return jnp.minimum(count, cumulative.shape[1] - 1)
+    blocks = probs.reshape(probs.shape[0], -1, block)
+    count = blocks.shape[1]
+    times = exponential(keys, count + block, probs.dtype)
+    which = race(jnp.sum(blocks, axis=-1), times[:, :count])
+    entries = jnp.take_along_axis(blocks, which[:, None, None], axis=1)[:, 0]
+    # Only NaN, which names the last entry, could lead past the end.
+    return jnp.minimum(which * block + race(entries, times[:, count:]), width - 1)
 
 
 def draw_by_gumbel(keys: Key[Array, " B"], logprobs: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """argmax(log p + g) with one standard Gumbel per token. Consumes the keys.
+    """A token for each row, with noise of its own for each token. Consumes the keys.
 
-    The same keys give the same noise for any law, which couples two models that share them.
+    The same keys give the same noise for any distribution, which couples two models that share
+    them. With times t of a standard exponential, −log t is Gumbel noise, and the winner of the
+    race is argmax(log p − log t).
     """
-    return argmax(perturb(keys, logprobs))
+    return race(jnp.exp(logprobs), exponential(keys, logprobs.shape[1], logprobs.dtype))
 
 
-def perturb(keys: Key[Array, " B"], logprobs: Float[Array, "B V"]) -> Float[Array, "B V"]:
-    """log p + g, whose largest entry is a draw. Consumes the keys."""
+def race(probs: Float[Array, "B N"], times: Float[Array, "B N"]) -> Int[Array, " B"]:
+    """The entry whose time / probability is the smallest: a draw, if times are exponential.
 
-    def noise(key):
-        return jax.random.gumbel(key, logprobs.shape[1:], logprobs.dtype)
+    An entry of probability 0 never wins. Each entry is judged by its own quotient, so rounding
+    changes a probability by a few units in its last place, however small it is.
+    """
+    return argmax(probs / times)
 
-    return logprobs + jax.vmap(noise)(keys)
+
+def exponential(keys: Key[Array, " B"], count: int, dtype) -> Float[Array, "B count"]:
+    """Standard exponential times, from 64 random bits each. Consumes the keys."""
+
+    def bits(key):
+        return jax.random.bits(key, (2, count), jnp.uint32)
+
+    high, low = jnp.moveaxis(jax.vmap(bits)(keys), 1, 0)
+    return exponential_of_bits(high, low, dtype)
+
+
+def exponential_of_bits(high: Array, low: Array, dtype) -> Array:
+    """−log(1 − u) or −log(u), by the lowest bit of `high`; the other bits give u in (0, ½).
+
+    So every time, short or long, has the relative precision of its dtype. Rare tokens win by short
+    ones, which the 23 bits of `jax.random.uniform` do not resolve below 1.2e-7.
+    """
+    u = (high >> 1).astype(dtype) * 2.0**-32 + (low.astype(dtype) + 0.5) * 2.0**-64
+    return -jnp.where(high & 1, jnp.log(u), jnp.log1p(-u))

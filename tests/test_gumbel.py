@@ -167,7 +167,7 @@ def test_a_trained_pair_gives_the_tokens_of_plain_decoding(family):
     """
     target, draft = family
     options = {"max_new_tokens": BUDGET, "temperature": 1.0, "key": jax.random.key(3), "gamma": 4}
-    plain = specjax.generate(target, None, STATEMENTS, **options)
+    plain = specjax.generate(target, None, STATEMENTS, rule="gumbel", **options)
     assert len({tuple(row) for row in plain.tokens}) == len(STATEMENTS)
     for policy in (constant(1), constant(4), Erratic()):
         found = specjax.generate(
@@ -187,5 +187,7 @@ def top_gap(target, index: int, output: list[int]) -> float:
     logits = logits_after(target.model, inputs, [prefix], BUDGET + 1)
     keys = smp.row_keys(jax.random.key(3), jnp.int32([index]), jnp.int32([0]))
     keys = smp.fold(keys, jnp.int32([len(prefix)]), Purpose.POSITION)
-    noisy = np.sort(smp.perturb(keys, smp.standardize(jnp.asarray(logits), sampling(1.0))))
+    logprobs = smp.standardize(jnp.asarray(logits), sampling(1.0))
+    times = smp.exponential(keys, logprobs.shape[1], jnp.float32)
+    noisy = np.sort(logprobs - jnp.log(times))
     return float(noisy[0, -1] - noisy[0, -2])
