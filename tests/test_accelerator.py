@@ -14,7 +14,15 @@ from specjax import devices, speculative
 from specjax.accept import TokenRule
 from specjax.draft import ModelDrafter
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.layers import KV, Mean, at_once, attend_and_write, by_blocks, causal_bias
+from specjax.models.layers import (
+    KV,
+    Mean,
+    arrange,
+    at_once,
+    attend_and_write,
+    by_blocks,
+    causal_bias,
+)
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
 from specjax.ngram import PromptLookup
@@ -117,6 +125,28 @@ def test_the_softmax_of_short_floats_is_float32(platform, on):
     wide = re.findall(r":(\w+)\[[^\]]*\] = exp ", str(traced.jaxpr))
     assert set(wide) == {"f32"}
     assert len(wide) == 3  # of the call's own tokens; of the old ones, and of what was there
+
+
+# --- logits ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_logits_of_short_weights_are_float32(dtype, turned, tied):
+    """Those of float32 products of the same numbers, and not these rounded to what weights are."""
+    config = GPTConfig(
+        301, 16, 64, 0, 2, tie_word_embeddings=tied, bos_token_id=1, pad_token_id=0
+    )  # fmt: skip
+    module = arrange(GPT(config, rngs=nnx.Rngs(0), dtype=dtype), input_first=turned)
+    hidden = (10 * jax.random.normal(jax.random.key(0), (2, 3, 64))).astype(dtype)
+    logits = module.logits(hidden)
+    assert logits.dtype == jnp.float32
+    head = np.asarray(module.turned_weight()[...], np.float64)
+    exact = np.asarray(hidden, np.float64) @ (head if turned else head.T)
+    rounded = np.asarray(jnp.asarray(exact, jnp.float32).astype(dtype), np.float64)
+    error, of_rounding = (np.abs(x - exact).max() for x in (np.asarray(logits), rounded))
+    assert error < 0.01 * of_rounding
 
 
 # --- the loop ----------------------------------------------------------------------------------
