@@ -12,6 +12,7 @@ from jaxtyping import Int, Key
 
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule, TokenRule
+from specjax.draft import started
 from specjax.pytrees import pytree
 from specjax.sampling import Purpose, Sampling
 from specjax.state import State, begin, commit, is_finite, unfinished
@@ -47,8 +48,8 @@ def start(
     *,
     buffer_len: int,
 ) -> tuple[Context, State]:
-    """Encode and prefill. `buffer_len` ≥ prompt + budget + 1."""
-    context, cache = method.target.start(inputs, buffer_len)
+    """Encode, and read the prompt but for its last token. `buffer_len` ≥ prompt + budget + 1."""
+    context, cache = started(method.target, inputs, buffer_len)
     return context, begin(inputs, keys, budget, buffer_len=buffer_len, gamma_max=0, cache=cache)
 
 

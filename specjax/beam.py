@@ -191,12 +191,12 @@ def _start(method: Beam, buffer_len: int, inputs: Inputs, budget: Array) -> tupl
     """Encode and prefill one input. Its beams share the context, whose B = 1 broadcasts."""
     width, zero = method.width, jnp.int32(0)
     one = jax.tree.map(lambda x: x[None], inputs)
-    context, cache = method.target.start(one, buffer_len)
+    context, cache = started(method.target, one, buffer_len)
     draft_context: Context = ()
     draft_cache: Cache = ()
     same = jnp.zeros((width,), jnp.int32)
     if method.draft is not None:
-        draft_context, draft_cache = method.draft.start(one, buffer_len)
+        draft_context, draft_cache = started(method.draft, one, buffer_len)
         draft_cache = take(draft_cache, same)
     row = jnp.zeros((buffer_len,), jnp.int32).at[: inputs.prompt.shape[0]].set(inputs.prompt)
     tokens = jnp.broadcast_to(row, (width, buffer_len))

@@ -24,7 +24,7 @@ from specjax import sampling as smp
 from specjax.autoregressive import Autoregressive
 from specjax.policies import Prices, constant, prices
 from specjax.sampling import Purpose
-from specjax.speculative import Contexts, Dice, GreedyDice, Speculative, step
+from specjax.speculative import Contexts, Speculative, dice_for, step
 from specjax.state import State
 
 
@@ -227,7 +227,7 @@ def _draft_step(method, contexts, state):
     position = state.length - 1
     hidden, drafter = method.drafter.extend(_last(state), position, contexts.drafter, state.drafter)
     logprobs = smp.standardize(method.drafter.logits(hidden), method.sampling)
-    dice = GreedyDice() if method.sampling.kind == "greedy" else Dice()
+    dice = dice_for(method)
     return _with_last(state, dice.draft(state, jnp.int32(0), logprobs), drafter=drafter)
 
 
@@ -259,7 +259,7 @@ def _any_round(method, contexts, state):
     else:
         after = autoregressive.step(method, contexts, state)
     keys = smp.fold(state.keys, after.rounds, Purpose.POLICY)
-    return after.replace(length=state.length, done=state.done, fed=state.fed, keys=keys)
+    return after.replace(length=state.length, done=state.done, keys=keys)
 
 
 def _resized(state, gamma):

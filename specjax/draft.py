@@ -1,6 +1,6 @@
 """Drafters: where proposals come from. A model drafts by decoding autoregressively itself."""
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +8,17 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from specjax.pytrees import pytree
-from specjax.types import Context, Inputs, Model
+from specjax.types import Cache, Context, Inputs, Model
 
 
 class Drafter(Protocol):
     """What the loop needs of a drafter. Its logits pass the same `standardize` as the target's.
 
-    As in `Model`, a call returns a hidden state, and `logits` reads the law from it; a drafter
-    that has no other state returns the logits themselves, and `logits` passes them on.
+    As in `Model`, a call returns a hidden state, and `logits` reads the distribution from it; a
+    drafter that has no other state returns the logits themselves, and `logits` passes them on.
 
     A row of logits that is −inf throughout proposes nothing, and the row's draft ends there. Like
-    all logits it depends on the known tokens alone, so the output's law stays the target's.
+    all logits it depends on the known tokens alone, so the output's distribution stays as it is.
     """
 
     @property
@@ -27,21 +27,44 @@ class Drafter(Protocol):
         ...
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Any]:
-        """A read-only context, and the state before the first round."""
+        """A read-only context, and the state before the first round. The prompt is in `inputs`."""
         ...
+
+    def observe(
+        self,
+        tokens: Int[Array, "B K"],
+        start: Int[Array, " B"],
+        hidden: Float[Array, "B K E"],
+        count: Int[Array, " B"],
+        context: Context,
+        state: Any,
+    ) -> Any:
+        """The state with what the target's hidden states tell; by default as it was.
+
+        Called once after the prompt has been read, unless it is a single token, and after every
+        round, also one in which nothing was drafted. What is not read is not computed.
+
+        Args:
+          tokens: what the target read, at positions start[b] … start[b]+K−1.
+          hidden: the target's, after reading each of them; width E of the target.
+          count: how many of them, from the first, are part of the text. The rest was rejected.
+        """
+        return state
 
     def begin(
         self,
         tokens: Int[Array, "B T"],
         length: Int[Array, " B"],
-        fed: Int[Array, " B"] | None,
         context: Context,
         state: Any,
+        *,
+        lags: bool = True,
     ) -> tuple[Float[Array, "B E"], Any]:
         """Hidden state for the token at position `length`, given the `length` ≥ 1 known tokens.
 
-        Of those, at least `fed` were passed to `begin` or kept from `extend` before. None: all but
-        two at most.
+        Args:
+          lags: whether rounds may have passed since the last call. False: `begin` was called in
+            every round, so that at most two known tokens are new.
         """
         ...
 
@@ -56,9 +79,16 @@ class Drafter(Protocol):
         ...
 
 
+class Fed(NamedTuple):
+    """A model's cache, and how far it goes."""
+
+    cache: Cache
+    end: Int[Array, " B"]  # slots before it hold known tokens
+
+
 @pytree
-class ModelDrafter:
-    """A small model as drafter; its state is its cache."""
+class ModelDrafter(Drafter):
+    """A small model as drafter."""
 
     model: Model
 
@@ -67,44 +97,70 @@ class ModelDrafter:
         return self.model.vocab_size
 
     def start(self, inputs, buffer_len):
-        return self.model.start(inputs, buffer_len)
+        context, cache = started(self.model, inputs, buffer_len)
+        return context, Fed(cache, inputs.prompt_len - 1)
 
-    def begin(self, tokens, length, fed, context, state):
+    def observe(self, tokens, start, hidden, count, context, state):
+        """What was fed and then rejected does not count. The target's own token was never fed."""
+        return state._replace(end=jnp.minimum(state.end, start + count))
+
+    def begin(self, tokens, length, context, state, *, lags=True):
         """Feed the last two known tokens and read the last.
 
         After a fully accepted round the cache lacks the last drafted token, which was proposed
         but never fed, as well as the bonus token: with known tokens a b c d e and d drafted last,
-        fed is 3 and [d e] go to positions 3 and 4. Otherwise the token before the last is fed
-        again, to the same effect. Rounds in which nothing was drafted leave more to catch up.
+        the cache ends after c, and [d e] go to positions 3 and 4. Otherwise the token before the
+        last is fed again, to the same effect. Rounds in which nothing was drafted leave more to
+        catch up.
         """
         newest = jnp.maximum(length - 2, 0)  # with one known token: position 0, and 1 is scratch
-        if fed is not None:
-            state = self._catch_up(tokens, fed, newest, context, state)
-        hidden, state = self.model(_two(tokens, newest), newest, context, state)
+        cache = state.cache
+        if lags:
+            cache = self._catch_up(tokens, state.end, newest, context, cache)
+        hidden, cache = self.model(_two(tokens, newest), newest, context, cache)
         last = jnp.take_along_axis(hidden, (length - 1 - newest)[:, None, None], axis=1)[:, 0]
-        return last, state
+        return last, Fed(cache, length)
 
-    def _catch_up(self, tokens, fed, newest, context, state):
-        """Feed what lies between `fed` and `newest`, two tokens at a time."""
+    def _catch_up(self, tokens, first, newest, context, cache):
+        """Feed what lies between `first` and `newest`, two tokens at a time."""
 
         def behind(carry):
-            fed, _ = carry
-            return jnp.any(fed < newest)
+            return jnp.any(carry[0] < newest)
 
         def feed_two(carry):
-            fed, cache = carry
-            first = jnp.minimum(fed, newest)
-            _, cache = self.model(_two(tokens, first), first, context, cache)
-            return fed + 2, cache
+            first, cache = carry
+            at = jnp.minimum(first, newest)
+            _, cache = self.model(_two(tokens, at), at, context, cache)
+            return first + 2, cache
 
-        return jax.lax.while_loop(behind, feed_two, (fed, state))[1]
+        return jax.lax.while_loop(behind, feed_two, (first, cache))[1]
 
     def extend(self, token, position, context, state):
-        hidden, state = self.model(token[:, None], position, context, state)
-        return hidden[:, 0], state
+        hidden, cache = self.model(token[:, None], position, context, state.cache)
+        return hidden[:, 0], Fed(cache, position + 1)
 
     def logits(self, hidden):
         return self.model.logits(hidden)
+
+
+def prefill(
+    model: Model, inputs: Inputs, context: Context, cache: Cache
+) -> tuple[Float[Array, "B P E"] | None, Cache]:
+    """Run the prompt but for its last token, P of them: hidden states, and the cache.
+
+    No hidden states where the prompt is a single token. In a row with a short prompt the padding is
+    fed too; no query sees those slots before the row's own tokens have overwritten them.
+    """
+    batch, length = inputs.prompt.shape
+    if length == 1:
+        return None, cache
+    return model(inputs.prompt[:, :-1], jnp.zeros((batch,), jnp.int32), context, cache)
+
+
+def started(model: Model, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
+    """Context and cache after the prompt but for its last token."""
+    context, cache = model.start(inputs, buffer_len)
+    return context, prefill(model, inputs, context, cache)[1]
 
 
 def is_silent(logits: Float[Array, "*batch V"]) -> Bool[Array, "*batch"]:
@@ -116,13 +172,3 @@ def _two(tokens: Int[Array, "B T"], first: Int[Array, " B"]) -> Int[Array, "B 2"
     """The tokens at first and first + 1."""
     slots = first[:, None] + jnp.arange(2, dtype=jnp.int32)[None, :]
     return jnp.take_along_axis(tokens, slots, axis=1)
-
-
-def fed_after(
-    length: Int[Array, " B"], accepted: Int[Array, " B"], drafted: Int[Array, " B"]
-) -> Int[Array, " B"]:
-    """How many committed tokens a drafter has seen after a round that began at `length`.
-
-    It saw the known tokens and all drafted ones but the last; of those, the accepted count.
-    """
-    return length + jnp.minimum(accepted, jnp.maximum(drafted - 1, 0))

@@ -62,16 +62,18 @@ def overlaps(
     batch, count = tokens.shape
     context, cache = target.start(inputs, buffer_len)
     drafter_context, drafter_state = drafter.start(inputs, buffer_len)
-    hidden, _ = target(tokens, jnp.zeros((batch,), jnp.int32), context, cache)
+    zeros = jnp.zeros((batch,), jnp.int32)
+    hidden, _ = target(tokens, zeros, context, cache)
     buffer = jnp.zeros((batch, buffer_len), jnp.int32).at[:, :count].set(tokens)
 
     def at(state, known):
         length = jnp.full((batch,), known, jnp.int32)
-        asked = buffer, length, length - 1, drafter_context, state
-        drafter_hidden, state = drafter.begin(*asked)
+        drafter_hidden, state = drafter.begin(buffer, length, drafter_context, state)
         logits = drafter.logits(drafter_hidden)
-        here = jax.lax.dynamic_index_in_dim(hidden, known - 1, 1, keepdims=False)
-        target_logprobs = rule.target_law(target.logits(here), sampling)
+        here = jax.lax.dynamic_slice_in_dim(hidden, known - 1, 1, 1)
+        read = jax.lax.dynamic_slice_in_dim(tokens, known - 1, 1, 1)
+        state = drafter.observe(read, length - 1, here, zeros + 1, drafter_context, state)
+        target_logprobs = rule.target_law(target.logits(here[:, 0]), sampling)
         beta = rule.acceptance(target_logprobs, smp.standardize(logits, sampling))
         return state, jnp.where(is_silent(logits), 0.0, beta)
 

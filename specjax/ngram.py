@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
+from specjax.draft import Drafter
 from specjax.files import replacing
 from specjax.pytrees import pytree
 
@@ -130,7 +131,7 @@ def _smoothed(counts: Counts, add_k: float) -> Float[np.ndarray, " V"]:
 
 
 @pytree
-class Unigram:
+class Unigram(Drafter):
     """One law for every prefix."""
 
     logprobs: Float[Array, " V"]
@@ -142,7 +143,7 @@ class Unigram:
     def start(self, inputs, buffer_len):
         return (), ()
 
-    def begin(self, tokens, length, fed, context, state):
+    def begin(self, tokens, length, context, state, *, lags=True):
         return self._for_all(length), state
 
     def extend(self, token, position, context, state):
@@ -165,7 +166,7 @@ def unigram(counts: Counts, add_k: float = 1.0) -> Unigram:
 
 
 @pytree
-class Bigram:
+class Bigram(Drafter):
     """The law of the next token depends on the last one.
 
     A row of the table is made when it is read, from the pairs that were seen: memory grows with
@@ -185,7 +186,7 @@ class Bigram:
     def start(self, inputs, buffer_len):
         return (), ()
 
-    def begin(self, tokens, length, fed, context, state):
+    def begin(self, tokens, length, context, state, *, lags=True):
         return self._after(jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]), state
 
     def extend(self, token, position, context, state):
@@ -234,7 +235,7 @@ _NOTHING = -1  # where there is no token; no id equals it
 
 
 @pytree
-class PromptLookup:
+class PromptLookup(Drafter):
     """Proposes what followed the last n-gram when it occurred before (prompt lookup decoding).
 
     It searches the source (of an encoder-decoder), then the prompt and the output so far, drafted
@@ -267,7 +268,7 @@ class PromptLookup:
         source = jnp.pad(source, ((0, 0), (0, 1)), constant_values=_NOTHING)
         return source, jnp.full((batch, buffer_len), _NOTHING, jnp.int32)
 
-    def begin(self, tokens, length, fed, context, state):
+    def begin(self, tokens, length, context, state, *, lags=True):
         known = _up_to(tokens, length)
         return self._look_up(context, known, length), known
 

@@ -18,7 +18,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from specjax import sampling as smp
-from specjax.policies import Observation, Policy, RoundStats
+from specjax.policies import Observation, Policy, Round
 from specjax.pytrees import pytree
 from specjax.rollouts import Rollouts
 from specjax.sampling import Purpose
@@ -161,7 +161,7 @@ def walk(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed
         (state, _, drafted, _, refused), _ = jax.lax.scan(propose, first, slots[0])
         accepted = jnp.minimum(drafted, rejected[:, 0] - length)
         gained = jnp.where(live, jnp.minimum(accepted + 1, emitted - length), 0)
-        stats = RoundStats(
+        stats = Round(
             active=live,
             drafted=drafted,
             accepted=accepted,

@@ -152,7 +152,7 @@ def roll_out(
     zeros = jnp.zeros((batch,), jnp.int32)
     # Both caches hold the whole output; a round from within it overwrites what it must not see.
     hidden, cache = method.target(tokens, zeros, contexts.target, state.cache)
-    known = tokens, first + emitted, state.fed, contexts.drafter, state.drafter
+    known = tokens, first + emitted, contexts.drafter, state.drafter
     drafter_hidden, drafter = method.drafter.begin(*known)
     rule = method.rule.under(method.sampling)
 
@@ -170,15 +170,14 @@ def roll_out(
             done=jnp.zeros((batch,), bool),
             rounds=offset,  # noise of its own for each position
             cache=cache,
-            fed=length,
             drafter=drafter,
             policy=_nothing(own, method.gamma_max, width),
         )
         # Behind the output nothing is rejected, and its first draft a draw like the others.
         dice = Rejected(jnp.where(ended[:, None], -jnp.inf, law))
         drafts, after = speculative.draft(method, contexts.drafter, start, dice)
-        laws, after = speculative.verify(method, contexts.target, after, drafts)
-        laws, noted = laws[:, : method.gamma_max], after.policy
+        scores, after = speculative.verify(method, contexts.target, after, drafts)
+        laws, noted = scores.logprobs[:, : method.gamma_max], after.policy
         probs = jnp.exp(laws)
         found = {
             "tokens": own,

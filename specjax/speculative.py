@@ -2,11 +2,11 @@
 
 A round drafts up to γ tokens with a cheap drafter, scores them all in one call of the target,
 keeps the tokens that the acceptance rule lets survive, adds one token of the target's own, and
-advances each row by what it gained:
+advances each row by what it got. Then the drafter and the policy learn from the same `Round`.
 
-    draft → verify → accept → commit
+    draft → verify → accept → commit → observe
 
-The output's law is the target's, whatever the drafter and the policy.
+The output's distribution is the target's, whatever the drafter and the policy.
 """
 
 import dataclasses
@@ -16,14 +16,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key
 
 from specjax import devices
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule, at_tokens
-from specjax.draft import Drafter, fed_after, is_silent
-from specjax.policies import Observation, Policy, RoundStats
+from specjax.draft import Drafter, is_silent, prefill
+from specjax.policies import Observation, Policy
 from specjax.pytrees import pytree
+from specjax.rounds import Drafts, Round
 from specjax.sampling import Purpose, Sampling
 from specjax.state import State, begin, commit, is_finite, unfinished
 from specjax.types import Context, Inputs, Model
@@ -52,26 +53,6 @@ class Contexts(NamedTuple):
     drafter: Context
 
 
-class Drafts(NamedTuple):
-    """One round's proposals; entries at or beyond `length` are arbitrary."""
-
-    tokens: Int[Array, "B G"]
-    logprobs: Float[Array, "B G V"]  # the laws that the tokens were drawn from
-    length: Int[Array, " B"]
-    confidence: Float[Array, "B G"]  # float32, see `Observation.belief_logprobs`
-
-
-class Round(NamedTuple):
-    """All that happened in a round: enough to compute its probability. The jitted loop drops it."""
-
-    drafts: Drafts
-    target_logprobs: Float[Array, "B K V"]  # before any noise is known, as in `drafts`
-    survival: Float[Array, "B G"]
-    accepted: Int[Array, " B"]
-    next_probs: Float[Array, "B V"]
-    next_token: Int[Array, " B"]
-
-
 class Dice:
     """The loop's draws, from keys that depend on the row, its own round, the purpose and slot.
 
@@ -94,7 +75,7 @@ class Dice:
 
 
 class GreedyDice(Dice):
-    """Every law is one-hot: nothing is random."""
+    """Every distribution is one-hot: nothing is random."""
 
     def draft(self, state, slot, logprobs):
         return smp.argmax(logprobs)
@@ -106,6 +87,11 @@ class GreedyDice(Dice):
         return smp.argmax(probs)
 
 
+def dice_for(method: Speculative) -> Dice:
+    """The loop's own."""
+    return GreedyDice() if method.sampling.kind == "greedy" else Dice()
+
+
 @partial(jax.jit, static_argnames="buffer_len")
 def start(
     method: Speculative,
@@ -115,9 +101,18 @@ def start(
     *,
     buffer_len: int,
 ) -> tuple[Contexts, State]:
-    """Encode and prefill both models. `buffer_len` ≥ prompt + budget + gamma_max + 1."""
-    target_context, cache = method.target.start(inputs, buffer_len)
+    """Encode, and read the prompt but for its last token.
+
+    `buffer_len` ≥ prompt + budget + gamma_max + 1.
+    """
+    context, cache = method.target.start(inputs, buffer_len)
+    hidden, cache = prefill(method.target, inputs, context, cache)
     drafter_context, drafter = method.drafter.start(inputs, buffer_len)
+    contexts = Contexts(context, drafter_context)
+    if hidden is not None:
+        first, read = jnp.zeros_like(budget), inputs.prompt_len - 1
+        seen = inputs.prompt[:, :-1], first, hidden, read
+        drafter = method.drafter.observe(*seen, contexts.drafter, drafter)
     policy_keys = smp.fold(keys, jnp.zeros_like(budget), Purpose.POLICY)
     state = begin(
         inputs,
@@ -129,7 +124,7 @@ def start(
         drafter=drafter,
         policy=method.policy.init(policy_keys, method.gamma_max),
     )
-    return Contexts(target_context, drafter_context), state
+    return contexts, state
 
 
 @partial(jax.jit, donate_argnames="state")
@@ -146,15 +141,23 @@ def step(
     method: Speculative, contexts: Contexts, state: State, dice: Dice | None = None
 ) -> tuple[State, Round]:
     """One round for every live row: the loop's body, which can be stepped from Python as well."""
-    if dice is None:
-        dice = GreedyDice() if method.sampling.kind == "greedy" else Dice()
+    dice = dice or dice_for(method)
     drafts, state = draft(method, contexts.drafter, state, dice)
-    target_logprobs, state = verify(method, contexts.target, state, drafts)
-    survival, accepted, next_probs, next_token = accept(
-        method, state, drafts, target_logprobs, dice
-    )
-    round_ = Round(drafts, target_logprobs, survival, accepted, next_probs, next_token)
-    return learn(method, state, round_), round_
+    scores, state = verify(method, contexts.target, state, drafts)
+    ending = accept(method, state, drafts, scores, dice)
+    return conclude(method, contexts.drafter, state, drafts, scores, ending)
+
+
+class Drafting(NamedTuple):
+    """The carry of the loop that drafts."""
+
+    slot: Int[Array, ""]  # the next token's, from 0
+    going: Bool[Array, " B"]  # rows that may draft it
+    previous: Float[Array, " B"]  # float32, the belief in the token before, a log-probability
+    drafts: Drafts
+    drafter: object  # its state
+    policy: object  # its state
+    finite: Bool[Array, ""]
 
 
 def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tuple[Drafts, State]:
@@ -162,172 +165,247 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
 
     A row with r tokens left drafts at most r − 1: the target adds one of its own.
 
-    Where no row drafts any more, the drafter is left out. On an accelerator, with a policy whose
-    drafts are `fixed`, it runs for γ_max tokens in every round, and masks tell which of them count.
+    Where no row drafts any more, the drafter is left out; `Drafter.begin` catches up later. On an
+    accelerator, with a policy whose drafts are `fixed`, it runs for γ_max tokens in every round,
+    and masks tell which of them count.
     """
-    drafter, batch = method.drafter, state.tokens.shape[0]
-    rule = method.rule.under(method.sampling)
-    policy_state, allowed = method.policy.begin(state.policy)
+    policy, allowed = method.policy.begin(state.policy)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
     cap = jnp.where(state.done, 0, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room))
-
-    def propose(slot, hidden, drafting, previous, carry):
-        """Decide whether to draft, then draw: the decision must not see the token."""
-        drafts, policy_state, finite = carry
-        logits = drafter.logits(hidden)
-        silent = is_silent(logits)
-        drafting &= ~silent
-        logprobs = smp.standardize(jnp.where(silent[:, None], 0.0, logits), method.sampling)
-        finite &= is_finite(logprobs, drafting)
-        belief = logprobs
-        if method.sampling.kind == "greedy":
-            belief = smp.standardize(jnp.where(silent[:, None], 0.0, logits), smp.sampling(1.0))
-        seen = Observation(slot, drafting, logprobs, belief, previous, hidden)
-        policy_state, more = method.policy.keep_drafting(policy_state, seen)
-        drafting &= more
-        token = dice.draft(state, slot, rule.given_noise(logprobs, state.keys, state.length + slot))
-        trust = jnp.take_along_axis(belief, token[:, None], axis=1)[:, 0].astype(jnp.float32)
-        drafts = Drafts(
-            jax.lax.dynamic_update_index_in_dim(drafts.tokens, token, slot, 1),
-            jax.lax.dynamic_update_index_in_dim(drafts.logprobs, logprobs, slot, 1),
-            drafts.length + drafting.astype(jnp.int32),
-            jax.lax.dynamic_update_index_in_dim(drafts.confidence, trust, slot, 1),
-        )
-        policy_state, more = method.policy.go_on(policy_state, drafting, trust)
-        return drafting & (drafts.length < cap) & more, trust, (drafts, policy_state, finite)
-
-    # With a fixed policy the drafter lacks two tokens at most, and need not be told how many. A
-    # round that leaves it out is the last of all rows: each had one token left. Any other feeds a
-    # row's n known tokens, and all but the last of its d drafted ones, of which it keeps a ≤ d:
-    # n + a + 1 are known then, and n + a − 1 or more were fed; where d = 0, n of n + 1.
-    known = None if method.policy.fixed else state.fed
-
-    def asked(needed, always):
-        """Whether to call the drafter once more: where some row needs it, or always."""
-        if not method.policy.fixed:
-            return needed
-        return devices.by_platform(
-            needed, always, cpu=lambda needed, _: needed, accelerator=lambda _, always: always
-        )
-
-    def some(operand):
-        inner, _, carry = operand
-        hidden, inner = drafter.begin(state.tokens, state.length, known, context, inner)
-        zero = jnp.zeros((batch,), jnp.float32)
-        drafting, previous, carry = propose(jnp.int32(0), hidden, cap > 0, zero, carry)
-
-        def more(loop):
-            return asked(jnp.any(loop[1]), loop[0] < method.gamma_max)
-
-        def again(loop):
-            slot, drafting, previous, inner, carry = loop
-            token = jax.lax.dynamic_index_in_dim(carry[0].tokens, slot - 1, 1, keepdims=False)
-            hidden, inner = drafter.extend(token, state.length + slot - 1, context, inner)
-            drafting, previous, carry = propose(slot, hidden, drafting, previous, carry)
-            return slot + 1, drafting, previous, inner, carry
-
-        first = jnp.int32(1), drafting, previous, inner, carry
-        *_, inner, carry = jax.lax.while_loop(more, again, first)
-        return inner, state.length, carry
-
-    def first_law():
-        hidden, _ = drafter.begin(state.tokens, state.length, known, context, state.drafter)
-        return smp.standardize(drafter.logits(hidden), method.sampling)
-
-    law = jax.eval_shape(first_law)
-    nothing = Drafts(
-        jnp.zeros((batch, method.gamma_max), jnp.int32),
-        jnp.zeros((batch, method.gamma_max, law.shape[-1]), law.dtype),
-        jnp.zeros((batch,), jnp.int32),
-        jnp.zeros((batch, method.gamma_max), jnp.float32),
+    nothing = no_drafts(method, context, state)
+    zero = jnp.zeros(cap.shape, jnp.float32)
+    begun = Drafting(
+        jnp.int32(0), cap > 0, zero, nothing, state.drafter, policy, state.draft_finite
     )
-    operand = state.drafter, state.fed, (nothing, policy_state, state.draft_finite)
-    # A round in which no row drafts leaves the drafter behind; `begin` catches up later.
-    inner, fed, (drafts, policy_state, finite) = jax.lax.cond(
-        asked(jnp.any(cap > 0), jnp.bool_(True)), some, lambda operand: operand, operand
+    ended = jax.lax.cond(
+        _asked(method, jnp.any(begun.going), jnp.bool_(True)),
+        partial(draft_chain, method, context, state, cap, dice),
+        lambda begun: begun,
+        begun,
     )
-    return drafts, state.replace(drafter=inner, fed=fed, policy=policy_state, draft_finite=finite)
+    state = state.replace(drafter=ended.drafter, policy=ended.policy, draft_finite=ended.finite)
+    return ended.drafts, state
+
+
+def draft_chain(
+    method: Speculative, context: Context, state: State, cap: Array, dice: Dice, begun: Drafting
+) -> Drafting:
+    """Drafts of one token or more: each call of the drafter reads the token before."""
+    propose = partial(propose_one, method, state, cap, dice)
+
+    def more(drafting):
+        return _asked(method, jnp.any(drafting.going), drafting.slot < method.gamma_max)
+
+    def again(drafting):
+        last = drafting.slot - 1
+        token = jax.lax.dynamic_index_in_dim(drafting.drafts.tokens, last, 1, keepdims=False)
+        position = state.length + last
+        hidden, drafter = method.drafter.extend(token, position, context, drafting.drafter)
+        return propose(hidden, drafting._replace(drafter=drafter))
+
+    # With a fixed policy the drafter lags by two tokens at most. A round that leaves it out is the
+    # last of all rows: each had one token left. Any other feeds a row's n known tokens, and all
+    # but the last of its d drafted ones, of which it keeps a ≤ d: n + a + 1 are known then, and
+    # n + a − 1 or more were fed; where d = 0, n of n + 1.
+    lags = not method.policy.fixed
+    known = state.tokens, state.length, context, begun.drafter
+    hidden, drafter = method.drafter.begin(*known, lags=lags)
+    return jax.lax.while_loop(more, again, propose(hidden, begun._replace(drafter=drafter)))
+
+
+def propose_one(
+    method: Speculative,
+    state: State,
+    cap: Int[Array, " B"],
+    dice: Dice,
+    hidden: Float[Array, "B E"],
+    drafting: Drafting,
+) -> Drafting:
+    """Decide whether to draft, then draw: the decision must not see the token."""
+    slot, drafts = drafting.slot, drafting.drafts
+    logits = method.drafter.logits(hidden)
+    silent = is_silent(logits)
+    going = drafting.going & ~silent
+    spoken = jnp.where(silent[:, None], 0.0, logits)
+    logprobs = belief = smp.standardize(spoken, method.sampling)
+    finite = drafting.finite & is_finite(logprobs, going)
+    if method.sampling.kind == "greedy":
+        belief = smp.standardize(spoken, smp.sampling(1.0))
+    observation = Observation(slot, going, logprobs, belief, drafting.previous, hidden)
+    policy, more = method.policy.keep_drafting(drafting.policy, observation)
+    going &= more
+    rule = method.rule.under(method.sampling)
+    token = dice.draft(state, slot, rule.given_noise(logprobs, state.keys, state.length + slot))
+    trust = jnp.take_along_axis(belief, token[:, None], axis=1)[:, 0].astype(jnp.float32)
+    put = partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=1)
+    drafts = Drafts(
+        put(drafts.tokens, token),
+        put(drafts.logprobs, logprobs),
+        drafts.length + going.astype(jnp.int32),
+        put(drafts.confidence, trust),
+    )
+    policy, more = method.policy.go_on(policy, going, trust)
+    going &= (drafts.length < cap) & more
+    return Drafting(slot + 1, going, trust, drafts, drafting.drafter, policy, finite)
+
+
+def no_drafts(method: Speculative, context: Context, state: State) -> Drafts:
+    """Room for γ_max tokens."""
+
+    def first():
+        known = state.tokens, state.length, context, state.drafter
+        return smp.standardize(
+            method.drafter.logits(method.drafter.begin(*known)[0]), method.sampling
+        )
+
+    logprobs = jax.eval_shape(first)
+    slots = state.length.shape[0], method.gamma_max
+    return Drafts(
+        jnp.zeros(slots, jnp.int32),
+        jnp.zeros((*slots, logprobs.shape[-1]), logprobs.dtype),
+        jnp.zeros_like(state.length),
+        jnp.zeros(slots, jnp.float32),
+    )
+
+
+def _asked(method: Speculative, needed: Array, always: Array) -> Array:
+    """Whether to call the drafter once more: where some row needs it, or always."""
+    if not method.policy.fixed:
+        return needed
+    return devices.by_platform(
+        needed, always, cpu=lambda needed, _: needed, accelerator=lambda _, always: always
+    )
+
+
+class Scores(NamedTuple):
+    """What the target says of the last known token and each drafted one, K = γ_max + 1."""
+
+    logprobs: Float[Array, "B K V"]  # entry i: of the token after i drafted ones
+    hidden: Float[Array, "B K E"]
 
 
 def verify(
     method: Speculative, context: Context, state: State, drafts: Drafts
-) -> tuple[Float[Array, "B K V"], State]:
-    """The target's law at γ_max+1 positions, in one call: of fewer where `widths` has enough.
+) -> tuple[Scores, State]:
+    """The target at γ_max+1 positions, in one call: at fewer where `widths` has enough.
 
     With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4 and
-    returns the laws of the tokens after c, after d and after e.
+    returns the distributions of the tokens after c, after d and after e.
     """
-    last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
-    rule, full = method.rule.under(method.sampling), method.gamma_max + 1
-
-    def score(width, turn, carry):
-        block = jnp.concatenate([last + turn, drafts.tokens[:, : width - 1]], axis=1)
-        hidden, cache = method.target(block, state.length - 1 + turn, context, carry[1])
-        logprobs = rule.target_law(method.target.logits(hidden), method.sampling)
-        # Laws past the end of every draft are never read.
-        return jnp.pad(logprobs, ((0, 0), (0, full - width), (0, 0))), cache
-
+    full = method.gamma_max + 1
+    block = block_of(state, drafts)
     # Slots that a narrower pass leaves stale lie beyond every query, as after a rejection.
     widths = [*sorted({width for width in method.widths if width < full}), full]
+    score = partial(_score, method, context, state, block)
+    carry = Scores(None, None), state.cache
     if len(widths) == 1:
-        logprobs, cache = score(full, 0, (None, state.cache))
+        scores, cache = score(full, 0, carry)
     else:
-        # Loops of one turn or none: a `lax.switch` copies the caches, and these do not. The turn is
-        # 0, but XLA does not know: it would compute, before the loop and for every width, all that
-        # does not depend on the cache, and that is half of the first layer.
+        # Loops of one turn or none: a `lax.switch` copies the caches, and these do not.
         longest = jnp.max(drafts.length)
-        law = jax.eval_shape(partial(score, full, 0), (None, state.cache))[0]
-        carry = jnp.zeros(law.shape, law.dtype), state.cache
+        shapes = jax.eval_shape(partial(score, full, 0), carry)[0]
+        carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), state.cache
         for narrower, width in zip([0, *widths[:-1]], widths, strict=True):
             fits = (narrower <= longest) & (longest < width)
             carry = jax.lax.fori_loop(0, fits.astype(jnp.int32), partial(score, width), carry)
-        logprobs, cache = carry
-    finite = is_finite(logprobs, ~state.done)
-    return logprobs, state.replace(cache=cache, target_finite=state.target_finite & finite)
+        scores, cache = carry
+    finite = is_finite(scores.logprobs, ~state.done)
+    return scores, state.replace(cache=cache, target_finite=state.target_finite & finite)
 
 
-def accept(
-    method: Speculative,
-    state: State,
-    drafts: Drafts,
-    target_logprobs: Float[Array, "B K V"],
-    dice: Dice,
-) -> tuple[Array, Array, Array, Array]:
-    """How far the drafts survive, and the token that follows: the rule's laws, the loop's draws."""
+def _score(method, context, state, block, width, turn, carry) -> tuple[Scores, object]:
+    """One pass over the first `width` tokens of the block.
+
+    The turn is 0, but XLA does not know: it would compute, before the loop and for every width,
+    all that does not depend on the cache, and that is half of the first layer.
+    """
     rule = method.rule.under(method.sampling)
-    slots = jnp.arange(target_logprobs.shape[1], dtype=jnp.int32)
+    tokens = block[:, :width].at[:, 0].add(turn)
+    hidden, cache = method.target(tokens, state.length - 1 + turn, context, carry[1])
+    logprobs = rule.target_law(method.target.logits(hidden), method.sampling)
+    # What lies past the end of every draft is never read.
+    room = ((0, 0), (0, block.shape[1] - width), (0, 0))
+    return Scores(jnp.pad(logprobs, room), jnp.pad(hidden, room)), cache
+
+
+def block_of(state: State, drafts: Drafts) -> Int[Array, "B K"]:
+    """What the target reads in a round: the last known token and the drafted ones."""
+    last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+    return jnp.concatenate([last, drafts.tokens], axis=1)
+
+
+class Ending(NamedTuple):
+    """Where acceptance ends, and what follows."""
+
+    survival: Float[Array, "B G"]
+    accepted: Int[Array, " B"]
+    next_probs: Float[Array, "B V"]
+    next_token: Int[Array, " B"]
+
+
+def accept(method: Speculative, state: State, drafts: Drafts, scores: Scores, dice: Dice) -> Ending:
+    """How far the drafts survive, and the token that follows: the rule's distributions, the
+    loop's draws.
+    """
+    rule = method.rule.under(method.sampling)
+    slots = jnp.arange(scores.logprobs.shape[1], dtype=jnp.int32)
     position = state.length[:, None] + slots[None, :]
     over_positions = jax.vmap(rule.given_noise, in_axes=(1, None, 1), out_axes=1)
-    target_laws = over_positions(target_logprobs, state.keys, position)
-    laws = target_laws, drafts.logprobs, drafts.tokens, drafts.length
-    survival = rule.survival(*laws)
+    target_logprobs = over_positions(scores.logprobs, state.keys, position)
+    known = target_logprobs, drafts.logprobs, drafts.tokens, drafts.length
+    survival = rule.survival(*known)
     accepted = dice.accepted(state, survival)
-    next_probs = rule.next_probs(*laws, accepted)
-    return survival, accepted, next_probs, dice.next(state, next_probs)
+    next_probs = rule.next_probs(*known, accepted)
+    return Ending(survival, accepted, next_probs, dice.next(state, next_probs))
 
 
-def learn(method: Speculative, state: State, round_: Round) -> State:
-    """Commit the round's tokens, and let the policy see what happened."""
-    drafts, accepted, was_live = round_.drafts, round_.accepted, ~state.done
-    new = commit(state, drafts.tokens, drafts.length, accepted, round_.next_token, method.eos_ids)
-    gamma = drafts.tokens.shape[1]
+def conclude(
+    method: Speculative,
+    context: Context,
+    state: State,
+    drafts: Drafts,
+    scores: Scores,
+    ending: Ending,
+) -> tuple[State, Round]:
+    """Commit the round's tokens, and let drafter and policy observe what happened."""
+    tokens = drafts.tokens, drafts.length, ending.accepted, ending.next_token
+    after = commit(state, *tokens, method.eos_ids)
+    round_ = round_of(method, state, drafts, scores, ending, after)
+    read = block_of(state, drafts), state.length - 1, scores.hidden, ending.accepted + 1
+    after = after.replace(
+        drafter=method.drafter.observe(*read, context, after.drafter),
+        policy=method.policy.update(after.policy, round_),
+    )
+    return after, round_
+
+
+def round_of(
+    method: Speculative,
+    before: State,
+    drafts: Drafts,
+    scores: Scores,
+    ending: Ending,
+    after: State,
+) -> Round:
+    """The round, as everyone sees it."""
+    gamma = method.gamma_max
     acceptance = method.rule.under(method.sampling).acceptance
-    # Policies read float32, whatever the laws' dtype.
-    target_logprobs, draft_logprobs = round_.target_logprobs[:, :gamma], drafts.logprobs
-    gained = at_tokens(target_logprobs, drafts.tokens) - at_tokens(draft_logprobs, drafts.tokens)
-    stats = RoundStats(
-        active=was_live,
+    # Policies read float32, whatever the dtype of the distributions.
+    target_logprobs = scores.logprobs[:, :gamma]
+    over = at_tokens(target_logprobs, drafts.tokens) - at_tokens(drafts.logprobs, drafts.tokens)
+    return Round(
+        active=~before.done,
         drafted=drafts.length,
-        accepted=accepted,
-        emitted=new.length - state.length,
-        overlap=acceptance(target_logprobs, draft_logprobs).astype(jnp.float32),
-        ratio=jnp.exp(jnp.minimum(gained, 0.0)).astype(jnp.float32),
+        accepted=ending.accepted,
+        emitted=after.length - before.length,
+        overlap=acceptance(target_logprobs, drafts.logprobs).astype(jnp.float32),
+        ratio=jnp.exp(jnp.minimum(over, 0.0)).astype(jnp.float32),
         confidence=drafts.confidence,
         submitted=jnp.arange(gamma, dtype=jnp.int32)[None, :] < drafts.length[:, None],
-    )
-    return new.replace(
-        policy=method.policy.update(state.policy, stats),
-        fed=jnp.where(
-            drafts.length > 0, fed_after(state.length, accepted, drafts.length), state.fed
-        ),
+        drafts=drafts,
+        target_logprobs=scores.logprobs,
+        hidden=scores.hidden,
+        survival=ending.survival,
+        next_probs=ending.next_probs,
+        next_token=ending.next_token,
     )

@@ -31,7 +31,6 @@ class State(struct.PyTreeNode):
     done: Array  # [B] bool
     rounds: Array  # [B] int32, the row's own rounds so far
     cache: Any  # the target's; slots ≥ length − 1 are stale
-    fed: Array  # [B] int32, committed tokens that the drafter has seen
     drafter: Any  # the drafter's own state
     policy: Any  # the policy's own state
     stats: Stats
@@ -67,7 +66,6 @@ def begin(
         done=budget <= 0,
         rounds=zeros,
         cache=cache,
-        fed=inputs.prompt_len - 1,
         drafter=drafter,
         policy=policy,
         stats=Stats(

@@ -9,23 +9,24 @@ import numpy as np
 
 from specjax import autoregressive, speculative
 from specjax.autoregressive import Autoregressive
-from specjax.speculative import Contexts, Dice, GreedyDice, Round, Speculative
+from specjax.rounds import Round
+from specjax.speculative import Contexts, Speculative, dice_for
 from specjax.state import State, unfinished
 
 _step = jax.jit(speculative.step)
 _plain_step = jax.jit(autoregressive.step)
 _verify = jax.jit(speculative.verify)
-_learn = jax.jit(speculative.learn)
+_conclude = jax.jit(speculative.conclude)
 
 
 @jax.jit
 def _draft(method, context, state):
-    return speculative.draft(method, context, state, _dice(method))
+    return speculative.draft(method, context, state, dice_for(method))
 
 
 @jax.jit
-def _accept(method, state, drafts, target_logprobs):
-    return speculative.accept(method, state, drafts, target_logprobs, _dice(method))
+def _accept(method, state, drafts, scores):
+    return speculative.accept(method, state, drafts, scores, dice_for(method))
 
 
 _unfinished = jax.jit(unfinished)
@@ -34,10 +35,6 @@ _unfinished = jax.jit(unfinished)
 @jax.jit
 def _alive(state, row):
     return unfinished(state) & ~state.done[row]
-
-
-def _dice(method: Speculative) -> Dice:
-    return GreedyDice() if method.sampling.kind == "greedy" else Dice()
 
 
 class TracedRound(NamedTuple):
@@ -158,10 +155,9 @@ def _by_phases(method, context, state, timed) -> tuple[State, Round | None]:
     if isinstance(method, Autoregressive):
         return timed("step", _plain_step, method, context, state), None
     drafts, state = timed("draft", _draft, method, context.drafter, state)
-    logprobs, state = timed("verify", _verify, method, context.target, state, drafts)
-    laws = timed("accept", _accept, method, state, drafts, logprobs)
-    round_ = Round(drafts, logprobs, *laws)
-    return timed("learn", _learn, method, state, round_), round_
+    scores, state = timed("verify", _verify, method, context.target, state, drafts)
+    ending = timed("accept", _accept, method, state, drafts, scores)
+    return timed("learn", _conclude, method, context.drafter, state, drafts, scores, ending)
 
 
 class Stepped:

@@ -37,9 +37,9 @@ class Model(Protocol):
         ...
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
-        """Encode the source and prefill the prompt but for its last token.
+        """Encode the source, and make an empty cache of `buffer_len` slots per row.
 
-        The context is read-only afterwards. The cache has `buffer_len` slots per row.
+        The context is read-only afterwards. The prompt is fed by ordinary calls.
         """
         ...
 

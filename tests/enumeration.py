@@ -167,7 +167,7 @@ def _merge(pool, weights, rng):
         return pool, weights
     known = np.arange(pool.tokens.shape[1])[None, :] < pool.length[:, None]
     policy = [leaf.reshape(len(weights), -1) for leaf in jax.tree.leaves(pool.policy)]
-    columns = [np.where(known, pool.tokens, -1), pool.fed[:, None], *policy]
+    columns = [np.where(known, pool.tokens, -1), pool.drafter.end[:, None], *policy]
     table = np.concatenate([column.astype(np.float64) for column in columns], axis=1)
     order = rng.permutation(len(weights))
     _, first, group = np.unique(table[order], axis=0, return_index=True, return_inverse=True)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.draft import started
 from specjax.models.layers import KV
 from specjax.types import Inputs
 
@@ -25,7 +26,8 @@ def begin(model, prompt, prompt_len=None, buffer_len=16):
     batch, width = prompt.shape
     prompt_len = jnp.full((batch,), width, jnp.int32) if prompt_len is None else prompt_len
     source = jnp.zeros((batch, 0), jnp.int32)
-    return model.start(Inputs(source, jnp.zeros_like(prompt_len), prompt, prompt_len), buffer_len)
+    inputs = Inputs(source, jnp.zeros_like(prompt_len), prompt, prompt_len)
+    return started(model, inputs, buffer_len)
 
 
 @jax.jit

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax.draft import started
 from specjax.pytrees import pytree
 from specjax.types import Inputs
 
@@ -43,15 +44,12 @@ class TableModel:
 
     def start(self, inputs: Inputs, buffer_len: int):
         """The context is a hash of the source; the cache is what was fed, slot by slot."""
-        batch, prompt_len = inputs.prompt.shape
+        batch = inputs.prompt.shape[0]
         cache = jnp.full((batch, buffer_len), UNWRITTEN, jnp.int32)
         context = jnp.zeros((batch,), jnp.uint32)
         if inputs.source.shape[1]:
             hashes = _hash(inputs.source, 1)
             context = jnp.take_along_axis(hashes, inputs.source_len[:, None] - 1, axis=1)[:, 0]
-        if prompt_len > 1:
-            zeros = jnp.zeros((batch,), jnp.int32)
-            _, cache = self(inputs.prompt[:, :-1], zeros, context, cache)
         return context, cache
 
     def __call__(self, tokens, start, context, cache):
@@ -150,7 +148,7 @@ def logits_after(model, inputs: Inputs, prefixes: list[tuple], width: int) -> np
 
 @jax.jit
 def _prefill_and_ask(model, inputs: Inputs):
-    context, cache = model.start(inputs, inputs.prompt.shape[1])
+    context, cache = started(model, inputs, inputs.prompt.shape[1])
     newest = inputs.prompt_len - 1
     token = jnp.take_along_axis(inputs.prompt, newest[:, None], axis=1)
     hidden, _ = model(token, newest, context, cache)

@@ -198,10 +198,10 @@ def test_a_drafter_of_a_fixed_policy_lacks_two_tokens_at_most(platform, on):
     step = on(platform, lambda *args: speculative.step(*args)[0])
     rounds = 0
     while unfinished(state):
-        assert np.all(np.asarray(state.done | (state.fed >= state.length - 2)))
+        assert np.all(np.asarray(state.done | (state.drafter.end >= state.length - 2)))
         # What the cache of the draft holds is what was said, but for the last two tokens.
         for row, fed, length, done in zip(
-            state.tokens, state.drafter, state.length, state.done, strict=True
+            state.tokens, state.drafter.cache, state.length, state.done, strict=True
         ):
             known = max(int(length) - 2, 0)
             assert done or row[:known].tolist() == fed[:known].tolist()

@@ -10,7 +10,6 @@ import pytest
 from specjax import sampling as smp
 from specjax import speculative
 from specjax.accept import BlockRule, TokenRule, at_position, at_tokens, overlap, residual
-from specjax.draft import fed_after
 
 P = np.float32([0.35, 0.25, 0.15, 0.10, 0.07, 0.04, 0.02, 0.02])
 Q = np.float32([0.20, 0.20, 0.20, 0.15, 0.10, 0.08, 0.05, 0.02])
@@ -141,13 +140,6 @@ def test_the_ends_of_the_uniform(point, monkeypatch):
         keys, rounds = jax.random.split(jax.random.key(0), 3), jnp.zeros((3,), jnp.int32)
 
     np.testing.assert_array_equal(speculative.Dice().accepted(NoState, survival), [0, 1, 2])
-
-
-def test_fed_after():
-    """Of 3 drafts the last is never fed: 4 known tokens and 0, 2, 3 accepted; and of 1 or none."""
-    accepted, drafted = jnp.int32([0, 2, 3, 1, 0]), jnp.int32([3, 3, 3, 1, 0])
-    found = fed_after(jnp.full((5,), 4, jnp.int32), accepted, drafted)
-    np.testing.assert_array_equal(found, [4, 6, 6, 4, 4])
 
 
 def test_selectors():

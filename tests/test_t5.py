@@ -12,6 +12,7 @@ from flax import nnx
 import t5_variants
 from model_calls import by_slot, call
 from specjax import devices
+from specjax.draft import started
 from specjax.models.hub import load
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import KV
@@ -57,7 +58,7 @@ def begin(model, source, source_len, prompt=None, buffer_len=16):
     batch = len(source)
     prompt = jnp.zeros((batch, 1), jnp.int32) if prompt is None else prompt
     prompt_len = jnp.full((batch,), prompt.shape[1], jnp.int32)
-    return model.start(Inputs(source, source_len, prompt, prompt_len), buffer_len)
+    return started(model, Inputs(source, source_len, prompt, prompt_len), buffer_len)
 
 
 # --- the same numbers as transformers ----------------------------------------------------------

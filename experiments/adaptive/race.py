@@ -44,8 +44,12 @@ class Counting:
         context, state = self.inner.start(inputs, buffer_len)
         return context, (state, jnp.int32(0))
 
-    def begin(self, tokens, length, fed, context, state):
-        hidden, inner = self.inner.begin(tokens, length, fed, context, state[0])
+    def observe(self, tokens, start, hidden, count, context, state):
+        seen = tokens, start, hidden, count
+        return self.inner.observe(*seen, context, state[0]), state[1]
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        hidden, inner = self.inner.begin(tokens, length, context, state[0], lags=lags)
         return hidden, (inner, state[1] + 1)
 
     def extend(self, token, position, context, state):

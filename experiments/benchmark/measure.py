@@ -295,7 +295,8 @@ def _meter(
     assert isinstance(method, Speculative)
     contexts, state = begin(case, target, method)
     length = jnp.full_like(state.length, 1 + case.tokens // 2)
-    state = state.replace(length=length, fed=length - 1, limit=length + case.gamma + 1)
+    drafter = state.drafter._replace(end=length - 1)
+    state = state.replace(length=length, drafter=drafter, limit=length + case.gamma + 1)
     return cost.Meter(method, contexts, state, gammas, rounds, steps=config.steps, calls=calls)
 
 

@@ -357,7 +357,7 @@ class DecoderOnly:
 
 
 class Decoder(nnx.Module):
-    """What the decoders of all families share: ids in, logits out, and a prefilled cache.
+    """What the decoders of all families share: ids in, logits out, and a cache.
 
     A family sets `config`, `embedding` (V, E), `input_first` and, unless its embeddings are tied,
     `head` (V, E), and defines `cache_shape` and `__call__`.
@@ -383,25 +383,11 @@ class Decoder(nnx.Module):
         return ()
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Any, tuple[KV, ...]]:
-        """Encode, make an empty cache of `buffer_len` slots and prefill all but the last token."""
-        context = self.encode(inputs.source, inputs.source_len)
-        return context, self.prefill(inputs.prompt, context, buffer_len)
-
-    def prefill(self, prompt: Array, context: Any, buffer_len: int) -> tuple[KV, ...]:
-        """A cache of `buffer_len` slots that holds all but the last token of a (B, P) prompt.
-
-        In a row with a short prompt the padding is prefilled too. No query sees those slots before
-        the row's own tokens have overwritten them.
-        """
-        batch, length = prompt.shape
+        """Encode, and make an empty cache of `buffer_len` slots."""
         layers, heads, size = self.cache_shape()
-        dtype = self.embedding.dtype
-        cache = tuple(empty(batch, heads, buffer_len, size, dtype) for _ in range(layers))
-        if length > 1:  # nothing is read of an empty cache, however long
-            start = jnp.zeros((batch,), jnp.int32)
-            _, new = self(prompt[:, :-1], start, context, None)
-            cache = tuple(write(old, kv, start) for old, kv in zip(cache, new, strict=True))
-        return cache
+        shape = inputs.prompt.shape[0], heads, buffer_len, size
+        cache = tuple(empty(*shape, self.embedding.dtype) for _ in range(layers))
+        return self.encode(inputs.source, inputs.source_len), cache
 
     def __call__(
         self, tokens: Array, start: Array, context: Any, cache: tuple[KV, ...] | None

@@ -287,10 +287,9 @@ class T5(Decoder):
         return Context(cross, source_bias, None)
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, tuple[KV, ...]]:
-        """Encode, make an empty cache of `buffer_len` slots and prefill all but the last token."""
-        context = self.encode(inputs.source, inputs.source_len)
-        context = context._replace(self_bias=self.decoder_bias.by_offset(buffer_len))
-        return context, self.prefill(inputs.prompt, context, buffer_len)
+        """Encode, and make an empty cache of `buffer_len` slots."""
+        context, cache = super().start(inputs, buffer_len)
+        return context._replace(self_bias=self.decoder_bias.by_offset(buffer_len)), cache
 
     def __call__(
         self, tokens: Array, start: Array, context: Context, cache: tuple[KV, ...] | None

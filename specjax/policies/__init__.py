@@ -3,7 +3,7 @@
 policies.load("svip", threshold=0.3), or policies.load("my_module:my_policy")
 """
 
-from specjax.policies.base import Observation, Policy, RoundStats
+from specjax.policies.base import Observation, Policy, Round
 from specjax.policies.constant import Constant, constant
 from specjax.policies.loading import NAMES, load
 from specjax.policies.pricing import Prices, prices
@@ -14,7 +14,7 @@ __all__ = [
     "Observation",
     "Policy",
     "Prices",
-    "RoundStats",
+    "Round",
     "constant",
     "load",
     "prices",

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key, UInt32
 
+from specjax.rounds import Round
+
 
 class Observation(NamedTuple):
     """What is known before drafted token i exists. What is not read is not computed."""
@@ -42,40 +44,6 @@ class Observation(NamedTuple):
         """By how much the largest probability exceeds the second, 0 for equals; float32."""
         best, second = jnp.exp(jax.lax.top_k(self.belief_logprobs, 2)[0]).T
         return (best - second).astype(jnp.float32)
-
-
-class RoundStats(NamedTuple):
-    """What one round taught, for each row. What is not read is not computed.
-
-    Positions after the first rejection follow a prefix that was thrown away: what stands there is
-    true of that prefix, and not of the output.
-    """
-
-    active: Bool[Array, " B"]  # False: the row had finished, learn nothing from it
-    drafted: Int[Array, " B"]
-    accepted: Int[Array, " B"]  # before a cut at EOS
-    emitted: Int[Array, " B"]
-    overlap: Float[Array, "B G"]  # float32, P(a token there is accepted): Σ min(target, draft)
-    ratio: Float[Array, "B G"]  # float32, min(1, target/draft) of the drafted token
-    confidence: Float[Array, "B G"]  # float32, the belief in the drafted token, a log-probability
-    submitted: Bool[Array, "B G"]  # positions that count
-
-    @property
-    def gamma_max(self) -> int:
-        """G, the longest draft."""
-        return self.submitted.shape[1]
-
-    @property
-    def tested(self) -> Bool[Array, "B G"]:
-        """Positions that were reached: all drafted tokens before them were accepted."""
-        slot = jnp.arange(self.gamma_max, dtype=jnp.int32)[None, :]
-        return self.submitted & (slot <= self.accepted[:, None])
-
-    @property
-    def kept(self) -> Bool[Array, "B G"]:
-        """Positions whose token was accepted."""
-        slot = jnp.arange(self.gamma_max, dtype=jnp.int32)[None, :]
-        return slot < self.accepted[:, None]
 
 
 class Policy(Protocol):
@@ -122,16 +90,16 @@ class Policy(Protocol):
         """
         return state, drafting
 
-    def update(self, state: Any, stats: RoundStats) -> Any:
+    def update(self, state: Any, round_: Round) -> Any:
         """After a round: what was learned."""
         return state
 
 
-def where_active(stats: RoundStats, new: Any, old: Any) -> Any:
+def where_active(round_: Round, new: Any, old: Any) -> Any:
     """The new state for rows that are alive, the old one for the rest."""
 
     def choose(new, old):
-        return jnp.where(stats.active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
+        return jnp.where(round_.active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
 
     return jax.tree.map(choose, new, old)
 

@@ -1,0 +1,59 @@
+"""What happened in a round: the one thing that drafters, policies, traces and tests learn from."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+
+class Drafts(NamedTuple):
+    """One round's proposals; entries at or beyond `length` are arbitrary."""
+
+    tokens: Int[Array, "B G"]
+    logprobs: Float[Array, "B G V"]  # the distributions that the tokens were drawn from
+    length: Int[Array, " B"]
+    confidence: Float[Array, "B G"]  # float32, see `Observation.belief_logprobs`
+
+
+class Round(NamedTuple):
+    """One round of every row. What nobody reads is not computed: the jitted loop drops the rest.
+
+    Positions after the first rejection follow a prefix that was thrown away: what stands there is
+    true of that prefix, and not of the output.
+
+    The fields from `drafts` on hold distributions and states of the models: enough to compute the
+    round's probability. Replay (`replay.py`) knows the others alone and leaves these None.
+    """
+
+    active: Bool[Array, " B"]  # False: the row had finished, learn nothing from it
+    drafted: Int[Array, " B"]
+    accepted: Int[Array, " B"]  # before a cut at EOS
+    emitted: Int[Array, " B"]
+    overlap: Float[Array, "B G"]  # float32, P(a token there is accepted): Σ min(target, draft)
+    ratio: Float[Array, "B G"]  # float32, min(1, target/draft) of the drafted token
+    confidence: Float[Array, "B G"]  # float32, the belief in the drafted token, a log-probability
+    submitted: Bool[Array, "B G"]  # positions that count
+    drafts: Drafts = None  # type: ignore[assignment]
+    target_logprobs: Float[Array, "B K V"] = None  # before any noise is known, as in `drafts`
+    hidden: Float[Array, "B K E"] = None  # the target's, after the last known token and each draft
+    survival: Float[Array, "B G"] = None
+    next_probs: Float[Array, "B V"] = None
+    next_token: Int[Array, " B"] = None
+
+    @property
+    def gamma_max(self) -> int:
+        """G, the longest draft."""
+        return self.submitted.shape[1]
+
+    @property
+    def tested(self) -> Bool[Array, "B G"]:
+        """Positions that were reached: all drafted tokens before them were accepted."""
+        slot = jnp.arange(self.gamma_max, dtype=jnp.int32)[None, :]
+        return self.submitted & (slot <= self.accepted[:, None])
+
+    @property
+    def kept(self) -> Bool[Array, "B G"]:
+        """Positions whose token was accepted."""
+        slot = jnp.arange(self.gamma_max, dtype=jnp.int32)[None, :]
+        return slot < self.accepted[:, None]
