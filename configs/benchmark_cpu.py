@@ -23,7 +23,9 @@ def get_config(part: str = "all") -> ml_collections.ConfigDict:
     config.bars = "cpu"
     config.minutes = 0.0  # after which no further case is begun; 0: no limit
     config.repeats = 5  # of each timing, methods and peers taking turns
-    config.keys = 4  # of every repeat, each its own: 20 in all, over which τ and gains are averaged
+    config.keys_per_repeat = (
+        4  # of every repeat, each its own: 20 in all, over which τ and gains are averaged
+    )
     config.steps = 16  # of a phase in one timing
     config.peers = True  # where torch is installed
     config.bandwidth_mb = 512  # of the buffer by which the memory's bandwidth is measured

@@ -204,7 +204,7 @@ def test_the_loop_that_drafts_nothing(temperature):
     assert f"{row['gain']:.2f}" in section.columns[-1][1](section.rows[0])
 
 
-SETTINGS = types.SimpleNamespace(repeats=2, keys=3, steps=1, bandwidth_mb=1, peers=False)
+SETTINGS = types.SimpleNamespace(repeats=2, keys_per_repeat=3, steps=1, bandwidth_mb=1, peers=False)
 
 
 def test_figures_are_averaged_over_keys_that_no_two_repeats_share(both):
@@ -295,7 +295,7 @@ from configs import benchmark_cpu
 def get_config(part="all"):
     config = benchmark_cpu.get_config(part)
     config.repeats, config.steps, config.bandwidth_mb, config.peers = 1, 1, 1, False
-    config.keys = 2
+    config.keys_per_repeat = 2
     config.base.update(target="tiny", draft="tiny-draft", source=5, tokens=8, buffer=16)
     config.verify_gamma, config.gammas = 2, (3,)
     config.batches, config.sources = (1, 2), (5,)

@@ -73,7 +73,7 @@ def identity(config) -> dict[str, Any]:
     facts = common.environment()
     settings = {
         "repeats": config.repeats,
-        "keys_per_repeat": config.keys,
+        "keys_per_repeat": config.keys_per_repeat,
         "steps": config.steps,
     }
     run = common.fingerprint(*settings.values(), facts["device"], facts["cores"])

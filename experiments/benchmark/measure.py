@@ -185,7 +185,7 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
         "autoregressive": _pace(case, plain, floor_ms),
         "silent": _pace(case, spec, floor_ms),
         "drafted": sum(int(one.drafted.sum()) for calls in spec for one in calls),
-        "keys": config.repeats * config.keys,
+        "keys": config.repeats * config.keys_per_repeat,
         **_gain(plain, spec),
     }
 
@@ -193,7 +193,11 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
 def keys_of(config, repeat: int) -> range:
     """Numbers of the keys that a repeat decodes with: no two repeats share one, and the first
     repeat, which compiles, has one."""
-    return range(1) if repeat == 0 else range((repeat - 1) * config.keys, repeat * config.keys)
+    return (
+        range(1)
+        if repeat == 0
+        else range((repeat - 1) * config.keys_per_repeat, repeat * config.keys_per_repeat)
+    )
 
 
 def turn(
