@@ -315,7 +315,7 @@ def test_command(command, pair, tmp_path, monkeypatch):
     said = recommend([Candidate(**{f.name: row[f.name] for f in dataclasses.fields(Candidate)})
                       for row in rows])  # fmt: skip
     assert first.stdout.endswith(said.words + "\n")
-    for heading in ("draft", "α", "agree", "predicted", "memory"):
+    for heading in ("draft", "α", "agree", "predicted", "memory", "plain decoding"):
         assert heading in first.stdout
     monkeypatch.setattr(hub, "load", None)  # nothing is left to measure
     again = run()

@@ -199,7 +199,7 @@ def memory(case: Case) -> Finding:
     try:
         loops = [(case.speculative(plan.temperature), case.target)]
     except ValueError:  # no pair: each by itself
-        chosen = {"gamma": 1, "sampling": plan.sampling(plan.temperature)}
+        chosen: dict[str, Any] = {"gamma": 1, "sampling": plan.sampling(plan.temperature)}
         loops = [(decoding.build(c, None, **chosen), c) for c in (case.target, case.draft)]
     shapes = {"rows": plan.batch_size, "max_new_tokens": plan.max_new_tokens}
     needs = [decoding.needed(method, c, longest, **shapes) for method, c in loops]
