@@ -197,7 +197,7 @@ def memory(case: Case) -> Finding:
     """Parameters, caches and distributions of both models against what is free."""
     plan, longest = case.plan, max(map(len, case.sources))
     try:
-        loops = [(case.speculative(plan.temperature), case.target)]
+        loops: list[Any] = [(case.speculative(plan.temperature), case.target)]
     except ValueError:  # no pair: each by itself
         chosen: dict[str, Any] = {"gamma": 1, "sampling": plan.sampling(plan.temperature)}
         loops = [(decoding.build(c, None, **chosen), c) for c in (case.target, case.draft)]
