@@ -55,7 +55,7 @@ def main(_) -> None:
         rule=config.rule or None,
         policy=config.policy or None,
     )
-    check_memory(config, texts, target, draft)
+    check_memory(config, texts, target, method)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
     output = open_output(args.output, args.overwrite, config, texts)
     done = len(output.done) if output else 0
@@ -214,26 +214,21 @@ def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | None]:
     return target, hub.load(config.draft, dtype=dtype) if speculates else None
 
 
-def check_memory(config, texts: list[str], target: hub.Checkpoint, draft) -> None:
-    """ValueError if caches and laws of a batch do not fit beside what is loaded."""
+def check_memory(config, texts: list[str], target: hub.Checkpoint, method: timing.Method) -> None:
+    """ValueError if what a batch takes does not fit beside what is loaded."""
+    rows = min(config.batch_size, len(texts) * config.samples)
     texts = sorted(texts, key=len)[-8:]  # among these the most tokens, or nearly as many
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # decoding will say which texts it cuts
         sources = decoding.tokenize(target, texts, config.max_source_len or None)
-    needs = [
-        decoding.needed(
-            model,
-            max(map(len, sources), default=1),
-            rows=config.batch_size,
-            max_new_tokens=config.max_new_tokens,
-            gamma=config.gamma if draft else 0,
-        )
-        for model in (target, draft)
-        if model
-    ]
+    if not any(sources):
+        return
+    need = decoding.needed(
+        method, target, max(map(len, sources)), rows=rows, max_new_tokens=config.max_new_tokens
+    )
     check_fits(
-        f"Caches and laws of {config.batch_size} rows",
-        sum(need.state + need.laws for need in needs),
+        f"Caches and distributions of {rows} rows",
+        need.state + need.temporary,
         "Lower batch_size, max_new_tokens or max_source_len, or set dtype=bfloat16.",
     )
 

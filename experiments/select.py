@@ -109,7 +109,7 @@ def show(candidates: list[Candidate], config) -> None:
     """The table, and the recommendation in words."""
     # A pipe has no width of its own, and 80 columns would cut the table.
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
-    rows = [dataclasses.asdict(candidate) for candidate in candidates]
+    rows = [dataclasses.asdict(candidate) for candidate in (*candidates, selection.PLAIN)]
     title = f"Drafts for {short(config.target)}, temperature {config.temperature:g}, batch 1"
     console.print(report.table(COLUMNS, rows, title))
     console.print(
@@ -120,11 +120,6 @@ def show(candidates: list[Candidate], config) -> None:
     )
     if (free := memory_free()) is not None:
         console.print(f"Free on this device now: {gigabytes(free)}.\n")
-    if any(candidate.name in selection.COUNTED for candidate in candidates):
-        console.print(
-            "n-grams count the target's outputs for the first half of the inputs; everything is "
-            "measured on the other half.\n"
-        )
     for candidate in candidates:
         for remark in candidate.remarks:
             console.print(f"{short(candidate.name)}: {remark}.", soft_wrap=True)
@@ -135,19 +130,24 @@ def _number(field: str, form: str = ".2f"):
     return lambda row: "–" if row["problem"] else format(row[field], form)
 
 
+def _of_draft(field: str, form: str = ".2f"):
+    """What plain decoding has not."""
+    return lambda row: format(row[field], form) if row["gamma"] else "–"
+
+
 COLUMNS: list[report.Column] = [
     ("draft", lambda row: short(row["name"])),
     ("fits", lambda row: "no" if row["problem"] else "yes"),
-    ("α", _number("alpha", ".3f")),
-    ("agree", _number("agreement", ".3f")),
-    ("c", _number("c", ".3f")),
-    ("γ", _number("gamma", "d")),
-    ("v(γ)", _number("v")),
+    ("α", _of_draft("alpha", ".3f")),
+    ("agree", _of_draft("agreement", ".3f")),
+    ("c", _of_draft("c", ".3f")),
+    ("γ", _of_draft("gamma", "d")),
+    ("v(γ)", _of_draft("v")),
     ("τ", _number("tau")),
     ("predicted", _number("predicted")),
     ("loop", _number("gain")),
     ("total", _number("gain_end_to_end")),
-    ("memory", lambda row: "–" if row["problem"] else gigabytes(row["memory"])),
+    ("memory", lambda row: gigabytes(row["memory"]) if row["memory"] else "–"),
 ]
 
 

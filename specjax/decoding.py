@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from specjax.batching import bucket, pack
 from specjax.compatibility import check_pair
 from specjax.draft import Drafter, ModelDrafter
 from specjax.models.hub import Checkpoint
-from specjax.models.memory import Need, memory_needed
+from specjax.models.memory import Need, nbytes, temporaries
 from specjax.monitor import Summary, Times, summarize
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
@@ -315,6 +316,7 @@ def stream(
             state = (loop or run)(method, context, state)
             check_finite(state, names)
             outputs = dict(zip(live, read_rows(state, live, target), strict=False))
+            del context, state  # before those of the next batch are made
         width = method.gamma_max
         for index, sample in chunk:
             yield outputs.get((index, sample)) or Row(
@@ -417,42 +419,58 @@ def prepare(
     padded = np.zeros((rows, 2), np.int32)
     padded[: len(labels)] = labels
     budget = np.where(np.arange(rows) < len(sources), max_new_tokens, 0).astype(np.int32)
+    keys = row_keys(key, jnp.asarray(padded[:, 0]), jnp.asarray(padded[:, 1]))
+    room = _room(method, inputs, max_new_tokens)
+    return _start_of(method)(method, inputs, keys, jnp.asarray(budget), buffer_len=room)
+
+
+def _start_of(method: Autoregressive | Speculative):
+    return speculative.start if isinstance(method, Speculative) else autoregressive.start
+
+
+def _room(method: Autoregressive | Speculative, inputs: Inputs, max_new_tokens: int) -> int:
     room = inputs.prompt.shape[1] + max_new_tokens + method.gamma_max + 1
-    start = speculative.start if isinstance(method, Speculative) else autoregressive.start
-    return start(
-        method,
-        inputs,
-        row_keys(key, jnp.asarray(padded[:, 0]), jnp.asarray(padded[:, 1])),
-        jnp.asarray(budget),
-        buffer_len=bucket(room, smallest=32),
-    )
+    return bucket(room, smallest=32)
 
 
 def needed(
-    checkpoint: Checkpoint, longest: int, *, rows: int, max_new_tokens: int, gamma: int = 0
+    method: Autoregressive | Speculative,
+    target: Checkpoint,
+    longest: int,
+    *,
+    rows: int,
+    max_new_tokens: int,
 ) -> Need:
-    """Bytes of a model and of what decoding keeps for it, in the shapes that `prepare` makes.
+    """Bytes that decoding a batch takes at most, as the compiler tells. Nothing is decoded.
+
+    Compiles both programs of the run in the shapes that `prepare` makes; a run of these shapes in
+    this process compiles no more.
 
     Args:
-      checkpoint: loaded, or from `hub.outline`.
+      method: of models that are loaded, or of outlines.
       longest: tokens of the longest text.
+      rows: decoded at once: `batch_size`, or all that there are if they are fewer.
     """
-    encodes = checkpoint.config.is_encoder_decoder
-    width = _width(longest)
-    prompt = 1 if encodes else width
-    return memory_needed(
-        checkpoint.model,
-        rows=bucket(rows),
-        source_len=width if encodes else 0,
-        buffer_len=bucket(prompt + max_new_tokens + gamma + 1, smallest=32),
-        gamma=gamma,
-    )
+    inputs = pack_for(target, [[0] * longest], rows=bucket(rows))
+    zeros = jnp.zeros((bucket(rows),), jnp.int32)
+    keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
+    room, start = _room(method, inputs, max_new_tokens), _start_of(method)
+    starting = start.lower(method, inputs, keys, zeros, buffer_len=room)
+    context, state = jax.eval_shape(partial(start, buffer_len=room), method, inputs, keys, zeros)
+    kept = nbytes((context, state))
+    # What `start` gives is the state of the loop; the rest of what it takes is gone by then.
+    begun = temporaries(starting.compile()) - kept
+    looped = temporaries(_loop_of(method).lower(method, context, state).compile())
+    return Need(nbytes(method), kept, max(begun, looped))
 
 
 def run(method: Autoregressive | Speculative, context, state: State) -> State:
     """The loop that belongs to the method. Donates `state`."""
-    loop = speculative.decode if isinstance(method, Speculative) else autoregressive.decode
-    return loop(method, context, state)
+    return _loop_of(method)(method, context, state)
+
+
+def _loop_of(method: Autoregressive | Speculative):
+    return speculative.decode if isinstance(method, Speculative) else autoregressive.decode
 
 
 def check_finite(state: State, names: tuple[str, str]) -> None:

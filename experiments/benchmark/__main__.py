@@ -62,8 +62,8 @@ def open_results(workdir: pathlib.Path, config) -> files.Rows:
     results = files.Rows(workdir / "results.jsonl")
     if any(row.get("run") != identity(config)["run"] for row in results.done):
         raise ValueError(
-            f"{results.path} holds rows of another machine, or of other repeats or steps. Name "
-            "another --workdir, or delete the file."
+            f"{results.path} holds rows of another machine, or of other repeats, keys or steps. "
+            "Name another --workdir, or delete the file."
         )
     return results
 
@@ -71,8 +71,13 @@ def open_results(workdir: pathlib.Path, config) -> files.Rows:
 def identity(config) -> dict[str, Any]:
     """What was run, and where."""
     facts = common.environment()
-    run = common.fingerprint(config.repeats, config.steps, facts["device"], facts["cores"])
-    return {"repeats": config.repeats, "steps": config.steps, "run": run, **facts}
+    settings = {
+        "repeats": config.repeats,
+        "keys_per_repeat": config.keys_per_repeat,
+        "steps": config.steps,
+    }
+    run = common.fingerprint(*settings.values(), facts["device"], facts["cores"])
+    return {**settings, "run": run, **facts}
 
 
 def write(workdir: pathlib.Path, config, sections: Sequence[Section], rows) -> None:
@@ -82,7 +87,8 @@ def write(workdir: pathlib.Path, config, sections: Sequence[Section], rows) -> N
         lines += [f"## {section.title}", ""]
         lines += [report.markdown(section.columns, [dict(row) for row in section.rows]), ""]
         lines += [line for text in (section.words, section.legend) if text for line in (text, "")]
-    facts = {name: rows[-1][name] for name in (*common.environment(), "repeats", "steps")}
+    names = (*common.environment(), "repeats", "keys_per_repeat", "steps")
+    facts = {name: rows[-1][name] for name in names if name in rows[-1]}
     speeds = [row["bandwidth_gb_s"] for row in rows if "bandwidth_gb_s" in row]
     if speeds:
         facts["bandwidth"] = f"{min(speeds):.1f} to {max(speeds):.1f} GB/s, by case"

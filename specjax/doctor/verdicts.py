@@ -97,10 +97,10 @@ def devices(kind: str, count: int, dtypes: Mapping[str, str], encodes: bool) -> 
 
 
 def memory(needs: Sequence[Need], free: int | None, batch: int, longest: int) -> Finding:
-    """Of target and draft, for a batch of texts of so many tokens."""
+    """Of a pair, or of each model, for a batch of texts of so many tokens."""
     total = sum(need.total for need in needs)
     params = " + ".join(gigabytes(need.params) for need in needs)
-    rest = gigabytes(sum(need.state + need.laws for need in needs))
+    rest = gigabytes(sum(need.state + need.temporary for need in needs))
     seen = f"{gigabytes(total)}: parameters {params}, and {rest} for {batch} × {longest} tokens"
     if free is None:
         return Finding("memory", "pass", f"{seen}; the device does not say what it has")
