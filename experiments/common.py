@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from absl import app, flags, logging
 
-from specjax import tasks
+from specjax import devices, tasks
 from specjax.tasks.examples import Example
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -118,7 +118,7 @@ def fingerprint(*parts: Any) -> str:
 
 def environment() -> dict[str, Any]:
     """Commit, versions and hardware: what a number needs in order to be compared."""
-    device = jax.devices()[0]
+    device = devices.find()
     return {
         "commit": commit(),
         "python": platform.python_version(),

@@ -27,7 +27,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from experiments import common
-from specjax import autoregressive, cost, decoding, report, sampling, speculative
+from specjax import autoregressive, cost, decoding, devices, report, sampling, speculative
 from specjax.batching import bucket
 from specjax.files import Rows
 from specjax.models import hub
@@ -150,7 +150,7 @@ def positions(config) -> list[dict[str, Any]]:
     model = hub.load(config.target).model
     started = _started(model, 1, 128)
     compiled = {"as it is": jax.jit(_calls)}
-    if jax.default_backend() == "cpu":
+    if devices.device_of(model).platform == "cpu":
         options = {"xla_cpu_experimental_ynn_fusion_type": ""}
         compiled["without YNN"] = jax.jit(_calls, compiler_options=options)
     found = medians(

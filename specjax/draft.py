@@ -34,13 +34,14 @@ class Drafter(Protocol):
         self,
         tokens: Int[Array, "B T"],
         length: Int[Array, " B"],
-        fed: Int[Array, " B"],
+        fed: Int[Array, " B"] | None,
         context: Context,
         state: Any,
     ) -> tuple[Float[Array, "B E"], Any]:
         """Hidden state for the token at position `length`, given the `length` ≥ 1 known tokens.
 
-        Of those, at least `fed` were passed to `begin` or kept from `extend` before.
+        Of those, at least `fed` were passed to `begin` or kept from `extend` before. None: all but
+        two at most.
         """
         ...
 
@@ -77,6 +78,14 @@ class ModelDrafter:
         again, to the same effect. Rounds in which nothing was drafted leave more to catch up.
         """
         newest = jnp.maximum(length - 2, 0)  # with one known token: position 0, and 1 is scratch
+        if fed is not None:
+            state = self._catch_up(tokens, fed, newest, context, state)
+        hidden, state = self.model(_two(tokens, newest), newest, context, state)
+        last = jnp.take_along_axis(hidden, (length - 1 - newest)[:, None, None], axis=1)[:, 0]
+        return last, state
+
+    def _catch_up(self, tokens, fed, newest, context, state):
+        """Feed what lies between `fed` and `newest`, two tokens at a time."""
 
         def behind(carry):
             fed, _ = carry
@@ -88,10 +97,7 @@ class ModelDrafter:
             _, cache = self.model(_two(tokens, first), first, context, cache)
             return fed + 2, cache
 
-        _, state = jax.lax.while_loop(behind, feed_two, (fed, state))
-        hidden, state = self.model(_two(tokens, newest), newest, context, state)
-        last = jnp.take_along_axis(hidden, (length - 1 - newest)[:, None, None], axis=1)[:, 0]
-        return last, state
+        return jax.lax.while_loop(behind, feed_two, (fed, state))[1]
 
     def extend(self, token, position, context, state):
         hidden, state = self.model(token[:, None], position, context, state)

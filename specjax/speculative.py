@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
+from specjax import devices
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule, at_tokens
 from specjax.draft import Drafter, fed_after, is_silent
@@ -40,7 +41,7 @@ class Speculative:
     eos_ids: Int[Array, " N"]
     gamma_max: int = dataclasses.field(metadata={"static": True})  # the verify pass sees γ_max+1
     # Widths < γ_max+1 that the verify pass may have where no row's draft is longer; each is
-    # compiled.
+    # compiled, and on an accelerator each costs a read of the host in every round.
     widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
 
 
@@ -160,6 +161,9 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     """Propose up to γ_max tokens for each row, as long as its policy and its budget allow.
 
     A row with r tokens left drafts at most r − 1: the target adds one of its own.
+
+    Where no row drafts any more, the drafter is left out. On an accelerator, with a policy whose
+    drafts are `fixed`, it runs for γ_max tokens in every round, and masks tell which of them count.
     """
     drafter, batch = method.drafter, state.tokens.shape[0]
     rule = method.rule.under(method.sampling)
@@ -192,14 +196,28 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
         policy_state, more = method.policy.go_on(policy_state, drafting, trust)
         return drafting & (drafts.length < cap) & more, trust, (drafts, policy_state, finite)
 
+    # With a fixed policy the drafter lacks two tokens at most, and need not be told how many. A
+    # round that leaves it out is the last of all rows: each had one token left. Any other feeds a
+    # row's n known tokens, and all but the last of its d drafted ones, of which it keeps a ≤ d:
+    # n + a + 1 are known then, and n + a − 1 or more were fed; where d = 0, n of n + 1.
+    known = None if method.policy.fixed else state.fed
+
+    def asked(needed, always):
+        """Whether to call the drafter once more: where some row needs it, or always."""
+        if not method.policy.fixed:
+            return needed
+        return devices.by_platform(
+            needed, always, cpu=lambda needed, _: needed, accelerator=lambda _, always: always
+        )
+
     def some(operand):
         inner, _, carry = operand
-        hidden, inner = drafter.begin(state.tokens, state.length, state.fed, context, inner)
+        hidden, inner = drafter.begin(state.tokens, state.length, known, context, inner)
         zero = jnp.zeros((batch,), jnp.float32)
         drafting, previous, carry = propose(jnp.int32(0), hidden, cap > 0, zero, carry)
 
         def more(loop):
-            return jnp.any(loop[1])
+            return asked(jnp.any(loop[1]), loop[0] < method.gamma_max)
 
         def again(loop):
             slot, drafting, previous, inner, carry = loop
@@ -213,8 +231,7 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
         return inner, state.length, carry
 
     def first_law():
-        known = state.tokens, state.length, state.fed
-        hidden, _ = drafter.begin(*known, context, state.drafter)
+        hidden, _ = drafter.begin(state.tokens, state.length, known, context, state.drafter)
         return smp.standardize(drafter.logits(hidden), method.sampling)
 
     law = jax.eval_shape(first_law)
@@ -227,7 +244,7 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     operand = state.drafter, state.fed, (nothing, policy_state, state.draft_finite)
     # A round in which no row drafts leaves the drafter behind; `begin` catches up later.
     inner, fed, (drafts, policy_state, finite) = jax.lax.cond(
-        jnp.any(cap > 0), some, lambda operand: operand, operand
+        asked(jnp.any(cap > 0), jnp.bool_(True)), some, lambda operand: operand, operand
     )
     return drafts, state.replace(drafter=inner, fed=fed, policy=policy_state, draft_finite=finite)
 

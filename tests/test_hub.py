@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 import gpt_variants
 import llama_variants
 import t5_variants
+from specjax import devices
 from specjax.models import hub, safetensors_files
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.hub import Checkpoint, load, save
@@ -64,6 +65,16 @@ def edit_weights(directory, edit):
     tensors = load_file(file)
     edit(tensors)
     save_file(tensors, file)
+
+
+@dataclasses.dataclass
+class Elsewhere:
+    """What a model is said to be put on, in tests that put it nowhere."""
+
+    platform: str
+
+    def memory_stats(self):
+        return None
 
 
 def stored_embedding(checkpoint):
@@ -116,7 +127,7 @@ def test_files_of_other_dtypes(tmp_path, dtype, monkeypatch):
     [(np.float32, "float32"), (ml_dtypes.bfloat16, "bfloat16"), (np.float16, "bfloat16")],
 )
 def test_dtype_follows_the_files_on_an_accelerator(tmp_path, stored, chosen, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(devices, "find", lambda device: Elsewhere("gpu"))
     model = load(t5_variants.write(tmp_path, V1_0, dtype=stored)).model
     assert {leaf.dtype.name for leaf in jax.tree.leaves(model)} == {chosen}
 
@@ -596,7 +607,7 @@ def gpt_directory(tmp_path):
 
 @pytest.mark.parametrize("backend", ["cpu", "tpu"])
 def test_gpt_projections_lie_in_the_files_as_input_first(tmp_path, backend, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(devices, "find", lambda device: Elsewhere(backend))
     module = load(gpt_variants.write(tmp_path, UNTIED)).model.module()
     stored = gpt_variants.tensors(UNTIED)["transformer.h.1.mlp.c_fc.weight"]
     weight = module.layers[1].feed_forward.input.weight[...]

@@ -1,4 +1,8 @@
-"""Both loops lower for every platform, so that a change that only a CPU can run is seen."""
+"""Both loops lower for every platform, so that a change that only a CPU can run is seen; and on an
+accelerator a round asks the device nothing but whether it was the last.
+"""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,13 +10,17 @@ import pytest
 from flax import nnx
 from jax import export
 
+from lowered import Found, loops
 from specjax import autoregressive, speculative
 from specjax.accept import TokenRule
 from specjax.draft import ModelDrafter
-from specjax.models import language_model
+from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
+from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
+from specjax.ngram import PromptLookup
 from specjax.policies import constant
+from specjax.policies.heuristic import heuristic
 from specjax.sampling import row_keys, sampling
 from table_models import inputs_of
 
@@ -24,11 +32,11 @@ SAMPLINGS = {
 }
 
 
-def model(layers: int) -> LanguageModel:
+def model(layers: int, platform: str) -> LanguageModel:
     config = T5Config(
         vocab_size=16, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_decoder_layers=layers
     )
-    return LanguageModel.of(T5(config, rngs=nnx.Rngs(0), dtype=jnp.bfloat16))
+    return LanguageModel.of(T5(config, rngs=nnx.Rngs(0), dtype=jnp.bfloat16), platform=platform)
 
 
 def check(loop, method):
@@ -45,14 +53,105 @@ def check(loop, method):
     assert "stablehlo.custom_call" not in lowered.mlir_module()
 
 
-@pytest.mark.parametrize("input_first", [True, False])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("law", SAMPLINGS)
-def test_loops_lower_for_every_platform(law, input_first, monkeypatch):
+def test_loops_lower_for_every_platform(law, platform):
     """A tiny T5 pair in bfloat16, with weights as they lie on a CPU and elsewhere."""
-    monkeypatch.setattr(language_model, "input_first", lambda: input_first)
-    target, chosen, eos = model(2), SAMPLINGS[law], jnp.int32([1])
+    target, chosen, eos = model(2, platform), SAMPLINGS[law], jnp.int32([1])
     check(autoregressive, autoregressive.Autoregressive(target, chosen, eos))
     method = speculative.Speculative(
-        target, ModelDrafter(model(1)), TokenRule(), constant(3), chosen, eos, 3
+        target, ModelDrafter(model(1, platform)), TokenRule(), constant(3), chosen, eos, 3
     )
     check(speculative, method)
+
+
+def shapes(family: str, layers: int) -> LanguageModel:
+    """A decoder of so many layers, as shapes; every other one of the Llama layout has a window."""
+
+    def make() -> nnx.Module:
+        common: dict[str, Any] = {"rngs": nnx.Rngs(0), "dtype": jnp.bfloat16}
+        if family == "t5":
+            config = T5Config(16, 8, 4, 8, num_layers=1, num_decoder_layers=layers, num_heads=2)
+            return T5(config, **common)
+        if family == "gpt2":
+            ids = {"bos_token_id": 1, "pad_token_id": 0}
+            return GPT(GPTConfig(16, 40, 8, layers, 2, **ids), **common)
+        full = tuple(range(0, layers, 2))
+        config = Qwen2Config(16, 8, 12, layers, 4, 2, sliding_window=4, full_layers=full)
+        return Llama(config, **common)
+
+    return LanguageModel.of(nnx.eval_shape(make), platform="gpu")
+
+
+def traced(loop, method):
+    """`decode`, which any platform can then have."""
+    inputs = inputs_of([[0, 2, 3], [0, 1, 0]], [[3, 1], [4]])
+    zeros = jnp.zeros((2,), jnp.int32)
+    args = method, inputs, row_keys(jax.random.key(0), zeros, zeros), zeros + 5
+    state = jax.eval_shape(lambda *args: loop.start(*args, buffer_len=16), *args)
+    return loop.decode.trace(method, *state)
+
+
+def plain_loop(target, law):
+    method = autoregressive.Autoregressive(target, SAMPLINGS[law], jnp.int32([1]))
+    return traced(autoregressive, method)
+
+
+def speculative_loop(target, drafter, law, *, policy=None, widths=()):
+    eos = jnp.int32([1])
+    method = speculative.Speculative(
+        target, drafter, TokenRule(), policy or constant(3), SAMPLINGS[law], eos, 3, widths
+    )
+    return traced(speculative, method)
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2", "llama"])
+def test_an_accelerator_reads_one_condition_a_round(family):
+    """The outer loop's. There is none for a layer: 8 of them have as many as 2."""
+    for layers in (2, 8):
+        both = shapes(family, layers)
+        plain = plain_loop(both, "plain")
+        drafting = speculative_loop(both, ModelDrafter(both), "plain")
+        for platform in ("cuda", "tpu"):
+            assert loops(plain, platform) == Found(whiles=1, open_whiles=1, open_branches=0)
+            # And one of γ − 1 turns, for the tokens that are drafted after the first.
+            found = loops(drafting, platform)
+            assert found == Found(whiles=2, open_whiles=1, open_branches=0)
+
+
+@pytest.mark.parametrize("law", ["greedy", "filtered"])
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+def test_no_law_and_no_drafter_adds_a_condition(drafter, law):
+    drafts = {"model": ModelDrafter(shapes("t5", 1)), "lookup": PromptLookup(16)}[drafter]
+    found = loops(speculative_loop(shapes("t5", 2), drafts, law), "cuda")
+    assert found == Found(whiles=2, open_whiles=1, open_branches=0)
+    assert loops(plain_loop(shapes("t5", 2), law), "cuda").open_whiles == 1
+
+
+def test_what_else_asks_the_device_is_an_option():
+    """A policy that may stop early, and each width. On a CPU nothing is saved by asking less."""
+    target, drafter = shapes("t5", 2), ModelDrafter(shapes("t5", 1))
+    by_policy = loops(speculative_loop(target, drafter, "greedy", policy=heuristic(2)), "cuda")
+    # Whether to draft at all; catching up, and going on.
+    assert by_policy == Found(whiles=3, open_whiles=3, open_branches=1)
+    wide = loops(speculative_loop(target, drafter, "greedy", widths=(2,)), "cuda")
+    assert wide == Found(whiles=4, open_whiles=3, open_branches=0)
+    here = loops(speculative_loop(target, drafter, "greedy"), "cpu")
+    # Attention in each layer of the draft, twice, and of the target; going on; the outer loop.
+    assert here == Found(whiles=6, open_whiles=6, open_branches=1)
+
+
+def test_loops_that_count_are_told_from_others():
+    """What `lowered.loops` is worth."""
+
+    def count(body, *args):
+        return loops(jax.jit(body).trace(*args), "cuda")
+
+    n = jnp.int32(5)
+    assert count(lambda: jax.lax.fori_loop(0, 5, lambda i, x: x + i, 0)) == (1, 0, 0)
+    assert count(lambda n: jax.lax.fori_loop(0, n, lambda i, x: x + i, 0), n) == (1, 1, 0)
+    assert count(lambda n: jax.lax.fori_loop(n, 9, lambda i, x: x + i, 0), n) == (1, 1, 0)
+    assert count(lambda n: jax.lax.while_loop(lambda x: x < 9, lambda x: x + n, 0), n) == (1, 1, 0)
+    assert count(lambda n: jax.lax.while_loop(lambda x: x > 1, lambda x: x - 1, n), n) == (1, 1, 0)
+    assert count(lambda n: jax.lax.cond(n > 2, lambda: 1, lambda: 2), n) == (0, 0, 1)
+    assert count(lambda n: jax.lax.cond(jnp.bool_(True), lambda: n, lambda: 2), n) == (0, 0, 0)

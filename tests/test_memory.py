@@ -131,7 +131,7 @@ def test_memory_is_asked_for_the_rows_that_there_are(pair, monkeypatch):
 
 def test_a_model_that_does_not_fit_says_so_before_it_is_read(directory, monkeypatch):
     size = memory.nbytes(outline(directory).model)
-    monkeypatch.setattr(memory, "memory_free", lambda: size - 1)
+    monkeypatch.setattr(memory, "memory_free", lambda device: size - 1)
     monkeypatch.setattr("specjax.models.hub.read_into", None)
     said = memory.gigabytes(size)
     with pytest.raises(ValueError, match=rf"{directory}.* float32 need {said}, and .* free on thi"):

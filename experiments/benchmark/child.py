@@ -15,6 +15,7 @@ import jax
 
 from experiments.benchmark import measure, models
 from experiments.benchmark.cases import Case
+from specjax import devices
 
 
 def main(text: str) -> None:
@@ -42,7 +43,7 @@ def _gigabytes(checkpoint) -> float:
 
 def _peak() -> float:
     """The most that the device, or on a CPU the process, ever held."""
-    stats = jax.devices()[0].memory_stats()
+    stats = devices.find().memory_stats()
     if stats and "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"] / 1e9
     # Linux counts in ru_maxrss what the parent held when it forked; VmHWM begins with this program.

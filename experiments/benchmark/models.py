@@ -8,10 +8,11 @@ import numpy as np
 from flax import nnx
 
 from experiments.benchmark.cases import SHAPES, Case
+from specjax import devices
 from specjax.batching import pack
 from specjax.models import t5_hub
 from specjax.models.hub import Checkpoint
-from specjax.models.language_model import LanguageModel, input_first
+from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.types import Inputs
 
@@ -31,7 +32,7 @@ def make(name: str, *, dtype: str, weights: str) -> Checkpoint:
     abstract = nnx.eval_shape(
         lambda: arrange(
             t5_hub.build(config, rngs=nnx.Rngs(0), dtype=jnp.dtype(dtype)),
-            input_first=input_first(),
+            input_first=devices.input_first(devices.find().platform),
         )
     )
     graphdef, shapes = nnx.split(abstract)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments import common
+from specjax import devices
 from specjax.models import hub
 from specjax.models.hub import Checkpoint
 
@@ -19,8 +20,9 @@ def absent() -> str:
     """Why there is no peer here; empty where there is one."""
     if importlib.util.find_spec("torch") is None:
         return "skipped: torch is not installed"
-    if jax.default_backend() not in ("cpu", "gpu"):
-        return f"skipped: no peer runs on a {jax.default_backend()}"
+    platform = devices.find().platform
+    if platform not in ("cpu", "gpu"):
+        return f"skipped: no peer runs on a {platform}"
     return ""
 
 
@@ -32,7 +34,7 @@ class Transformers:
         self._transformers: Any = importlib.import_module("transformers")
         self._transformers.logging.set_verbosity_error()
         self._torch.set_num_threads(common.environment()["cores"])
-        self._device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+        self._device = "cuda" if devices.device_of(target.model).platform == "gpu" else "cpu"
         self._target = self._copy(target)
         self._draft: Any = None if draft is None else self._copy(draft)
 

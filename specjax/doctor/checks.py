@@ -21,6 +21,7 @@ from specjax import sampling as smp
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.compatibility import compare
+from specjax.devices import device_of
 from specjax.doctor import laws, verdicts
 from specjax.doctor.verdicts import Finding
 from specjax.models import hub
@@ -187,8 +188,9 @@ def compatibility(case: Case) -> Finding:
 
 def devices(case: Case) -> Finding:
     """Where it would run, and in which precision."""
-    found = jax.local_devices()
-    kind = "cpu" if found[0].platform == "cpu" else found[0].device_kind
+    device = device_of(case.target.model)
+    kind = "cpu" if device.platform == "cpu" else device.device_kind
+    found = jax.local_devices(backend=device.platform)
     dtypes = {role: _dtype(getattr(case, role)) for role in ROLES}
     return verdicts.devices(kind, len(found), dtypes, case.target.config.is_encoder_decoder)
 
@@ -385,6 +387,6 @@ def _dtype(checkpoint: Checkpoint) -> str:
 def _tolerance(checkpoint: Checkpoint) -> float:
     """Accelerators multiply float32 in shorter parts unless they are told otherwise."""
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    if jax.default_backend() == "cpu" or precision in ("highest", "float32"):
+    if device_of(checkpoint.model).platform == "cpu" or precision in ("highest", "float32"):
         return verdicts.NEAR_TIE.get(_dtype(checkpoint), verdicts.NEAR_TIE_SHORT)
     return verdicts.NEAR_TIE_SHORT

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from specjax import devices
 from specjax.models import gpt_hub, llama_hub, t5_hub
-from specjax.models.language_model import LanguageModel, input_first
+from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.models.memory import check_fits, nbytes
 from specjax.models.safetensors_files import (
@@ -130,7 +131,9 @@ class Checkpoint:
         return self.config.pad_token_id
 
 
-def load(name: str | os.PathLike, *, dtype: Any = None) -> Checkpoint:
+def load(
+    name: str | os.PathLike, *, dtype: Any = None, device: jax.Device | str | None = None
+) -> Checkpoint:
     """Load a model, its config and its tokenizer.
 
     Args:
@@ -138,34 +141,43 @@ def load(name: str | os.PathLike, *, dtype: Any = None) -> Checkpoint:
         "google-t5/t5-small", of which only safetensors, configs and tokenizer are downloaded.
       dtype: of the parameters. None: float32 on a CPU, which has no fast half precision; elsewhere
         that of the files, except that float16 becomes bfloat16 (T5's activations overflow float16).
+      device: what holds the parameters and runs the model, or its platform: "cpu", "gpu" or "tpu".
+        None: where jax puts new arrays, see `jax.default_device`. The dtype and the layout of the
+        parameters follow it. Target and draft belong on the same one.
 
     Raises:
       FileNotFoundError: there is no such directory or hub name, or a file of it is missing.
       ValueError: the model type is not supported, a file is damaged or does not fit its config, or
-        the device has not the memory for the parameters.
+        the device has not the memory for the parameters, or there is no such device.
     """
-    checkpoint, read = _outline(name, dtype)
+    checkpoint, read = _outline(name, dtype, device)
     dtype = jax.tree.leaves(checkpoint.model)[0].dtype
     narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
     check_fits(
         f"The parameters of {name} in {dtype.name}",
         nbytes(checkpoint.model),
         f"Choose a smaller model{narrower}, or free memory first.",
+        device=devices.find(device),
     )
     return dataclasses.replace(checkpoint, model=read())
 
 
-def outline(name: str | os.PathLike, *, dtype: Any = None) -> Checkpoint:
+def outline(
+    name: str | os.PathLike, *, dtype: Any = None, device: jax.Device | str | None = None
+) -> Checkpoint:
     """What `load` would give, with shapes for parameters: only configs and headers are read.
 
     Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs.
     Arguments and errors are those of `load`, but for memory.
     """
-    return _outline(name, dtype)[0]
+    return _outline(name, dtype, device)[0]
 
 
-def _outline(name: str | os.PathLike, dtype: Any) -> tuple[Checkpoint, Callable[[], LanguageModel]]:
+def _outline(
+    name: str | os.PathLike, dtype: Any, device: jax.Device | str | None
+) -> tuple[Checkpoint, Callable[[], LanguageModel]]:
     """A checkpoint without weights, and the function that reads them."""
+    platform = devices.find(device).platform
     directory = _locate(name)
     raw, generation = _read_configs(directory)
     family = _family(raw, directory)
@@ -177,13 +189,13 @@ def _outline(name: str | os.PathLike, dtype: Any) -> tuple[Checkpoint, Callable[
     config = family.config_from_hub(raw, tensors)
     tokenizer = _load_tokenizer(directory)
     vocab_size = _real_vocab_size(tokenizer, config.vocab_size, directory)
-    dtype = _choose_dtype(dtype, tensors)
-    module = _without_params(family, config, dtype)
+    dtype = _choose_dtype(dtype, tensors, platform)
+    module = _without_params(family, config, dtype, platform)
     names = family.tensor_names(config)
     _check_tensors(tensors, _wanted(module, names), family.turned)
     checkpoint = Checkpoint(
         name=str(name),
-        model=LanguageModel.of(module, vocab_size),
+        model=LanguageModel.of(module, vocab_size, platform=platform),
         config=config,
         tokenizer=tokenizer,
         eos_ids=_eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"])),
@@ -192,7 +204,9 @@ def _outline(name: str | os.PathLike, dtype: Any) -> tuple[Checkpoint, Callable[
     )
 
     def read() -> LanguageModel:
-        return LanguageModel.of(_read_params(module, names, tensors, family.turned), vocab_size)
+        placed = None if device is None else devices.find(device)
+        filled = _read_params(module, names, tensors, family.turned, placed)
+        return LanguageModel.of(filled, vocab_size, platform=platform)
 
     return checkpoint, read
 
@@ -303,20 +317,21 @@ def _metadata(directory: Path) -> dict[str, str]:
 # --- parameters --------------------------------------------------------------------------------
 
 
-def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor]) -> np.dtype:
+def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor], platform: str) -> np.dtype:
     if dtype is not None:
         return np.dtype(dtype)
-    if jax.default_backend() == "cpu":
+    if not devices.has_half_precision(platform):
         return np.dtype(np.float32)
     widest = max((t.dtype for t in tensors.values()), key=lambda d: d.itemsize)
     return np.dtype(jnp.bfloat16 if widest.itemsize == 2 else jnp.float32)
 
 
-def _without_params(family: Family, config: Any, dtype: np.dtype) -> nnx.Module:
+def _without_params(family: Family, config: Any, dtype: np.dtype, platform: str) -> nnx.Module:
     """A module with shapes for parameters; it is never built with weights of its own."""
     return nnx.eval_shape(
         lambda: arrange(
-            family.build(config, rngs=nnx.Rngs(0), dtype=dtype), input_first=input_first()
+            family.build(config, rngs=nnx.Rngs(0), dtype=dtype),
+            input_first=devices.input_first(platform),
         )
     )
 
@@ -337,8 +352,13 @@ def _read_params(
     names: Mapping[tuple, dict[str, int]],
     tensors: Mapping[str, Tensor],
     stored_turned: tuple[str, ...],
+    device: jax.Device | None,
 ) -> nnx.Module:
-    """The module with the files' parameters, one read after the other."""
+    """The module with the files' parameters, one read after the other.
+
+    Args:
+      device: which they then stay on; None: jax's own choice, which may be moved.
+    """
     graphdef, abstract = nnx.split(module)
     turned, filled = _turned(module), {}
     for path, slot in dict(nnx.to_flat_state(abstract)).items():
@@ -347,7 +367,8 @@ def _read_params(
         for name, view in _split(stacked, names[path]).items():
             read_into(tensors[name], view.T if name.endswith(stored_turned) else view)
         # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
-        filled[path] = slot.replace(jax.block_until_ready(jax.device_put(out, may_alias=True)))
+        placed = jax.device_put(out, device, may_alias=True)
+        filled[path] = slot.replace(jax.block_until_ready(placed))
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
 

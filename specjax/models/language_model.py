@@ -3,18 +3,13 @@
 import dataclasses
 from typing import Any
 
-import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from specjax import devices
 from specjax.models.layers import arrange
 from specjax.pytrees import pytree
 from specjax.types import Cache, Context, Inputs
-
-
-def input_first() -> bool:
-    """Whether projections lie (in, out) on this machine; see `arrange`. Decided only here."""
-    return jax.default_backend() == "cpu"
 
 
 @pytree
@@ -34,17 +29,21 @@ class LanguageModel:
     """Ids 0 … vocab_size−1 stand for something; rows of the output layer past them are padding."""
 
     @classmethod
-    def of(cls, module: nnx.Module, vocab_size: int | None = None) -> "LanguageModel":
+    def of(
+        cls, module: nnx.Module, vocab_size: int | None = None, *, platform: str | None = None
+    ) -> "LanguageModel":
         """Split a module that has a `vocab_size` and the methods of `Model`.
 
-        Its projections are turned to what suits this machine's backend. The module itself stays
-        as it is, and what becomes of it later does not change this model.
+        Its projections are turned to what suits a platform. The module itself stays as it is, and
+        what becomes of it later does not change this model.
 
         Args:
           module: holds parameters and nothing else.
           vocab_size: the number of real ids. None: every row of the output layer is one.
+          platform: "cpu", "gpu" or "tpu". None: of the device that the parameters lie on.
         """
-        module = arrange(nnx.clone(module), input_first=input_first())
+        platform = platform or devices.device_of(nnx.state(module)).platform
+        module = arrange(nnx.clone(module), input_first=devices.input_first(platform))
         graphdef, params = nnx.split(module)
         size = module.vocab_size  # type: ignore[attr-defined]
         pure = nnx.to_pure_dict(params)

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from specjax import devices
 from specjax.types import Inputs
 
 # Added to the logit of a slot that a query must not see. Finite, so that a row of which every
@@ -64,14 +65,18 @@ class Linear(nnx.Module):
         return self.weight
 
 
-def project(x: Array, weight: Array, input_first: bool) -> Array:
+def project(x: Array, weight: Array, input_first: bool, dtype: Any = None) -> Array:
     """x times a weight that is (out, in), or (in, out) if `input_first`.
 
     As a product of two matrices: XLA's CPU backend takes four times as long for the weight's
     gradient where rows and positions are separate axes.
+
+    Args:
+      dtype: of the sums and of the result. None: that of the factors.
     """
     rows = x.reshape(-1, x.shape[-1])
-    out = rows @ (weight if input_first else weight.T)
+    turned = weight if input_first else weight.T
+    out = jnp.matmul(rows, turned, preferred_element_type=dtype)
     return out.reshape(*x.shape[:-1], -1)
 
 
@@ -137,13 +142,18 @@ def attend(queries: Array, kv: KV, bias: Array) -> Array:
     Returns:
       (B, K, H·D) in the dtype of the values; the softmax is taken in at least float32.
     """
-    scores = jnp.einsum("bhkd,bhdt->bhkt", queries, kv.keys)
-    wide = np.promote_types(scores.dtype, jnp.float32)
-    scores = scores.astype(wide) + bias.astype(wide)
+    scores = _scores(queries, kv.keys, bias)
     top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))  # cancels, and so do its gradients
     weights = jnp.exp(scores - top)
     mixed = _mix(weights, kv.values) / weights.sum(-1, keepdims=True)
     return _join_heads(mixed.astype(kv.values.dtype))
+
+
+def _scores(queries: Array, keys: Array, bias: Array) -> Array:
+    """(B, H, K, D) · (B, H, D, T) + bias → (B, H, K, T), summed in at least float32."""
+    wide = np.promote_types(queries.dtype, jnp.float32)
+    products = jnp.einsum("bhkd,bhdt->bhkt", queries, keys, preferred_element_type=wide)
+    return products + bias.astype(wide)
 
 
 def _mix(weights: Array, values: Array) -> Array:
@@ -190,7 +200,7 @@ def causal_bias(start: Array, count: int, slots: int, window: int = 0) -> Causal
     return CausalBias(before, within, first)
 
 
-BLOCK = 128  # slots that attention reads at once
+BLOCK = 128  # slots that attention reads at once on a CPU
 
 
 def attend_and_write(
@@ -198,10 +208,9 @@ def attend_and_write(
 ) -> tuple[Array, KV]:
     """Causal attention over a cache and the call's own K tokens, which are written to it.
 
-    Old slots are read block by block, from the first that some query sees and as far as some row
-    has filled them, under a softmax that is kept up to date: what attention costs follows what has
-    been generated, and not the buffer. The cache is written after it has been read, for only then
-    does XLA write in place.
+    On a CPU old slots are read as far as they are filled, `by_blocks`; on an accelerator all of
+    them, `at_once`. The cache is written after it has been read, for only then does XLA write in
+    place.
 
     Args:
       queries: (B, H, K, D), scaled.
@@ -214,38 +223,63 @@ def attend_and_write(
     """
     if cache is None:
         return attend(queries, new, bias.within), new
+    # A query sees itself, so the first maximum is finite, and what is MASKED weighs exactly 0.
+    scores = _scores(queries, new.keys, bias.within)
+    top = scores.max(-1, keepdims=True)
+    weights = jnp.exp(scores - top)
+    own = Mean(_mix(weights, new.values), weights.sum(-1, keepdims=True), top)
+    mixed, total, _ = devices.by_platform(
+        own, queries, cache, bias, start, cpu=by_blocks, accelerator=at_once
+    )
+    # Adds 0, which XLA cannot know: so the write waits for both reads, of the keys and of the
+    # values, and needs no copy. A barrier is gone too early.
+    start = start + jnp.any((total < 0) & (mixed > 0)).astype(jnp.int32)
+    mixed = _join_heads((mixed / total).astype(new.values.dtype))
+    return mixed, write(cache, new, start)
+
+
+class Mean(NamedTuple):
+    """A mean of values by softmax that further slots can join; in at least float32."""
+
+    mixed: Array  # (B, H, K, D): Σ exp(score − top) · value
+    total: Array  # (B, H, K, 1): Σ exp(score − top)
+    top: Array  # (B, H, K, 1): the largest score
+
+    def join(self, queries: Array, kv: KV, bias: Array) -> "Mean":
+        """With T more slots; arguments as in `attend`."""
+        scores = _scores(queries, kv.keys, bias)
+        top = jnp.maximum(self.top, scores.max(-1, keepdims=True))
+        weights, shrink = jnp.exp(scores - top), jnp.exp(self.top - top)
+        total = self.total * shrink + weights.sum(-1, keepdims=True)
+        return Mean(self.mixed * shrink + _mix(weights, kv.values), total, top)
+
+
+def by_blocks(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Array) -> Mean:
+    """Old slots block by block, from the first that some query sees and as far as some row has
+    filled them: what attention costs follows what has been generated, and not the buffer.
+    """
     length = cache.values.shape[2]
     size = min(BLOCK, length)
-    wide = np.promote_types(queries.dtype, jnp.float32)
 
-    def scores_of(keys, bias):
-        return jnp.einsum("bhkd,bhdt->bhkt", queries, keys).astype(wide) + bias.astype(wide)
-
-    def block(i, carry):
-        mixed, total, top = carry
+    def block(i, mean):
         at = jnp.minimum(i * size, length - size)  # the last block may overlap the one before
         keys = jax.lax.dynamic_slice_in_dim(cache.keys, at, size, 3)
         values = jax.lax.dynamic_slice_in_dim(cache.values, at, size, 2)
         seen = at + jnp.arange(size) < i * size
         before = jax.lax.dynamic_slice_in_dim(bias.before, at, size, 3)
-        scores = scores_of(keys, jnp.where(seen[None, None, None, :], MASKED, before))
-        higher = jnp.maximum(top, scores.max(-1, keepdims=True))
-        weights, shrink = jnp.exp(scores - higher), jnp.exp(top - higher)
-        total = total * shrink + weights.sum(-1, keepdims=True)
-        return mixed * shrink + _mix(weights, values), total, higher
+        return mean.join(
+            queries, KV(keys, values), jnp.where(seen[None, None, None, :], MASKED, before)
+        )
 
-    # A query sees itself, so the first maximum is finite, and what is MASKED weighs exactly 0.
-    scores = scores_of(new.keys, bias.within)
-    top = scores.max(-1, keepdims=True)
-    weights = jnp.exp(scores - top)
-    carry = _mix(weights, new.values), weights.sum(-1, keepdims=True), top
     blocks = jax.lax.div(jnp.max(start) + (size - 1), size)
     first = jax.lax.div(jnp.asarray(bias.first, jnp.int32), size)
-    mixed, total, _ = jax.lax.fori_loop(first, blocks, block, carry)
-    mixed = _join_heads((mixed / total).astype(new.values.dtype))
-    # Adds 0, which XLA cannot know: so the write waits for the loop. A barrier is gone too early.
-    start = start + jnp.any(total < 0).astype(jnp.int32)
-    return mixed, write(cache, new, start)
+    return jax.lax.fori_loop(first, blocks, block, own)
+
+
+def at_once(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Array) -> Mean:
+    """All slots of the buffer in one product; those that are not filled are MASKED."""
+    del start
+    return own.join(queries, cache, bias.before)
 
 
 def split_heads(x: Array, heads: int) -> Array:
@@ -363,8 +397,10 @@ class Decoder(nnx.Module):
         layers, heads, size = self.cache_shape()
         dtype = self.embedding.dtype
         cache = tuple(empty(batch, heads, buffer_len, size, dtype) for _ in range(layers))
-        if length > 1:
-            _, cache = self(prompt[:, :-1], jnp.zeros((batch,), jnp.int32), context, cache)
+        if length > 1:  # nothing is read of an empty cache, however long
+            start = jnp.zeros((batch,), jnp.int32)
+            _, new = self(prompt[:, :-1], start, context, None)
+            cache = tuple(write(old, kv, start) for old, kv in zip(cache, new, strict=True))
         return cache
 
     def __call__(
@@ -386,8 +422,11 @@ class Decoder(nnx.Module):
         raise NotImplementedError
 
     def logits(self, hidden: Array) -> Array:
-        """(..., E) → (..., V)."""
-        return project(hidden, self.turned_weight()[...], self.input_first)
+        """(..., E) → (..., V), in at least float32 from the product on: bfloat16 keeps 8 bits, and
+        logits of 20 would be rounded by up to 0.06.
+        """
+        wide = np.promote_types(hidden.dtype, jnp.float32)
+        return project(hidden, self.turned_weight()[...], self.input_first, wide)
 
     def embed(self, tokens: Array) -> Array:
         """(B, K) → (B, K, E). A tied embedding lies as the head does."""

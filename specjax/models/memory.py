@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from specjax import devices
+
 
 class Need(NamedTuple):
     """Bytes of a run."""
@@ -50,9 +52,9 @@ def memory_free(device: jax.Device | None = None) -> int | None:
     On a CPU: what the system calls available, or what is left of the container's limit.
 
     Args:
-      device: default: the first of this process.
+      device: default: where jax puts new arrays.
     """
-    device = jax.local_devices()[0] if device is None else device
+    device = devices.find(device)
     if device.platform == "cpu":
         known = [free for free in (_host_free(), _container_free()) if free is not None]
         return min(known, default=None)
@@ -62,15 +64,16 @@ def memory_free(device: jax.Device | None = None) -> int | None:
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
 
 
-def check_fits(what: str, needed: int, way_out: str) -> None:
+def check_fits(what: str, needed: int, way_out: str, device: jax.Device | None = None) -> None:
     """ValueError that names both numbers if the device certainly cannot hold `needed` bytes.
 
     Args:
       what: is to be held, for the message: the beginning of a sentence.
+      device: default: where jax puts new arrays.
     """
-    free = memory_free()
+    device = devices.find(device)
+    free = memory_free(device)
     if free is not None and needed > free:
-        device = jax.local_devices()[0]
         place = "this machine" if device.platform == "cpu" else f"the device {device}"
         raise ValueError(
             f"{what} need {gigabytes(needed)}, and {gigabytes(free)} are free on {place}. {way_out}"

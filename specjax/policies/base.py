@@ -84,9 +84,12 @@ class Policy(Protocol):
 
     needs_shorter: whether it learns from a round what shorter drafts would have got; such a policy
       goes with acceptance rules that reveal it.
+    fixed: whether it drafts equally many tokens in every round, whatever it sees. On an accelerator
+      the loop then calls the drafter γ_max times in every round, and never asks whether to go on.
     """
 
     needs_shorter: ClassVar[bool] = False
+    fixed: ClassVar[bool] = False
 
     def init(self, keys: Key[Array, " B"], gamma_max: int) -> Any:
         """The state before the first round. The keys are the policy's own, one for each row."""

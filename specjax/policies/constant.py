@@ -12,6 +12,8 @@ from specjax.pytrees import pytree
 class Constant(Policy):
     """Always γ tokens."""
 
+    fixed = True
+
     gamma: Int[Array, ""]
 
     def begin(self, state):
