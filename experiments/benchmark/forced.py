@@ -7,6 +7,7 @@ timing only, and not among the library's rules.
 """
 
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from specjax.state import State, unfinished
 class ForcedRule(TokenRule):
     """`TokenRule`, but for how many tokens survive: more than i with probability α^(i+1)."""
 
+    exact: ClassVar[bool] = False
     alpha: Float[Array, ""]
 
     def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
