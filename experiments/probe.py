@@ -27,9 +27,9 @@ from rich.console import Console
 from tqdm import tqdm
 
 from experiments import common
+from experiments.provenance import Results, dtype_of
 from specjax import autoregressive, cost, decoding, report, sampling, speculative
 from specjax.batching import bucket
-from specjax.files import Rows
 from specjax.models import hub
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import project
@@ -46,8 +46,9 @@ ROUNDS = (0, 1, 2, 4, 8, 16)
 
 def main(_) -> None:
     config = flags.FLAGS.config
-    out = Rows(common.make_workdir(flags.FLAGS.workdir) / "probe.jsonl")
-    console, environment = Console(width=110, markup=False), common.environment()
+    out = Results(common.make_workdir(flags.FLAGS.workdir) / "probe.jsonl")
+    console, dtype = Console(width=110, markup=False), dtype_of(hub.load(config.target))
+    family = (positions, phases, calls)  # the others make their arrays themselves
     parts = (orientation, draws, buffers, positions, phases, calls)
     for part in tqdm(parts, unit="part", disable=None):
         load = {"load": os.getloadavg()[0]}
@@ -55,7 +56,8 @@ def main(_) -> None:
         columns = [_column(name) for name in rows[0]]
         console.print(report.table(columns, rows, part.__name__))
         for row in rows:
-            out.append({"part": part.__name__, **row, **load, **environment})
+            said = {"batch": row.get("B", 1), "dtype": dtype if part in family else "float32"}
+            out.append({"part": part.__name__, **row, **load, **said, "seed": config.seed})
 
 
 def medians(variants: Mapping[str, Callable[[], Any]]) -> dict[str, float]:

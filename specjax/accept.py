@@ -406,10 +406,11 @@ def _depth(rule: AcceptanceRule, names: Collection[str]) -> int | None:
 
 def label(rule: AcceptanceRule) -> str:
     """The rule as one would write it, "LenientRule(lenience=0.3)"."""
-    if not dataclasses.is_dataclass(rule):
+    made: Any = rule
+    if not dataclasses.is_dataclass(made):
         return type(rule).__name__
     said = []
-    for field in dataclasses.fields(rule):
+    for field in dataclasses.fields(made):
         value = np.asarray(getattr(rule, field.name))
         shown = value.ndim == 0 and value.dtype.kind in "fiu"
         said.append(f"{field.name}={value.item():g}" if shown else field.name)

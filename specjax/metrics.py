@@ -203,10 +203,15 @@ def alpha_of_outputs(
             f"Logits of {target.name} or its draft are not finite. Check the weights, or use a "
             "wider dtype."
         )
-    interval = (low, high) if len(found) >= ENOUGH else (None, None)
-    exact = accept.exactness(method.rule, sampling)
-    named = "" if exact else accept.label(method.rule)
-    return Alpha(value, *interval, sum(len(row) for row in found), found, named)
+    enough = len(found) >= ENOUGH
+    return Alpha(
+        value,
+        low if enough else None,
+        high if enough else None,
+        sum(len(row) for row in found),
+        found,
+        "" if accept.exactness(method.rule, sampling) else accept.label(method.rule),
+    )
 
 
 def mean_interval(

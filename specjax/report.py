@@ -248,8 +248,8 @@ def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
     low, high, paper = of("gain_decode_low"), of("gain_decode_high"), of("predicted_paper")
     top = 1.12 * np.nanmax([np.ones(len(rows)), high, whole, predicted])
     above = paper > top
-    bars = {"width": width * 0.94, "error_kw": {"linewidth": 1.2, "capsize": 3}}
-    made = [
+    bars: dict[str, Any] = {"width": width * 0.94, "error_kw": {"linewidth": 1.2, "capsize": 3}}
+    made: list[Any] = [
         axes.bar(places - width / 2, loop, yerr=(loop - low, high - loop), color="#6f9bd1", **bars),
         axes.bar(places + width / 2, whole, color="#e08a2e", **bars),
         *axes.plot(places - width / 2, predicted, "_", color="#b0124d", markersize=17,

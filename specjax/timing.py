@@ -24,6 +24,10 @@ from specjax.theory import walltime_gain_from_tau
 
 Method = Autoregressive | Speculative
 
+# How plain decoding draws: rows that do not say it are of a time when it drew by Gumbel noise, V
+# numbers a token, which inflated every speedup at temperatures above 0.
+BASELINE = "draws as speculation does"
+
 
 class Timed:
     """Seconds of one method, by repeat, summed over inputs; and the rows of the last repeat."""
@@ -221,6 +225,7 @@ def outcome(plain: Timed, spec: Timed, costs: Costs, gamma: int) -> dict[str, An
         "speculative_ms_per_token": float(1e3 * np.median(spec.per_token(spec.decode))),
         "tokens": counts.tokens,
         "target_calls": counts.iterations,
+        "baseline": BASELINE,
     }
 
 
