@@ -47,17 +47,23 @@ ROUNDS = (0, 1, 2, 4, 8, 16)
 def main(_) -> None:
     config = flags.FLAGS.config
     out = Results(common.make_workdir(flags.FLAGS.workdir) / "probe.jsonl")
-    console, dtype = Console(width=110, markup=False), dtype_of(hub.load(config.target))
-    family = (positions, phases, calls)  # the others make their arrays themselves
+    console = Console(width=110, markup=False)
     parts = (orientation, draws, buffers, positions, phases, calls)
     for part in tqdm(parts, unit="part", disable=None):
-        load = {"load": os.getloadavg()[0]}
+        load = os.getloadavg()[0]
         rows = part(config)
         columns = [_column(name) for name in rows[0]]
         console.print(report.table(columns, rows, part.__name__))
-        for row in rows:
-            said = {"batch": row.get("B", 1), "dtype": dtype if part in family else "float32"}
-            out.append({"part": part.__name__, **row, **load, **said, "seed": config.seed})
+        keep(out, part.__name__, rows, config, load)
+
+
+def keep(out: Results, part: str, rows: list[dict[str, Any]], config, load: float) -> None:
+    """Write the rows of a part, with the load of the machine before it."""
+    of_family = part in ("positions", "phases", "calls")  # the others make their arrays themselves
+    dtype = dtype_of(hub.load(config.target)) if of_family else "float32"
+    for row in rows:
+        said = {"dtype": dtype, "batch": row.get("B", 1), "seed": config.seed}
+        out.append({"part": part, **row, "load": load, **said})
 
 
 def medians(variants: Mapping[str, Callable[[], Any]]) -> dict[str, float]:

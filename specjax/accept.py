@@ -281,7 +281,7 @@ class LenientRule(TokenRule):
     lenience: Float[Array, ""]  # l in (0, 1]
 
     @property
-    def exact(self) -> bool:
+    def exact(self) -> bool:  # type: ignore[override]  # one for all of a base, and here by l
         """With l = 1."""
         return bool(self.lenience == 1)
 
@@ -310,7 +310,7 @@ class LenientArgmax(TokenRule):
     lenience: Float[Array, ""]  # l in (0, 1]
 
     @property
-    def exact(self) -> bool:
+    def exact(self) -> bool:  # type: ignore[override]  # one for all of a base, and here by l
         """With l = 1."""
         return bool(self.lenience == 1)
 
