@@ -53,16 +53,16 @@ def dtype_of(model: Checkpoint) -> str:
     return str(jax.tree.leaves(model.model.params)[0].dtype)
 
 
-def told(rows: Sequence[Mapping[str, Any]], batch: int | None = None) -> str:
+def told(rows: Sequence[Mapping[str, Any]], batch: str = "") -> str:
     """One line on where a table's rows are from; "–" for what they do not say.
 
     Args:
-      batch: what the config of the rows fixes, if they do not say it themselves.
+      batch: what is known of the batch of rows that do not say it.
     """
     said = [f"{name} {counted(rows, name)}" for name in ("commit", *NEEDED)]
-    if batch is not None and any("batch" not in row for row in rows):
-        said.append(f"where the rows do not say their batch, their config has {batch}")
-    return f"{len(rows)} rows: {'; '.join(said)}."
+    if batch and any("batch" not in row for row in rows):
+        said.append(f"where the rows do not say their batch, {batch}")
+    return f"{len(rows)} row{'s' * (len(rows) != 1)}: {'; '.join(said)}."
 
 
 def warning(rows: Sequence[Mapping[str, Any]]) -> str:

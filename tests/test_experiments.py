@@ -427,7 +427,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
         assert f"- {name}: " in report
     assert "token for token" in report
     assert "Warning" not in report
-    sources = re.findall(r"^(\d+) rows: commit \S+; dtype float32; batch (\d+); seed 0\.$",
+    sources = re.findall(r"^(\d+) rows?: commit \S+; dtype float32; batch (\d+); seed 0\.$",
                          report, re.MULTILINE)  # fmt: skip
     assert sources == [("4", "16"), ("2", "1"), ("16", "16"), ("2", "16"), ("1", "8"), ("1", "1"),
                        ("3", "1")]  # fmt: skip
@@ -468,7 +468,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert "> **Warning: the 26 rows of this report are not of one run: commit " in report
     assert "0123456789 (4)" in report.splitlines()[2]
     assert "4 rows: commit 0123456789; dtype float32; batch –; seed 0; where the rows" in report
-    assert "their config has 16." in report
+    assert "their config has batch_size=16." in report
     assert report.count("commit 0123456789") == 2
     (work / "results.jsonl").write_bytes(b"".join(again))
 

@@ -161,10 +161,10 @@ def test_what_rows_do_not_say_is_not_invented():
     silent = row("aaaa")
     del silent["batch"], silent["seed"]
     assert provenance.told([silent]).endswith("batch –; seed –.")
-    assert provenance.told([silent], batch=16).endswith(
+    assert provenance.told([silent], "their config has 16").endswith(
         "batch –; seed –; where the rows do not say their batch, their config has 16."
     )
-    assert "16" not in provenance.told([row("aaaa")], batch=16)
+    assert "16" not in provenance.told([row("aaaa")], "their config has 16")
 
 
 @pytest.mark.parametrize("field", ["commit", "jax", "device", "dtype", "seed"])
@@ -191,6 +191,9 @@ def test_the_committed_reports_say_it(name):
     assert text.splitlines()[2] == f"> {provenance.warning(rows)}"
     for table in {row["table"] for row in rows}:
         own = [row for row in rows if row["table"] == table]
-        assert f"{len(own)} rows: commit {provenance.counted(own, 'commit')}; " in text
+        assert (
+            f"{len(own)} row{'s' * (len(own) > 1)}: commit {provenance.counted(own, 'commit')}; "
+            in text
+        )
     hot = [row for row in rows if row["table"] == "gain" and row["temperature"] > 0]
     assert text.count("| 1† |") == len([row for row in hot if "baseline" not in row])

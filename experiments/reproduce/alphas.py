@@ -59,7 +59,7 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         "tasks: they stand beside ours by their part in the comparison.",
         ("alphas.png",),
         measured=rows,
-        batch=config.batch_size,
+        batch=f"their config has batch_size={config.batch_size}",
     )
 
 

@@ -43,4 +43,4 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         "The paper has no figures for it.",
     ]
     title = f"A.4: speculative beam search, w={beam.WIDTH}"
-    return Section(title, named, rows, " ".join(said), batch=beam.BATCH)
+    return Section(title, named, rows, " ".join(said), batch=f"beam search took {beam.BATCH}")

@@ -147,13 +147,13 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
     """The best row, how good the predictions are, and what Thm 3.8 leaves out."""
     fair = [row for row in rows if not inflated(row)]
     top = max(fair or rows, key=lambda row: row["gain_decode"])
+    among = f" of those without {MARK}" if 0 < len(fair) < len(rows) else ""
     off = [row["gain_decode"] / row["predicted"] for row in rows if row["predicted"]]
     promised = [row["predicted_paper"] / row["gain_decode"] for row in rows]
     lengths = [row["tau"] / row["tau_expected"] for row in rows]
     verify = [row["v"] for row in rows]
-    marked = MARK if inflated(top) else ""
     said = [
-        f"Largest gain: {short(top['draft'])} at T={top['temperature']:g}{marked} with "
+        f"Largest gain{among}: {short(top['draft'])} at T={top['temperature']:g} with "
         f"γ={top['gamma']}: {top['gain_decode']:.2f} times plain decoding (quartiles "
         f"{top['gain_decode_low']:.2f} to {top['gain_decode_high']:.2f}), "
         f"{top['gain_end_to_end']:.2f} with the encoder.",

@@ -92,7 +92,7 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         "how often target(x) ≥ l · max target for the draft's argmax x). The loop visits other "
         "prefixes, which the rule itself drives towards the draft's. docs/lenience.md has the law.",
         measured=rows,
-        batch=config.batch_size,
+        batch=f"their config has batch_size={config.batch_size}",
     )
 
 

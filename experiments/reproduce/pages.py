@@ -21,7 +21,7 @@ class Section(NamedTuple):
     legend: str = ""  # what the columns are
     images: Sequence[str] = ()  # names of files
     measured: Sequence[Mapping[str, Any]] = ()  # the rows of results that it shows, if not `rows`
-    batch: int | None = None  # that the config fixes, for rows which do not say theirs
+    batch: str = ""  # what is known of it for rows which do not say theirs
 
     @property
     def origin(self) -> str:

@@ -74,7 +74,7 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         "identical: share of outputs that are the same text; at T>0 the methods draw different "
         f"samples by design. {'; '.join(signatures)}.",
         measured=rows,
-        batch=config.batch_size,
+        batch=f"their config has batch_size={config.batch_size}",
     )
 
 
