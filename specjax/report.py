@@ -226,7 +226,7 @@ def draw_timeline(rows: Sequence[tuple[str, Timeline]]) -> Figure:
     return figure
 
 
-def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
+def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str], note: str = "") -> Figure:
     """Measured speedups as bars, with quartiles; both predictions as marks over them.
 
     The axis is that of what was measured, and of its own prediction: where the paper's formula
@@ -236,6 +236,7 @@ def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
       rows: with gain_decode, gain_decode_low, gain_decode_high, gain_end_to_end, predicted, which
         may be None, and predicted_paper.
       labels: of the rows; their lines are kept, and long ones are cut.
+      note: printed below.
     """
     figure = Figure(figsize=(max(7, 1.05 * len(rows)), 4), layout="constrained")
     axes = figure.add_subplot()
@@ -265,6 +266,8 @@ def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
     lines = [[textwrap.fill(line, 12) for line in label.split("\n")] for label in labels]
     axes.set_xticks(places, ["\n".join(label) for label in lines])
     axes.set_ylabel("times plain decoding")
+    if note:
+        axes.set_xlabel(note, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     names = (
         "measured, decode only, with quartiles",

@@ -128,6 +128,27 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
     refused(compare("--config.method=autoregressive"), "compare=True needs", "speculative")
 
 
+@pytest.mark.parametrize(
+    ("temperature", "rule", "said"),
+    [
+        (1.0, "token", "the methods draw different samples of one distribution.$"),
+        (
+            1.0,
+            "lenient(0.3)",
+            r"different samples. LenientRule\(lenience=0.3\) is not exact.$",
+        ),
+        (0.0, "lenient(0.3)", r"outputs are the same tokens. LenientRule\(lenience=0.3\) is not"),
+    ],
+)
+def test_what_a_comparison_says_of_tokens(decode, temperature, rule, said):
+    """At temperatures above 0 nothing of how many are the same: they differ by design."""
+    chosen = f"--config.temperature={temperature}", f"--config.rule={rule}"
+    outcome = decode("--config.compare=True", *chosen)
+    assert outcome.status == 0, outcome.stderr
+    assert re.search(said, outcome.stderr, re.MULTILINE)
+    assert ("same tokens" in outcome.stderr) == (temperature == 0)
+
+
 def test_results_outlive_new_fields():
     """Rows made before a field was there belong to the same config with that field's default."""
     config = ml_collections.ConfigDict({"gamma": 4})

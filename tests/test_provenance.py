@@ -191,9 +191,7 @@ def test_the_committed_reports_say_it(name):
     assert text.splitlines()[2] == f"> {provenance.warning(rows)}"
     for table in {row["table"] for row in rows}:
         own = [row for row in rows if row["table"] == table]
-        assert (
-            f"{len(own)} row{'s' * (len(own) > 1)}: commit {provenance.counted(own, 'commit')}; "
-            in text
-        )
+        rows_are = "1 row" if len(own) == 1 else f"{len(own)} rows"
+        assert f"{rows_are}: commit {provenance.counted(own, 'commit')}; " in text
     hot = [row for row in rows if row["table"] == "gain" and row["temperature"] > 0]
     assert text.count("| 1† |") == len([row for row in hot if "baseline" not in row])

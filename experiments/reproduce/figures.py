@@ -23,7 +23,9 @@ def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
         drawn = [{**row, "paper": paper} for row, paper in zip(alphas, papers, strict=True)]
         _save(workdir / "alphas.png", report.draw_alphas(drawn, [short(r["draft"]) for r in drawn]))
     if timed := of.get("gain"):
-        _save(workdir / "gains.png", report.draw_gains(timed, [_label(row) for row in timed]))
+        note = gains.INFLATED.split(". ")[0].strip() if any(map(gains.inflated, timed)) else ""
+        labels = [_label(row) for row in timed]
+        _save(workdir / "gains.png", report.draw_gains(timed, labels, note))
     if traced := of.get("trace"):
         (row,) = traced
         said = row["lines"], row["input"], traces.setting(row)
