@@ -194,7 +194,7 @@ def test_gains_and_tables(tmp_path):
     assert 1.5 < axes.get_ylim()[1] < 1.8
     whiskers = [path.vertices[:, 1] for path in axes.collections[0].get_paths()]
     assert whiskers[0].tolist() == pytest.approx([1.35, 1.5])
-    marks = {line.get_marker(): line.get_ydata().tolist() for line in axes.lines}
+    marks = {line.get_marker(): list(line.get_ydata()) for line in axes.lines}
     assert marks["_"] == pytest.approx([1.3, math.nan], nan_ok=True)
     assert marks["D"] == pytest.approx([math.nan, 1.1], nan_ok=True)
     assert len(marks["^"]) == 1
