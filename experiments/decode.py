@@ -87,7 +87,8 @@ def main(_) -> None:
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
     if isinstance(method, Speculative) and config.compare:
-        show(compare(method, target, texts, config), sys.stdout if output else sys.stderr)
+        file = sys.stdout if output else sys.stderr
+        show(method, compare(method, target, texts, config), file)
 
 
 def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timing.Comparison:
@@ -106,11 +107,10 @@ def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timin
     )
 
 
-def show(found: timing.Comparison, file: TextIO) -> None:
+def show(method: Speculative, found: timing.Comparison, file: TextIO) -> None:
     """The comparison as a table, and what it comes to."""
     both, times = (found.plain, found.spec), found.times
     counts = [summarize(timed.rows) for timed in both]
-    same = sum(a.tokens == b.tokens for a, b in zip(*(t.rows for t in both), strict=True))
 
     def row(name: str, cell) -> dict[str, str]:
         return {"name": name} | {str(i): cell(counts[i], both[i]) for i in range(2)}
@@ -142,9 +142,23 @@ def show(found: timing.Comparison, file: TextIO) -> None:
         f"Gain {times.measured_gain:.2f}, with prefill {times.measured_gain_end_to_end:.2f}; "
         f"expected of c = {times.c:.3f} and v = {times.v:.2f}: {expected}.",
         f"Speculative phases, {'measured' if times.measured else 'estimated'}: {phases}.",
-        f"{same} of {counts[0].outputs} outputs are the same tokens.",
+        likeness(method, found),
     ):
         console.print(line, soft_wrap=True)
+
+
+def likeness(method: Speculative, found: timing.Comparison) -> str:
+    """Whether the tokens are the same, where they should be; and what the rule says of itself."""
+    pairs = list(zip(found.plain.rows, found.spec.rows, strict=True))
+    same = sum(plain.tokens == spec.tokens for plain, spec in pairs)
+    if same == len(pairs) or method.sampling.kind == "greedy":
+        said = f"{same} of {len(pairs)} outputs are the same tokens."
+    else:
+        said = "At temperatures above 0 the methods draw different samples of one distribution."
+    if remark := accept.remark(method.rule, method.sampling):
+        said = said.replace("samples of one distribution", "samples")
+        return f"{said} {remark}."
+    return said
 
 
 def check(config) -> None:

@@ -19,7 +19,6 @@ workdir, or else the trace's directory.
 import dataclasses
 import inspect
 import itertools
-import json
 import pathlib
 import sys
 import time
@@ -34,7 +33,7 @@ from jaxtyping import Key
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import common, pricing
+from experiments import common, pricing, provenance
 from experiments.pricing import Timings
 from experiments.reproduce.study import short
 from specjax import files, replay, report, rollouts
@@ -95,12 +94,20 @@ def main(_) -> None:
             with files.replacing(workdir / image) as part:
                 figure.savefig(part, format="png", dpi=160)
             text.append(f"![gain by {fields[0]} of {alike[0].name}]({image})")
-    facts = {"draft": row["draft"], "temperature": row["temperature"], **common.environment()}
-    rows = (json.dumps({**line, **facts}, ensure_ascii=False) + "\n" for line in lines)
-    files.write_text(workdir / "replay.jsonl", "".join(rows))
+    facts = keep(workdir, lines, row, args.seed)
     text += ["\n".join(f"- {name}: {value}" for name, value in facts.items())]
     files.write_text(workdir / "report.md", "\n\n".join(text) + "\n")
     console.print(f"{len(lines)} settings in {seconds:.1f} s: {workdir / 'report.md'}")
+
+
+def keep(
+    workdir: pathlib.Path, lines: Sequence[dict[str, Any]], row: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """Write the lines, with the facts of the trace that they are of; return all facts."""
+    facts = {name: row.get(name) for name in ("draft", "temperature", "dtype")}
+    facts |= {"batch": 1, "seed": seed, "trace_commit": row.get("commit")}
+    provenance.write(workdir / "replay.jsonl", [{**line, **facts} for line in lines])
+    return {**facts, **common.environment()}
 
 
 def find_row(directory: pathlib.Path, draft: str, temperature: float) -> dict[str, Any]:

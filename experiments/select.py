@@ -23,7 +23,8 @@ from tqdm import tqdm
 
 from experiments import common
 from experiments.decode import DTYPES, read_lines
-from specjax import files, report, selection
+from experiments.provenance import Results, dtype_of
+from specjax import report, selection
 from specjax.models import hub
 from specjax.models.memory import gigabytes, memory_free
 from specjax.selection import Candidate, Trial, short
@@ -55,9 +56,9 @@ def inputs(path: str | None, config) -> list[str]:
     return texts[: config.alpha_inputs]
 
 
-def open_results(workdir: str, config, drafts: list[str], texts: list[str]) -> files.Rows:
+def open_results(workdir: str, config, drafts: list[str], texts: list[str]) -> Results:
     """Rows of an earlier run of the same command, or none."""
-    results = files.Rows(common.make_workdir(workdir) / "results.jsonl")
+    results = Results(common.make_workdir(workdir) / "results.jsonl")
     mine = common.fingerprint(common.settings(config), drafts, texts)
     if any(row.get("run") != mine for row in results.done):
         raise ValueError(
@@ -68,7 +69,7 @@ def open_results(workdir: str, config, drafts: list[str], texts: list[str]) -> f
 
 
 def measure(
-    config, drafts: list[str], texts: list[str], results: files.Rows | None
+    config, drafts: list[str], texts: list[str], results: Results | None
 ) -> list[Candidate]:
     """All candidates, in their order; the target is loaded if any is missing."""
     fields = {field.name for field in dataclasses.fields(Candidate)}
@@ -101,7 +102,8 @@ def measure(
         bar.set_description(short(draft))
         done[draft] = trial().measure(draft)
         if results:
-            results.append({**dataclasses.asdict(done[draft]), "run": run, **common.environment()})
+            facts = {"dtype": dtype_of(trial().target), "batch": 1, "seed": config.seed}
+            results.append({**dataclasses.asdict(done[draft]), **facts, "run": run})
     return [done[draft] for draft in drafts]
 
 

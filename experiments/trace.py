@@ -25,6 +25,7 @@ from experiments.reproduce.study import Study, find, short
 from specjax import decoding, report, rollouts
 from specjax.timing import Method
 
+GAMMA_MAX = 8  # where neither flag nor config says it
 COLUMNS: list[report.Column] = [
     ("draft", lambda row: short(row["draft"])),
     ("T", lambda row: f"{row['temperature']:g}"),
@@ -40,20 +41,31 @@ COLUMNS: list[report.Column] = [
 
 def main(_) -> None:
     config, args = flags.FLAGS.config, flags.FLAGS
-    if args.gamma_max < 1 or args.inputs < 1:
-        raise ValueError(f"--gamma_max={args.gamma_max} and --inputs={args.inputs} must be ≥ 1.")
+    gamma_max = longest(args.gamma_max, config)
+    if gamma_max < 1 or args.inputs < 1:
+        raise ValueError(f"--gamma_max={gamma_max} and --inputs={args.inputs} must be ≥ 1.")
     with config.unlocked():
-        config.trace = {name: args[name].value for name in ("gamma_max", "inputs", "hidden")}
-        config.trace.widths = pricing.widths_of(args.widths, args.gamma_max)
+        config.trace = {"gamma_max": gamma_max, "inputs": args.inputs, "hidden": args.hidden}
+        config.trace.widths = pricing.widths_of(args.widths, gamma_max)
     workdir = common.make_workdir(args.workdir)
     on = Study(config, study.open_results(workdir, config))
-    cells = study.keys(config, (*config.timed_ngrams, *config.drafts))
+    rows = fill(on, workdir)
+    console = Console()
+    console.print(report.table(COLUMNS, rows, f"Rollouts of {gamma_max} tokens: {workdir}"))
+
+
+def fill(on: Study, workdir) -> list[dict[str, Any]]:
+    """Trace what is missing; all rows in order."""
+    cells = study.keys(on.config, (*on.config.timed_ngrams, *on.config.drafts))
     for cell in cells:
         if not find(on.results.done, cell):
             on.results.append({**cell, **measure(on, cell, workdir), **study.identity(on)})
-    rows = [row for cell in cells if (row := find(on.results.done, cell))]
-    console = Console()
-    console.print(report.table(COLUMNS, rows, f"Rollouts of {args.gamma_max} tokens: {workdir}"))
+    return [row for cell in cells if (row := find(on.results.done, cell))]
+
+
+def longest(flag: int | None, config) -> int:
+    """γ_max: the flag's, or the config's, or `GAMMA_MAX`."""
+    return config.get("gamma_max", GAMMA_MAX) if flag is None else flag
 
 
 def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
@@ -89,6 +101,7 @@ def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
         "bytes": file.stat().st_size,
         "seconds": seconds,
         **timings(on, draft, temperature).as_row(),
+        "batch": 1,  # of what was timed
     }
 
 
@@ -112,7 +125,8 @@ def timings(on: Study, draft: str, temperature: float) -> Timings:
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "What to decode, by what.", lock_config=True)
     flags.DEFINE_string("workdir", None, "Directory for the traces.")
-    flags.DEFINE_integer("gamma_max", 8, "Drafted tokens from every position.")
+    flags.DEFINE_integer("gamma_max", None, "Drafted tokens from every position. None given: the "
+                         f"config's gamma_max, or {GAMMA_MAX}.")  # fmt: skip
     flags.DEFINE_integer("inputs", 200, "Inputs, the first of the config's split.")
     flags.DEFINE_list("widths", [], "Of the policies' verify passes: none, all, or some numbers.")
     flags.DEFINE_bool("hidden", False, "Record the drafter's hidden states too.")

@@ -13,7 +13,7 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax import autoregressive, speculative
-from specjax.accept import AcceptanceRule, TokenRule
+from specjax.accept import AcceptanceRule, TokenRule, exactness
 from specjax.accept import load as load_rule
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
@@ -59,11 +59,13 @@ class Result:
 
     rows: list[Row]
     times: Times | None = None  # if asked for, see `generate`
+    exact: bool | None = True
+    """Whether the outputs keep the target's distribution, as `accept.exactness` has it."""
 
     @property
     def summary(self) -> Summary:
         """Tokens, iterations, drafted, accepted, bonus and acceptance by position."""
-        return summarize(self.rows)
+        return summarize(self.rows, self.exact)
 
     @property
     def texts(self) -> list[str]:
@@ -127,9 +129,9 @@ def generate(
 ) -> Result:
     """Decode texts speculatively, or autoregressively where `draft` is None.
 
-    The output's law is the target's in both cases; at temperature 0 and in float32 the tokens are
-    the same. A row's tokens depend on the key, its index among `texts` and its sample number, and
-    not on the batch.
+    The output's distribution is the target's in both cases, unless the rule is not exact
+    (`Result.exact`); at temperature 0 and in float32 the tokens are the same. A row's tokens depend
+    on the key, its index among `texts` and its sample number, and not on the batch.
 
     Args:
       target: whose law the output follows.
@@ -173,6 +175,7 @@ def generate(
         raise ValueError(f"measure={measure!r} must be one of {', '.join(map(repr, MEASURES))}.")
     if measure in ("costs", "gain") and draft is None:
         raise ValueError(f"measure={measure!r} compares with plain decoding: it needs a draft.")
+    exact = exactness(method.rule, method.sampling) if isinstance(method, Speculative) else True
     stepped = Stepped() if measure == "phases" else None
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
@@ -193,16 +196,18 @@ def generate(
         )
     )
     if stepped:
-        return Result(rows, Times(stepped.seconds, measured=True))
+        return Result(rows, Times(stepped.seconds, measured=True), exact)
     live = [row for row in rows if row.tokens]
     if not (measure and live and isinstance(method, Speculative)):
-        return Result(rows)
+        return Result(rows, exact=exact)
     from specjax import timing  # which times what is defined here
 
     sources = tokenize(target, [text for text in texts if text.strip()], max_source_len)
     if measure == "gain":
-        return Result(rows, timing.compare(method, target, sources, names=names, **options).times)
-    return Result(rows, timing.estimate(method, target, sources, live, **options))
+        times = timing.compare(method, target, sources, names=names, **options).times
+    else:
+        times = timing.estimate(method, target, sources, live, **options)
+    return Result(rows, times, exact)
 
 
 def build(

@@ -73,8 +73,8 @@ class Candidate:
     memory: int = 0
     """Bytes of parameters and caches of both models, at the batch size asked for."""
     alpha: float = 0.0
-    alpha_low: float = 0.0
-    alpha_high: float = 0.0
+    alpha_low: float | None = None  # of fewer than `metrics.ENOUGH` outputs there is no interval
+    alpha_high: float | None = None
     agreement: float = 0.0
     """How often both models find the same token likeliest, over the same prefixes as α."""
     c: float = 0.0

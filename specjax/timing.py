@@ -24,6 +24,10 @@ from specjax.theory import walltime_gain_from_tau
 
 Method = Autoregressive | Speculative
 
+# How plain decoding draws: rows that do not say it are of a time when it drew by Gumbel noise, V
+# numbers a token, which inflated every speedup at temperatures above 0.
+BASELINE = "draws as speculation does"
+
 
 class Timed:
     """Seconds of one method, by repeat, summed over inputs; and the rows of the last repeat."""
@@ -221,6 +225,7 @@ def outcome(plain: Timed, spec: Timed, costs: Costs, gamma: int) -> dict[str, An
         "speculative_ms_per_token": float(1e3 * np.median(spec.per_token(spec.decode))),
         "tokens": counts.tokens,
         "target_calls": counts.iterations,
+        "baseline": BASELINE,
     }
 
 
@@ -286,21 +291,21 @@ def estimate(
     gamma, first = method.gamma_max, range(min(batch_size, len(sources)))
     contexts, state = start(method, target, sources, first, max_new_tokens, key, rows=len(first))
     costs = cost.measure(method, contexts, state, [gamma], [gamma])
-    # A batch lasts as long as its slowest row.
+    # A batch lasts as long as its slowest row, and a round's drafting as long as its longest draft:
+    # that is at least what the row that drafts most takes.
     batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
     calls = sum(max(row.target_calls for row in batch) for batch in batches)
     tokens = sum(max(row.emitted for row in batch) for batch in batches)
-    counts = summarize(rows)
-    drafting = counts.drafted / counts.iterations * costs.draft_step
-    rest = costs.overhead(gamma) * costs.target_step
-    lasts = drafting + costs.verify[gamma] + rest
-    phases = {"draft": drafting, "verify": costs.verify[gamma], "rest": max(rest, 0.0)}
+    draft_steps = sum(max(row.drafted for row in batch) for batch in batches)
+    drafting, verifying = draft_steps * costs.draft_step, calls * costs.verify[gamma]
+    rest = calls * costs.overhead(gamma) * costs.target_step
+    lasts = drafting + verifying + rest
     return Times(
-        phases={name: calls * seconds for name, seconds in phases.items()},
+        phases={"draft": drafting, "verify": verifying, "rest": max(rest, 0.0)},
         measured=False,
         c=costs.c,
         v=costs.v(gamma),
-        expected_gain=tokens * costs.target_step / (calls * lasts) if lasts > 0 else None,
+        expected_gain=tokens * costs.target_step / lasts if lasts > 0 else None,
     )
 
 

@@ -26,9 +26,9 @@ def main(_) -> None:
         pictures.over_time(on, workdir, rows),
     ]
     title = f"{config.task}: how long should a draft be?"
-    pages.write(workdir, title, sections, rows[-1])
+    pages.write(workdir, title, sections, rows)
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
-    pages.show(console, sections)
+    pages.show(console, sections, rows)
     console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
 
 

@@ -9,7 +9,7 @@ timing only, and not among the library's rules.
 
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from specjax.state import State, unfinished
 class ForcedRule(TokenRule):
     """`TokenRule`, but for how many tokens survive: more than i with probability α^(i+1)."""
 
+    exact: ClassVar[bool] = False
     alpha: Float[Array, ""]
 
     def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):

@@ -207,7 +207,7 @@ def acceptance(alpha: Alpha, tau: float, rates: np.ndarray) -> Finding:
             "Later positions fall off, as with a fault in a draft's own cache or positions; until "
             "that is found, lower --config.gamma."
         )
-    seen = f"α {alpha.value:.3f} ({alpha.low:.3f} to {alpha.high:.3f}, {alpha.tokens} tokens), "
+    seen = f"α {alpha.value:.3f} ({alpha.interval}, {alpha.tokens} tokens), "
     return warn_if("acceptance", f"{seen}τ {tau:.2f}; by position {shown}", way_out)
 
 
