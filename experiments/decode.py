@@ -5,9 +5,10 @@
 
 Fields of the config: target, draft (directories or hub names), method (speculative or
 autoregressive), gamma, policy (how long drafts are: svip(threshold=0.3), or the import path of
-one's own), rule (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature
-(0: greedy), top_k (0: off), top_p (1: off), max_new_tokens, max_source_len (0: the target's own),
-seed, samples (draws per input), dtype, batch_size, compare.
+one's own; what rounds take is measured first for those that weigh it, such as goodput), rule
+(token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0: greedy), top_k (0:
+off), top_p (1: off), max_new_tokens, max_source_len (0: the target's own), seed, samples (draws per
+input), dtype, batch_size, compare.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
 and are printed side by side: tokens, calls, acceptance, times and the gain.
@@ -32,7 +33,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from experiments import common
-from specjax import accept, decoding, files, policies, report, sampling, timing
+from specjax import accept, decoding, files, policies, pricing, report, sampling, timing
 from specjax.models import hub
 from specjax.models.memory import check_fits
 from specjax.monitor import summarize
@@ -47,15 +48,18 @@ def main(_) -> None:
     check(config)
     texts = read_lines(args.input)
     target, draft = load_pair(config)
+    unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
     method = decoding.build(
         target,
         draft,
         gamma=config.gamma,
         sampling=sampling.sampling(config.temperature, config.top_k, config.top_p),
         rule=config.rule or None,
-        policy=config.policy or None,
+        policy=None if unpriced else config.policy or None,
     )
     check_memory(config, texts, target, method)
+    if unpriced:
+        method = with_prices(method, target, texts, config)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
     output = open_output(args.output, args.overwrite, config, texts)
     done = len(output.done) if output else 0
@@ -89,6 +93,23 @@ def main(_) -> None:
     if isinstance(method, Speculative) and config.compare:
         file = sys.stdout if output else sys.stderr
         show(method, compare(method, target, texts, config), file)
+
+
+def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Speculative:
+    """The loop with its policy, which is told prices that are measured now, and printed."""
+    policy, prices = pricing.told(
+        config.policy,
+        method,
+        target,
+        texts,
+        max_new_tokens=config.max_new_tokens,
+        key=jax.random.key(config.seed),
+        batch_size=min(config.batch_size, len(texts) * config.samples),
+        max_source_len=config.max_source_len or None,
+        names=(config.target, config.draft),
+    )
+    print(f"{config.policy}: measured {pricing.words(prices)}", file=sys.stderr)
+    return decoding.with_policy(method, policy)
 
 
 def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timing.Comparison:
@@ -177,7 +198,7 @@ def check(config) -> None:
     if config.compare and config.method != "speculative":
         raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
     if config.policy:
-        policies.load(config.policy)  # misspelt, it fails before models are loaded
+        policies.check(config.policy)  # misspelt, it fails before models are loaded
     if config.rule:
         accept.load(config.rule)
 

@@ -19,11 +19,9 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from experiments import common, pricing
-from experiments.pricing import Timings
 from experiments.reproduce import gains, study
 from experiments.reproduce.study import Study, find, short
-from specjax import decoding, report, rollouts
-from specjax.timing import Method
+from specjax import report, rollouts
 
 GAMMA_MAX = 8  # where neither flag nor config says it
 COLUMNS: list[report.Column] = [
@@ -33,7 +31,8 @@ COLUMNS: list[report.Column] = [
     ("positions", lambda row: str(row["positions"])),
     ("α", lambda row: f"{row['alpha']:.3f}"),
     ("c", lambda row: f"{row['c']:.3f}"),
-    ("round of γ_max", lambda row: f"{row['rounds'][-1]:.2f}"),
+    ("round of γ_max", lambda row: f"{row['round']:.2f}"),
+    ("prices off by", lambda row: f"{row['prices']['policies']['error']:.1%}"),
     ("MB", lambda row: f"{row['bytes'] / 1e6:.1f}"),
     ("s", lambda row: f"{row['seconds']:.0f}"),
 ]
@@ -100,26 +99,28 @@ def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
         "alpha": float(np.asarray(found.overlap)[:, :, 0][tokens].mean()),
         "bytes": file.stat().st_size,
         "seconds": seconds,
-        **timings(on, draft, temperature).as_row(),
+        **priced(on, draft, temperature),
         "batch": 1,  # of what was timed
     }
 
 
-def timings(on: Study, draft: str, temperature: float) -> Timings:
-    """At batch 1, from calls of the loops."""
-    config = on.config
-    gamma_max, widths = config.trace.gamma_max, tuple(config.trace.widths)
-    static = {f"γ={n}": n for n in sorted({1, 2, 4, 8, gamma_max} & {*range(1, gamma_max + 1)})}
-    longest = gains.method(on, draft, temperature, gamma_max)
-    loops: dict[str, Method] = {
-        pricing.PLAIN: gains.plain_method(on, temperature),
-        **{name: gains.method(on, draft, temperature, gamma) for name, gamma in static.items()},
-        **pricing.always(dataclasses.replace(longest, widths=widths)),
+def priced(on: Study, draft: str, temperature: float) -> dict[str, Any]:
+    """At batch 1, from calls of the loops: prices in seconds; c and the longest round in tokens of
+    plain decoding."""
+    gamma_max, widths = on.config.trace.gamma_max, tuple(on.config.trace.widths)
+    of = on, draft, temperature
+    gammas = sorted({1, 2, 4, 8, gamma_max} & {*range(1, gamma_max + 1)})
+    loops = {
+        pricing.POLICIES: dataclasses.replace(gains.method(*of, gamma_max), widths=widths),
+        **{pricing.static(gamma): gains.method(*of, gamma) for gamma in gammas},
     }
-    texts = decoding.tokenize(
-        on.target, on.texts(config.timed_inputs), config.max_source_len or None
-    )
-    return pricing.measure(on, draft, temperature, loops, static, texts, config.repeats)
+    found = pricing.measure(*of, loops, on.config.repeats)
+    table = found[pricing.POLICIES]
+    return {
+        "c": float(table.draft / table.token),
+        "round": float(table.rounds(gamma_max)[-1] / table.token),
+        "prices": pricing.as_row(found),
+    }
 
 
 if __name__ == "__main__":

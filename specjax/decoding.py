@@ -22,7 +22,7 @@ from specjax.draft import Drafter, ModelDrafter
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
 from specjax.monitor import Summary, Times, summarize
-from specjax.policies import Policy, constant
+from specjax.policies import Policy, constant, needs_prices
 from specjax.policies import load as load_policy
 from specjax.sampling import Sampling, row_keys, sampling
 from specjax.speculative import Speculative
@@ -149,7 +149,10 @@ def generate(
         paper's `TokenRule`. With "gumbel" plain decoding draws by the same noise: both give the
         same tokens.
       policy: draft-length policy, or its name or import path (`specjax.policies.load`); default
-        `constant(gamma)`.
+        `constant(gamma)`. One that is named and needs prices, such as "goodput", gets prices that
+        are measured before decoding, in a few seconds (`specjax.pricing.told`). At temperatures
+        above 0 its outputs then vary from run to run, though not their distribution: give prices
+        where a key is to give the same tokens again.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper.
       measure: what `Result.times` is to hold. "" nothing; "phases" where the time goes, measured by
@@ -162,13 +165,14 @@ def generate(
         that cannot learn from this rule.
       FloatingPointError: logits that are not finite; the message names the model.
     """
+    unpriced = draft is not None and isinstance(policy, str) and needs_prices(policy)
     method = build(
         target,
         draft,
         gamma=gamma,
         sampling=sampling(temperature, top_k, top_p),
         rule=rule,
-        policy=policy,
+        policy=None if unpriced else policy,
         widths=widths,
     )
     if measure not in MEASURES:
@@ -183,6 +187,16 @@ def generate(
         "batch_size": batch_size,
     }
     names = target.name, getattr(draft, "name", type(draft).__name__)
+    if unpriced:
+        from specjax import pricing  # which times what is defined here
+
+        assert isinstance(policy, str)
+        assert isinstance(method, Speculative)
+        told = {**options, "batch_size": min(batch_size, len(texts) * samples)}
+        known, _ = pricing.told(
+            policy, method, target, texts, max_source_len=max_source_len, names=names, **told
+        )
+        method = with_policy(method, known)
     rows = list(
         stream(
             method,
@@ -244,24 +258,30 @@ def build(
         policy = fixed
     elif isinstance(policy, str):
         policy = load_policy(policy)
-    if policy.needs_shorter and not rule.under(sampling).reveals_shorter:
-        raise ValueError(
-            f"{type(policy).__name__} learns from a round what shorter drafts would have got, "
-            f"which {type(rule).__name__} does not show: take another policy, or TokenRule."
-        )
     wrong = [width for width in widths if width < 1 or width != int(width)]
     if wrong:
         raise ValueError(f"widths={tuple(widths)} must be whole numbers ≥ 1.")
-    return Speculative(
+    made = Speculative(
         target=target_model,
         drafter=drafter,
         rule=rule,
-        policy=policy,
+        policy=fixed,
         sampling=sampling,
         eos_ids=eos_ids,
         gamma_max=int(gamma),
         widths=tuple(int(width) for width in widths),
     )
+    return with_policy(made, policy)
+
+
+def with_policy(method: Speculative, policy: Policy) -> Speculative:
+    """The loop with another policy; ValueError if it cannot learn from the loop's rule."""
+    if policy.needs_shorter and not method.rule.under(method.sampling).reveals_shorter:
+        raise ValueError(
+            f"{type(policy).__name__} learns from a round what shorter drafts would have got, "
+            f"which {type(method.rule).__name__} does not show: take another policy, or TokenRule."
+        )
+    return dataclasses.replace(method, policy=policy)
 
 
 def aligned(target: Checkpoint, draft: Checkpoint):

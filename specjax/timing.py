@@ -3,11 +3,12 @@
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Key
@@ -58,6 +59,13 @@ class Timed:
         """The loop alone."""
         return [sum(batches) for batches in self.batches]
 
+    def part(self, repeats: slice) -> "Timed":
+        """Some of the repeats, with the rows of the last of all."""
+        some = Timed()
+        some.batches, some.end_to_end = self.batches[repeats], self.end_to_end[repeats]
+        some.rows, some.notes = self.rows, self.notes
+        return some
+
     def by_batch(self) -> list[float]:
         """The loop alone, of each batch: medians over repeats."""
         return np.median(self.batches, axis=0).tolist()
@@ -76,6 +84,7 @@ def side_by_side(
     key: Key[Array, ""],
     repeats: int,
     batch_size: int = 1,
+    budgets: Sequence[int] | None = None,
     names: tuple[str, str] = ("target", "draft"),
     between: Callable[[], None] = lambda: None,
     note: Callable[[State], Any] = lambda state: None,
@@ -88,6 +97,7 @@ def side_by_side(
     Args:
       texts: ids from `decoding.tokenize`, none empty.
       batch_size: texts decoded at once.
+      budgets: new tokens for each text, where it is to have fewer than max_new_tokens.
       names: of target and draft, for errors.
       between: is called after each batch; what is timed there meets the same machine.
       note: what to keep of each batch's final state.
@@ -97,7 +107,16 @@ def side_by_side(
     def once(timed: Timed, method: Method, batch: range) -> None:
         begin = time.perf_counter()
         context, state = jax.block_until_ready(
-            start(method, target, texts, batch, max_new_tokens, key, rows=len(batches[0]))
+            start(
+                method,
+                target,
+                texts,
+                batch,
+                max_new_tokens,
+                key,
+                rows=len(batches[0]),
+                budgets=budgets,
+            )
         )
         middle = time.perf_counter()
         state = jax.block_until_ready(decoding.run(method, context, state))
@@ -132,9 +151,10 @@ def start(
     key: Key[Array, ""],
     *,
     rows: int = 1,
+    budgets: Sequence[int] | None = None,
 ):
     """(context, state) of some of the texts before the first round, in the shapes of them all."""
-    return decoding.prepare(
+    context, state = decoding.prepare(
         method,
         target,
         [texts[index] for index in batch],
@@ -144,6 +164,11 @@ def start(
         rows=bucket(rows),
         width=common_width(texts),
     )
+    if budgets is not None:
+        own = np.zeros(state.length.shape, np.int32)
+        own[: len(batch)] = [budgets[index] for index in batch]
+        state = state.replace(limit=jnp.minimum(state.limit, state.length + own))
+    return context, state
 
 
 def common_width(texts: Sequence[Sequence[int]]) -> int:
@@ -323,24 +348,6 @@ def gain(plain: Timed, other: Timed) -> dict[str, float]:
         "gain_decode_high": float(high),
         "gain_end_to_end": float(np.median(whole)),
     }
-
-
-def unit_times(
-    works: Sequence[Mapping[Hashable, float]], seconds: Sequence[float]
-) -> dict[Any, float]:
-    """What a unit of each kind of work takes, from calls that are known sums of such units.
-
-    Least squares of the relative errors: a long call does not count for more than a short one.
-
-    Args:
-      works: for each call, how many units of which kinds.
-      seconds: what each call took, > 0.
-    """
-    kinds = list(dict.fromkeys(kind for work in works for kind in work))
-    amounts = np.array([[work.get(kind, 0.0) for kind in kinds] for work in works])
-    took = np.asarray(seconds)[:, None]
-    found = np.linalg.lstsq(amounts / took, np.ones(len(took)), rcond=None)[0]
-    return dict(zip(kinds, found.tolist(), strict=True))
 
 
 def identical(plain: Timed, other: Timed) -> bool:

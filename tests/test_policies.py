@@ -17,7 +17,6 @@ from reference import sequence_law, total_variation
 from specjax import decoding, generate, policies, speculative
 from specjax import sampling as smp
 from specjax.accept import TokenRule
-from specjax.cost import Costs
 from specjax.draft import ModelDrafter
 from specjax.policies import Observation, RoundStats, constant, prices
 from specjax.policies.averages import average, gammatune
@@ -435,15 +434,15 @@ def test_finished_rows_learn_nothing():
 
 
 def test_prices():
-    """From timings: v at the narrowest pass that is wide enough; a table for another γ_max."""
-    costs = Costs(2.0, 0.5, verify={1: 2.2, 3: 2.6, 4: 3.0}, round={})
-    np.testing.assert_allclose(costs.prices(3).rounds(3), [1.3, 1.55, 1.8, 2.05])
-    table = costs.prices(3, widths=(2, 9), overhead=0.1)
+    """Rounds by what they draft; a table for another γ_max; what no table can be made of."""
+    table = prices(0.25, [1.2, 1.2, 1.4, 1.4])
     np.testing.assert_allclose(table.rounds(3), [1.2, 1.45, 1.9, 2.15], rtol=1e-6)
     with pytest.raises(ValueError, match="γ_max=3 and not for 4"):
         goodput(table).init(keys_of(1), 4)
     with pytest.raises(ValueError, match="one for each of 0"):
         prices(0.1, [1.0, 0.0])
+    with pytest.raises(ValueError, match="call=-1"):
+        prices(0.1, [1.0], call=-1)
 
 
 # All policies, in the loop.
