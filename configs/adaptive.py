@@ -44,15 +44,17 @@ def get_config(choice: str = "all") -> ml_collections.ConfigDict:
         "hedge": {"rate": 16.0},
         "head": {"threshold": 0.98},
     }
-    config.drawn = ("heuristic", "svip", "goodput", "lookahead")  # over time
     config.timed_inputs = 24
     config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed
     config.draws = 8  # replays of each output, where temperature is above 0
-    config.repeats = 5
+    config.repeats = 8  # of the race: half choose the best static γ, half compare
+    config.price_repeats = 9  # of the calls that prices are fitted to
+    # How far a typical timed call may be from its price, and how much cheaper a longer draft may
+    # seem. Methods of a race are some 5% apart: with worse prices noise would decide.
+    config.price_error = 0.05
     if choice == "wide":
         config.drafts = config.drafts[1:]
         config.static, config.widths = (3, 5, 7, 10), ()
         kept = ("confidence", "svip", "adaedl", "average", "goodput", "lookahead", "head")
         config.policies = {name: config.policies[name] for name in kept}
-        config.drawn = ("svip", "goodput", "lookahead", "head")
     return config

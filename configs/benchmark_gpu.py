@@ -35,6 +35,7 @@ def get_config(part: str = "all") -> ml_collections.ConfigDict:
         ("t5-xl", "t5-small"),
     )
     config.agreeing = (("t5-xxl", "t5-small"),)
+    config.silent = (("t5-xxl", "t5-small"),)
     config.starts = (("t5-xxl", "t5-small"),)
     config.paper_drafts = (f"t5-{draft}",) if draft else DRAFTS
     if not set(config.paper_drafts) <= set(DRAFTS):

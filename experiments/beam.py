@@ -38,6 +38,7 @@ NOISES = (0.1, 0.3, 1.0)  # deviation on the draft's logits; the target's have d
 WIDTH = 4  # w, unless flags say otherwise; so are the next two
 DRAFT_WIDTHS = (4, 8, 16)  # u
 GAMMAS = (2, 4, 8)
+BATCH = 8  # inputs of a family at once
 FIELDS = ("target_calls", "steps", "drafted", "kept", "evaluations")
 COLUMNS: tuple[report.Column, ...] = (
     ("draft", lambda row: row["draft"]),
@@ -155,7 +156,7 @@ def family(
     texts = [pair.input for pair in common.load_examples(config)[:inputs]]
     limit = config.max_new_tokens
     plain = {
-        width: beam_search(target, None, texts, width=width, max_new_tokens=limit)
+        width: beam_search(target, None, texts, width=width, max_new_tokens=limit, batch_size=BATCH)
         for width in {width for width, *_ in sizes}
     }
     for name in config.drafts:
@@ -169,6 +170,7 @@ def family(
                 draft_width=draft_width,
                 gamma=gamma,
                 max_new_tokens=limit,
+                batch_size=BATCH,
             )
             yield {
                 "draft": pathlib.PurePath(name).name,
@@ -176,6 +178,7 @@ def family(
                 **totals(found),
                 **compare(*([row.hypotheses for row in rows] for rows in (plain[width], found))),
                 "dtype": str(jax.tree.leaves(target.model.params)[0].dtype),
+                "batch": BATCH,
             }
 
 

@@ -5,9 +5,10 @@
 
 Fields of the config: target, draft (directories or hub names), method (speculative or
 autoregressive), gamma, policy (how long drafts are: svip(threshold=0.3), or the import path of
-one's own), rule (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature
-(0: greedy), top_k (0: off), top_p (1: off), max_new_tokens, max_source_len (0: the target's own),
-seed, samples (draws per input), dtype, batch_size, compare.
+one's own; what rounds take is measured first for those that weigh it, such as goodput), rule
+(token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0: greedy), top_k (0:
+off), top_p (1: off), max_new_tokens, max_source_len (0: the target's own), seed, samples (draws per
+input), dtype, batch_size, compare.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
 and are printed side by side: tokens, calls, acceptance, times and the gain.
@@ -32,7 +33,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from experiments import common
-from specjax import accept, decoding, files, policies, report, sampling, timing
+from specjax import accept, decoding, files, policies, pricing, report, sampling, timing
 from specjax.models import hub
 from specjax.models.memory import check_fits
 from specjax.monitor import summarize
@@ -47,15 +48,18 @@ def main(_) -> None:
     check(config)
     texts = read_lines(args.input)
     target, draft = load_pair(config)
+    unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
     method = decoding.build(
         target,
         draft,
         gamma=config.gamma,
         sampling=sampling.sampling(config.temperature, config.top_k, config.top_p),
         rule=config.rule or None,
-        policy=config.policy or None,
+        policy=None if unpriced else config.policy or None,
     )
-    check_memory(config, texts, target, draft)
+    check_memory(config, texts, target, method)
+    if unpriced:
+        method = with_prices(method, target, texts, config)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
     output = open_output(args.output, args.overwrite, config, texts)
     done = len(output.done) if output else 0
@@ -87,7 +91,25 @@ def main(_) -> None:
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
     if isinstance(method, Speculative) and config.compare:
-        show(compare(method, target, texts, config), sys.stdout if output else sys.stderr)
+        file = sys.stdout if output else sys.stderr
+        show(method, compare(method, target, texts, config), file)
+
+
+def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Speculative:
+    """The loop with its policy, which is told prices that are measured now, and printed."""
+    policy, prices = pricing.told(
+        config.policy,
+        method,
+        target,
+        texts,
+        max_new_tokens=config.max_new_tokens,
+        key=jax.random.key(config.seed),
+        batch_size=min(config.batch_size, len(texts) * config.samples),
+        max_source_len=config.max_source_len or None,
+        names=(config.target, config.draft),
+    )
+    print(f"{config.policy}: measured {pricing.words(prices)}", file=sys.stderr)
+    return decoding.with_policy(method, policy)
 
 
 def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timing.Comparison:
@@ -106,11 +128,10 @@ def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timin
     )
 
 
-def show(found: timing.Comparison, file: TextIO) -> None:
+def show(method: Speculative, found: timing.Comparison, file: TextIO) -> None:
     """The comparison as a table, and what it comes to."""
     both, times = (found.plain, found.spec), found.times
     counts = [summarize(timed.rows) for timed in both]
-    same = sum(a.tokens == b.tokens for a, b in zip(*(t.rows for t in both), strict=True))
 
     def row(name: str, cell) -> dict[str, str]:
         return {"name": name} | {str(i): cell(counts[i], both[i]) for i in range(2)}
@@ -142,9 +163,23 @@ def show(found: timing.Comparison, file: TextIO) -> None:
         f"Gain {times.measured_gain:.2f}, with prefill {times.measured_gain_end_to_end:.2f}; "
         f"expected of c = {times.c:.3f} and v = {times.v:.2f}: {expected}.",
         f"Speculative phases, {'measured' if times.measured else 'estimated'}: {phases}.",
-        f"{same} of {counts[0].outputs} outputs are the same tokens.",
+        likeness(method, found),
     ):
         console.print(line, soft_wrap=True)
+
+
+def likeness(method: Speculative, found: timing.Comparison) -> str:
+    """Whether the tokens are the same, where they should be; and what the rule says of itself."""
+    pairs = list(zip(found.plain.rows, found.spec.rows, strict=True))
+    same = sum(plain.tokens == spec.tokens for plain, spec in pairs)
+    if same == len(pairs) or method.sampling.kind == "greedy":
+        said = f"{same} of {len(pairs)} outputs are the same tokens."
+    else:
+        said = "At temperatures above 0 the methods draw different samples of one distribution."
+    if remark := accept.remark(method.rule, method.sampling):
+        said = said.replace("samples of one distribution", "samples")
+        return f"{said} {remark}."
+    return said
 
 
 def check(config) -> None:
@@ -163,7 +198,7 @@ def check(config) -> None:
     if config.compare and config.method != "speculative":
         raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
     if config.policy:
-        policies.load(config.policy)  # misspelt, it fails before models are loaded
+        policies.check(config.policy)  # misspelt, it fails before models are loaded
     if config.rule:
         accept.load(config.rule)
 
@@ -214,26 +249,21 @@ def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | None]:
     return target, hub.load(config.draft, dtype=dtype) if speculates else None
 
 
-def check_memory(config, texts: list[str], target: hub.Checkpoint, draft) -> None:
-    """ValueError if caches and laws of a batch do not fit beside what is loaded."""
+def check_memory(config, texts: list[str], target: hub.Checkpoint, method: timing.Method) -> None:
+    """ValueError if what a batch takes does not fit beside what is loaded."""
+    rows = min(config.batch_size, len(texts) * config.samples)
     texts = sorted(texts, key=len)[-8:]  # among these the most tokens, or nearly as many
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # decoding will say which texts it cuts
         sources = decoding.tokenize(target, texts, config.max_source_len or None)
-    needs = [
-        decoding.needed(
-            model,
-            max(map(len, sources), default=1),
-            rows=config.batch_size,
-            max_new_tokens=config.max_new_tokens,
-            gamma=config.gamma if draft else 0,
-        )
-        for model in (target, draft)
-        if model
-    ]
+    if not any(sources):
+        return
+    need = decoding.needed(
+        method, target, max(map(len, sources)), rows=rows, max_new_tokens=config.max_new_tokens
+    )
     check_fits(
-        f"Caches and laws of {config.batch_size} rows",
-        sum(need.state + need.laws for need in needs),
+        f"Caches and distributions of {rows} rows",
+        need.state + need.temporary,
         "Lower batch_size, max_new_tokens or max_source_len, or set dtype=bfloat16.",
     )
 

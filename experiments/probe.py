@@ -27,9 +27,9 @@ from rich.console import Console
 from tqdm import tqdm
 
 from experiments import common
+from experiments.provenance import Results, dtype_of
 from specjax import autoregressive, cost, decoding, devices, report, sampling, speculative
 from specjax.batching import bucket
-from specjax.files import Rows
 from specjax.models import hub
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import project
@@ -46,16 +46,24 @@ ROUNDS = (0, 1, 2, 4, 8, 16)
 
 def main(_) -> None:
     config = flags.FLAGS.config
-    out = Rows(common.make_workdir(flags.FLAGS.workdir) / "probe.jsonl")
-    console, environment = Console(width=110, markup=False), common.environment()
+    out = Results(common.make_workdir(flags.FLAGS.workdir) / "probe.jsonl")
+    console = Console(width=110, markup=False)
     parts = (orientation, draws, buffers, positions, phases, calls)
     for part in tqdm(parts, unit="part", disable=None):
-        load = {"load": os.getloadavg()[0]}
+        load = os.getloadavg()[0]
         rows = part(config)
         columns = [_column(name) for name in rows[0]]
         console.print(report.table(columns, rows, part.__name__))
-        for row in rows:
-            out.append({"part": part.__name__, **row, **load, **environment})
+        keep(out, part.__name__, rows, config, load)
+
+
+def keep(out: Results, part: str, rows: list[dict[str, Any]], config, load: float) -> None:
+    """Write the rows of a part, with the load of the machine before it."""
+    of_family = part in ("positions", "phases", "calls")  # the others make their arrays themselves
+    dtype = dtype_of(hub.load(config.target)) if of_family else "float32"
+    for row in rows:
+        said = {"dtype": dtype, "batch": row.get("B", 1), "seed": config.seed}
+        out.append({"part": part, **row, "load": load, **said})
 
 
 def medians(variants: Mapping[str, Callable[[], Any]]) -> dict[str, float]:

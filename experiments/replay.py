@@ -5,9 +5,10 @@
         --policies=heuristic,svip,adaedl,goodput,hedge \\
         --grid="svip threshold=0.05:0.8:16" --grid="heuristic gamma=1,3,5"
 
-Every policy is compared with the best constant γ and with the oracle, which drafts exactly as many
-tokens as will be accepted. Constants run with a verify pass of their own width. A grid is the name
-of a policy and fields with their values, first:last:count or a list. Prices are those that the
+Every policy is compared with the best constant γ and with the oracle, which no policy can exceed:
+it knows what will be accepted, and takes the best length in every round and the best loop for every
+output, plain decoding included. Constants run with a verify pass of their own width. A grid is the
+name of a policy and fields with their values, first:last:count or a list. Prices are those that the
 trace was timed with, or given in target steps: --c, --verify (one number, or one for each of
 0 … γ_max drafted tokens), --overhead and --widths. Policies that weigh tokens against time are told
 them.
@@ -17,13 +18,11 @@ workdir, or else the trace's directory.
 """
 
 import dataclasses
-import inspect
 import itertools
-import json
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,13 +33,12 @@ from jaxtyping import Key
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import common, pricing
-from experiments.pricing import Timings
+from experiments import common, pricing, provenance
 from experiments.reproduce.study import short
 from specjax import files, replay, report, rollouts
 from specjax.policies import Policy, Prices, load
-from specjax.policies.loading import maker
-from specjax.replay import Oracle, Score
+from specjax.policies.loading import takes
+from specjax.replay import Score
 from specjax.rollouts import Rollouts
 
 
@@ -69,14 +67,14 @@ def main(_) -> None:
             f"--widths={','.join(args.widths)} goes with --c: a trace has the prices of the widths "
             "that it was timed with. Give them to experiments.trace."
         )
-    timings = given(args, found.gamma_max) if args.c is not None else Timings.of_row(row)
-    table = timings.prices()
+    known = given(args, found.gamma_max) if args.c is not None else pricing.of_row(row["prices"])
+    table = known[pricing.POLICIES]
     named = [candidate(name, {}, table) for name in args.policies]
     grids = [list(grid(text, table)) for text in args.grid]
     chosen = [*named, *itertools.chain(*grids)]
     key, draws = jax.random.key(args.seed), 1 if row["temperature"] == 0 else args.draws
     begin = time.perf_counter()
-    lines = evaluate(chosen, found, timings, key, draws)
+    lines = evaluate(chosen, found, known, key, draws)
     seconds = time.perf_counter() - begin
     title = f"{short(row['draft'])}, T={row['temperature']:g}: {row['outputs']} outputs"
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -95,12 +93,20 @@ def main(_) -> None:
             with files.replacing(workdir / image) as part:
                 figure.savefig(part, format="png", dpi=160)
             text.append(f"![gain by {fields[0]} of {alike[0].name}]({image})")
-    facts = {"draft": row["draft"], "temperature": row["temperature"], **common.environment()}
-    rows = (json.dumps({**line, **facts}, ensure_ascii=False) + "\n" for line in lines)
-    files.write_text(workdir / "replay.jsonl", "".join(rows))
+    facts = keep(workdir, lines, row, args.seed)
     text += ["\n".join(f"- {name}: {value}" for name, value in facts.items())]
     files.write_text(workdir / "report.md", "\n\n".join(text) + "\n")
     console.print(f"{len(lines)} settings in {seconds:.1f} s: {workdir / 'report.md'}")
+
+
+def keep(
+    workdir: pathlib.Path, lines: Sequence[dict[str, Any]], row: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """Write the lines, with the facts of the trace that they are of; return all facts."""
+    facts = {name: row.get(name) for name in ("draft", "temperature", "dtype")}
+    facts |= {"batch": 1, "seed": seed, "trace_commit": row.get("commit")}
+    provenance.write(workdir / "replay.jsonl", [{**line, **facts} for line in lines])
+    return {**facts, **common.environment()}
 
 
 def find_row(directory: pathlib.Path, draft: str, temperature: float) -> dict[str, Any]:
@@ -116,7 +122,7 @@ def find_row(directory: pathlib.Path, draft: str, temperature: float) -> dict[st
     )
 
 
-def given(args, gamma_max: int) -> Timings:
+def given(args, gamma_max: int) -> dict[str, Prices]:
     """Costs from the command line."""
     verify = [float(v) for v in args.verify]
     if len(verify) not in (1, gamma_max + 1):
@@ -129,8 +135,7 @@ def given(args, gamma_max: int) -> Timings:
 
 def candidate(name: str, settings: dict[str, float], table: Prices) -> Candidate:
     """A policy, which is told the prices if it takes any."""
-    takes = inspect.signature(maker(name)).parameters
-    told = {"prices": table} if "prices" in takes else {}
+    told = {"prices": table} if takes(name, "prices") else {}
     return Candidate(name, settings, load(name, **told, **settings))
 
 
@@ -165,32 +170,40 @@ def numbers(said: str) -> list[float]:
 def evaluate(
     chosen: Sequence[Candidate],
     found: Rollouts,
-    timings: Timings,
+    known: Mapping[str, Prices],
     key: Key[Array, ""],
     draws: int,
 ) -> list[dict[str, Any]]:
-    """A line for each constant γ, the oracle and each candidate."""
-    table, gammas = timings.prices(), range(1, found.gamma_max + 1)
+    """A line for each constant γ, the oracle and each candidate.
+
+    Args:
+      known: prices by loop, as in `experiments.pricing`.
+    """
+    table, gammas = known[pricing.POLICIES], range(1, found.gamma_max + 1)
+    own = [pricing.static_prices(known, gamma) for gamma in gammas]
     constants = [candidate("constant", {"gamma": gamma}, table) for gamma in gammas]
-    everyone = [*constants, Candidate("oracle", {}, Oracle()), *chosen]
+    everyone = [*constants, *chosen]
     replayed = replay.replay([c.policy for c in everyone], found, key, draws=draws)
-    scored = replay.score(replayed, found, timings.model(table))
-    lines = [
-        {"policy": c.label, "settings": c.settings, **dict(zip(Score._fields, values, strict=True))}
-        for c, values in zip(everyone, np.stack(scored, axis=1).tolist(), strict=True)
-    ]
-    for i, gamma in enumerate(gammas):  # with a verify pass of γ + 1 positions, as they would run
-        own = timings.model(timings.static_prices(gamma))
+    lines = []
+    for i, c in enumerate(everyone):
         one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)
-        lines[i]["gain"] = float(replay.score(one, found, own).gain[0])
-    best = max(line["gain"] for line in lines[: len(constants)])
-    oracle = lines[len(constants)]["gain"]
+        # Constants with a verify pass of γ + 1 positions, as they would run.
+        scored = replay.score(one, found, own[i] if i < len(own) else table)
+        lines.append({"policy": c.label, "settings": c.settings, **_numbers(scored)})
+    bound = replay.oracle(found, key, [table, *own], draws=draws)
+    lines.insert(len(own), {"policy": "oracle", "settings": {}, **_numbers(bound)})
+    best = max(line["gain"] for line in lines[: len(own)])
+    oracle = float(bound.gain)
     for line in lines:
         line["of_best_static"] = line["gain"] / best
         line["regret"] = oracle / line["gain"] - 1
         room = 1 / best - 1 / oracle
         line["closed"] = (1 / best - 1 / line["gain"]) / room if room > 0 else None
     return lines
+
+
+def _numbers(scored: Score) -> dict[str, float]:
+    return {name: value.item() for name, value in scored._asdict().items()}
 
 
 COLUMNS: list[report.Column] = [
@@ -203,9 +216,10 @@ COLUMNS: list[report.Column] = [
     ("gap closed", lambda line: "–" if line["closed"] is None else f"{line['closed']:.0%}"),
 ]
 LEGEND = (
-    "τ: tokens per target call. drafted: tokens per round. gain: tokens per unit of target time, "
-    "by that of plain decoding. of the best γ: the gain, by that of the best constant. regret: "
-    "time beyond the oracle's. gap closed: of the time between the best constant and the oracle."
+    "τ: tokens per target call. drafted: tokens per round. gain: the time of plain decoding, by "
+    "that of the policy. of the best γ: the gain, by that of the best constant. oracle: the best "
+    "length in every round and the best loop for every output, known beforehand. regret: time "
+    "beyond the oracle's. gap closed: of the time between the best constant and the oracle."
 )
 
 

@@ -23,7 +23,8 @@ from tqdm import tqdm
 
 from experiments import common
 from experiments.decode import DTYPES, read_lines
-from specjax import files, report, selection
+from experiments.provenance import Results, dtype_of
+from specjax import report, selection
 from specjax.models import hub
 from specjax.models.memory import gigabytes, memory_free
 from specjax.selection import Candidate, Trial, short
@@ -55,9 +56,9 @@ def inputs(path: str | None, config) -> list[str]:
     return texts[: config.alpha_inputs]
 
 
-def open_results(workdir: str, config, drafts: list[str], texts: list[str]) -> files.Rows:
+def open_results(workdir: str, config, drafts: list[str], texts: list[str]) -> Results:
     """Rows of an earlier run of the same command, or none."""
-    results = files.Rows(common.make_workdir(workdir) / "results.jsonl")
+    results = Results(common.make_workdir(workdir) / "results.jsonl")
     mine = common.fingerprint(common.settings(config), drafts, texts)
     if any(row.get("run") != mine for row in results.done):
         raise ValueError(
@@ -68,7 +69,7 @@ def open_results(workdir: str, config, drafts: list[str], texts: list[str]) -> f
 
 
 def measure(
-    config, drafts: list[str], texts: list[str], results: files.Rows | None
+    config, drafts: list[str], texts: list[str], results: Results | None
 ) -> list[Candidate]:
     """All candidates, in their order; the target is loaded if any is missing."""
     fields = {field.name for field in dataclasses.fields(Candidate)}
@@ -101,7 +102,8 @@ def measure(
         bar.set_description(short(draft))
         done[draft] = trial().measure(draft)
         if results:
-            results.append({**dataclasses.asdict(done[draft]), "run": run, **common.environment()})
+            facts = {"dtype": dtype_of(trial().target), "batch": 1, "seed": config.seed}
+            results.append({**dataclasses.asdict(done[draft]), **facts, "run": run})
     return [done[draft] for draft in drafts]
 
 
@@ -109,7 +111,7 @@ def show(candidates: list[Candidate], config) -> None:
     """The table, and the recommendation in words."""
     # A pipe has no width of its own, and 80 columns would cut the table.
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
-    rows = [dataclasses.asdict(candidate) for candidate in candidates]
+    rows = [dataclasses.asdict(candidate) for candidate in (*candidates, selection.PLAIN)]
     title = f"Drafts for {short(config.target)}, temperature {config.temperature:g}, batch 1"
     console.print(report.table(COLUMNS, rows, title))
     console.print(
@@ -120,11 +122,6 @@ def show(candidates: list[Candidate], config) -> None:
     )
     if (free := memory_free()) is not None:
         console.print(f"Free on this device now: {gigabytes(free)}.\n")
-    if any(candidate.name in selection.COUNTED for candidate in candidates):
-        console.print(
-            "n-grams count the target's outputs for the first half of the inputs; everything is "
-            "measured on the other half.\n"
-        )
     for candidate in candidates:
         for remark in candidate.remarks:
             console.print(f"{short(candidate.name)}: {remark}.", soft_wrap=True)
@@ -135,19 +132,24 @@ def _number(field: str, form: str = ".2f"):
     return lambda row: "–" if row["problem"] else format(row[field], form)
 
 
+def _of_draft(field: str, form: str = ".2f"):
+    """What plain decoding has not."""
+    return lambda row: format(row[field], form) if row["gamma"] else "–"
+
+
 COLUMNS: list[report.Column] = [
     ("draft", lambda row: short(row["name"])),
     ("fits", lambda row: "no" if row["problem"] else "yes"),
-    ("α", _number("alpha", ".3f")),
-    ("agree", _number("agreement", ".3f")),
-    ("c", _number("c", ".3f")),
-    ("γ", _number("gamma", "d")),
-    ("v(γ)", _number("v")),
+    ("α", _of_draft("alpha", ".3f")),
+    ("agree", _of_draft("agreement", ".3f")),
+    ("c", _of_draft("c", ".3f")),
+    ("γ", _of_draft("gamma", "d")),
+    ("v(γ)", _of_draft("v")),
     ("τ", _number("tau")),
     ("predicted", _number("predicted")),
     ("loop", _number("gain")),
     ("total", _number("gain_end_to_end")),
-    ("memory", lambda row: "–" if row["problem"] else gigabytes(row["memory"])),
+    ("memory", lambda row: gigabytes(row["memory"]) if row["memory"] else "–"),
 ]
 
 

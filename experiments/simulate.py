@@ -9,7 +9,6 @@ each to the workdir, replacing those of an earlier run. Takes less than a minute
 """
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import common
+from experiments import common, provenance
 from specjax import accept, files, report, speculative, theory
 from specjax import sampling as smp
 from specjax.draft import ModelDrafter
@@ -69,6 +68,7 @@ class Part:
     rows: list[dict[str, Any]]
     sentence: str
     figure: Figure
+    batch: int = 0  # outputs at once; 0: formulas alone
 
 
 def decode(
@@ -167,7 +167,7 @@ def law(key: Key[Array, ""], draws: int) -> Part:
         f"the tokens that come out follow the target's law, with a largest error of {largest:.4f}."
     )
     title = "1. The law of the output is the target's"
-    return Part("law", title, columns, rows, sentence, _draw_law(rows))
+    return Part("law", title, columns, rows, sentence, _draw_law(rows), draws)
 
 
 def _draw_law(rows: list[dict[str, Any]]) -> Figure:
@@ -298,7 +298,7 @@ def simulated(key: Key[Array, ""], rows: int, budget: int) -> Part:
         "hard stretches take more calls than their share of tokens."
     )
     title = f"3. What the loop gives (c = {C:g}; {rows} outputs of {budget} tokens each)"
-    return Part("simulated", title, columns, found, sentence, _draw_simulated(found))
+    return Part("simulated", title, columns, found, sentence, _draw_simulated(found), rows)
 
 
 def _pairs() -> Iterator[tuple[str, float, Model, Model, Sequence[int]]]:
@@ -398,7 +398,7 @@ def no_gain(key: Key[Array, ""], rows: int, budget: int) -> Part:
         "best is plain decoding; above it, one drafted token already gains (1 + α)/(1 + c)."
     )
     title = "4. Where there is no gain: α ≤ c"
-    return Part("no_gain", title, columns, found, sentence, _draw_no_gain())
+    return Part("no_gain", title, columns, found, sentence, _draw_no_gain(), rows)
 
 
 def _draw_no_gain() -> Figure:
@@ -460,11 +460,14 @@ def write(workdir: pathlib.Path, parts: Sequence[Part], seed: int) -> None:
         columns = report.markdown(part.columns, part.rows)
         lines += [f"## {part.title}", "", part.sentence, "", columns, "", image, ""]
     lines += ["## Where", "", *(f"- {key}: {value}" for key, value in facts.items()), ""]
-    rows = [{"part": part.name, **row, **facts} for part in parts for row in part.rows]
-    jsonl = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    for name, text in (("simulate.jsonl", jsonl), ("report.md", "\n".join(lines))):
-        with files.replacing(workdir / name) as file:
-            file.write_text(text, encoding="utf-8")
+    facts = {"seed": seed, "dtype": "float32"}
+    rows = [
+        {"part": part.name, **row, "batch": part.batch, **facts}
+        for part in parts
+        for row in part.rows
+    ]
+    provenance.write(workdir / "simulate.jsonl", rows)
+    files.write_text(workdir / "report.md", "\n".join(lines))
 
 
 def main(_) -> None:

@@ -19,12 +19,11 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from experiments import common, pricing
-from experiments.pricing import Timings
 from experiments.reproduce import gains, study
 from experiments.reproduce.study import Study, find, short
-from specjax import decoding, report, rollouts
-from specjax.timing import Method
+from specjax import report, rollouts
 
+GAMMA_MAX = 8  # where neither flag nor config says it
 COLUMNS: list[report.Column] = [
     ("draft", lambda row: short(row["draft"])),
     ("T", lambda row: f"{row['temperature']:g}"),
@@ -32,7 +31,8 @@ COLUMNS: list[report.Column] = [
     ("positions", lambda row: str(row["positions"])),
     ("α", lambda row: f"{row['alpha']:.3f}"),
     ("c", lambda row: f"{row['c']:.3f}"),
-    ("round of γ_max", lambda row: f"{row['rounds'][-1]:.2f}"),
+    ("round of γ_max", lambda row: f"{row['round']:.2f}"),
+    ("prices off by", lambda row: f"{row['prices']['policies']['error']:.1%}"),
     ("MB", lambda row: f"{row['bytes'] / 1e6:.1f}"),
     ("s", lambda row: f"{row['seconds']:.0f}"),
 ]
@@ -40,20 +40,31 @@ COLUMNS: list[report.Column] = [
 
 def main(_) -> None:
     config, args = flags.FLAGS.config, flags.FLAGS
-    if args.gamma_max < 1 or args.inputs < 1:
-        raise ValueError(f"--gamma_max={args.gamma_max} and --inputs={args.inputs} must be ≥ 1.")
+    gamma_max = longest(args.gamma_max, config)
+    if gamma_max < 1 or args.inputs < 1:
+        raise ValueError(f"--gamma_max={gamma_max} and --inputs={args.inputs} must be ≥ 1.")
     with config.unlocked():
-        config.trace = {name: args[name].value for name in ("gamma_max", "inputs", "hidden")}
-        config.trace.widths = pricing.widths_of(args.widths, args.gamma_max)
+        config.trace = {"gamma_max": gamma_max, "inputs": args.inputs, "hidden": args.hidden}
+        config.trace.widths = pricing.widths_of(args.widths, gamma_max)
     workdir = common.make_workdir(args.workdir)
     on = Study(config, study.open_results(workdir, config))
-    cells = study.keys(config, (*config.timed_ngrams, *config.drafts))
+    rows = fill(on, workdir)
+    console = Console()
+    console.print(report.table(COLUMNS, rows, f"Rollouts of {gamma_max} tokens: {workdir}"))
+
+
+def fill(on: Study, workdir) -> list[dict[str, Any]]:
+    """Trace what is missing; all rows in order."""
+    cells = study.keys(on.config, (*on.config.timed_ngrams, *on.config.drafts))
     for cell in cells:
         if not find(on.results.done, cell):
             on.results.append({**cell, **measure(on, cell, workdir), **study.identity(on)})
-    rows = [row for cell in cells if (row := find(on.results.done, cell))]
-    console = Console()
-    console.print(report.table(COLUMNS, rows, f"Rollouts of {args.gamma_max} tokens: {workdir}"))
+    return [row for cell in cells if (row := find(on.results.done, cell))]
+
+
+def longest(flag: int | None, config) -> int:
+    """γ_max: the flag's, or the config's, or `GAMMA_MAX`."""
+    return config.get("gamma_max", GAMMA_MAX) if flag is None else flag
 
 
 def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
@@ -88,31 +99,35 @@ def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
         "alpha": float(np.asarray(found.overlap)[:, :, 0][tokens].mean()),
         "bytes": file.stat().st_size,
         "seconds": seconds,
-        **timings(on, draft, temperature).as_row(),
+        **priced(on, draft, temperature),
+        "batch": 1,  # of what was timed
     }
 
 
-def timings(on: Study, draft: str, temperature: float) -> Timings:
-    """At batch 1, from calls of the loops."""
-    config = on.config
-    gamma_max, widths = config.trace.gamma_max, tuple(config.trace.widths)
-    static = {f"γ={n}": n for n in sorted({1, 2, 4, 8, gamma_max} & {*range(1, gamma_max + 1)})}
-    longest = gains.method(on, draft, temperature, gamma_max)
-    loops: dict[str, Method] = {
-        pricing.PLAIN: gains.plain_method(on, temperature),
-        **{name: gains.method(on, draft, temperature, gamma) for name, gamma in static.items()},
-        **pricing.always(dataclasses.replace(longest, widths=widths)),
+def priced(on: Study, draft: str, temperature: float) -> dict[str, Any]:
+    """At batch 1, from calls of the loops: prices in seconds; c and the longest round in tokens of
+    plain decoding."""
+    gamma_max, widths = on.config.trace.gamma_max, tuple(on.config.trace.widths)
+    of = on, draft, temperature
+    gammas = sorted({1, 2, 4, 8, gamma_max} & {*range(1, gamma_max + 1)})
+    loops = {
+        pricing.POLICIES: dataclasses.replace(gains.method(*of, gamma_max), widths=widths),
+        **{pricing.static(gamma): gains.method(*of, gamma) for gamma in gammas},
     }
-    texts = decoding.tokenize(
-        on.target, on.texts(config.timed_inputs), config.max_source_len or None
-    )
-    return pricing.measure(on, draft, temperature, loops, static, texts, config.repeats)
+    found = pricing.measure(*of, loops, on.config.repeats)
+    table = found[pricing.POLICIES]
+    return {
+        "c": float(table.draft / table.token),
+        "round": float(table.rounds(gamma_max)[-1] / table.token),
+        "prices": pricing.as_row(found),
+    }
 
 
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "What to decode, by what.", lock_config=True)
     flags.DEFINE_string("workdir", None, "Directory for the traces.")
-    flags.DEFINE_integer("gamma_max", 8, "Drafted tokens from every position.")
+    flags.DEFINE_integer("gamma_max", None, "Drafted tokens from every position. None given: the "
+                         f"config's gamma_max, or {GAMMA_MAX}.")  # fmt: skip
     flags.DEFINE_integer("inputs", 200, "Inputs, the first of the config's split.")
     flags.DEFINE_list("widths", [], "Of the policies' verify passes: none, all, or some numbers.")
     flags.DEFINE_bool("hidden", False, "Record the drafter's hidden states too.")

@@ -10,10 +10,13 @@ that drafted token i was drawn from, before any noise is known; `drafts` (B, γ)
 `draft_len` (B,) ≤ γ, how many were submitted. Entries at or beyond draft_len are arbitrary.
 """
 
+import dataclasses
+from collections.abc import Collection
 from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
@@ -26,11 +29,19 @@ from specjax.sampling import Purpose, Sampling
 class AcceptanceRule(Protocol):
     """What the loop needs of a rule; `TokenRule` is the paper's, and the base of the others.
 
+    exact: whether the output keeps the target's distribution. A class says so itself, or a property
+      does, from the rule's parameters; `exactness` reads it, and trusts no base class that did not
+      know what a subclass changes.
     reveals_shorter: whether a round in which `a` of L drafted tokens were accepted also tells what
       any shorter draft would have got, namely min(a, its length). Policies that learn so need it.
     """
 
     reveals_shorter: ClassVar[bool]
+
+    @property
+    def exact(self) -> bool:
+        """See above; a class variable will do."""
+        ...
 
     def under(self, sampling: Sampling) -> "AcceptanceRule":
         """The rule that this one is for a kind of sampling: nearly always itself."""
@@ -142,6 +153,7 @@ class TokenRule:
     stop at the first that is not kept, and replace it by a draw from norm(max(0, p − q)).
     """
 
+    exact: ClassVar[bool] = True
     reveals_shorter: ClassVar[bool] = True
 
     def under(self, sampling):
@@ -186,6 +198,7 @@ class BlockRule(TokenRule):
     token that came out badly may thus be kept because a later one came out well.
     """
 
+    exact: ClassVar[bool] = True
     reveals_shorter: ClassVar[bool] = False  # what is kept depends on where the draft ended
 
     def under(self, sampling):
@@ -236,6 +249,8 @@ class GumbelRule(TokenRule):
     that gives the drafted token a positive probability accepts it exactly if it is the target's.
     """
 
+    exact: ClassVar[bool] = True
+
     def under(self, sampling):
         """Greedy decoding has no noise."""
         return TokenRule() if sampling.kind == "greedy" else self
@@ -265,6 +280,11 @@ class LenientRule(TokenRule):
 
     lenience: Float[Array, ""]  # l in (0, 1]
 
+    @property
+    def exact(self) -> bool:  # type: ignore[override]  # one for all of a base, and here by l
+        """With l = 1."""
+        return bool(self.lenience == 1)
+
     def under(self, sampling):
         return LenientArgmax(self.lenience) if sampling.kind == "greedy" else self
 
@@ -288,6 +308,11 @@ class LenientArgmax(TokenRule):
     """
 
     lenience: Float[Array, ""]  # l in (0, 1]
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]  # one for all of a base, and here by l
+        """With l = 1."""
+        return bool(self.lenience == 1)
 
     def target_law(self, logits, sampling):
         return smp.standardize(logits, smp.sampling(1.0))
@@ -349,6 +374,55 @@ def load(name: str, **settings: Any) -> AcceptanceRule:
       ValueError: no such name, module or attribute, or settings that it does not take.
     """
     return named.make("rule", NAMES, name, **settings)
+
+
+# What decides about tokens. `under` need not be among them: a rule is judged as what it gives.
+_DECIDING = frozenset(("target_law", "given_noise", "survival", "next_probs"))
+
+
+def exactness(rule: AcceptanceRule, sampling: Sampling) -> bool | None:
+    """Whether outputs keep the target's distribution, by the rule's own word; None: it is silent.
+
+    A declaration covers the class that makes it, and subclasses that decide about tokens in the
+    same way. One that overrides a function of `_DECIDING` must declare `exact` again.
+    """
+    rule = rule.under(sampling)
+    declares, decides = (_depth(rule, names) for names in (("exact",), _DECIDING))
+    return bool(rule.exact) if declares is not None and declares <= (decides or 0) else None
+
+
+def own_acceptance(rule: AcceptanceRule, sampling: Sampling) -> bool:
+    """Whether `acceptance` belongs to how the rule decides, and is not left over from a base."""
+    rule = rule.under(sampling)
+    defines, decides = (_depth(rule, names) for names in (("acceptance",), _DECIDING))
+    return defines is not None and defines <= (decides or 0)
+
+
+def _depth(rule: AcceptanceRule, names: Collection[str]) -> int | None:
+    """How many classes down its method resolution order a rule has one of these; None: nowhere."""
+    classes = enumerate(type(rule).__mro__)
+    return next((i for i, cls in classes if not vars(cls).keys().isdisjoint(names)), None)
+
+
+def label(rule: AcceptanceRule) -> str:
+    """The rule as one would write it, "LenientRule(lenience=0.3)"."""
+    made: Any = rule
+    if not dataclasses.is_dataclass(made):
+        return type(rule).__name__
+    said = []
+    for field in dataclasses.fields(made):
+        value = np.asarray(getattr(rule, field.name))
+        shown = value.ndim == 0 and value.dtype.kind in "fiu"
+        said.append(f"{field.name}={value.item():g}" if shown else field.name)
+    return f"{type(rule).__name__}({', '.join(said)})"
+
+
+def remark(rule: AcceptanceRule, sampling: Sampling) -> str:
+    """What must stand beside figures of a rule that is not exact: "" if it is."""
+    found = exactness(rule, sampling)
+    if found is None:
+        return f"{label(rule)} does not say whether it is exact: see specjax.accept.exactness"
+    return "" if found else f"{label(rule)} is not exact"
 
 
 def _submitted_probs(

@@ -22,7 +22,7 @@ import numpy as np
 from specjax import autoregressive
 from specjax import sampling as smp
 from specjax.autoregressive import Autoregressive
-from specjax.policies import Prices, constant, prices
+from specjax.policies import constant
 from specjax.sampling import Purpose
 from specjax.speculative import Contexts, Speculative, dice_for, step
 from specjax.state import State
@@ -48,16 +48,6 @@ class Costs:
     def v(self, gamma: int) -> float:
         """time(γ+1 positions) / time(1 position)."""
         return self.verify[gamma] / self.target_step
-
-    def prices(self, gamma_max: int, widths: Iterable[int] = (), overhead: float = 0.0) -> Prices:
-        """What policies weigh: c, and v(·) + overhead by 0 … γ_max drafted tokens.
-
-        Args:
-          widths: those of `Speculative`; v must have been measured at each of them, as γ + 1.
-        """
-        widest = sorted({*(width for width in widths if width <= gamma_max), gamma_max + 1})
-        fits = [min(w for w in widest if w > drafted) for drafted in range(gamma_max + 1)]
-        return prices(self.c, [self.v(width - 1) + overhead for width in fits])
 
     def overhead(self, gamma: int) -> float:
         """What a round takes beyond γ draft steps and the verify pass, in target steps."""

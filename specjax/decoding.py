@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,16 +13,16 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax import autoregressive, speculative
-from specjax.accept import AcceptanceRule, TokenRule
+from specjax.accept import AcceptanceRule, TokenRule, exactness
 from specjax.accept import load as load_rule
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
 from specjax.compatibility import check_pair
 from specjax.draft import Drafter, ModelDrafter
 from specjax.models.hub import Checkpoint
-from specjax.models.memory import Need, memory_needed
+from specjax.models.memory import Need, nbytes, temporaries
 from specjax.monitor import Summary, Times, summarize
-from specjax.policies import Policy, constant
+from specjax.policies import Policy, constant, needs_prices
 from specjax.policies import load as load_policy
 from specjax.sampling import Sampling, row_keys, sampling
 from specjax.speculative import Speculative
@@ -58,11 +59,13 @@ class Result:
 
     rows: list[Row]
     times: Times | None = None  # if asked for, see `generate`
+    exact: bool | None = True
+    """Whether the outputs keep the target's distribution, as `accept.exactness` has it."""
 
     @property
     def summary(self) -> Summary:
         """Tokens, iterations, drafted, accepted, bonus and acceptance by position."""
-        return summarize(self.rows)
+        return summarize(self.rows, self.exact)
 
     @property
     def texts(self) -> list[str]:
@@ -126,9 +129,9 @@ def generate(
 ) -> Result:
     """Decode texts speculatively, or autoregressively where `draft` is None.
 
-    The output's law is the target's in both cases; at temperature 0 and in float32 the tokens are
-    the same. A row's tokens depend on the key, its index among `texts` and its sample number, and
-    not on the batch.
+    The output's distribution is the target's in both cases, unless the rule is not exact
+    (`Result.exact`); at temperature 0 and in float32 the tokens are the same. A row's tokens depend
+    on the key, its index among `texts` and its sample number, and not on the batch.
 
     Args:
       target: whose law the output follows.
@@ -146,7 +149,10 @@ def generate(
         paper's `TokenRule`. With "gumbel" plain decoding draws by the same noise: both give the
         same tokens.
       policy: draft-length policy, or its name or import path (`specjax.policies.load`); default
-        `constant(gamma)`.
+        `constant(gamma)`. One that is named and needs prices, such as "goodput", gets prices that
+        are measured before decoding, in a few seconds (`specjax.pricing.told`). At temperatures
+        above 0 its outputs then vary from run to run, though not their distribution: give prices
+        where a key is to give the same tokens again.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper.
       measure: what `Result.times` is to hold. "" nothing; "phases" where the time goes, measured by
@@ -159,19 +165,21 @@ def generate(
         that cannot learn from this rule.
       FloatingPointError: logits that are not finite; the message names the model.
     """
+    unpriced = draft is not None and isinstance(policy, str) and needs_prices(policy)
     method = build(
         target,
         draft,
         gamma=gamma,
         sampling=sampling(temperature, top_k, top_p),
         rule=rule,
-        policy=policy,
+        policy=None if unpriced else policy,
         widths=widths,
     )
     if measure not in MEASURES:
         raise ValueError(f"measure={measure!r} must be one of {', '.join(map(repr, MEASURES))}.")
     if measure in ("costs", "gain") and draft is None:
         raise ValueError(f"measure={measure!r} compares with plain decoding: it needs a draft.")
+    exact = exactness(method.rule, method.sampling) if isinstance(method, Speculative) else True
     stepped = Stepped() if measure == "phases" else None
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
@@ -179,6 +187,16 @@ def generate(
         "batch_size": batch_size,
     }
     names = target.name, getattr(draft, "name", type(draft).__name__)
+    if unpriced:
+        from specjax import pricing  # which times what is defined here
+
+        assert isinstance(policy, str)
+        assert isinstance(method, Speculative)
+        told = {**options, "batch_size": min(batch_size, len(texts) * samples)}
+        known, _ = pricing.told(
+            policy, method, target, texts, max_source_len=max_source_len, names=names, **told
+        )
+        method = with_policy(method, known)
     rows = list(
         stream(
             method,
@@ -192,16 +210,18 @@ def generate(
         )
     )
     if stepped:
-        return Result(rows, Times(stepped.seconds, measured=True))
+        return Result(rows, Times(stepped.seconds, measured=True), exact)
     live = [row for row in rows if row.tokens]
     if not (measure and live and isinstance(method, Speculative)):
-        return Result(rows)
+        return Result(rows, exact=exact)
     from specjax import timing  # which times what is defined here
 
     sources = tokenize(target, [text for text in texts if text.strip()], max_source_len)
     if measure == "gain":
-        return Result(rows, timing.compare(method, target, sources, names=names, **options).times)
-    return Result(rows, timing.estimate(method, target, sources, live, **options))
+        times = timing.compare(method, target, sources, names=names, **options).times
+    else:
+        times = timing.estimate(method, target, sources, live, **options)
+    return Result(rows, times, exact)
 
 
 def build(
@@ -238,24 +258,30 @@ def build(
         policy = fixed
     elif isinstance(policy, str):
         policy = load_policy(policy)
-    if policy.needs_shorter and not rule.under(sampling).reveals_shorter:
-        raise ValueError(
-            f"{type(policy).__name__} learns from a round what shorter drafts would have got, "
-            f"which {type(rule).__name__} does not show: take another policy, or TokenRule."
-        )
     wrong = [width for width in widths if width < 1 or width != int(width)]
     if wrong:
         raise ValueError(f"widths={tuple(widths)} must be whole numbers ≥ 1.")
-    return Speculative(
+    made = Speculative(
         target=target_model,
         drafter=drafter,
         rule=rule,
-        policy=policy,
+        policy=fixed,
         sampling=sampling,
         eos_ids=eos_ids,
         gamma_max=int(gamma),
         widths=tuple(int(width) for width in widths),
     )
+    return with_policy(made, policy)
+
+
+def with_policy(method: Speculative, policy: Policy) -> Speculative:
+    """The loop with another policy; ValueError if it cannot learn from the loop's rule."""
+    if policy.needs_shorter and not method.rule.under(method.sampling).reveals_shorter:
+        raise ValueError(
+            f"{type(policy).__name__} learns from a round what shorter drafts would have got, "
+            f"which {type(method.rule).__name__} does not show: take another policy, or TokenRule."
+        )
+    return dataclasses.replace(method, policy=policy)
 
 
 def aligned(target: Checkpoint, draft: Checkpoint):
@@ -315,6 +341,7 @@ def stream(
             state = (loop or run)(method, context, state)
             check_finite(state, names)
             outputs = dict(zip(live, read_rows(state, live, target), strict=False))
+            del context, state  # before those of the next batch are made
         width = method.gamma_max
         for index, sample in chunk:
             yield outputs.get((index, sample)) or Row(
@@ -417,42 +444,58 @@ def prepare(
     padded = np.zeros((rows, 2), np.int32)
     padded[: len(labels)] = labels
     budget = np.where(np.arange(rows) < len(sources), max_new_tokens, 0).astype(np.int32)
+    keys = row_keys(key, jnp.asarray(padded[:, 0]), jnp.asarray(padded[:, 1]))
+    room = _room(method, inputs, max_new_tokens)
+    return _start_of(method)(method, inputs, keys, jnp.asarray(budget), buffer_len=room)
+
+
+def _start_of(method: Autoregressive | Speculative):
+    return speculative.start if isinstance(method, Speculative) else autoregressive.start
+
+
+def _room(method: Autoregressive | Speculative, inputs: Inputs, max_new_tokens: int) -> int:
     room = inputs.prompt.shape[1] + max_new_tokens + method.gamma_max + 1
-    start = speculative.start if isinstance(method, Speculative) else autoregressive.start
-    return start(
-        method,
-        inputs,
-        row_keys(key, jnp.asarray(padded[:, 0]), jnp.asarray(padded[:, 1])),
-        jnp.asarray(budget),
-        buffer_len=bucket(room, smallest=32),
-    )
+    return bucket(room, smallest=32)
 
 
 def needed(
-    checkpoint: Checkpoint, longest: int, *, rows: int, max_new_tokens: int, gamma: int = 0
+    method: Autoregressive | Speculative,
+    target: Checkpoint,
+    longest: int,
+    *,
+    rows: int,
+    max_new_tokens: int,
 ) -> Need:
-    """Bytes of a model and of what decoding keeps for it, in the shapes that `prepare` makes.
+    """Bytes that decoding a batch takes at most, as the compiler tells. Nothing is decoded.
+
+    Compiles both programs of the run in the shapes that `prepare` makes; a run of these shapes in
+    this process compiles no more.
 
     Args:
-      checkpoint: loaded, or from `hub.outline`.
+      method: of models that are loaded, or of outlines.
       longest: tokens of the longest text.
+      rows: decoded at once: `batch_size`, or all that there are if they are fewer.
     """
-    encodes = checkpoint.config.is_encoder_decoder
-    width = _width(longest)
-    prompt = 1 if encodes else width
-    return memory_needed(
-        checkpoint.model,
-        rows=bucket(rows),
-        source_len=width if encodes else 0,
-        buffer_len=bucket(prompt + max_new_tokens + gamma + 1, smallest=32),
-        gamma=gamma,
-    )
+    inputs = pack_for(target, [[0] * longest], rows=bucket(rows))
+    zeros = jnp.zeros((bucket(rows),), jnp.int32)
+    keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
+    room, start = _room(method, inputs, max_new_tokens), _start_of(method)
+    starting = start.lower(method, inputs, keys, zeros, buffer_len=room)
+    context, state = jax.eval_shape(partial(start, buffer_len=room), method, inputs, keys, zeros)
+    kept = nbytes((context, state))
+    # What `start` gives is the state of the loop; the rest of what it takes is gone by then.
+    begun = temporaries(starting.compile()) - kept
+    looped = temporaries(_loop_of(method).lower(method, context, state).compile())
+    return Need(nbytes(method), kept, max(begun, looped))
 
 
 def run(method: Autoregressive | Speculative, context, state: State) -> State:
     """The loop that belongs to the method. Donates `state`."""
-    loop = speculative.decode if isinstance(method, Speculative) else autoregressive.decode
-    return loop(method, context, state)
+    return _loop_of(method)(method, context, state)
+
+
+def _loop_of(method: Autoregressive | Speculative):
+    return speculative.decode if isinstance(method, Speculative) else autoregressive.decode
 
 
 def check_finite(state: State, names: tuple[str, str]) -> None:

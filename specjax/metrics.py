@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from specjax import decoding
+from specjax import accept, decoding
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule, TokenRule
 from specjax.batching import bucket
@@ -26,16 +26,33 @@ from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.types import Inputs, Model
 
+ENOUGH = 10  # outputs for an interval: a bootstrap over fewer is too narrow
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Alpha:
     """α of a pair, with what it was measured on."""
 
     value: float
-    low: float  # 95% interval, by bootstrap over outputs: tokens of one output are correlated
-    high: float
+    low: float | None  # 95% interval, by bootstrap over outputs: tokens of one output are
+    high: float | None  # correlated. None below `ENOUGH` outputs, which show too little of them
     tokens: int
     overlaps: list[np.ndarray]  # Σ min(target, draft) at each token of each output
+    rule: str = ""  # whose chance of acceptance it is, where that rule is not exact
+
+    @property
+    def interval(self) -> str:
+        """Such as "0.912 to 0.934", or "–"."""
+        if self.low is None or self.high is None:
+            return "–"
+        return f"{self.low:.3f} to {self.high:.3f}"
+
+    def __repr__(self) -> str:
+        of = f" of {self.rule}" if self.rule else ""
+        return (
+            f"Alpha({self.value:.3f}{of}, 95% interval {self.interval}, "
+            f"{len(self.overlaps):,} outputs, {self.tokens:,} tokens)"
+        )
 
 
 @partial(jax.jit, static_argnames="buffer_len")
@@ -140,9 +157,19 @@ def alpha_of_outputs(
     max_source_len: int | None = None,
     rule: AcceptanceRule | None = None,
 ) -> Alpha:
-    """α over outputs that the target generated before, one for each text."""
+    """α over outputs that the target generated before, one for each text.
+
+    Raises:
+      ValueError: nothing to measure, or a rule that decides in its own way with the `acceptance` of
+        another.
+    """
     method = decoding.build(target, draft, gamma=1, sampling=sampling, rule=rule)
     assert isinstance(method, Speculative)
+    if not accept.own_acceptance(method.rule, sampling):
+        raise ValueError(
+            f"{accept.label(method.rule)} decides about tokens in its own way and inherits "
+            "`acceptance`, which is another rule's: define it, or measure α without the rule."
+        )
     sources = decoding.tokenize(target, texts, max_source_len)
     pairs = [(s, o) for s, o in zip(sources, outputs, strict=True) if s and o]
     if not pairs:
@@ -178,7 +205,15 @@ def alpha_of_outputs(
             f"Logits of {target.name} or its draft are not finite. Check the weights, or use a "
             "wider dtype."
         )
-    return Alpha(value, low, high, sum(len(row) for row in found), found)
+    enough = len(found) >= ENOUGH
+    return Alpha(
+        value,
+        low if enough else None,
+        high if enough else None,
+        sum(len(row) for row in found),
+        found,
+        "" if accept.exactness(method.rule, sampling) else accept.label(method.rule),
+    )
 
 
 def mean_interval(

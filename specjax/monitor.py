@@ -23,6 +23,8 @@ class Summary:
     bonus: int  # and those after a draft that was accepted to its end, or had no tokens
     acceptance: list[float | None]
     """At each position of a draft, of the tokens that were tested there; None where none was."""
+    exact: bool | None = True
+    """Whether the outputs keep the target's distribution. None: the rule does not say."""
 
     @property
     def tokens_per_iteration(self) -> float:
@@ -49,8 +51,8 @@ class Times:
     """The same with prefill."""
 
 
-def summarize(rows: "Sequence[Row]") -> Summary:
-    """The counts of some outputs, of one method."""
+def summarize(rows: "Sequence[Row]", exact: bool | None = True) -> Summary:
+    """The counts of some outputs, of one method; `exact` as `accept.exactness` has it."""
     rates = acceptance_by_position(rows).tolist() if rows else []
     emitted = sum(row.emitted for row in rows)
     accepted = sum(row.accepted for row in rows)
@@ -65,6 +67,7 @@ def summarize(rows: "Sequence[Row]") -> Summary:
         corrections=corrections,
         bonus=emitted - accepted - corrections,
         acceptance=[None if np.isnan(rate) else rate for rate in rates],
+        exact=exact,
     )
 
 

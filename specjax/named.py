@@ -66,6 +66,27 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
     return maker
 
 
+def takes(kind: str, names: Mapping[str, str], text: str, setting: str) -> bool:
+    """Whether what a text names has this setting. See `make` for the arguments and errors."""
+    return setting in inspect.signature(find(kind, names, _parse(kind, text)[0])).parameters
+
+
+def lacks(kind: str, names: Mapping[str, str], text: str, setting: str) -> bool:
+    """Whether what a text names cannot be made without this setting, and the text does not give it.
+
+    See `make` for the arguments and errors.
+    """
+    name, arguments, written = _parse(kind, text)
+    signature = inspect.signature(find(kind, names, name))
+    if setting not in signature.parameters:
+        return False
+    try:
+        given = signature.bind_partial(*arguments, **written).arguments
+    except TypeError:
+        given = written  # `make` will say what is wrong
+    return setting not in given and signature.parameters[setting].default is inspect.Parameter.empty
+
+
 def _parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """Name, arguments and settings of "name(1, key=2)"; without parentheses there are none."""
     name, opens, rest = text.partition("(")

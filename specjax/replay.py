@@ -18,8 +18,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from specjax import sampling as smp
-from specjax.policies import Observation, Policy, Round
-from specjax.pytrees import pytree
+from specjax.policies import Observation, Policy, Prices, Round
 from specjax.rollouts import Rollouts
 from specjax.sampling import Purpose
 
@@ -31,18 +30,6 @@ class Replayed(NamedTuple):
     accepted: Int[Array, "*batch N G+1"]  # rounds that kept 0 … γ_max of them
     refused: Int[Array, "*batch N"]  # calls of the drafter after which no token was drafted
     runs: Int[Array, "*batch N"]  # draws
-
-
-@pytree
-class Oracle(Policy):
-    """The paper's oracle: drafts exactly as many tokens as will be accepted. The state is their
-    number, which `walk` knows; no loop does, and there it would draft nothing."""
-
-    def init(self, keys, gamma_max):
-        return jnp.zeros(keys.shape, jnp.int32)
-
-    def begin(self, state):
-        return state, state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +123,6 @@ def walk(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed
         target = over_slots(rollouts.target, rollouts.own_target)
         draft = over_slots(rollouts.draft, rollouts.own_draft)
         silent = slot_there >= rollouts.length[rows[:, None], where]
-        if isinstance(policy, Oracle):
-            state = rejected[:, 0] - length
         state, allowed = policy.begin(state)
         room = jnp.minimum(rollouts.budget - length - 1, gamma_max)
         cap = jnp.where(live, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room), 0)
@@ -216,9 +201,7 @@ def replay(
     Raises:
       ValueError: a policy that reads what was not recorded.
     """
-    index = rollouts.input_index
-    samples = jnp.broadcast_to(jnp.arange(draws, dtype=jnp.int32)[:, None], (draws, len(index)))
-    keys = jax.vmap(smp.row_keys, in_axes=(None, None, 0))(key, index, samples)
+    keys = _draw_keys(rollouts, key, draws)
     kinds: dict[Any, list[int]] = {}
     for i, policy in enumerate(policies):
         leaves, structure = jax.tree.flatten(policy)
@@ -243,34 +226,116 @@ def _side_by_side(numbered, rollouts, keys, *, at_once):
     return jax.lax.map(one, numbered, batch_size=at_once)
 
 
-@dataclasses.dataclass(frozen=True)
-class CostModel:
-    """What rounds and calls take, in target steps; an autoregressive call takes its tokens."""
-
-    rounds: Sequence[float]  # by 0 … γ_max drafted tokens
-    refused: float = 0.0  # a call of the drafter after which its token is not drafted
-    call: float = 0.0  # a speculative call beyond its rounds
-    plain_call: float = 0.0  # an autoregressive call beyond its tokens
+def _draw_keys(rollouts: Rollouts, key: Key[Array, ""], draws: int) -> Key[Array, "D N"]:
+    index = rollouts.input_index
+    samples = jnp.broadcast_to(jnp.arange(draws, dtype=jnp.int32)[:, None], (draws, len(index)))
+    return jax.vmap(smp.row_keys, in_axes=(None, None, 0))(key, index, samples)
 
 
 class Score(NamedTuple):
-    """What S policies gain, (S,)."""
+    """What S policies gain, (S,); numbers for the oracle."""
 
-    gain: Float[np.ndarray, " S"]  # tokens per unit of target time, by that of plain decoding
-    tau: Float[np.ndarray, " S"]  # tokens per target call
-    drafted: Float[np.ndarray, " S"]  # tokens per round
+    gain: Float[np.ndarray, "*S"]  # time of plain decoding, by that of the policy
+    tau: Float[np.ndarray, "*S"]  # tokens per target call
+    drafted: Float[np.ndarray, "*S"]  # tokens per round
 
 
-def score(replayed: Replayed, rollouts: Rollouts, cost: CostModel) -> Score:
-    """What `replay` returned, under a cost model."""
-    lengths = np.asarray(replayed.drafted, np.float64).sum(axis=-2)
+def score(replayed: Replayed, rollouts: Rollouts, prices: Prices) -> Score:
+    """What `replay` returned, at these prices: of rounds, calls, and calls of the drafter after
+    which no token was drafted.
+
+    Raises:
+      ValueError: drafts that are longer than those that have a price.
+    """
+    counts = np.asarray(replayed.drafted, np.float64).sum(axis=-2)
+    lengths, beyond = np.split(counts, [prices.gamma_max + 1], axis=-1)
+    if beyond.any():
+        raise ValueError(
+            f"The prices are for γ_max={prices.gamma_max}, and longer drafts were replayed."
+        )
     runs = np.asarray(replayed.runs, np.float64)
     tokens, calls = runs @ np.asarray(rollouts.emitted, np.float64), runs.sum(axis=-1)
     rounds = lengths.sum(axis=-1)
-    spent = lengths @ np.asarray(cost.rounds, np.float64) + calls * cost.call
-    spent += replayed.refused.sum(axis=-1) * cost.refused
+    spent = lengths @ _rounds(prices) + calls * float(prices.call)
+    spent += replayed.refused.sum(axis=-1) * float(prices.draft)
     return Score(
-        gain=(tokens + calls * cost.plain_call) / spent,
+        gain=(tokens * float(prices.token) + calls * float(prices.plain_call)) / spent,
         tau=tokens / rounds,
         drafted=lengths @ np.arange(lengths.shape[-1]) / rounds,
     )
+
+
+def _rounds(prices: Prices) -> Float[np.ndarray, " K"]:
+    return np.asarray(prices.rounds(prices.gamma_max), np.float64)
+
+
+def oracle(
+    rollouts: Rollouts, key: Key[Array, ""], loops: Sequence[Prices], *, draws: int = 1
+) -> Score:
+    """What no policy can exceed: each output decoded in the least time that there is.
+
+    It knows which tokens will be accepted. For each output, and each draw of the chances, it takes
+    plain decoding or one of the loops, and in every round the best draft length of all: with
+    a(t) the tokens that would be accepted at position t of an output of n,
+
+        time(t) = min over k ≤ γ_max of  price(k) + time(min(t + min(k, a(t)) + 1, n)),  time(n) = 0
+
+    for k that the drafter and the budget have room for. A replayed run is one of these ways, so its
+    `score` at prices among these is never above this one.
+
+    Args:
+      key, draws: those of the `replay` that it is to bound.
+      loops: prices of each loop that may be taken. Plain decoding is priced by the first.
+
+    Raises:
+      ValueError: prices of longer drafts than were recorded.
+    """
+    if any(loop.gamma_max > rollouts.gamma_max for loop in loops):
+        raise ValueError(f"Drafts of at most {rollouts.gamma_max} tokens were recorded.")
+    keys = _draw_keys(rollouts, key, draws)
+    rejections = np.asarray(_rejections(rollouts, keys))
+    emitted = np.asarray(rollouts.emitted)
+    plain = emitted * float(loops[0].token) + float(loops[0].plain_call)
+    plain_way = np.stack([plain, emitted, np.zeros(len(emitted))], axis=-1)
+    best = np.broadcast_to(plain_way, (draws, *plain_way.shape))  # time, rounds, drafted tokens
+    for loop in loops:
+        own = _fastest(rollouts, rejections, _rounds(loop)) + np.array([float(loop.call), 0, 0])
+        best = np.where(own[..., :1] < best[..., :1], own, best)
+    time, rounds, drafted = best.sum(axis=(0, 1))
+    return Score(
+        np.asarray(draws * plain.sum() / time),
+        np.asarray(draws * emitted.sum() / rounds),
+        np.asarray(drafted / rounds),
+    )
+
+
+_rejections = jax.jit(jax.vmap(first_rejections, (None, 0)))
+
+
+def _fastest(
+    rollouts: Rollouts, rejections: Int[np.ndarray, "D N T"], price: Float[np.ndarray, " K"]
+) -> Float[np.ndarray, "D N 3"]:
+    """The recursion of `oracle`, from the last token back: time, rounds and drafted tokens."""
+    draws, rows, _ = rejections.shape
+    emitted, budget = np.asarray(rollouts.emitted), np.asarray(rollouts.budget)
+    length, index = np.asarray(rollouts.length), np.arange(rows)
+    last, gamma_max = int(emitted.max()), len(price) - 1
+    ways = np.zeros((draws, rows, last + 1, 3))
+    # The first position on the output from which nothing is drafted.
+    silent = np.where(length > 0, length.shape[1], np.arange(length.shape[1]))
+    silent = np.minimum.accumulate(silent[:, ::-1], axis=1)[:, ::-1]
+    for t in reversed(range(last)):
+        rejected = rejections[:, :, t]
+        beyond = rejected + length[index, rejected]  # drafts that follow a rejected one count too
+        end = np.where(silent[:, t] < rejected, silent[:, t], beyond)
+        room = np.minimum(end - t, np.minimum(budget - t - 1, gamma_max))
+        found = np.full((draws, rows, 3), np.inf)
+        for k in range(gamma_max + 1):
+            after = np.minimum(t + np.minimum(k, rejected - t) + 1, emitted)
+            rest = np.take_along_axis(ways, after[:, :, None, None], axis=2)[:, :, 0]
+            way = rest + np.array([price[k], 1, k])
+            better = (k <= room) & (way[..., 0] < found[..., 0])
+            found = np.where(better[..., None], way, found)
+        live = (t < emitted)[None, :, None]
+        ways[:, :, t] = np.where(live, found, 0)
+    return ways[:, :, 0]

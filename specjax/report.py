@@ -2,10 +2,12 @@
 
 import functools
 import html
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.ft2font import FT2Font
@@ -128,10 +130,12 @@ _PAGE = """<!doctype html>
 <style>
 body {{ font: 14px/1.5 monospace; color: #333; background: #fff; margin: 2em }}
 h1 {{ font-size: 1em }}
-h1, li {{ white-space: pre-wrap; overflow-wrap: anywhere }}
+h1, h2, li {{ white-space: pre-wrap; overflow-wrap: anywhere }}
+h2 {{ font-size: 1em; font-weight: normal }}
 {styles}
 </style>
 <h1>{title}</h1>
+<h2>{setting}</h2>
 <ol>
 {lines}
 </ol>
@@ -141,10 +145,13 @@ Of what was rejected only the first token was tested, and only it is shown.</p>
 """
 
 
-def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str) -> str:
+def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: str = "") -> str:
     """Figure 1 as a page of its own, without scripts or fonts: a line for each target call.
 
     Like the terminal's, its characters are `printable`: ↵ stands for the end of a line.
+
+    Args:
+      setting: what was run: the draft, γ and the temperature.
     """
 
     def tagged(piece: str, kind: str) -> str:
@@ -152,30 +159,37 @@ def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str) -> str:
 
     return _PAGE.format(
         title=html.escape(printable(title)),
+        setting=html.escape(printable(setting)),
         styles="\n".join(f".{kind} {{ color: {colour} }}" for kind, colour in COLOURS.items()),
         lines="\n".join(f"<li>{''.join(tagged(*piece) for piece in line)}</li>" for line in lines),
         legend=", ".join(tagged(name, kind) for kind, name in _LEGEND.items()),
     )
 
 
-def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str) -> Figure:
-    """Figure 1 as a picture: a line for each target call, tokens coloured by what happened."""
-    height = 0.27 * len(lines) + 1.0
+def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: str = "") -> Figure:
+    """Figure 1 as a picture: a line for each target call, tokens coloured by what happened.
+
+    Args:
+      setting: what was run: the draft, γ and the temperature.
+    """
+    top = 0.95 if setting else 0.68  # of the first call, in inches
+    height = 0.27 * len(lines) + top + 0.32
     advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
     widest = max(sum(len(piece) for piece, _ in line) for line in lines) + 6
-    longest = max(widest, 1.25 * len(title))
+    longest = max(widest, 1.25 * len(title), len(setting) + 2)
     figure = Figure(figsize=(max(6.5, advance * longest), height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(0, figure.get_figwidth() / advance)
     axes.set_ylim(height, 0)
     axes.text(1, 0.3, _drawn(title), fontsize=10, weight="bold", va="center", parse_math=False)
+    axes.text(1, 0.57, _drawn(setting), fontsize=9, va="center", parse_math=False)
     axes.text(1, height - 0.25, "accepted", color=COLOURS["accepted"], fontsize=9, va="center")
     axes.text(11, height - 0.25, "rejected", color=COLOURS["rejected"], fontsize=9, va="center")
     axes.text(21, height - 0.25, "the target's own", color=COLOURS["corrected"], fontsize=9,
               va="center")  # fmt: skip
     for number, line in enumerate(lines):
-        y, x = 0.68 + 0.27 * number, 5.0
+        y, x = top + 0.27 * number, 5.0
         axes.text(3, y, str(number + 1), fontsize=8, color="0.6", ha="right", va="center")
         for piece, kind in line:
             axes.text(x, y, _drawn(piece), fontsize=9, family="monospace", color=COLOURS[kind],
@@ -212,26 +226,56 @@ def draw_timeline(rows: Sequence[tuple[str, Timeline]]) -> Figure:
     return figure
 
 
-def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
-    """Measured gains beside both predictions, a group of bars for each row."""
-    figure = Figure(figsize=(max(7, 1.05 * len(rows)), 3.6), layout="constrained")
+def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str], note: str = "") -> Figure:
+    """Measured speedups as bars, with quartiles; both predictions as marks over them.
+
+    The axis is that of what was measured, and of its own prediction: where the paper's formula
+    exceeds it, an arrow at the top has its number.
+
+    Args:
+      rows: with gain_decode, gain_decode_low, gain_decode_high, gain_end_to_end, predicted, which
+        may be None, and predicted_paper.
+      labels: of the rows; their lines are kept, and long ones are cut.
+      note: printed below.
+    """
+    figure = Figure(figsize=(max(7, 1.05 * len(rows)), 4), layout="constrained")
     axes = figure.add_subplot()
-    series = (
-        ("predicted, Thm 3.8 (v = 1)", "predicted_paper", "#c9d6e8"),
-        ("predicted, τ/(γc+v+overhead)", "predicted", "#7f9fca"),
-        ("measured, decode only", "gain_decode", "#1f4e8c"),
-        ("measured, end to end", "gain_end_to_end", "#e08a2e"),
-    )
-    width = 0.2
-    for i, (name, field, colour) in enumerate(series):
-        heights = [row[field] or 0 for row in rows]  # a prediction may be missing
-        places = [x + (i - 1.5) * width for x in range(len(rows))]
-        axes.bar(places, heights, width * 0.92, label=name, color=colour)
+    places, width = np.arange(len(rows)), 0.36
+
+    def of(field: str) -> np.ndarray:
+        return np.array([math.nan if row[field] is None else row[field] for row in rows])
+
+    loop, whole, predicted = of("gain_decode"), of("gain_end_to_end"), of("predicted")
+    low, high, paper = of("gain_decode_low"), of("gain_decode_high"), of("predicted_paper")
+    top = 1.12 * np.nanmax([np.ones(len(rows)), high, whole, predicted])
+    above = paper > top
+    bars: dict[str, Any] = {"width": width * 0.94, "error_kw": {"linewidth": 1.2, "capsize": 3}}
+    made: list[Any] = [
+        axes.bar(places - width / 2, loop, yerr=(loop - low, high - loop), color="#6f9bd1", **bars),
+        axes.bar(places + width / 2, whole, color="#e08a2e", **bars),
+        *axes.plot(places - width / 2, predicted, "_", color="#b0124d", markersize=17,
+                   markeredgewidth=2.5),
+        *axes.plot(places, np.where(above, math.nan, paper), "D", color="0.15", markersize=5),
+    ]  # fmt: skip
+    axes.plot(places[above], np.full(above.sum(), 0.97 * top), "^", color="0.15", markersize=5)
+    for place, value in zip(places[above], paper[above], strict=True):
+        axes.annotate(f"{value:.1f}", (place, 0.97 * top), (7, 0), textcoords="offset points",
+                      fontsize=8, va="center")  # fmt: skip
     axes.axhline(1, color="0.35", linestyle=":", linewidth=1)
-    axes.set_xticks(range(len(rows)), ["\n".join(textwrap.wrap(label, 12)) for label in labels])
-    axes.set_ylabel("gain over plain decoding")
+    axes.set_ylim(0, top)
+    lines = [[textwrap.fill(line, 12) for line in label.split("\n")] for label in labels]
+    axes.set_xticks(places, ["\n".join(label) for label in lines])
+    axes.set_ylabel("times plain decoding")
+    if note:
+        axes.set_xlabel(note, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2)
+    names = (
+        "measured, decode only, with quartiles",
+        "measured, end to end",
+        "predicted, τ/(γc+v+overhead)",
+        "predicted, Thm 3.8 (v = 1); ▲ where beyond the axis",
+    )
+    figure.legend(made, names, frameon=False, fontsize=8, loc="outside upper center", ncols=2)
     return figure
 
 
@@ -239,7 +283,7 @@ def draw_alphas(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure
     """α of each draft with its interval, a colour for each temperature; the paper's as rings.
 
     Args:
-      rows: with temperature, alpha, low, high, and paper, which may be None.
+      rows: with temperature, alpha, its interval low and high, and paper; these three may be None.
       labels: of each row's draft.
     """
     figure = Figure(figsize=(7, 0.45 * len(set(labels)) + 1.6), layout="constrained")
@@ -254,8 +298,8 @@ def draw_alphas(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure
         y = [places[name] + (i - (len(temperatures) - 1) / 2) * height for _, name in chosen]
         alphas = [row["alpha"] for row, _ in chosen]
         errors = [
-            [row["alpha"] - row["low"] for row, _ in chosen],
-            [row["high"] - row["alpha"] for row, _ in chosen],
+            [0 if row[end] is None else abs(row["alpha"] - row[end]) for row, _ in chosen]
+            for end in ("low", "high")
         ]
         axes.barh(y, alphas, height * 0.9, xerr=errors, label=f"T={temperature:g}",
                   color=("#1f4e8c", "#e08a2e")[i % 2], error_kw={"linewidth": 1})  # fmt: skip

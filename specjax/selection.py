@@ -58,7 +58,6 @@ DEAR_VERIFY = 1.5  # the same, for a verify pass and the rest of a round
 SHORT = 0.85  # τ beside what α promises: outputs end before the drafts do
 
 SAME = 0.05  # gains that differ by less are equal: timings are no better
-HARDLY = 1.05  # and a gain below this may be none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +68,13 @@ class Candidate:
     problem: str = ""
     """Why it cannot: it does not fit the target, or cannot be loaded."""
     remarks: tuple[str, ...] = ()
-    """What else differs from the target and no loop reads."""
+    """What else differs from the target and no loop reads; what n-grams were counted on."""
     parameters: int = 0
     memory: int = 0
     """Bytes of parameters and caches of both models, at the batch size asked for."""
     alpha: float = 0.0
-    alpha_low: float = 0.0
-    alpha_high: float = 0.0
+    alpha_low: float | None = None  # of fewer than `metrics.ENOUGH` outputs there is no interval
+    alpha_high: float | None = None
     agreement: float = 0.0
     """How often both models find the same token likeliest, over the same prefixes as α."""
     c: float = 0.0
@@ -103,10 +102,22 @@ class Candidate:
         return self.steps[str(self.gamma)] - self.gamma * self.c
 
 
+PLAIN = Candidate(
+    "plain decoding",
+    tau=1.0,
+    predicted=1.0,
+    gain=1.0,
+    gain_low=1.0,
+    gain_high=1.0,
+    gain_end_to_end=1.0,
+)
+"""A candidate like any other, which needs no draft: whatever is not faster loses to it."""
+
+
 class Recommendation(NamedTuple):
     """What to do."""
 
-    draft: str | None  # None: do not speculate
+    draft: str | None  # None: plain decoding
     gamma: int  # 0 without a draft
     words: str  # the same in words, and why
 
@@ -136,7 +147,8 @@ def select(
       target: whose outputs are to come sooner.
       drafts: directories, hub names, "unigram", "bigram", "lookup", or what `generate` takes as
         its draft. Named models are loaded one at a time and freed. None given: the members of the
-        target's family that are smaller, see `smaller_members`.
+        target's family that are smaller, see `smaller_members`. Plain decoding is compared with
+        all of them.
       texts: inputs of the kind that will be decoded; some 50 are enough.
       options: fields of `Trial`: temperature, max_new_tokens, batch_size, ...
 
@@ -200,7 +212,8 @@ class Trial:
 
     α is over tokens that the target generates, at batch `batch_size`. Times are those of batch 1,
     on `timed_inputs` of the inputs. If n-grams that count are among the drafts, they count the
-    target's outputs for the first half of the inputs, and all candidates are measured on the rest.
+    target's outputs for the first half of the different inputs, and all candidates are measured on
+    the rest: no input is in both parts, however often it is given.
 
     Raises:
       ValueError: too few inputs, or gammas that are no whole numbers ≥ 1.
@@ -225,10 +238,15 @@ class Trial:
         if not self.gammas or any(gamma < 1 or gamma != int(gamma) for gamma in self.gammas):
             raise ValueError(f"gammas={tuple(self.gammas)} must be whole numbers ≥ 1.")
         kept = [text for text in self.texts if text.strip()]
-        half = len(kept) // 2 if any(draft in COUNTED for draft in self.names) else 0
-        self._counted, self._measured = kept[:half], kept[half:]
-        if len(kept) < 2:
-            raise ValueError(f"{len(kept)} input(s) are too few to choose by: give 2 or more.")
+        different = list({text.strip(): text for text in kept}.values())
+        counts = any(draft in COUNTED for draft in self.names)
+        self._counted = different[: len(different) // 2] if counts else []
+        counted = {text.strip() for text in self._counted}
+        self._measured = [text for text in kept if text.strip() not in counted]
+        if len(different if counts else kept) < 2:
+            kind = "different input(s)" if counts else "input(s)"
+            few = len(different if counts else kept)
+            raise ValueError(f"{few} {kind} are too few to choose by: give 2 or more.")
 
     @property
     def names(self) -> list[str]:
@@ -264,6 +282,11 @@ class Trial:
 
     @functools.cached_property
     def _counts(self) -> ngram.Counts:
+        if not self._counted:
+            raise ValueError(
+                "n-grams count outputs of inputs that nothing is measured on: name them among the "
+                "trial's drafts, so that some are kept for that."
+            )
         outputs = self._decode(self._counted)
         return ngram.count(outputs, self.target.model.vocab_size, self.target.start_id)
 
@@ -326,7 +349,7 @@ class Trial:
         model = loaded.model if isinstance(loaded, Checkpoint) else ()
         return Candidate(
             name=name,
-            remarks=_remarks(self.target, loaded) if isinstance(loaded, Checkpoint) else (),
+            remarks=self._remarks(name, loaded),
             parameters=sum(x.size for x in jax.tree.leaves(model)),
             memory=nbytes(held),
             alpha=alpha.value,
@@ -345,6 +368,16 @@ class Trial:
             gain_high=found["gain_decode_high"],
             gain_end_to_end=found["gain_end_to_end"],
         )
+
+    def _remarks(self, name: str, loaded: Checkpoint | Drafter) -> tuple[str, ...]:
+        if isinstance(loaded, Checkpoint):
+            checks = compatibility.compare(self.target, loaded)
+            return tuple(str(check) for check in checks if not check.passed and not check.required)
+        if name in COUNTED:
+            seen, left = len(self._counted), len(self._measured)
+            said = f"counts the target's outputs for {seen} of the inputs, and all candidates are "
+            return (f"{said}measured on the {left} others",)
+        return ()
 
     def _alpha(self, loaded: Checkpoint | Drafter, law: Sampling) -> metrics.Alpha:
         return metrics.alpha_of_outputs(
@@ -374,29 +407,37 @@ def name_of(draft: str | Checkpoint | Drafter) -> str:
     return draft if isinstance(draft, str) else getattr(draft, "name", type(draft).__name__)
 
 
-def _remarks(target: Checkpoint, draft: Checkpoint) -> tuple[str, ...]:
-    checks = compatibility.compare(target, draft)
-    return tuple(str(check) for check in checks if not check.passed and not check.required)
-
-
 # --- what follows from the numbers ---------------------------------------------------------------
 
 
 def recommend(candidates: Sequence[Candidate]) -> Recommendation:
-    """The draft whose outputs come soonest, of equals the one that needs the least memory; or none,
-    and why not.
+    """The candidate whose outputs come soonest, of equals the one that needs the least memory.
+
+    Plain decoding is one of them and needs the least: a draft is recommended if it beats that by
+    more than timings vary.
     """
     usable = [candidate for candidate in candidates if not candidate.problem]
     refused = [f"{short(c.name)} cannot draft: {c.problem}" for c in candidates if c.problem]
-    best = max(usable, key=lambda c: c.gain_end_to_end, default=None)
-    if best is None:
-        return Recommendation(None, 0, _join("Do not speculate: no draft can be used.", *refused))
-    if best.gain_end_to_end <= 1:
-        said = "Do not speculate: with every draft here outputs come later than without."
+    faster = [candidate for candidate in usable if beats_plain(candidate)]
+    if not faster:
+        why = (
+            f"no draft here makes outputs come sooner by more than timings vary ({SAME:.0%})"
+            if usable
+            else "no draft can be used"
+        )
+        said = f"Use {PLAIN.name}: {why}."
         return Recommendation(None, 0, _join(said, *map(why_not, usable), *refused))
-    equals = [c for c in usable if c.gain_end_to_end > (1 - SAME) * best.gain_end_to_end]
-    winner = min(equals, key=lambda c: c.memory)
+    best = max(candidate.gain_end_to_end for candidate in faster)
+    equals = [candidate for candidate in faster if candidate.gain_end_to_end > (1 - SAME) * best]
+    winner = min(equals, key=lambda candidate: candidate.memory)
     return Recommendation(winner.name, winner.gamma, _praise(winner, equals, usable, refused))
+
+
+def beats_plain(candidate: Candidate) -> bool:
+    """Beyond the noise: outputs come sooner by `SAME`, and the loop is faster in three repeats of
+    four."""
+    sooner = (1 - SAME) * candidate.gain_end_to_end >= PLAIN.gain_end_to_end
+    return sooner and candidate.gain_low > PLAIN.gain
 
 
 def _praise(winner, equals, usable, refused) -> str:
@@ -407,12 +448,12 @@ def _praise(winner, equals, usable, refused) -> str:
         f"{winner.gain_high:.2f}; predicted {winner.predicted:.2f}): {winner.tau:.2f} tokens for "
         f"each call of the target, with α = {winner.alpha:.2f} and c = {winner.c:.2f}."
     ]
-    if winner.gain_end_to_end < HARDLY:
-        said.append("That is hardly more than timings vary: look again with more inputs.")
     others = ", ".join(short(c.name) for c in equals if c is not winner)
     if others:
         said.append(f"No slower within {SAME:.0%}, but larger: {others}.")
-    losing = [why_not(c) for c in usable if c.gain_end_to_end <= 1]
+    if winner.name in COUNTED:
+        said += [f"{winner.name} {remark}." for remark in winner.remarks]
+    losing = [why_not(c) for c in usable if not beats_plain(c)]
     return _join(*said, *losing, *refused)
 
 
@@ -436,6 +477,12 @@ def reasons(candidate: Candidate) -> tuple[str, ...]:
 def why_not(candidate: Candidate) -> str:
     """The same in a sentence or two, with what would change it."""
     one = candidate
+    if one.gain_end_to_end > 1:
+        return (
+            f"{short(one.name)}, {one.gain_end_to_end:.2f} times as soon: that is no more than "
+            f"timings vary (quartiles of the loop {one.gain_low:.2f} to {one.gain_high:.2f}). Look "
+            "again with more inputs."
+        )
     said = {
         "length": f"outputs of {one.tokens:.0f} tokens are too short: the loop is {one.gain:.2f} "
         f"times as fast, with {one.tau:.1f} tokens for each call of the target, and starting two "

@@ -36,6 +36,44 @@ def expected_tokens(alpha: Numbers, gamma: Numbers) -> Floats:
     return _plain(_expected_tokens(_alpha(alpha), _gamma(gamma, infinite=True)))
 
 
+def rounds_distribution(
+    alpha: float, gamma: int, tokens: int, rows: int = 1
+) -> Float[np.ndarray, " K"]:
+    """Entry k is P(k rounds until all rows have their output), k = 0 … tokens; float64.
+
+    Every output has `tokens` tokens, and each drafted token is accepted with chance α by itself. A
+    row with r tokens left drafts min(γ, r − 1) of them, so a round takes it from r to r − 1 − a,
+    a being how many were accepted. Rows are independent, and the slowest ends the batch:
+    P(≤ k rounds) is that of one row to the power of `rows`.
+
+    With R = Σ k·P(k), τ = tokens / R: of an output that ends, below Eq. (1), whose rounds all draft
+    γ tokens.
+
+    Raises:
+      ValueError: α outside [0, 1], or numbers that are not whole: γ ≥ 0, tokens ≥ 1, rows ≥ 1.
+    """
+    alpha, gamma = float(_alpha(alpha)), int(_gamma(gamma))
+    for name, value in (("tokens", tokens), ("rows", rows)):
+        if value < 1 or value != int(value):
+            raise ValueError(f"{name}={value} must be a whole number ≥ 1.")
+    drafted = np.minimum(gamma, np.arange(tokens))  # with 1 … tokens left
+    stops = [
+        np.where(a < drafted, alpha**a * (1 - alpha), np.where(a == drafted, alpha**a, 0.0))[a:]
+        for a in range(drafted[-1] + 1)
+    ]
+    left = np.zeros(tokens + 1)  # P(r tokens are left)
+    left[tokens] = 1.0
+    ended = [0.0]
+    for _ in range(tokens):
+        after = np.zeros(tokens + 1)
+        after[0] = left[0]
+        for a, chance in enumerate(stops):
+            after[: tokens - a] += left[1 + a :] * chance
+        left = after
+        ended.append(left[0])
+    return np.diff(np.array(ended) ** rows, prepend=0.0)
+
+
 def walltime_gain(alpha: Numbers, gamma: Numbers, c: Numbers, v: VerifyCost = 1.0) -> Floats:
     """Factor of walltime, (1 − α^(γ+1)) / ((1 − α)(γc + v)): Thm 3.8, where v = 1.
 

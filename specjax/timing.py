@@ -3,11 +3,12 @@
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Key
@@ -23,6 +24,10 @@ from specjax.state import State
 from specjax.theory import walltime_gain_from_tau
 
 Method = Autoregressive | Speculative
+
+# How plain decoding draws: rows that do not say it are of a time when it drew by Gumbel noise, V
+# numbers a token, which inflated every speedup at temperatures above 0.
+BASELINE = "draws as speculation does"
 
 
 class Timed:
@@ -54,6 +59,13 @@ class Timed:
         """The loop alone."""
         return [sum(batches) for batches in self.batches]
 
+    def part(self, repeats: slice) -> "Timed":
+        """Some of the repeats, with the rows of the last of all."""
+        some = Timed()
+        some.batches, some.end_to_end = self.batches[repeats], self.end_to_end[repeats]
+        some.rows, some.notes = self.rows, self.notes
+        return some
+
     def by_batch(self) -> list[float]:
         """The loop alone, of each batch: medians over repeats."""
         return np.median(self.batches, axis=0).tolist()
@@ -72,6 +84,7 @@ def side_by_side(
     key: Key[Array, ""],
     repeats: int,
     batch_size: int = 1,
+    budgets: Sequence[int] | None = None,
     names: tuple[str, str] = ("target", "draft"),
     between: Callable[[], None] = lambda: None,
     note: Callable[[State], Any] = lambda state: None,
@@ -84,6 +97,7 @@ def side_by_side(
     Args:
       texts: ids from `decoding.tokenize`, none empty.
       batch_size: texts decoded at once.
+      budgets: new tokens for each text, where it is to have fewer than max_new_tokens.
       names: of target and draft, for errors.
       between: is called after each batch; what is timed there meets the same machine.
       note: what to keep of each batch's final state.
@@ -93,7 +107,16 @@ def side_by_side(
     def once(timed: Timed, method: Method, batch: range) -> None:
         begin = time.perf_counter()
         context, state = jax.block_until_ready(
-            start(method, target, texts, batch, max_new_tokens, key, rows=len(batches[0]))
+            start(
+                method,
+                target,
+                texts,
+                batch,
+                max_new_tokens,
+                key,
+                rows=len(batches[0]),
+                budgets=budgets,
+            )
         )
         middle = time.perf_counter()
         state = jax.block_until_ready(decoding.run(method, context, state))
@@ -128,9 +151,10 @@ def start(
     key: Key[Array, ""],
     *,
     rows: int = 1,
+    budgets: Sequence[int] | None = None,
 ):
     """(context, state) of some of the texts before the first round, in the shapes of them all."""
-    return decoding.prepare(
+    context, state = decoding.prepare(
         method,
         target,
         [texts[index] for index in batch],
@@ -140,6 +164,11 @@ def start(
         rows=bucket(rows),
         width=common_width(texts),
     )
+    if budgets is not None:
+        own = np.zeros(state.length.shape, np.int32)
+        own[: len(batch)] = [budgets[index] for index in batch]
+        state = state.replace(limit=jnp.minimum(state.limit, state.length + own))
+    return context, state
 
 
 def common_width(texts: Sequence[Sequence[int]]) -> int:
@@ -221,6 +250,7 @@ def outcome(plain: Timed, spec: Timed, costs: Costs, gamma: int) -> dict[str, An
         "speculative_ms_per_token": float(1e3 * np.median(spec.per_token(spec.decode))),
         "tokens": counts.tokens,
         "target_calls": counts.iterations,
+        "baseline": BASELINE,
     }
 
 
@@ -286,21 +316,21 @@ def estimate(
     gamma, first = method.gamma_max, range(min(batch_size, len(sources)))
     contexts, state = start(method, target, sources, first, max_new_tokens, key, rows=len(first))
     costs = cost.measure(method, contexts, state, [gamma], [gamma])
-    # A batch lasts as long as its slowest row.
+    # A batch lasts as long as its slowest row, and a round's drafting as long as its longest draft:
+    # that is at least what the row that drafts most takes.
     batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
     calls = sum(max(row.target_calls for row in batch) for batch in batches)
     tokens = sum(max(row.emitted for row in batch) for batch in batches)
-    counts = summarize(rows)
-    drafting = counts.drafted / counts.iterations * costs.draft_step
-    rest = costs.overhead(gamma) * costs.target_step
-    lasts = drafting + costs.verify[gamma] + rest
-    phases = {"draft": drafting, "verify": costs.verify[gamma], "rest": max(rest, 0.0)}
+    draft_steps = sum(max(row.drafted for row in batch) for batch in batches)
+    drafting, verifying = draft_steps * costs.draft_step, calls * costs.verify[gamma]
+    rest = calls * costs.overhead(gamma) * costs.target_step
+    lasts = drafting + verifying + rest
     return Times(
-        phases={name: calls * seconds for name, seconds in phases.items()},
+        phases={"draft": drafting, "verify": verifying, "rest": max(rest, 0.0)},
         measured=False,
         c=costs.c,
         v=costs.v(gamma),
-        expected_gain=tokens * costs.target_step / (calls * lasts) if lasts > 0 else None,
+        expected_gain=tokens * costs.target_step / lasts if lasts > 0 else None,
     )
 
 
@@ -318,24 +348,6 @@ def gain(plain: Timed, other: Timed) -> dict[str, float]:
         "gain_decode_high": float(high),
         "gain_end_to_end": float(np.median(whole)),
     }
-
-
-def unit_times(
-    works: Sequence[Mapping[Hashable, float]], seconds: Sequence[float]
-) -> dict[Any, float]:
-    """What a unit of each kind of work takes, from calls that are known sums of such units.
-
-    Least squares of the relative errors: a long call does not count for more than a short one.
-
-    Args:
-      works: for each call, how many units of which kinds.
-      seconds: what each call took, > 0.
-    """
-    kinds = list(dict.fromkeys(kind for work in works for kind in work))
-    amounts = np.array([[work.get(kind, 0.0) for kind in kinds] for work in works])
-    took = np.asarray(seconds)[:, None]
-    found = np.linalg.lstsq(amounts / took, np.ones(len(took)), rcond=None)[0]
-    return dict(zip(kinds, found.tolist(), strict=True))
 
 
 def identical(plain: Timed, other: Timed) -> bool:

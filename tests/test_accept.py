@@ -9,7 +9,21 @@ import pytest
 
 from specjax import sampling as smp
 from specjax import speculative
-from specjax.accept import BlockRule, TokenRule, at_position, at_tokens, overlap, residual
+from specjax.accept import (
+    BlockRule,
+    GumbelRule,
+    TokenRule,
+    at_position,
+    at_tokens,
+    exactness,
+    lenient,
+    overlap,
+    own_acceptance,
+    remark,
+    residual,
+)
+from specjax.pytrees import pytree
+from specjax.sampling import sampling
 
 P = np.float32([0.35, 0.25, 0.15, 0.10, 0.07, 0.04, 0.02, 0.02])
 Q = np.float32([0.20, 0.20, 0.20, 0.15, 0.10, 0.08, 0.05, 0.02])
@@ -147,6 +161,76 @@ def test_selectors():
     laws = jnp.arange(12, dtype=jnp.float32).reshape(2, 2, 3)
     np.testing.assert_array_equal(at_tokens(laws, jnp.int32([[0, 2], [1, 0]])), [[0, 5], [7, 9]])
     np.testing.assert_array_equal(at_position(laws, jnp.int32([1, 0])), [[3, 4, 5], [6, 7, 8]])
+
+
+# What a rule says of itself.
+
+
+@pytree
+class Silent(TokenRule):
+    """Keeps everything, and says nothing of it."""
+
+    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        return jnp.ones(drafts.shape)
+
+
+@pytree
+class Honest(Silent):
+    """The same, said."""
+
+    strength: float
+    exact = False
+
+    def acceptance(self, target_logprobs, draft_logprobs):
+        return jnp.ones(target_logprobs.shape[:-1])
+
+
+@pytree
+class Renamed(BlockRule):
+    """Decides nothing by itself."""
+
+    def acceptance(self, target_logprobs, draft_logprobs):
+        return overlap(target_logprobs, draft_logprobs)
+
+
+class Bare:
+    """Of no base, with a function that decides."""
+
+    survival = next_probs = target_law = Silent.survival
+
+    def under(self, sampling):
+        return self
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("rule", "expected", "said"),
+    [
+        (TokenRule(), True, ""),
+        (BlockRule(), True, ""),
+        (GumbelRule(), True, ""),
+        (Renamed(), True, ""),
+        (lenient(1.0), True, ""),
+        (lenient(0.3), False, "LenientRule(lenience=0.3) is not exact"),
+        (Honest(2.0), False, "Honest(strength=2) is not exact"),
+        (Silent(), None, "Silent() does not say whether it is exact: "),
+        (Bare(), None, "Bare does not say"),
+    ],
+)
+def test_exactness(rule, expected, said, temperature):
+    """What a class declares does not pass to a subclass that decides in another way."""
+    assert exactness(rule, sampling(temperature)) is expected
+    assert remark(rule, sampling(temperature)).startswith(said)
+    assert bool(said) == bool(remark(rule, sampling(temperature)))
+
+
+def test_own_acceptance():
+    """Every rule of the library has its own; one that only changes `survival` has another's."""
+    for rule in (TokenRule(), BlockRule(), GumbelRule(), lenient(0.3), Honest(1.0), Renamed()):
+        assert own_acceptance(rule, sampling(1.0))
+        assert own_acceptance(rule, sampling(0.0))
+    assert not own_acceptance(Silent(), sampling(1.0))
+    assert not own_acceptance(Bare(), sampling(1.0))
 
 
 # Block verification.

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,13 @@ import pytest
 import command_line
 import test_loops
 from experiments.adaptive import board, pictures
-from experiments.adaptive.race import Counting
+from experiments.adaptive.race import Counting, against, choose
 from pairs import TEXTS
 from specjax import tasks
-from specjax.policies import Policy, constant, head
+from specjax.policies import Policy, constant, head, prices
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
-from specjax.trace import TracedRound
+from specjax.timing import Timed
 from table_models import inputs_of, random_table
 
 
@@ -59,8 +60,9 @@ def config_file(pair, tmp_path):
         "    config.temperatures, config.max_new_tokens = (0.0,), 12\n"
         "    config.policies = {'svip': {'threshold': 0.1}, 'goodput': {}, 'head': {}}\n"
         "    config.timed_inputs = config.alpha_inputs = 2\n"
-        "    config.repeats = 1\n"
-        "    config.seed = int(seed)\n"
+        "    config.repeats, config.price_repeats = 2, 1\n"
+        "    config.price_error = 1e-6 if seed == 'strict' else 1e6\n"
+        "    config.seed = int(seed.replace('strict', '0'))\n"
         "    return config\n"
     )
     return file
@@ -91,7 +93,9 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
         assert row["gain_decode_low"] <= row["gain_decode"] <= row["gain_decode_high"]
         assert row["replayed_gain"] > 0
         assert row["predicted"] == pytest.approx(row["replayed_gain"])  # all inputs are timed
-        assert len(row["timings"]["rounds"]) == 3
+        assert list(row["prices"]) == ["policies", "γ=1", "γ=2"]
+        assert row["prices"]["policies"]["error"] == row["price_error"] > 0
+        assert row["replayed_gain"] <= row["oracle_gain"] * (1 + 1e-6)
     by = {row["method"]: row for row in rows}
     assert by["γ=1"]["draft_calls"] == by["γ=1"]["drafted"]
     assert by[by["γ=1"]["best_static"]]["of_best"] == 1
@@ -111,18 +115,59 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     assert command(*flags).status == 0
     again = [json.loads(line) for line in (work / "results.jsonl").read_text().splitlines()]
     assert [row["method"] for row in again] == ["γ=1", "γ=2", "goodput", "svip"]
+    poor = command(f"--config={config_file}:strict", f"--workdir={tmp_path / 'poor'}")
+    assert (poor.status, poor.stderr.count("nothing is raced")) == (1, 1)
+    assert not (tmp_path / "poor" / "results.jsonl").exists()
+    twice = command(flags[0], f"--workdir={tmp_path / 'twice'}", "--only_prices")
+    assert twice.status == 0, twice.stderr
+    assert "second / first" in twice.stdout
+    assert "Farthest apart: " in twice.stdout
     other = command(f"--config={config_file}:1", flags[1])
     assert (other.status, other.stderr.count("rows of another config")) == (1, 1)
+
+
+def repeats(*seconds):
+    """A method that took so long for its only token, repeat by repeat."""
+    timed = Timed()
+    for each in seconds:
+        timed.start_repeat()
+        timed.add(each, 2 * each, [SimpleNamespace(emitted=1)], None)
+    return timed
+
+
+def test_the_best_static_length_is_chosen_on_other_repeats():
+    """γ=2 is fastest where it is chosen, in repeats 0, 2 and 4, and slower where it is compared:
+    the comparison, and all gains, are of repeats 1, 3 and 5 alone."""
+    timed = {
+        "plain": repeats(*[10, 12] * 3),
+        "γ=1": repeats(*[5, 6] * 3),
+        "γ=2": repeats(*[4, 8] * 3),
+        "svip": repeats(*[1, 6] * 3),
+    }
+    best, early, rest = choose(timed, "plain", ["γ=1", "γ=2"])
+    assert best == "γ=2"
+    assert early == {"plain": 1, "γ=1": 2, "γ=2": 2.5, "svip": 10}
+    assert rest["γ=2"].decode == [8, 8, 8]
+    assert rest["γ=2"].end_to_end == [16, 16, 16]
+    assert against(rest[best], rest["γ=1"])["best"] == pytest.approx(8 / 6)
+    # Ratios within a repeat: what slows one repeat down does not count.
+    slow = {"plain": repeats(10, 12, 100, 12, 10, 12), "γ=1": repeats(5, 6, 50, 6, 5, 6),
+            "γ=2": repeats(4, 8, 60, 8, 4, 8)}  # fmt: skip
+    assert choose(slow, "plain", ["γ=1", "γ=2"])[0] == "γ=2"
+    with pytest.raises(ValueError, match="repeats must be ≥ 2"):
+        choose({name: of.part(slice(1)) for name, of in timed.items()}, "plain", ["γ=1"])
 
 
 def row_of(method, gain, of_best, closed=None, **changes):
     """A row of a race in which γ=3 is the best static length."""
     spread = {"gain_decode": gain, "of_best": of_best}
+    table = prices(0.1, [1.0] * 4, error=0.012, largest_error=0.2, drop=0.034)
     return {
         "draft": "families/x/draft", "temperature": 0.0, "method": method, "alpha": 0.8,
         "static": method.startswith("γ"), "best_static": "γ=3", "closed": closed,
         "replayed_gain": gain, "predicted": gain, "oracle_gain": 2.0, "identical": True,
-        "tokens": 30, "timed_inputs": 2, "timings": {"c": 0.1},
+        "tokens": 30, "timed_inputs": 2, "c": 0.1, "prices": {"policies": table.as_row()},
+        "target_calls": 10, "drafted": 30, "accepted": 20, "gain_choosing": gain,
         **spread, **{f"{name}_{end}": value + by for name, value in spread.items()
                      for end, by in (("low", -0.02), ("high", 0.02))},
         **changes,
@@ -146,6 +191,11 @@ def test_words():
     assert [section.title for section in rest] == ["draft, T=0", "draft, T=1"]
     assert [row["method"] for row in rest[0].rows] == ["svip", "γ=3", "ucb"]
     assert "Slower than γ=3, by more than the quartiles: ucb." in rest[0].words
+    assert "1.2% from its price in the middle and at most 20%" in rest[0].words
+    # A policy that was lucky in the figures that are shown is not the best for that.
+    lucky = row_of("exp3", 1.5, 1.25, -0.3, gain_choosing=1.25)
+    assert board.best([still, ahead, lucky])["method"] == "svip"
+    assert board.still([row_of("γ=5", 1.9, 1.5), still])["method"] == "γ=3"
     lost = board.sections([still, behind])[0].words
     assert lost.startswith("The best policy is behind the best static γ for draft, T=0.")
     missed = board.sections([still, {**ahead, "predicted": 1.5}, behind])[0].words
@@ -154,10 +204,25 @@ def test_words():
     assert "DIFFER from plain decoding: svip" in wrong
 
 
-def test_lengths_are_drawn_where_rounds_begin():
-    """Rounds of 2 + 1 and 1 + 1 tokens begin at 0 and 3; what was drafted stands in two parts."""
-    rounds = [TracedRound([4, 5], [6], [7]), TracedRound([8], [], [9])]
-    figure = pictures.draw_lengths({"svip": rounds}, 4)
-    bars = [(b.get_x(), b.get_y(), b.get_height()) for b in figure.axes[0].patches]
-    assert bars == [(0, 0, 2), (3, 0, 1), (0, 2, 1), (3, 1, 0)]
-    assert figure.axes[0].get_title(loc="left") == "svip: 2 target calls"
+def test_races_are_not_joined():
+    """A column for each race by ascending α, and no line between them."""
+    races = [[row_of("γ=3", 1.2, 1.0, draft=name, alpha=alpha), row_of("svip", 1.3, 1.1, draft=name,
+              alpha=alpha)] for name, alpha in (("a", 0.4), ("b", 0.9))]  # fmt: skip
+    axes = pictures.draw_against_alpha(races).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        "a, T=0\nα = 0.40", "b, T=0\nα = 0.90",
+    ]  # fmt: skip
+    drawn = [
+        line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_color() != "0.5"
+    ]
+    assert len(drawn) >= 2
+    assert {line.get_linestyle() for line in drawn} == {"None"}
+
+
+def test_lengths_are_drawn_by_what_became_of_them():
+    """30 drafted and 20 accepted tokens in 10 calls: bars of 2 and, behind them, 1."""
+    race = [row_of("γ=3", 1.2, 1.0), row_of("svip", 1.3, 1.1, drafted=20)]
+    (axes,) = pictures.draw_lengths([race]).axes
+    bars = [(b.get_x(), round(b.get_y() + b.get_height() / 2), b.get_width()) for b in axes.patches]
+    assert bars == [(0, 0, 2), (0, 1, 2), (2, 0, 1), (2, 1, 0)]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["γ=3", "svip"]

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import math
+import random
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +38,9 @@ def test_drafted_tokens_are_accepted_with_the_chance_that_is_given(both, tempera
     deviation = math.sqrt(trials * 0.7 * 0.3)  # 1,700 trials: α is seen within .06
     assert abs(accepted - 0.7 * trials) < 5 * deviation
     assert trials > 1000
+    # And the rows take as many rounds as that gives: 32 of them, each by itself.
+    mean, deviation = forced.rounds(0.7, case.gamma, case.tokens, 1)
+    assert abs(call.calls.mean() - mean) < 4 * deviation / math.sqrt(32)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
@@ -142,6 +147,7 @@ def made_up(config):
     for row in rows:
         if row["buffer"] == 2048:
             row["autoregressive"]["ms"] = 11.4
+    rows += [{**case.cell, "gain": 1.03} for case in suite(config)["silent"]]
     return [*rows, {**suite(config)["start"][0].cell, "cached": {"autoregressive_s": 5.0}}]
 
 
@@ -153,21 +159,121 @@ def test_bars_are_met_missed_or_not_measured():
     for row in rows:
         row |= {
             "overhead_share": 0.051,
-            "gain": 1.7,
+            "gain": 1.7,  # drafting nothing, too
             "gain_at_alpha": 1.69,
             "cached": {"autoregressive_s": 5.1},
         }
         row["autoregressive"] = {"of_floor": 0.74, "times_peer": 1.5, "ms": row["buffer"]}
         row["speculative"] = {"times_peer": 1.9}
     assert {bar.judge(rows)[1] for bar in bars.bars(config)} == {"missed"}
-    assert tables.judged(config, rows).words == "10 missed."
+    assert tables.judged(config, rows).words == "12 missed."
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafting_nothing_must_not_be_faster_than_plain_decoding(temperature):
+    """1.11 is what a slow baseline gave; 3% is noise. On every kind of machine, for each
+    temperature by itself."""
+    for made in (benchmark_cpu, benchmark_gpu):
+        config = made.get_config()
+        (bar,) = (
+            bar for bar in bars.bars(config) if bar.name.startswith("a loop that drafts nothing")
+            and f"temperature {temperature:g}" in bar.name
+        )  # fmt: skip
+        rows = [case.cell | {"gain": 1.02} for case in suite(config)["silent"]]
+        assert {row["temperature"] for row in rows} == {0.0, 1.0}
+        assert bar.judge(rows) == (1.02, "met")
+        slow = [row | {"gain": 1.11} for row in rows if row["temperature"] == temperature]
+        assert bar.judge([*rows, *slow[-1:]]) == (1.11, "missed")
+        assert bar.judge(
+            [row for row in rows if row not in slow and row["temperature"] != temperature]
+        ) == (None, "not measured")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_loop_that_drafts_nothing(temperature):
+    """It calls the target once for each token; at temperature 0 these are plain decoding's."""
+    case = dataclasses.replace(
+        TINY, kind="silent", temperature=temperature, batch=2, tokens=6, buffer=16
+    )
+    row = measure.measure(measure.Lab(SETTINGS), case)
+    assert row["drafted"] == 0
+    assert (len(row["gains"]), row["keys"]) == (2, 6)
+    assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+    section = tables.silent([case.cell | row])
+    assert len(section.rows) == 1
+    assert f"{row['gain']:.2f}" in section.columns[-1][1](section.rows[0])
+
+
+SETTINGS = types.SimpleNamespace(repeats=2, keys_per_repeat=3, steps=1, bandwidth_mb=1, peers=False)
+
+
+def test_figures_are_averaged_over_keys_that_no_two_repeats_share(both):
+    """And say beside the forced α which was seen, and beside τ which was to be expected."""
+    case = dataclasses.replace(TINY, batch=2, tokens=8, buffer=16)
+    methods = {"plain": measure.build(case, both[0], None), "spec": measure.build(case, *both)}
+    calls = [measure.call(case, both[0], methods["spec"], key) for key in range(6)]
+    rounds = [int(call.calls.max()) for call in calls]
+    assert len(set(rounds)) > 1
+    order = random.Random(0)
+    turns = [
+        measure.turn(case, both[0], methods, measure.keys_of(SETTINGS, repeat), order)
+        for repeat in (1, 2)
+    ]
+    plain, spec = ([taken[name] for taken in turns] for name in methods)
+    row = case.cell | measure._counts(case, spec) | measure._gain(plain, spec)
+    row |= forced.expected(row)
+    assert row["rounds_by_key"] == [rounds[:3], rounds[3:]]
+    assert (row["keys"], row["tau"]) == (6, 8 / (sum(rounds) / 6))
+    tested = sum(int(call.tested.sum()) for call in calls)
+    assert row["alpha_seen"] == sum(int(call.accepted.sum()) for call in calls) / tested
+    mean, deviation = forced.rounds(case.alpha, case.gamma, 8, 2)
+    assert row["tau_expected"] == 8 / mean
+    assert row["tau_off"] == pytest.approx((mean - sum(rounds) / 6) / deviation * math.sqrt(6))
+    by_repeat = [sum(rounds[:3]) / 3, sum(rounds[3:]) / 3]
+    scaled = [gain * taken / mean for gain, taken in zip(row["gains"], by_repeat, strict=True)]
+    assert row["gain_at_alpha"] == pytest.approx(sum(scaled) / 2)
+    made = {"ms": 1.0, "ms_low": 1.0, "ms_high": 1.0, "floor_ms": 1.0, "whole_ms": 1.0}
+    made |= {"tokens_per_s": 1.0}
+    row |= {"autoregressive": made, "speculative": made, "predicted": 1.0, "overhead_share": 0.1}
+    row |= {"peer_note": ""}
+    section = tables.decoding([row])
+    cells = {name: cell(section.rows[1]) for name, cell in section.columns}
+    assert cells["α seen"] == f"{row['alpha_seen']:.2f}"
+    assert cells["τ expected"] == f"{row['tau_expected']:.2f} ± {row['tau_error']:.2f}"
+    assert cells["τ"] == f"{row['tau']:.2f} ({row['tau_low']:.2f} to {row['tau_high']:.2f})"
+    assert "NOT" not in section.words
+    strange = row | {"rounds_by_key": [[8] * 3] * 2}  # no draft accepted, six times
+    assert "no luck, in tiny" in tables.decoding([strange | forced.expected(strange)]).words
+
+
+def test_one_key_does_not_say_that_speculation_never_pays():
+    """The draw of probability 1.9% that all batches once shared: τ = 2.29 where α gives 2.88."""
+    config = benchmark_cpu.get_config()
+    cells = [case.cell for case in suite(config)["batch"]]
+    gains = (0.98, 0.91, 0.90, 0.79, 0.70)
+    pace = {"tokens_per_s": 1.0}
+    rows = [
+        cell | {"gain": gain, "rounds": 21, "tau": 48 / 21, "tau_rows": 2.3, "alpha_seen": 0.66,
+                "predicted": gain, "v": 1.3, "c": 0.3, "autoregressive": pace, "speculative": pace}
+        for cell, gain in zip(cells, gains, strict=True)
+    ]  # fmt: skip
+
+    def said(rows):
+        rows = [row | forced.expected(row) for row in rows]
+        return tables.batches(config, rows).words
+
+    words = said(rows)
+    assert "those of 1 key, too few to say" in words
+    assert "stops paying between batch 4 and 8 at the expected τ" in words
+    many = [row | {"gains": [row["gain"]] * 5, "rounds_by_key": [[21] * 4] * 5} for row in rows]
+    assert "Over 20 keys speculation stops paying before batch 1 as measured" in said(many)
 
 
 def test_bars_of_an_accelerator_need_all_rows_of_the_paper():
     config = benchmark_gpu.get_config()
     (promised,) = (bar for bar in bars.bars(config) if "Tables" in bar.name)
     rows = [
-        {**case.cell, "gain": 1.8, "predicted_c_v": 2.0, "c": 0.02, "v": 1.0}
+        {**case.cell, "gain": 1.8, "predicted_c_v": 2.0, "c": 0.02, "v": 1.0, "rounds": 30}
         for case in suite(config)["paper"]
     ]
     assert promised.judge(rows) == (0.9, "met")
@@ -189,12 +295,14 @@ from configs import benchmark_cpu
 def get_config(part="all"):
     config = benchmark_cpu.get_config(part)
     config.repeats, config.steps, config.bandwidth_mb, config.peers = 1, 1, 1, False
+    config.keys_per_repeat = 2
     config.base.update(target="tiny", draft="tiny-draft", source=5, tokens=8, buffer=16)
     config.verify_gamma, config.gammas = 2, (3,)
     config.batches, config.sources = (1, 2), (5,)
     config.buffers, config.buffer_batches = (16,), (1,)
     config.shapes = (("tiny", ""),)
     config.agreeing = (("tiny", "tiny-draft"),)
+    config.silent = (("tiny", "tiny-draft"),)
     config.starts = (("tiny", "tiny-draft"),)
     return config
 """
@@ -221,20 +329,22 @@ def test_the_command_measures_what_is_missing(monkeypatch, capsys, tmp_path):
     assert outcome.status == 0, outcome.stderr
     path = tmp_path / "out" / "results.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["kind"] for row in rows] == ["decode"] * 2 + ["verify", "decode", "decode", "start"]
+    kinds = ["decode"] * 2 + ["verify", "decode", "decode", "silent", "silent", "start"]
+    assert [row["kind"] for row in rows] == kinds
     base = rows[0]
     assert base["autoregressive"]["of_floor"] > 0
     assert base["peer_note"] == "skipped: --config.peers is off"
     assert base["predicted"] > 0
     assert base["tau"] == 8 / base["rounds"]
-    tau = 1 + 0.8 + 0.8**2 + 0.8**3
-    assert base["gain_at_alpha"] == pytest.approx(base["gain"] * tau / base["tau"])
+    assert base["keys"] == 2
+    wanted = base["gain"] * base["tau_expected"] / base["tau"]
+    assert base["gain_at_alpha"] == pytest.approx(wanted)
     assert set(rows[2]["v_by_gamma"]) == {"1", "2"}
     assert "speculative" not in rows[3]
     assert rows[4]["alpha_seen"] == 1.0
     for when in ("cold", "cached"):
-        assert rows[5][when]["speculative_s"] > 0
-        assert rows[5][when]["peak_gb"] > rows[5][when]["weights_gb"]
+        assert rows[7][when]["speculative_s"] > 0
+        assert rows[7][when]["peak_gb"] > rows[7][when]["weights_gb"]
     for title in ("Bars", "Decoding", "c and v(γ)", "Start and memory", "Batches", "Where"):
         assert f"## {title}" in (tmp_path / "out" / "report.md").read_text()
     assert "tiny + tiny-draft B2 T16 S5 N8" in outcome.stdout

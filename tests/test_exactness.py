@@ -193,10 +193,9 @@ def raw_draft_step(method, contexts, state, dice):
 
 
 def _finish(method, contexts, state, drafts, dice):
-    laws, state = speculative.verify(method, contexts.target, state, drafts)
-    outcome = speculative.accept(method, state, drafts, laws, dice)
-    round_ = speculative.Round(drafts, laws, *outcome)
-    return speculative.learn(method, state, round_), round_
+    scores, state = speculative.verify(method, contexts.target, state, drafts)
+    ending = speculative.accept(method, state, drafts, scores, dice)
+    return speculative.conclude(method, contexts.drafter, state, drafts, scores, ending)
 
 
 def filtered_laws(logprobs):

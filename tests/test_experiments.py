@@ -128,6 +128,27 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
     refused(compare("--config.method=autoregressive"), "compare=True needs", "speculative")
 
 
+@pytest.mark.parametrize(
+    ("temperature", "rule", "said"),
+    [
+        (1.0, "token", "the methods draw different samples of one distribution.$"),
+        (
+            1.0,
+            "lenient(0.3)",
+            r"different samples. LenientRule\(lenience=0.3\) is not exact.$",
+        ),
+        (0.0, "lenient(0.3)", r"outputs are the same tokens. LenientRule\(lenience=0.3\) is not"),
+    ],
+)
+def test_what_a_comparison_says_of_tokens(decode, temperature, rule, said):
+    """At temperatures above 0 nothing of how many are the same: they differ by design."""
+    chosen = f"--config.temperature={temperature}", f"--config.rule={rule}"
+    outcome = decode("--config.compare=True", *chosen)
+    assert outcome.status == 0, outcome.stderr
+    assert re.search(said, outcome.stderr, re.MULTILINE)
+    assert ("same tokens" in outcome.stderr) == (temperature == 0)
+
+
 def test_results_outlive_new_fields():
     """Rows made before a field was there belong to the same config with that field's default."""
     config = ml_collections.ConfigDict({"gamma": 4})
@@ -384,18 +405,27 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     }  # fmt: skip
     found = rows((work / "results.jsonl").read_text())
     by = {name: [row for row in found if row["table"] == name] for name in
-          ("alpha", "gain", "lenience", "quality", "beam")}  # fmt: skip
+          ("alpha", "gain", "lenience", "quality", "beam", "trace", "timeline")}  # fmt: skip
     assert {name: len(of) for name, of in by.items()} == {
-        "alpha": 4, "gain": 2, "lenience": 16, "quality": 2, "beam": 1,
+        "alpha": 4, "gain": 2, "lenience": 16, "quality": 2, "beam": 1, "trace": 1, "timeline": 3,
+    }  # fmt: skip
+    batches = {name: {row["batch"] for row in of} for name, of in by.items()}
+    assert batches == {
+        "alpha": {16}, "gain": {1}, "lenience": {16}, "quality": {16}, "beam": {8}, "trace": {1},
+        "timeline": {1},
     }  # fmt: skip
     for row in found:
         for name in FACTS:
             assert isinstance(row[name], str), name
             assert row[name], name
+        assert row["seed"] == 0
     for row in by["gain"]:
         check_gain(row)
     for row in by["alpha"]:
-        assert row["low"] <= row["alpha"] <= row["high"] <= 1
+        assert row["low"] is None  # 3 outputs
+        assert row["alpha"] <= 1
+    for row in by["lenience"]:
+        assert row["keeps_distribution"] is (row["lenience"] == 1)
     wanted = specjax.measure_alpha(
         pair.target, pair.draft, [e.input for e in examples[:3]], max_new_tokens=24, batch_size=16
     )
@@ -417,7 +447,19 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     for name in ("dtype", "commit", "device"):
         assert f"- {name}: " in report
     assert "token for token" in report
-    assert "$[b]$   (" in outcome.stdout  # the trace's title
+    assert "Warning" not in report
+    sources = re.findall(r"^(\d+) rows?: commit \S+; dtype float32; batch (\d+); seed 0\.$",
+                         report, re.MULTILINE)  # fmt: skip
+    assert sources == [("4", "16"), ("2", "1"), ("16", "16"), ("2", "16"), ("1", "8"), ("1", "1"),
+                       ("3", "1")]  # fmt: skip
+    (traced,) = by["trace"]
+    said = f"γ={traced['gamma']}, T=0: {traced['tokens']} tokens in {traced['target_calls']} target"
+    assert f"$[b]$\ndraft, {said} calls" in outcome.stdout
+    assert f"draft, {said} calls" in report
+    assert f"draft, {said} calls" in (work / "trace.html").read_text()
+    for row in by["timeline"]:
+        assert [event[0] for event in row["events"]].count("start") == 1
+        assert len(row["output"]) == traced["tokens"]
     for name in re.findall(r"\]\(([\w/.]+)\)", report):
         assert (work / name).stat().st_size > 0, name
 
@@ -428,8 +470,28 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert job(f"--workdir={work}").status == 0
     again = (work / "results.jsonl").read_bytes().splitlines(keepends=True)
     assert again[:-1] == lines[:-1]
-    assert json.loads(again[-1]) == json.loads(lines[-1])
+    last, cut = (json.loads(of[-1]) | {"events": len(json.loads(of[-1])["events"])}
+                 for of in (again, lines))  # fmt: skip
+    assert last == cut
     assert (work / "report.md").exists()
+
+    # The report again from rows alone, of which some are from another commit and say less.
+    made = [json.loads(line) for line in again]
+    for row in made[:4]:
+        row["commit"] = "0123456789"
+        del row["batch"]
+    (work / "results.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in made[:-1]))
+    monkeypatch.setattr(study.Study, "target", None)
+    outcome = job(f"--workdir={work}", "--nomeasure")
+    assert outcome.status == 0, outcome.stderr
+    assert "Not measured, and left out: timeline." in outcome.stdout
+    report = (work / "report.md").read_text()
+    assert "> **Warning: the 26 rows of this report are not of one run: commit " in report
+    assert "0123456789 (4)" in report.splitlines()[2]
+    assert "4 rows: commit 0123456789; dtype float32; batch –; seed 0; where the rows" in report
+    assert "their config has batch_size=16." in report
+    assert report.count("commit 0123456789") == 2
+    (work / "results.jsonl").write_bytes(b"".join(again))
 
     other = command("experiments.reproduce", f"--config={config_file}:1", f"--workdir={work}")
     refused(other, "rows of another config", work)

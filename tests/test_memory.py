@@ -1,5 +1,6 @@
 """What a model needs is told from shapes alone, and loading takes hardly more than the model."""
 
+import dataclasses
 import subprocess
 import sys
 import textwrap
@@ -9,11 +10,16 @@ import numpy as np
 import pytest
 
 import gpt_variants
+import llama_variants
 import t5_variants
 from command_line import ROOT
+from configs import decode as decode_config
+from experiments import decode
+from experiments.benchmark import cases, models
 from specjax import decoding
 from specjax.models import memory
 from specjax.models.hub import load, outline
+from specjax.models.t5 import T5Config
 from specjax.sampling import sampling
 
 
@@ -42,27 +48,85 @@ def test_an_outline_reads_no_weights(directory, monkeypatch):
         load(directory)
 
 
-def test_what_is_needed_is_what_prepare_makes(directory):
-    """Parameters, context and cache to the byte; counters and tokens of the state are small."""
-    checkpoint = load(directory)
-    texts, budget = [[3, 4, 5], [6] * 17], 12
-    method = decoding.build(checkpoint, None, gamma=1, sampling=sampling(0.0))
-    context, state = decoding.prepare(
-        method,
-        checkpoint,
-        texts,
-        [(0, 0), (1, 0)],
-        max_new_tokens=budget,
-        key=jax.random.key(0),
-        rows=2,
+def plain(sampling, target, draft):
+    return decoding.build(target, None, gamma=1, sampling=sampling)
+
+
+def speculative(sampling, target, draft):
+    return decoding.build(target, draft, gamma=5, sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("loop", "sampling", "rows", "checkpoint"),
+    [
+        (plain, sampling(0.0), 1, "t5"),
+        (plain, sampling(1.0, 5, 0.9), 8, "gpt"),
+        (speculative, sampling(0.0), 1, "llama"),
+        (plain, sampling(1.0), 8, "wide"),
+        (speculative, sampling(1.0), 8, "wide"),
+    ],
+    indirect=["checkpoint"],
+)
+def test_what_is_needed_is_what_a_run_takes(loop, sampling, rows, checkpoint, caplog):
+    """Told from shapes: parameters and state to the byte, and no less than either program takes for
+    intermediate results, nor much more. The run finds its programs compiled.
+    """
+    shapes = dataclasses.replace(checkpoint, model=jax.eval_shape(lambda: checkpoint.model))
+    longest, budget = 17, 9
+    need = decoding.needed(
+        loop(sampling, shapes, shapes), shapes, longest, rows=rows, max_new_tokens=budget
     )
-    need = decoding.needed(checkpoint, 17, rows=2, max_new_tokens=budget)
-    assert need.params == memory.nbytes(checkpoint.model)
-    assert need.state == memory.nbytes((context, state.cache))
-    assert need.laws == 2 * checkpoint.model.vocab_size * 4
-    wider = decoding.needed(checkpoint, 17, rows=2, max_new_tokens=budget, gamma=3)
-    assert wider.laws == 7 * need.laws  # three drafted tokens and four positions
-    assert need.total == need.params + need.state + need.laws
+    method = loop(sampling, checkpoint, checkpoint)
+    with jax.log_compiles():
+        context, state = decoding.prepare(
+            method,
+            checkpoint,
+            [[3] * longest] * rows,
+            [(row, 0) for row in range(rows)],
+            max_new_tokens=budget,
+            key=jax.random.key(0),
+            rows=rows,
+        )
+        kept = memory.nbytes((context, state))
+        compiled = decoding._loop_of(method).lower(method, context, state).compile()
+        jax.block_until_ready(decoding.run(method, context, state))
+    assert "Compiling jit(decode)" not in caplog.text
+    assert "Compiling jit(start)" not in caplog.text
+    assert need.params == memory.nbytes(method)
+    assert need.state == kept
+    looped = compiled.memory_analysis().temp_size_in_bytes
+    assert need.temporary >= looped
+    if checkpoint.name == "wide":  # what is largest here: the distributions of a round
+        assert looped > 4 * rows * (2 * method.gamma_max + 1) * checkpoint.model.vocab_size
+        assert need.temporary < 1.3 * looped
+    assert need.total == need.params + need.state + need.temporary
+
+
+@pytest.fixture
+def checkpoint(request, tmp_path, monkeypatch):
+    """Tiny models of each kind; and one whose vocabulary is 1,000 times as wide as the model."""
+    if request.param == "wide":
+        monkeypatch.setitem(cases.SHAPES, "wide", T5Config(16_384, 16, 8, 16, 1, 1, 1))
+        return models.make("wide", dtype="float32", weights="random")
+    kind = {"t5": t5_variants, "gpt": gpt_variants, "llama": llama_variants}[request.param]
+    variant = {"t5": "v1_1", "gpt": "tied", "llama": "llama3"}[request.param]
+    return load(kind.write(tmp_path, kind.VARIANTS[variant]))
+
+
+def test_memory_is_asked_for_the_rows_that_there_are(pair, monkeypatch):
+    """One input is one row, whatever batch is allowed; and samples are rows."""
+    config = decode_config.get_config()
+    method = decoding.build(pair.target, None, gamma=1, sampling=sampling(0.0))
+    asked = []
+    monkeypatch.setattr(decode, "check_fits", lambda *args: asked.append(args))
+    for config.batch_size, config.samples in ((20_000, 1), (1, 1), (20_000, 3)):
+        decode.check_memory(config, ["a text"], pair.target, method)
+    (said, many, _), (_, one, _), (said_of_three, three, _) = asked
+    assert many == one < three < 4 * one
+    assert (said, said_of_three) == (
+        "Caches and distributions of 1 rows",
+        "Caches and distributions of 3 rows",
+    )
 
 
 def test_a_model_that_does_not_fit_says_so_before_it_is_read(directory, monkeypatch):

@@ -11,10 +11,12 @@ import pytest
 import specjax
 from pairs import IDS, TEXTS
 from reference import law
-from specjax import decoding, metrics, monitor
+from specjax import accept, decoding, metrics, monitor
+from specjax.accept import TokenRule
 from specjax.batching import pack
 from specjax.decoding import Row
 from specjax.draft import ModelDrafter
+from specjax.pytrees import pytree
 from specjax.sampling import sampling
 from table_models import MarkovModel
 
@@ -75,7 +77,7 @@ def test_alpha_is_the_mean_overlap_of_the_laws(pair, bigram, temperature):
         for ours, expected in zip(found.overlaps, betas, strict=True):
             np.testing.assert_allclose(ours, expected, atol=2e-5)
         np.testing.assert_allclose(found.value, np.concatenate(betas).mean(), atol=1e-5)
-        assert found.low < found.value < found.high
+        assert (found.low, found.high, found.interval) == (None, None, "–")  # 8 outputs
         if temperature == 0:
             agree = [
                 p.argmax(-1) == q.argmax(-1) for p, q in zip(target_logits, laws[name], strict=True)
@@ -87,7 +89,6 @@ def test_alpha_is_the_mean_overlap_of_the_laws(pair, bigram, temperature):
 def test_alpha_of_the_target_itself_is_one(pair, temperature):
     found = measure(pair.target, pair.twin, temperature=temperature)
     assert found.value == pytest.approx(1, abs=1e-5)
-    assert found.low == pytest.approx(found.high, abs=1e-5)
 
 
 def test_alpha_depends_neither_on_the_batch_nor_on_empty_texts(pair):
@@ -110,6 +111,53 @@ def test_logits_that_are_not_finite(pair):
     )
     with pytest.raises(FloatingPointError, match="target or its draft are not finite"):
         measure(pair.target, broken)
+
+
+def test_an_interval_needs_ten_outputs(pair):
+    """None of one output or nine. In one line, with what it is of: never the overlaps."""
+    texts = [f"x{i} = {i}" for i in range(10)]
+    for count in (1, 9, 10):
+        found = measure(pair.target, pair.draft, texts=texts[:count], temperature=1.0)
+        assert len(found.overlaps) == count
+        if count < 10:
+            assert (found.low, found.high) == (None, None)
+        else:
+            assert found.low < found.value < found.high
+        interval = f"{found.low:.3f} to {found.high:.3f}" if count == 10 else "–"
+        assert repr(found) == (
+            f"Alpha({found.value:.3f}, 95% interval {interval}, {count} outputs, "
+            f"{found.tokens} tokens)"
+        )
+
+
+@pytree
+class Generous(TokenRule):
+    """Keeps everything, by another's chance of acceptance."""
+
+    exact = False
+
+    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        return jnp.ones(drafts.shape)
+
+
+def test_alpha_of_a_rule_that_is_not_exact(pair):
+    """It has the rule's name; α of a rule that inherits another's is refused."""
+    options = {"temperature": 1.0, "draft": pair.draft}
+    assert measure(pair.target, **options, rule=accept.BlockRule()).rule == ""
+    assert measure(pair.target, **options, rule=accept.lenient(1.0)).rule == ""
+    found = measure(pair.target, **options, rule=accept.lenient(0.25))
+    assert "of LenientRule(lenience=0.25), 95%" in repr(found)
+    with pytest.raises(ValueError, match=r"Generous\(\) .* inherits `acceptance`"):
+        measure(pair.target, **options, rule=Generous())
+
+
+def test_results_say_whether_they_are_exact(pair):
+    generate = functools.partial(specjax.generate, pair.target, pair.draft, TEXTS[:1])
+    for rule, exact in ((None, True), ("lenient(0.3)", False), ("lenient(1)", True)):
+        for measured in ("", "phases", "costs"):
+            found = generate(rule=rule, max_new_tokens=4, measure=measured)
+            assert found.exact is found.summary.exact is exact
+    assert f"exact={False}" in repr(generate(rule="lenient(0.3)", max_new_tokens=4).summary)
 
 
 # Numbers from rows.

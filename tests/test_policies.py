@@ -17,9 +17,8 @@ from reference import sequence_law, total_variation
 from specjax import decoding, generate, policies, speculative
 from specjax import sampling as smp
 from specjax.accept import TokenRule
-from specjax.cost import Costs
 from specjax.draft import ModelDrafter
-from specjax.policies import Observation, RoundStats, constant, prices
+from specjax.policies import Observation, Round, constant, prices
 from specjax.policies.averages import average, gammatune
 from specjax.policies.bandits import Played, Weighed, exp3, hedge, ucb
 from specjax.policies.confidence import confidence
@@ -39,7 +38,7 @@ def keys_of(batch: int):
     return smp.row_keys(jax.random.key(0), jnp.arange(batch, dtype=jnp.int32), zeros)
 
 
-def stats_of(drafted, accepted, gamma_max, overlap=None, ratio=None, probs=None) -> RoundStats:
+def stats_of(drafted, accepted, gamma_max, overlap=None, ratio=None, probs=None) -> Round:
     """A round of one or more rows; per-position numbers default to .5."""
     drafted, accepted = (jnp.atleast_1d(jnp.int32(x)) for x in (drafted, accepted))
     slot = jnp.arange(gamma_max, dtype=jnp.int32)[None, :]
@@ -48,7 +47,7 @@ def stats_of(drafted, accepted, gamma_max, overlap=None, ratio=None, probs=None)
         row = jnp.full((gamma_max,), 0.5) if values is None else jnp.asarray(values, jnp.float32)
         return jnp.broadcast_to(jnp.pad(row, (0, gamma_max - len(row))), (len(drafted), gamma_max))
 
-    return RoundStats(
+    return Round(
         active=drafted >= 0,
         drafted=drafted,
         accepted=accepted,
@@ -435,15 +434,15 @@ def test_finished_rows_learn_nothing():
 
 
 def test_prices():
-    """From timings: v at the narrowest pass that is wide enough; a table for another γ_max."""
-    costs = Costs(2.0, 0.5, verify={1: 2.2, 3: 2.6, 4: 3.0}, round={})
-    np.testing.assert_allclose(costs.prices(3).rounds(3), [1.3, 1.55, 1.8, 2.05])
-    table = costs.prices(3, widths=(2, 9), overhead=0.1)
+    """Rounds by what they draft; a table for another γ_max; what no table can be made of."""
+    table = prices(0.25, [1.2, 1.2, 1.4, 1.4])
     np.testing.assert_allclose(table.rounds(3), [1.2, 1.45, 1.9, 2.15], rtol=1e-6)
     with pytest.raises(ValueError, match="γ_max=3 and not for 4"):
         goodput(table).init(keys_of(1), 4)
     with pytest.raises(ValueError, match="one for each of 0"):
         prices(0.1, [1.0, 0.0])
+    with pytest.raises(ValueError, match="call=-1"):
+        prices(0.1, [1.0], call=-1)
 
 
 # All policies, in the loop.

@@ -1,48 +1,163 @@
-"""What rounds cost: fitted to calls of known lengths, or given."""
+"""What rounds and calls cost: fitted to calls of known work, checked, and told to policies."""
 
+import collections
 import dataclasses
-from types import SimpleNamespace
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import command_line
 import test_loops
-from experiments import pricing
-from experiments.pricing import Timings
+from experiments import pricing as tables
 from pairs import TEXTS
-from specjax import decoding, speculative, timing
-from specjax.policies import constant
+from specjax import decoding, generate, policies, pricing, speculative, timing
+from specjax.policies import prices
+from specjax.pricing import CALL, PLAIN_CALL, TOKEN, Always
 from specjax.sampling import sampling
-from specjax.timing import Timed
 from table_models import inputs_of, random_table
+from toy_policies import library
 
 
 def close(values):
     return pytest.approx(values, rel=1e-5)
 
 
+# --- the fit ---------------------------------------------------------------------------------
+
+
 def test_unit_times():
     """Exact where the calls are sums; where they are not, errors count by a call's length."""
     works = [{"a": 1, "b": 2}, {"a": 1, "b": 5}, {"a": 1, "c": 1}]
-    found = timing.unit_times(works, [3.0 + 2 * 0.5, 3.0 + 5 * 0.5, 3.0 + 7.0])
+    found = pricing.unit_times(works, [3.0 + 2 * 0.5, 3.0 + 5 * 0.5, 3.0 + 7.0])
     assert found == close({"a": 3.0, "b": 0.5, "c": 7.0})
     # Of 1 second in one call and 300 in 100: Σ (x/t − 1)² is least at Σ (x/t)/Σ (x/t)².
-    (found,) = timing.unit_times([{"a": 1}, {"a": 100}], [1.0, 300.0]).values()
+    (found,) = pricing.unit_times([{"a": 1}, {"a": 100}], [1.0, 300.0]).values()
     assert found == close((1 + 1 / 3) / (1 + 1 / 9))
 
 
+def test_no_unit_takes_less_than_nothing():
+    """Two units in 1 s and one in 2 s: a fixed time of 3 s and −1 s a unit, without the bound."""
+    works, seconds = [{"call": 1, "b": 1}, {"call": 1, "b": 2}], [2.0, 1.0]
+    assert pricing.unit_times(works, seconds, ordered=False) == close({"call": 3.0, "b": -1.0})
+    found = pricing.unit_times(works, seconds)
+    assert found["b"] == 0
+    assert 1 < found["call"] < 2
+
+
+LOOPS = {"policies": (1, 8), "γ=3": (4,), "γ=7": (8,)}
+PASSES = {"policies": {1: 4.0, 8: 7.0}, "γ=3": {4: 5.5}, "γ=7": {8: 6.5}}
+ROUNDS = {  # s; a draft step takes 1, and the beginning of a draft 0.5
+    (name, k): PASSES[name][min(w for w in widths if w > k)] + 0.5 * (k > 0) + k
+    for name, widths in LOOPS.items()
+    for k in range(widths[-1])
+}
+TOOK = {**ROUNDS, CALL: 10.0, PLAIN_CALL: 6.0, TOKEN: 2.0}
+TIMED = {"policies": (0, 1, 4, 7), "γ=3": (3,), "γ=7": (7,)}
+
+
+def calls(rounds=(1, 9), noise=0.0, seed=0, took=None):
+    """Calls of 1 and of some 9 rounds, or of 1 and 30 tokens, as `measure` makes them. A budget of
+    one token leaves no room for a draft, and the last round of an output drafts none here."""
+    rng, took, found = np.random.default_rng(seed), took or TOOK, []
+    for several in rounds:
+        for _ in range(16):
+            count = several if several == 1 else several + int(rng.integers(-2, 3))
+            works = [{PLAIN_CALL: 1, TOKEN: count if several == 1 else count + 21}]
+            for name, lengths in TIMED.items():
+                for k in lengths:
+                    work = collections.Counter({CALL: 1, (name, 0): 1})
+                    work[name, k] += count - 1
+                    works.append(work)
+            for work in works:
+                seconds = sum(took[kind] * n for kind, n in work.items())
+                found.append((work, seconds * (1 + noise * rng.normal())))
+    return found
+
+
+def test_fit():
+    """Of sums without noise all parts come back, in the seconds that the calls took."""
+    found = pricing.fit(LOOPS, calls())
+    for name, table in found.items():
+        gamma = LOOPS[name][-1] - 1
+        assert table.rounds(gamma).tolist() == close([TOOK[name, k] for k in range(gamma + 1)])
+        assert (table.draft, table.call) == (close(1.0), close(10.0))
+        assert (table.token, table.plain_call) == (close(2.0), close(6.0))
+        assert max(table.error, table.largest_error, table.drop) < 1e-6
+    assert pricing.lengths_of((1, 4, 11)) == [0, 1, 2, 3, 4, 7, 10]
+    assert pricing.lengths_of((5,)) == [0, 1, 2, 4]
+    assert pricing.lengths_of((2,)) == [0, 1]
+
+
+def spread(found, name):
+    """How far measurements of a price are apart, as a share of their mean."""
+    values = [tables.numbers(each)[name] for each in found]
+    return (max(values) - min(values)) / np.mean(values)
+
+
+def test_prices_reproduce():
+    """Five measurements with 2% of noise on each call are within 5% of each other. Without calls
+    of one round the fixed time of a call is anyone's guess."""
+    found = [pricing.fit(LOOPS, calls(noise=0.02, seed=seed)) for seed in range(5)]
+    names = tables.numbers(found[0])
+    assert len(names) == 4 + 8 + 2
+    assert {name: spread(found, name) for name in names if spread(found, name) > 0.05} == {}
+    assert all(0 < table["policies"].error < 0.04 for table in found)
+    alike = [pricing.fit(LOOPS, calls((9,), noise=0.02, seed=seed)) for seed in range(5)]
+    assert spread(alike, "a call of plain decoding") > 0.5
+
+
+def test_a_longer_draft_is_never_cheaper():
+    """Where it was timed as cheaper, by a fifth, the prices keep the order and say so."""
+    found = pricing.fit(LOOPS, calls(took=TOOK | {("policies", 7): 0.8 * TOOK["policies", 4]}))
+    for name, table in found.items():
+        assert np.all(np.diff(table.rounds(table.gamma_max)) >= 0), name
+        assert table.drop == close(0.2)
+        assert table.largest_error > 0.05
+    # A pass of eight positions, by itself, below one of four.
+    wider = pricing.fit(LOOPS, calls(took=TOOK | {("γ=7", 7): 0.9 * TOOK["γ=3", 3]}))
+    assert wider["policies"].drop == close(0.1)
+
+
+def test_calls_that_say_nothing():
+    with pytest.raises(ValueError, match="has a round of 'policies'"):
+        pricing.fit(LOOPS, [({CALL: 1}, 1.0), ({CALL: 1}, 2.0)])
+    works = [{CALL: 1, ("a", 0): 1}, {CALL: 1, ("a", 0): 3}]
+    quiet = pricing.fit({"a": (2,)}, [(work, sum(work.values())) for work in works])["a"]
+    assert (quiet.token, *quiet.verify.tolist()) == (pytest.approx(np.nan, nan_ok=True), 1, 1)
+
+
+def test_a_poor_fit_stops_a_race():
+    """By its error, or by its order; a good one does not."""
+    found = pricing.fit(LOOPS, calls(noise=0.02))
+    tables.check("draft at T=0", found, 0.05)
+    with pytest.raises(ValueError, match=r"prices of draft at T=0 fit poorly.*price_error=0.001"):
+        tables.check("draft at T=0", found, 0.001)
+    noisy = pricing.fit(LOOPS, calls(noise=0.3))
+    with pytest.raises(ValueError, match="nothing is raced"):
+        tables.check("draft at T=0", noisy, 0.05)
+    odd = dataclasses.replace(found["policies"], drop=jnp.float32(0.2))
+    with pytest.raises(ValueError, match="cheaper by up to 20%"):
+        tables.check("draft at T=0", {"policies": odd}, 0.05)
+
+
+# --- what is timed ---------------------------------------------------------------------------
+
+
+def build(pair, draft, gamma=1, **options):
+    return decoding.build(pair.target, draft, gamma=gamma, sampling=sampling(0.0), **options)
+
+
 def test_turns(pair):
-    """Each method once for each text, and not always in the same order."""
-    texts, law = decoding.tokenize(pair.target, TEXTS[:6]), sampling(0.0)
-    methods = {
-        "plain": decoding.build(pair.target, None, gamma=1, sampling=law),
-        "spec": decoding.build(pair.target, pair.draft, gamma=2, sampling=law),
-    }
+    """Each method once for each text, and not always in the same order; texts have budgets."""
+    texts = decoding.tokenize(pair.target, TEXTS[:6])
+    methods = {"plain": build(pair, None), "spec": build(pair, pair.draft, 2)}
     order = []
     found = timing.side_by_side(
         methods, pair.target, texts, max_new_tokens=8, key=jax.random.key(0), repeats=2,
+        budgets=[1, 8, 8, 3, 99, 8],
         note=lambda state: order.append("spec" if state.drafter else "plain"),
     )  # fmt: skip
     turns = [tuple(order[at : at + 2]) for at in range(2, len(order), 2)]  # after the compilation
@@ -53,87 +168,187 @@ def test_turns(pair):
     assert timing.identical(plain, spec)
     assert spec.decode == pytest.approx([sum(batches) for batches in spec.batches])
     assert np.shape(spec.batches) == (2, 6)
+    emitted = [row.emitted for row in spec.rows]
+    assert emitted[0] == 1
+    assert emitted[3] <= 3
+    assert max(emitted) <= 8
 
 
-def timed(calls):
-    """What three repeats of (seconds, tokens, rounds, drafted) show, the last of them held up."""
-    made = Timed()
-    for pause in (0.0, 0.0, 100.0):
-        made.start_repeat()
-        for seconds, tokens, rounds, drafted in calls:
-            row = SimpleNamespace(emitted=tokens, target_calls=rounds, drafted=drafted)
-            made.add(seconds + pause, 0.0, [row], None)
-    return made
+def test_always_counts_its_rounds():
+    """Each loop drafts its length, as far as the budget goes; all are one compiled program."""
+    two = [random_table(seed, dtype=jnp.float32) for seed in (1, 2)]
+    before = speculative.decode._cache_size()
+    for n in range(4):
+        method = test_loops.method_of(*two, policy=Always(jnp.int32(n)))
+        state = test_loops.run(method, inputs_of([[1, 0], [2, 1]]), [30, 7])
+        counts = state.policy
+        assert counts.sum(1).tolist() == state.stats.target_calls.tolist()
+        assert (counts @ np.arange(4)).tolist() == state.stats.drafted.tolist()
+        assert counts[:, n + 1 :].sum() == 0
+        assert counts[0, n] >= counts[0].sum() - n
+    assert speculative.decode._cache_size() == before + 1
 
 
-def test_fit():
-    """A token takes 2 s and a call 3; one with a draft 5, a round 4, 6 and 7 by drafted tokens, and
-    8 in the loop of γ=2. One drafter is silent in half of its rounds."""
-    found = pricing.fit(
-        {
-            pricing.PLAIN: timed([(3 + 10 * 2, 10, 10, 0), (3 + 30 * 2, 30, 30, 0)]),
-            "always 0": timed([(5 + 10 * 4, 10, 10, 0)]),
-            "always 1": timed([(5 + 4 * 6 + 4 * 4, 10, 8, 4), (5 + 12 * 6, 30, 12, 12)]),
-            "always 2": timed([(5 + 5 * 7, 10, 5, 10)]),
-            "γ=2": timed([(5 + 6 * 8, 10, 6, 12), (5 + 20 * 8, 30, 20, 40)]),
-            "svip": timed([(1e6, 10, 6, 12)]),
-        },
-        {"γ=2": 2},
-        c=0.25,
-    )
-    assert dataclasses.asdict(found) == {
-        "c": 0.25,
-        "static": {2: close(4.0)},
-        "rounds": close([2.0, 3.0, 3.5]),
-        "call": close(2.5),
-        "plain_call": close(1.5),
-    }
-    assert Timings.of_row(found.as_row()) == found
+def test_what_is_timed(pair, monkeypatch):
+    """Calls of one token and of whole outputs, of every loop; each is the sum of its rounds."""
+    seen = []
+    monkeypatch.setattr(pricing, "fit", lambda loops, calls: seen.append((loops, calls)))
+    texts = decoding.tokenize(pair.target, TEXTS[:2])
+    loops = {"policies": build(pair, pair.draft, 3, widths=(1,)), "γ=2": build(pair, pair.draft, 2)}
+    pricing.measure(
+        loops, pair.target, texts, max_new_tokens=12, key=jax.random.key(0),
+        lengths={"γ=2": [2]}, plain=build(pair, None), repeats=1,
+    )  # fmt: skip
+    ((widths, found),) = seen
+    assert widths == {"policies": (1, 4), "γ=2": (3,)}
+    works = [work for work, _ in found]
+    assert len(works) == (1 + 4 + 1) * 2 * 2  # plain, 0 1 2 3 and γ=2; two texts, two budgets
+    assert all(seconds > 0 for _, seconds in found)
+    outputs = generate(pair.target, None, TEXTS[:2], max_new_tokens=12).emitted.tolist()
+    assert [dict(work) for work in works[:4]] == [
+        {PLAIN_CALL: 1, TOKEN: tokens} for tokens in (1, 1, *outputs)
+    ]
+    short = [work for work in works[4:] if work in ({CALL: 1, (name, 0): 1} for name in loops)]
+    assert len(short) >= (4 + 1) * 2
+    real = generate(pair.target, pair.draft, TEXTS[:2], max_new_tokens=12, gamma=2)
+    for work, row in zip(works[-2:], real.rows, strict=True):
+        rounds = {kind: n for kind, n in work.items() if kind != CALL}
+        assert sum(rounds.values()) == row.target_calls
+        assert sum(k * n for (_, k), n in rounds.items()) == row.drafted
+
+
+def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
+    """Three texts fill batches of two; the rounds are those of the row that had the most."""
+    seen = []
+    monkeypatch.setattr(pricing, "fit", lambda loops, calls: seen.extend(calls))
+    texts = decoding.tokenize(pair.target, TEXTS[:3])
+    pricing.measure(
+        {"loop": build(pair, pair.draft, 2)}, pair.target, texts, max_new_tokens=12,
+        key=jax.random.key(0), lengths={"loop": [2]}, repeats=1, batch_size=2,
+    )  # fmt: skip
+    assert len(seen) == 2 + 2
+    real = generate(pair.target, pair.draft, [*TEXTS[:3], TEXTS[0]], max_new_tokens=12, gamma=2)
+    calls = real.target_calls
+    found = [sum(n for kind, n in work.items() if kind != CALL) for work, _ in seen]
+    assert found == [1, 1, max(calls[:2]), max(calls[2:])]
+
+
+# --- one table, for policies and replay -------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["goodput", "first descent", "lookahead", "ucb", "exp3", "hedge"])
+def test_policies_read_ratios_alone(name):
+    """In seconds or in target steps: the same drafts."""
+    two = [random_table(seed, dtype=jnp.float32) for seed in (1, 1)]
+    policy = library(3, 3)[name]
+    table = prices(0.3, [1.0, 1.4, 1.5, 1.7])
+    second = dataclasses.replace(table, draft=table.draft / 1024, verify=table.verify / 1024)
+    found = []
+    for told in (table, second):
+        method = test_loops.method_of(*two, policy=dataclasses.replace(policy, prices=told),
+                                      chosen=sampling(1.0))  # fmt: skip
+        state = test_loops.run(method, inputs_of([[1, 0], [2, 1]]), 40)
+        found.append((state.tokens.tolist(), state.stats.drafted.tolist()))
+    assert found[0] == found[1]
 
 
 def rounds(table, gamma_max=3):
     return close(np.asarray(table.rounds(gamma_max)).tolist())
 
 
-def test_prices():
-    """γ_max = 3. Of static loops those between the timed ones; a shorter draft spares its steps."""
-    made = Timings(0.1, {1: 2.0, 3: 3.0}, rounds=[1.5, 1.8, 2.1, 2.5])
-    assert rounds(made.prices()) == [1.5, 1.8, 2.1, 2.5]
-    assert rounds(made.static_prices(1)) == [1.9, 2.0, 2.0, 2.0]
-    assert rounds(made.static_prices(2)) == [2.3, 2.4, 2.5, 2.5]
-    model = made.model(made.prices())
-    assert (model.rounds, model.refused) == (close([1.5, 1.8, 2.1, 2.5]), 0.1)
-    noisy = Timings(0.5, {1: 1.0}, rounds=[1.0, 0.4])
-    assert rounds(noisy.prices(), 1) == [1.0, 0.501]
+def test_rows_and_static_loops():
+    """Prices come back from a row; between two timed γ the pass grows evenly."""
+    found = {
+        "policies": prices(0.1, [1.5, 1.7, 1.9, 2.2], call=3.0, error=0.01),
+        "γ=1": prices(0.1, [1.8, 1.9], call=3.0),
+        "γ=3": prices(0.1, [2.4, 2.7, 2.7, 2.7], call=3.0),
+    }
+    again = tables.of_row(json.loads(json.dumps(tables.as_row(found))))
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, again))
+    assert tables.static_prices(found, 3) is found["γ=3"]
+    between = tables.static_prices(found, 2)
+    assert rounds(between, 2) == [2.1, 2.4, 2.5]
+    assert between.call == 3
 
 
 @pytest.mark.parametrize(
-    ("said", "widths", "policies"),
+    ("said", "widths", "shared"),
     [
         ("none", [], [1.8, 1.9, 2.0, 2.1]),
         ("all", [1, 2, 3], [1.2, 1.5, 1.8, 2.1]),
         ("2", [2], [1.4, 1.5, 2.0, 2.1]),
     ],
 )
-def test_given(said, widths, policies):
+def test_given(said, widths, shared):
     """γc + v + overhead; a policy pays for the smallest pass that holds its draft."""
-    assert pricing.widths_of(said.split(","), 3) == widths
-    made = pricing.given(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
-    assert rounds(made.prices()) == policies
-    assert [made.static[gamma] for gamma in (1, 2, 3)] == close([1.5, 1.8, 2.1])
+    assert tables.widths_of(said.split(","), 3) == widths
+    made = tables.given(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
+    assert rounds(made["policies"]) == shared
+    full = [tables.static_prices(made, gamma).rounds(gamma)[-1] for gamma in (1, 2, 3)]
+    assert full == close([1.5, 1.8, 2.1])
     with pytest.raises(ValueError, match="--widths=1,x"):
-        pricing.widths_of(["1", "x"], 3)
+        tables.widths_of(["1", "x"], 3)
 
 
-def test_always():
-    """Each loop drafts its length, as far as the budget goes, and all are one compiled program."""
-    tables = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))
-    method = dataclasses.replace(test_loops.method_of(*tables, policy=constant(3)), widths=(1,))
-    loops = pricing.always(method)
-    assert list(loops) == ["always 0", "always 1", "always 2", "always 3"][: method.gamma_max + 1]
-    before = speculative.decode._cache_size()
-    for n, loop in enumerate(loops.values()):
-        state = test_loops.run(loop, inputs_of([[1, 0]]), 30)
-        calls, drafted = int(state.stats.target_calls[0]), int(state.stats.drafted[0])
-        assert n * (calls - n) <= drafted <= n * calls
-    assert speculative.decode._cache_size() == before + 1
+# --- prices for those who give none ------------------------------------------------------------
+
+
+def test_who_needs_prices(tmp_path, monkeypatch):
+    """Whose `prices` have no default and are not given; also of one's own."""
+    needing = [name for name in policies.NAMES if policies.needs_prices(name)]
+    assert needing == ["goodput", "first_descent", "lookahead"]
+    assert policies.needs_prices("goodput(prior=0.5)")
+    assert not policies.needs_prices("svip(threshold=0.3)")
+    (tmp_path / "priced_policy.py").write_text(
+        "from specjax.policies import constant\n\ndef mine(prices, gamma=1):\n"
+        "    return constant(gamma)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert policies.needs_prices("priced_policy:mine(gamma=2)")
+    assert not policies.needs_prices("priced_policy:mine(None)")
+    policies.check("goodput")
+    policies.check("svip")
+    for wrong, said in (
+        ("godput", "no policy 'godput'"),
+        ("goodput(priro=1)", "priro"),
+        ("goodput(prior=7)", "prior=7"),
+        ("svip(what=1)", "what"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            policies.check(wrong)
+
+
+def test_generate_measures_prices(pair, monkeypatch):
+    """The policy gets those of its own loop, at the batch that decodes; the tokens are the same."""
+    seen, policy = [], "lookahead(prior=0.9)"
+    real = pricing.load
+    monkeypatch.setattr(pricing, "load", lambda *a, **k: seen.append(k["prices"]) or real(*a, **k))
+    options = {"gamma": 3, "max_new_tokens": 12, "batch_size": 2}
+    found = generate(pair.target, pair.draft, TEXTS[:3], policy=policy, **options)
+    assert found.tokens == generate(pair.target, None, TEXTS[:3], max_new_tokens=12).tokens
+    (table,) = seen
+    assert table.gamma_max == 3
+    assert 0 < table.rounds(3)[0] < 1  # seconds
+    assert np.isnan(table.token)
+    (empty,) = pricing.told(policy, build(pair, pair.draft, 3), pair.target, [" "],
+                            max_new_tokens=4, key=jax.random.key(0))[1:]  # fmt: skip
+    assert empty.rounds(3).tolist() == [1, 1, 1, 1]
+
+
+def test_decode_measures_prices(pair, tmp_path, monkeypatch, capsys):
+    """And says what they are; a misspelt setting is refused before models are loaded."""
+    file = tmp_path / "in.txt"
+    file.write_text("\n".join(TEXTS[:2]))
+    flags = [
+        "--config=configs/decode.py", f"--config.target={pair.target.name}",
+        f"--config.draft={pair.draft.name}", f"--input={file}", "--config.max_new_tokens=8",
+    ]  # fmt: skip
+    run = command_line.run
+    found = run(monkeypatch, capsys, "experiments.decode", *flags, "--config.policy=goodput")
+    assert found.status == 0, found.stderr
+    assert len(found.stdout.splitlines()) == 2
+    assert "goodput: measured " in found.stderr
+    assert " ms for a round without a draft, " in found.stderr
+    wrong = run(monkeypatch, capsys, "experiments.decode", *flags, "--config.policy=goodput(x=1)")
+    assert wrong.status == 1
+    assert "'x'" in wrong.stderr

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
 
@@ -19,9 +20,10 @@ from specjax import generate, replay, rollouts, tasks
 from specjax.accept import TokenRule
 from specjax.draft import ModelDrafter
 from specjax.ngram import PromptLookup
-from specjax.policies import constant
+from specjax.policies import Policy, constant, prices
 from specjax.policies.entropy import svip
-from specjax.replay import CostModel, Oracle, Replayed
+from specjax.pytrees import pytree
+from specjax.replay import Replayed
 from specjax.rollouts import Recorder, Rollouts
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
@@ -184,15 +186,15 @@ def even(alpha: float, rows: int, emitted: int, gamma_max: int) -> Rollouts:
 
 def test_the_papers_numbers():
     """40,000 tokens at α = .8 and c = .1, v = 1: within 2% of Eq. 1, of Thm 3.8 for γ = 3, and of
-    the oracle's 1/(1 − α + cα), for drafts that 24 hardly ever cut short."""
+    the oracle's 1/(1 − α + cα), for drafts that 24 hardly ever cut short: there the best length is
+    just what will be accepted."""
     alpha, c, gamma_max = 0.8, 0.1, 24
-    trace = even(alpha, 40, 1000, gamma_max)
-    found = replay.replay([constant(3), Oracle()], trace, jax.random.key(0))
-    cost = CostModel(1 + c * np.arange(gamma_max + 1))
-    fixed, oracle = np.stack(replay.score(found, trace, cost), axis=1)
+    trace, key = even(alpha, 40, 1000, gamma_max), jax.random.key(0)
+    table = prices(c, [1.0] * (gamma_max + 1))
+    (fixed,) = np.stack(replay.score(replay.replay([constant(3)], trace, key), trace, table), 1)
     tau = (1 - alpha**4) / (1 - alpha)
     np.testing.assert_allclose(fixed, [tau / (3 * c + 1), tau, 3], rtol=0.02)
-    tau = 1 / (1 - alpha)
+    tau, oracle = 1 / (1 - alpha), replay.oracle(trace, key, [table])
     np.testing.assert_allclose(oracle, [1 / (1 - alpha + c * alpha), tau, alpha * tau], rtol=0.02)
 
 
@@ -203,17 +205,21 @@ def test_calls_take_time_too():
     found = replay.replay([constant(2)], trace, jax.random.key(0), draws=2)
     assert found.runs.tolist() == [[2, 2]]
     assert found.drafted.tolist() == found.accepted.tolist() == [[[0, 0, 4]] * 2]
-    cost = CostModel([1.0, 1.2, 1.5], refused=0.25, call=0.5, plain_call=1.0)
-    assert replay.score(found, trace, cost).gain.tolist() == [2.0]
-    found = found._replace(refused=np.array([[3, 5]]))  # 2 steps more
-    assert replay.score(found, trace, cost).gain.tolist() == [28 / 16]
+    table = prices(0.25, [1.0, 0.95, 1.0], call=0.5, plain_call=1.0)
+    assert replay.score(found, trace, table).gain.tolist() == [2.0]
+    refused = found._replace(refused=np.array([[3, 5]]))  # 2 steps more
+    assert replay.score(refused, trace, table).gain.tolist() == [28 / 16]
+    slow = prices(0.25, [1.0, 0.95, 1.0], call=0.5, token=2.0, plain_call=1.0)
+    assert replay.score(found, trace, slow).gain.tolist() == [(2 * 24 + 4) / 14]
+    with pytest.raises(ValueError, match="γ_max=1"):
+        replay.score(found, trace, prices(0.25, [1.0, 1.0]))
 
 
 def test_settings_run_side_by_side():
     """Each of 40 thresholds, in chunks of 16, is what it is alone; three kinds compile thrice."""
     trace = greedy_trace()
     thresholds = [svip(threshold=t) for t in np.linspace(0.05, 0.6, 40)]
-    mixed = [constant(1), *thresholds, Oracle(), constant(3)]
+    mixed = [constant(1), *thresholds, TailReader(), constant(3)]
     before = replay._side_by_side._cache_size()
     found = replay.replay(mixed, trace, jax.random.key(0), at_once=16)
     assert replay._side_by_side._cache_size() - before == 3
@@ -224,13 +230,91 @@ def test_settings_run_side_by_side():
             assert np.array_equal(ours[i], theirs[0])
 
 
-def test_the_oracle_drafts_what_is_accepted():
-    """And no round of any other policy keeps more than it drafts."""
-    trace = greedy_trace()
-    found = replay.replay([Oracle(), constant(GAMMA_MAX)], trace, jax.random.key(0))
-    assert np.array_equal(found.drafted[0], found.accepted[0])
-    assert np.array_equal(found.accepted[0], found.accepted[1])  # the same rounds, cheaper
-    assert found.drafted[1, :, :GAMMA_MAX].sum() < found.drafted[0, :, :GAMMA_MAX].sum()
+# The oracle.
+
+
+def random_prices(rng, gamma_max, **of_plain):
+    """Of one loop; longer drafts may well be cheaper, and calls dear."""
+    draft, call = rng.uniform(0, 0.3), rng.uniform(0, 2)
+    return prices(draft, rng.uniform(0.3, 3.0, gamma_max + 1).tolist(), call=call, **of_plain)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "drafter"), [(0.0, None), (1.0, None), (0.0, PromptLookup(V))]
+)
+def test_the_oracle_is_a_bound(temperature, drafter):
+    """At 30 random tables of prices no policy, no static γ in a loop of its own and no plain
+    decoding is faster, and some come near."""
+    method = method_of(constant(1), sampling(temperature), drafter)
+    trace = recorded(method, inputs_of(PROMPTS), hidden=drafter is None)
+    key, draws = jax.random.key(5), 3 if temperature else 1
+    everyone = [policy_of(name) for name in ("goodput", "adaedl", "tail reader")]
+    everyone += [constant(gamma) for gamma in (1, 2, 3)]
+    replayed = replay.replay(everyone, trace, key, draws=draws)
+    found, *static = (
+        jax.tree.map(lambda counts, at=at: counts[at], replayed)
+        for at in (slice(0, 4), slice(3, 4), slice(4, 5), slice(5, 6))
+    )
+    rng, near = np.random.default_rng(0), []
+    for _ in range(30):
+        of_plain = {"token": rng.uniform(0.5, 1.5), "plain_call": rng.uniform(0, 2)}
+        loops = [random_prices(rng, gamma, **of_plain) for gamma in (GAMMA_MAX, 1, 2, 3)]
+        oracle = replay.oracle(trace, key, loops, draws=draws)
+        gains = [*replay.score(found, trace, loops[0]).gain, 1.0]
+        for own, table in zip(static, loops[1:], strict=True):
+            gains += [*replay.score(own, trace, table).gain]
+        assert max(gains) <= oracle.gain * (1 + 1e-6)
+        near.append(max(gains) / oracle.gain)
+        assert 1 <= oracle.tau <= GAMMA_MAX + 1
+        assert 0 <= oracle.drafted <= GAMMA_MAX
+    assert max(near) > 0.95
+
+
+@pytree
+class Script(Policy):
+    """As many tokens as are written down for each round."""
+
+    lengths: jax.Array
+
+    def init(self, keys, gamma_max):
+        return jnp.zeros(keys.shape, jnp.int32)
+
+    def begin(self, state):
+        return state + 1, self.lengths[state]
+
+
+@pytest.mark.parametrize("drafter", [None, PromptLookup(V)])
+def test_the_oracle_is_the_fastest_of_all_ways(drafter):
+    """Every sequence of lengths, in either of two loops, and plain decoding: the least time of each
+    output, added up, is the oracle's. 256 sequences of four rounds, outputs of four tokens."""
+    law = sampling(0.0 if drafter else 1.0)
+    trace = recorded(method_of(constant(1), law, drafter), inputs_of(PROMPTS), hidden=False,
+                     budget=4)  # fmt: skip
+    key = jax.random.key(1)
+    scripts = list(itertools.product(range(GAMMA_MAX + 1), repeat=4))
+    ways = replay.replay([Script(jnp.int32(s)) for s in scripts], trace, key, at_once=256)
+    short = np.array([max(script) <= 2 for script in scripts])
+    rng, took = np.random.default_rng(1), set()
+    for _ in range(20):
+        of_plain = {"token": rng.uniform(0.5, 1.5), "plain_call": rng.uniform(0, 2)}
+        loops = [random_prices(rng, gamma, **of_plain) for gamma in (GAMMA_MAX, 2)]
+        plain = np.asarray(trace.emitted) * of_plain["token"] + of_plain["plain_call"]
+        times = [plain[None]]
+        for table, fits in zip(loops, (short | True, short), strict=True):
+            rounds = np.asarray(table.rounds(table.gamma_max))
+            counts = ways.drafted[fits][:, :, : len(rounds)]
+            refused = ways.refused[fits] * float(table.draft)
+            times.append(counts @ rounds + refused + float(table.call))
+        least = [time.min(axis=0) for time in times]
+        took |= set(np.argmin(least, axis=0).tolist())
+        expected = plain.sum() / np.min(least, axis=0).sum()
+        assert replay.oracle(trace, key, loops).gain == pytest.approx(expected, rel=1e-5)
+    assert took == {0, 1, 2}  # each way is the fastest somewhere
+
+
+def test_the_oracle_needs_the_drafts():
+    with pytest.raises(ValueError, match="at most 3 tokens"):
+        replay.oracle(greedy_trace(), jax.random.key(0), [prices(0.1, [1.0] * 5)])
 
 
 def test_what_was_not_recorded():
@@ -327,7 +411,9 @@ def test_trace_and_replay(command, tmp_path):
     outcome = job("--gamma_max=2", "--inputs=4")
     assert outcome.status == 0, outcome.stderr
     (row,) = lines_of(work / "results.jsonl")
-    assert (len(row["rounds"]), row["outputs"], list(row["static"])) == (3, 4, ["1", "2"])
+    assert (list(row["prices"]), row["outputs"]) == (["policies", "γ=1", "γ=2"], 4)
+    assert len(row["prices"]["policies"]["verify"]) == 3
+    assert row["c"] >= 0
     assert rollouts.load(work / row["file"]).emitted.sum() == row["positions"]
     assert job("--gamma_max=2", "--inputs=4").status == 0
     assert lines_of(work / "results.jsonl") == [row]
@@ -344,6 +430,7 @@ def test_trace_and_replay(command, tmp_path):
     # A row with one token left drafts none, at the same width.
     assert one["gain"] == pytest.approx(one["tau"] / (0.1 * one["drafted"] + 1.1 + 0.05), rel=1e-5)
     for row in found.values():
+        assert row["regret"] >= -1e-6
         assert row["of_best_static"] == pytest.approx(row["gain"] / best)
         assert row["regret"] == pytest.approx(found["oracle"]["gain"] / row["gain"] - 1)
     assert found["oracle"]["closed"] == 1

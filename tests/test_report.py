@@ -1,6 +1,7 @@
 """Traces of a run, and the tables and pictures that are made of them."""
 
 import html.parser
+import math
 import warnings
 
 import jax
@@ -176,13 +177,53 @@ def test_pieces_lie_side_by_side():
 
 
 def test_gains_and_tables(tmp_path):
-    row = {"predicted_paper": 2.0, "predicted": 1.5, "gain_decode": 1.4, "gain_end_to_end": 1.2}
-    figure = report.draw_gains([row, row], ["small T=0 γ=4", "a/long-name-of-a-draft T=1"])
+    """Bars are what was measured, with whiskers; predictions are marks."""
+    row = {
+        "predicted_paper": 3.5, "predicted": 1.3, "gain_decode": 1.4, "gain_end_to_end": 1.2,
+        "gain_decode_low": 1.35, "gain_decode_high": 1.5,
+    }  # fmt: skip
+    near = row | {"predicted_paper": 1.1, "predicted": None, "gain_decode": 1.45}
+    labels = ["small\nT=0 γ=4", "a/long-name-of-a-draft T=1"]
+    figure = report.draw_gains([row, near], labels, "a note")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure.savefig(tmp_path / "gains.png")
-    heights = {bar.get_height() for bar in figure.axes[0].patches}
-    assert heights == set(row.values())
+    axes = figure.axes[0]
+    assert [bar.get_height() for bar in axes.patches] == [1.4, 1.45, 1.2, 1.2]
+    # The axis ends above the largest measurement, which the paper's formula exceeds by far.
+    assert 1.5 < axes.get_ylim()[1] < 1.8
+    whiskers = [path.vertices[:, 1] for path in axes.collections[0].get_paths()]
+    assert whiskers[0].tolist() == pytest.approx([1.35, 1.5])
+    marks = {line.get_marker(): list(line.get_ydata()) for line in axes.lines}
+    assert marks["_"] == pytest.approx([1.3, math.nan], nan_ok=True)
+    assert marks["D"] == pytest.approx([math.nan, 1.1], nan_ok=True)
+    assert len(marks["^"]) == 1
+    assert [text.get_text() for text in axes.texts] == ["3.5"]
+    assert axes.get_xlabel() == "a note"
+    assert axes.get_xticklabels()[0].get_text() == "small\nT=0 γ=4"
+    assert figure.legends[0].get_texts()[0].get_text().startswith("measured")
     columns = [("draft", lambda r: "m"), ("gain", lambda r: f"{r['gain_decode']:.2f}")]
     assert report.markdown(columns, [row]) == "| draft | gain |\n|---|---:|\n| m | 1.40 |"
     assert report.table(columns, [row, row], "Gains").row_count == 2
+
+
+def test_alphas_without_an_interval(tmp_path):
+    """Of few outputs there is none, and no whisker."""
+    known = {"temperature": 0.0, "alpha": 0.7, "low": 0.6, "high": 0.75, "paper": None}
+    figure = report.draw_alphas([known, known | {"low": None, "high": None}], ["a", "b"])
+    figure.savefig(tmp_path / "alphas.png")
+    ends = [path.vertices[:, 0].tolist() for path in figure.axes[0].collections[0].get_paths()]
+    assert ends == [pytest.approx([0.6, 0.75]), pytest.approx([0.7, 0.7])]
+
+
+SETTING = "draft-small, γ=10, T=0: 62 tokens"
+
+
+def test_a_trace_says_what_was_run():
+    """As picture and as page; it takes no room where it is not said."""
+    lines = [[("a", "accepted")]]
+    said, silent = report.draw_trace(lines, "x", SETTING), report.draw_trace(lines, "x")
+    assert SETTING in [text.get_text() for text in said.axes[0].texts]
+    assert said.get_figheight() > silent.get_figheight()
+    assert f"<h2>{SETTING}</h2>" in report.html_trace(lines, "x", SETTING)
+    assert "&lt;b&gt;" in report.html_trace(lines, "x", "<b>")

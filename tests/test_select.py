@@ -70,7 +70,7 @@ def test_reasons(found, causes, words):
     assert words in why_not(found)
     said = recommend([found])
     assert (said.draft, said.gamma) == (None, 0)
-    assert said.words.startswith("Do not speculate")
+    assert said.words.startswith("Use plain decoding: no draft here makes outputs come sooner")
     assert words in said.words
 
 
@@ -107,9 +107,48 @@ def test_recommendation():
     said = recommend([slow, fast, same])
     assert said.draft == "big/same"
     assert "No slower within 5%, but larger: fast." in said.words
-    assert "hardly more than timings vary" in recommend([candidate(total=1.02)]).words
-    assert "hardly" not in recommend([candidate()]).words
-    assert recommend([broken]).words.startswith("Do not speculate: no draft can be used.\nbroken")
+    assert "more than timings vary" not in recommend([candidate()]).words
+    said = recommend([broken]).words
+    assert said.startswith("Use plain decoding: no draft can be used.\nbroken")
+
+
+@pytest.mark.parametrize(
+    ("totals", "wanted"),
+    [
+        ((1.03, 0.985), None),  # neither is better than no draft
+        ((1.07, 0.985), "a"),
+        ((1.07, 1.03), "a"),  # of equals the smaller, but for those that plain decoding equals
+        ((1.08, 1.06), "b"),
+        ((0.9, 1.3), "b"),
+    ],
+)
+def test_plain_decoding_is_a_candidate(totals, wanted):
+    """Nothing is recommended that is not faster than it, however small."""
+    drafts = [
+        candidate(name=name, memory=memory, gain=total, total=total)
+        for name, memory, total in zip("ab", (300, 100), totals, strict=True)
+    ]
+    for order in (drafts, drafts[::-1]):
+        said = recommend(order)
+        assert said.draft == wanted
+        if wanted is None:
+            assert said.gamma == 0
+            first, *reasons = said.words.split("\n")
+            assert first.startswith("Use plain decoding: no draft here makes outputs come sooner")
+            assert len(reasons) == 2
+            assert "a, 1.03 times as soon: that is no more than timings vary" in said.words
+        else:
+            assert f"Use {wanted} with gamma" in said.words
+            assert f"{totals['ab'.index(wanted)]:.2f} times as soon" in said.words
+
+
+def test_a_gain_within_its_noise_is_none():
+    """A median of 1.2 says little where a quarter of the repeats was slower."""
+    noisy = dataclasses.replace(candidate(gain=1.2), gain_low=0.97, gain_high=1.4)
+    said = recommend([noisy])
+    assert said.draft is None
+    assert "1.20 times as soon: that is no more than timings vary (quartiles" in said.words
+    assert recommend([dataclasses.replace(noisy, gain_low=1.1)]).draft == noisy.name
 
 
 # Which drafts to try.
@@ -212,6 +251,26 @@ def test_counts_are_of_inputs_that_are_not_measured(pair):
     assert [found.alpha, found.agreement] == both
     assert found.parameters == 0
     assert found.tokens == sum(len(row) for row in outputs) / 4
+    assert (
+        "for 4 of the inputs, and all candidates are measured on the 4 others" in found.remarks[0]
+    )
+    praised = dataclasses.replace(found, gain_low=2.0, gain_end_to_end=2.0)
+    assert found.remarks[0] in recommend([praised]).words
+
+
+def test_an_input_that_is_given_twice_is_not_counted_and_measured(pair):
+    """A list that repeats itself: its second half is its first."""
+    trial = Trial(pair.target, [*TEXTS, *(f"{text} " for text in TEXTS)], ["unigram"])
+    assert trial._counted == [f"{text} " for text in TEXTS[: len(TEXTS) // 2]]
+    assert [text.strip() for text in trial._measured] == 2 * TEXTS[len(TEXTS) // 2 :]
+    with pytest.raises(ValueError, match=r"1 different input\(s\) are too few"):
+        Trial(pair.target, ["one", "one "], ["bigram"])
+
+
+def test_ngrams_need_inputs_that_are_kept_for_them(pair):
+    """Told of no such draft, a trial measures on all inputs, and has none to count."""
+    found = Trial(pair.target, TEXTS, max_new_tokens=BUDGET, gammas=(1,)).measure("bigram")
+    assert "n-grams count outputs of inputs that nothing is measured on" in found.problem
 
 
 @pytest.mark.parametrize(
@@ -256,7 +315,7 @@ def test_command(command, pair, tmp_path, monkeypatch):
     said = recommend([Candidate(**{f.name: row[f.name] for f in dataclasses.fields(Candidate)})
                       for row in rows])  # fmt: skip
     assert first.stdout.endswith(said.words + "\n")
-    for heading in ("draft", "α", "agree", "predicted", "memory"):
+    for heading in ("draft", "α", "agree", "predicted", "memory", "plain decoding"):
         assert heading in first.stdout
     monkeypatch.setattr(hub, "load", None)  # nothing is left to measure
     again = run()

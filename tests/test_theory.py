@@ -371,3 +371,52 @@ def test_experiment_in_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="Not a directory"):
         experiment.write(tmp_path / "file" / "theory")
+
+
+# Outputs that end.
+
+
+def enumerated(alpha, gamma, tokens):
+    """P(k rounds), by every possible course of an output."""
+    chances = np.zeros(tokens + 1)
+
+    def follow(left, rounds, chance):
+        if not left:
+            chances[rounds] += chance
+            return
+        drafted = min(gamma, left - 1)
+        for accepted in range(drafted + 1):
+            stops = 1 - alpha if accepted < drafted else 1
+            follow(left - 1 - accepted, rounds + 1, chance * alpha**accepted * stops)
+
+    follow(tokens, 0, 1.0)
+    return chances
+
+
+@pytest.mark.parametrize(("alpha", "gamma", "tokens"), [(0.8, 3, 9), (0.3, 2, 7), (0.6, 20, 5)])
+def test_rounds_of_an_output_that_ends(alpha, gamma, tokens):
+    one = theory.rounds_distribution(alpha, gamma, tokens)
+    np.testing.assert_allclose(one, enumerated(alpha, gamma, tokens), atol=1e-14)
+    # The slower of two rows.
+    both = np.zeros(tokens + 1)
+    for first, second in np.ndindex(tokens + 1, tokens + 1):
+        both[max(first, second)] += one[first] * one[second]
+    found = theory.rounds_distribution(alpha, gamma, tokens, rows=2)
+    np.testing.assert_allclose(found, both, atol=1e-14)
+
+
+def test_rounds_of_certain_and_of_endless_outputs():
+    assert theory.rounds_distribution(0.0, 3, 8)[8] == 1
+    assert theory.rounds_distribution(1.0, 3, 9)[3] == 1
+    chances = theory.rounds_distribution(0.8, 3, 2000)
+    tau = 2000 / (chances @ np.arange(2001))
+    assert tau < theory.expected_tokens(0.8, 3)
+    assert tau == pytest.approx(theory.expected_tokens(0.8, 3), rel=2e-3)
+    # 48 tokens in 21 rounds or more, as one key drew: less than one key in fifty.
+    assert 0.015 < theory.rounds_distribution(0.8, 3, 48)[21:].sum() < 0.02
+
+
+@pytest.mark.parametrize("wrong", [{"tokens": 0}, {"rows": 0}, {"alpha": 1.1}, {"gamma": 0.5}])
+def test_rounds_of_what_cannot_be(wrong):
+    with pytest.raises(ValueError, match=rf"{next(iter(wrong))}="):
+        theory.rounds_distribution(**{"alpha": 0.8, "gamma": 3, "tokens": 8, **wrong})

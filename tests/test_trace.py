@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from configs import adaptive, embedded
+from experiments import trace as experiment
 from specjax import autoregressive, report, speculative, trace
 from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
@@ -92,6 +94,16 @@ def test_one_phase_at_a_time_and_none_compiled_while_timed(timed, name):
     assert len(later) == 3
     assert len(set(later)) == 1
     assert later[0] > 0
+
+
+def test_gamma_max_is_the_configs():
+    """Unless a flag says otherwise; and where neither does there is a default."""
+    with_one = adaptive.get_config()
+    assert with_one.gamma_max not in (3, experiment.GAMMA_MAX, None)
+    assert experiment.longest(None, with_one) == with_one.gamma_max
+    assert experiment.longest(3, with_one) == 3
+    assert experiment.longest(None, embedded.get_config()) == experiment.GAMMA_MAX
+    assert experiment.longest(0, with_one) == 0  # which is refused
 
 
 def test_no_repeats():

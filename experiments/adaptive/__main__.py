@@ -9,7 +9,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 import experiments.adaptive
-from experiments import common
+from experiments import common, pricing
 from experiments.adaptive import board, pictures, race
 from experiments.reproduce import pages, study
 from experiments.reproduce.study import Study, open_results
@@ -19,16 +19,21 @@ def main(_) -> None:
     config = flags.FLAGS.config
     workdir = common.make_workdir(flags.FLAGS.workdir)
     on = Study(config, open_results(workdir, config))
+    console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
+    if flags.FLAGS.only_prices:
+        for cell in study.keys(config, config.drafts):
+            title = " ".join(study.short(str(part)) for part in cell.values())
+            pricing.compare(console, title, race.price(on, cell), race.price(on, cell))
+        return
     rows = fill(on)
     sections = [
         *board.sections(rows),
         pictures.against_alpha(workdir, rows),
-        pictures.over_time(on, workdir, rows),
+        pictures.lengths(workdir, rows),
     ]
     title = f"{config.task}: how long should a draft be?"
-    pages.write(workdir, title, sections, rows[-1])
-    console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
-    pages.show(console, sections)
+    pages.write(workdir, title, sections, rows)
+    pages.show(console, sections, rows)
     console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
 
 
@@ -55,5 +60,6 @@ def fill(on: Study) -> list[dict]:
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "What to measure.", lock_config=True)
     flags.DEFINE_string("workdir", None, "Directory for results, report and figures.")
+    flags.DEFINE_bool("only_prices", False, "Measure prices twice, compare them, and race nothing.")
     flags.mark_flags_as_required(["config", "workdir"])
     common.run(main, experiments.adaptive.__doc__)

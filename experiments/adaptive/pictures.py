@@ -1,104 +1,103 @@
-"""Gain against α, and draft lengths along one output."""
+"""Gain of each race, and how long drafts were."""
 
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from experiments.adaptive import board, race
+from experiments.adaptive import board
 from experiments.adaptive.board import Row
-from experiments.pricing import Timings
-from experiments.reproduce import gains
 from experiments.reproduce.pages import Section
-from experiments.reproduce.study import Study
-from specjax import decoding, files
-from specjax.trace import TracedRound, trace
+from specjax import files
 
 ACCEPTED, REJECTED = "#1f4e8c", "#e08a2e"
 
 
 def against_alpha(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
     """Every policy beside the best static γ, for all drafts and temperatures."""
-    found = sorted(board.races(rows), key=lambda race: race[0]["alpha"])
-    _save(workdir / "alpha.png", draw_against_alpha(found))
+    _save(workdir / "alpha.png", draw_against_alpha(_by_alpha(rows)))
     return Section(
-        "Gain against α",
-        words="Each point is a policy with one draft at one temperature; the line joins the best "
-        "static γ of each race, with its quartiles. At the dotted line decoding takes as long "
-        "without a draft.",
+        "Gain of each race",
+        words="A column for each race, by ascending α. Each mark is a policy; the bar is the best "
+        "static γ, with its quartiles. At the dotted line decoding takes as long without a draft.",
         images=("alpha.png",),
     )
 
 
 def draw_against_alpha(found: Sequence[Sequence[Row]]) -> Figure:
-    """Races by ascending α."""
+    """Races by ascending α, each in a column of its own: between them there is no data."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    still = [board.best(rows, static=True) for rows in found]
+    columns = range(len(found))
+    still = [board.still(rows) for rows in found]
     gain = [row["gain_decode"] for row in still]
     errors = [
         [row["gain_decode"] - row["gain_decode_low"] for row in still],
         [row["gain_decode_high"] - row["gain_decode"] for row in still],
     ]
-    axes.errorbar([row["alpha"] for row in still], gain, errors, color="0.2", linewidth=1.5,
+    axes.errorbar(columns, gain, errors, fmt="_", color="0.2", markersize=28, markeredgewidth=2,
                   capsize=3, label="best static γ")  # fmt: skip
-    methods = dict.fromkeys(r["method"] for rows in found for r in rows if not r["static"])
+    methods = _methods(found, static=False)
     for i, method in enumerate(methods):
-        points = [(r["alpha"], r["gain_decode"]) for rows in found for r in rows
-                  if r["method"] == method]  # fmt: skip
-        axes.plot(*zip(*points, strict=True), "osDv^P"[i % 6], markersize=4, alpha=0.8,
+        # Side by side, or they would hide each other.
+        shift = 0.3 * (i / max(len(methods) - 1, 1) - 0.5) * 2
+        points = [(at + shift, row["gain_decode"]) for at, rows in enumerate(found)
+                  for row in rows if row["method"] == method]  # fmt: skip
+        axes.plot(*zip(*points, strict=True), "osDv^P"[i % 6], markersize=4,
                   color=colormaps["tab20"](i % 20), label=method)  # fmt: skip
     axes.axhline(1, color="0.5", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="α", ylabel="times plain decoding")
+    names = [f"{board.label(rows[0])}\nα = {rows[0]['alpha']:.2f}" for rows in found]
+    axes.set_xticks(columns, names, fontsize=8)
+    axes.set(ylabel="times plain decoding", xlim=(-0.5, len(found) - 0.5))
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, fontsize=8, loc="outside right upper")
     return figure
 
 
-def over_time(on: Study, workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
-    """What some methods draft, round by round, for the longest output of the timed inputs."""
-    config = on.config
-    shown = [row for row in rows if row["draft"] == board.races(rows)[-1][0]["draft"]]
-    shown = [row for row in shown if row["temperature"] == config.temperatures[0]]
-    cell = shown[0]
-    told, of = Timings.of_row(cell["told"]), (cell["draft"], cell["temperature"])
-    made = {**race.static_loops(on, *of), **race.build(on, *of, told)}
-    names = [n for n in (cell["best_static"], *config.drawn) if n in made]
-    texts = decoding.tokenize(
-        on.target, on.texts(config.timed_inputs), config.max_source_len or None
-    )
-    longest = max(range(len(texts)), key=lambda i: len(on.outputs(cell["temperature"])[i]))
-    runs = {name: trace(made[name], *gains.start(on, made[name], texts, longest)) for name in names}
-    _save(workdir / "lengths.png", draw_lengths(runs, config.gamma_max))
+def lengths(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
+    """How long the drafts of each method were, and how much of them was kept."""
+    _save(workdir / "lengths.png", draw_lengths(_by_alpha(rows)))
     return Section(
-        "Draft lengths over time",
-        words=f"`{on.examples[longest].input}`, {board.label(cell)}: a bar for each target call, "
-        "at the token of the output where it began.",
+        "Draft lengths",
+        words="Drafted tokens per target call, over all timed inputs, by what became of them. A "
+        "method without a bar drafted nothing, or was not in that race.",
         images=("lengths.png",),
     )
 
 
-def draw_lengths(runs: dict[str, list[TracedRound]], gamma_max: int) -> Figure:
-    """A row of bars for each method."""
-    figure = Figure(figsize=(8, 0.9 + 0.8 * len(runs)), layout="constrained")
-    panels: Any = figure.subplots(len(runs), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axes, (name, rounds) in zip(panels, runs.items(), strict=True):
-        accepted = [len(r.accepted) for r in rounds]
-        rejected = [len(r.rejected) for r in rounds]
-        gained = [len(r.accepted) + len(r.next_token) for r in rounds]
-        at = [sum(gained[:i]) for i in range(len(rounds))]
-        axes.bar(at, accepted, align="edge", color=ACCEPTED, label="accepted")
-        axes.bar(at, rejected, bottom=accepted, align="edge", color=REJECTED, label="rejected")
-        axes.set_title(f"{name}: {len(rounds)} target calls", loc="left", fontsize=9)
+def draw_lengths(found: Sequence[Sequence[Row]]) -> Figure:
+    """A panel for each race, a bar for each method."""
+    methods = [*_methods(found, static=True), *_methods(found, static=False)]
+    size = 1.2 + 1.5 * len(found), 1.2 + 0.2 * len(methods)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, len(found), sharey=True, sharex=True, squeeze=False)[0]
+    for axes, rows in zip(panels, found, strict=True):
+        by = {row["method"]: row for row in rows}
+        there = [i for i, method in enumerate(methods) if method in by]
+        of = [by[methods[i]] for i in there]
+        kept = [row["accepted"] / row["target_calls"] for row in of]
+        lost = [(row["drafted"] - row["accepted"]) / row["target_calls"] for row in of]
+        axes.barh(there, kept, color=ACCEPTED, label="accepted")
+        axes.barh(there, lost, left=kept, color=REJECTED, label="rejected")
+        axes.set_title(f"{board.label(rows[0])}\nα = {rows[0]['alpha']:.2f}", fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_ylim(0, gamma_max)
-    panels[-1].set_xlabel("tokens of the output so far")
-    figure.supylabel("drafted", fontsize=9)
+    panels[0].set_yticks(range(len(methods)), methods, fontsize=8)
+    panels[0].invert_yaxis()
+    figure.supxlabel("drafted tokens per target call", fontsize=9)
     figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=8,
                   loc="outside upper right", ncols=2)  # fmt: skip
     return figure
+
+
+def _by_alpha(rows: Sequence[Row]) -> list[list[Row]]:
+    return sorted(board.races(rows), key=lambda race: race[0]["alpha"])
+
+
+def _methods(found: Sequence[Sequence[Row]], *, static: bool) -> list[str]:
+    """Of all races: static γ in their order, policies by their name."""
+    names = {row["method"] for rows in found for row in rows if row["static"] == static}
+    return sorted(names, key=(lambda name: int(name.removeprefix("γ="))) if static else None)
 
 
 def _save(path: pathlib.Path, figure: Figure) -> None:

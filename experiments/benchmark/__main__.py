@@ -13,7 +13,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 import experiments.benchmark
-from experiments import common
+from experiments import common, provenance
 from experiments.benchmark import tables
 from experiments.benchmark.cases import chosen
 from experiments.benchmark.measure import Lab, measure
@@ -40,7 +40,10 @@ def main(_) -> None:
     console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
 
 
-def fill(config, results: files.Rows, cases: Sequence[Any]) -> int:
+SETTINGS = ("repeats", "keys_per_repeat", "steps")  # of the config, in every row
+
+
+def fill(config, results: provenance.Results, cases: Sequence[Any]) -> int:
     """Measure what is missing, as long as the config's minutes last; how many cases are left."""
     lab, begin = Lab(config), time.monotonic()
     missing = [case for case in cases if not find(results.done, case.cell)]
@@ -53,36 +56,43 @@ def fill(config, results: files.Rows, cases: Sequence[Any]) -> int:
         first = time.monotonic()
         row = measure(lab, case)
         took = {"seconds": round(time.monotonic() - first, 1), "load": os.getloadavg()[0]}
-        results.append({**case.cell, **row, **took, **identity(config)})
+        results.append({**case.cell, "seed": 0, **row, **took, **identity(config)})
     return 0
 
 
-def open_results(workdir: pathlib.Path, config) -> files.Rows:
+def open_results(workdir: pathlib.Path, config) -> provenance.Results:
     """Rows of earlier runs, of any part, on the same machine."""
-    results = files.Rows(workdir / "results.jsonl")
+    results = provenance.Results(workdir / "results.jsonl")
     if any(row.get("run") != identity(config)["run"] for row in results.done):
         raise ValueError(
-            f"{results.path} holds rows of another machine, or of other repeats or steps. Name "
-            "another --workdir, or delete the file."
+            f"{results.path} holds rows of another machine, or of other repeats, keys or steps. "
+            "Name another --workdir, or delete the file."
         )
     return results
 
 
 def identity(config) -> dict[str, Any]:
-    """What was run, and where."""
+    """What was run; `Results` adds where."""
     facts = common.environment()
-    run = common.fingerprint(config.repeats, config.steps, facts["device"], facts["cores"])
-    return {"repeats": config.repeats, "steps": config.steps, "run": run, **facts}
+    settings = {name: config[name] for name in SETTINGS}
+    return {
+        **settings,
+        "run": common.fingerprint(*settings.values(), facts["device"], facts["cores"]),
+    }
 
 
 def write(workdir: pathlib.Path, config, sections: Sequence[Section], rows) -> None:
     """report.md."""
     lines = ["# Benchmark", ""]
+    if mixed := provenance.warning(rows):
+        lines += [f"> {mixed}", ""]
     for section in sections:
         lines += [f"## {section.title}", ""]
         lines += [report.markdown(section.columns, [dict(row) for row in section.rows]), ""]
-        lines += [line for text in (section.words, section.legend) if text for line in (text, "")]
-    facts = {name: rows[-1][name] for name in (*common.environment(), "repeats", "steps")}
+        said = section.words, section.legend, section.origin
+        lines += [line for text in said if text for line in (text, "")]
+    names = (*common.environment(), *SETTINGS)
+    facts = {name: provenance.counted(rows, name) for name in names}
     speeds = [row["bandwidth_gb_s"] for row in rows if "bandwidth_gb_s" in row]
     if speeds:
         facts["bandwidth"] = f"{min(speeds):.1f} to {max(speeds):.1f} GB/s, by case"

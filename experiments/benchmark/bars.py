@@ -7,6 +7,7 @@ from typing import Any
 from experiments.benchmark.cases import Case, suite
 
 Row = dict[str, Any]
+NOISE = 0.03  # by which medians of timings in turns differ though nothing else does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +30,25 @@ class Bar:
 
 
 def bars(config) -> list[Bar]:
-    """Those of the config's `bars`: "cpu", or "accelerator"."""
+    """Those of the config's `bars`, "cpu" or "accelerator"; and that of the baseline, anywhere."""
     known = {"cpu": _cpu, "accelerator": _accelerator}
     if config.bars not in known:
         raise ValueError(f"bars={config.bars!r}: choose one of {', '.join(known)}.")
-    return known[config.bars](config)
+    return [*known[config.bars](config), *_baseline()]
+
+
+def _baseline() -> list[Bar]:
+    """A loop that drafts nothing is no faster than plain decoding, beyond what timings vary."""
+    return [
+        Bar(
+            f"a loop that drafts nothing, over plain decoding, temperature {temperature:g}: the "
+            "largest",
+            1 + NOISE,
+            largest({"kind": "silent", "temperature": temperature}, "gain"),
+            at_most=True,
+        )
+        for temperature in (0.0, 1.0)
+    ]
 
 
 def _cpu(config) -> list[Bar]:

@@ -18,7 +18,7 @@ SHAPES = {
     "t5-xl": T5Config(32128, 2048, 64, 5120, 24, 24, 32),
     "t5-xxl": T5Config(32128, 4096, 64, 10240, 24, 24, 64),
 }
-KINDS = ("decode", "verify", "start")
+KINDS = ("decode", "silent", "verify", "start")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Case:
     target: str  # of SHAPES
     draft: str = ""  # of SHAPES; "": plain decoding alone
     kind: str = "decode"
-    """decode: both loops; verify: c and v(1) … v(γ); start: compilation and peak memory."""
+    """decode: both loops; silent: plain decoding and a loop that drafts nothing; verify: c and
+    v(1) … v(γ); start: compilation and peak memory."""
     gamma: int = 3
     alpha: float = 0.8  # each drafted token is accepted with this chance
     weights: str = "random"
@@ -63,7 +64,9 @@ class Case:
         return dataclasses.asdict(self)
 
 
-PARTS = ("base", "gamma", "batch", "buffer", "source", "shape", "agree", "start", "paper")
+PARTS = (
+    "base", "gamma", "batch", "buffer", "source", "shape", "agree", "silent", "start", "paper",
+)  # fmt: skip
 
 
 def suite(config) -> dict[str, list[Case]]:
@@ -85,6 +88,11 @@ def suite(config) -> dict[str, list[Case]]:
         "source": [vary(source=source) for source in config.sources],
         "shape": [vary(target=target, draft=draft) for target, draft in config.shapes],
         "agree": [vary(target=t, draft=d, weights="agreeing") for t, d in config.agreeing],
+        "silent": [
+            vary(kind="silent", target=t, draft=d, temperature=temperature)
+            for t, d in config.silent
+            for temperature in (0.0, 1.0)
+        ],
         "start": [vary(kind="start", target=t, draft=d) for t, d in config.starts],
         "paper": [
             vary(

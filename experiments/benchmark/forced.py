@@ -1,4 +1,5 @@
 """Acceptance as an input: each drafted token is accepted with a given chance, at the full cost.
+Beside it what that chance gives on average, and a policy that drafts nothing.
 
 Random weights accept next to nothing, and their α cannot be set. Times depend on how many tokens
 are accepted and not on which, so this rule takes α as a number and still does all the work: both
@@ -6,14 +7,19 @@ laws are standardised, ratios and residuals computed. Its outputs follow no mode
 timing only, and not among the library's rules.
 """
 
-from functools import partial
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from specjax import theory
 from specjax.accept import TokenRule
+from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.speculative import Contexts, Dice, GreedyDice, Speculative, step
 from specjax.state import State, unfinished
@@ -23,6 +29,7 @@ from specjax.state import State, unfinished
 class ForcedRule(TokenRule):
     """`TokenRule`, but for how many tokens survive: more than i with probability α^(i+1)."""
 
+    exact: ClassVar[bool] = False
     alpha: Float[Array, ""]
 
     def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
@@ -50,3 +57,48 @@ def decode(method: Speculative, contexts: Contexts, state: State) -> State:
         return step(method, contexts, state, dice)[0]
 
     return jax.lax.while_loop(unfinished, body, state)
+
+
+@pytree
+class Silent(Policy):
+    """Never drafts."""
+
+    def begin(self, state):
+        return state, jnp.int32(0)
+
+
+@cache
+def rounds(alpha: float, gamma: int, tokens: int, batch: int) -> tuple[float, float]:
+    """Mean and standard deviation of the rounds that a batch takes, over keys."""
+    chances = theory.rounds_distribution(alpha, gamma, tokens, batch)
+    counts = np.arange(len(chances))
+    mean = float(chances @ counts)
+    return mean, float(np.sqrt(chances @ (counts - mean) ** 2))
+
+
+def expected(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the row's α gives outputs of its length on average, beside what came out of its keys.
+
+    Args:
+      row: fields of the case, and what was measured: `gains` by repeat and `rounds_by_key` of each
+        repeat, or one `gain` and one number of `rounds`, of one key.
+
+    Returns:
+      keys; tau_expected and tau_error, the standard error of a mean over so many keys; tau_off, how
+      many standard errors of its mean the rounds lie off, > 0 for more tokens; gain_at_alpha, the
+      gain had every repeat taken the mean number of rounds (None where α is not forced).
+    """
+    agrees = row["weights"] == "agreeing"
+    alpha = 1.0 if agrees else row["alpha"]
+    mean, deviation = rounds(alpha, row["gamma"], row["tokens"], row["batch"])
+    seen = np.array(row.get("rounds_by_key", [[row["rounds"]]]), float)
+    error = deviation / np.sqrt(seen.size)
+    tau = row["tokens"] / mean
+    gains = np.array(row.get("gains", [row["gain"]]))
+    return {
+        "keys": seen.size,
+        "tau_expected": tau,
+        "tau_error": tau * error / mean,
+        "tau_off": float((mean - seen.mean()) / max(error, 1e-9)),
+        "gain_at_alpha": None if agrees else float(np.median(gains * seen.mean(1) / mean)),
+    }

@@ -4,11 +4,12 @@ import dataclasses
 import functools
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -66,14 +67,15 @@ def _names(case: Case) -> list[tuple[str, str, str]]:
 
 def measure(lab: Lab, case: Case) -> dict[str, Any]:
     """The fields of the case's row."""
-    return {"decode": decode, "verify": verify, "start": start}[case.kind](lab, case)
+    kinds = {"decode": decode, "silent": silent, "verify": verify, "start": start}
+    return kinds[case.kind](lab, case)
 
 
 # --- both loops and their peers ------------------------------------------------------------------
 
 
 class Call(NamedTuple):
-    """One call of a loop."""
+    """One call of a loop, with one key."""
 
     decode: float  # seconds of the loop alone
     whole: float  # with encoders and prefill
@@ -84,6 +86,9 @@ class Call(NamedTuple):
     tested: np.ndarray  # drafted tokens that were accepted or the first to be rejected
 
 
+Turn = dict[str, list[Call]]  # by method: a call for each key of a repeat
+
+
 def decode(lab: Lab, case: Case) -> dict[str, Any]:
     """Both loops, the peers, the phases of a round and the bandwidth, taking turns."""
     config, (target, draft) = lab.config, lab.pair(case)
@@ -92,21 +97,21 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
     if draft is not None:
         methods["speculative"] = build(case, target, draft)
     rivals, note = _rivals(lab, case)
-    ours: dict[str, list[Call]] = {name: [] for name in methods}
+    ours: list[Turn] = []
     theirs: dict[str, list[float]] = {name: [] for name in rivals}
     said: dict[str, list[list[int]]] = {}
-    speeds = []
-    for _ in range(config.repeats + 1):  # the first compiles
-        for name, method in methods.items():
-            ours[name].append(call(case, target, method))
+    speeds, order = [], random.Random(0)
+    for repeat in range(config.repeats + 1):  # the first compiles
+        ours.append(turn(case, target, methods, keys_of(config, repeat), order))
         # Before the rivals: torch's threads wait for more work at full speed for a while.
         if meter is not None:
             meter.take()
         elif draft is not None:
-            rounds = int(ours["speculative"][0].calls.max())
             calls = [
                 cost.Call(method, functools.partial(begin, case, target, method), count)
-                for method, count in zip(methods.values(), (case.tokens, rounds), strict=True)
+                for method, count in zip(
+                    methods.values(), (case.tokens, round(_rounds(case))), strict=True
+                )
             ]
             meter = _meter(config, case, target, draft, [case.gamma], [case.gamma], calls)
         for name, run in rivals.items():
@@ -115,9 +120,9 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
             theirs[name].append(time.perf_counter() - since)
             time.sleep(PAUSE)
         speeds.append(bandwidth(config.bandwidth_mb))
-    ours = {name: calls[1:] for name, calls in ours.items()}
     theirs = {name: seconds[1:] for name, seconds in theirs.items()}
-    speed, plain = float(np.median(speeds)), ours["autoregressive"]
+    plain = [taken["autoregressive"] for taken in ours[1:]]
+    speed = float(np.median(speeds))
     row: dict[str, Any] = {
         "bandwidth_gb_s": speed / 1e9,
         "peer_note": note,
@@ -125,18 +130,17 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
         | _against(plain, theirs.get("generate"), said.get("generate")),
     }
     if meter is not None:
-        spec, costs = ours["speculative"], meter.costs()
-        counts = _counts(case, spec[-1])
+        spec, costs = [taken["speculative"] for taken in ours[1:]], meter.costs()
+        counts = _counts(case, spec)
         read = case.gamma * _bytes(case, case.draft) + _bytes(case, case.target)
         row["speculative"] = _pace(case, spec, 1e3 * read / speed / counts["tau"]) | _against(
             spec, theirs.get("assisted"), said.get("assisted")
         )
-        gains = [a.decode / b.decode for a, b in zip(plain, spec, strict=True)]
         taken = counts["tau"], counts["gamma_mean"], costs.c, costs.v(case.gamma)
         overhead = costs.call_overhead(case.gamma, case.tokens, counts["rounds"])
-        row |= counts | _quartiles("gain", gains)
+        row |= counts | _gain(plain, spec)
+        row |= forced.expected(case.cell | row)
         row |= {
-            "gain_at_alpha": _gain_at_alpha(case, row["gain"], counts["tau"]),
             "target_step_ms": 1e3 * costs.target_step,
             "c": costs.c,
             "v": costs.v(case.gamma),
@@ -151,6 +155,68 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
     return row
 
 
+def silent(lab: Lab, case: Case) -> dict[str, Any]:
+    """Plain decoding and a speculative loop that drafts nothing, taking turns.
+
+    Its verify pass has one position, as plain decoding's call has: it does the same work, and what
+    a round needs besides. If it is faster, then plain decoding is slower than it could be, and
+    every gain over it is too high.
+    """
+    config, (target, draft) = lab.config, lab.pair(case)
+    methods = {
+        "autoregressive": build(case, target, None),
+        "silent": decoding.build(
+            target,
+            draft,
+            gamma=case.gamma,
+            sampling=sampling(case.temperature),
+            policy=forced.Silent(),
+            widths=(1,),
+        ),
+    }
+    order = random.Random(0)
+    ours = [
+        turn(case, target, methods, keys_of(config, repeat), order)
+        for repeat in range(config.repeats + 1)  # the first compiles
+    ][1:]
+    plain, spec = ([taken[name] for taken in ours] for name in methods)
+    floor_ms = 1e3 * _bytes(case, case.target) / bandwidth(config.bandwidth_mb)
+    return {
+        "autoregressive": _pace(case, plain, floor_ms),
+        "silent": _pace(case, spec, floor_ms),
+        "drafted": sum(int(one.drafted.sum()) for calls in spec for one in calls),
+        "keys": config.repeats * config.keys_per_repeat,
+        **_gain(plain, spec),
+    }
+
+
+def keys_of(config, repeat: int) -> range:
+    """Numbers of the keys that a repeat decodes with: no two repeats share one, and the first
+    repeat, which compiles, has one."""
+    return (
+        range(1)
+        if repeat == 0
+        else range((repeat - 1) * config.keys_per_repeat, repeat * config.keys_per_repeat)
+    )
+
+
+def turn(
+    case: Case,
+    target: Checkpoint,
+    methods: Mapping[str, Method],
+    keys: Sequence[int],
+    order: random.Random,
+) -> Turn:
+    """Every method once for each key. Their order is drawn anew for each key: a program is some
+    percent faster if it was the last one that ran.
+    """
+    taken: Turn = {name: [] for name in methods}
+    for key in keys:
+        for name in order.sample(list(methods), len(methods)):
+            taken[name].append(call(case, target, methods[name], key))
+    return taken
+
+
 def build(case: Case, target: Checkpoint, draft: Checkpoint | None) -> Method:
     """The loop with the case's rule."""
     rule = None if case.weights == "agreeing" else forced.ForcedRule(jnp.float32(case.alpha))
@@ -158,24 +224,24 @@ def build(case: Case, target: Checkpoint, draft: Checkpoint | None) -> Method:
     return decoding.build(target, draft, gamma=case.gamma, sampling=chosen, rule=rule)
 
 
-def begin(case: Case, target: Checkpoint, method: Method):
-    """Contexts and state before the first round, with the case's own buffer."""
+def begin(case: Case, target: Checkpoint, method: Method, key: int = 0):
+    """Contexts and state before the first round, with the case's own buffer and a numbered key."""
     start = speculative.start if isinstance(method, Speculative) else autoregressive.start
     rows = jnp.arange(case.batch, dtype=jnp.int32)
     return start(
         method,
         models.inputs(case, target),
-        row_keys(jax.random.key(0), rows, jnp.zeros_like(rows)),
+        row_keys(jax.random.key(key), rows, jnp.zeros_like(rows)),
         jnp.full((case.batch,), case.tokens, jnp.int32),
         buffer_len=case.buffer,
     )
 
 
-def call(case: Case, target: Checkpoint, method: Method) -> Call:
+def call(case: Case, target: Checkpoint, method: Method, key: int = 0) -> Call:
     """Decode the case's inputs once."""
     rule_is_forced = isinstance(method, Speculative) and isinstance(method.rule, forced.ForcedRule)
     first = time.perf_counter()
-    context, state = jax.block_until_ready(begin(case, target, method))
+    context, state = jax.block_until_ready(begin(case, target, method, key))
     middle = time.perf_counter()
     loop = forced.decode if rule_is_forced else decoding.run
     state = jax.block_until_ready(loop(method, context, state))
@@ -209,27 +275,44 @@ def _rivals(lab: Lab, case: Case) -> tuple[Rivals, str]:
     return rivals, ""
 
 
-def _pace(case: Case, calls: Sequence[Call], floor_ms: float) -> dict[str, Any]:
+def _pace(case: Case, repeats: Sequence[Sequence[Call]], floor_ms: float) -> dict[str, Any]:
     """Milliseconds from one token of a row to its next, and tokens per second of all rows."""
-    per_token = [1e3 * one.decode / case.tokens for one in calls]
+    per_token = [1e3 * _mean(calls, "decode") / case.tokens for calls in repeats]
     ms = float(np.median(per_token))
     return {
         **_quartiles("ms", per_token),
-        "whole_ms": float(np.median([1e3 * one.whole / case.tokens for one in calls])),
+        "whole_ms": float(
+            np.median([1e3 * _mean(calls, "whole") / case.tokens for calls in repeats])
+        ),
         "tokens_per_s": 1e3 * case.batch / ms,
         "floor_ms": floor_ms,
         "of_floor": floor_ms / ms,
     }
 
 
+def _mean(calls: Sequence[Call], name: str) -> float:
+    """Seconds, over the keys of a repeat."""
+    return float(np.mean([getattr(one, name) for one in calls]))
+
+
+def _gain(
+    plain: Sequence[Sequence[Call]], other: Sequence[Sequence[Call]]
+) -> dict[str, float | list[float]]:
+    """Plain decoding's time over the other's, each the mean over a repeat's keys; by repeat too."""
+    gains = [_mean(a, "decode") / _mean(b, "decode") for a, b in zip(plain, other, strict=True)]
+    return {"gains": gains, **_quartiles("gain", gains)}
+
+
 def _against(
-    calls: Sequence[Call], seconds: Sequence[float] | None, said: list[list[int]] | None
+    repeats: Sequence[Sequence[Call]], seconds: Sequence[float] | None, said: list[list[int]] | None
 ) -> dict[str, Any]:
     """The peer's whole call beside ours, encoders included; nothing where there is no peer."""
     if not seconds:
         return {}
-    tokens = calls[-1].tokens
-    ratios = [theirs / ours.whole for theirs, ours in zip(seconds, calls, strict=True)]
+    tokens = repeats[-1][-1].tokens
+    ratios = [
+        theirs / _mean(calls, "whole") for theirs, calls in zip(seconds, repeats, strict=True)
+    ]
     return {
         **_quartiles("peer_ms", [1e3 * s / len(tokens[0]) for s in seconds]),
         **_quartiles("times_peer", ratios),
@@ -237,23 +320,33 @@ def _against(
     }
 
 
-def _counts(case: Case, last: Call) -> dict[str, float]:
-    """How many tokens a round gave, in the batch as a whole and by itself."""
-    rounds = int(last.calls.max())  # the loop's own: a finished row waits, and none before it
+def _counts(case: Case, repeats: Sequence[Sequence[Call]]) -> dict[str, Any]:
+    """How many tokens a round gave over all keys, in the batch as a whole and by itself."""
+    # The loop's own rounds: a finished row waits for the others.
+    rounds = [[int(one.calls.max()) for one in calls] for calls in repeats]
+    every = [one for calls in repeats for one in calls]
+    calls, drafted, accepted, tested = (
+        sum(int(getattr(one, name).sum()) for one in every)
+        for name in ("calls", "drafted", "accepted", "tested")
+    )
+    mean = float(np.mean(rounds))
+    low, high = np.quantile(case.tokens / np.array(rounds, float), [0.25, 0.75])
     return {
-        "rounds": rounds,
-        "tau": case.batch * case.tokens / (case.batch * rounds),
-        "tau_rows": float(case.batch * case.tokens / last.calls.sum()),
-        "gamma_mean": float(last.drafted.sum() / last.calls.sum()),
-        "alpha_seen": float(last.accepted.sum() / max(1, last.tested.sum())),
+        "rounds_by_key": rounds,
+        "rounds": mean,
+        "tau": case.tokens / mean,
+        "tau_low": float(low),
+        "tau_high": float(high),
+        "tau_rows": case.batch * case.tokens * len(every) / calls,
+        "gamma_mean": drafted / calls,
+        "alpha_seen": accepted / max(1, tested),
     }
 
 
-def _gain_at_alpha(case: Case, gain: float, tau: float) -> float | None:
-    """The gain without the luck of the draw, had one row had the mean number of tokens a round."""
-    if case.batch > 1 or case.weights == "agreeing":
-        return None
-    return gain * float(theory.expected_tokens(case.alpha, case.gamma)) / tau
+def _rounds(case: Case) -> float:
+    """That an output is expected to take."""
+    alpha = 1.0 if case.weights == "agreeing" else case.alpha
+    return forced.rounds(alpha, case.gamma, case.tokens, case.batch)[0]
 
 
 def _quartiles(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -7,71 +7,100 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
-from rich.text import Text
 from tqdm import tqdm
 
 import experiments.reproduce
 from experiments import common
-from experiments.reproduce import alphas, beams, figures, gains, lenience, pages, quality
+from experiments.reproduce import (
+    alphas,
+    beams,
+    figures,
+    gains,
+    lenience,
+    pages,
+    quality,
+    timelines,
+    traces,
+)
 from experiments.reproduce.study import Study, find, identity, open_results, short
 
-# In the order of the work: gains need α, and figures need gains.
+# In the order of the work: gains need α, and the figures of one output need gains.
 TABLES: dict[str, ModuleType] = {
     "alpha": alphas,
     "gain": gains,
     "lenience": lenience,
     "quality": quality,
     "beam": beams,
+    "trace": traces,
+    "timeline": timelines,
 }
+FIGURES = ("trace", "timeline")  # which the config's `tables` does not name
 
 
 def main(_) -> None:
     config = flags.FLAGS.config
-    if unknown := [name for name in config.tables if name not in TABLES]:
-        raise ValueError(f"tables: no {unknown[0]!r}; choose from {', '.join(TABLES)}.")
+    known = [name for name in TABLES if name not in FIGURES]
+    if unknown := [name for name in config.tables if name not in known]:
+        raise ValueError(f"tables: no {unknown[0]!r}; choose from {', '.join(known)}.")
     workdir = common.make_workdir(flags.FLAGS.workdir)
     # A pipe has no width of its own, and 80 columns would cut the tables.
     # Code is full of brackets, which rich would take for markup.
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
     study = Study(config, open_results(workdir, config))
-    rows = fill(study)
-    sections = [
-        table.section(config, [row for row in rows if row["table"] == name])
-        for name, table in TABLES.items()
-        if name in config.tables
-    ]
-    figures.of_tables(config, workdir, rows)
-    lines = Text()
-    if "gain" in config.tables:
-        drawn, lines = figures.example(study, workdir, rows)
-        sections.append(drawn)
+    if flags.FLAGS.measure:
+        fill(study)
+    by_table = whole(study)
+    if left := [name for name in wanted(config) if name not in by_table]:
+        console.print(f"Not measured, and left out: {', '.join(left)}.")
+    rows = [row for of in by_table.values() for row in of]
+    if not rows:
+        raise ValueError(f"{study.results.path} has no table that is complete: measure first.")
+    sections = [TABLES[name].section(config, of) for name, of in by_table.items()]
+    figures.draw(config, workdir, rows)
     if config.timeline:
-        sections += [figures.when(study, workdir, rows), figures.formulas(workdir)]
-    title = f"{config.task}: the paper's tables, measured"
-    pages.write(workdir, title, sections, rows[-1])
-    pages.show(console, sections)
-    console.print(lines)
+        sections.append(figures.formulas(workdir))
+    pages.write(workdir, f"{config.task}: the paper's tables, measured", sections, rows)
+    pages.show(console, sections, rows)
+    for row in by_table.get("trace", ()):
+        console.print(traces.coloured(row))
     console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
 
 
-def fill(study: Study) -> list[dict[str, Any]]:
-    """Measure what is missing, cell by cell, and return the rows of all cells in order."""
+def wanted(config) -> list[str]:
+    """The config's tables, and the figures of one output, in the order of the work."""
+    chosen = {*config.tables}
+    if "gain" in chosen:
+        chosen |= {"trace", *(("timeline",) if config.timeline else ())}
+    return [name for name in TABLES if name in chosen]
+
+
+def cells(config, name: str) -> list[dict[str, Any]]:
+    """What identifies each row of a table."""
+    return [{"table": name, **key} for key in TABLES[name].keys(config)]
+
+
+def fill(study: Study) -> None:
+    """Measure what is missing, cell by cell."""
     config, results = study.config, study.results
-    cells = [
-        {"table": name, **key}
-        for name, table in TABLES.items()
-        if name in config.tables
-        for key in table.keys(config)
-    ]
-    missing = [cell for cell in cells if not find(results.done, cell)]
+    asked = (cell for name in wanted(config) for cell in cells(config, name))
+    missing = [cell for cell in asked if not find(results.done, cell)]
     for cell in (bar := tqdm(missing, unit="cell", disable=None)):
         bar.set_description(" ".join(short(str(part)) for part in cell.values()))
         results.append({**cell, **TABLES[cell["table"]].measure(study, cell), **identity(study)})
-    return [row for cell in cells if (row := find(results.done, cell))]
+
+
+def whole(study: Study) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each table that has all its rows, in order."""
+    made = {
+        name: [find(study.results.done, cell) for cell in cells(study.config, name)]
+        for name in wanted(study.config)
+    }
+    return {name: [row for row in of if row] for name, of in made.items() if all(of)}
 
 
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "What to measure.", lock_config=True)
     flags.DEFINE_string("workdir", None, "Directory for results, report and figures.")
+    flags.DEFINE_bool("measure", True, "--nomeasure: the report of the rows that are there.")
     flags.mark_flags_as_required(["config", "workdir"])
     common.run(main, experiments.reproduce.__doc__)

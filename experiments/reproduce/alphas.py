@@ -30,6 +30,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "high": alpha.high,
         "tokens": alpha.tokens,
         "outputs": len(alpha.overlaps),
+        "batch": on.config.batch_size,
         "parameters": sum(sizes),
     }
 
@@ -57,14 +58,18 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         "with its 95% interval by bootstrap over outputs. The paper's rows are of other models and "
         "tasks: they stand beside ours by their part in the comparison.",
         ("alphas.png",),
+        measured=rows,
+        batch=f"their config has batch_size={config.batch_size}",
     )
 
 
 def _alpha(temperature: float):
-    return lambda line: (
-        f"{line[temperature]['alpha']:.3f} "
-        f"({line[temperature]['low']:.3f} to {line[temperature]['high']:.3f})"
-    )
+    def cell(line: dict[Any, Any]) -> str:
+        row = line[temperature]
+        interval = "–" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+        return f"{row['alpha']:.3f} ({interval})"
+
+    return cell
 
 
 def _papers(config, temperature: float):

@@ -42,4 +42,5 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         "search: look for near-ties.",
         "The paper has no figures for it.",
     ]
-    return Section(f"A.4: speculative beam search, w={beam.WIDTH}", named, rows, " ".join(said))
+    title = f"A.4: speculative beam search, w={beam.WIDTH}"
+    return Section(title, named, rows, " ".join(said), batch=f"beam search took {beam.BATCH}")

@@ -1,6 +1,6 @@
 """Tables 2 and 4: what speculation gains at batch 1, measured beside what was predicted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -70,6 +70,15 @@ def method(on: Study, draft: str, temperature: float, gamma: int) -> Speculative
     return made
 
 
+def best(on: Study) -> dict[str, Any]:
+    """The row of the fastest draft at the first temperature."""
+    first = {"table": "gain", "temperature": on.config.temperatures[0]}
+    timed = [row for row in on.results.done if first.items() <= row.items()]
+    if not timed:
+        raise ValueError('tables: the figures of one output need "gain", which says by what draft.')
+    return max(timed, key=lambda row: row["gain_decode"])
+
+
 def plain_method(on: Study, temperature: float) -> Autoregressive:
     """The loop that it is compared with."""
     made = decoding.build(on.target, None, gamma=1, sampling=on.sampling(temperature))
@@ -92,7 +101,7 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
 
     columns: list[report.Column] = [
         ("draft", lambda row: short(row["draft"])),
-        ("T", lambda row: f"{row['temperature']:g}"),
+        ("T", lambda row: f"{row['temperature']:g}{MARK if inflated(row) else ''}"),
         ("γ", lambda row: str(row["gamma"])),
         ("α", lambda row: number(row["alpha"], 3)),
         ("τ", lambda row: number(row["tau"])),
@@ -117,23 +126,37 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         "dearer than within a round. Thm 3.8: the paper's prediction, which takes v = 1 and o = 0. "
         "decode, end to end: times plain decoding, without and with the encoder and prefill; "
         "medians of interleaved repeats, compilation excluded. paper: its expected and measured "
-        "gain for the row that Table 3 names.",
+        "gain for the row that Table 3 names." + (INFLATED if any(map(inflated, rows)) else ""),
         ("gains.png",),
     )
 
 
+MARK = "†"
+INFLATED = (
+    " †: inflated. Plain decoding made V Gumbel numbers for each token when this was measured, "
+    "which speculation did not: part of the gain is that. These rows will be measured again."
+)
+
+
+def inflated(row: Mapping[str, Any]) -> bool:
+    """Whether plain decoding had dearer draws when the row was measured: it does not say which."""
+    return row["temperature"] > 0 and "baseline" not in row
+
+
 def words(rows: Sequence[dict[str, Any]]) -> str:
     """The best row, how good the predictions are, and what Thm 3.8 leaves out."""
-    best = max(rows, key=lambda row: row["gain_decode"])
+    fair = [row for row in rows if not inflated(row)]
+    top = max(fair or rows, key=lambda row: row["gain_decode"])
+    among = f" of those without {MARK}" if 0 < len(fair) < len(rows) else ""
     off = [row["gain_decode"] / row["predicted"] for row in rows if row["predicted"]]
     promised = [row["predicted_paper"] / row["gain_decode"] for row in rows]
     lengths = [row["tau"] / row["tau_expected"] for row in rows]
     verify = [row["v"] for row in rows]
     said = [
-        f"Largest gain: {short(best['draft'])} at T={best['temperature']:g} with "
-        f"γ={best['gamma']}: {best['gain_decode']:.2f} times plain decoding (quartiles "
-        f"{best['gain_decode_low']:.2f} to {best['gain_decode_high']:.2f}), "
-        f"{best['gain_end_to_end']:.2f} with the encoder.",
+        f"Largest gain{among}: {short(top['draft'])} at T={top['temperature']:g} with "
+        f"γ={top['gamma']}: {top['gain_decode']:.2f} times plain decoding (quartiles "
+        f"{top['gain_decode_low']:.2f} to {top['gain_decode_high']:.2f}), "
+        f"{top['gain_end_to_end']:.2f} with the encoder.",
         f"Measured gains lie {percent(min(off))} to {percent(max(off))} from τ/(γc+v+o)."
         if off
         else "The timings are too noisy for a prediction.",

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments import common
+from experiments import common, provenance
 from specjax import files, report
 from specjax.paper import TABLE_3, TABLES_2_AND_4, AlphaRow, GainRow
 
@@ -20,32 +20,51 @@ class Section(NamedTuple):
     words: str = ""  # what agrees with the paper, what does not, and why
     legend: str = ""  # what the columns are
     images: Sequence[str] = ()  # names of files
+    measured: Sequence[Mapping[str, Any]] = ()  # the rows of results that it shows, if not `rows`
+    batch: str = ""  # what is known of it for rows which do not say theirs
+
+    @property
+    def origin(self) -> str:
+        """Where what it shows is from; "" if it shows no rows of results."""
+        found = self.measured or [row for row in self.rows if "commit" in row]
+        return provenance.told(found, self.batch) if found else ""
 
 
 def write(
-    workdir: pathlib.Path, title: str, sections: Sequence[Section], row: dict[str, Any]
+    workdir: pathlib.Path,
+    title: str,
+    sections: Sequence[Section],
+    rows: Sequence[Mapping[str, Any]],
 ) -> None:
-    """report.md; `row` is one with the facts of its environment."""
+    """report.md; `rows` are all rows of results that it shows."""
     lines = [f"# {title}", ""]
+    if mixed := provenance.warning(rows):
+        lines += [f"> {mixed}", ""]
     for section in sections:
         lines += [f"## {section.title}", ""]
         if section.rows:
             lines += [report.markdown(section.columns, [dict(r) for r in section.rows]), ""]
-        for text in (section.words, section.legend):
+        for text in (section.words, section.legend, section.origin):
             lines += [text, ""] if text else []
         for name in section.images:
             lines += [f"![{section.title}]({name})", ""]
     facts = (*common.environment(), "dtype", "seed")
-    lines += ["## Where", "", *(f"- {name}: {row[name]}" for name in facts), ""]
+    said = (f"- {name}: {provenance.counted(rows, name)}" for name in facts)
+    lines += ["## Where", "", *said, ""]
     files.write_text(workdir / "report.md", "\n".join(lines))
 
 
-def show(console: Console, sections: Sequence[Section]) -> None:
-    """The tables and the words for a terminal."""
+def show(
+    console: Console, sections: Sequence[Section], rows: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """The tables and the words for a terminal, and a warning if the rows are not of one run."""
+    if rows and (mixed := provenance.warning(rows)):
+        console.print(mixed.replace("**", ""))
+        console.print()
     for section in sections:
         if section.rows:
-            rows = [dict(row) for row in section.rows]
-            console.print(report.table(section.columns, rows, section.title))
+            lines = [dict(row) for row in section.rows]
+            console.print(report.table(section.columns, lines, section.title))
         if section.words:
             console.print(section.words)
             console.print()

@@ -36,6 +36,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "plain": scores(quality.score(config.metric, plain, references)),
         "speculative": scores(quality.score(config.metric, speculative, references)),
         "difference": scores(agreement.differences),
+        "batch": config.batch_size,
     }
 
 
@@ -61,7 +62,7 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         ("plain", lambda line: f"{line['plain']['value']:.4g}"),
         ("speculative", lambda line: f"{line['speculative']['value']:.4g}"),
         ("difference (95%)", lambda line: _interval(line["difference"])),
-        ("identical", lambda line: f"{line['row']['identical']:.1%}"),
+        ("identical", lambda line: _identical(line["row"])),
         ("inputs", lambda line: str(line["row"]["inputs"])),
     ]
     signatures = sorted({score["signature"] for row in rows for score in row["plain"]})
@@ -70,8 +71,15 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         columns,
         lines,
         words(rows),
-        f"identical: share of outputs that are the same text. {'; '.join(signatures)}.",
+        "identical: share of outputs that are the same text; at T>0 the methods draw different "
+        f"samples by design. {'; '.join(signatures)}.",
+        measured=rows,
+        batch=f"their config has batch_size={config.batch_size}",
     )
+
+
+def _identical(row: dict[str, Any]) -> str:
+    return "–" if row["temperature"] else f"{row['identical']:.1%}"
 
 
 def _interval(score: dict[str, Any]) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from experiments import common, decode
-from specjax import decoding, files, metrics, ngram, sampling
+from experiments.provenance import Results, dtype_of
+from specjax import decoding, metrics, ngram, sampling
 from specjax.accept import AcceptanceRule
 from specjax.draft import Drafter
 from specjax.models import hub
@@ -22,7 +23,7 @@ NGRAMS = ("unigram", "bigram", "lookup")
 class Study:
     """A config with what it names, loaded when it is first needed."""
 
-    def __init__(self, config, results: files.Rows):
+    def __init__(self, config, results: Results):
         self.config, self.results = config, results
         self.dtype = decode.DTYPES[config.dtype]
         self._draft: dict[str, hub.Checkpoint | Drafter] = {}
@@ -72,6 +73,14 @@ class Study:
         counts = count_ngrams(self.config, self.target)
         ngram.save(own, counts)
         return counts
+
+    @functools.cached_property
+    def longest(self) -> tuple[list[list[int]], int]:
+        """The timed inputs, and which of them has the longest output at the first temperature."""
+        count = self.config.timed_inputs
+        ids = decoding.tokenize(self.target, self.texts(count), self.config.max_source_len or None)
+        rows = self.decode(None, self.config.temperatures[0], count)
+        return ids, max(range(len(rows)), key=lambda i: rows[i].emitted)
 
     def sampling(self, temperature: float) -> Sampling:
         """The law of every model."""
@@ -143,9 +152,9 @@ def count_ngrams(config, target: hub.Checkpoint) -> ngram.Counts:
     return ngram.count(sequences, target.model.vocab_size, target.start_id)
 
 
-def open_results(workdir: pathlib.Path, config) -> files.Rows:
+def open_results(workdir: pathlib.Path, config) -> Results:
     """Rows of an earlier run of the same config, or none."""
-    results = files.Rows(workdir / "results.jsonl")
+    results = Results(workdir / "results.jsonl")
     mine = common.fingerprint(common.settings(config))
     if any(row.get("run") != mine for row in results.done):
         raise ValueError(
@@ -180,14 +189,13 @@ def relative(name: str) -> str:
 
 
 def identity(on: Study) -> dict[str, Any]:
-    """What was run, and where."""
+    """What was run; `Results` adds where."""
     config = on.config
     return {
         "target": relative(config.target),
         "task": config.task,
         "split": config.split,
         "seed": config.seed,
-        "dtype": str(jax.tree.leaves(on.target.model.params)[0].dtype),
+        "dtype": dtype_of(on.target),
         "run": common.fingerprint(common.settings(config)),
-        **common.environment(),
     }

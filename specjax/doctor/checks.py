@@ -196,14 +196,15 @@ def devices(case: Case) -> Finding:
 
 
 def memory(case: Case) -> Finding:
-    """Parameters, caches and laws of both models against what is free."""
+    """Parameters, caches and distributions of both models against what is free."""
     plan, longest = case.plan, max(map(len, case.sources))
-    shapes = {
-        "rows": plan.batch_size,
-        "max_new_tokens": plan.max_new_tokens,
-        "gamma": plan.gamma,
-    }
-    needs = [decoding.needed(c, longest, **shapes) for c in (case.target, case.draft)]
+    try:
+        loops: list[Any] = [(case.speculative(plan.temperature), case.target)]
+    except ValueError:  # no pair: each by itself
+        chosen: dict[str, Any] = {"gamma": 1, "sampling": plan.sampling(plan.temperature)}
+        loops = [(decoding.build(c, None, **chosen), c) for c in (case.target, case.draft)]
+    shapes = {"rows": plan.batch_size, "max_new_tokens": plan.max_new_tokens}
+    needs = [decoding.needed(method, c, longest, **shapes) for method, c in loops]
     return verdicts.memory(needs, memory_free(), plan.batch_size, longest)
 
 

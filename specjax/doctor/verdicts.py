@@ -97,10 +97,10 @@ def devices(kind: str, count: int, dtypes: Mapping[str, str], encodes: bool) -> 
 
 
 def memory(needs: Sequence[Need], free: int | None, batch: int, longest: int) -> Finding:
-    """Of target and draft, for a batch of texts of so many tokens."""
+    """Of a pair, or of each model, for a batch of texts of so many tokens."""
     total = sum(need.total for need in needs)
     params = " + ".join(gigabytes(need.params) for need in needs)
-    rest = gigabytes(sum(need.state + need.laws for need in needs))
+    rest = gigabytes(sum(need.state + need.temporary for need in needs))
     seen = f"{gigabytes(total)}: parameters {params}, and {rest} for {batch} × {longest} tokens"
     if free is None:
         return Finding("memory", "pass", f"{seen}; the device does not say what it has")
@@ -207,7 +207,7 @@ def acceptance(alpha: Alpha, tau: float, rates: np.ndarray) -> Finding:
             "Later positions fall off, as with a fault in a draft's own cache or positions; until "
             "that is found, lower --config.gamma."
         )
-    seen = f"α {alpha.value:.3f} ({alpha.low:.3f} to {alpha.high:.3f}, {alpha.tokens} tokens), "
+    seen = f"α {alpha.value:.3f} ({alpha.interval}, {alpha.tokens} tokens), "
     return warn_if("acceptance", f"{seen}τ {tau:.2f}; by position {shown}", way_out)
 
 

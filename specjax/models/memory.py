@@ -1,46 +1,44 @@
-"""What a model needs of memory, from shapes alone, and what the device has.
+"""What decoding needs of memory, and what the device has.
 
-Nothing is allocated here: `hub.outline` gives a checkpoint whose parameters are shapes.
+Nothing is allocated here. `decoding.needed` gives the `Need` of a run, of models that are loaded or
+of outlines (`hub.outline`), whose parameters are shapes.
 """
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from specjax import devices
-from specjax.types import Inputs, Model
 
 
 class Need(NamedTuple):
-    """Bytes. What the compiler takes for intermediate results comes on top."""
+    """Bytes of a run."""
 
-    params: int
-    state: int  # context and cache of a batch: keys and values, masks, position biases
-    laws: int  # of a round: float32 over the vocabulary at each position of the batch
+    params: int  # of all models
+    state: int  # of a batch: caches, contexts and all else that is kept from round to round
+    temporary: int  # intermediate results of a compiled program: distributions and activations
 
     @property
     def total(self) -> int:
+        """All of it is held at once."""
         return sum(self)
 
 
-def memory_needed(
-    model: Model, *, rows: int, source_len: int, buffer_len: int, gamma: int = 0
-) -> Need:
-    """Bytes for decoding with a model, loaded or an outline.
+def temporaries(compiled: jax.stages.Compiled) -> int:
+    """Bytes that a compiled program holds beside its arguments while it runs.
 
-    Args:
-      rows: B, decoded at once.
-      source_len: S; 0 for a decoder-only model, whose prompts are part of the buffer.
-      buffer_len: T, prompt + new tokens + gamma + 1; `decoding.needed` has the shapes of a run.
-      gamma: laws of γ drafted tokens and of γ + 1 positions are held at once.
+    Its intermediate results, as the compiler has placed them in memory, and results that are not
+    written over a donated argument. How many distributions over the vocabulary are held at once is
+    for the compiler to decide, so no formula bounds it. 0 on a backend that does not say.
+
+    Not told by XLA: what the kernels of a library hold that it calls on a CPU (YNNPACK, in a
+    softmax). Seen there were up to two more arrays of the size of a round's distributions.
     """
-    shapes = ((rows, source_len), (rows,), (rows, 1), (rows,))
-    inputs = Inputs._make(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes)
-    state = jax.eval_shape(lambda model, inputs: model.start(inputs, buffer_len), model, inputs)
-    laws = 4 * rows * (2 * gamma + 1) * model.vocab_size
-    return Need(nbytes(model), nbytes(state), laws)
+    said = compiled.memory_analysis()
+    if said is None:
+        return 0
+    return said.temp_size_in_bytes + said.output_size_in_bytes - said.alias_size_in_bytes
 
 
 def nbytes(tree: Any) -> int:

@@ -5,7 +5,7 @@ policies.load("svip", threshold=0.3), or policies.load("my_module:my_policy")
 
 from specjax.policies.base import Observation, Policy, Round
 from specjax.policies.constant import Constant, constant
-from specjax.policies.loading import NAMES, load
+from specjax.policies.loading import NAMES, check, load, needs_prices
 from specjax.policies.pricing import Prices, prices
 
 __all__ = [
@@ -15,7 +15,9 @@ __all__ = [
     "Policy",
     "Prices",
     "Round",
+    "check",
     "constant",
     "load",
+    "needs_prices",
     "prices",
 ]

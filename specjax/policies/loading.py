@@ -1,10 +1,10 @@
 """A policy by its name, or by the import path of one that lies anywhere."""
 
-from collections.abc import Callable
 from typing import Any
 
 from specjax import named
 from specjax.policies.base import Policy
+from specjax.policies.pricing import prices
 
 NAMES = {
     name: f"specjax.policies.{module}:{name}"
@@ -38,6 +38,20 @@ def load(name: str, **settings: Any) -> Policy:
     return named.make("policy", NAMES, name, **settings)
 
 
-def maker(name: str) -> Callable[..., Policy]:
-    """What `load` calls for a name or import path; ValueError where there is none."""
-    return named.find("policy", NAMES, name)
+def check(name: str) -> None:
+    """ValueError where `load` would refuse the name or its settings, before any price is known."""
+    load(name, **({"prices": prices(0.0, [1.0])} if needs_prices(name) else {}))
+
+
+def needs_prices(name: str) -> bool:
+    """Whether a policy cannot be made without `Prices`, and is given none.
+
+    A policy says so by a parameter `prices` that has no default. `specjax.generate` and
+    `experiments.decode` measure them.
+    """
+    return named.lacks("policy", NAMES, name, "prices")
+
+
+def takes(name: str, setting: str) -> bool:
+    """Whether a policy has this setting; ValueError where there is no such policy."""
+    return named.takes("policy", NAMES, name, setting)

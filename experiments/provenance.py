@@ -1,0 +1,90 @@
+"""Where numbers come from: what every row of results carries, and what a report says of it.
+
+All experiments write their rows here. A row that lacks one of `NEEDED` is refused; commit, versions
+and hardware are filled in.
+"""
+
+import collections
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from experiments import common
+from specjax import files
+from specjax.models.hub import Checkpoint
+
+NEEDED = ("dtype", "batch", "seed")
+
+
+class Results(files.Rows):
+    """Rows of measurements, each with what it needs in order to be compared."""
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write one row, with commit, versions and hardware.
+
+        Raises:
+          ValueError: it lacks one of `NEEDED`.
+        """
+        super().append(complete(row, common.environment()))
+
+
+def write(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A whole file of such rows."""
+    facts = common.environment()
+    lines = [json.dumps(complete(row, facts), ensure_ascii=False) + "\n" for row in rows]
+    files.write_text(path, "".join(lines))
+
+
+def complete(row: dict[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with the facts of its environment; ValueError if it lacks one of `NEEDED`."""
+    if lacking := [name for name in NEEDED if row.get(name) is None]:
+        raise ValueError(
+            f"A row of results lacks {', '.join(lacking)}: whoever measures must say it. The row "
+            f"has {', '.join(row)}."
+        )
+    return {**row, **facts}
+
+
+def dtype_of(model: Checkpoint) -> str:
+    """Of its parameters."""
+    return str(jax.tree.leaves(model.model.params)[0].dtype)
+
+
+def told(rows: Sequence[Mapping[str, Any]], batch: str = "") -> str:
+    """One line on where a table's rows are from; "–" for what they do not say.
+
+    Args:
+      batch: what is known of the batch of rows that do not say it.
+    """
+    said = [f"{name} {counted(rows, name)}" for name in ("commit", *NEEDED)]
+    if batch and any("batch" not in row for row in rows):
+        said.append(f"where the rows do not say their batch, {batch}")
+    return f"{len(rows)} row{'s' * (len(rows) != 1)}: {'; '.join(said)}."
+
+
+def warning(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the head of a report says if its rows are not of one state of things; "" if they are."""
+    facts = (*common.environment(), "dtype", "seed")
+    mixed = [name for name in facts if len({row.get(name) for row in rows}) > 1]
+    said = []
+    if mixed:
+        values = "; ".join(f"{name} {counted(rows, name)}" for name in mixed)
+        said.append(
+            f"**Warning: the {len(rows)} rows of this report are not of one run: {values}.** "
+            "Figures of one table may not go with those of another; each table says where its own "
+            "rows are from."
+        )
+    if any(str(row.get("commit")).endswith("+") for row in rows):
+        said.append("At a commit with + files were changed and not committed.")
+    return " ".join(said)
+
+
+def counted(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """The values of a field, with the number of their rows if there are several."""
+    found = collections.Counter(str(row.get(name, "–")) for row in rows)
+    if len(found) == 1:
+        return next(iter(found))
+    return ", ".join(f"{value} ({count})" for value, count in found.most_common())

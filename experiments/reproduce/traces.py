@@ -1,0 +1,60 @@
+"""Figure 1: what happened to each token of one output."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from experiments.reproduce import gains
+from experiments.reproduce.pages import Section
+from experiments.reproduce.study import Study, short
+from specjax import report
+from specjax.trace import trace
+
+
+def keys(_) -> list[dict[str, Any]]:
+    """One output."""
+    return [{}]
+
+
+def measure(on: Study, _) -> dict[str, Any]:
+    """The longest output of the timed inputs, with the best draft at the first temperature."""
+    best = gains.best(on)
+    method = gains.method(on, best["draft"], best["temperature"], best["gamma"])
+    texts, index = on.longest
+    rounds = trace(method, *gains.start(on, method, texts, index))
+    return {
+        **{name: best[name] for name in ("draft", "temperature", "gamma")},
+        "input": on.examples[index].input,
+        "lines": report.spans(rounds, on.target.tokenizer.decode),
+        "tokens": sum(len(r.accepted) + len(r.next_token) for r in rounds),
+        "target_calls": len(rounds),
+        "batch": 1,
+    }
+
+
+def setting(row: dict[str, Any]) -> str:
+    """What was run, and what came of it."""
+    return (
+        f"{short(row['draft'])}, γ={row['gamma']}, T={row['temperature']:g}: {row['tokens']} "
+        f"tokens in {row['target_calls']} target calls"
+    )
+
+
+def section(_, rows: Sequence[dict[str, Any]]) -> Section:
+    """The picture."""
+    return Section(
+        "Figure 1: one output, a line for each target call",
+        words=f"{setting(rows[0])}, where the paper's example has 38 in 9. In colour and as text: "
+        "[trace.html](trace.html).",
+        images=("trace.png",),
+        measured=rows,
+    )
+
+
+def coloured(row: dict[str, Any]) -> Text:
+    """For the terminal."""
+    head = Text(f"{report.printable(row['input'])}\n", style="bold")
+    return head.append(f"{setting(row)}\n", style="not bold").append_text(
+        report.coloured(row["lines"])
+    )

@@ -1,0 +1,197 @@
+"""Rows of results: what each carries, whoever writes it, and what a report says of them."""
+
+import dataclasses
+import json
+import re
+import types
+
+import ml_collections
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import experiments.adaptive.__main__ as adaptive
+import experiments.benchmark.__main__ as benchmark
+import experiments.reproduce.__main__ as reproduce
+from command_line import ROOT
+from configs import embedded
+from experiments import common, probe, provenance, replay, select, simulate, trace
+from experiments.adaptive import race
+from experiments.benchmark.cases import Case
+from experiments.reproduce import pages, study
+from experiments.reproduce.pages import Section
+from specjax.selection import Candidate
+
+EVERY = {*provenance.NEEDED, *common.environment()}
+MODEL = types.SimpleNamespace(model=types.SimpleNamespace(params={"w": np.zeros(1, np.float32)}))
+
+
+@pytest.fixture
+def on(tmp_path, monkeypatch):
+    """A study of one draft at one temperature, whose target is one number."""
+    config = embedded.get_config()
+    config.drafts, config.temperatures, config.tables = config.drafts[:1], (0.0,), ("alpha",)
+    config.ngrams = ()
+    monkeypatch.setattr(study.Study, "target", MODEL)
+    return study.Study(config, study.open_results(tmp_path, config))
+
+
+# Each experiment's writer, with what it measures replaced by `found`.
+
+
+def by_reproduce(on, tmp_path, monkeypatch, found):
+    monkeypatch.setattr(reproduce.TABLES["alpha"], "measure", lambda *_: found)
+    reproduce.fill(on)
+
+
+def by_adaptive(on, tmp_path, monkeypatch, found):
+    on.config.static = (1,)
+    monkeypatch.setattr(race, "names", lambda *_: ["γ=1"])
+    monkeypatch.setattr(race, "measure", lambda *_: [{"method": "γ=1", **found}])
+    adaptive.fill(on)
+
+
+def by_trace(on, tmp_path, monkeypatch, found):
+    monkeypatch.setattr(trace, "measure", lambda *_: found)
+    trace.fill(on, tmp_path)
+
+
+def by_benchmark(on, tmp_path, monkeypatch, found):
+    config = ml_collections.ConfigDict({"repeats": 1, "steps": 1, "minutes": 0})
+    monkeypatch.setattr(benchmark, "measure", lambda *_: {**found, "batch": found.get("batch")})
+    monkeypatch.setattr(benchmark, "Lab", lambda config: None)
+    benchmark.fill(config, benchmark.open_results(tmp_path, config), [Case("tiny")])
+
+
+def by_select(on, tmp_path, monkeypatch, found):
+    made = types.SimpleNamespace(target=MODEL, measure=lambda draft: Candidate(draft))
+    monkeypatch.setattr(select, "Trial", lambda *_, **__: made)
+    monkeypatch.setattr(select.hub, "load", lambda *_, **__: MODEL)
+    config = on.config
+    if "batch" not in found:
+        config.seed = None  # what this writer takes from the config
+    select.measure(config, ["x"], [], select.open_results(str(tmp_path), config, ["x"], []))
+
+
+def by_probe(on, tmp_path, monkeypatch, found):
+    config = ml_collections.ConfigDict({"seed": 0, "target": ""})
+    monkeypatch.setattr(probe.hub, "load", lambda *_: MODEL)
+    results = provenance.Results(tmp_path / "probe.jsonl")
+    probe.keep(results, "draws", [{"V": 5, "B": found.get("batch")}], config, load=1.0)
+
+
+def by_replay(on, tmp_path, monkeypatch, found):
+    row = {"draft": "x", "temperature": 0.0, "commit": "abc"}
+    row |= {"dtype": "float32"} if "batch" in found else {}
+    replay.keep(tmp_path, [{"policy": "svip", "settings": {}}], row, seed=0)
+    (kept,) = rows_of(tmp_path)
+    assert kept["trace_commit"] == "abc"
+
+
+def by_simulate(on, tmp_path, monkeypatch, found):
+    part = simulate.Part("law", "", [("a", lambda row: "")], [{"a": 1}], "", Figure())
+    part = dataclasses.replace(part, batch=found.get("batch"))
+    simulate.write(tmp_path, [part], seed=0)
+
+
+WRITERS = {
+    "adaptive": by_adaptive, "benchmark": by_benchmark, "probe": by_probe, "replay": by_replay,
+    "reproduce": by_reproduce, "select": by_select, "simulate": by_simulate, "trace": by_trace,
+}  # fmt: skip
+# Outputs for a user, the log of a training run, and digits of formulas: no measurements.
+OTHERS = {"decode", "train", "theory"}
+
+
+def rows_of(directory):
+    (path,) = directory.glob("*.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_row_says_where_it_is_from(name, on, tmp_path, monkeypatch):
+    WRITERS[name](on, tmp_path, monkeypatch, {"batch": 3})
+    rows = rows_of(tmp_path)
+    assert rows
+    for row in rows:
+        assert set(row) >= EVERY
+        assert None not in [row[field] for field in EVERY]
+        assert row["batch"] == (1 if name in ("select", "replay") else 3)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_row_that_does_not_say_it_is_refused(name, on, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"A row of results lacks (batch|seed|dtype): "):
+        WRITERS[name](on, tmp_path, monkeypatch, {})
+    assert not [path for path in tmp_path.glob("*.jsonl") if path.read_text()]
+
+
+def test_no_experiment_writes_rows_elsewhere():
+    """Those that name a .jsonl file are tested above, and none of them opens one by itself."""
+    naming = set()
+    for path in (ROOT / "experiments").rglob("*.py"):
+        name = path.relative_to(ROOT / "experiments").parts[0].removesuffix(".py")
+        text = path.read_text()
+        if ".jsonl" in text:
+            naming.add(name)
+        if name not in OTHERS | {"provenance"}:
+            assert not re.search(r"\bRows\((?!.*\.done)|write_text\(.*\.jsonl", text), path
+    assert naming - OTHERS - {"provenance"} == set(WRITERS)
+
+
+# What a report says.
+
+
+def row(commit, table="alpha", **changes):
+    return {
+        **common.environment(), "commit": commit, "table": table, "dtype": "float32", "batch": 1,
+        "seed": 0, **changes,
+    }  # fmt: skip
+
+
+def test_rows_of_one_run_need_no_warning():
+    rows = [row("aaaa"), row("aaaa", batch=8)]
+    assert provenance.warning(rows) == ""
+    assert provenance.told(rows) == (
+        "2 rows: commit aaaa; dtype float32; batch 1 (1), 8 (1); seed 0."
+    )
+    assert "changed and not committed" in provenance.warning([row("aaaa+")])
+
+
+def test_what_rows_do_not_say_is_not_invented():
+    silent = row("aaaa")
+    del silent["batch"], silent["seed"]
+    assert provenance.told([silent]).endswith("batch –; seed –.")
+    assert provenance.told([silent], "their config has 16").endswith(
+        "batch –; seed –; where the rows do not say their batch, their config has 16."
+    )
+    assert "16" not in provenance.told([row("aaaa")], "their config has 16")
+
+
+@pytest.mark.parametrize("field", ["commit", "jax", "device", "dtype", "seed"])
+def test_a_report_of_several_runs_warns_at_its_head(tmp_path, field):
+    """And each table has its own rows' commits."""
+    one, other = row("aaaa"), row("aaaa") | {field: "bbbb"}
+    columns = [("batch", lambda line: str(line["batch"]))]
+    sections = [Section("One", columns, [one]), Section("Other", measured=[other, other])]
+    pages.write(tmp_path, "Title", sections, [one, other, other])
+    text = (tmp_path / "report.md").read_text()
+    head, first, second, where = re.split(r"^## .*$", text, flags=re.MULTILINE)
+    assert head.startswith("# Title\n\n> **Warning: the 3 rows of this report are not of one run: ")
+    assert f"{field} bbbb (2), {one[field]} (1)" in head
+    assert first.strip().endswith(provenance.told([one]))
+    assert second.strip() == provenance.told([other, other])
+    assert f"- {field}: bbbb (2), {one[field]} (1)" in where
+
+
+@pytest.mark.parametrize("name", ["parse", "prose"])
+def test_the_committed_reports_say_it(name):
+    directory = ROOT / "docs" / "results" / name
+    rows = [json.loads(line) for line in (directory / "results.jsonl").read_text().splitlines()]
+    text = (directory / "report.md").read_text()
+    assert text.splitlines()[2] == f"> {provenance.warning(rows)}"
+    for table in {row["table"] for row in rows}:
+        own = [row for row in rows if row["table"] == table]
+        rows_are = "1 row" if len(own) == 1 else f"{len(own)} rows"
+        assert f"{rows_are}: commit {provenance.counted(own, 'commit')}; " in text
+    hot = [row for row in rows if row["table"] == "gain" and row["temperature"] > 0]
+    assert text.count("| 1† |") == len([row for row in hot if "baseline" not in row])
