@@ -21,10 +21,7 @@ class Drafter(Protocol):
     all logits it depends on the known tokens alone, so the output's distribution stays as it is.
     """
 
-    @property
-    def vocab_size(self) -> int:
-        """Width of its logits."""
-        ...
+    vocab_size: Any  # int, a field or a property: width of its logits
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Any]:
         """A read-only context, and the state before the first round. The prompt is in `inputs`."""
