@@ -23,6 +23,7 @@ from specjax.models.memory import Need, memory_needed
 from specjax.monitor import Summary, Times, summarize
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
+from specjax.ranges import whole
 from specjax.sampling import Sampling, row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
@@ -242,9 +243,6 @@ def build(
             f"{type(policy).__name__} learns from a round what shorter drafts would have got, "
             f"which {type(rule).__name__} does not show: take another policy, or TokenRule."
         )
-    wrong = [width for width in widths if width < 1 or width != int(width)]
-    if wrong:
-        raise ValueError(f"widths={tuple(widths)} must be whole numbers ≥ 1.")
     return Speculative(
         target=target_model,
         drafter=drafter,
@@ -253,7 +251,7 @@ def build(
         sampling=sampling,
         eos_ids=eos_ids,
         gamma_max=int(gamma),
-        widths=tuple(int(width) for width in widths),
+        widths=tuple(whole("widths", width, "[1, ∞)") for width in widths),
     )
 
 
@@ -292,8 +290,7 @@ def stream(
         ("samples", samples),
         ("batch_size", batch_size),
     ):
-        if value < 1 or value != int(value):
-            raise ValueError(f"{name}={value} must be a whole number ≥ 1.")
+        whole(name, value, "[1, ∞)")
     sources = tokenize(target, texts, max_source_len)
     check_room(target, sources, max_new_tokens)
     wanted = [(index, sample) for index in range(len(texts)) for sample in range(samples)][first:]
@@ -336,8 +333,7 @@ def tokenize(
             "tokenizer_config.json into the directory, or use the jitted loops with ids."
         )
     limit = checkpoint.max_source_len if max_source_len is None else max_source_len
-    if limit < 1:
-        raise ValueError(f"max_source_len={limit} must be ≥ 1.")
+    whole("max_source_len", limit, "[1, ∞)")
     encodes = checkpoint.config.is_encoder_decoder
     ids: list[list[int]] = []
     blank = cut = 0

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 
 from specjax.files import replacing
 from specjax.pytrees import pytree
+from specjax.ranges import number, whole
 
 
 class Counts(NamedTuple):
@@ -123,9 +124,7 @@ def load(path: str | os.PathLike) -> Counts:
 
 def _smoothed(counts: Counts, add_k: float) -> Float[np.ndarray, " V"]:
     """(c(x) + k) / (N + kV), in float64."""
-    if not 0 < add_k < float("inf"):
-        raise ValueError(f"add_k={add_k} must be > 0, so that every id can be drafted.")
-    weights = counts.unigram + np.float64(add_k)
+    weights = counts.unigram + number("add_k", add_k, "(0, ∞)", "every id can be drafted then")
     return weights / weights.sum()
 
 
@@ -218,8 +217,7 @@ def bigram(counts: Counts, add_k: float = 1.0, strength: float = 1.0) -> Bigram:
     Raises:
       ValueError: add_k or strength ≤ 0.
     """
-    if not 0 < strength < float("inf"):
-        raise ValueError(f"strength={strength} must be > 0, so that every id can be drafted.")
+    strength = number("strength", strength, "(0, ∞)", "every id can be drafted then")
     most = int(np.diff(counts.offsets).max())
     return Bigram(
         prior=jnp.asarray((strength * _smoothed(counts, add_k)).astype(np.float32)),
@@ -253,7 +251,9 @@ class PromptLookup:
     min_ngram: int = dataclasses.field(default=1, metadata={"static": True})
 
     def __post_init__(self):
-        if not 1 <= self.min_ngram <= self.max_ngram:
+        for name in ("vocab_size", "max_ngram", "min_ngram"):
+            whole(name, getattr(self, name), "[1, ∞)")
+        if self.min_ngram > self.max_ngram:
             raise ValueError(
                 f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram} must satisfy "
                 "1 ≤ min_ngram ≤ max_ngram."

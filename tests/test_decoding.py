@@ -185,7 +185,7 @@ def test_long_texts_are_cut_before_their_last_id(pair, caplog):
         pairs.make_tokenizer().decode(ids[:1]) for ids in decoding.tokenize(pair.target, TEXTS)
     ]
     assert short.tokens == generate(pair.target, None, words).tokens
-    with pytest.raises(ValueError, match="max_source_len=0 must be ≥ 1"):
+    with pytest.raises(ValueError, match="max_source_len=0 must be a whole number ≥ 1"):
         generate(pair.target, None, TEXTS, max_source_len=0)
 
 
@@ -214,13 +214,22 @@ def test_ids_past_the_tokenizers_are_never_emitted(pair):
     [
         ({"gamma": 0}, "gamma=0 must be a whole number ≥ 1"),
         ({"gamma": 2.5}, "gamma=2.5 must be a whole number"),
-        ({"temperature": -1.0}, "temperature=-1.0 must be ≥ 0 and finite"),
-        ({"temperature": math.nan}, "temperature=nan must be ≥ 0"),
-        ({"temperature": math.inf}, "temperature=inf must be ≥ 0 and finite"),
-        ({"top_p": 0.0}, r"top_p=0.0 must lie in \(0, 1\]"),
-        ({"top_p": 1.5}, r"top_p=1.5 must lie in \(0, 1\]"),
-        ({"top_p": math.nan}, "top_p=nan must lie"),
+        ({"temperature": -1.0}, "temperature=-1.0 must be a number ≥ 0 and finite"),
+        ({"temperature": math.nan}, "temperature=nan must be a number ≥ 0"),
+        ({"temperature": math.inf}, "temperature=inf must be a number ≥ 0 and finite"),
+        ({"top_p": 0.0}, r"top_p=0.0 must be a number in \(0, 1\]"),
+        ({"top_p": 1.5}, r"top_p=1.5 must be a number in \(0, 1\]"),
+        ({"top_p": math.nan}, "top_p=nan must be a number in"),
+        ({"temperature": 1e-39}, "temperature=1e-39 must be 0 or ≥ 1e-20"),
+        ({"temperature": 1e39}, r"temperature=1e\+39 must be a number ≥ 0 and finite"),
+        ({"temperature": "hot"}, "temperature='hot' must be a number ≥ 0"),
+        ({"top_p": None}, "top_p=None must be a number in"),
         ({"top_k": -1}, "top_k=-1 must be a whole number ≥ 0"),
+        ({"top_k": 2**31}, "top_k=2147483648 must be a whole number ≥ 0; it must be below 2³¹"),
+        ({"gamma": "7"}, "gamma='7' must be a whole number ≥ 1"),
+        ({"widths": (2, None)}, "widths=None must be a whole number ≥ 1"),
+        ({"batch_size": "8"}, "batch_size='8' must be a whole number ≥ 1"),
+        ({"max_source_len": "40"}, "max_source_len='40' must be a whole number ≥ 1"),
         ({"max_new_tokens": 0}, "max_new_tokens=0 must be a whole number ≥ 1"),
         ({"samples": 0}, "samples=0 must be a whole number ≥ 1"),
         ({"batch_size": 0}, "batch_size=0 must be a whole number ≥ 1"),
@@ -421,7 +430,7 @@ def test_rules_and_policies_by_name(pair):
     [
         ("tokens", "There is no rule 'tokens': it is one of token, block, gumbel, lenient"),
         ("lenient", r"Rule 'lenient': missing a required argument: 'lenience'; it is lenient\("),
-        ("lenient(lenience=2)", "lenience=2 must lie"),
+        ("lenient(lenience=2)", "lenience=2 must be a number in"),
         ("lenient(lenience=", r"rule='lenient\(lenience=' cannot be read: write name\("),
         ("lenient(lenience=x)", "cannot be read"),
         ("lenient(1)+2", "cannot be read"),

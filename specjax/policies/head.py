@@ -14,6 +14,7 @@ from jaxtyping import Float, Key
 from specjax import files
 from specjax.policies.base import Policy
 from specjax.pytrees import pytree
+from specjax.ranges import number
 
 
 class HeadParams(NamedTuple):
@@ -111,6 +112,10 @@ class Head(Policy):
 
 def head(params: HeadParams, threshold: float = 0.7) -> Head:
     """SpecDec++ with a trained head, such as `load` reads (`specjax.train_head` makes them)."""
-    if not 0 <= threshold <= 1:
-        raise ValueError(f"threshold={threshold} must lie in [0, 1]: it is a probability.")
-    return Head(params, jnp.float32(threshold))
+    if not isinstance(params, HeadParams):
+        raise ValueError(
+            f"params={params!r} must be a head, such as `load` of specjax.policies.head reads."
+        )
+    return Head(
+        params, jnp.float32(number("threshold", threshold, "[0, 1]", "it is a probability"))
+    )

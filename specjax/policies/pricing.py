@@ -6,11 +6,11 @@ Nothing can read a clock inside a jitted loop. `cost.Costs.prices` makes the tab
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float
 
 from specjax.pytrees import pytree
+from specjax.ranges import listed, number
 
 
 @pytree
@@ -36,13 +36,19 @@ def prices(draft: float, verify: Sequence[float]) -> Prices:
     Raises:
       ValueError: draft < 0, or verify empty or not positive throughout.
     """
-    table = np.asarray(verify, np.float32)
-    if not 0 <= draft < np.inf or table.ndim != 1 or not np.all((table > 0) & (table < np.inf)):
-        raise ValueError(
-            f"draft={draft} must be ≥ 0 and verify={verify} a list of positive numbers, one for "
-            "each of 0 … γ_max drafted tokens."
-        )
-    return Prices(jnp.float32(draft), jnp.asarray(table))
+    why = "one for each of 0 … γ_max drafted tokens"
+    table = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
+    return Prices(jnp.float32(number("draft", draft, "[0, ∞)")), jnp.asarray(table, jnp.float32))
+
+
+def checked(table: Prices | None, *, needed: bool = False) -> Prices | None:
+    """The table, if it is one; ValueError otherwise, and where one is `needed` and none given."""
+    if isinstance(table, Prices) or (table is None and not needed):
+        return table
+    raise ValueError(
+        f"prices={table!r} must be a table: `specjax.policies.prices` makes one of plain numbers, "
+        "and `specjax.cost.Costs.prices` of timings."
+    )
 
 
 def round_prices(table: Prices | None, gamma_max: int) -> Float[Array, " K"]:
