@@ -174,10 +174,7 @@ def read_lines(path: str) -> list[str]:
     if path != "-" and not file.is_file():
         raise ValueError(f"--input={path}: no such file. Use - for standard input.")
     data = sys.stdin.buffer.read() if path == "-" else file.read_bytes()
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--input={path} is not UTF-8 ({error}). Convert it first.") from None
+    text = files.decode(data, f"--input={path}")
     # Not splitlines(): form feeds and such belong to a line.
     lines = text.replace("\r\n", "\n").split("\n")
     return lines[:-1] if lines[-1] == "" else lines

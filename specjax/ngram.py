@@ -11,7 +11,6 @@ is −inf throughout proposes no token, and the row's draft ends there.
 import dataclasses
 import os
 import pathlib
-import zipfile
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from specjax.files import replacing
+from specjax.files import read_npz, replacing
 from specjax.pytrees import pytree
 from specjax.ranges import number, whole
 
@@ -105,15 +104,12 @@ def load(path: str | os.PathLike) -> Counts:
       FileNotFoundError: no such file.
       ValueError: it is not a file of counts, or its parts do not fit together.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            unigram, successors, gaps, times = (
-                file[name].astype(np.int64) for name in ("unigram", "successors", "gaps", "times")
-            )
-    except (KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a file of n-gram counts.") from error
+    names = ("unigram", "successors", "gaps", "times")
+    found = read_npz(path, dict.fromkeys(names, 1), "n-gram counts", "Write it again.")
+    unigram, successors, gaps, times = (found[name].astype(np.int64) for name in names)
     offsets = np.concatenate([[0], np.cumsum(successors)])
-    if len(successors) != len(unigram) or not offsets[-1] == len(gaps) == len(times):
+    counted = min(x.min(initial=0) for x in (unigram, successors, times)) >= 0 < len(unigram)
+    if not (counted and len(successors) == len(unigram) and offsets[-1] == len(gaps) == len(times)):
         raise ValueError(f"{path}: its tables do not fit together; write it again.")
     total = np.concatenate([[0], np.cumsum(gaps)])
     ids = total[1:] - np.repeat(total[offsets[:-1]], successors)

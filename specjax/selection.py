@@ -186,7 +186,7 @@ def _smaller_beside(directory: Path) -> list[str]:
             tensors = find_tensors(path).values()
         except (OSError, ValueError):
             continue  # not a model, or an incomplete one
-        if kind in hub.FAMILIES:
+        if isinstance(kind, str) and kind in hub.FAMILIES:
             sizes[path] = kind, sum(int(np.prod(tensor.shape)) for tensor in tensors)
     own = sizes.get(directory.resolve(), ("", 0))
     smaller = [path for path, (kind, size) in sizes.items() if kind == own[0] and size < own[1]]

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import zipfile
 from typing import NamedTuple
 
 import jax
@@ -80,11 +79,12 @@ def load(path: str | os.PathLike) -> HeadParams:
       FileNotFoundError: no such file.
       ValueError: it holds no head.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return HeadParams(*(jnp.asarray(file[n], jnp.float32) for n in HeadParams._fields))
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} holds no head: make it by experiments.train.") from error
+    ranks = {"weights": 3, "biases": 2, "out": 1, "bias": 0}
+    found = files.read_npz(path, ranks, "the parameters of a head", "Make it by experiments.train.")
+    layers, width = found["biases"].shape
+    if found["weights"].shape != (layers, width, width) or found["out"].shape != (width,):
+        raise ValueError(f"{path}: its arrays do not fit together. Make it by experiments.train.")
+    return HeadParams(**{name: jnp.asarray(x, jnp.float32) for name, x in found.items()})
 
 
 @pytree
