@@ -82,6 +82,21 @@ def make_workdir(path: str, flag: str = "workdir") -> pathlib.Path:
     return workdir
 
 
+def check_apart(output: pathlib.Path, source: str, flag: str) -> None:
+    """ValueError if the file of the inputs would be written to, by whatever name or link.
+
+    Args:
+      output: the file to write, which need not exist.
+      source: the file of --input, or - for standard input.
+      flag: that named the output.
+    """
+    if source != "-" and output.exists() and output.samefile(source):
+        raise ValueError(
+            f"--{flag} would write to {output}, which is the file of --input={source}: name "
+            "another."
+        )
+
+
 def load_examples(config, split: str = "") -> list[Example]:
     """The examples of the config's task, of its own split or another; ValueError if there are none.
 

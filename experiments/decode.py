@@ -57,7 +57,7 @@ def main(_) -> None:
     )
     check_memory(config, texts, target, draft)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
-    output = open_output(args.output, args.overwrite, config, texts)
+    output = open_output(args.output, args.overwrite, config, texts, source=args.input)
     done = len(output.done) if output else 0
     rows = decoding.stream(
         method,
@@ -92,9 +92,8 @@ def main(_) -> None:
 
 def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timing.Comparison:
     """Both methods on all inputs that are not blank, one output each."""
-    sources = decoding.tokenize(
-        target, [text for text in texts if text.strip()], config.max_source_len or None
-    )
+    kept = [text for text in texts if not decoding.is_blank(target, text)]
+    sources = decoding.tokenize(target, kept, config.max_source_len or None)
     return timing.compare(
         method,
         target,
@@ -180,16 +179,23 @@ def read_lines(path: str) -> list[str]:
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def open_output(path: str, overwrite: bool, config, texts: list[str]) -> files.Rows | None:
+def open_output(
+    path: str, overwrite: bool, config, texts: list[str], *, source: str = "-"
+) -> files.Rows | None:
     """The output's rows, which may hold those of an earlier run of the same command.
 
     A file beside the output says which command it belongs to. None: standard output.
+
+    Args:
+      source: the file of the texts, which is never written to.
     """
     if path == "-":
         return None
     file = pathlib.Path(path)
     common.make_workdir(str(file.parent), flag="output")
     mark = file.with_name(f".{file.name}.run.json")
+    for written in (file, mark):
+        common.check_apart(written, source, flag="output")
     wanted = {"run": common.fingerprint(common.settings(config), texts)}
     if overwrite:
         file.unlink(missing_ok=True)

@@ -224,6 +224,7 @@ class Trial:
     def __post_init__(self):
         if not self.gammas or any(gamma < 1 or gamma != int(gamma) for gamma in self.gammas):
             raise ValueError(f"gammas={tuple(self.gammas)} must be whole numbers ≥ 1.")
+        decoding.check_texts(self.texts)
         kept = [text for text in self.texts if text.strip()]
         half = len(kept) // 2 if any(draft in COUNTED for draft in self.names) else 0
         self._counted, self._measured = kept[:half], kept[half:]

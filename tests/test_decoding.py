@@ -14,9 +14,10 @@ import pytest
 import pairs
 import specjax
 from pairs import EOS_IDS, IDS, TEXTS
-from specjax import autoregressive, decoding, speculative
+from specjax import autoregressive, decoding, rollouts, speculative
 from specjax.batching import bucket, pack
 from specjax.draft import ModelDrafter
+from specjax.sampling import sampling
 from table_models import MarkovModel
 
 BUDGET = 24
@@ -238,6 +239,34 @@ def test_ids_past_the_tokenizers_are_never_emitted(pair):
 def test_numbers_out_of_range(pair, options, message):
     with pytest.raises(ValueError, match=message):
         generate(pair.target, pair.draft, TEXTS, **options)
+
+
+TAKE_TEXTS = {
+    "generate": lambda pair, texts: generate(pair.target, None, texts),
+    "speculatively": lambda pair, texts: generate(pair.target, pair.draft, texts),
+    "measure_alpha": lambda pair, texts: specjax.measure_alpha(pair.target, pair.draft, texts),
+    "beam_search": lambda pair, texts: specjax.beam_search(pair.target, None, texts),
+    "select": lambda pair, texts: specjax.select(pair.target, [pair.draft], texts),
+    "record": lambda pair, texts: rollouts.record(
+        pair.target, pair.draft, texts, [[1]], gamma_max=2, sampling=sampling(0.0),
+        max_new_tokens=4, key=jax.random.key(0),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKE_TEXTS)
+def test_texts_that_are_no_list_of_strings(pair, name):
+    """One string is not the list of its letters."""
+    for texts, message in (
+        ("import os", r"texts='import os' should be a list of strings, such as \['import os'\]"),
+        (b"import os", "should be a list of strings"),
+        (None, "texts=None should be a list of strings"),
+        ((text for text in TEXTS), "should be a list of strings"),
+        ([*TEXTS, None], r"texts\[8\]=None should be a string"),
+        ([["import os"]], r"texts\[0\]=\['import os'\] should be a string"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TAKE_TEXTS[name](pair, texts)
 
 
 def test_different_vocabularies(pair):

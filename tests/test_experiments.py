@@ -219,6 +219,37 @@ def test_an_output_of_another_command_is_kept(decode, tmp_path, inputs):
     assert [row["input"] for row in rows(out.read_text())] == ["another"]
 
 
+def test_the_input_is_never_written_to(decode, command, pair, inputs, tmp_path):
+    """By its own name, another spelling of it, or a link."""
+    before = inputs.read_bytes()
+    (tmp_path / "link").symlink_to(inputs)
+    (tmp_path / "place").symlink_to(tmp_path)
+    (tmp_path / "hard").hardlink_to(inputs)
+    (tmp_path / "sub").mkdir()
+    for output in (
+        inputs,
+        tmp_path / "link",
+        tmp_path / "place" / inputs.name,
+        tmp_path / "sub" / ".." / inputs.name,
+        os.path.relpath(inputs, ROOT),
+        tmp_path / "hard",
+    ):
+        for overwrite in ("--overwrite", "--nooverwrite"):
+            refused(decode(f"--output={output}", overwrite), "--output would write to", inputs.name)
+        assert inputs.read_bytes() == before
+    mark = inputs.rename(tmp_path / ".out.jsonl.run.json")
+    clash = decode(f"--input={mark}", f"--output={tmp_path / 'out.jsonl'}", "--overwrite")
+    refused(clash, "--output would write to", mark.name)
+    rows_file = mark.rename(tmp_path / "results.jsonl")
+    choose = functools.partial(command, "experiments.select", "--config=configs/select.py")
+    clash = choose(
+        f"--config.target={pair.target.name}", f"--config.drafts={pair.draft.name}",
+        f"--input={rows_file}", f"--workdir={tmp_path}",
+    )  # fmt: skip
+    refused(clash, "--workdir would write to", "results.jsonl")
+    assert rows_file.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
