@@ -31,6 +31,9 @@ def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
     Args:
       usage: the module's docstring, shown by --help.
     """
+    # Of config_flags, which says no more than what the config is for.
+    if "config" in flags.FLAGS:
+        flags.FLAGS["config"].help += " A Python file, which is run; an argument follows a colon."
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
     sys.modules["__main__"].__doc__ = usage
     logging.set_verbosity(logging.WARNING)

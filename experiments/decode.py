@@ -7,7 +7,8 @@ Fields of the config: target, draft (directories or hub names), method (speculat
 autoregressive), gamma, policy (how long drafts are: svip(threshold=0.3), or the import path of
 one's own), rule (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature
 (0: greedy), top_k (0: off), top_p (1: off), max_new_tokens, max_source_len (0: the target's own),
-seed, samples (draws per input), dtype, batch_size, compare.
+seed, samples (draws per input), dtype, batch_size, compare. Import paths, and the file of --config
+itself, are code that runs: give none that you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
 and are printed side by side: tokens, calls, acceptance, times and the gain.

@@ -342,6 +342,8 @@ def load(name: str, **settings: Any) -> AcceptanceRule:
 
         load("lenient", lenience=0.3), or load("lenient(lenience=0.3)"), or load("my_module:MyRule")
 
+    An import path is code that runs: the module is imported.
+
     Raises:
       ValueError: no such name, module or attribute, or settings that it does not take.
     """

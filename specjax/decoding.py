@@ -147,7 +147,7 @@ def generate(
       rule: acceptance rule, or its name or import path (`specjax.accept.load`); default the
         paper's `TokenRule`.
       policy: draft-length policy, or its name or import path (`specjax.policies.load`); default
-        `constant(gamma)`.
+        `constant(gamma)`. Import paths are code that runs.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper.
       measure: what `Result.times` is to hold. "" nothing; "phases" where the time goes, measured by

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 import itertools
 import json
 import os
@@ -321,12 +322,29 @@ def test_help(command, name):
     """The fields of the config, and the flags."""
     outcome = command(f"experiments.{name}", "--help")
     assert "--config" in outcome.stdout
+    assert "A Python file, which is run" in " ".join(outcome.stdout.split())
     if name == "decode":
         for field in importlib.import_module("configs.decode").get_config():
             assert re.search(rf"\b{field}\b", outcome.stdout), field
         assert "overwrite" in outcome.stdout
     else:
         assert "--workdir" in outcome.stdout
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_import_paths_are_said_to_be_code():
+    """Wherever they are documented: pages, commands, loaders."""
+    texts = {path.name: path.read_text() for path in PAGES}
+    for name in ("decode", "replay"):
+        texts[name] = importlib.import_module(f"experiments.{name}").__doc__
+    for function in (accept.load, policies.load, specjax.generate, specjax.named.make):
+        texts[function.__qualname__] = function.__doc__
+    told = {name: text for name, text in texts.items() if re.search(r"import path|my_module", text)}
+    assert {"policies.md", "rules.md", "choosing.md", "decode", "generate", "make"} <= set(told)
+    for name, text in told.items():
+        assert "code that runs" in " ".join(text.split()), name
 
 
 def shell(module, *flags, cache):
@@ -484,11 +502,25 @@ def configs():
     found = []
     for path in sorted((ROOT / "configs").glob("[!_]*.py")):
         module = importlib.import_module(f"configs.{path.stem}")
-        choices = next(
-            (getattr(module, x) for x in ("MODELS", "SIZES", "NAMES") if hasattr(module, x)), ("",)
-        )
-        found += [(path.stem, choice) for choice in choices]
+        found += [(path.stem, choice) for choice in getattr(module, "CHOICES", ("",))]
     return found
+
+
+def test_configs_say_what_they_take():
+    """Whatever has an argument lists its values as CHOICES, the default among them."""
+    seen = {name for name, _ in configs()}
+    assert seen == {path.stem for path in (ROOT / "configs").glob("[!_]*.py")}
+    assert {("adaptive", "wide"), ("benchmark_tpu", "paper-base"), ("train", "head")} <= {
+        *configs()
+    }
+    for name in seen:
+        module = importlib.import_module(f"configs.{name}")
+        defaults = [x.default for x in inspect.signature(module.get_config).parameters.values()]
+        assert len(defaults) == hasattr(module, "CHOICES"), name
+        assert set(defaults) <= set(getattr(module, "CHOICES", ())), name
+        if defaults:
+            with pytest.raises(ValueError, match="choose"):
+                module.get_config("no such thing")
 
 
 @pytest.mark.parametrize(("name", "argument"), configs())
