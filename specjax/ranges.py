@@ -55,7 +55,8 @@ def _scalar(value: Any) -> Any:
     """The number that a value is, or None; truth values are none."""
     if getattr(value, "shape", None) == ():
         value = value.item()
-    return value if isinstance(value, numbers.Real) and not isinstance(value, bool) else None
+    truth = type(value) is bool
+    return value if isinstance(value, numbers.Real) and not truth else None
 
 
 def _holds(interval: str, value: Any) -> bool:
