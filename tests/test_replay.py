@@ -335,7 +335,7 @@ def test_files(tmp_path):
     ours, theirs = (replay.replay([svip()], each, jax.random.key(0)) for each in (trace, loaded))
     assert np.array_equal(ours.drafted, theirs.drafted)
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
-    with pytest.raises(ValueError, match="holds no rollouts"):
+    with pytest.raises(ValueError, match=r"other\.npz is not a file of rollouts"):
         rollouts.load(tmp_path / "other.npz")
 
 
