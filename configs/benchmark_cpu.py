@@ -13,11 +13,13 @@ import ml_collections
 
 from experiments.benchmark.cases import PARTS
 
+CHOICES = ("all", *PARTS)
+
 
 def get_config(part: str = "all") -> ml_collections.ConfigDict:
-    """`part` is "all" or one of `PARTS`."""
-    if part not in ("all", *PARTS):
-        raise ValueError(f"a part {part!r} is not known: choose all or one of {', '.join(PARTS)}.")
+    """`part` is one of `CHOICES`."""
+    if part not in CHOICES:
+        raise ValueError(f"a part {part!r} is not known: choose one of {', '.join(CHOICES)}.")
     config = ml_collections.ConfigDict()
     config.part = part
     config.bars = "cpu"

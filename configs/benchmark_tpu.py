@@ -10,6 +10,8 @@ import ml_collections
 
 from configs import benchmark_gpu
 
+CHOICES = benchmark_gpu.CHOICES
+
 
 def get_config(part: str = "all") -> ml_collections.ConfigDict:
     """`part` as in configs/benchmark_gpu.py."""

@@ -18,13 +18,13 @@ import ml_collections
 from configs import decode
 
 FAMILIES = pathlib.Path(__file__).resolve().parent.parent / "families"
-SIZES = ("demo", "full", "prose")
+CHOICES = ("demo", "full", "prose")
 
 
 def get_config(size: str = "demo") -> ml_collections.ConfigDict:
-    """`size` is one of `SIZES`."""
-    if size not in SIZES:
-        raise ValueError(f"configs/embedded.py:{size}: choose one of {', '.join(SIZES)}.")
+    """`size` is one of `CHOICES`."""
+    if size not in CHOICES:
+        raise ValueError(f"configs/embedded.py:{size}: choose one of {', '.join(CHOICES)}.")
     full, prose = size != "demo", size == "prose"
     config = decode.get_config()
     config.task = "prose" if prose else "parse"

@@ -61,13 +61,13 @@ SETTINGS = {
     "en-de": Setting("wmt14_en_de", "bleu", "EnDe"),
     "cnn-dm": Setting("cnn_dailymail", "rouge", "CNNDM"),
 }
-NAMES = tuple(f"{target}_{setting}" for target in TARGETS for setting in SETTINGS)
+CHOICES = tuple(f"{target}_{setting}" for target in TARGETS for setting in SETTINGS)
 
 
 def get_config(name: str = "t5-3b_en-de") -> ml_collections.ConfigDict:
-    """`name` is one of `NAMES`: a target and a setting."""
-    if name not in NAMES:
-        raise ValueError(f"configs/paper.py:{name}: choose one of {', '.join(NAMES)}.")
+    """`name` is one of `CHOICES`: a target and a setting."""
+    if name not in CHOICES:
+        raise ValueError(f"configs/paper.py:{name}: choose one of {', '.join(CHOICES)}.")
     target, setting = name.split("_")
     hub_name, draft_prefix = TARGETS[target]
     task, metric, in_paper = SETTINGS[setting]

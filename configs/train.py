@@ -41,7 +41,7 @@ not here. Give sentences as a jsonl task, {"input": "", "target": "…"} on each
 
 from ml_collections import ConfigDict
 
-MODELS = (
+CHOICES = (
     "target",
     "draft-small",
     "draft-tiny",
@@ -60,8 +60,8 @@ def get_config(model: str = "target") -> ConfigDict:
     Raises:
       ValueError: no such model.
     """
-    if model not in MODELS:
-        raise ValueError(f"no model {model!r}: choose from {', '.join(MODELS)}")
+    if model not in CHOICES:
+        raise ValueError(f"no model {model!r}: choose from {', '.join(CHOICES)}")
     if model == "head":
         return _head()
     if model in ("gpt-97m", "gpt-6m"):

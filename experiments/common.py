@@ -31,6 +31,9 @@ def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
     Args:
       usage: the module's docstring, shown by --help.
     """
+    # Of config_flags, which says no more than what the config is for.
+    if "config" in flags.FLAGS:
+        flags.FLAGS["config"].help += " A Python file, which is run; an argument follows a colon."
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
     sys.modules["__main__"].__doc__ = usage
     logging.set_verbosity(logging.WARNING)
@@ -80,6 +83,21 @@ def make_workdir(path: str, flag: str = "workdir") -> pathlib.Path:
             "Name a directory that you can write to; it is made if it does not exist."
         ) from None
     return workdir
+
+
+def check_apart(output: pathlib.Path, source: str, flag: str) -> None:
+    """ValueError if the file of the inputs would be written to, by whatever name or link.
+
+    Args:
+      output: the file to write, which need not exist.
+      source: the file of --input, or - for standard input.
+      flag: that named the output.
+    """
+    if source != "-" and output.exists() and output.samefile(source):
+        raise ValueError(
+            f"--{flag} would write to {output}, which is the file of --input={source}: name "
+            "another."
+        )
 
 
 def load_examples(config, split: str = "") -> list[Example]:

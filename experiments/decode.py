@@ -8,7 +8,8 @@ autoregressive), gamma, policy (how long drafts are: svip(threshold=0.3), or the
 one's own; what rounds take is measured first for those that weigh it, such as goodput), rule
 (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0: greedy), top_k (0:
 off), top_p (1: off), max_new_tokens, max_source_len (0: the target's own), seed, samples (draws per
-input), dtype, batch_size, compare.
+input), dtype, batch_size, compare. Import paths, and the file of --config itself, are code that
+runs: give none that you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
 and are printed side by side: tokens, calls, acceptance, times and the gain.
@@ -61,7 +62,7 @@ def main(_) -> None:
     if unpriced:
         method = with_prices(method, target, texts, config)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
-    output = open_output(args.output, args.overwrite, config, texts)
+    output = open_output(args.output, args.overwrite, config, texts, source=args.input)
     done = len(output.done) if output else 0
     rows = decoding.stream(
         method,
@@ -114,9 +115,8 @@ def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Spe
 
 def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timing.Comparison:
     """Both methods on all inputs that are not blank, one output each."""
-    sources = decoding.tokenize(
-        target, [text for text in texts if text.strip()], config.max_source_len or None
-    )
+    kept = [text for text in texts if not decoding.is_blank(target, text)]
+    sources = decoding.tokenize(target, kept, config.max_source_len or None)
     return timing.compare(
         method,
         target,
@@ -209,25 +209,29 @@ def read_lines(path: str) -> list[str]:
     if path != "-" and not file.is_file():
         raise ValueError(f"--input={path}: no such file. Use - for standard input.")
     data = sys.stdin.buffer.read() if path == "-" else file.read_bytes()
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--input={path} is not UTF-8 ({error}). Convert it first.") from None
+    text = files.decode(data, f"--input={path}")
     # Not splitlines(): form feeds and such belong to a line.
     lines = text.replace("\r\n", "\n").split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def open_output(path: str, overwrite: bool, config, texts: list[str]) -> files.Rows | None:
+def open_output(
+    path: str, overwrite: bool, config, texts: list[str], *, source: str = "-"
+) -> files.Rows | None:
     """The output's rows, which may hold those of an earlier run of the same command.
 
     A file beside the output says which command it belongs to. None: standard output.
+
+    Args:
+      source: the file of the texts, which is never written to.
     """
     if path == "-":
         return None
     file = pathlib.Path(path)
     common.make_workdir(str(file.parent), flag="output")
     mark = file.with_name(f".{file.name}.run.json")
+    for written in (file, mark):
+        common.check_apart(written, source, flag="output")
     wanted = {"run": common.fingerprint(common.settings(config), texts)}
     if overwrite:
         file.unlink(missing_ok=True)

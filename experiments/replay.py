@@ -13,6 +13,8 @@ trace was timed with, or given in target steps: --c, --verify (one number, or on
 0 … γ_max drafted tokens), --overhead and --widths. Policies that weigh tokens against time are told
 them.
 
+An import path among the policies is code that runs: its module is imported.
+
 Prints a table and writes replay.jsonl, report.md and a figure for each grid of one field to the
 workdir, or else the trace's directory.
 """
@@ -243,7 +245,7 @@ def draw(lines: Sequence[dict[str, Any]], field: str, everyone: Sequence[dict[st
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("policies", [], "Policies by name or import path, as they come.")
+    flags.DEFINE_list("policies", [], "Policies by name or import path (code that runs).")
     flags.DEFINE_integer("draws", 16, "Draws for each output, at temperatures above 0.")
     flags.DEFINE_string("trace", None, "Directory that experiments.trace wrote.")
     flags.DEFINE_string("draft", "", "Which draft, by the end of its name; the first if empty.")

@@ -40,7 +40,9 @@ def main(_) -> None:
     drafts = [draft.strip() for draft in drafts if draft.strip()]
     drafts = drafts or selection.smaller_members(config.target)
     texts = inputs(args.input, config)
-    results = open_results(args.workdir, config, drafts, texts) if args.workdir else None
+    results = None
+    if args.workdir:
+        results = open_results(args.workdir, config, drafts, texts, source=args.input or "-")
     candidates = measure(config, drafts, texts, results)
     show(candidates, config)
 
@@ -56,9 +58,13 @@ def inputs(path: str | None, config) -> list[str]:
     return texts[: config.alpha_inputs]
 
 
-def open_results(workdir: str, config, drafts: list[str], texts: list[str]) -> Results:
-    """Rows of an earlier run of the same command, or none."""
-    results = Results(common.make_workdir(workdir) / "results.jsonl")
+def open_results(
+    workdir: str, config, drafts: list[str], texts: list[str], *, source: str = "-"
+) -> Results:
+    """Rows of an earlier run of the same command, or none; never the file of the texts."""
+    path = common.make_workdir(workdir) / "results.jsonl"
+    common.check_apart(path, source, flag="workdir")
+    results = Results(path)
     mine = common.fingerprint(common.settings(config), drafts, texts)
     if any(row.get("run") != mine for row in results.done):
         raise ValueError(

@@ -11,13 +11,14 @@ import json
 import pathlib
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from experiments import common
 from specjax import theory
 from specjax.files import replacing
 from specjax.paper import FIGURE_3_ENDS, TABLE_1
@@ -224,4 +225,4 @@ def main(_) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "Directory for the table and the figures.", required=True)
-    app.run(main)
+    common.run(main, __doc__)

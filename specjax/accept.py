@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int, Key
 from specjax import named
 from specjax import sampling as smp
 from specjax.pytrees import pytree
+from specjax.ranges import number
 from specjax.sampling import Purpose, Sampling
 
 
@@ -349,12 +350,8 @@ def lenient(lenience: float) -> LenientRule:
     Raises:
       ValueError: not 0 < lenience ≤ 1.
     """
-    if not 0 < lenience <= 1:
-        raise ValueError(
-            f"lenience={lenience} must lie in (0, 1]; 1 is the exact rule, and towards 0 every "
-            "token that the target can say is accepted."
-        )
-    return LenientRule(jnp.float32(lenience))
+    why = "1 is the exact rule, and towards 0 every token that the target can say is accepted"
+    return LenientRule(jnp.float32(number("lenience", lenience, "(0, 1]", why)))
 
 
 NAMES = {
@@ -369,6 +366,8 @@ def load(name: str, **settings: Any) -> AcceptanceRule:
     """The rule that a name or an import path stands for.
 
         load("lenient", lenience=0.3), or load("lenient(lenience=0.3)"), or load("my_module:MyRule")
+
+    An import path is code that runs: the module is imported.
 
     Raises:
       ValueError: no such name, module or attribute, or settings that it does not take.

@@ -1,8 +1,9 @@
 """What a user types: texts in, texts out. Everything jitted lies below, in the two loops."""
 
 import dataclasses
+import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from specjax.models.memory import Need, nbytes, temporaries
 from specjax.monitor import Summary, Times, summarize
 from specjax.policies import Policy, constant, needs_prices
 from specjax.policies import load as load_policy
+from specjax.ranges import whole
 from specjax.sampling import Sampling, row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
@@ -149,10 +151,10 @@ def generate(
         paper's `TokenRule`. With "gumbel" plain decoding draws by the same noise: both give the
         same tokens.
       policy: draft-length policy, or its name or import path (`specjax.policies.load`); default
-        `constant(gamma)`. One that is named and needs prices, such as "goodput", gets prices that
-        are measured before decoding, in a few seconds (`specjax.pricing.told`). At temperatures
-        above 0 its outputs then vary from run to run, though not their distribution: give prices
-        where a key is to give the same tokens again.
+        `constant(gamma)`. Import paths are code that runs. One that is named and needs prices, such
+        as "goodput", gets prices that are measured before decoding, in a few seconds
+        (`specjax.pricing.told`). At temperatures above 0 its outputs then vary from run to run,
+        though not their distribution: give prices where a key is to give the same tokens again.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper.
       measure: what `Result.times` is to hold. "" nothing; "phases" where the time goes, measured by
@@ -216,7 +218,8 @@ def generate(
         return Result(rows, exact=exact)
     from specjax import timing  # which times what is defined here
 
-    sources = tokenize(target, [text for text in texts if text.strip()], max_source_len)
+    kept = [text for text in texts if not is_blank(target, text)]
+    sources = tokenize(target, kept, max_source_len)
     if measure == "gain":
         times = timing.compare(method, target, sources, names=names, **options).times
     else:
@@ -258,9 +261,6 @@ def build(
         policy = fixed
     elif isinstance(policy, str):
         policy = load_policy(policy)
-    wrong = [width for width in widths if width < 1 or width != int(width)]
-    if wrong:
-        raise ValueError(f"widths={tuple(widths)} must be whole numbers ≥ 1.")
     made = Speculative(
         target=target_model,
         drafter=drafter,
@@ -269,7 +269,7 @@ def build(
         sampling=sampling,
         eos_ids=eos_ids,
         gamma_max=int(gamma),
-        widths=tuple(int(width) for width in widths),
+        widths=tuple(whole("widths", width, "[1, ∞)") for width in widths),
     )
     return with_policy(made, policy)
 
@@ -319,8 +319,7 @@ def stream(
         ("samples", samples),
         ("batch_size", batch_size),
     ):
-        if value < 1 or value != int(value):
-            raise ValueError(f"{name}={value} must be a whole number ≥ 1.")
+        whole(name, value, "[1, ∞)")
     sources = tokenize(target, texts, max_source_len)
     check_room(target, sources, max_new_tokens)
     wanted = [(index, sample) for index in range(len(texts)) for sample in range(samples)][first:]
@@ -355,30 +354,36 @@ def tokenize(
     """Token ids of each text as the checkpoint's tokenizer makes them (T5 appends EOS).
 
     Texts over the limit are cut, and counted in one warning: sources of an encoder-decoder before
-    their last id, which is kept; prompts of a decoder-only model at their beginning. Blank sources
-    give no ids and one warning; an empty prompt is the start token.
+    their last id, which is kept; prompts of a decoder-only model at their beginning, but behind
+    what the tokenizer puts before every text (BOS). Blank sources give no ids and one warning; an
+    empty prompt is the start token.
+
+    Raises:
+      ValueError: `texts` is not a list of strings, or the checkpoint has no tokenizer.
     """
+    check_texts(texts)
     if checkpoint.tokenizer is None:
         raise ValueError(
             f"{checkpoint.name} has no tokenizer, which texts need. Copy tokenizer.json and "
             "tokenizer_config.json into the directory, or use the jitted loops with ids."
         )
     limit = checkpoint.max_source_len if max_source_len is None else max_source_len
-    if limit < 1:
-        raise ValueError(f"max_source_len={limit} must be ≥ 1.")
-    encodes = checkpoint.config.is_encoder_decoder
+    whole("max_source_len", limit, "[1, ∞)")
+
+    def encode(text: str) -> list[int]:
+        # Not verbose: transformers would warn of long texts in words that are not true here.
+        return list(checkpoint.tokenizer(text, verbose=False)["input_ids"])
+
     ids: list[list[int]] = []
     blank = cut = 0
     for text in texts:
-        if encodes and not text.strip():
+        if is_blank(checkpoint, text):
             ids.append([])
             blank += 1
             continue
-        # Not verbose: transformers would warn of long texts in words that are not true here.
-        row = list(checkpoint.tokenizer(text, verbose=False)["input_ids"])
-        row = row or [checkpoint.start_id]
+        row = encode(text) or [checkpoint.start_id]
         if len(row) > limit:
-            row = row[: limit - 1] + row[-1:] if encodes else row[-limit:]
+            row = _cut(row, limit, encode(""), ends=checkpoint.config.is_encoder_decoder)
             cut += 1
         ids.append(row)
     if blank:
@@ -390,6 +395,40 @@ def tokenize(
             stacklevel=3,
         )
     return ids
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """ValueError unless `texts` is a list of strings; one string would be taken for its letters."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Sized):
+        said = _shown(texts)
+        raise ValueError(f"texts={said} should be a list of strings, such as [{said}].")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"texts[{index}]={_shown(text)} should be a string.")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def is_blank(checkpoint: Checkpoint, text: str) -> bool:
+    """Whether a text gives no ids: an encoder has nothing to read there, a prompt may be empty."""
+    return checkpoint.config.is_encoder_decoder and not text.strip()
+
+
+def _cut(row: list[int], limit: int, marks: Sequence[int], *, ends: bool) -> list[int]:
+    """The first ids and the last one, or the last ids and the marks before the text, if they fit.
+
+    Args:
+      marks: ids of the empty text.
+    """
+    if ends:
+        return row[: limit - 1] + row[-1:]
+    pairs = zip(row, marks, strict=False)
+    first = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    first = first if first < limit else 0
+    return row[:first] + row[len(row) - limit + first :]
 
 
 def check_room(target: Checkpoint, texts: Sequence[Sequence[int]], max_new_tokens: int) -> None:

@@ -1,11 +1,62 @@
-"""Files that are never half-written: replaced whole, or grown by whole rows."""
+"""Files that are read with errors that name them, and never half-written: replaced whole, or grown
+by whole rows.
+"""
 
 import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
+
+
+def decode(data: bytes, name: str | os.PathLike) -> str:
+    """The text of a UTF-8 file without a byte-order mark, which Windows' editors begin files with.
+
+    Raises:
+      ValueError: it is not UTF-8; the message has `name`.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8 ({error}). Convert it first.") from None
+
+
+def read_npz(
+    path: str | os.PathLike, ranks: Mapping[str, int], what: str, way_out: str
+) -> dict[str, np.ndarray]:
+    """The arrays of an npz file.
+
+    Args:
+      ranks: names of all its arrays, each of numbers, and how many axes they have.
+      what: the file should hold, and
+      way_out: what to do about it; for errors.
+
+    Raises:
+      OSError: there is no such file, or it cannot be opened.
+      ValueError: it is empty, cut short or damaged, or holds anything else.
+    """
+    with open(path, "rb") as stream:
+        try:
+            found = dict(np.load(stream, allow_pickle=False))
+        except Exception as error:  # of the zip, its compression, the header of an array, …
+            raise ValueError(
+                f"{path} is not a file of {what}, or it is damaged ({error}). {way_out}"
+            ) from error
+    if set(found) != set(ranks):
+        raise ValueError(
+            f"{path} is not a file of {what}: it holds {', '.join(sorted(found)) or 'nothing'}. "
+            f"{way_out}"
+        )
+    for name, rank in ranks.items():
+        if found[name].dtype.kind not in "iuf" or found[name].ndim != rank:
+            raise ValueError(
+                f"{path}: {name!r} has the type {found[name].dtype} and the shape "
+                f"{found[name].shape}, where {what} have numbers with {rank} axes. {way_out}"
+            )
+    return found
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ def make(kind: str, names: Mapping[str, str], text: str, **settings: Any) -> Any
       kind: what is made, for errors.
       names: the import path that each name stands for.
       text: one of `names`, or an import path "module:attribute"; settings may follow as in Python,
-        "svip(threshold=0.3)", literals only.
+        "svip(threshold=0.3)", literals only. An import path is code that runs: the module is
+        imported, and the attribute called. Take none from where you would take no program.
       settings: more of them.
 
     Raises:
@@ -38,6 +39,8 @@ def make(kind: str, names: Mapping[str, str], text: str, **settings: Any) -> Any
 
 def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
     """The function or class that a name of `names`, or an import path, stands for.
+
+    An import path is code that runs: its module is imported.
 
     Raises:
       ValueError: no such name, module or attribute.

@@ -11,7 +11,6 @@ is −inf throughout proposes no token, and the row's draft ends there.
 import dataclasses
 import os
 import pathlib
-import zipfile
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -21,8 +20,9 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.draft import Drafter
-from specjax.files import replacing
+from specjax.files import read_npz, replacing
 from specjax.pytrees import pytree
+from specjax.ranges import number, whole
 
 
 class Counts(NamedTuple):
@@ -105,15 +105,12 @@ def load(path: str | os.PathLike) -> Counts:
       FileNotFoundError: no such file.
       ValueError: it is not a file of counts, or its parts do not fit together.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            unigram, successors, gaps, times = (
-                file[name].astype(np.int64) for name in ("unigram", "successors", "gaps", "times")
-            )
-    except (KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a file of n-gram counts.") from error
+    names = ("unigram", "successors", "gaps", "times")
+    found = read_npz(path, dict.fromkeys(names, 1), "n-gram counts", "Write it again.")
+    unigram, successors, gaps, times = (found[name].astype(np.int64) for name in names)
     offsets = np.concatenate([[0], np.cumsum(successors)])
-    if len(successors) != len(unigram) or not offsets[-1] == len(gaps) == len(times):
+    counted = min(x.min(initial=0) for x in (unigram, successors, times)) >= 0 < len(unigram)
+    if not (counted and len(successors) == len(unigram) and offsets[-1] == len(gaps) == len(times)):
         raise ValueError(f"{path}: its tables do not fit together; write it again.")
     total = np.concatenate([[0], np.cumsum(gaps)])
     ids = total[1:] - np.repeat(total[offsets[:-1]], successors)
@@ -124,9 +121,7 @@ def load(path: str | os.PathLike) -> Counts:
 
 def _smoothed(counts: Counts, add_k: float) -> Float[np.ndarray, " V"]:
     """(c(x) + k) / (N + kV), in float64."""
-    if not 0 < add_k < float("inf"):
-        raise ValueError(f"add_k={add_k} must be > 0, so that every id can be drafted.")
-    weights = counts.unigram + np.float64(add_k)
+    weights = counts.unigram + number("add_k", add_k, "(0, ∞)", "every id can be drafted then")
     return weights / weights.sum()
 
 
@@ -219,8 +214,7 @@ def bigram(counts: Counts, add_k: float = 1.0, strength: float = 1.0) -> Bigram:
     Raises:
       ValueError: add_k or strength ≤ 0.
     """
-    if not 0 < strength < float("inf"):
-        raise ValueError(f"strength={strength} must be > 0, so that every id can be drafted.")
+    strength = number("strength", strength, "(0, ∞)", "every id can be drafted then")
     most = int(np.diff(counts.offsets).max())
     return Bigram(
         prior=jnp.asarray((strength * _smoothed(counts, add_k)).astype(np.float32)),
@@ -254,7 +248,9 @@ class PromptLookup(Drafter):
     min_ngram: int = dataclasses.field(default=1, metadata={"static": True})
 
     def __post_init__(self):
-        if not 1 <= self.min_ngram <= self.max_ngram:
+        for name in ("vocab_size", "max_ngram", "min_ngram"):
+            whole(name, getattr(self, name), "[1, ∞)")
+        if self.min_ngram > self.max_ngram:
             raise ValueError(
                 f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram} must satisfy "
                 "1 ≤ min_ngram ≤ max_ngram."

@@ -184,13 +184,21 @@ def fit(
     for name, widths in loops.items():
         bare = [{**parts[name, k], DRAFT: 0.0} for k in range(widths[-1])]
         verify = [sum(n * took.get(part, 0.0) for part, n in work.items()) for work in bare]
-        longest = verify[-1] + (len(verify) - 1) * took.get(DRAFT, 0.0)
-        if not longest > 0:
-            raise ValueError(f"No timed call has a round of {name!r}.")
-        # Noise may leave nothing for a round beside its draft steps; `error` says so.
-        least = 1e-3 * longest
+        # Noise may leave nothing for a round beside calls and draft steps; `error` says so.
+        least = 0.01 * _mean_round(name, works, seconds)
         found[name] = prices(took.get(DRAFT, 0.0), [max(v, least) for v in verify], **facts)
     return found
+
+
+def _mean_round(loop: str, works: Sequence[Work], seconds: Sequence[float]) -> float:
+    """Of calls of this loop, the time by the rounds."""
+    rounds = [
+        sum(n for kind, n in work.items() if isinstance(kind, tuple) and kind[0] == loop)
+        for work in works
+    ]
+    if not any(rounds):
+        raise ValueError(f"No timed call has a round of {loop!r}.")
+    return sum(took for took, n in zip(seconds, rounds, strict=True) if n) / sum(rounds)
 
 
 def _sum(parts: Mapping[Hashable, Work], work: Work) -> dict[Hashable, float]:

@@ -295,17 +295,28 @@ def load(path: str | os.PathLike) -> Rollouts:
     """What `save` wrote.
 
     Raises:
-      ValueError: not such a file.
+      ValueError: not such a file, or a damaged one.
     """
-    with np.load(path) as file:
-        if set(file.files) != set(Rollouts._fields):
-            raise ValueError(f"{path} holds no rollouts: make it by experiments.trace.")
-        flat = {name: file[name] for name in file.files}
+    way_out = "Make it by experiments.trace."
+    flat = files.read_npz(path, _RANKS, "rollouts", way_out)
+    emitted = flat["emitted"]
+    counts = emitted.dtype.kind in "iu" and len(emitted) > 0 and emitted.min() >= 0
+    places = int(emitted.sum()) + len(emitted)
+    sizes = {len(x) - (len(emitted) if name in _BY_OUTPUT else places) for name, x in flat.items()}
+    lengths = {x.shape[1] for x in flat.values() if x.ndim > 1}
+    if not counts or sizes != {0} or len(lengths) != 1:
+        raise ValueError(f"{path}: its arrays do not fit together. {way_out}")
     flat["hidden"] = flat["hidden"].astype(np.float32)
     return _unflat(flat)
 
 
 _BY_OUTPUT = ("input_index", "emitted", "budget")
+_BY_TOKEN = ("tokens", "own_target", "own_draft", "own_confidence", "length")
+_RANKS = {  # in a file, where outputs and positions are one axis
+    **dict.fromkeys(Rollouts._fields, 2),
+    **dict.fromkeys((*_BY_OUTPUT, *_BY_TOKEN), 1),
+    "hidden": 3,
+}
 
 
 def _flat(rollouts: Rollouts, rows: int) -> dict[str, np.ndarray]:

@@ -15,8 +15,10 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from specjax.pytrees import pytree
+from specjax.ranges import number, whole
 
 Kind = Literal["greedy", "plain", "filtered"]
+COLDEST = 1e-20  # temperature above 0; logits up to 3e18 divided by it stay below float32's largest
 
 
 @pytree
@@ -39,14 +41,18 @@ def sampling(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Sa
     """A `Sampling` from plain numbers; temperature 0 is greedy.
 
     Raises:
-      ValueError: temperature < 0 or not finite, top_k < 0, or top_p outside (0, 1].
+      ValueError: temperature < 0, not finite or between 0 and `COLDEST`; top_k < 0 or ≥ 2³¹; top_p
+        outside (0, 1]; or what is no number.
     """
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature={temperature} must be ≥ 0 and finite; 0 is greedy decoding.")
-    if top_k < 0 or top_k != int(top_k):
-        raise ValueError(f"top_k={top_k} must be a whole number ≥ 0; 0 switches it off.")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} must lie in (0, 1]; 1 switches it off.")
+    given = temperature
+    temperature = number("temperature", temperature, "[0, ∞)", "0 is greedy decoding")
+    if given != 0 and temperature < COLDEST:
+        raise ValueError(
+            f"temperature={given!r} must be 0 or ≥ {COLDEST:g}: logits divided by less overflow "
+            "float32. 0 is greedy decoding, which is the same but for ties."
+        )
+    top_k = whole("top_k", top_k, "[0, ∞)", "0 switches it off")
+    top_p = number("top_p", top_p, "(0, 1]", "1 switches it off")
     if temperature == 0:
         kind: Kind = "greedy"
     else:

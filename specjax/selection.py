@@ -198,7 +198,7 @@ def _smaller_beside(directory: Path) -> list[str]:
             tensors = find_tensors(path).values()
         except (OSError, ValueError):
             continue  # not a model, or an incomplete one
-        if kind in hub.FAMILIES:
+        if isinstance(kind, str) and kind in hub.FAMILIES:
             sizes[path] = kind, sum(int(np.prod(tensor.shape)) for tensor in tensors)
     own = sizes.get(directory.resolve(), ("", 0))
     smaller = [path for path, (kind, size) in sizes.items() if kind == own[0] and size < own[1]]
@@ -237,6 +237,7 @@ class Trial:
     def __post_init__(self):
         if not self.gammas or any(gamma < 1 or gamma != int(gamma) for gamma in self.gammas):
             raise ValueError(f"gammas={tuple(self.gammas)} must be whole numbers ≥ 1.")
+        decoding.check_texts(self.texts)
         kept = [text for text in self.texts if text.strip()]
         different = list({text.strip(): text for text in kept}.values())
         counts = any(draft in COUNTED for draft in self.names)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tokenizers import processors
 
 import specjax
 from pairs import IDS, TEXTS
@@ -115,6 +116,37 @@ def test_greedy_outputs(target, draft, tokenizer):
     alone = specjax.generate(target, draft, RAGGED, gamma=3, max_new_tokens=BUDGET, batch_size=1)
     assert alone.tokens == expected
     assert alone.block_efficiency > 1.2
+
+
+def test_a_long_prompt_keeps_its_bos(target):
+    """What the tokenizer puts before every text stays, whatever the limit leaves of the rest."""
+    (whole,) = decoding.tokenize(target, [TEXTS[0]])
+    assert whole[0] == START
+    for limit in range(2, len(whole)):
+        with pytest.warns(UserWarning, match="truncated"):
+            (cut,) = decoding.tokenize(target, [TEXTS[0]], limit)
+        assert cut == [START, *whole[len(whole) - limit + 1 :]]
+    with pytest.warns(UserWarning, match="truncated"):
+        assert decoding.tokenize(target, [TEXTS[0]], 1) == [whole[-1:]]
+
+
+def test_a_long_prompt_without_a_bos(target, tokenizer):
+    """A tokenizer that adds nothing, and a text that happens to begin with that id."""
+    bare = tokenizers.train(TEXTS, IDS, decoder_only=True)
+    bare.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    plain = dataclasses.replace(target, tokenizer=tokenizers.to_transformers(bare, 64))
+    text = tokenizers.EOS + TEXTS[0]
+    (whole,) = decoding.tokenize(plain, [text])
+    assert whole[0] == START
+    with pytest.warns(UserWarning, match="truncated"):
+        assert decoding.tokenize(plain, [text], 3) == [whole[-3:]]
+
+
+@pytest.mark.parametrize("measure", ["costs", "gain"])
+def test_an_empty_prompt_can_be_measured(target, draft, measure):
+    result = specjax.generate(target, draft, [""], gamma=2, max_new_tokens=4, measure=measure)
+    assert result.rows[0].tokens
+    assert result.times.c > 0
 
 
 def test_an_empty_prompt_is_the_start_token(target):

@@ -14,9 +14,10 @@ import pytest
 import pairs
 import specjax
 from pairs import EOS_IDS, IDS, TEXTS
-from specjax import autoregressive, decoding, speculative
+from specjax import autoregressive, decoding, rollouts, speculative
 from specjax.batching import bucket, pack
 from specjax.draft import ModelDrafter
+from specjax.sampling import sampling
 from table_models import MarkovModel
 
 BUDGET = 24
@@ -185,7 +186,7 @@ def test_long_texts_are_cut_before_their_last_id(pair, caplog):
         pairs.make_tokenizer().decode(ids[:1]) for ids in decoding.tokenize(pair.target, TEXTS)
     ]
     assert short.tokens == generate(pair.target, None, words).tokens
-    with pytest.raises(ValueError, match="max_source_len=0 must be ≥ 1"):
+    with pytest.raises(ValueError, match="max_source_len=0 must be a whole number ≥ 1"):
         generate(pair.target, None, TEXTS, max_source_len=0)
 
 
@@ -214,13 +215,22 @@ def test_ids_past_the_tokenizers_are_never_emitted(pair):
     [
         ({"gamma": 0}, "gamma=0 must be a whole number ≥ 1"),
         ({"gamma": 2.5}, "gamma=2.5 must be a whole number"),
-        ({"temperature": -1.0}, "temperature=-1.0 must be ≥ 0 and finite"),
-        ({"temperature": math.nan}, "temperature=nan must be ≥ 0"),
-        ({"temperature": math.inf}, "temperature=inf must be ≥ 0 and finite"),
-        ({"top_p": 0.0}, r"top_p=0.0 must lie in \(0, 1\]"),
-        ({"top_p": 1.5}, r"top_p=1.5 must lie in \(0, 1\]"),
-        ({"top_p": math.nan}, "top_p=nan must lie"),
+        ({"temperature": -1.0}, "temperature=-1.0 must be a number ≥ 0 and finite"),
+        ({"temperature": math.nan}, "temperature=nan must be a number ≥ 0"),
+        ({"temperature": math.inf}, "temperature=inf must be a number ≥ 0 and finite"),
+        ({"top_p": 0.0}, r"top_p=0.0 must be a number in \(0, 1\]"),
+        ({"top_p": 1.5}, r"top_p=1.5 must be a number in \(0, 1\]"),
+        ({"top_p": math.nan}, "top_p=nan must be a number in"),
+        ({"temperature": 1e-39}, "temperature=1e-39 must be 0 or ≥ 1e-20"),
+        ({"temperature": 1e39}, r"temperature=1e\+39 must be a number ≥ 0 and finite"),
+        ({"temperature": "hot"}, "temperature='hot' must be a number ≥ 0"),
+        ({"top_p": None}, "top_p=None must be a number in"),
         ({"top_k": -1}, "top_k=-1 must be a whole number ≥ 0"),
+        ({"top_k": 2**31}, "top_k=2147483648 must be a whole number ≥ 0; it must be below 2³¹"),
+        ({"gamma": "7"}, "gamma='7' must be a whole number ≥ 1"),
+        ({"widths": (2, None)}, "widths=None must be a whole number ≥ 1"),
+        ({"batch_size": "8"}, "batch_size='8' must be a whole number ≥ 1"),
+        ({"max_source_len": "40"}, "max_source_len='40' must be a whole number ≥ 1"),
         ({"max_new_tokens": 0}, "max_new_tokens=0 must be a whole number ≥ 1"),
         ({"samples": 0}, "samples=0 must be a whole number ≥ 1"),
         ({"batch_size": 0}, "batch_size=0 must be a whole number ≥ 1"),
@@ -229,6 +239,34 @@ def test_ids_past_the_tokenizers_are_never_emitted(pair):
 def test_numbers_out_of_range(pair, options, message):
     with pytest.raises(ValueError, match=message):
         generate(pair.target, pair.draft, TEXTS, **options)
+
+
+TAKE_TEXTS = {
+    "generate": lambda pair, texts: generate(pair.target, None, texts),
+    "speculatively": lambda pair, texts: generate(pair.target, pair.draft, texts),
+    "measure_alpha": lambda pair, texts: specjax.measure_alpha(pair.target, pair.draft, texts),
+    "beam_search": lambda pair, texts: specjax.beam_search(pair.target, None, texts),
+    "select": lambda pair, texts: specjax.select(pair.target, [pair.draft], texts),
+    "record": lambda pair, texts: rollouts.record(
+        pair.target, pair.draft, texts, [[1]], gamma_max=2, sampling=sampling(0.0),
+        max_new_tokens=4, key=jax.random.key(0),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKE_TEXTS)
+def test_texts_that_are_no_list_of_strings(pair, name):
+    """One string is not the list of its letters."""
+    for texts, message in (
+        ("import os", r"texts='import os' should be a list of strings, such as \['import os'\]"),
+        (b"import os", "should be a list of strings"),
+        (None, "texts=None should be a list of strings"),
+        ((text for text in TEXTS), "should be a list of strings"),
+        ([*TEXTS, None], r"texts\[8\]=None should be a string"),
+        ([["import os"]], r"texts\[0\]=\['import os'\] should be a string"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TAKE_TEXTS[name](pair, texts)
 
 
 def test_different_vocabularies(pair):
@@ -421,7 +459,7 @@ def test_rules_and_policies_by_name(pair):
     [
         ("tokens", "There is no rule 'tokens': it is one of token, block, gumbel, lenient"),
         ("lenient", r"Rule 'lenient': missing a required argument: 'lenience'; it is lenient\("),
-        ("lenient(lenience=2)", "lenience=2 must lie"),
+        ("lenient(lenience=2)", "lenience=2 must be a number in"),
         ("lenient(lenience=", r"rule='lenient\(lenience=' cannot be read: write name\("),
         ("lenient(lenience=x)", "cannot be read"),
         ("lenient(1)+2", "cannot be read"),

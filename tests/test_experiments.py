@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 import itertools
 import json
 import os
@@ -240,6 +241,37 @@ def test_an_output_of_another_command_is_kept(decode, tmp_path, inputs):
     assert [row["input"] for row in rows(out.read_text())] == ["another"]
 
 
+def test_the_input_is_never_written_to(decode, command, pair, inputs, tmp_path):
+    """By its own name, another spelling of it, or a link."""
+    before = inputs.read_bytes()
+    (tmp_path / "link").symlink_to(inputs)
+    (tmp_path / "place").symlink_to(tmp_path)
+    (tmp_path / "hard").hardlink_to(inputs)
+    (tmp_path / "sub").mkdir()
+    for output in (
+        inputs,
+        tmp_path / "link",
+        tmp_path / "place" / inputs.name,
+        tmp_path / "sub" / ".." / inputs.name,
+        os.path.relpath(inputs, ROOT),
+        tmp_path / "hard",
+    ):
+        for overwrite in ("--overwrite", "--nooverwrite"):
+            refused(decode(f"--output={output}", overwrite), "--output would write to", inputs.name)
+        assert inputs.read_bytes() == before
+    mark = inputs.rename(tmp_path / ".out.jsonl.run.json")
+    clash = decode(f"--input={mark}", f"--output={tmp_path / 'out.jsonl'}", "--overwrite")
+    refused(clash, "--output would write to", mark.name)
+    rows_file = mark.rename(tmp_path / "results.jsonl")
+    choose = functools.partial(command, "experiments.select", "--config=configs/select.py")
+    clash = choose(
+        f"--config.target={pair.target.name}", f"--config.drafts={pair.draft.name}",
+        f"--input={rows_file}", f"--workdir={tmp_path}",
+    )  # fmt: skip
+    refused(clash, "--workdir would write to", "results.jsonl")
+    assert rows_file.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
@@ -250,9 +282,9 @@ def test_an_output_of_another_command_is_kept(decode, tmp_path, inputs):
         ("--config.target=no/such/place", ["No such directory: no/such/place"]),
         ("--config.draft=/no/such", ["No such directory: /no/such"]),
         ("--config.gamma=0", ["gamma=0 must be a whole number ≥ 1"]),
-        ("--config.temperature=-1.0", ["temperature=-1.0 must be ≥ 0"]),
+        ("--config.temperature=-1.0", ["temperature=-1.0 must be a number ≥ 0"]),
         ("--config.temperature=nan", ["temperature=nan"]),
-        ("--config.top_p=0.0", ["top_p=0.0 must lie in (0, 1]"]),
+        ("--config.top_p=0.0", ["top_p=0.0 must be a number in (0, 1]"]),
         ("--config.top_k=-1", ["top_k=-1"]),
         ("--config.max_new_tokens=0", ["max_new_tokens=0"]),
         ("--config.samples=0", ["samples=0"]),
@@ -311,12 +343,29 @@ def test_help(command, name):
     """The fields of the config, and the flags."""
     outcome = command(f"experiments.{name}", "--help")
     assert "--config" in outcome.stdout
+    assert "A Python file, which is run" in " ".join(outcome.stdout.split())
     if name == "decode":
         for field in importlib.import_module("configs.decode").get_config():
             assert re.search(rf"\b{field}\b", outcome.stdout), field
         assert "overwrite" in outcome.stdout
     else:
         assert "--workdir" in outcome.stdout
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_import_paths_are_said_to_be_code():
+    """Wherever they are documented: pages, commands, loaders."""
+    texts = {path.name: path.read_text() for path in PAGES}
+    for name in ("decode", "replay"):
+        texts[name] = importlib.import_module(f"experiments.{name}").__doc__
+    for function in (accept.load, policies.load, specjax.generate, specjax.named.make):
+        texts[function.__qualname__] = function.__doc__
+    told = {name: text for name, text in texts.items() if re.search(r"import path|my_module", text)}
+    assert {"policies.md", "rules.md", "choosing.md", "decode", "generate", "make"} <= set(told)
+    for name, text in told.items():
+        assert "code that runs" in " ".join(text.split()), name
 
 
 def shell(module, *flags, cache):
@@ -515,11 +564,25 @@ def configs():
     found = []
     for path in sorted((ROOT / "configs").glob("[!_]*.py")):
         module = importlib.import_module(f"configs.{path.stem}")
-        choices = next(
-            (getattr(module, x) for x in ("MODELS", "SIZES", "NAMES") if hasattr(module, x)), ("",)
-        )
-        found += [(path.stem, choice) for choice in choices]
+        found += [(path.stem, choice) for choice in getattr(module, "CHOICES", ("",))]
     return found
+
+
+def test_configs_say_what_they_take():
+    """Whatever has an argument lists its values as CHOICES, the default among them."""
+    seen = {name for name, _ in configs()}
+    assert seen == {path.stem for path in (ROOT / "configs").glob("[!_]*.py")}
+    assert {("adaptive", "wide"), ("benchmark_tpu", "paper-base"), ("train", "head")} <= {
+        *configs()
+    }
+    for name in seen:
+        module = importlib.import_module(f"configs.{name}")
+        defaults = [x.default for x in inspect.signature(module.get_config).parameters.values()]
+        assert len(defaults) == hasattr(module, "CHOICES"), name
+        assert set(defaults) <= set(getattr(module, "CHOICES", ())), name
+        if defaults:
+            with pytest.raises(ValueError, match="choose"):
+                module.get_config("no such thing")
 
 
 @pytest.mark.parametrize(("name", "argument"), configs())

@@ -891,7 +891,7 @@ NESTED = {"full_attention": {"rope_theta": 2.0}}
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor=None should"),
         ({"rope_theta": -1}, "rope_theta=-1 should be a number > 0"),
         ({"rope_scaling": NESTED}, "full_attention.* are not one set of settings"),
-        ({"rope_scaling": "linear"}, "rope_parameters='linear' are not one set"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear' are not one set"),
         ({"hidden_size": None}, "hidden_size=None should be an integer ≥ 1"),
         ({"num_key_value_heads": "2"}, "num_key_value_heads='2' should be an integer ≥ 1"),
         ({"num_key_value_heads": 3}, "heads=4 is not divisible by num_key_value_heads=3"),

@@ -349,7 +349,7 @@ def test_overlaps_with_a_rule():
 
 @pytest.mark.parametrize("lenience", [0.0, -0.5, 1.5, float("nan")])
 def test_out_of_range(lenience):
-    with pytest.raises(ValueError, match=r"lenience=.* must lie in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"lenience=.* must be a number in \(0, 1\]"):
         lenient(lenience)
 
 

@@ -101,7 +101,7 @@ def changed(checkpoint, noise):
     )
 
 
-@pytest.mark.parametrize("name", paper_config.NAMES)
+@pytest.mark.parametrize("name", paper_config.CHOICES)
 def test_methods_agree_as_the_config_says(name, root, monkeypatch):
     monkeypatch.chdir(root)
     config = paper_config.get_config(name)
@@ -177,7 +177,7 @@ def test_the_report(name, score, printed, root, monkeypatch, capsys, tmp_path):
 # --- what the configs say ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", paper_config.NAMES)
+@pytest.mark.parametrize("name", paper_config.CHOICES)
 def test_rows_of_the_paper_are_named(name):
     config = paper_config.get_config(name)
     ngrams = {"unigram", "bigram"}

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import inspect
+import math
 import re
 
 import jax
@@ -14,7 +16,7 @@ import test_exactness
 import test_loops
 from enumeration import output_law
 from reference import sequence_law, total_variation
-from specjax import decoding, generate, policies, speculative
+from specjax import decoding, generate, named, policies, speculative
 from specjax import sampling as smp
 from specjax.accept import TokenRule
 from specjax.draft import ModelDrafter
@@ -439,7 +441,7 @@ def test_prices():
     np.testing.assert_allclose(table.rounds(3), [1.2, 1.45, 1.9, 2.15], rtol=1e-6)
     with pytest.raises(ValueError, match="γ_max=3 and not for 4"):
         goodput(table).init(keys_of(1), 4)
-    with pytest.raises(ValueError, match="one for each of 0"):
+    with pytest.raises(ValueError, match=r"verify=0\.0 must be .* one for each of 0"):
         prices(0.1, [1.0, 0.0])
     with pytest.raises(ValueError, match="call=-1"):
         prices(0.1, [1.0], call=-1)
@@ -650,14 +652,7 @@ def test_a_policy_in_one_file(patient):
 
 def test_names():
     """Every name stands for its maker, with its settings."""
-    needed = {
-        "constant": {"gamma": 3},
-        "goodput": {"prices": prices(0.1, [1, 1])},
-        "first_descent": {"prices": prices(0.1, [1, 1])},
-        "lookahead": {"prices": prices(0.1, [1, 1])},
-        "head": {"params": linear_head(3)},
-    }
-    kinds = {type(policies.load(name, **needed.get(name, {}))) for name in policies.NAMES}
+    kinds = {type(policies.load(name, **NEEDED.get(name, {}))) for name in policies.NAMES}
     assert kinds == {type(policy) for policy in library(1, 3).values()}
     assert float(policies.load("svip", threshold=0.5).threshold) == 0.5
 
@@ -669,22 +664,53 @@ def test_names():
         ("no_such_module:x", {}, "there is no module 'no_such_module'"),
         ("patient:Hasty", {}, "patient has no attribute 'Hasty'"),
         ("svip", {"bar": 1}, "unexpected keyword argument 'bar'; it is svip"),
-        ("svip", {"scale": 0.0}, r"scale=0\.0 must be > 0"),
+        ("svip", {"scale": 0.0}, r"scale=0\.0 must be a number > 0"),
         ("heuristic", {"gamma": 0}, "gamma=0 must be"),
         ("gammatune", {"memory": 1.0}, r"memory=1\.0"),
         ("average", {"tiers": (3, 1)}, "must ascend"),
         ("average", {"every": 0}, "every=0"),
-        ("confidence", {"threshold": 2}, "threshold=2 must lie"),
-        ("adaedl", {"goal": 2}, "goal=2 must lie"),
-        ("goodput", {"prices": None, "memory": 2}, "memory=2 must lie"),
+        ("confidence", {"threshold": 2}, "threshold=2 must be a number in"),
+        ("adaedl", {"goal": 2}, "goal=2 must be"),
+        ("goodput", {"prices": prices(0.1, [1, 1]), "memory": 2}, "memory=2 must be"),
         ("ucb", {"width": -1}, "width=-1 must be"),
         ("hedge", {"rate": -1}, "rate=-1 must be"),
-        ("head", {"params": None, "threshold": 2}, "threshold=2 must lie"),
+        ("head", {"params": linear_head(3), "threshold": 2}, "threshold=2 must be a number in"),
     ],
 )
 def test_errors(name, settings, message, patient):
     with pytest.raises(ValueError, match=message):
         policies.load(name, **settings)
+
+
+NEEDED = {
+    "constant": {"gamma": 3},
+    "goodput": {"prices": prices(0.1, [1, 1])},
+    "first_descent": {"prices": prices(0.1, [1, 1])},
+    "lookahead": {"prices": prices(0.1, [1, 1])},
+    "head": {"params": linear_head(3)},
+}
+SETTINGS = [
+    (name, setting)
+    for name in policies.NAMES
+    for setting in inspect.signature(named.find("policy", policies.NAMES, name)).parameters
+]
+
+
+PASSED_BY_ALL = [("svip", "threshold", math.inf), ("adaedl", "bar", -math.inf)]
+
+
+@pytest.mark.parametrize(("name", "setting"), SETTINGS)
+def test_settings_of_a_wrong_type(name, setting):
+    """Of every policy, also those to come: a ValueError that names the setting."""
+    for value in ("x", [], {}, b"1", True, math.nan, 1j, (1, "x"), math.inf, -math.inf):
+        if (name, setting, value) not in PASSED_BY_ALL:
+            with pytest.raises(ValueError, match=setting):
+                policies.load(name, **NEEDED.get(name, {}) | {setting: value})
+
+
+@pytest.mark.parametrize("value", [3, 3.0, np.int64(3), np.float32(3), jnp.int32(3), np.array(3)])
+def test_numbers_of_any_kind(value):
+    assert policies.load("constant", gamma=value) == policies.load("constant", gamma=3)
 
 
 def test_an_import_error_inside_a_policy_is_shown(patient):
@@ -723,5 +749,5 @@ def test_pairs_that_do_not_fit(pair):
         build(sampling=sampling(1.0), rule=Secretive(), policy="hedge")
     build(sampling=sampling(0.0), rule=Secretive(), policy="hedge")
     build(sampling=sampling(1.0), rule=Secretive(), policy="ucb")
-    with pytest.raises(ValueError, match=r"widths=\(2, 0\) must be"):
+    with pytest.raises(ValueError, match="widths=0 must be a whole number ≥ 1"):
         build(sampling=sampling(1.0), widths=(2, 0))

@@ -122,11 +122,15 @@ def test_a_longer_draft_is_never_cheaper():
 
 
 def test_calls_that_say_nothing():
+    """No rounds, no prices. Rounds that noise leaves no time still have some: a policy needs prices
+    that are positive, and the error says what they are worth."""
     with pytest.raises(ValueError, match="has a round of 'policies'"):
         pricing.fit(LOOPS, [({CALL: 1}, 1.0), ({CALL: 1}, 2.0)])
-    works = [{CALL: 1, ("a", 0): 1}, {CALL: 1, ("a", 0): 3}]
-    quiet = pricing.fit({"a": (2,)}, [(work, sum(work.values())) for work in works])["a"]
-    assert (quiet.token, *quiet.verify.tolist()) == (pytest.approx(np.nan, nan_ok=True), 1, 1)
+    short, long = {CALL: 1, ("a", 0): 1}, {CALL: 1, ("a", 0): 9}
+    noise = pricing.fit({"a": (2,)}, [(short, 7.0), (long, 3.0)])["a"]
+    assert noise.verify.tolist() == close([0.01, 0.01])  # of (7 + 3)/(1 + 9)
+    assert noise.error > 0.2
+    assert np.isnan(noise.token)
 
 
 def test_a_poor_fit_stops_a_race():

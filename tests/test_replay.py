@@ -239,25 +239,38 @@ def random_prices(rng, gamma_max, **of_plain):
     return prices(draft, rng.uniform(0.3, 3.0, gamma_max + 1).tolist(), call=call, **of_plain)
 
 
-@pytest.mark.parametrize(
-    ("temperature", "drafter"), [(0.0, None), (1.0, None), (0.0, PromptLookup(V))]
-)
-def test_the_oracle_is_a_bound(temperature, drafter):
-    """At 30 random tables of prices no policy, no static γ in a loop of its own and no plain
+def random_trace(longest: int) -> Rollouts:
+    """16 outputs of 1 to so many tokens, at random chances; some end by their budget, and at some
+    positions the drafter has little or nothing to say."""
+    rng, rows = np.random.default_rng(0), 16
+    made = even(0.5, rows, longest, GAMMA_MAX)
+    emitted = rng.integers(1, longest + 1, rows)
+    there = np.arange(longest + 1) < emitted[:, None]
+    chance = rng.uniform(0.05, 1.0, there.shape) ** rng.choice([0, 1, 4], (rows, 1))
+    return made._replace(
+        emitted=jnp.asarray(emitted, jnp.int32),
+        budget=jnp.asarray(emitted + rng.choice([0, 0, 4], rows), jnp.int32),
+        own_draft=jnp.asarray(np.where(there, np.log(chance), -np.inf), jnp.float32),
+        length=jnp.asarray(rng.choice([0, 1, 3, 3, 3], there.shape), jnp.int32),
+        entropy=jnp.asarray(rng.uniform(0, 2, made.entropy.shape), jnp.float32),
+    )
+
+
+def test_the_oracle_is_a_bound():
+    """At 50 random tables of prices no policy, no static γ in a loop of its own and no plain
     decoding is faster, and some come near."""
-    method = method_of(constant(1), sampling(temperature), drafter)
-    trace = recorded(method, inputs_of(PROMPTS), hidden=drafter is None)
-    key, draws = jax.random.key(5), 3 if temperature else 1
-    everyone = [policy_of(name) for name in ("goodput", "adaedl", "tail reader")]
+    trace, key, draws = random_trace(9), jax.random.key(5), 3
+    everyone = [policy_of(name) for name in ("goodput", "adaedl")]
     everyone += [constant(gamma) for gamma in (1, 2, 3)]
     replayed = replay.replay(everyone, trace, key, draws=draws)
+    assert replayed.refused.sum() > 0
     found, *static = (
         jax.tree.map(lambda counts, at=at: counts[at], replayed)
-        for at in (slice(0, 4), slice(3, 4), slice(4, 5), slice(5, 6))
+        for at in (slice(0, 3), slice(2, 3), slice(3, 4), slice(4, 5))
     )
     rng, near = np.random.default_rng(0), []
-    for _ in range(30):
-        of_plain = {"token": rng.uniform(0.5, 1.5), "plain_call": rng.uniform(0, 2)}
+    for _ in range(50):
+        of_plain = {"token": rng.uniform(0.5, 2.5), "plain_call": rng.uniform(0, 2)}
         loops = [random_prices(rng, gamma, **of_plain) for gamma in (GAMMA_MAX, 1, 2, 3)]
         oracle = replay.oracle(trace, key, loops, draws=draws)
         gains = [*replay.score(found, trace, loops[0]).gain, 1.0]
@@ -267,7 +280,7 @@ def test_the_oracle_is_a_bound(temperature, drafter):
         near.append(max(gains) / oracle.gain)
         assert 1 <= oracle.tau <= GAMMA_MAX + 1
         assert 0 <= oracle.drafted <= GAMMA_MAX
-    assert max(near) > 0.95
+    assert max(near) > 0.9
 
 
 @pytree
@@ -283,14 +296,10 @@ class Script(Policy):
         return state + 1, self.lengths[state]
 
 
-@pytest.mark.parametrize("drafter", [None, PromptLookup(V)])
-def test_the_oracle_is_the_fastest_of_all_ways(drafter):
+def test_the_oracle_is_the_fastest_of_all_ways():
     """Every sequence of lengths, in either of two loops, and plain decoding: the least time of each
     output, added up, is the oracle's. 256 sequences of four rounds, outputs of four tokens."""
-    law = sampling(0.0 if drafter else 1.0)
-    trace = recorded(method_of(constant(1), law, drafter), inputs_of(PROMPTS), hidden=False,
-                     budget=4)  # fmt: skip
-    key = jax.random.key(1)
+    trace, key = random_trace(4), jax.random.key(1)
     scripts = list(itertools.product(range(GAMMA_MAX + 1), repeat=4))
     ways = replay.replay([Script(jnp.int32(s)) for s in scripts], trace, key, at_once=256)
     short = np.array([max(script) <= 2 for script in scripts])
@@ -335,7 +344,7 @@ def test_files(tmp_path):
     ours, theirs = (replay.replay([svip()], each, jax.random.key(0)) for each in (trace, loaded))
     assert np.array_equal(ours.drafted, theirs.drafted)
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
-    with pytest.raises(ValueError, match="holds no rollouts"):
+    with pytest.raises(ValueError, match=r"other\.npz is not a file of rollouts"):
         rollouts.load(tmp_path / "other.npz")
 
 

@@ -271,3 +271,10 @@ def test_row_keys_do_not_know_the_batch():
     alone = smp.row_keys(jax.random.key(0), jnp.int32([5]), jnp.int32([2]))
     among = smp.row_keys(jax.random.key(0), jnp.int32([1, 5, 7]), jnp.int32([0, 2, 2]))
     assert jnp.all(alone == among[1:2])
+
+
+def test_the_coldest_temperature():
+    """Large logits divided by it are a law still: that of the most likely token."""
+    logits = jnp.float32([[-1e6, 3e6, 2.9e6], [0.0, 1e-3, -1e-3]])
+    law = np.exp(smp.standardize(logits, smp.sampling(smp.COLDEST)))
+    assert law.tolist() == [[0, 1, 0], [0, 1, 0]]

@@ -94,7 +94,7 @@ def test_a_file_of_a_head(tmp_path):
         assert ours.dtype == jnp.float32
         np.testing.assert_allclose(ours, theirs, rtol=1e-3)
     (tmp_path / "other.npz").write_bytes(b"text")
-    with pytest.raises(ValueError, match=r"other\.npz holds no head"):
+    with pytest.raises(ValueError, match=r"other\.npz is not a file of the parameters of a head"):
         head.load(tmp_path / "other.npz")
 
 

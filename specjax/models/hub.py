@@ -5,6 +5,7 @@ in the fused parameters, in the dtype they will have, so loading needs hardly mo
 model itself.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -12,7 +13,7 @@ import re
 import shlex
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from flax import nnx
 
 from specjax import devices
 from specjax.models import gpt_hub, llama_hub, t5_hub
+from specjax.models.config_json import check_fields
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.models.memory import check_fits, nbytes
@@ -186,20 +188,23 @@ def _outline(
     # Hugging Face moved these from one file to the other; the newer place wins.
     ids = ("decoder_start_token_id", "bos_token_id", "pad_token_id", "eos_token_id")
     raw = {**raw, **{key: generation[key] for key in ids if generation.get(key) is not None}}
-    config = family.config_from_hub(raw, tensors)
+    with _naming(directory / "config.json"):
+        config = family.config_from_hub(raw, tensors)
     tokenizer = _load_tokenizer(directory)
     vocab_size = _real_vocab_size(tokenizer, config.vocab_size, directory)
     dtype = _choose_dtype(dtype, tensors, platform)
     module = _without_params(family, config, dtype, platform)
     names = family.tensor_names(config)
     _check_tensors(tensors, _wanted(module, names), family.turned)
+    with _naming(directory):
+        max_source_len = _max_source_len(tokenizer, raw, config)
     checkpoint = Checkpoint(
         name=str(name),
         model=LanguageModel.of(module, vocab_size, platform=platform),
         config=config,
         tokenizer=tokenizer,
         eos_ids=_eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"])),
-        max_source_len=_max_source_len(tokenizer, raw, config),
+        max_source_len=max_source_len,
         metadata=_metadata(directory),
     )
 
@@ -274,12 +279,29 @@ def _read_configs(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise FileNotFoundError(
             f"{directory} has no config.json: not a Hugging Face checkpoint, or an incomplete one."
         )
-    return read_json(config), read_json(generation) if generation.is_file() else {}
+    found = []
+    for path in (config, generation) if generation.is_file() else (config,):
+        found.append(read_json(path))
+        with _naming(path):
+            check_fields(found[-1])
+            for task, settings in (found[-1].get("task_specific_params") or {}).items():
+                with _naming(f"task_specific_params, {task!r}"):
+                    check_fields(settings)
+    return found[0], found[1] if len(found) > 1 else {}
+
+
+@contextlib.contextmanager
+def _naming(place: str | Path) -> Iterator[None]:
+    """Says in a ValueError where what is wrong stands."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
 
 
 def _family(raw: Mapping[str, Any], directory: Path) -> Family:
     kind = raw.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(
             f"{directory / 'config.json'}: model_type={kind!r} is not supported; supported are "
             f"{', '.join(map(repr, FAMILIES))}."
@@ -475,15 +497,18 @@ def _real_vocab_size(tokenizer: Any, rows: int, directory: Path) -> int:
 def _eos_ids(value: Any) -> tuple[int, ...]:
     """From an id, a list of them or None."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise ValueError(f"eos_token_id={value!r} should be an id or a list of ids.")
     return tuple(sorted(set(ids)))
 
 
 def _max_source_len(tokenizer: Any, raw: Mapping[str, Any], config: Any) -> int:
     # A tokenizer that knows no limit says 10³⁰.
-    if tokenizer is not None and tokenizer.model_max_length < 10**6:
-        limit = int(tokenizer.model_max_length)
+    limit = 10**30 if tokenizer is None else tokenizer.model_max_length
+    if type(limit) not in (int, float) or not limit >= 1:
+        raise ValueError(
+            f"tokenizer_config.json: model_max_length={limit!r} should be a number ≥ 1."
+        )
+    if limit < 10**6:
+        limit = int(limit)
         return min(limit, config.max_positions or limit)
     return config.max_positions or int(raw.get("n_positions") or DEFAULT_MAX_SOURCE_LEN)
 
@@ -543,7 +568,7 @@ def _warn_of_unfollowed_settings(
     """One warning that names all of them."""
     found = _unfollowed({**raw, **generation})
     for task, settings in (raw.get("task_specific_params") or {}).items():
-        if isinstance(settings, dict) and (inner := _unfollowed(settings)):
+        if inner := _unfollowed(settings):
             found.append(f"for the task {task!r} {', '.join(inner)}")
     if found:
         warnings.warn(

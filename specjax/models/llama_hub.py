@@ -30,6 +30,7 @@ from specjax.models.llama import (
     Rope,
 )
 from specjax.models.safetensors_files import Tensor
+from specjax.ranges import LARGEST
 
 CONFIGS = {c.model_type: c for c in (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)}
 ARCHITECTURES = {
@@ -116,12 +117,14 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Ll
     defaults = DEFAULTS[raw["model_type"]]
     known = {key: raw.get(key, value) for key, value in defaults.items()}
     eos = known.pop("eos_token_id")
+    if known["rms_norm_eps"] is None:
+        known["rms_norm_eps"] = defaults["rms_norm_eps"]
     first_eos = eos[0] if isinstance(eos, list) and eos else eos
     if known["bos_token_id"] is None:
         known["bos_token_id"] = first_eos
     if known["bos_token_id"] is None:
         raise ValueError(
-            "config.json has neither bos_token_id nor eos_token_id, and a text needs a first "
+            "it has neither bos_token_id nor eos_token_id, and a text needs a first "
             "token; add one of them."
         )
     pad = raw.get("pad_token_id")
@@ -140,10 +143,11 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Ll
 
 
 def _rope(raw: Mapping[str, Any], longest: int) -> Rope:
-    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    field = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    given = raw.get(field) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
         raise ValueError(
-            f"config.json: rope_parameters={given!r} are not one set of settings for all layers; "
+            f"{field}={given!r} are not one set of settings for all layers; "
             "choose a model that has one."
         )
     check_built(given, {"partial_rotary_factor": 1.0})
@@ -157,8 +161,8 @@ def _rope(raw: Mapping[str, Any], longest: int) -> Rope:
 
     def number(key: str, default: float | None = None) -> float:
         value: Any = settings.get(key, default)
-        if type(value) not in (int, float) or value <= 0:
-            raise ValueError(f"config.json: {key}={value!r} should be a number > 0.")
+        if type(value) not in (int, float) or not 0 < value <= LARGEST:
+            raise ValueError(f"{key}={value!r} should be a number > 0.")
         return float(value)
 
     kind = settings.get("rope_type") or settings.get("type") or "default"
@@ -193,7 +197,10 @@ def _attention_factor(settings: Mapping[str, Any], factor: float) -> float:
     def growth(weight: float) -> float:
         return 1 + 0.1 * weight * math.log(max(factor, 1))
 
-    ours, of_all = settings.get("mscale"), settings.get("mscale_all_dim")
+    scales = [settings.get(key) for key in ("mscale", "mscale_all_dim")]
+    if not all(scale is None or type(scale) in (int, float) for scale in scales):
+        raise ValueError("mscale={!r} and mscale_all_dim={!r} should be numbers.".format(*scales))
+    ours, of_all = scales
     return growth(ours) / growth(of_all) if ours and of_all else growth(1)
 
 
@@ -206,16 +213,16 @@ def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]
         check_sizes({"sliding_window": window}, other=())
     if kind in ("llama", "mistral"):
         return window or 0, ()
-    first = layers if window is None else raw.get("max_window_layers", FIRST_WINDOWED)
+    given = raw.get("max_window_layers")
+    first = layers if window is None else FIRST_WINDOWED if given is None else given
     types = raw.get("layer_types") or [FULL if i < first else WINDOWED for i in range(layers)]
     if len(types) != layers or not {FULL, WINDOWED}.issuperset(types):
         raise ValueError(
-            f"config.json: layer_types={types!r} should be {FULL!r} or {WINDOWED!r} for each of "
-            f"{layers} layers."
+            f"layer_types={types!r} should be {FULL!r} or {WINDOWED!r} for each of {layers} layers."
         )
     if window is None and WINDOWED in types:
         raise ValueError(
-            f"config.json: layer_types has {WINDOWED!r}, but there is no window; set "
+            f"layer_types has {WINDOWED!r}, but there is no window; set "
             f"use_sliding_window and sliding_window, or make all of them {FULL!r}."
         )
     full = tuple(i for i, kind in enumerate(types) if kind == FULL)

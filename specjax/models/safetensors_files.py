@@ -32,8 +32,8 @@ class Tensor(NamedTuple):
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ValueError that names the file if it is not one."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        value = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}). {_AGAIN}") from None
     if type(value) is not dict:
         raise ValueError(f"{path} should hold a JSON object, not a {type(value).__name__}.")
@@ -54,6 +54,12 @@ def find_tensors(directory: Path) -> dict[str, Tensor]:
     shard_of = read_json(directory / INDEX).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:
         raise ValueError(f"{directory / INDEX} has no 'weight_map'. {_AGAIN}")
+    for name, shard in shard_of.items():
+        if not isinstance(shard, str):
+            raise ValueError(
+                f"{directory / INDEX}: 'weight_map' puts {name!r} into {shard!r}, which should be "
+                f"the name of a file. {_AGAIN}"
+            )
     shards = {}
     for shard in sorted(set(shard_of.values())):
         if not (directory / shard).is_file():

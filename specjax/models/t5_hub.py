@@ -87,16 +87,21 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T5
       ValueError: a size is not a positive integer, or a variant is not supported.
     """
     known = fill_in(raw, DEFAULTS)
-    known["num_decoder_layers"] = raw.get("num_decoder_layers") or known["num_layers"]
+    layers = raw.get("num_decoder_layers")
+    known["num_decoder_layers"] = known["num_layers"] if layers is None else layers
     del known["eos_token_id"]
     check_sizes(known, other=["layer_norm_epsilon", "feed_forward_proj"])
     start = raw.get("decoder_start_token_id")
+    start = known["pad_token_id"] if start is None else start
+    for key, value in (("decoder_start_token_id", start), ("pad_token_id", known["pad_token_id"])):
+        if value >= known["vocab_size"]:
+            raise ValueError(f"{key}={value} is no id of a vocabulary of {known['vocab_size']}.")
     scale = raw.get("scale_decoder_outputs")
     if scale is None:
         scale = raw.get("tie_word_embeddings") is not False
     return T5Config(
         **known,
-        decoder_start_token_id=known["pad_token_id"] if start is None else start,
+        decoder_start_token_id=start,
         tie_word_embeddings=HEAD not in tensors,
         scale_decoder_outputs=bool(scale),
     )

@@ -1,6 +1,6 @@
 """Draft-length policies: how long the next draft may be. `base.py` says what a policy is.
 
-policies.load("svip", threshold=0.3), or policies.load("my_module:my_policy")
+policies.load("svip", threshold=0.3), or policies.load("my_module:my_policy"): code that runs
 """
 
 from specjax.policies.base import Observation, Policy, Round

@@ -1,15 +1,16 @@
 """Follow the average number of accepted tokens: GammaTune, and tiers as in SGLang."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.policies.base import Policy, where_active
 from specjax.pytrees import pytree
+from specjax.ranges import listed, number, whole
 
 
 class Tuned(NamedTuple):
@@ -43,11 +44,9 @@ class GammaTune(Policy):
 
 def gammatune(gamma: int = 4, memory: float = 0.7) -> GammaTune:
     """GammaTune, from γ ≥ 1."""
-    if gamma < 1 or gamma != int(gamma) or not 0 <= memory < 1:
-        raise ValueError(
-            f"gamma={gamma} must be a whole number ≥ 1, and memory={memory} lie in [0, 1)."
-        )
-    return GammaTune(jnp.int32(gamma), jnp.float32(memory))
+    return GammaTune(
+        jnp.int32(whole("gamma", gamma, "[1, ∞)")), jnp.float32(number("memory", memory, "[0, 1)"))
+    )
 
 
 class Tier(NamedTuple):
@@ -101,10 +100,13 @@ def average(
     tiers: Sequence[int] = (1, 3, 5, 7), first: int = 3, memory: float = 0.8, every: int = 5
 ) -> Average:
     """Tiers in the manner of SGLang, starting from the tier `first`."""
-    lengths = np.asarray(tiers, np.int32)
-    if len(lengths) == 0 or np.any(np.diff(lengths) <= 0) or first not in tiers or lengths[0] < 0:
-        raise ValueError(f"tiers={tiers} must ascend from 0 or more, and have first={first}.")
-    if not 0 <= memory < 1 or every < 1:
-        raise ValueError(f"memory={memory} must lie in [0, 1), and every={every} be ≥ 1.")
-    at = int(np.flatnonzero(lengths == first)[0])
-    return Average(jnp.asarray(lengths), jnp.int32(at), jnp.float32(memory), jnp.int32(every))
+    lengths = [whole("tiers", tier, "[0, ∞)") for tier in listed("tiers", tiers)]
+    first = whole("first", first, "[0, ∞)")
+    if first not in lengths or any(a >= b for a, b in itertools.pairwise(lengths)):
+        raise ValueError(f"tiers={tiers} must ascend, and have first={first}.")
+    return Average(
+        jnp.asarray(lengths, jnp.int32),
+        jnp.int32(lengths.index(first)),
+        jnp.float32(number("memory", memory, "[0, 1)")),
+        jnp.int32(whole("every", every, "[1, ∞)")),
+    )

@@ -13,8 +13,9 @@ from jax import Array
 from jaxtyping import Float, Int, UInt32
 
 from specjax.policies.base import Policy, noise_keys, salts, where_active
-from specjax.policies.pricing import Prices, round_prices
+from specjax.policies.pricing import Prices, checked, round_prices
 from specjax.pytrees import pytree
+from specjax.ranges import number
 from specjax.sampling import draw
 
 
@@ -78,9 +79,7 @@ class Ucb(Policy):
 
 def ucb(prices: Prices | None = None, width: float = 1.0) -> Ucb:
     """UCB1 over lengths."""
-    if not 0 <= width < float("inf"):
-        raise ValueError(f"width={width} must be ≥ 0.")
-    return Ucb(prices, jnp.float32(width))
+    return Ucb(checked(prices), jnp.float32(number("width", width, "[0, ∞)")))
 
 
 class Weighed(NamedTuple):
@@ -131,13 +130,7 @@ class Exp3(Policy):
 
 def exp3(prices: Prices | None = None, rate: float = 1.0) -> Exp3:
     """EXP3 over lengths."""
-    return Exp3(prices, _rate(rate))
-
-
-def _rate(rate):
-    if not 0 <= rate < float("inf"):
-        raise ValueError(f"rate={rate} must be ≥ 0.")
-    return jnp.float32(rate)
+    return Exp3(checked(prices), jnp.float32(number("rate", rate, "[0, ∞)")))
 
 
 @pytree
@@ -193,4 +186,4 @@ class Hedge(Policy):
 
 def hedge(prices: Prices | None = None, rate: float = 1.0) -> Hedge:
     """Exponential weights with the feedback that token verification gives for free."""
-    return Hedge(prices, _rate(rate))
+    return Hedge(checked(prices), jnp.float32(number("rate", rate, "[0, ∞)")))

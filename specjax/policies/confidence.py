@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from specjax.policies.base import Policy, where_active
 from specjax.pytrees import pytree
+from specjax.ranges import number
 
 BINS = 20
 
@@ -63,6 +64,4 @@ class Confidence(Policy):
 
 def confidence(threshold: float = 0.4) -> Confidence:
     """transformers' dynamic length, from a threshold in [0, 1]."""
-    if not 0 <= threshold <= 1:
-        raise ValueError(f"threshold={threshold} must lie in [0, 1]: it is a probability.")
-    return Confidence(jnp.float32(threshold))
+    return Confidence(jnp.float32(number("threshold", threshold, "[0, 1]", "it is a probability")))

@@ -6,6 +6,7 @@ from jaxtyping import Int
 
 from specjax.policies.base import Policy
 from specjax.pytrees import pytree
+from specjax.ranges import whole
 
 
 @pytree
@@ -22,9 +23,5 @@ class Constant(Policy):
 
 def constant(gamma: int) -> Constant:
     """A policy that always drafts `gamma` ≥ 1 tokens."""
-    if gamma < 1 or gamma != int(gamma):
-        raise ValueError(
-            f"gamma={gamma} must be a whole number ≥ 1; without a draft model, "
-            "decoding is autoregressive."
-        )
-    return Constant(jnp.int32(gamma))
+    why = "without a draft model, decoding is autoregressive"
+    return Constant(jnp.int32(whole("gamma", gamma, "[1, ∞)", why)))

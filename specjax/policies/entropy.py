@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from specjax.policies.base import Policy, where_active
 from specjax.pytrees import pytree
+from specjax.ranges import number
 
 
 @pytree
@@ -32,9 +33,10 @@ class Svip(Policy):
 
 def svip(scale: float = 0.15, threshold: float = 0.3) -> Svip:
     """SVIP (Zhang et al. 2024) with its authors' settings."""
-    if not (0 < scale < float("inf") and threshold >= 0):
-        raise ValueError(f"scale={scale} must be > 0 and threshold={threshold} ≥ 0.")
-    return Svip(jnp.float32(scale), jnp.float32(threshold))
+    return Svip(
+        jnp.float32(number("scale", scale, "(0, ∞)")),
+        jnp.float32(number("threshold", threshold, "[0, ∞]")),
+    )
 
 
 class Bar(NamedTuple):
@@ -83,8 +85,8 @@ def adaedl(scale: float = 0.2, bar: float = 0.4, goal: float = 0.9) -> AdaEdl:
     Its steps .01, averages .5 and .9 and its goal .9 are the authors'. Ours are λ = `bar` and
     AR = `goal` at the start, and that λ falls in a round without a draft.
     """
-    if not (0 < scale < float("inf") and bar <= 1 and 0 <= goal <= 1):
-        raise ValueError(
-            f"scale={scale} must be > 0, bar={bar} ≤ 1, and goal={goal} must lie in [0, 1]."
-        )
-    return AdaEdl(jnp.float32(scale), jnp.float32(bar), jnp.float32(goal))
+    return AdaEdl(
+        jnp.float32(number("scale", scale, "(0, ∞)")),
+        jnp.float32(number("bar", bar, "[-∞, 1]")),
+        jnp.float32(number("goal", goal, "[0, 1]")),
+    )

@@ -14,8 +14,9 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.policies.base import Policy, where_active
-from specjax.policies.pricing import Prices
+from specjax.policies.pricing import Prices, checked
 from specjax.pytrees import pytree
+from specjax.ranges import number
 from specjax.sampling import argmax
 
 
@@ -76,15 +77,16 @@ def goodput(
     prices: Prices, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9
 ) -> Goodput:
     """SmartSpec's rule for each row, with a table from `specjax.policies.prices`."""
-    return Goodput(prices, *_checked(prior, weight, memory))
+    return Goodput(*_checked(prices, prior, weight, memory))
 
 
-def _checked(prior, weight, memory):
-    if not (0 <= prior <= 1 and 0 < weight < float("inf") and 0 <= memory <= 1):
-        raise ValueError(
-            f"prior={prior} and memory={memory} must lie in [0, 1], and weight={weight} be > 0."
-        )
-    return jnp.float32(prior), jnp.float32(weight), jnp.float32(memory)
+def _checked(prices, prior, weight, memory):
+    return (
+        checked(prices, needed=True),
+        jnp.float32(number("prior", prior, "[0, 1]")),
+        jnp.float32(number("weight", weight, "(0, ∞)")),
+        jnp.float32(number("memory", memory, "[0, 1]")),
+    )
 
 
 BINS = 8
@@ -162,7 +164,7 @@ def first_descent(
     prices: Prices, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9
 ) -> FirstDescent:
     """Goodput by this round's confidences, with a table from `specjax.policies.prices`."""
-    return FirstDescent(prices, *_checked(prior, weight, memory))
+    return FirstDescent(*_checked(prices, prior, weight, memory))
 
 
 class Ahead(NamedTuple):
@@ -227,4 +229,4 @@ def lookahead(
     and on past rounds. `prior` should be an α at which drafting pays, or a row that has stopped
     does not try again.
     """
-    return Lookahead(prices, *_checked(prior, weight, memory))
+    return Lookahead(*_checked(prices, prior, weight, memory))

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import zipfile
 from typing import NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ from jaxtyping import Float, Key
 from specjax import files
 from specjax.policies.base import Policy
 from specjax.pytrees import pytree
+from specjax.ranges import number
 
 
 class HeadParams(NamedTuple):
@@ -79,11 +79,12 @@ def load(path: str | os.PathLike) -> HeadParams:
       FileNotFoundError: no such file.
       ValueError: it holds no head.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return HeadParams(*(jnp.asarray(file[n], jnp.float32) for n in HeadParams._fields))
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} holds no head: make it by experiments.train.") from error
+    ranks = {"weights": 3, "biases": 2, "out": 1, "bias": 0}
+    found = files.read_npz(path, ranks, "the parameters of a head", "Make it by experiments.train.")
+    layers, width = found["biases"].shape
+    if found["weights"].shape != (layers, width, width) or found["out"].shape != (width,):
+        raise ValueError(f"{path}: its arrays do not fit together. Make it by experiments.train.")
+    return HeadParams(**{name: jnp.asarray(x, jnp.float32) for name, x in found.items()})
 
 
 @pytree
@@ -111,6 +112,10 @@ class Head(Policy):
 
 def head(params: HeadParams, threshold: float = 0.7) -> Head:
     """SpecDec++ with a trained head, such as `load` reads (`specjax.train_head` makes them)."""
-    if not 0 <= threshold <= 1:
-        raise ValueError(f"threshold={threshold} must lie in [0, 1]: it is a probability.")
-    return Head(params, jnp.float32(threshold))
+    if not isinstance(params, HeadParams):
+        raise ValueError(
+            f"params={params!r} must be a head, such as `load` of specjax.policies.head reads."
+        )
+    return Head(
+        params, jnp.float32(number("threshold", threshold, "[0, 1]", "it is a probability"))
+    )

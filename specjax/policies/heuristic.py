@@ -6,6 +6,7 @@ from jaxtyping import Int
 
 from specjax.policies.base import Policy, where_active
 from specjax.pytrees import pytree
+from specjax.ranges import whole
 
 
 @pytree
@@ -31,6 +32,4 @@ class Heuristic(Policy):
 
 def heuristic(gamma: int = 5) -> Heuristic:
     """transformers' schedule, from γ ≥ 1."""
-    if gamma < 1 or gamma != int(gamma):
-        raise ValueError(f"gamma={gamma} must be a whole number ≥ 1.")
-    return Heuristic(jnp.int32(gamma))
+    return Heuristic(jnp.int32(whole("gamma", gamma, "[1, ∞)")))

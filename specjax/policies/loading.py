@@ -29,7 +29,8 @@ def load(name: str, **settings: Any) -> Policy:
         load("my_module:my_policy", patience=2)
 
     Args:
-      name: one of `NAMES`, or "module:attribute" of a function or class that makes a policy.
+      name: one of `NAMES`, or "module:attribute" of a function or class that makes a policy. That
+        is code that runs: the module is imported.
       settings: passed to it.
 
     Raises:

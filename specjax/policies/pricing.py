@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Float
 
 from specjax.pytrees import pytree
+from specjax.ranges import listed, number
 
 
 @pytree
@@ -65,18 +66,31 @@ def prices(
     Raises:
       ValueError: a negative price, or verify empty or not positive throughout.
     """
-    table = np.asarray(verify, np.float32)
-    if not 0 <= draft < np.inf or table.ndim != 1 or not np.all((table > 0) & (table < np.inf)):
-        raise ValueError(
-            f"draft={draft} must be ≥ 0 and verify={verify} a list of positive numbers, one for "
-            "each of 0 … γ_max drafted tokens."
-        )
-    if call < 0 or token <= 0 or plain_call < 0:
-        raise ValueError(
-            f"call={call} and plain_call={plain_call} must be ≥ 0, and token={token} be > 0."
-        )
-    rest = map(jnp.float32, (call, token, plain_call, error, largest_error, drop))
-    return Prices(jnp.float32(draft), jnp.asarray(table), *rest)
+    why = "one for each of 0 … γ_max drafted tokens"
+    table = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
+    rest = {
+        "call": number("call", call, "[0, ∞)"),
+        "token": number("token", token, "(0, ∞)"),
+        "plain_call": number("plain_call", plain_call, "[0, ∞)"),
+        "error": error,
+        "largest_error": largest_error,
+        "drop": drop,
+    }
+    return Prices(
+        jnp.float32(number("draft", draft, "[0, ∞)")),
+        jnp.asarray(table, jnp.float32),
+        **{name: jnp.float32(value) for name, value in rest.items()},
+    )
+
+
+def checked(table: Prices | None, *, needed: bool = False) -> Prices | None:
+    """The table, if it is one; ValueError otherwise, and where one is `needed` and none given."""
+    if isinstance(table, Prices) or (table is None and not needed):
+        return table
+    raise ValueError(
+        f"prices={table!r} must be a table: `specjax.policies.prices` makes one of plain numbers, "
+        "and `specjax.pricing.measure` of timings."
+    )
 
 
 def round_prices(table: Prices | None, gamma_max: int) -> Float[Array, " K"]:

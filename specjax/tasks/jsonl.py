@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 
+from specjax import files
 from specjax.tasks.examples import Example
 
 
@@ -17,7 +18,8 @@ def load(path: str | os.PathLike) -> list[Example]:
     if not path.is_file():
         raise ValueError(f"no such file: {path}")
     pairs = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    text = files.decode(path.read_bytes(), path)
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             pairs.append(_example(line, f"{path}, line {number}"))
     if not pairs:

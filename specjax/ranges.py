@@ -1,0 +1,76 @@
+"""Numbers that a user gives, checked in one place before they become arrays."""
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+SMALLEST = float(np.finfo(np.float32).tiny)  # XLA takes a float32 below it for 0
+LARGEST = float(np.finfo(np.float32).max)
+LARGEST_WHOLE = int(np.iinfo(np.int32).max)
+
+
+def number(name: str, value: Any, interval: str, why: str = "") -> float:
+    """A real number of an interval.
+
+    Args:
+      name: of the setting, for errors.
+      value: what was given: a number of Python or numpy, or an array of shape ().
+      interval: "[0, 1)", "(0, ∞)", …; a round bracket leaves the end out.
+      why: a clause that the message ends with.
+
+    Raises:
+      ValueError: it is no number, or lies outside. What float32 cannot hold counts as 0 or ∞.
+    """
+    found = _scalar(value)
+    if found is not None and abs(found) < SMALLEST:
+        found = 0.0
+    elif found is not None and abs(found) > LARGEST:
+        found = math.copysign(math.inf, found)
+    if not _holds(interval, found):
+        raise ValueError(_message(name, value, "number", interval, why))
+    return float(found)
+
+
+def whole(name: str, value: Any, interval: str, why: str = "") -> int:
+    """A whole number of an interval, below 2³¹. Arguments and errors: `number`."""
+    found = _scalar(value)
+    if not _holds(interval, found) or found > LARGEST_WHOLE or found != int(found):
+        why = "it must be below 2³¹" if found is not None and found > LARGEST_WHOLE else why
+        raise ValueError(_message(name, value, "whole number", interval, why))
+    return int(found)
+
+
+def listed(name: str, values: Any) -> list[Any]:
+    """The entries of a list, tuple or array that is not empty; ValueError otherwise."""
+    array = np.ndim(values) == 1 if hasattr(values, "__array__") else isinstance(values, Sequence)
+    if not array or isinstance(values, str | bytes) or not len(values):
+        raise ValueError(f"{name}={values!r} must be a list of numbers, and not empty.")
+    return list(values)
+
+
+def _scalar(value: Any) -> Any:
+    """The number that a value is, or None; truth values are none."""
+    if getattr(value, "shape", None) == ():
+        value = value.item()
+    truth = type(value) is bool
+    return value if isinstance(value, numbers.Real) and not truth else None
+
+
+def _holds(interval: str, value: Any) -> bool:
+    low, high = (float(end.replace("∞", "inf")) for end in interval[1:-1].split(","))
+    return value is not None and (
+        (low < value or (low == value and interval[0] == "["))
+        and (value < high or (value == high and interval[-1] == "]"))
+    )
+
+
+def _message(name: str, value: Any, kind: str, interval: str, why: str) -> str:
+    low, high = interval[1:-1].split(", ")
+    where = f"in {interval}"
+    if high == "∞":
+        where = f"{'≥' if interval[0] == '[' else '>'} {low}"
+        where += " and finite" if kind == "number" and interval[-1] == ")" else ""
+    return f"{name}={value!r} must be a {kind} {where}{'; ' if why else ''}{why}."

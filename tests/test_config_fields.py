@@ -1,0 +1,173 @@
+"""config.json with a value of a wrong kind in any field: read as if it were right, or refused by a
+ValueError that names the file and the field. Nothing else, and nothing later."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import gpt_variants
+import llama_variants
+import pairs
+import t5_variants
+from specjax import doctor
+from specjax.models import gpt_hub, hub, llama_hub
+from specjax.models.config_json import FIELDS
+from specjax.models.safetensors_files import INDEX, SINGLE
+from specjax.selection import smaller_members
+
+LAYOUTS = {
+    "t5": (t5_variants, "v1_1"),
+    "gpt2": (gpt_variants, "tied"),
+    "llama": (llama_variants, "llama3"),
+    "mistral": (llama_variants, "mistral"),
+    "qwen2": (llama_variants, "qwen2_windows"),
+    "qwen3": (llama_variants, "qwen3_windows"),
+}
+VALUES = (None, [], {}, "x", 1.5, -1, True, [None], {"a": None}, [[]], float("nan"))
+OF_SCALINGS = (
+    "rope_scaling", "rope_parameters", "rope_theta", "original_max_position_embeddings",
+    "sliding_window",
+)  # fmt: skip
+FREE = ("architectures",)  # read by nobody
+
+
+def layout(name, directory):
+    """The directory and config.json of a tiny model that loads."""
+    module, variant = LAYOUTS[name]
+    module.write(directory, module.VARIANTS[variant])
+    return directory / "config.json", module.VARIANTS[variant].raw
+
+
+def outline(directory):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return hub.outline(directory).config
+
+
+def outcome(path, raw, said):
+    """The config, or None where it is refused as it should be."""
+    path.write_text(json.dumps(raw))
+    try:
+        return outline(path.parent)
+    except ValueError as found:
+        message = str(found)
+    assert all(word in message for word in said), f"{said} of {raw}: {message}"
+    return None
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
+    path, raw = layout(name, tmp_path)
+    whole = outline(tmp_path)
+    # Tensors are another matter, and shapes that are right are theirs.
+    monkeypatch.setattr(hub, "_check_tensors", lambda *_: None)
+    fields = {*raw, *FIELDS, *hub.FAMILIES[name].defaults, "task_specific_params"}
+    if name == "gpt2":
+        fields |= set(gpt_hub.BUILT)
+    if name in llama_hub.CONFIGS:
+        fields |= {*llama_hub.BUILT, *OF_SCALINGS}
+    refused = 0
+    for field in sorted(fields - set(FREE)):
+        for value in VALUES:
+            found = outcome(path, {**raw, field: value}, [str(path), field])
+            refused += found is None
+            for key, right in vars(whole).items() if found else ():
+                kinds = (int, float) if isinstance(right, float) else (type(right),)
+                assert type(getattr(found, key)) in kinds, (field, value, key)
+    assert refused > 5 * len(raw)
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3"])
+def test_every_field_of_scalings(name, tmp_path, monkeypatch):
+    module, variant = llama_variants, llama_variants.VARIANTS[name]
+    path = module.write(tmp_path, variant) / "config.json"
+    monkeypatch.setattr(hub, "_check_tensors", lambda *_: None)
+    place = "rope_scaling" if name == "llama3" else "rope_parameters"
+    scaling = {**variant.raw[place], "mscale": 2.0, "mscale_all_dim": 0.5, "attention_factor": 1.0}
+    for field in scaling:
+        for value in VALUES:
+            raw = variant.raw | {place: {**scaling, field: value}}
+            found = outcome(path, raw, [str(path), field])
+            assert found is None or all(
+                type(x) in (float, int, str, bool) for x in vars(found.rope).values()
+            )
+
+
+@pytest.mark.parametrize("field", ["eos_token_id", "pad_token_id", "num_beams"])
+def test_fields_of_generation_config(field, tmp_path):
+    """They are blamed on the file that they stand in."""
+    layout("t5", tmp_path)
+    path = tmp_path / "generation_config.json"
+    for value in ("x", {}, {"a": None}, -1, 1.5):
+        path.write_text(json.dumps({field: value}))
+        with pytest.raises(ValueError, match=rf"generation_config\.json: {field}="):
+            outline(tmp_path)
+
+
+@pytest.mark.parametrize("settings", [{"num_beams": "four"}, ["num_beams"], "x", None])
+def test_settings_for_tasks(settings, tmp_path):
+    path, raw = layout("t5", tmp_path)
+    path.write_text(json.dumps({**raw, "task_specific_params": {"summarization": settings}}))
+    with pytest.raises(ValueError, match=r"config\.json.*task_specific_params"):
+        outline(tmp_path)
+
+
+WRONG = {
+    "weight_map": (INDEX, {"weight_map": {"a": None}}, "puts 'a' into None"),
+    "list in weight_map": (INDEX, {"weight_map": {"a": ["b"]}}, r"puts 'a' into \['b'\]"),
+    "list of names": (INDEX, {"weight_map": ["a"]}, "has no 'weight_map'"),
+    "list": (INDEX, ["a"], "should hold a JSON object"),
+    "null": (INDEX, {"a": None}, "has no 'weight_map'"),
+    "config of null": ("config.json", {"a": None}, "model_type=None is not supported"),
+    "config of lists": ("config.json", {"model_type": ["t5"]}, r"model_type=\['t5'\] is not"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_files_of_the_wrong_shape(case, tmp_path):
+    """As `load` says it, the doctor does; `select` passes over the directory."""
+    file, value, message = WRONG[case]
+    target, other = tmp_path / "target", tmp_path / "other"
+    t5_variants.write(target, t5_variants.VARIANTS["v1_1"], shards=2)
+    t5_variants.write(other, t5_variants.VARIANTS["v1_1"])
+    (target / file).write_text(json.dumps(value))
+    with pytest.raises(ValueError, match=rf"{file}.*{message}"):
+        hub.load(target)
+    plan = doctor.Plan(str(target), str(target))
+    (found,) = doctor.examine(plan, doctor.CHECKS[:1])
+    assert (found.name, found.verdict) == ("target files", "fail")
+    assert file in found.seen
+    with pytest.raises(ValueError, match="No smaller model is known"):
+        smaller_members(str(other))
+
+
+def test_mistyped_fields_are_findings_of_the_doctor(tmp_path):
+    path, raw = layout("qwen2", tmp_path)
+    for field in ("num_beams", "task_specific_params", "layer_types", "max_window_layers"):
+        path.write_text(json.dumps({**raw, field: "x"}))
+        (found,) = doctor.examine(doctor.Plan(str(tmp_path), str(tmp_path)), doctor.CHECKS[:1])
+        assert (found.verdict, f"config.json: {field}='x'" in found.seen) == ("fail", True)
+
+
+@pytest.mark.parametrize("header", [b"[]", b'{"a": null}', b'{"a": []}', b'{"__metadata__": 1}'])
+def test_headers_of_the_wrong_shape(header, tmp_path):
+    path, _ = layout("t5", tmp_path)
+    file = path.with_name(SINGLE)
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match=SINGLE):
+        hub.load(tmp_path)
+    save_file({"a": np.zeros(1, np.float32)}, file)
+    with pytest.raises(ValueError, match=r"config\.json is of another model"):
+        hub.load(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["40", [40], {}, True, -1])
+def test_the_tokenizers_limit(value, tmp_path):
+    directory = pairs.write(tmp_path / "target", padding=2)
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": value}))
+    with pytest.raises(ValueError, match=r"tokenizer"):
+        hub.load(directory)

@@ -1,0 +1,140 @@
+"""Readers of files: whatever is wrong with one, the error names it."""
+
+import contextlib
+import io
+import json
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import decode
+from specjax import files, ngram, rollouts, tasks
+from specjax.models.safetensors_files import read_json
+from specjax.policies import head
+
+MARK = b"\xef\xbb\xbf"  # of UTF-8, at the beginning of a file
+
+
+def counts(path):
+    ngram.save(path, ngram.count([[3, 4, 3, 1], [4, 1]], vocab_size=5, start_id=0))
+
+
+def parameters(path):
+    head.save(path, head.init(jax.random.key(0), width=3, layers=2))
+
+
+def trace(path):
+    """Two outputs of 2 and 1 tokens, with drafts of up to 4."""
+    ranks = dict.fromkeys(rollouts.Rollouts._fields, (2, 3, 4))
+    ranks |= dict.fromkeys(rollouts._BY_OUTPUT, (2,)) | {"hidden": (2, 3, 4, 0)}
+    ranks |= dict.fromkeys(rollouts._BY_TOKEN, (2, 3))
+    whole = ("input_index", "emitted", "budget", "tokens", "length", "drafts")
+    arrays = {n: np.ones(s, np.int32 if n in whole else np.float32) for n, s in ranks.items()}
+    rollouts.save(path, rollouts.Rollouts(**arrays | {"emitted": np.array([2, 1], np.int32)}))
+
+
+READERS = {
+    "ngram": (counts, ngram.load),
+    "head": (parameters, head.load),
+    "trace": (trace, rollouts.load),
+}
+
+
+@contextlib.contextmanager
+def naming(name: str):
+    """A ValueError within says the name; it is raised again."""
+    try:
+        yield
+    except ValueError as error:
+        if name not in str(error):
+            raise AssertionError(f"{name} is not in {error}") from error
+        raise
+
+
+def npz(**arrays) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_damaged_npz_files_are_named(kind, tmp_path):
+    """Empty, cut anywhere, a byte changed anywhere, another file altogether."""
+    write, load = READERS[kind]
+    path = tmp_path / f"{kind}.npz"
+    write(path)
+    load(path)
+    whole = path.read_bytes()
+    array = io.BytesIO()
+    np.save(array, np.zeros(3))
+    wrong = [b"", b"PK", b"text", array.getvalue(), npz(), npz(x=np.zeros(3))]
+    wrong += [whole[:at] for at in range(0, len(whole), len(whole) // 40)]
+    for data in wrong:
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=rf"{kind}\.npz is not a file of .*\. (Write|Make) it"):
+            load(path)
+    rng = np.random.default_rng(0)
+    for at in rng.integers(len(whole), size=60):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        # Some bytes, such as dates, mean nothing.
+        with contextlib.suppress(ValueError), naming(f"{kind}.npz"):
+            load(path)
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "none.npz")
+    with pytest.raises(OSError, match=str(tmp_path)):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_npz_files_with_other_arrays_are_named(kind, tmp_path):
+    """One array left out, of texts, of another rank, or of another length."""
+    write, load = READERS[kind]
+    path = tmp_path / f"{kind}.npz"
+    write(path)
+    arrays = dict(np.load(path))
+    for name, array in arrays.items():
+        others = [np.full(array.shape, "x"), array[None], np.full(array.shape, None)]
+        others += [np.concatenate([array, array])] if array.ndim else []
+        for changes in [{}, *({name: other} for other in others)]:
+            path.write_bytes(npz(**{n: a for n, a in arrays.items() if n != name} | changes))
+            with pytest.raises(ValueError, match=rf"{kind}\.npz.* (Write|Make|write|make) it"):
+                load(path)
+
+
+def test_a_compressed_member_that_is_damaged(tmp_path):
+    """The index of the zip is whole, and the data are not."""
+    path = tmp_path / "ngram.npz"
+    counts(path)
+    with zipfile.ZipFile(path) as file:
+        begin = file.getinfo("times.npy").header_offset + 60
+    data = bytearray(path.read_bytes())
+    data[begin : begin + 8] = bytes(8)
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"ngram\.npz"):
+        ngram.load(path)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    """Lines to decode, pairs of a task, a config."""
+    lines, pairs, config = (tmp_path / name for name in ("in.txt", "pairs.jsonl", "config.json"))
+    lines.write_bytes(MARK + "é\nsecond\n".encode())
+    assert decode.read_lines(str(lines)) == ["é", "second"]
+    pairs.write_bytes(MARK + json.dumps({"input": "a", "target": "b"}).encode())
+    assert tasks.jsonl.load(pairs) == [tasks.Example("a", "b")]
+    config.write_bytes(MARK + b'{"a": 1}')
+    assert read_json(config) == {"a": 1}
+    assert files.decode("a\ufeffb".encode(), "x") == "a\ufeffb"  # only where a file begins
+
+
+def test_files_of_another_encoding_are_named(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_bytes(b"caf\xe9")
+    with pytest.raises(ValueError, match=r"pairs\.jsonl is not UTF-8"):
+        tasks.jsonl.load(path)
+    with pytest.raises(ValueError, match=r"pairs\.jsonl is not UTF-8"):
+        decode.read_lines(str(path))
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        read_json(tmp_path / "config.json")

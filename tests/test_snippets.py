@@ -1,0 +1,206 @@
+"""Every snippet of README and docs runs: Python page by page, in one namespace as a reader would
+type it; commands as far as their flags and configs.
+
+No checkpoint can be downloaded here and none is large: hub names and embedded families stand for
+the tests' pair, tasks for a few examples, and what takes long is cut short. Everything else is as
+it stands on the page. A block that cannot run at all begins with `NOT_RUN` and the reason.
+"""
+
+import ast
+import functools
+import inspect
+import os
+import re
+import shlex
+import sys
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from absl import flags
+
+import command_line
+import specjax
+from command_line import ROOT
+from experiments import common
+from pairs import TEXTS
+from specjax import cost, tasks
+from specjax.models import hub
+
+NOT_RUN = "# Not run in the tests: "
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TARGETS = ("target", "t5-3b", "t5-xxl")  # last parts of names; all others are drafts
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    """What stands between two fences, and the line of the page that it begins on."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, found.start(3)) + 1, found[2], inspect.cleandoc(found[3]))
+        for found in FENCE.finditer(text)
+    ]
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+
+
+# Python.
+
+
+@pytest.fixture
+def reader(monkeypatch, tmp_path, pair):
+    """A working directory of one's own, and the substitutes. What README defines is there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def locate(name):
+        if str(name).startswith("families/"):
+            assert (ROOT / name / "config.json").is_file(), f"{name} is not in the checkout"
+        return Path((pair.target if Path(name).name in TARGETS else pair.draft).name)
+
+    examples = [tasks.Example(text, text) for text in TEXTS]
+    monkeypatch.setattr(hub, "_locate", locate)
+    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): examples[:2])
+    choose = functools.wraps(specjax.select)(functools.partial(specjax.select, gammas=(1,)))
+    monkeypatch.setattr(specjax, "select", choose)
+    for module, name, limits in (
+        (specjax, "generate", {"max_new_tokens": 8, "samples": 2, "gamma": 3}),
+        (specjax, "measure_alpha", {"max_new_tokens": 8}),
+        (specjax, "beam_search", {"max_new_tokens": 6}),
+        (specjax, "select", {"max_new_tokens": 6, "timed_inputs": 1, "repeats": 1}),
+        (cost, "measure", {"steps": 2, "repeats": 1}),
+    ):
+        monkeypatch.setattr(module, name, shortened(getattr(module, name), limits))
+    yield {"specjax": specjax, "target": pair.target, "draft": pair.draft, "texts": TEXTS[:2]}
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(
+            sys.modules[name].__file__
+        ):
+            del sys.modules[name]
+
+
+def shortened(function, limits):
+    """The function with numbers cut to what a test can wait for. A policy's γ is its own affair."""
+
+    @functools.wraps(function)
+    def call(*args, **options):
+        cut = {
+            name: min(options.get(name, most), most)
+            for name, most in limits.items()
+            if name != "gamma" or not options.get("policy")
+        }
+        return function(*args, **options | cut)
+
+    return call
+
+
+@pytest.mark.filterwarnings("ignore:.*were truncated:UserWarning")  # the pair reads 40 ids
+@pytest.mark.parametrize("page", sorted({b.page for b in PYTHON}), ids=lambda page: page.name)
+def test_python(page, reader, tmp_path):
+    """Block after block; one that begins with the name of a file becomes that file."""
+    for block in PYTHON:
+        if block.page != page or block.text.startswith(NOT_RUN):
+            continue
+        if name := re.match(r"# (\w+\.py)\n", block.text):
+            (tmp_path / name[1]).write_text(block.text)
+            continue
+        # On the lines of the page, so that a traceback says where.
+        code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+        exec(code, reader)
+
+
+def test_python_is_run():
+    """There is some on these pages; hardly any is left out, and then with a reason."""
+    assert {"README.md", "drafters.md", "policies.md", "rules.md"} <= {b.page.name for b in PYTHON}
+    left_out = [block for block in PYTHON if block.text.startswith(NOT_RUN)]
+    assert len(left_out) <= 2, [block.place for block in left_out]
+    assert all(len(b.text.split("\n")[0]) > len(NOT_RUN) + 10 for b in left_out)
+    for block in BLOCKS:
+        code = re.match(r"(import|from) \w+|\w+ = \w+[(.]", block.text)
+        assert block.language or not code, f"{block.place} is Python, and does not say so"
+
+
+# Commands.
+
+
+def commands(text: str, place: str):
+    """(place, words) of each `python -m experiments.…` in a text, continued lines joined."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    for found in re.finditer(r"python -m (experiments\.\w+)([^\n`]*)", joined):
+        rest = re.sub(r"\[(-.*?)\]", r"\1", found[2]).split("    #")[0]
+        if "--" in rest:
+            words = [word for word in shlex.split(rest) if "…" not in word]
+            yield pytest.param(found[1], words, id=f"{place}:{found[1]} {' '.join(words)}"[:90])
+
+
+def sources():
+    """README and docs, and the docstrings of configs and experiments: (where, text)."""
+    for page in PAGES:
+        yield page.name, page.read_text(encoding="utf-8")
+    for path in sorted([*ROOT.glob("configs/*.py"), *ROOT.glob("experiments/**/*.py")]):
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        yield str(path.relative_to(ROOT)), docstring
+
+
+COMMANDS = [command for where, text in sources() for command in commands(text, where)]
+
+
+@pytest.mark.parametrize(("module", "words"), COMMANDS)
+def test_commands(module, words, monkeypatch, capsys):
+    """Flags exist and have values of their kind, required ones are there, and configs load."""
+    parsed = []
+
+    def parse(main, usage):
+        rest = flags.FLAGS(sys.argv)
+        assert rest == sys.argv[:1], "words without a flag"
+        if "config" in flags.FLAGS and flags.FLAGS["config"].present:
+            assert flags.FLAGS.config is not None
+        parsed.append(usage)
+
+    monkeypatch.setattr(common, "run", parse)
+    with warnings.catch_warnings():
+        command_line.run(monkeypatch, capsys, module, *words)
+    assert len(parsed) == 1
+    assert parsed[0]
+
+
+def test_commands_are_found():
+    places = {command.id.partition(":")[0] for command in COMMANDS}
+    assert {"README.md", "choosing.md", "configs/train.py", "experiments/decode.py"} <= places
+    assert len(COMMANDS) > 40
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.text.startswith('python -c "')],
+                         ids=lambda block: block.place)  # fmt: skip
+def test_one_liners(block, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(block.text)
+    assert words[:2] == ["python", "-c"]
+    exec(compile(words[2], block.place, "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_a_broken_snippet_is_found(reader, tmp_path):
+    """The drafter that once stood in docs/drafters.md: without logits."""
+    block = next(b for b in PYTHON if "class Counting" in b.text)
+    broken = re.sub(r"    def logits.*?return hidden\n", "", block.text, flags=re.DOTALL)
+    assert broken != block.text
+    with pytest.raises(AttributeError, match="logits"):
+        exec(broken, reader)
+    assert os.getcwd() == str(tmp_path)
