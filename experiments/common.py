@@ -39,9 +39,6 @@ def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
     def guarded(argv: list[str]) -> Any:
         if len(argv) > 1:
             fail(f"Arguments without a flag are not understood: {' '.join(argv[1:])}. See --help.")
-        cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
-        jax.config.update("jax_compilation_cache_dir", cache)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         try:
             return main(argv)
         except (ValueError, OSError, FloatingPointError) as error:
