@@ -3,7 +3,8 @@
     python -m experiments.decode --config=configs/decode.py \\
         --config.target=DIR --config.draft=DIR --input=FILE --output=OUT.jsonl
 
-Fields of the config: target, draft (directories or hub names), method (speculative or
+Fields of the config: target (a directory or hub name), draft (the same; or unigram, bigram, lookup,
+lookup(max_ngram=2), or the import path of one's own), method (speculative or
 autoregressive), gamma, policy (how long drafts are: svip(threshold=0.3), or the import path of
 one's own), rule (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature
 (0: greedy), top_k (0: off), top_p (1: off), max_new_tokens, max_source_len (0: the target's own),
@@ -32,7 +33,8 @@ from rich.console import Console
 from tqdm import tqdm
 
 from experiments import common
-from specjax import accept, decoding, files, policies, report, sampling, timing
+from specjax import accept, decoding, drafters, files, policies, report, sampling, timing
+from specjax.draft import Drafter
 from specjax.models import hub
 from specjax.models.memory import check_fits
 from specjax.monitor import summarize
@@ -158,12 +160,14 @@ def check(config) -> None:
         raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
     if config.method == "speculative" and not config.draft:
         raise ValueError(
-            "No draft: give --config.draft=DIR, or --config.method=autoregressive to do without."
+            "No draft: give --config.draft=DIR, or lookup, which needs no model; or "
+            "--config.method=autoregressive to do without."
         )
     if config.compare and config.method != "speculative":
         raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
+    drafters.maker(config.draft)  # misspelt, it fails before models are loaded
     if config.policy:
-        policies.load(config.policy)  # misspelt, it fails before models are loaded
+        policies.load(config.policy)
     if config.rule:
         accept.load(config.rule)
 
@@ -206,12 +210,13 @@ def open_output(path: str, overwrite: bool, config, texts: list[str]) -> files.R
     return files.Rows(file)
 
 
-def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | None]:
+def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | Drafter | None]:
     """Target and, for speculation, draft."""
     dtype = DTYPES[config.dtype]
     target = hub.load(config.target, dtype=dtype)
-    speculates = config.method == "speculative"
-    return target, hub.load(config.draft, dtype=dtype) if speculates else None
+    if config.method == "autoregressive":
+        return target, None
+    return target, drafters.load(config.draft, target, dtype=dtype)
 
 
 def check_memory(config, texts: list[str], target: hub.Checkpoint, draft) -> None:
@@ -229,7 +234,7 @@ def check_memory(config, texts: list[str], target: hub.Checkpoint, draft) -> Non
             gamma=config.gamma if draft else 0,
         )
         for model in (target, draft)
-        if model
+        if isinstance(model, hub.Checkpoint)
     ]
     check_fits(
         f"Caches and laws of {config.batch_size} rows",

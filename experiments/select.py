@@ -3,10 +3,11 @@
     python -m experiments.select --config=configs/select.py --config.target=DIR \\
         --config.drafts=DIR,DIR,lookup --input=FILE [--workdir=DIR]
 
-Fields of the config: target; drafts (directories, hub names, unigram, bigram, lookup, with commas
-between; none: the smaller members of the target's family); temperature (0: greedy), top_k, top_p,
-max_new_tokens, max_source_len (0: the target's own), seed, batch_size, dtype, alpha_inputs,
-timed_inputs, repeats, gammas. docs/choosing.md says what is measured and how to read it.
+Fields of the config: target; drafts (directories, hub names, unigram, bigram, lookup, import paths,
+with commas between; none: the smaller members of the target's family); temperature (0: greedy),
+top_k, top_p, max_new_tokens, max_source_len (0: the target's own), seed, batch_size, dtype,
+alpha_inputs, timed_inputs, repeats, gammas. docs/choosing.md says what is measured and how to read
+it.
 
 Input: one line each, "-" for standard input; a config with a task needs none. With --workdir each
 candidate's row is kept in results.jsonl there, and a run that was cut off goes on where it was.
@@ -14,6 +15,7 @@ candidate's row is kept in results.jsonl there, and a run that was cut off goes 
 
 import dataclasses
 import functools
+import re
 import sys
 
 from absl import flags
@@ -35,7 +37,9 @@ def main(_) -> None:
         raise ValueError(f"dtype={config.dtype!r} must be one of {', '.join(map(repr, DTYPES))}.")
     if not config.target:
         raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
-    drafts = config.drafts.split(",") if isinstance(config.drafts, str) else config.drafts
+    drafts = config.drafts
+    if isinstance(drafts, str):
+        drafts = re.split(r",(?![^()]*\))", drafts)  # not within a drafter's settings
     drafts = [draft.strip() for draft in drafts if draft.strip()]
     drafts = drafts or selection.smaller_members(config.target)
     texts = inputs(args.input, config)
@@ -120,7 +124,7 @@ def show(candidates: list[Candidate], config) -> None:
     )
     if (free := memory_free()) is not None:
         console.print(f"Free on this device now: {gigabytes(free)}.\n")
-    if any(candidate.name in selection.COUNTED for candidate in candidates):
+    if any(map(selection.counts_ngrams, (candidate.name for candidate in candidates))):
         console.print(
             "n-grams count the target's outputs for the first half of the inputs; everything is "
             "measured on the other half.\n"

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import autoregressive, speculative
+from specjax import autoregressive, drafters, speculative
 from specjax.accept import AcceptanceRule, TokenRule
 from specjax.accept import load as load_rule
 from specjax.autoregressive import Autoregressive
@@ -107,7 +107,7 @@ class Result:
 
 def generate(
     target: Checkpoint,
-    draft: Checkpoint | Drafter | None,
+    draft: Checkpoint | Drafter | str | None,
     texts: Sequence[str],
     *,
     gamma: int = 4,
@@ -132,7 +132,8 @@ def generate(
 
     Args:
       target: whose law the output follows.
-      draft: a small checkpoint with the same vocabulary, any other drafter, or None.
+      draft: a small checkpoint with the same vocabulary, any other drafter, or the name of either
+        (`specjax.drafters.load`); or None.
       texts: inputs, which an encoder-decoder reads and a decoder-only model continues. An empty
         one gives an empty output and a warning, or text from nothing.
       gamma: drafted tokens per target call, γ ≥ 1; with a policy, the most that it can ask for.
@@ -177,7 +178,7 @@ def generate(
         "key": jax.random.key(0) if key is None else key,
         "batch_size": batch_size,
     }
-    names = target.name, getattr(draft, "name", type(draft).__name__)
+    names = target.name, "" if draft is None else drafters.name_of(draft)
     rows = list(
         stream(
             method,
@@ -205,7 +206,7 @@ def generate(
 
 def build(
     target: Checkpoint,
-    draft: Checkpoint | Drafter | None,
+    draft: Checkpoint | Drafter | str | None,
     *,
     gamma: int,
     sampling: Sampling,
@@ -218,6 +219,8 @@ def build(
     if draft is None:
         return Autoregressive(target.model, sampling, eos_ids)
     fixed = constant(gamma)  # checks gamma, which bounds any policy
+    if isinstance(draft, str):
+        draft = drafters.load(draft, target)
     if isinstance(draft, Checkpoint):
         check_pair(target, draft)
         target_model, draft_model = aligned(target, draft)

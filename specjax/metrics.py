@@ -81,7 +81,7 @@ def overlaps(
 
 def measure_alpha(
     target: Checkpoint,
-    draft: Checkpoint | Drafter,
+    draft: Checkpoint | Drafter | str,
     texts: Sequence[str],
     *,
     temperature: float = 0.0,
@@ -129,7 +129,7 @@ def measure_alpha(
 
 def alpha_of_outputs(
     target: Checkpoint,
-    draft: Checkpoint | Drafter,
+    draft: Checkpoint | Drafter | str,
     texts: Sequence[str],
     outputs: Sequence[Sequence[int]],
     *,

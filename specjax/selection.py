@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax import compatibility, cost, decoding, metrics, ngram, theory, timing
+from specjax import compatibility, cost, decoding, drafters, metrics, ngram, theory, timing
 from specjax.autoregressive import Autoregressive
 from specjax.draft import Drafter
 from specjax.models import hub
@@ -47,8 +47,6 @@ FAMILIES = (
     ),
 )
 
-COUNTED = ("unigram", "bigram")  # from the target's own outputs
-NGRAMS = (*COUNTED, "lookup")
 GAMMAS = (1, 2, 3, 5, 7, 10)
 
 # When a gain is missing, what is to blame for it.
@@ -134,8 +132,8 @@ def select(
 
     Args:
       target: whose outputs are to come sooner.
-      drafts: directories, hub names, "unigram", "bigram", "lookup", or what `generate` takes as
-        its draft. Named models are loaded one at a time and freed. None given: the members of the
+      drafts: what `generate` takes as its draft, names included ("unigram" and "bigram" are counted
+        here). Named models are loaded one at a time and freed. None given: the members of the
         target's family that are smaller, see `smaller_members`.
       texts: inputs of the kind that will be decoded; some 50 are enough.
       options: fields of `Trial`: temperature, max_new_tokens, batch_size, ...
@@ -173,7 +171,8 @@ def smaller_members(target: str) -> list[str]:
         )
     if not found:
         raise ValueError(
-            f"No smaller model is known for {target}: name drafts, or try {', '.join(NGRAMS)}."
+            f"No smaller model is known for {target}: name drafts, or try "
+            f"{', '.join(drafters.NAMES)}."
         )
     return found
 
@@ -225,7 +224,7 @@ class Trial:
         if not self.gammas or any(gamma < 1 or gamma != int(gamma) for gamma in self.gammas):
             raise ValueError(f"gammas={tuple(self.gammas)} must be whole numbers ≥ 1.")
         kept = [text for text in self.texts if text.strip()]
-        half = len(kept) // 2 if any(draft in COUNTED for draft in self.names) else 0
+        half = len(kept) // 2 if any(map(counts_ngrams, self.drafts)) else 0
         self._counted, self._measured = kept[:half], kept[half:]
         if len(kept) < 2:
             raise ValueError(f"{len(kept)} input(s) are too few to choose by: give 2 or more.")
@@ -233,7 +232,7 @@ class Trial:
     @property
     def names(self) -> list[str]:
         """Of the drafts."""
-        return [name_of(draft) for draft in self.drafts]
+        return [drafters.name_of(draft) for draft in self.drafts]
 
     @functools.cached_property
     def _sampling(self) -> Sampling:
@@ -268,13 +267,9 @@ class Trial:
         return ngram.count(outputs, self.target.model.vocab_size, self.target.start_id)
 
     def _load(self, draft: str | Checkpoint | Drafter) -> Checkpoint | Drafter:
-        if draft == "lookup":
-            return ngram.PromptLookup(self.target.model.vocab_size)
-        if draft == "unigram":
-            return ngram.unigram(self._counts)
-        if draft == "bigram":
-            return ngram.bigram(self._counts)
-        return hub.load(draft, dtype=self.dtype) if isinstance(draft, str) else draft
+        if not isinstance(draft, str):
+            return draft
+        return drafters.load(draft, self.target, dtype=self.dtype, counts=lambda: self._counts)
 
     def measure(self, draft: str | Checkpoint | Drafter) -> Candidate:
         """One candidate. A model that cannot be loaded, or does not fit, has its reason there."""
@@ -282,8 +277,8 @@ class Trial:
             loaded = self._load(draft)
             longest = self._method(loaded, max(self.gammas))
         except (ValueError, OSError) as error:
-            return Candidate(name_of(draft), problem=str(error))
-        found = self._measure(name_of(draft), loaded, longest)
+            return Candidate(drafters.name_of(draft), problem=str(error))
+        found = self._measure(drafters.name_of(draft), loaded, longest)
         del loaded, longest
         gc.collect()  # before the next one is loaded
         return found
@@ -369,9 +364,12 @@ def _steps(costs: cost.Costs, gammas: Sequence[int]) -> dict[int, float]:
     }
 
 
-def name_of(draft: str | Checkpoint | Drafter) -> str:
-    """For tables and words."""
-    return draft if isinstance(draft, str) else getattr(draft, "name", type(draft).__name__)
+def counts_ngrams(draft: str | Checkpoint | Drafter) -> bool:
+    """Whether a draft is made from counts of the target's own outputs."""
+    try:
+        return isinstance(draft, str) and drafters.counts_ngrams(draft)
+    except ValueError:  # no such drafter, which `Trial.measure` will say
+        return False
 
 
 def _remarks(target: Checkpoint, draft: Checkpoint) -> tuple[str, ...]:

@@ -16,9 +16,10 @@ from experiments import pricing
 from experiments.pricing import Timings
 from experiments.replay import Candidate, evaluate
 from experiments.reproduce import gains
-from experiments.reproduce.study import NGRAMS, Study
+from experiments.reproduce.study import Study
 from specjax import decoding, rollouts, timing
 from specjax.draft import Drafter
+from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, constant, head, load
 from specjax.policies.loading import maker
 from specjax.pytrees import pytree
@@ -176,7 +177,7 @@ def record(on: Study, draft: str, temperature: float) -> Rollouts:
         key=jax.random.key(config.seed),
         batch_size=config.batch_size,
         max_source_len=config.max_source_len or None,
-        hidden=draft not in NGRAMS,
+        hidden=isinstance(on.draft(draft), Checkpoint),
     )
 
 

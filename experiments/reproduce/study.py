@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from experiments import common, decode
-from specjax import decoding, files, metrics, ngram, sampling
+from specjax import decoding, drafters, files, metrics, ngram, sampling
 from specjax.accept import AcceptanceRule
 from specjax.draft import Drafter
 from specjax.models import hub
@@ -16,7 +16,7 @@ from specjax.sampling import Sampling
 from specjax.tasks import batches
 from specjax.tasks.examples import Example
 
-NGRAMS = ("unigram", "bigram", "lookup")
+NGRAMS = tuple(drafters.NAMES)
 
 
 class Study:
@@ -45,21 +45,15 @@ class Study:
     def draft(self, name: str) -> hub.Checkpoint | Drafter:
         """A model, or a drafter that costs nothing; one is held at a time."""
         if name not in self._draft:
-            self._draft = {name: self._load(name)}
+            loaded = drafters.load(
+                self.path(name), self.target, dtype=self.dtype, counts=lambda: self.counts
+            )
+            self._draft = {name: loaded}
         return self._draft[name]
-
-    def _load(self, name: str) -> hub.Checkpoint | Drafter:
-        if name == "lookup":
-            return ngram.PromptLookup(self.target.model.vocab_size)
-        if name == "unigram":
-            return ngram.unigram(self.counts)
-        if name == "bigram":
-            return ngram.bigram(self.counts)
-        return hub.load(self.path(name), dtype=self.dtype)
 
     def path(self, name: str) -> str:
         """The config's own name of a draft that a cell names by `relative`."""
-        return next(draft for draft in self.config.drafts if relative(draft) == name)
+        return next((draft for draft in self.config.drafts if relative(draft) == name), name)
 
     @functools.cached_property
     def counts(self) -> ngram.Counts:
