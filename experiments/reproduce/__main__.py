@@ -64,7 +64,7 @@ def fill(study: Study) -> list[dict[str, Any]]:
         for key in table.keys(config)
     ]
     missing = [cell for cell in cells if not find(results.done, cell)]
-    for cell in (bar := tqdm(missing, unit="cell", disable=None)):
+    for cell in (bar := tqdm(missing, unit="cell")):
         bar.set_description(" ".join(short(str(part)) for part in cell.values()))
         results.append({**cell, **TABLES[cell["table"]].measure(study, cell), **identity(study)})
     return [row for cell in cells if (row := find(results.done, cell))]

@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,6 +90,12 @@ class Study:
             sampling=self.sampling(temperature),
             rule=rule,
         )
+        limit = config.max_source_len or None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # decoding will say which texts it cuts
+            # As many texts as α takes: fewer of them run the same program.
+            most = self.texts(max(count, config.alpha_inputs))
+            width = decoding.common_width(decoding.tokenize(self.target, most, limit))
         rows = decoding.stream(
             method,
             self.target,
@@ -96,7 +103,8 @@ class Study:
             max_new_tokens=config.max_new_tokens,
             key=jax.random.key(config.seed),
             batch_size=config.batch_size,
-            max_source_len=config.max_source_len or None,
+            max_source_len=limit,
+            width=width,
             names=(config.target, draft or ""),
         )
         return list(rows)

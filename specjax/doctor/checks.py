@@ -29,7 +29,6 @@ from specjax.models.hub import Checkpoint
 from specjax.models.memory import memory_free
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
-from specjax.timing import common_width
 
 DRAWS = 4096  # of each loop: a total variation of 0.1 from the target's law is found
 DRAW_SECONDS = 30.0  # then the test goes by what has been drawn
@@ -125,7 +124,7 @@ class Case:
 
     def over_outputs(self, model) -> list[np.ndarray]:
         """(tokens, V) of each plain output: a model's logits for its tokens."""
-        width = common_width(self.sources)
+        width = decoding.common_width(self.sources)
         room = self.plan.budget + (1 if self.target.config.is_encoder_decoder else width)
         shape = laws.Shape(width, bucket(room, smallest=32))
         pairs = zip(self.sources, self.plain, strict=True)
