@@ -5,8 +5,8 @@
         --input=prompts.txt --output=out.jsonl --config.gamma=7
 
 Target and draft are Hugging Face directories or hub names of one vocabulary; a draft may also be
-unigram, bigram, lookup, or the import path of one's own drafter (docs/drafters.md). At temperature 0
-and in float32 the tokens are those of --config.method=autoregressive, sooner.
+unigram, bigram, lookup, or the import path of one's own drafter (docs/drafters.md). At
+temperature 0 and in float32 the tokens are those of --config.method=autoregressive, sooner.
 """
 
 import ml_collections

@@ -47,7 +47,7 @@ def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
             fail(str(error))
 
     try:
-        app.run(guarded)
+        app.run(guarded, argv=[in_checkout(argument) for argument in sys.argv])
     except (AttributeError, KeyError, TypeError) as error:
         # A mistyped --config field comes out of flag parsing as one of these.
         if "--debug" in sys.argv or flags.FLAGS.is_parsed():
@@ -56,6 +56,18 @@ def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
         said = str(error.args[0] if error.args else error).replace("\\n", "\n").replace("\\'", "'")
         name, *hint = (line.strip("\\'\"") for line in said.splitlines())
         fail(f"--config has no field {name!r}. {' '.join(hint)}".rstrip())
+
+
+def in_checkout(argument: str) -> str:
+    """A --config=FILE of the checkout is found from any directory, if there is no such file."""
+    flag, equals, value = argument.partition("=")
+    file, colon, choice = value.partition(":")
+    there = ROOT / file
+    if flag.lstrip("-") != "config" or pathlib.Path(file).exists():
+        return argument
+    if not there.is_file():
+        fail(f"--config={file}: no such file, neither here nor below {ROOT}.")
+    return f"{flag}{equals}{there}{colon}{choice}"
 
 
 def fail(message: str) -> None:

@@ -15,12 +15,14 @@ and are printed side by side: tokens, calls, acceptance, times and the gain.
 
 Input: one line each, "-" for standard input. Output: a JSON line for each input and sample, in the
 input's order: input, sample, output, tokens, target_calls, drafted, accepted. A run that was cut
-off goes on where it was when the same command is given again.
+off goes on where it was when the same command is given again. At the end a line with counts, τ and
+tokens a second goes to standard output, or to standard error where the rows go to the former.
 """
 
 import json
 import pathlib
 import sys
+import time
 import warnings
 from typing import TextIO
 
@@ -48,6 +50,8 @@ def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
     check(config)
     texts = read_lines(args.input)
+    if not texts:
+        raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     target, draft = load_pair(config)
     method = decoding.build(
         target,
@@ -74,7 +78,9 @@ def main(_) -> None:
         names=(config.target, config.draft),
     )
     total = len(texts) * config.samples
+    begin, counts = time.perf_counter(), np.zeros(3, np.int64)
     for row in tqdm(rows, total=total, initial=done, unit="row", disable=None):
+        counts += 1, row.emitted, row.target_calls
         record = {
             "input": texts[row.index],
             "sample": row.sample,
@@ -88,8 +94,21 @@ def main(_) -> None:
             output.append(record)
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
+    beside = sys.stdout if output else sys.stderr  # where no rows are
+    print(took(done, *counts.tolist(), time.perf_counter() - begin), file=beside)
     if isinstance(method, Speculative) and config.compare:
-        show(compare(method, target, texts, config), sys.stdout if output else sys.stderr)
+        show(compare(method, target, texts, config), beside)
+
+
+def took(before: int, outputs: int, tokens: int, calls: int, seconds: float) -> str:
+    """What a run made, in a sentence; so many outputs were there before."""
+    if not outputs:
+        return f"All {before} outputs were there already."
+    return (
+        f"{outputs} outputs{f', {before} were there already' if before else ''}: {tokens:,} tokens "
+        f"in {calls:,} target calls, τ = {tokens / max(calls, 1):.2f}; {seconds:.1f} s, "
+        f"{tokens / seconds:,.0f} tokens a second, compilation included."
+    )
 
 
 def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timing.Comparison:

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import re
 import sys
+from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import config_flags
@@ -37,15 +38,17 @@ def main(_) -> None:
         raise ValueError(f"dtype={config.dtype!r} must be one of {', '.join(map(repr, DTYPES))}.")
     if not config.target:
         raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
-    drafts = config.drafts
-    if isinstance(drafts, str):
-        drafts = re.split(r",(?![^()]*\))", drafts)  # not within a drafter's settings
-    drafts = [draft.strip() for draft in drafts if draft.strip()]
-    drafts = drafts or selection.smaller_members(config.target)
+    drafts = names(config.drafts) or selection.smaller_members(config.target)
     texts = inputs(args.input, config)
     results = open_results(args.workdir, config, drafts, texts) if args.workdir else None
     candidates = measure(config, drafts, texts, results)
     show(candidates, config)
+
+
+def names(drafts: str | Sequence[str]) -> list[str]:
+    """Of a text with commas between; those within a drafter's settings part nothing."""
+    parts = re.split(r",(?![^()]*\))", drafts) if isinstance(drafts, str) else drafts
+    return [part.strip() for part in parts if part.strip()]
 
 
 def inputs(path: str | None, config) -> list[str]:

@@ -1,6 +1,7 @@
 """What a user types: texts in, texts out. Everything jitted lies below, in the two loops."""
 
 import dataclasses
+import reprlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from specjax.models.memory import Need, memory_needed
 from specjax.monitor import Summary, Times, summarize
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
-from specjax.sampling import Sampling, row_keys, sampling
+from specjax.sampling import Sampling, as_key, row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.trace import Stepped
@@ -115,7 +116,7 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     max_new_tokens: int = 128,
-    key: Key[Array, ""] | None = None,
+    key: Key[Array, ""] | int | None = None,
     samples: int = 1,
     batch_size: int = 8,
     max_source_len: int | None = None,
@@ -139,7 +140,7 @@ def generate(
       gamma: drafted tokens per target call, γ ≥ 1; with a policy, the most that it can ask for.
       temperature, top_k, top_p: see `specjax.sampling.Sampling`; temperature 0 is greedy.
       max_new_tokens: at most this many tokens per row, EOS included.
-      key: randomness; default `jax.random.key(0)`.
+      key: randomness, or its seed; default `jax.random.key(0)`.
       samples: draws for each input.
       batch_size: rows decoded at once.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
@@ -175,7 +176,7 @@ def generate(
     stepped = Stepped() if measure == "phases" else None
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
-        "key": jax.random.key(0) if key is None else key,
+        "key": as_key(key),
         "batch_size": batch_size,
     }
     names = target.name, "" if draft is None else drafters.name_of(draft)
@@ -279,6 +280,7 @@ def stream(
     batch_size: int = 8,
     max_source_len: int | None = None,
     first: int = 0,
+    width: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
     loop: Callable[[Any, Any, State], State] | None = None,
 ) -> Iterator[Row]:
@@ -287,6 +289,7 @@ def stream(
     Args:
       first: rows before this one are skipped; their randomness is not shifted. A run that was cut
         off goes on here.
+      width: of the sources or prompts; default: the bucket of each batch's longest.
       names: of target and draft, for errors.
       loop: what runs the rounds of a batch; default: `run`.
     """
@@ -313,14 +316,15 @@ def stream(
                 max_new_tokens=max_new_tokens,
                 key=key,
                 rows=bucket(min(batch_size, len(wanted))) if len(live) > 1 else 1,
+                width=width,
             )
             state = (loop or run)(method, context, state)
             check_finite(state, names)
             outputs = dict(zip(live, read_rows(state, live, target), strict=False))
-        width = method.gamma_max
+        gamma = method.gamma_max
         for index, sample in chunk:
             yield outputs.get((index, sample)) or Row(
-                index, sample, "", [], 0, 0, 0, [0] * (width + 1), [0] * width
+                index, sample, "", [], 0, 0, 0, [0] * (gamma + 1), [0] * gamma
             )
 
 
@@ -329,7 +333,8 @@ def tokenize(
 ) -> list[list[int]]:
     """Token ids of each text as the checkpoint's tokenizer makes them (T5 appends EOS).
 
-    Texts over the limit are cut, and counted in one warning: sources of an encoder-decoder before
+    Texts that lack the checkpoint's prefix are counted in one warning. Texts over the limit are
+    cut, and counted in another: sources of an encoder-decoder before
     their last id, which is kept; prompts of a decoder-only model at their beginning. Blank sources
     give no ids and one warning; an empty prompt is the start token.
     """
@@ -343,12 +348,17 @@ def tokenize(
         raise ValueError(f"max_source_len={limit} must be ≥ 1.")
     encodes = checkpoint.config.is_encoder_decoder
     ids: list[list[int]] = []
-    blank = cut = 0
-    for text in texts:
+    blank = cut = bare = 0
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(
+                f"texts[{index}] is {reprlib.repr(text)} ({type(text).__name__}), and not a str."
+            )
         if encodes and not text.strip():
             ids.append([])
             blank += 1
             continue
+        bare += not text.startswith(checkpoint.prefix)
         # Not verbose: transformers would warn of long texts in words that are not true here.
         row = list(checkpoint.tokenizer(text, verbose=False)["input_ids"])
         row = row or [checkpoint.start_id]
@@ -358,6 +368,12 @@ def tokenize(
         ids.append(row)
     if blank:
         warnings.warn(f"{blank} empty input(s): their output is empty too.", stacklevel=3)
+    if bare:
+        warnings.warn(
+            f"{bare} of {len(texts)} input(s) do not begin with {checkpoint.prefix!r}, as the "
+            f"config.json of {checkpoint.name} says that all should: the outputs may be poor.",
+            stacklevel=3,
+        )
     if cut:
         warnings.warn(
             f"{cut} input(s) longer than {limit} tokens were truncated; "
@@ -391,6 +407,11 @@ def pack_for(
     width = width or _width(max(map(len, texts)))
     start_id = target.start_id if target.config.is_encoder_decoder else None
     return pack(texts, start_id=start_id, rows=rows, width=width)
+
+
+def common_width(sources: Sequence[Sequence[int]]) -> int:
+    """One width for all sources, so that they share their compilations."""
+    return _width(max(map(len, sources)))
 
 
 def _width(longest: int) -> int:
