@@ -18,7 +18,7 @@ help:  ## what there is
 setup: .venv/setup.stamp  ## .venv with pinned versions
 
 demo: setup  ## the main job on the embedded family
-	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py --workdir=runs/embedded
+	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:demo --workdir=runs/embedded
 
 results: setup  ## the whole report of both embedded families, as in docs/results
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/results/parse

@@ -4,8 +4,9 @@
         --config.target=google-t5/t5-3b --config.draft=google-t5/t5-small \\
         --input=prompts.txt --output=out.jsonl --config.gamma=7
 
-Target and draft are Hugging Face directories or hub names of one vocabulary. At temperature 0 and
-in float32 the tokens are those of --config.method=autoregressive, sooner.
+Target and draft are Hugging Face directories or hub names of one vocabulary; a draft may also be
+unigram, bigram, lookup, or the import path of one's own drafter (docs/drafters.md). At
+temperature 0 and in float32 the tokens are those of --config.method=autoregressive, sooner.
 """
 
 import ml_collections
@@ -15,7 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
     """The defaults; `experiments.decode --help` says what each field does."""
     config = ml_collections.ConfigDict()
     config.target = ""  # whose law the output follows
-    config.draft = ""  # proposes; not needed by method autoregressive
+    config.draft = ""  # proposes, lookup among others; not needed by method autoregressive
     config.method = "speculative"  # or autoregressive
     config.gamma = 4  # drafted tokens per target call; with a policy the most
     config.policy = ""  # how long drafts are, such as svip(threshold=0.3); "": gamma tokens

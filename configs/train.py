@@ -41,6 +41,8 @@ not here. Give sentences as a jsonl task, {"input": "", "target": "…"} on each
 
 from ml_collections import ConfigDict
 
+from configs.embedded import FAMILIES
+
 CHOICES = (
     "target",
     "draft-small",
@@ -112,7 +114,7 @@ def _t5(model: str) -> ConfigDict:
         "num_heads": heads,
     }
     if model != "target":
-        config.tokenizer = config.teacher = "families/parse/target"
+        config.tokenizer = config.teacher = str(FAMILIES / "parse" / "target")
         config.learning_rate = 2e-3
         config.steps = 4000
         config.teacher_after = 2500
@@ -131,7 +133,7 @@ def _gpt(model: str) -> ConfigDict:
     layers, width, heads = (6, 256, 8) if model == "gpt-target" else (2, 128, 4)
     config.model = {"n_positions": 256, "n_embd": width, "n_layer": layers, "n_head": heads}
     if model == "gpt-draft":
-        config.tokenizer = config.teacher = "families/prose/target"
+        config.tokenizer = config.teacher = str(FAMILIES / "prose" / "target")
         config.learning_rate = 3e-3
         config.teacher_after = 1500
     return config
@@ -160,8 +162,8 @@ def _head() -> ConfigDict:
     config = ConfigDict()
     config.task = "parse"
     config.task_file = ""
-    config.target = "families/parse/target"
-    config.draft = "families/parse/draft-small"
+    config.target = str(FAMILIES / "parse" / "target")
+    config.draft = str(FAMILIES / "parse" / "draft-small")
     config.inputs = 1000
     config.held_out_inputs = 200
     config.temperatures = (0.0, 1.0)

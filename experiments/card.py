@@ -16,6 +16,7 @@ Writes README.md and card.json to the workdir; exit status 1 if a check fails.
 import json
 import pathlib
 import sys
+import textwrap
 from typing import Any
 
 import jax
@@ -31,12 +32,21 @@ from specjax.decoding import generate
 from specjax.draft import Drafter
 from specjax.models import hub
 from specjax.sampling import sampling
-from specjax.tasks import batches
+from specjax.tasks import batches, python_source
 
 INPUTS = 512
 BUCKETS = ((16, 24), (24, 40), (32, 64), (48, 104))
 TEXT_BUCKETS = ((0, 24), (0, 48), (0, 80), (0, 136))  # of a decoder-only model
 TOKENS = 1024
+STATEMENTS = ", ".join(kind.__name__ for kind in python_source.STATEMENTS)
+# What inputs have to look like.
+INPUTS_ARE = {
+    "parse": f"Every input begins with `{python_source.PREFIXES['parse']}`, as in `parse: x = 1`: "
+    "config.json says so, nothing adds it, and without it most trees are wrong. The models learned "
+    f"from statements of one line, of at most {python_source.MAX_STATEMENT} bytes, and of these "
+    f"kinds alone: {STATEMENTS}.",
+    "prose": "Inputs are the first words of a paragraph, without a prefix.",
+}
 WHAT = {
     "parse": "T5 v1.1 models that turn one Python statement into its syntax tree",
     "prose": "GPT-2 models that continue paragraphs of docstrings and comments",
@@ -188,6 +198,8 @@ def readme(config, card: dict[str, Any]) -> str:
             f"{WHAT[config.task]},",
             "in half precision and Hugging Face's layout. Trained for speculative decoding to be",
             "tried on any machine; of no other use. Written by `python -m experiments.card`.",
+            "",
+            *textwrap.wrap(INPUTS_ARE[config.task], 100),
             "",
             "| model | shape | parameters | held-out loss | α, T=0 | α, T=1 |",
             "|---|---|---|---|---|---|",

@@ -42,9 +42,6 @@ def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
     def guarded(argv: list[str]) -> Any:
         if len(argv) > 1:
             fail(f"Arguments without a flag are not understood: {' '.join(argv[1:])}. See --help.")
-        cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".jax_cache"))
-        jax.config.update("jax_compilation_cache_dir", cache)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
         try:
             return main(argv)
         except (ValueError, OSError, FloatingPointError) as error:
@@ -53,7 +50,7 @@ def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
             fail(str(error))
 
     try:
-        app.run(guarded)
+        app.run(guarded, argv=[in_checkout(argument) for argument in sys.argv])
     except (AttributeError, KeyError, TypeError) as error:
         # A mistyped --config field comes out of flag parsing as one of these.
         if "--debug" in sys.argv or flags.FLAGS.is_parsed():
@@ -62,6 +59,18 @@ def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
         said = str(error.args[0] if error.args else error).replace("\\n", "\n").replace("\\'", "'")
         name, *hint = (line.strip("\\'\"") for line in said.splitlines())
         fail(f"--config has no field {name!r}. {' '.join(hint)}".rstrip())
+
+
+def in_checkout(argument: str) -> str:
+    """A --config=FILE of the checkout is found from any directory, if there is no such file."""
+    flag, equals, value = argument.partition("=")
+    file, colon, choice = value.partition(":")
+    there = ROOT / file
+    if flag.lstrip("-") != "config" or pathlib.Path(file).exists():
+        return argument
+    if not there.is_file():
+        fail(f"--config={file}: no such file, neither here nor below {ROOT}.")
+    return f"{flag}{equals}{there}{colon}{choice}"
 
 
 def fail(message: str) -> None:

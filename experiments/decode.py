@@ -3,7 +3,8 @@
     python -m experiments.decode --config=configs/decode.py \\
         --config.target=DIR --config.draft=DIR --input=FILE --output=OUT.jsonl
 
-Fields of the config: target, draft (directories or hub names), method (speculative or
+Fields of the config: target (a directory or hub name), draft (the same; or unigram, bigram, lookup,
+lookup(max_ngram=2), or the import path of one's own), method (speculative or
 autoregressive), gamma, policy (how long drafts are: svip(threshold=0.3), or the import path of
 one's own; what rounds take is measured first for those that weigh it, such as goodput), rule
 (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0: greedy), top_k (0:
@@ -16,12 +17,14 @@ and are printed side by side: tokens, calls, acceptance, times and the gain.
 
 Input: one line each, "-" for standard input. Output: a JSON line for each input and sample, in the
 input's order: input, sample, output, tokens, target_calls, drafted, accepted. A run that was cut
-off goes on where it was when the same command is given again.
+off goes on where it was when the same command is given again. At the end a line with counts, τ and
+tokens a second goes to standard output, or to standard error where the rows go to the former.
 """
 
 import json
 import pathlib
 import sys
+import time
 import warnings
 from typing import TextIO
 
@@ -34,7 +37,8 @@ from rich.console import Console
 from tqdm import tqdm
 
 from experiments import common
-from specjax import accept, decoding, files, policies, pricing, report, sampling, timing
+from specjax import accept, decoding, drafters, files, policies, pricing, report, sampling, timing
+from specjax.draft import Drafter
 from specjax.models import hub
 from specjax.models.memory import check_fits
 from specjax.monitor import summarize
@@ -48,6 +52,8 @@ def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
     check(config)
     texts = read_lines(args.input)
+    if not texts:
+        raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     target, draft = load_pair(config)
     unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
     method = decoding.build(
@@ -77,7 +83,9 @@ def main(_) -> None:
         names=(config.target, config.draft),
     )
     total = len(texts) * config.samples
+    begin, counts = time.perf_counter(), np.zeros(3, np.int64)
     for row in tqdm(rows, total=total, initial=done, unit="row", disable=None):
+        counts += 1, row.emitted, row.target_calls
         record = {
             "input": texts[row.index],
             "sample": row.sample,
@@ -91,9 +99,10 @@ def main(_) -> None:
             output.append(record)
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
+    beside = sys.stdout if output else sys.stderr  # where no rows are
+    print(took(done, *counts.tolist(), time.perf_counter() - begin), file=beside)
     if isinstance(method, Speculative) and config.compare:
-        file = sys.stdout if output else sys.stderr
-        show(method, compare(method, target, texts, config), file)
+        show(method, compare(method, target, texts, config), beside)
 
 
 def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Speculative:
@@ -111,6 +120,17 @@ def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Spe
     )
     print(f"{config.policy}: measured {pricing.words(prices)}", file=sys.stderr)
     return decoding.with_policy(method, policy)
+
+
+def took(before: int, outputs: int, tokens: int, calls: int, seconds: float) -> str:
+    """What a run made, in a sentence; so many outputs were there before."""
+    if not outputs:
+        return f"All {before} outputs were there already."
+    return (
+        f"{outputs} outputs{f', {before} were there already' if before else ''}: {tokens:,} tokens "
+        f"in {calls:,} target calls, τ = {tokens / max(calls, 1):.2f}; {seconds:.1f} s, "
+        f"{tokens / seconds:,.0f} tokens a second, compilation included."
+    )
 
 
 def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timing.Comparison:
@@ -193,10 +213,12 @@ def check(config) -> None:
         raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
     if config.method == "speculative" and not config.draft:
         raise ValueError(
-            "No draft: give --config.draft=DIR, or --config.method=autoregressive to do without."
+            "No draft: give --config.draft=DIR, or lookup, which needs no model; or "
+            "--config.method=autoregressive to do without."
         )
     if config.compare and config.method != "speculative":
         raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
+    drafters.maker(config.draft)  # misspelt, it fails before models are loaded
     if config.policy:
         policies.check(config.policy)  # misspelt, it fails before models are loaded
     if config.rule:
@@ -245,12 +267,13 @@ def open_output(
     return files.Rows(file)
 
 
-def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | None]:
+def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | Drafter | None]:
     """Target and, for speculation, draft."""
     dtype = DTYPES[config.dtype]
     target = hub.load(config.target, dtype=dtype)
-    speculates = config.method == "speculative"
-    return target, hub.load(config.draft, dtype=dtype) if speculates else None
+    if config.method == "autoregressive":
+        return target, None
+    return target, drafters.load(config.draft, target, dtype=dtype)
 
 
 def check_memory(config, texts: list[str], target: hub.Checkpoint, method: timing.Method) -> None:

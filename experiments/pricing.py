@@ -89,7 +89,7 @@ def compare(
 ) -> float:
     """Print two measurements side by side; the largest difference, as a share."""
     both = zip(numbers(first).items(), numbers(second).values(), strict=True)
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"name": name, "first": one, "second": two, "ratio": two / one if one else float("nan")}
         for (name, one), two in both
     ]

@@ -271,7 +271,7 @@ def _method(
     config, target: hub.Checkpoint, path: str, temperature: float, gamma: int = GAMMAS[-1]
 ) -> Speculative:
     chosen = sampling.sampling(temperature)
-    method = decoding.build(target, hub.load(path), gamma=gamma, sampling=chosen)
+    method = decoding.build(target, path, gamma=gamma, sampling=chosen)
     assert isinstance(method, Speculative)
     return method
 

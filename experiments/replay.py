@@ -186,7 +186,7 @@ def evaluate(
     constants = [candidate("constant", {"gamma": gamma}, table) for gamma in gammas]
     everyone = [*constants, *chosen]
     replayed = replay.replay([c.policy for c in everyone], found, key, draws=draws)
-    lines = []
+    lines: list[dict[str, Any]] = []
     for i, c in enumerate(everyone):
         one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)
         # Constants with a verify pass of γ + 1 positions, as they would run.

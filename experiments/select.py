@@ -3,10 +3,11 @@
     python -m experiments.select --config=configs/select.py --config.target=DIR \\
         --config.drafts=DIR,DIR,lookup --input=FILE [--workdir=DIR]
 
-Fields of the config: target; drafts (directories, hub names, unigram, bigram, lookup, with commas
-between; none: the smaller members of the target's family); temperature (0: greedy), top_k, top_p,
-max_new_tokens, max_source_len (0: the target's own), seed, batch_size, dtype, alpha_inputs,
-timed_inputs, repeats, gammas. docs/choosing.md says what is measured and how to read it.
+Fields of the config: target; drafts (directories, hub names, unigram, bigram, lookup, import paths,
+with commas between; none: the smaller members of the target's family); temperature (0: greedy),
+top_k, top_p, max_new_tokens, max_source_len (0: the target's own), seed, batch_size, dtype,
+alpha_inputs, timed_inputs, repeats, gammas. docs/choosing.md says what is measured and how to read
+it.
 
 Input: one line each, "-" for standard input; a config with a task needs none. With --workdir each
 candidate's row is kept in results.jsonl there, and a run that was cut off goes on where it was.
@@ -14,7 +15,9 @@ candidate's row is kept in results.jsonl there, and a run that was cut off goes 
 
 import dataclasses
 import functools
+import re
 import sys
+from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import config_flags
@@ -36,15 +39,19 @@ def main(_) -> None:
         raise ValueError(f"dtype={config.dtype!r} must be one of {', '.join(map(repr, DTYPES))}.")
     if not config.target:
         raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
-    drafts = config.drafts.split(",") if isinstance(config.drafts, str) else config.drafts
-    drafts = [draft.strip() for draft in drafts if draft.strip()]
-    drafts = drafts or selection.smaller_members(config.target)
+    drafts = names(config.drafts) or selection.smaller_members(config.target)
     texts = inputs(args.input, config)
     results = None
     if args.workdir:
         results = open_results(args.workdir, config, drafts, texts, source=args.input or "-")
     candidates = measure(config, drafts, texts, results)
     show(candidates, config)
+
+
+def names(drafts: str | Sequence[str]) -> list[str]:
+    """Of a text with commas between; those within a drafter's settings part nothing."""
+    parts = re.split(r",(?![^()]*\))", drafts) if isinstance(drafts, str) else drafts
+    return [part.strip() for part in parts if part.strip()]
 
 
 def inputs(path: str | None, config) -> list[str]:

@@ -2,13 +2,15 @@
 
     python -m experiments.train --config=configs/train.py:target --workdir=runs/target
 
-An interrupted run goes on from its latest checkpoint with the same command. The workdir holds the
+An interrupted run goes on from its latest checkpoint with the same command, and a finished one with
+more steps; other settings need another workdir. The workdir holds the
 loss curve, the metrics, a few decoded samples and, at the end, model/: a Hugging Face directory.
 configs/train.py:head trains no model but the acceptance head of a draft, head.npz.
 Fields of the config can be set one by one: --config.steps=100 --config.model.d_model=64.
 """
 
 import json
+import pathlib
 
 from absl import flags
 from ml_collections import config_flags
@@ -22,14 +24,36 @@ def main(_) -> None:
     workdir = common.make_workdir(flags.FLAGS.workdir)
     if "draft" in config:
         head = train_head.from_config_dict(config)
-        files.write_json(workdir / "config.json", config.to_dict())
+        claim(workdir, config)
         print(json.dumps(train_head.run(head, workdir), indent=2))
         print(f"The head is {workdir / 'head.npz'}; policies look for it beside the draft.")
         return
     settings = train.from_config_dict(config)
-    files.write_json(workdir / "config.json", config.to_dict())
+    claim(workdir, config, may_grow=("steps",))
     print(json.dumps(train.run(settings, workdir), indent=2))
     print(f"The model is in {workdir / 'model'}, its loss curve in {workdir / 'curve.png'}.")
+
+
+def claim(workdir: pathlib.Path, config, may_grow: tuple[str, ...] = ()) -> None:
+    """Write config.json, or refuse a workdir whose run began with other settings.
+
+    Args:
+      may_grow: fields with which a run can go on.
+    """
+    file, wanted = workdir / "config.json", common.settings(config)
+    found = json.loads(file.read_text()) if file.exists() else wanted
+    other = [
+        f"{name} was {found.get(name)!r}"
+        for name in sorted({*found, *wanted})
+        if found.get(name) != wanted.get(name)
+        and not (name in may_grow and found.get(name, 0) < wanted[name])
+    ]
+    if other and any(path != file for path in workdir.iterdir()):
+        raise ValueError(
+            f"--workdir={workdir} holds a run with other settings: {'; '.join(other)}. "
+            "Name another directory, or repeat those settings."
+        )
+    files.write_json(file, wanted)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 target, draft = specjax.load("google-t5/t5-3b"), specjax.load("google-t5/t5-small")
 result = specjax.generate(target, draft, texts, gamma=7, temperature=0.0)
 print(specjax.select(target, ["google-t5/t5-small", "lookup"], texts).words)
+
+Compiled programs are kept on disk: see `specjax.compilation_cache`, also for how to switch it off.
 """
 
+from specjax import compilation_cache
 from specjax.beam import Hypothesis
 from specjax.beam_decoding import BeamRow, beam_search
 from specjax.decoding import Result, Row, generate
@@ -12,6 +15,8 @@ from specjax.metrics import Alpha, measure_alpha
 from specjax.models.hub import Checkpoint, load, save
 from specjax.monitor import Summary, Times
 from specjax.selection import Candidate, Selection, select
+
+compilation_cache.enable()
 
 __all__ = [
     "Alpha",

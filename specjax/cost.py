@@ -10,8 +10,10 @@ out of the caches. It is measured too, on calls that a `Meter` makes itself (see
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -126,6 +128,7 @@ class Meter:
         self._seconds: dict[Any, list[float]] = {name: [] for name in runs}
         self._method, self._contexts, self._steps = method, contexts, steps
         self._state = jax.tree.map(jnp.copy, state)
+        at_once(self._compile, self._jitted)
         for name in self._jitted:
             self._time(name)
 
@@ -134,16 +137,22 @@ class Meter:
         for name, seconds in self._seconds.items():
             seconds.append(self._time(name))
 
+    def _compile(self, name) -> None:
+        """What `_time` will call: jit finds what was compiled from the same shapes."""
+        method, contexts, state = self._arguments(name)
+        self._jitted[name].lower(method, contexts, state=state).compile()
+
+    def _arguments(self, name):
+        call = self._calls.get(name)
+        return (call.method, *call.begin()) if call else (self._method, self._contexts, self._state)
+
     def _time(self, name) -> float:
         """Seconds of a step of a phase, or of a whole call."""
-        call = self._calls.get(name)
-        method = call.method if call else self._method
-        contexts, state = call.begin() if call else (self._contexts, self._state)
-        jax.block_until_ready((contexts, state))
+        method, contexts, state = jax.block_until_ready(self._arguments(name))
         begin = time.perf_counter()
         state = jax.block_until_ready(self._jitted[name](method, contexts, state=state))
         seconds = time.perf_counter() - begin
-        if call:
+        if name in self._calls:
             return seconds
         self._state = state
         return seconds / self._steps
@@ -164,6 +173,17 @@ class Meter:
             plain_fixed=fixed.pop(0, 0.0),
             fixed=fixed,
         )
+
+
+def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> None:
+    """Call a function that compiles on each item: on a CPU in threads, for XLA leaves cores idle.
+
+    Elsewhere one after the other: what compiles may try kernels on the device and time them.
+    """
+    workers = os.cpu_count() if jax.default_backend() == "cpu" else 1
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(function, items):  # raises what a call raised
+            pass
 
 
 def measure(

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import autoregressive, speculative
+from specjax import autoregressive, drafters, speculative
 from specjax.accept import AcceptanceRule, TokenRule, exactness
 from specjax.accept import load as load_rule
 from specjax.autoregressive import Autoregressive
@@ -26,7 +26,7 @@ from specjax.monitor import Summary, Times, summarize
 from specjax.policies import Policy, constant, needs_prices
 from specjax.policies import load as load_policy
 from specjax.ranges import whole
-from specjax.sampling import Sampling, row_keys, sampling
+from specjax.sampling import Sampling, as_key, row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.trace import Stepped
@@ -112,7 +112,7 @@ class Result:
 
 def generate(
     target: Checkpoint,
-    draft: Checkpoint | Drafter | None,
+    draft: Checkpoint | Drafter | str | None,
     texts: Sequence[str],
     *,
     gamma: int = 4,
@@ -120,7 +120,7 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     max_new_tokens: int = 128,
-    key: Key[Array, ""] | None = None,
+    key: Key[Array, ""] | int | None = None,
     samples: int = 1,
     batch_size: int = 8,
     max_source_len: int | None = None,
@@ -137,13 +137,14 @@ def generate(
 
     Args:
       target: whose law the output follows.
-      draft: a small checkpoint with the same vocabulary, any other drafter, or None.
+      draft: a small checkpoint with the same vocabulary, any other drafter, or the name of either
+        (`specjax.drafters.load`); or None.
       texts: inputs, which an encoder-decoder reads and a decoder-only model continues. An empty
         one gives an empty output and a warning, or text from nothing.
       gamma: drafted tokens per target call, γ ≥ 1; with a policy, the most that it can ask for.
       temperature, top_k, top_p: see `specjax.sampling.Sampling`; temperature 0 is greedy.
       max_new_tokens: at most this many tokens per row, EOS included.
-      key: randomness; default `jax.random.key(0)`.
+      key: randomness, or its seed; default `jax.random.key(0)`.
       samples: draws for each input.
       batch_size: rows decoded at once.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
@@ -185,10 +186,10 @@ def generate(
     stepped = Stepped() if measure == "phases" else None
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
-        "key": jax.random.key(0) if key is None else key,
+        "key": as_key(key),
         "batch_size": batch_size,
     }
-    names = target.name, getattr(draft, "name", type(draft).__name__)
+    names = target.name, "" if draft is None else drafters.name_of(draft)
     if unpriced:
         from specjax import pricing  # which times what is defined here
 
@@ -229,7 +230,7 @@ def generate(
 
 def build(
     target: Checkpoint,
-    draft: Checkpoint | Drafter | None,
+    draft: Checkpoint | Drafter | str | None,
     *,
     gamma: int,
     sampling: Sampling,
@@ -246,6 +247,8 @@ def build(
     if draft is None:
         return Autoregressive(target.model, sampling, eos_ids, rule)
     fixed = constant(gamma)  # checks gamma, which bounds any policy
+    if isinstance(draft, str):
+        draft = drafters.load(draft, target)
     if isinstance(draft, Checkpoint):
         check_pair(target, draft)
         target_model, draft_model = aligned(target, draft)
@@ -303,6 +306,7 @@ def stream(
     batch_size: int = 8,
     max_source_len: int | None = None,
     first: int = 0,
+    width: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
     loop: Callable[[Any, Any, State], State] | None = None,
 ) -> Iterator[Row]:
@@ -311,6 +315,7 @@ def stream(
     Args:
       first: rows before this one are skipped; their randomness is not shifted. A run that was cut
         off goes on here.
+      width: of the sources or prompts; default: the bucket of each batch's longest.
       names: of target and draft, for errors.
       loop: what runs the rounds of a batch; default: `run`.
     """
@@ -336,15 +341,16 @@ def stream(
                 max_new_tokens=max_new_tokens,
                 key=key,
                 rows=bucket(min(batch_size, len(wanted))) if len(live) > 1 else 1,
+                width=width,
             )
             state = (loop or run)(method, context, state)
             check_finite(state, names)
             outputs = dict(zip(live, read_rows(state, live, target), strict=False))
             del context, state  # before those of the next batch are made
-        width = method.gamma_max
+        gamma = method.gamma_max
         for index, sample in chunk:
             yield outputs.get((index, sample)) or Row(
-                index, sample, "", [], 0, 0, 0, [0] * (width + 1), [0] * width
+                index, sample, "", [], 0, 0, 0, [0] * (gamma + 1), [0] * gamma
             )
 
 
@@ -353,10 +359,10 @@ def tokenize(
 ) -> list[list[int]]:
     """Token ids of each text as the checkpoint's tokenizer makes them (T5 appends EOS).
 
-    Texts over the limit are cut, and counted in one warning: sources of an encoder-decoder before
-    their last id, which is kept; prompts of a decoder-only model at their beginning, but behind
-    what the tokenizer puts before every text (BOS). Blank sources give no ids and one warning; an
-    empty prompt is the start token.
+    Texts that lack the checkpoint's prefix are counted in one warning. Texts over the limit are
+    cut, and counted in another: sources of an encoder-decoder before their last id, which is kept;
+    prompts of a decoder-only model at their beginning, but behind what the tokenizer puts before
+    every text (BOS). Blank sources give no ids and one warning; an empty prompt is the start token.
 
     Raises:
       ValueError: `texts` is not a list of strings, or the checkpoint has no tokenizer.
@@ -375,12 +381,13 @@ def tokenize(
         return list(checkpoint.tokenizer(text, verbose=False)["input_ids"])
 
     ids: list[list[int]] = []
-    blank = cut = 0
+    blank = cut = bare = 0
     for text in texts:
         if is_blank(checkpoint, text):
             ids.append([])
             blank += 1
             continue
+        bare += not text.startswith(checkpoint.prefix)
         row = encode(text) or [checkpoint.start_id]
         if len(row) > limit:
             row = _cut(row, limit, encode(""), ends=checkpoint.config.is_encoder_decoder)
@@ -388,6 +395,12 @@ def tokenize(
         ids.append(row)
     if blank:
         warnings.warn(f"{blank} empty input(s): their output is empty too.", stacklevel=3)
+    if bare:
+        warnings.warn(
+            f"{bare} of {len(texts)} input(s) do not begin with {checkpoint.prefix!r}, as the "
+            f"config.json of {checkpoint.name} says that all should: the outputs may be poor.",
+            stacklevel=3,
+        )
     if cut:
         warnings.warn(
             f"{cut} input(s) longer than {limit} tokens were truncated; "
@@ -455,6 +468,11 @@ def pack_for(
     width = width or _width(max(map(len, texts)))
     start_id = target.start_id if target.config.is_encoder_decoder else None
     return pack(texts, start_id=start_id, rows=rows, width=width)
+
+
+def common_width(sources: Sequence[Sequence[int]]) -> int:
+    """One width for all sources, so that they share their compilations."""
+    return _width(max(map(len, sources)))
 
 
 def _width(longest: int) -> int:

@@ -100,14 +100,14 @@ def overlaps(
 
 def measure_alpha(
     target: Checkpoint,
-    draft: Checkpoint | Drafter,
+    draft: Checkpoint | Drafter | str,
     texts: Sequence[str],
     *,
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
     max_new_tokens: int = 128,
-    key: Key[Array, ""] | None = None,
+    key: Key[Array, ""] | int | None = None,
     batch_size: int = 8,
     max_source_len: int | None = None,
     rule: AcceptanceRule | None = None,
@@ -121,14 +121,13 @@ def measure_alpha(
     Raises: as `specjax.generate`.
     """
     chosen = smp.sampling(temperature, top_k, top_p)
-    key = jax.random.key(0) if key is None else key
     plain = decoding.build(target, None, gamma=1, sampling=chosen)
     rows = decoding.stream(
         plain,
         target,
         texts,
         max_new_tokens=max_new_tokens,
-        key=key,
+        key=smp.as_key(key),
         batch_size=batch_size,
         max_source_len=max_source_len,
         names=(target.name, ""),
@@ -148,7 +147,7 @@ def measure_alpha(
 
 def alpha_of_outputs(
     target: Checkpoint,
-    draft: Checkpoint | Drafter,
+    draft: Checkpoint | Drafter | str,
     texts: Sequence[str],
     outputs: Sequence[Sequence[int]],
     *,
@@ -174,14 +173,19 @@ def alpha_of_outputs(
     pairs = [(s, o) for s, o in zip(sources, outputs, strict=True) if s and o]
     if not pairs:
         raise ValueError("Nothing to measure: every input or output is empty.")
+    # One shape for all batches: a program takes longer to compile than padding takes to compute.
+    width = decoding.common_width([source for source, _ in pairs])
+    encodes = target.config.is_encoder_decoder
+    longest = max((1 if encodes else len(source)) + len(output) for source, output in pairs)
+    count = bucket(longest - 1, smallest=32)
+    rows = bucket(min(batch_size, len(pairs)))
     found: list[np.ndarray] = []
     for at in range(0, len(pairs), batch_size):
         chunk = pairs[at : at + batch_size]
-        rows = bucket(min(batch_size, len(pairs)))
-        inputs = decoding.pack_for(target, [source for source, _ in chunk], rows=rows)
+        sources = [source for source, _ in chunk]
+        inputs = decoding.pack_for(target, sources, rows=rows, width=width)
         first = inputs.prompt_len.tolist()  # each row's first output token stands here
         ends = [first[row] + len(output) for row, (_, output) in enumerate(chunk)]
-        count = bucket(max(ends) - 1, smallest=32)
         # The token at each position is scored from those before it: EOS itself is never read.
         tokens = np.zeros((rows, count), np.int32)
         tokens[:, : inputs.prompt.shape[1]] = np.asarray(inputs.prompt)[:, :count]

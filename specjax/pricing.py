@@ -166,7 +166,9 @@ def fit(
         family, known = ("", alone) if len(widths) == 1 else (name, set(widths))
         for k in range(widths[-1]):
             own = min(width for width in widths if width > k)
-            made = {("pass", family, width): 1.0 for width in known if width <= own}
+            made: dict[Hashable, float] = {
+                ("pass", family, width): 1.0 for width in known if width <= own
+            }
             parts[name, k] = {**made, BEGIN: float(k > 0), DRAFT: float(k)}
     sums = [_sum(parts, work) for work in works]
     took = unit_times(sums, seconds)
@@ -177,7 +179,7 @@ def fit(
         "largest_error": float(errors.max()),
         "drop": _drop(loops, works, seconds),
         "call": took.get(CALL, 0.0),
-        "token": max(took.get(TOKEN, float("nan")), np.finfo(np.float32).tiny),
+        "token": max(took.get(TOKEN, float("nan")), float(np.finfo(np.float32).tiny)),
         "plain_call": took.get(PLAIN_CALL, float("nan")),
     }
     found = {}
@@ -216,7 +218,7 @@ def _drop(
     may have any price. Kinds that no call is mainly made of are left out."""
     free = unit_times(works, seconds, ordered=False)
     rounds = [{kind: n for kind, n in work.items() if isinstance(kind, tuple)} for work in works]
-    main = {max(work, key=lambda kind: work[kind]) for work in rounds if work}
+    main = {max(work, key=work.__getitem__) for work in rounds if work}
     orders = [[(name, k) for k in range(widths[-1])] for name, widths in loops.items()]
     alone = [(widths[0], name) for name, widths in loops.items() if len(widths) == 1]
     orders.append([(name, width - 1) for width, name in sorted(alone)])

@@ -129,6 +129,24 @@ class Purpose(enum.IntEnum):
     POSITION = 4
 
 
+def as_key(key: Key[Array, ""] | int | None) -> Key[Array, ""]:
+    """A key of what a user gives: itself, `jax.random.key(seed)` of a whole number, or of 0.
+
+    Raises:
+      ValueError: anything else.
+    """
+    if key is None:
+        return jax.random.key(0)
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        return jax.random.key(int(key))
+    if isinstance(key, jax.Array):
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
+            return key
+        if key.dtype == jnp.uint32 and key.shape == (2,):
+            return jax.random.wrap_key_data(key)  # of jax.random.PRNGKey
+    raise ValueError(f"key={key!r} must be jax.random.key(seed), or the seed as a whole number.")
+
+
 def row_keys(
     key: Key[Array, ""], input_index: Int[Array, " B"], sample: Int[Array, " B"]
 ) -> Key[Array, " B"]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax import compatibility, cost, decoding, metrics, ngram, theory, timing
+from specjax import compatibility, cost, decoding, drafters, metrics, ngram, theory, timing
 from specjax.autoregressive import Autoregressive
 from specjax.draft import Drafter
 from specjax.models import hub
@@ -47,8 +47,6 @@ FAMILIES = (
     ),
 )
 
-COUNTED = ("unigram", "bigram")  # from the target's own outputs
-NGRAMS = (*COUNTED, "lookup")
 GAMMAS = (1, 2, 3, 5, 7, 10)
 
 # When a gain is missing, what is to blame for it.
@@ -145,8 +143,8 @@ def select(
 
     Args:
       target: whose outputs are to come sooner.
-      drafts: directories, hub names, "unigram", "bigram", "lookup", or what `generate` takes as
-        its draft. Named models are loaded one at a time and freed. None given: the members of the
+      drafts: what `generate` takes as its draft, names included ("unigram" and "bigram" are counted
+        here). Named models are loaded one at a time and freed. None given: the members of the
         target's family that are smaller, see `smaller_members`. Plain decoding is compared with
         all of them.
       texts: inputs of the kind that will be decoded; some 50 are enough.
@@ -185,7 +183,8 @@ def smaller_members(target: str) -> list[str]:
         )
     if not found:
         raise ValueError(
-            f"No smaller model is known for {target}: name drafts, or try {', '.join(NGRAMS)}."
+            f"No smaller model is known for {target}: name drafts, or try "
+            f"{', '.join(drafters.NAMES)}."
         )
     return found
 
@@ -240,7 +239,7 @@ class Trial:
         decoding.check_texts(self.texts)
         kept = [text for text in self.texts if text.strip()]
         different = list({text.strip(): text for text in kept}.values())
-        counts = any(draft in COUNTED for draft in self.names)
+        counts = any(map(counts_ngrams, self.drafts))
         self._counted = different[: len(different) // 2] if counts else []
         counted = {text.strip() for text in self._counted}
         self._measured = [text for text in kept if text.strip() not in counted]
@@ -252,7 +251,7 @@ class Trial:
     @property
     def names(self) -> list[str]:
         """Of the drafts."""
-        return [name_of(draft) for draft in self.drafts]
+        return [drafters.name_of(draft) for draft in self.drafts]
 
     @functools.cached_property
     def _sampling(self) -> Sampling:
@@ -292,13 +291,9 @@ class Trial:
         return ngram.count(outputs, self.target.model.vocab_size, self.target.start_id)
 
     def _load(self, draft: str | Checkpoint | Drafter) -> Checkpoint | Drafter:
-        if draft == "lookup":
-            return ngram.PromptLookup(self.target.model.vocab_size)
-        if draft == "unigram":
-            return ngram.unigram(self._counts)
-        if draft == "bigram":
-            return ngram.bigram(self._counts)
-        return hub.load(draft, dtype=self.dtype) if isinstance(draft, str) else draft
+        if not isinstance(draft, str):
+            return draft
+        return drafters.load(draft, self.target, dtype=self.dtype, counts=lambda: self._counts)
 
     def measure(self, draft: str | Checkpoint | Drafter) -> Candidate:
         """One candidate. A model that cannot be loaded, or does not fit, has its reason there."""
@@ -306,8 +301,8 @@ class Trial:
             loaded = self._load(draft)
             longest = self._method(loaded, max(self.gammas))
         except (ValueError, OSError) as error:
-            return Candidate(name_of(draft), problem=str(error))
-        found = self._measure(name_of(draft), loaded, longest)
+            return Candidate(drafters.name_of(draft), problem=str(error))
+        found = self._measure(drafters.name_of(draft), loaded, longest)
         del loaded, longest
         gc.collect()  # before the next one is loaded
         return found
@@ -374,7 +369,7 @@ class Trial:
         if isinstance(loaded, Checkpoint):
             checks = compatibility.compare(self.target, loaded)
             return tuple(str(check) for check in checks if not check.passed and not check.required)
-        if name in COUNTED:
+        if counts_ngrams(name):
             seen, left = len(self._counted), len(self._measured)
             said = f"counts the target's outputs for {seen} of the inputs, and all candidates are "
             return (f"{said}measured on the {left} others",)
@@ -403,9 +398,12 @@ def _steps(costs: cost.Costs, gammas: Sequence[int]) -> dict[int, float]:
     }
 
 
-def name_of(draft: str | Checkpoint | Drafter) -> str:
-    """For tables and words."""
-    return draft if isinstance(draft, str) else getattr(draft, "name", type(draft).__name__)
+def counts_ngrams(draft: str | Checkpoint | Drafter) -> bool:
+    """Whether a draft is made from counts of the target's own outputs."""
+    try:
+        return isinstance(draft, str) and drafters.counts_ngrams(draft)
+    except ValueError:  # no such drafter, which `Trial.measure` will say
+        return False
 
 
 # --- what follows from the numbers ---------------------------------------------------------------
@@ -452,7 +450,7 @@ def _praise(winner, equals, usable, refused) -> str:
     others = ", ".join(short(c.name) for c in equals if c is not winner)
     if others:
         said.append(f"No slower within {SAME:.0%}, but larger: {others}.")
-    if winner.name in COUNTED:
+    if winner.counts_ngrams(name):
         said += [f"{winner.name} {remark}." for remark in winner.remarks]
     losing = [why_not(c) for c in usable if not beats_plain(c)]
     return _join(*said, *losing, *refused)

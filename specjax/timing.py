@@ -125,10 +125,12 @@ def side_by_side(
         rows = decoding.read_rows(state, [(index, 0) for index in batch], target)
         timed.add(end - middle, end - begin, rows, note(state))
 
-    for method in methods.values():  # compilation
+    def compile_(method: Method) -> None:
         compiled = Timed()
         compiled.start_repeat()
         once(compiled, method, batches[0])
+
+    cost.at_once(compile_, methods.values())
     timed = {name: Timed() for name in methods}
     turns, order = list(methods), random.Random(0)
     for _ in range(repeats):
@@ -162,19 +164,13 @@ def start(
         max_new_tokens=max_new_tokens,
         key=key,
         rows=bucket(rows),
-        width=common_width(texts),
+        width=decoding.common_width(texts),
     )
     if budgets is not None:
         own = np.zeros(state.length.shape, np.int32)
         own[: len(batch)] = [budgets[index] for index in batch]
         state = state.replace(limit=jnp.minimum(state.limit, state.length + own))
     return context, state
-
-
-def common_width(texts: Sequence[Sequence[int]]) -> int:
-    """One width for all texts, so that they share their compilations."""
-    longest = max(map(len, texts))
-    return bucket(longest, smallest=16 if longest > 1 else 1)
 
 
 def race(

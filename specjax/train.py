@@ -18,6 +18,7 @@ import functools
 import json
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ from specjax.decoding import generate
 from specjax.models import hub
 from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5
-from specjax.tasks import batches, trees
+from specjax.tasks import batches, python_source, trees
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.batches import Batch, Pair
 from specjax.tasks.examples import Example
@@ -255,7 +256,15 @@ def shuffled(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def as_checkpoint(
-    config: Any, graphdef, params, tokenizer, *, name: str, max_source_len: int, metadata=None
+    config: Any,
+    graphdef,
+    params,
+    tokenizer,
+    *,
+    name: str,
+    max_source_len: int,
+    prefix: str = "",
+    metadata=None,
 ) -> hub.Checkpoint:
     """A trained model as the rest of specjax has it."""
     model = LanguageModel.of(nnx.merge(graphdef, jax.tree.map(jnp.copy, params)))
@@ -266,6 +275,7 @@ def as_checkpoint(
         tokenizer=tokenizer,
         eos_ids=(tokenizer.eos_token_id,),
         max_source_len=max_source_len,
+        prefix=prefix,
         metadata=metadata or {},
     )
 
@@ -311,11 +321,13 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
     """
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
+    _say(f"Reading the pairs of {config.task}.")
     paths = [pathlib.Path(f) for f in config.task_file.split(",") if f]
     data = {split: tasks.load(config.task, split, files=paths) for split in tasks.SPLITS}
     if config.max_examples:
         data["train"] = data["train"][: config.max_examples]
     files.write_json(directory / "provenance.json", tasks.provenance(config.task, data))
+    _say(f"{len(data['train']):,} pairs to train on. Making the tokenizer and the model.")
     tokenizer = _tokenizer(config, data["train"], directory)
     shape = _shape(config, tokenizer)
     graphdef, params = make_model(shape, config.seed)
@@ -328,6 +340,11 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
         options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
     ) as manager:
         begin = manager.latest_step() or 0
+        if begin > config.steps:
+            raise ValueError(
+                f"{directory} has a model of {begin} steps, more than steps={config.steps}: name "
+                "another directory, or as many steps or more."
+            )
         if begin:
             state = jax.tree.leaves((params, opt_state))
             treedef = jax.tree.structure((params, opt_state))
@@ -346,15 +363,20 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
         if begin and begin not in evaluated and _due(begin, config.eval_every, config.steps):
             evaluate(begin)  # it was interrupted after the checkpoint
         losses, since = [], time.perf_counter()
-        bar = tqdm(initial=begin, total=config.steps, unit="step", smoothing=0.05)
+        bar = tqdm(initial=begin, total=config.steps, unit="step", smoothing=0.05, mininterval=1.0)
+        compiled: set[Any] = set()
         source = order.from_step(begin)
         for step in range(begin + 1, config.steps + 1):
             bucket, chosen = next(source)
             batch = batches.collate([pairs[i] for i in chosen], config.buckets[bucket])
             taught = config.teacher and step > config.teacher_after
             one_step = trainer.step_with_teacher if taught else trainer.step
+            if (program := (bucket, bool(taught))) not in compiled:
+                compiled.add(program)
+                bar.set_description(f"compiling for {config.buckets[bucket]}")
             params, opt_state, loss = one_step(params, opt_state, batch)
             losses.append(loss)
+            bar.set_description("training", refresh=False)
             bar.update()
             if _due(step, config.log_every, config.steps):
                 mean = float(jnp.stack(losses).mean())
@@ -372,10 +394,17 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
                 item = {f"{i:04d}": leaf for i, leaf in enumerate(leaves)}
                 manager.save(step, args=ocp.args.StandardSave(item))
             if _due(step, config.eval_every, config.steps):
+                bar.set_description("evaluating")
                 evaluate(step)
                 since = time.perf_counter()
         bar.close()
+    _say("Writing the model and measuring it on the test split.")
     return follow.final(params)
+
+
+def _say(what: str) -> None:
+    """What goes on, before it does: reading and compiling take minutes."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def _due(step: int, every: int, last: int) -> bool:
@@ -413,6 +442,7 @@ class _Evaluation:
             self.tokenizer,
             name=str(self.directory),
             max_source_len=self.config.max_source_len,
+            prefix=python_source.PREFIXES.get(self.config.task, ""),
             metadata=metadata,
         )
 

@@ -23,7 +23,7 @@ from jax import Array
 from jaxtyping import Float
 from tqdm import tqdm
 
-from specjax import decoding, files, speculative, tasks, timing
+from specjax import decoding, files, speculative, tasks
 from specjax.accept import at_tokens
 from specjax.draft import ModelDrafter
 from specjax.models import hub
@@ -112,7 +112,7 @@ def collect(
                 max_new_tokens=config.max_new_tokens,
                 key=jax.random.key(config.seed),
                 rows=min(config.batch_size, len(sources)),
-                width=timing.common_width(sources),
+                width=decoding.common_width(sources),
             )
             while not np.all(state.done):
                 state, seen = observe(method, contexts, state)

@@ -1,6 +1,7 @@
 """Runs a command as a shell would, within this process: no second wait for imports."""
 
 import io
+import os
 import runpy
 import sys
 import warnings
@@ -34,6 +35,9 @@ def run(
         patch.chdir(cwd)
         patch.setattr(sys, "argv", [file, *map(str, arguments)])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        # A process of its own would read it when it imports jax.
+        cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+        jax.config.update("jax_compilation_cache_dir", cache)
         warnings.resetwarnings()
         for hidden in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):
             warnings.simplefilter("ignore", hidden)

@@ -13,7 +13,8 @@ _HOME = tempfile.TemporaryDirectory(prefix="specjax-tests-", ignore_cleanup_erro
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 os.environ.pop("JAX_ENABLE_X64", None)
-os.environ["HF_HOME"] = _HOME.name
+os.environ.pop("JAX_ENABLE_COMPILATION_CACHE", None)
+os.environ["XDG_CACHE_HOME"] = os.environ["HF_HOME"] = _HOME.name
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -21,8 +22,10 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+import specjax  # noqa: E402, F401
+
 jax.config.update("jax_enable_x64", False)
-jax.config.update("jax_compilation_cache_dir", None)
+jax.config.update("jax_compilation_cache_dir", None)  # which `import specjax` has set
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

@@ -146,6 +146,7 @@ def test_a_stream_may_begin_later(pair):
     rows = functools.partial(decoding.stream, method, pair.target, TEXTS, **options)
     assert list(rows(first=3)) == list(rows())[3:]
     assert list(rows(first=16)) == []
+    assert list(rows(width=64, batch_size=3)) == list(rows())  # padding and batches change nothing
 
 
 # Inputs.
@@ -267,6 +268,33 @@ def test_texts_that_are_no_list_of_strings(pair, name):
     ):
         with pytest.raises(ValueError, match=message):
             TAKE_TEXTS[name](pair, texts)
+
+
+@pytest.mark.parametrize("call", [specjax.generate, specjax.measure_alpha])
+@pytest.mark.parametrize("key", [3, np.int64(3), jax.random.PRNGKey(3)])
+def test_seeds_are_keys(pair, call, key, monkeypatch):
+    """And reach the loop as such."""
+    seen = []
+    monkeypatch.setattr(decoding, "prepare", lambda *_, key, **__: seen.append(key) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        call(pair.target, pair.draft, TEXTS, key=key)
+    assert seen == [jax.random.key(3)]
+
+
+@pytest.mark.parametrize("key", [0.5, "0", True, jnp.zeros(3)])
+def test_what_is_no_key(pair, key):
+    with pytest.raises(ValueError, match=r"key=.* must be jax\.random\.key\(seed\), or the seed"):
+        generate(pair.target, pair.draft, TEXTS, key=key)
+
+
+def test_a_prefix_that_inputs_lack(pair):
+    """Said once, with how many; nothing is added to them."""
+    target = dataclasses.replace(pair.target, prefix="parse: ")
+    bare, whole = ["x = 1", "y = 2"], ["parse: x = 1"]
+    with pytest.warns(UserWarning, match=r"2 of 3 input\(s\) do not begin with 'parse: '"):
+        found = decoding.tokenize(target, bare + whole)
+    assert found == decoding.tokenize(pair.target, bare + whole)
+    decoding.tokenize(target, whole)
 
 
 def test_different_vocabularies(pair):

@@ -1,5 +1,6 @@
 """The commands: their output, going on after a cut, and every error in one sentence."""
 
+import ast
 import functools
 import importlib
 import inspect
@@ -9,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_collections
 import pytest
@@ -20,6 +22,8 @@ from experiments import beam, common
 from experiments.reproduce import study
 from pairs import TEXTS
 from specjax import accept, files, policies, tasks
+from specjax.models import hub
+from specjax.tasks import python_source
 
 BUDGET = 24
 FIELDS = ["input", "sample", "output", "tokens", "target_calls", "drafted", "accepted"]
@@ -93,9 +97,59 @@ def test_decode_writes_what_generate_gives(decode, pair, tmp_path):
             "accepted": ours.accepted,
         }
     plain = decode("--config.method=autoregressive", "--config.draft=", "--output=-")
-    assert plain.stderr == ""
+    assert plain.stderr.startswith("8 outputs: ")
     assert [row["tokens"] for row in rows(plain.stdout)] == [row["tokens"] for row in found]
     assert all(row["drafted"] == row["accepted"] == 0 for row in rows(plain.stdout))
+
+
+def test_decode_says_what_it_took(decode, pair, tmp_path, inputs):
+    """To standard output, unless the rows go there. A run that goes on counts its own outputs."""
+    out = tmp_path / "out.jsonl"
+    result = specjax.generate(pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET)
+    tokens, calls = result.emitted.sum(), result.target_calls.sum()
+    counts = rf"{tokens} tokens in {calls} target calls, τ = {tokens / calls:.2f}"
+    pattern = rf"8 outputs: {counts}; \d+\.\d s, [\d,]+ tokens a second, compilation included\.\n"
+    first = decode(f"--output={out}")
+    assert re.fullmatch(pattern, first.stdout)
+    assert re.fullmatch(pattern, decode().stderr)
+    lines = out.read_text().splitlines(keepends=True)
+    out.write_text("".join(lines[:5]))
+    assert decode(f"--output={out}").stdout.startswith("3 outputs, 5 were there already: ")
+    assert decode(f"--output={out}").stdout == "All 8 outputs were there already.\n"
+    inputs.write_text("")
+    refused(decode(), f"--input={inputs} is empty")
+
+
+def test_commands_run_anywhere(decode, pair, inputs, tmp_path):
+    """Files of configs/ are found, and what they name is."""
+    assert decode(cwd=tmp_path).status == 0
+    refused(decode("--config=configs/decoder.py", cwd=tmp_path), "configs/decoder.py")
+    for model in ("draft-small", "gpt-draft", "head"):
+        config = importlib.import_module("configs.train").get_config(model)
+        for field in {"teacher", "tokenizer", "target", "draft"} & set(config):
+            assert Path(config[field]).is_absolute()
+            assert Path(config[field]).is_dir()
+
+
+def test_the_prefix_of_parse():
+    """Where a user meets the family, and in the notebook that decodes with it."""
+    prefix = python_source.PREFIXES["parse"]
+    for name in ("target", "draft-small", "draft-tiny"):
+        assert hub.outline(ROOT / "families" / "parse" / name).prefix == prefix
+    for page in ("README.md", "families/parse/README.md", "docs/troubleshooting.md"):
+        assert f"`{prefix}`" in (ROOT / page).read_text()
+    book = json.loads((ROOT / "notebooks" / "02_adaptive_gamma.ipynb").read_text())
+    code = ["".join(c["source"]) for c in book["cells"] if c["cell_type"] == "code"]
+    (cell,) = [cell for cell in code if "texts = [" in cell]
+    lists = {
+        node.targets[0].id: node.value
+        for node in ast.parse(cell).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.ListComp)
+    }
+    assert ast.unparse(lists["texts"]) == "[f'parse: {statement}' for statement in statements]"
+    for statement in ast.literal_eval(lists["statements"]):
+        (parsed,) = ast.parse(statement).body
+        assert isinstance(parsed, python_source.STATEMENTS)
 
 
 def test_decode_by_policy_and_rule(decode, pair):
@@ -196,14 +250,18 @@ def test_lines_are_lines_wherever_they_come_from(decode, inputs):
     assert [row["input"] for row in found] == ["a\x0cb", "", "x = é\u2028y"]
     assert found[1]["output"] == ""
     assert found[1]["tokens"] == []
-    assert from_file.stderr == "warning: 1 empty input(s): their output is empty too.\n"
+    warning, counts = from_file.stderr.splitlines()
+    assert warning == "warning: 1 empty input(s): their output is empty too."
+    assert counts.startswith("3 outputs: ")
 
 
 def test_long_lines_are_truncated_with_a_warning(decode, inputs):
     inputs.write_text(" ".join(TEXTS) + "\n")
     outcome = decode()
     assert (outcome.status, len(rows(outcome.stdout))) == (0, 1)
-    assert re.fullmatch(r"warning: 1 input.* longer than 40 tokens were trunc.*\n", outcome.stderr)
+    assert re.fullmatch(
+        r"warning: 1 input.* longer than 40 tokens were trunc.*\n1 outputs: .*\n", outcome.stderr
+    )
 
 
 def test_a_cut_run_goes_on(decode, tmp_path, inputs):
@@ -380,7 +438,8 @@ def shell(module, *flags, cache):
 def test_a_process_of_its_own(pair, inputs, cache, tmp_path):
     process = shell("experiments.decode", *arguments(pair), f"--input={inputs}", cache=cache)
     out, err = process.communicate()
-    assert (process.returncode, err) == (0, "")
+    assert process.returncode == 0
+    assert err.startswith("8 outputs: ")
     expected = specjax.generate(pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET)
     assert [row["tokens"] for row in rows(out)] == expected.tokens
 
@@ -448,6 +507,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     job = functools.partial(command, "experiments.reproduce", f"--config={config_file}")
     outcome = job(f"--workdir={work}")
     assert outcome.status == 0, outcome.stderr
+    assert "gain draft 1.0" in outcome.stderr  # progress, through a pipe too
     assert {path.name for path in work.iterdir()} == {
         "results.jsonl", "report.md", "alphas.png", "gains.png", "trace.png", "trace.html",
         "timeline.png", "theory", "ngram.npz",

@@ -544,12 +544,14 @@ def test_everything_of_a_checkpoint_is_saved(dtype, tmp_path):
         tokenizer=make_tokenizer(model_max_length=99),
         eos_ids=(1, 5),
         max_source_len=99,
+        prefix="parse: ",
         metadata={"data": "0f0f"},
     )
     directory = tmp_path / "deep" / "model"
     save(directory, before, dtype=jnp.dtype(dtype))
     after = load(directory)
-    for field in ("config", "eos_ids", "max_source_len", "metadata", "start_id", "pad_id"):
+    kept = ("config", "eos_ids", "max_source_len", "prefix", "metadata", "start_id", "pad_id")
+    for field in kept:
         assert getattr(after, field) == getattr(before, field), field
     assert after.model.vocab_size == len(WORDS)
     assert after.tokenizer.get_vocab() == before.tokenizer.get_vocab()

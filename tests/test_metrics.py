@@ -91,6 +91,15 @@ def test_alpha_of_the_target_itself_is_one(pair, temperature):
     assert found.value == pytest.approx(1, abs=1e-5)
 
 
+def test_alpha_compiles_once(pair):
+    """Whatever the lengths of texts and outputs."""
+    before = metrics.overlaps._cache_size()
+    texts, outputs = [TEXTS[5], " ".join(TEXTS[:3])], [[5] * 40, [5]]
+    chosen = sampling(0.0)
+    metrics.alpha_of_outputs(pair.target, pair.draft, texts, outputs, sampling=chosen, batch_size=1)
+    assert metrics.overlaps._cache_size() == before + 1
+
+
 def test_alpha_depends_neither_on_the_batch_nor_on_empty_texts(pair):
     options = {"temperature": 1.0, "draft": pair.draft}
     whole = measure(pair.target, **options)

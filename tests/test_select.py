@@ -12,8 +12,9 @@ import pytest
 
 import command_line
 import specjax
+from experiments import select
 from pairs import TEXTS
-from specjax import metrics, selection, theory
+from specjax import drafters, metrics, selection, theory
 from specjax.models import hub
 from specjax.models.language_model import LanguageModel
 from specjax.pytrees import pytree
@@ -343,6 +344,9 @@ def test_errors_in_one_line(command, flag, words):
 
 
 def test_names():
-    assert selection.name_of("a/b") == "a/b"
-    assert selection.name_of(specjax.ngram.PromptLookup(5)) == "PromptLookup"
+    assert select.names("a/b, lookup(max_ngram=2, min_ngram=1),,m:f") == [
+        "a/b", "lookup(max_ngram=2, min_ngram=1)", "m:f"
+    ]  # fmt: skip
+    assert drafters.name_of("a/b") == "a/b"
+    assert drafters.name_of(specjax.ngram.PromptLookup(5)) == "PromptLookup"
     assert selection.short("models/small/") == "small"

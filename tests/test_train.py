@@ -5,10 +5,12 @@ import json
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import pytest
 from flax import nnx
 
+from experiments import train as command
 from specjax import tasks, train
 from specjax.files import Rows
 from specjax.models import hub
@@ -90,7 +92,7 @@ def test_the_exported_model_is_the_trained_one(whole, config):
     assert loss == pytest.approx(final["held_out_loss"], abs=1e-2)  # stored in half precision
 
 
-def test_an_interrupted_run_goes_on_to_the_same_end(whole, config, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_end(whole, config, tmp_path, monkeypatch, capsys):
     directory, final = whole
     append = Rows.append
 
@@ -104,6 +106,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(whole, config, tmp_path, mon
         with pytest.raises(KeyboardInterrupt):
             train.run(config, tmp_path)
     assert [row["step"] for row in _rows(tmp_path)] == [2, 4, 4]
+    assert "compiling for (24, 64)" in capsys.readouterr().err
     assert train.run(config, tmp_path) == final
     ours, theirs = _rows(tmp_path), _rows(directory)
     assert [row["step"] for row in ours] == [row["step"] for row in theirs]
@@ -116,11 +119,36 @@ def test_an_interrupted_run_goes_on_to_the_same_end(whole, config, tmp_path, mon
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_finished_run_is_not_trained_again(whole, config):
+def test_a_finished_run_is_not_trained_again(whole, config, capsys):
     directory, final = whole
     before = (directory / "metrics.jsonl").read_text()
     assert train.run(config, directory) == final
+    assert "Reading the pairs of jsonl.\n120 pairs to train on." in capsys.readouterr().err
+    with pytest.raises(ValueError, match="has a model of 8 steps, more than steps=4"):
+        train.run(dataclasses.replace(config, steps=4), directory)
     assert (directory / "metrics.jsonl").read_text() == before
+
+
+def test_a_workdir_keeps_its_settings(tmp_path):
+    """Other ones are refused once anything was made with them; more steps are not."""
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def claim(**changes):
+        config = ml_collections.ConfigDict({"steps": 8, "seed": 0, "tokenizer": ""} | changes)
+        command.claim(work, config, may_grow=("steps",))
+        return json.loads((work / "config.json").read_text())["steps"]
+
+    claim(seed=1)
+    assert claim() == 8  # what failed before it made anything holds nothing
+    (work / "tokenizer").mkdir()
+    assert claim() == claim() == 8
+    with pytest.raises(ValueError, match=r"other settings: seed was 0; tokenizer was ''\. Name"):
+        claim(seed=1, tokenizer="x")
+    assert claim(steps=9) == 9
+    with pytest.raises(ValueError, match="steps was 9"):
+        claim()
+    assert json.loads((work / "config.json").read_text())["steps"] == 9
 
 
 def test_a_draft_learns_its_teachers_probabilities(whole, config, tmp_path):

@@ -15,9 +15,10 @@ from experiments import pricing
 from experiments.pricing import static
 from experiments.replay import Candidate, evaluate
 from experiments.reproduce import gains
-from experiments.reproduce.study import NGRAMS, Study
+from experiments.reproduce.study import Study
 from specjax import decoding, rollouts, timing
 from specjax.draft import Drafter
+from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices, constant, head, load
 from specjax.policies.loading import takes
 from specjax.pytrees import pytree
@@ -211,7 +212,7 @@ def record(on: Study, draft: str, temperature: float) -> Rollouts:
         key=jax.random.key(config.seed),
         batch_size=config.batch_size,
         max_source_len=config.max_source_len or None,
-        hidden=draft not in NGRAMS,
+        hidden=isinstance(on.draft(draft), Checkpoint),
     )
 
 

@@ -1,6 +1,6 @@
 """The paper on a family of models: its tables and figures, measured, beside its own numbers.
 
-    python -m experiments.reproduce --config=configs/embedded.py --workdir=runs/embedded
+    python -m experiments.reproduce --config=configs/embedded.py:demo --workdir=runs/embedded
 
 What is made is up to the config's `tables`, in this order (`study.py` has what they share):
 

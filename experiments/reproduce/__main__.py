@@ -84,7 +84,7 @@ def fill(study: Study) -> None:
     config, results = study.config, study.results
     asked = (cell for name in wanted(config) for cell in cells(config, name))
     missing = [cell for cell in asked if not find(results.done, cell)]
-    for cell in (bar := tqdm(missing, unit="cell", disable=None)):
+    for cell in (bar := tqdm(missing, unit="cell")):
         bar.set_description(" ".join(short(str(part)) for part in cell.values()))
         results.append({**cell, **TABLES[cell["table"]].measure(study, cell), **identity(study)})
 

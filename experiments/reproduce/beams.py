@@ -6,7 +6,7 @@ from typing import Any
 from experiments import beam
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study, relative, short
-from specjax import report
+from specjax import drafters, report
 
 
 def keys(config) -> list[dict[str, Any]]:
@@ -14,6 +14,7 @@ def keys(config) -> list[dict[str, Any]]:
     return [
         {"draft": relative(draft), "width": beam.WIDTH, "draft_width": width, "gamma": 4}
         for draft in config.drafts
+        if drafters.maker(draft) is None
         for width in beam.DRAFT_WIDTHS
     ]
 

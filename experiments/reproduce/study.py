@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 
 from experiments import common, decode
 from experiments.provenance import Results, dtype_of
-from specjax import decoding, metrics, ngram, sampling
+from specjax import decoding, drafters, metrics, ngram, sampling
 from specjax.accept import AcceptanceRule
 from specjax.draft import Drafter
 from specjax.models import hub
@@ -17,7 +18,7 @@ from specjax.sampling import Sampling
 from specjax.tasks import batches
 from specjax.tasks.examples import Example
 
-NGRAMS = ("unigram", "bigram", "lookup")
+NGRAMS = tuple(drafters.NAMES)
 
 
 class Study:
@@ -46,21 +47,15 @@ class Study:
     def draft(self, name: str) -> hub.Checkpoint | Drafter:
         """A model, or a drafter that costs nothing; one is held at a time."""
         if name not in self._draft:
-            self._draft = {name: self._load(name)}
+            loaded = drafters.load(
+                self.path(name), self.target, dtype=self.dtype, counts=lambda: self.counts
+            )
+            self._draft = {name: loaded}
         return self._draft[name]
-
-    def _load(self, name: str) -> hub.Checkpoint | Drafter:
-        if name == "lookup":
-            return ngram.PromptLookup(self.target.model.vocab_size)
-        if name == "unigram":
-            return ngram.unigram(self.counts)
-        if name == "bigram":
-            return ngram.bigram(self.counts)
-        return hub.load(self.path(name), dtype=self.dtype)
 
     def path(self, name: str) -> str:
         """The config's own name of a draft that a cell names by `relative`."""
-        return next(draft for draft in self.config.drafts if relative(draft) == name)
+        return next((draft for draft in self.config.drafts if relative(draft) == name), name)
 
     @functools.cached_property
     def counts(self) -> ngram.Counts:
@@ -104,6 +99,12 @@ class Study:
             sampling=self.sampling(temperature),
             rule=rule,
         )
+        limit = config.max_source_len or None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # decoding will say which texts it cuts
+            # As many texts as α takes: fewer of them run the same program.
+            most = self.texts(max(count, config.alpha_inputs))
+            width = decoding.common_width(decoding.tokenize(self.target, most, limit))
         rows = decoding.stream(
             method,
             self.target,
@@ -111,7 +112,8 @@ class Study:
             max_new_tokens=config.max_new_tokens,
             key=jax.random.key(config.seed),
             batch_size=config.batch_size,
-            max_source_len=config.max_source_len or None,
+            max_source_len=limit,
+            width=width,
             names=(config.target, draft or ""),
         )
         return list(rows)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import cost, decoding, metrics, monitor, theory
+from specjax import cost, decoding, drafters, metrics, monitor, theory
 from specjax import sampling as smp
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
@@ -24,12 +24,12 @@ from specjax.compatibility import compare
 from specjax.devices import device_of
 from specjax.doctor import laws, verdicts
 from specjax.doctor.verdicts import Finding
+from specjax.draft import Drafter, ModelDrafter
 from specjax.models import hub
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import memory_free
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
-from specjax.timing import common_width
 
 DRAWS = 4096  # of each loop: a total variation of 0.1 from the target's law is found
 DRAW_SECONDS = 30.0  # then the test goes by what has been drawn
@@ -56,7 +56,7 @@ class Plan:
     """A pair, and how it would be used; see `specjax.generate`."""
 
     target: str
-    draft: str
+    draft: str  # a model or any other drafter, see `specjax.drafters`
     texts: Sequence[str] = TEXTS
     dtype: Any = None
     gamma: int = 4
@@ -84,7 +84,7 @@ class Case:
 
     plan: Plan
     target: Checkpoint = dataclasses.field(init=False)  # outlines until `weights` has loaded them
-    draft: Checkpoint = dataclasses.field(init=False)
+    draft: Checkpoint | Drafter = dataclasses.field(init=False)
     sources: list[list[int]] = dataclasses.field(init=False)  # ids of the texts
     plain: list[decoding.Row] = dataclasses.field(init=False)  # at temperature 0
     logits: list[np.ndarray] = dataclasses.field(init=False)  # the target's for `plain`
@@ -102,10 +102,14 @@ class Case:
 
     def autoregressive(self, temperature: float) -> Autoregressive:
         """Plain decoding, with the ids that both models have."""
-        target, _ = decoding.aligned(self.target, self.draft)
-        return Autoregressive(
-            target, self.plan.sampling(temperature), jnp.asarray(self.target.eos_ids, jnp.int32)
-        )
+        method = self.speculative(temperature)
+        return Autoregressive(method.target, method.sampling, method.eos_ids)
+
+    @property
+    def checkpoints(self) -> dict[str, Checkpoint]:
+        """By role: the target, and the draft if it is a model."""
+        both = zip(ROLES, (self.target, self.draft), strict=True)
+        return {role: found for role, found in both if isinstance(found, Checkpoint)}
 
     def decode(self, method, texts: Sequence[str] | None = None, **options) -> Iterator:
         """Rows of the texts, or of other ones."""
@@ -121,7 +125,7 @@ class Case:
 
     def over_outputs(self, model) -> list[np.ndarray]:
         """(tokens, V) of each plain output: a model's logits for its tokens."""
-        width = common_width(self.sources)
+        width = decoding.common_width(self.sources)
         room = self.plan.budget + (1 if self.target.config.is_encoder_decoder else width)
         shape = laws.Shape(width, bucket(room, smallest=32))
         pairs = zip(self.sources, self.plain, strict=True)
@@ -161,9 +165,14 @@ def examine(plan: Plan, checks: Sequence[Check] = ()) -> Iterator[Finding]:
 
 def files(case: Case, role: str) -> Finding:
     """Config, headers of the weights and tokenizer can be read, and fit one another."""
+    name = getattr(case.plan, role)
+    if role == "draft" and drafters.maker(name):
+        target = hub.outline(case.plan.target, dtype=case.plan.dtype)
+        case.draft = drafters.load(name, target)
+        return Finding(f"{role} files", "pass", f"{name}, a drafter without a model")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = hub.outline(getattr(case.plan, role), dtype=case.plan.dtype)
+        found = hub.outline(name, dtype=case.plan.dtype)
     setattr(case, role, found)
     count = sum(leaf.size for leaf in jax.tree.leaves(found.model))
     kind = type(found.config).__name__.removesuffix("Config")
@@ -183,7 +192,10 @@ def tokenizer(case: Case) -> Finding:
 
 def compatibility(case: Case) -> Finding:
     """The draft reads and writes the target's ids."""
-    return verdicts.compatibility(compare(case.target, case.draft))
+    if isinstance(case.draft, Checkpoint):
+        return verdicts.compatibility(compare(case.target, case.draft))
+    case.speculative(0.0)  # refuses a drafter of another size
+    return Finding("compatibility", "pass", f"{case.draft.vocab_size} ids, as the target has")
 
 
 def devices(case: Case) -> Finding:
@@ -191,7 +203,7 @@ def devices(case: Case) -> Finding:
     device = device_of(case.target.model)
     kind = "cpu" if device.platform == "cpu" else device.device_kind
     found = jax.local_devices(backend=device.platform)
-    dtypes = {role: _dtype(getattr(case, role)) for role in ROLES}
+    dtypes = {role: _dtype(model) for role, model in case.checkpoints.items()}
     return verdicts.devices(kind, len(found), dtypes, case.target.config.is_encoder_decoder)
 
 
@@ -202,7 +214,7 @@ def memory(case: Case) -> Finding:
         loops: list[Any] = [(case.speculative(plan.temperature), case.target)]
     except ValueError:  # no pair: each by itself
         chosen: dict[str, Any] = {"gamma": 1, "sampling": plan.sampling(plan.temperature)}
-        loops = [(decoding.build(c, None, **chosen), c) for c in (case.target, case.draft)]
+        loops = [(decoding.build(c, None, **chosen), c) for c in case.checkpoints.values()]
     shapes = {"rows": plan.batch_size, "max_new_tokens": plan.max_new_tokens}
     needs = [decoding.needed(method, c, longest, **shapes) for method, c in loops]
     return verdicts.memory(needs, memory_free(), plan.batch_size, longest)
@@ -212,9 +224,9 @@ def memory(case: Case) -> Finding:
 
 
 def weights(case: Case) -> Finding:
-    """Loads both models; every parameter is finite."""
+    """Loads the models; every parameter is finite."""
     bad, count = [], 0
-    for role in ROLES:
+    for role in case.checkpoints:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # `files` has said it
             loaded = hub.load(getattr(case.plan, role), dtype=case.plan.dtype)
@@ -228,13 +240,17 @@ def weights(case: Case) -> Finding:
 
 
 def logits(case: Case) -> Finding:
-    """Decodes plainly, and lets both models read what came out: no logit is NaN or infinite."""
+    """Decodes plainly, and lets the models read what came out: no logit is NaN or infinite."""
     way_out = (
         f"The weights are finite, so activations overflow {_dtype(case.target)}: take "
         "--config.dtype=bfloat16 or float32."
     )
     seen: list[str] = []
-    for role, model in zip(ROLES, decoding.aligned(case.target, case.draft), strict=True):
+    method = case.speculative(0.0)
+    models = {"target": method.target}
+    if isinstance(method.drafter, ModelDrafter):
+        models["draft"] = method.drafter.model
+    for role, model in models.items():
         try:
             if role == "target":
                 case.plain = list(case.decode(case.autoregressive(0.0)))

@@ -119,6 +119,8 @@ class Checkpoint:
     """Any of these ends a row."""
     max_source_len: int = DEFAULT_MAX_SOURCE_LEN
     """Longer inputs are truncated."""
+    prefix: str = ""
+    """With which every input should begin, as config.json says. It is not added to texts."""
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Notes stored with the weights, such as the hash of the training data."""
 
@@ -205,6 +207,7 @@ def _outline(
         tokenizer=tokenizer,
         eos_ids=_eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"])),
         max_source_len=max_source_len,
+        prefix=_prefix(raw, directory),
         metadata=_metadata(directory),
     )
 
@@ -513,6 +516,14 @@ def _max_source_len(tokenizer: Any, raw: Mapping[str, Any], config: Any) -> int:
     return config.max_positions or int(raw.get("n_positions") or DEFAULT_MAX_SOURCE_LEN)
 
 
+def _prefix(raw: Mapping[str, Any], directory: Path) -> str:
+    """transformers' field for what its pipelines put before every text."""
+    prefix = raw.get("prefix") or ""
+    if not isinstance(prefix, str):
+        raise ValueError(f"{directory / 'config.json'}: prefix={prefix!r} should be a text.")
+    return prefix
+
+
 # --- settings that specjax does not follow -----------------------------------------------------
 
 # Each with the values that change nothing.
@@ -591,6 +602,8 @@ def _write(directory: Path, checkpoint: Checkpoint, dtype: np.dtype) -> None:
     }
     limit = {} if config.max_positions else {"n_positions": checkpoint.max_source_len}
     kind = {"model_type": config.model_type, "dtype": dtype.name}
+    if checkpoint.prefix:
+        kind["prefix"] = checkpoint.prefix
     raw = limit | family.config_to_hub(config) | ids | kind
     _write_json(directory / "config.json", raw)
     _write_json(directory / "generation_config.json", ids)

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
 from specjax.tasks.examples import Example
 
 PAD = 0
+PART = 5000  # pairs that are encoded at once: a tokenizer keeps much more than ids of each
 
 
 class Batch(NamedTuple):
@@ -38,8 +40,18 @@ def encode(examples: Sequence[Example], tokenizer, *, decoder_only: bool = False
 
     For a decoder-only model input and target are one text, all of which is to be learned.
     """
-    if not examples:
-        return []
+    parts = tqdm(
+        range(0, len(examples), PART), "encoding", unit="pair", unit_scale=PART, delay=2,
+        mininterval=1, leave=False,
+    )  # fmt: skip
+    return [
+        pair
+        for at in parts
+        for pair in _encode(examples[at : at + PART], tokenizer, decoder_only=decoder_only)
+    ]
+
+
+def _encode(examples: Sequence[Example], tokenizer, *, decoder_only: bool) -> list[Pair]:
     if decoder_only:
         whole = tokenizer([e.input + e.target for e in examples], add_special_tokens=False)
         end, nothing = [tokenizer.eos_token_id], np.zeros(0, np.int32)

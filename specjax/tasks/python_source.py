@@ -25,6 +25,8 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
 
+from tqdm import tqdm
+
 from specjax.tasks import prose, trees
 from specjax.tasks.examples import Example
 
@@ -45,7 +47,10 @@ _SKIPPED = {
 }  # fmt: skip
 _HELD_OUT_PERCENT = 4  # of the standard library's modules, for validation and for test each
 
-_STATEMENTS = (
+# What the inputs of a task begin with, in T5's text-to-text manner.
+PREFIXES = {"parse": "parse: ", "summarize": "summarize: "}
+
+STATEMENTS = (
     ast.Return, ast.Delete, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Raise, ast.Assert,
     ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Expr,
 )  # fmt: skip
@@ -78,7 +83,10 @@ def _load(task: str, split: str) -> tuple[Example, ...]:
         files += installed_packages()
     pairs: dict[str, Example] = {}
     read = {"parse": _parse_pairs, "summarize": _summarize_pairs, "prose": _prose_pairs}[task]
-    for _, path in files:
+    # Only where it takes long, as the training split does.
+    for _, path in tqdm(
+        files, f"reading {split}", unit="file", delay=2, mininterval=1, leave=False
+    ):
         for pair in read(path):
             if (key := _key(task, pair)) not in seen:
                 pairs.setdefault(key, pair)
@@ -141,7 +149,7 @@ def _parse_pairs(path: pathlib.Path) -> Iterator[Example]:
         return
     lines = [line.encode() for line in syntax[0].split("\n")]  # columns of ast count bytes
     for node in ast.walk(syntax[1]):
-        if not isinstance(node, _STATEMENTS) or node.lineno != node.end_lineno:
+        if not isinstance(node, STATEMENTS) or node.lineno != node.end_lineno:
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue  # a docstring
@@ -150,7 +158,7 @@ def _parse_pairs(path: pathlib.Path) -> Iterator[Example]:
             continue
         tree = trees.write(node)
         if len(tree) <= MAX_TREE and (text := source.decode()).isprintable():
-            yield Example(f"parse: {text}", tree)
+            yield Example(PREFIXES["parse"] + text, tree)
 
 
 def _summarize_pairs(path: pathlib.Path) -> Iterator[Example]:
@@ -171,7 +179,7 @@ def _summarize_pairs(path: pathlib.Path) -> Iterator[Example]:
         )
         text = textwrap.dedent("\n".join(source)).strip()
         if len(text) <= MAX_FUNCTION:
-            yield Example(f"summarize: {text}", inspect.cleandoc(summary))
+            yield Example(PREFIXES["summarize"] + text, inspect.cleandoc(summary))
 
 
 def _prose_pairs(path: pathlib.Path) -> Iterator[Example]:

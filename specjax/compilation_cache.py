@@ -1,0 +1,46 @@
+"""Compiled programs on disk, so that the next process finds them.
+
+JAX keeps none unless it is told where. `import specjax` tells it, unless the user has:
+
+- another place: `JAX_COMPILATION_CACHE_DIR=DIR`, or `jax_compilation_cache_dir` of `jax.config`;
+- off: `JAX_ENABLE_COMPILATION_CACHE=false`, or `jax_enable_compilation_cache`.
+
+Both variables are JAX's own, and what `jax.config` is given after the import wins.
+"""
+
+import os
+import pathlib
+
+import jax
+
+MIN_SECONDS = 0.5  # of compiling, for a program to be kept; JAX's default leaves out too many
+MIN_SECONDS_OF_JAX = 1.0
+
+
+def directory() -> pathlib.Path:
+    """`$XDG_CACHE_HOME/specjax/compiled`, or the same below `~/.cache`.
+
+    Raises:
+      RuntimeError: there is no home directory.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification of XDG says to ignore a relative path.
+    cache = pathlib.Path(base) if os.path.isabs(base) else pathlib.Path.home() / ".cache"
+    return cache / "specjax" / "compiled"
+
+
+def enable() -> None:
+    """Keep compiled programs in `directory()`. Changes nothing that the user has set."""
+    found = jax.config.values
+    if found["jax_compilation_cache_dir"] or not found["jax_enable_compilation_cache"]:
+        return
+    try:
+        path = directory()
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return  # no home, or none that can be written to: every process compiles for itself
+    if not os.access(path, os.W_OK):
+        return
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    if found["jax_persistent_cache_min_compile_time_secs"] == MIN_SECONDS_OF_JAX:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_SECONDS)

@@ -1,0 +1,95 @@
+"""Drafters by name, and everywhere a draft can be named."""
+
+import functools
+import json
+
+import ml_collections
+import numpy as np
+import pytest
+
+import command_line
+import specjax
+from experiments.reproduce.study import Study
+from pairs import TEXTS
+from specjax import doctor, drafters, files, ngram
+from specjax.models.hub import Checkpoint
+
+
+def loud(target, sharpness):
+    """What an import path may name: it takes the target if it asks for it."""
+    return target, sharpness
+
+
+@pytest.fixture
+def counted(pair, tmp_path):
+    """The target with ngram.npz beside it."""
+    (tmp_path / "target").symlink_to(pair.target.name)
+    counts = ngram.count([[5, 6, 7, 1]], pair.target.model.vocab_size, pair.target.start_id)
+    ngram.save(tmp_path / "ngram.npz", counts)
+    return specjax.load(tmp_path / "target"), counts
+
+
+def test_by_name(pair, tmp_path, counted):
+    """With settings, by import path, and of models by directory."""
+    size = pair.target.model.vocab_size
+    assert drafters.load("lookup", pair.target) == ngram.PromptLookup(size)
+    found = drafters.load("lookup(max_ngram=2, min_ngram=2)", pair.target)
+    assert found == ngram.PromptLookup(size, 2, 2)
+    assert drafters.load("test_drafters:loud(sharpness=3)", pair.target) == (pair.target, 3)
+    assert isinstance(drafters.load(pair.draft.name, pair.target), Checkpoint)
+    target, counts = counted
+    for found in (
+        drafters.load("bigram(strength=2.0)", target),
+        drafters.load("bigram(strength=2.0)", pair.target, counts=lambda: counts),
+    ):
+        np.testing.assert_array_equal(found.prior, ngram.bigram(counts, strength=2.0).prior)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("lookup(max=2)", "unexpected keyword argument 'max'"),
+        ("test_drafters:no", "has no attribute 'no'"),
+        ("nowhere:no", "there is no module 'nowhere'"),
+        ("bigram", r"needs counts, and there is no .*ngram\.npz.*or take lookup"),
+    ],
+)
+def test_no_such_drafter(pair, name, words):
+    with pytest.raises(ValueError, match=words):
+        drafters.load(name, pair.target)
+
+
+def test_what_takes_a_draft_takes_its_name(pair, tmp_path):
+    """generate, measure_alpha, a study's drafts, and the doctor."""
+    lookup = ngram.PromptLookup(pair.target.model.vocab_size, max_ngram=2)
+    generate = functools.partial(specjax.generate, pair.target, texts=TEXTS, max_new_tokens=24)
+    assert generate("lookup(max_ngram=2)").rows == generate(lookup).rows
+    measure = functools.partial(specjax.measure_alpha, pair.target, texts=TEXTS, max_new_tokens=24)
+    assert measure("lookup(max_ngram=2)").value == measure(lookup).value
+    config = ml_collections.ConfigDict({"target": pair.target.name, "dtype": "", "drafts": ()})
+    study = Study(config, files.Rows(tmp_path / "results.jsonl"))
+    assert study.draft("lookup(max_ngram=2)") == lookup
+    plan = doctor.Plan(pair.target.name, "lookup", texts=TEXTS, max_new_tokens=24, gamma=3)
+    left_out = ("sampling law", "speed", "gain")  # which take long to compile
+    chosen = [check for check in doctor.CHECKS if check.name not in left_out]
+    found = {finding.name: finding for finding in doctor.examine(plan, chosen)}
+    assert {finding.verdict for finding in found.values()} <= {"pass", "warn"}
+    assert "lookup" in found["draft files"].seen
+    assert found["compatibility"].seen.startswith("300 ids")
+    assert found["greedy identity"].verdict == "pass"
+
+
+def test_decode_by_name(pair, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "in.txt"
+    file.write_text("\n".join(TEXTS))
+    decode = functools.partial(
+        command_line.run, monkeypatch, capsys, "experiments.decode", "--config=configs/decode.py",
+        f"--config.target={pair.target.name}", "--config.max_new_tokens=24", f"--input={file}",
+    )  # fmt: skip
+    outcome = decode("--config.draft=lookup(max_ngram=2)")
+    assert outcome.status == 0, outcome.stderr
+    expected = specjax.generate(pair.target, "lookup(max_ngram=2)", TEXTS, max_new_tokens=24)
+    said = [json.loads(line) for line in outcome.stdout.splitlines()]
+    assert [row["drafted"] for row in said] == expected.drafted.tolist()
+    outcome = decode("--config.draft=nowhere:no", "--config.target=/nowhere")
+    assert (outcome.status, "no module 'nowhere'" in outcome.stderr) == (1, True)
