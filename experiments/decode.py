@@ -101,7 +101,7 @@ def main(_) -> None:
             print(json.dumps(record, ensure_ascii=False), flush=True)
     beside = sys.stdout if output else sys.stderr  # where no rows are
     print(took(done, *counts.tolist(), time.perf_counter() - begin), file=beside)
-    if isinstance(method, Speculative) and config.compare:
+    if config.compare:
         show(method, compare(method, target, texts, config), beside)
 
 

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiments import common, provenance
-from specjax import accept, files, report, speculative, theory
+from specjax import accept, files, loop, report, theory
 from specjax import sampling as smp
 from specjax.draft import ModelDrafter
 from specjax.models import table
@@ -101,14 +101,14 @@ def decode(
         eos_ids=jnp.zeros((0,), jnp.int32),
         gamma_max=gamma,
     )
-    contexts, state = speculative.start(
+    contexts, state = loop.start(
         method,
         inputs,
         smp.row_keys(key, jnp.arange(rows), jnp.zeros((rows,), jnp.int32)),
         jnp.full((rows,), budget, jnp.int32),
         buffer_len=1 + budget + gamma + 1,
     )
-    return speculative.decode(method, contexts, state)
+    return loop.decode(method, contexts, state)
 
 
 def tokens_per_call(state: State) -> tuple[float, float]:

@@ -3,20 +3,20 @@ every speedup. It is the speculative loop without a drafter, and shares its stat
 """
 
 import dataclasses
-from functools import partial
+from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Int, Key
+from jaxtyping import Int
 
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule, TokenRule
 from specjax.draft import started
 from specjax.pytrees import pytree
+from specjax.rounds import Drafts, Round
 from specjax.sampling import Purpose, Sampling
-from specjax.state import State, begin, commit, is_finite, unfinished
-from specjax.types import Context, Inputs, Model
+from specjax.state import State, begin, commit, is_finite
+from specjax.types import Context, Model
 
 
 @pytree
@@ -33,46 +33,47 @@ class Autoregressive:
     eos_ids: Int[Array, " N"]
     rule: AcceptanceRule = dataclasses.field(default_factory=TokenRule)
 
-    @property
-    def gamma_max(self) -> int:
-        """No token is drafted."""
-        return 0
+    gamma_max: ClassVar[int] = 0
+
+    def start(self, inputs, keys, budget, buffer_len):
+        context, cache = started(self.target, inputs, buffer_len)
+        room = {"buffer_len": buffer_len, "gamma_max": 0}
+        return context, begin(inputs, keys, budget, cache=cache, **room)
+
+    def step(self, context, state):
+        return step(self, context, state)
 
 
-@partial(jax.jit, static_argnames="buffer_len")
-def start(
-    method: Autoregressive,
-    inputs: Inputs,
-    keys: Key[Array, " B"],
-    budget: Int[Array, " B"],
-    *,
-    buffer_len: int,
-) -> tuple[Context, State]:
-    """Encode, and read the prompt but for its last token. `buffer_len` ≥ prompt + budget + 1."""
-    context, cache = started(method.target, inputs, buffer_len)
-    return context, begin(inputs, keys, budget, buffer_len=buffer_len, gamma_max=0, cache=cache)
-
-
-def step(method: Autoregressive, context: Context, state: State) -> State:
+def step(method: Autoregressive, context: Context, state: State) -> tuple[State, Round]:
     """One token for every live row, drawn as in a speculative round that drafts nothing."""
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     hidden, cache = method.target(last, state.length - 1, context, state.cache)
     logprobs = smp.standardize(method.target.logits(hidden[:, 0]), method.sampling)
+    rule = method.rule.under(method.sampling)
+    probs = jnp.exp(rule.given_noise(logprobs, state.keys, state.length))
     if method.sampling.kind == "greedy":
         token = smp.argmax(logprobs)
     else:
-        rule = method.rule.under(method.sampling)
-        probs = jnp.exp(rule.given_noise(logprobs, state.keys, state.length))
         token = smp.draw(smp.fold(state.keys, state.rounds, Purpose.NEXT), probs)
-    state = state.replace(
-        cache=cache, target_finite=state.target_finite & is_finite(logprobs, ~state.done)
+    finite = state.target_finite & is_finite(logprobs, ~state.done)
+    state = state.replace(cache=cache, target_finite=finite)
+    zero, none = jnp.zeros_like(token), jnp.zeros((token.shape[0], 0), jnp.int32)
+    after = commit(state, none, zero, zero, token, method.eos_ids)
+    nothing = none.astype(jnp.float32)
+    round_ = Round(
+        active=~state.done,
+        drafted=zero,
+        accepted=zero,
+        emitted=after.length - state.length,
+        overlap=nothing,
+        ratio=nothing,
+        confidence=nothing,
+        submitted=none.astype(bool),
+        drafts=Drafts(none, nothing[:, :, None], zero, nothing),
+        target_logprobs=logprobs[:, None],
+        hidden=hidden,
+        survival=nothing,
+        next_probs=probs,
+        next_token=token,
     )
-    none = jnp.zeros((token.shape[0], 0), jnp.int32)
-    zero = jnp.zeros_like(token)
-    return commit(state, none, zero, zero, token, method.eos_ids)
-
-
-@partial(jax.jit, donate_argnames="state")
-def decode(method: Autoregressive, context: Context, state: State) -> State:
-    """Run until every row is done. Donates `state`."""
-    return jax.lax.while_loop(unfinished, partial(step, method, context), state)
+    return after, round_

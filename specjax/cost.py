@@ -21,9 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import autoregressive
 from specjax import sampling as smp
-from specjax.autoregressive import Autoregressive
+from specjax.loop import Method
 from specjax.policies import constant
 from specjax.sampling import Purpose
 from specjax.speculative import Contexts, Speculative, dice_for, step
@@ -75,7 +74,7 @@ class Costs:
 class Call:
     """A call of a loop as decoding makes it, to be timed: right after the encoder has run."""
 
-    method: Autoregressive | Speculative  # its policy drafts γ_max tokens in every round
+    method: Method  # its policy drafts γ_max tokens in every round
     begin: Callable[[], tuple[Any, State]]  # encodes; what `start` returns. The state is donated
     rounds: int  # about as many as outputs take; the first ones are slower than the rest
 
@@ -103,7 +102,7 @@ class Meter:
         """Compiles the phases and the calls.
 
         Args:
-          contexts, state: from `speculative.start`, with a budget and a buffer that leave room for
+          contexts, state: from `loop.start`, with a budget and a buffer that leave room for
             rounds of the largest γ; the state is copied once.
           gammas: where to measure v.
           rounds: where to measure a whole round, as a constant policy runs it.
@@ -264,10 +263,7 @@ def _any_round(method, contexts, state):
 
     Plain decoding's noise goes by position: with the same keys XLA would draw it once for all.
     """
-    if isinstance(method, Speculative):
-        after, _ = step(method, contexts, state)
-    else:
-        after = autoregressive.step(method, contexts, state)
+    after, _ = method.step(contexts, state)
     keys = smp.fold(state.keys, after.rounds, Purpose.POLICY)
     return after.replace(length=state.length, done=state.done, keys=keys)
 

@@ -13,13 +13,14 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import autoregressive, drafters, speculative
+from specjax import drafters, loop
 from specjax.accept import AcceptanceRule, TokenRule, exactness
 from specjax.accept import load as load_rule
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
 from specjax.compatibility import check_pair
 from specjax.draft import Drafter, ModelDrafter
+from specjax.loop import Method
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
 from specjax.monitor import Summary, Times, summarize
@@ -182,7 +183,7 @@ def generate(
         raise ValueError(f"measure={measure!r} must be one of {', '.join(map(repr, MEASURES))}.")
     if measure in ("costs", "gain") and draft is None:
         raise ValueError(f"measure={measure!r} compares with plain decoding: it needs a draft.")
-    exact = exactness(method.rule, method.sampling) if isinstance(method, Speculative) else True
+    exact = draft is None or exactness(method.rule, method.sampling)
     stepped = Stepped() if measure == "phases" else None
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
@@ -193,8 +194,6 @@ def generate(
     if unpriced:
         from specjax import pricing  # which times what is defined here
 
-        assert isinstance(policy, str)
-        assert isinstance(method, Speculative)
         told = {**options, "batch_size": min(batch_size, len(texts) * samples)}
         known, _ = pricing.told(
             policy, method, target, texts, max_source_len=max_source_len, names=names, **told
@@ -208,14 +207,14 @@ def generate(
             samples=samples,
             max_source_len=max_source_len,
             names=names,
-            loop=stepped,
+            run=stepped or loop.decode,
             **options,
         )
     )
     if stepped:
         return Result(rows, Times(stepped.seconds, measured=True), exact)
     live = [row for row in rows if row.tokens]
-    if not (measure and live and isinstance(method, Speculative)):
+    if not (measure and live and draft is not None):
         return Result(rows, exact=exact)
     from specjax import timing  # which times what is defined here
 
@@ -237,15 +236,36 @@ def build(
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
-) -> Autoregressive | Speculative:
-    """The value that the jitted functions take. Checks that the pair fits."""
-    eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
-    if rule is None:
-        rule = TokenRule()
-    elif isinstance(rule, str):
-        rule = load_rule(rule)
+) -> Method:
+    """`plain` where `draft` is None, else `speculative`."""
     if draft is None:
-        return Autoregressive(target.model, sampling, eos_ids, rule)
+        return plain(target, sampling, rule)
+    options: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
+    return speculative(target, draft, gamma=gamma, sampling=sampling, **options)
+
+
+def plain(
+    target: Checkpoint, sampling: Sampling, rule: AcceptanceRule | str | None = None
+) -> Autoregressive:
+    """Plain decoding, as the jitted functions take it."""
+    eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
+    return Autoregressive(target.model, sampling, eos_ids, _rule(rule))
+
+
+def speculative(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str,
+    *,
+    gamma: int,
+    sampling: Sampling,
+    rule: AcceptanceRule | str | None = None,
+    policy: Policy | str | None = None,
+    widths: Sequence[int] = (),
+) -> Speculative:
+    """Speculative decoding, as the jitted functions take it. Checks that the pair fits.
+
+    Raises: as `generate`.
+    """
     fixed = constant(gamma)  # checks gamma, which bounds any policy
     if isinstance(draft, str):
         draft = drafters.load(draft, target)
@@ -258,23 +278,27 @@ def build(
         if drafter.vocab_size != target_model.vocab_size:
             raise ValueError(
                 f"The drafter's {drafter.vocab_size} ids are not the target's "
-                f"{target_model.vocab_size}: both must give a law over the same ids."
+                f"{target_model.vocab_size}: both must have distributions over the same ids."
             )
-    if policy is None:
-        policy = fixed
-    elif isinstance(policy, str):
-        policy = load_policy(policy)
     made = Speculative(
         target=target_model,
         drafter=drafter,
-        rule=rule,
+        rule=_rule(rule),
         policy=fixed,
         sampling=sampling,
-        eos_ids=eos_ids,
+        eos_ids=jnp.asarray(target.eos_ids, jnp.int32),
         gamma_max=int(gamma),
         widths=tuple(whole("widths", width, "[1, ∞)") for width in widths),
     )
-    return with_policy(made, policy)
+    if policy is None:
+        return made
+    return with_policy(made, load_policy(policy) if isinstance(policy, str) else policy)
+
+
+def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
+    if rule is None:
+        return TokenRule()
+    return load_rule(rule) if isinstance(rule, str) else rule
 
 
 def with_policy(method: Speculative, policy: Policy) -> Speculative:
@@ -296,7 +320,7 @@ def aligned(target: Checkpoint, draft: Checkpoint):
 
 
 def stream(
-    method: Autoregressive | Speculative,
+    method: Method,
     target: Checkpoint,
     texts: Sequence[str],
     *,
@@ -308,7 +332,7 @@ def stream(
     first: int = 0,
     width: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
-    loop: Callable[[Any, Any, State], State] | None = None,
+    run: Callable[[Any, Any, State], State] = loop.decode,
 ) -> Iterator[Row]:
     """Rows in the order of the inputs and samples, as batches finish.
 
@@ -317,7 +341,7 @@ def stream(
         off goes on here.
       width: of the sources or prompts; default: the bucket of each batch's longest.
       names: of target and draft, for errors.
-      loop: what runs the rounds of a batch; default: `run`.
+      run: what runs the rounds of a batch.
     """
     for name, value in (
         ("max_new_tokens", max_new_tokens),
@@ -343,7 +367,7 @@ def stream(
                 rows=bucket(min(batch_size, len(wanted))) if len(live) > 1 else 1,
                 width=width,
             )
-            state = (loop or run)(method, context, state)
+            state = run(method, context, state)
             check_finite(state, names)
             outputs = dict(zip(live, read_rows(state, live, target), strict=False))
             del context, state  # before those of the next batch are made
@@ -480,7 +504,7 @@ def _width(longest: int) -> int:
 
 
 def prepare(
-    method: Autoregressive | Speculative,
+    method: Method,
     target: Checkpoint,
     sources: Sequence[Sequence[int]],
     labels: Sequence[tuple[int, int]],
@@ -503,20 +527,16 @@ def prepare(
     budget = np.where(np.arange(rows) < len(sources), max_new_tokens, 0).astype(np.int32)
     keys = row_keys(key, jnp.asarray(padded[:, 0]), jnp.asarray(padded[:, 1]))
     room = _room(method, inputs, max_new_tokens)
-    return _start_of(method)(method, inputs, keys, jnp.asarray(budget), buffer_len=room)
+    return loop.start(method, inputs, keys, jnp.asarray(budget), buffer_len=room)
 
 
-def _start_of(method: Autoregressive | Speculative):
-    return speculative.start if isinstance(method, Speculative) else autoregressive.start
-
-
-def _room(method: Autoregressive | Speculative, inputs: Inputs, max_new_tokens: int) -> int:
+def _room(method: Method, inputs: Inputs, max_new_tokens: int) -> int:
     room = inputs.prompt.shape[1] + max_new_tokens + method.gamma_max + 1
     return bucket(room, smallest=32)
 
 
 def needed(
-    method: Autoregressive | Speculative,
+    method: Method,
     target: Checkpoint,
     longest: int,
     *,
@@ -536,23 +556,15 @@ def needed(
     inputs = pack_for(target, [[0] * longest], rows=bucket(rows))
     zeros = jnp.zeros((bucket(rows),), jnp.int32)
     keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
-    room, start = _room(method, inputs, max_new_tokens), _start_of(method)
-    starting = start.lower(method, inputs, keys, zeros, buffer_len=room)
-    context, state = jax.eval_shape(partial(start, buffer_len=room), method, inputs, keys, zeros)
+    room = _room(method, inputs, max_new_tokens)
+    starting = loop.start.lower(method, inputs, keys, zeros, buffer_len=room)
+    begin = partial(loop.start, buffer_len=room)
+    context, state = jax.eval_shape(begin, method, inputs, keys, zeros)
     kept = nbytes((context, state))
     # What `start` gives is the state of the loop; the rest of what it takes is gone by then.
     begun = temporaries(starting.compile()) - kept
-    looped = temporaries(_loop_of(method).lower(method, context, state).compile())
+    looped = temporaries(loop.decode.lower(method, context, state).compile())
     return Need(nbytes(method), kept, max(begun, looped))
-
-
-def run(method: Autoregressive | Speculative, context, state: State) -> State:
-    """The loop that belongs to the method. Donates `state`."""
-    return _loop_of(method)(method, context, state)
-
-
-def _loop_of(method: Autoregressive | Speculative):
-    return speculative.decode if isinstance(method, Speculative) else autoregressive.decode
 
 
 def check_finite(state: State, names: tuple[str, str]) -> None:

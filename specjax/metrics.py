@@ -23,7 +23,6 @@ from specjax.batching import bucket
 from specjax.draft import Drafter, is_silent
 from specjax.models.hub import Checkpoint
 from specjax.sampling import Sampling
-from specjax.speculative import Speculative
 from specjax.types import Inputs, Model
 
 ENOUGH = 10  # outputs for an interval: a bootstrap over fewer is too narrow
@@ -121,7 +120,7 @@ def measure_alpha(
     Raises: as `specjax.generate`.
     """
     chosen = smp.sampling(temperature, top_k, top_p)
-    plain = decoding.build(target, None, gamma=1, sampling=chosen)
+    plain = decoding.plain(target, chosen)
     rows = decoding.stream(
         plain,
         target,
@@ -162,8 +161,7 @@ def alpha_of_outputs(
       ValueError: nothing to measure, or a rule that decides in its own way with the `acceptance` of
         another.
     """
-    method = decoding.build(target, draft, gamma=1, sampling=sampling, rule=rule)
-    assert isinstance(method, Speculative)
+    method = decoding.speculative(target, draft, gamma=1, sampling=sampling, rule=rule)
     if not accept.own_acceptance(method.rule, sampling):
         raise ValueError(
             f"{accept.label(method.rule)} decides about tokens in its own way and inherits "

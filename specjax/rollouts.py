@@ -135,7 +135,7 @@ def roll_out(
 
     Args:
       method: with a `Recorder` as its policy.
-      contexts, state: from `speculative.start`, with the budget that the outputs had.
+      contexts, state: from `loop.start`, with the budget that the outputs had.
       outputs: the target's, without the prompt; arbitrary beyond `emitted` < T.
 
     Returns:
@@ -239,10 +239,9 @@ def record(
       ValueError: every input or output is empty.
       FloatingPointError: logits that are not finite; the message names the model.
     """
-    method = decoding.build(
+    method = decoding.speculative(
         target, draft, gamma=gamma_max, sampling=sampling, policy=Recorder(hidden)
     )
-    assert isinstance(method, Speculative)
     sources = decoding.tokenize(target, texts, max_source_len)
     chosen = [i for i, source in enumerate(sources) if source and outputs[i]]
     if not chosen:

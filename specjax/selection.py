@@ -259,8 +259,7 @@ class Trial:
 
     @functools.cached_property
     def _plain(self) -> Autoregressive:
-        method = decoding.build(self.target, None, gamma=1, sampling=self._sampling)
-        assert isinstance(method, Autoregressive)
+        method = decoding.plain(self.target, self._sampling)
         return method
 
     def _decode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -308,8 +307,7 @@ class Trial:
         return found
 
     def _method(self, loaded: Checkpoint | Drafter, gamma: int) -> Speculative:
-        method = decoding.build(self.target, loaded, gamma=gamma, sampling=self._sampling)
-        assert isinstance(method, Speculative)
+        method = decoding.speculative(self.target, loaded, gamma=gamma, sampling=self._sampling)
         return method
 
     def _measure(self, name: str, loaded: Checkpoint | Drafter, longest: Speculative) -> Candidate:

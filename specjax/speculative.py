@@ -26,7 +26,7 @@ from specjax.policies import Observation, Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round
 from specjax.sampling import Purpose, Sampling
-from specjax.state import State, begin, commit, is_finite, unfinished
+from specjax.state import State, begin, commit, is_finite
 from specjax.types import Context, Inputs, Model
 
 
@@ -44,6 +44,12 @@ class Speculative:
     # Widths < γ_max+1 that the verify pass may have where no row's draft is longer; each is
     # compiled, and on an accelerator each costs a read of the host in every round.
     widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    def start(self, inputs, keys, budget, buffer_len):
+        return start(self, inputs, keys, budget, buffer_len)
+
+    def step(self, context, state, dice=None):
+        return step(self, context, state, dice)
 
 
 class Contexts(NamedTuple):
@@ -92,27 +98,16 @@ def dice_for(method: Speculative) -> Dice:
     return GreedyDice() if method.sampling.kind == "greedy" else Dice()
 
 
-@partial(jax.jit, static_argnames="buffer_len")
 def start(
-    method: Speculative,
-    inputs: Inputs,
-    keys: Key[Array, " B"],
-    budget: Int[Array, " B"],
-    *,
-    buffer_len: int,
+    method: Speculative, inputs: Inputs, keys: Key[Array, " B"], budget: Array, buffer_len: int
 ) -> tuple[Contexts, State]:
-    """Encode, and read the prompt but for its last token.
-
-    `buffer_len` ≥ prompt + budget + gamma_max + 1.
-    """
+    """See `loop.start`. Both models read the prompt, and the drafter what the target made of it."""
     context, cache = method.target.start(inputs, buffer_len)
     hidden, cache = prefill(method.target, inputs, context, cache)
     drafter_context, drafter = method.drafter.start(inputs, buffer_len)
-    contexts = Contexts(context, drafter_context)
     if hidden is not None:
-        first, read = jnp.zeros_like(budget), inputs.prompt_len - 1
-        seen = inputs.prompt[:, :-1], first, hidden, read
-        drafter = method.drafter.observe(*seen, contexts.drafter, drafter)
+        read = inputs.prompt[:, :-1], jnp.zeros_like(budget), hidden, inputs.prompt_len - 1
+        drafter = method.drafter.observe(*read, drafter_context, drafter)
     policy_keys = smp.fold(keys, jnp.zeros_like(budget), Purpose.POLICY)
     state = begin(
         inputs,
@@ -124,17 +119,7 @@ def start(
         drafter=drafter,
         policy=method.policy.init(policy_keys, method.gamma_max),
     )
-    return contexts, state
-
-
-@partial(jax.jit, donate_argnames="state")
-def decode(method: Speculative, contexts: Contexts, state: State) -> State:
-    """Run rounds until every row is done. Donates `state`."""
-
-    def body(state):
-        return step(method, contexts, state)[0]
-
-    return jax.lax.while_loop(unfinished, body, state)
+    return Contexts(context, drafter_context), state
 
 
 def step(

@@ -13,17 +13,16 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import cost, decoding
+from specjax import cost, decoding, loop
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.cost import Costs
+from specjax.loop import Method
 from specjax.models.hub import Checkpoint
 from specjax.monitor import Times, summarize
 from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.theory import walltime_gain_from_tau
-
-Method = Autoregressive | Speculative
 
 # How plain decoding draws: rows that do not say it are of a time when it drew by Gumbel noise, V
 # numbers a token, which inflated every speedup at temperatures above 0.
@@ -119,7 +118,7 @@ def side_by_side(
             )
         )
         middle = time.perf_counter()
-        state = jax.block_until_ready(decoding.run(method, context, state))
+        state = jax.block_until_ready(loop.decode(method, context, state))
         end = time.perf_counter()
         decoding.check_finite(state, names)
         rows = decoding.read_rows(state, [(index, 0) for index in batch], target)

@@ -7,14 +7,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from specjax import autoregressive, speculative
-from specjax.autoregressive import Autoregressive
+from specjax import speculative
+from specjax.loop import Method
 from specjax.rounds import Round
 from specjax.speculative import Contexts, Speculative, dice_for
 from specjax.state import State, unfinished
 
-_step = jax.jit(speculative.step)
-_plain_step = jax.jit(autoregressive.step)
+
+@jax.jit
+def _step(method, context, state):
+    return method.step(context, state)
+
+
 _verify = jax.jit(speculative.verify)
 _conclude = jax.jit(speculative.conclude)
 
@@ -84,7 +88,7 @@ class Timeline(NamedTuple):
 
 
 def timeline(
-    method: Speculative | Autoregressive,
+    method: Method,
     prepare: Callable[[], tuple[Any, State]],
     *,
     row: int = 0,
@@ -137,7 +141,7 @@ def _stepped(method, prepare, row) -> tuple[list[tuple[str, int, int, float]], l
         number += 1
         known = of(state.length)
         state, round_ = _by_phases(method, context, state, timed)
-        if round_ is None:
+        if len(counts) == len(spent) - 1:  # one phase, not four
             counts += [1]
         else:
             drafted, accepted = of(round_.drafts.length), of(round_.accepted)
@@ -150,10 +154,10 @@ def _stepped(method, prepare, row) -> tuple[list[tuple[str, int, int, float]], l
     return phases, output
 
 
-def _by_phases(method, context, state, timed) -> tuple[State, Round | None]:
+def _by_phases(method, context, state, timed) -> tuple[State, Round]:
     """One round, each phase called through `timed(name, function, *arguments)`."""
-    if isinstance(method, Autoregressive):
-        return timed("step", _plain_step, method, context, state), None
+    if not isinstance(method, Speculative):
+        return timed("step", _step, method, context, state)
     drafts, state = timed("draft", _draft, method, context.drafter, state)
     scores, state = timed("verify", _verify, method, context.target, state, drafts)
     ending = timed("accept", _accept, method, state, drafts, scores)
@@ -161,7 +165,7 @@ def _by_phases(method, context, state, timed) -> tuple[State, Round | None]:
 
 
 class Stepped:
-    """The loop in the place of `decoding.run`, stepped phase by phase: slower, and it knows when.
+    """In the place of `loop.decode`, stepped phase by phase: slower, and it knows when.
 
     seconds: by phase, over all batches that it ran; compilation is not counted, dispatch is.
     """
@@ -169,7 +173,7 @@ class Stepped:
     def __init__(self):
         self.seconds: dict[str, float] = {}
 
-    def __call__(self, method: Speculative | Autoregressive, context: Any, state: State) -> State:
+    def __call__(self, method: Method, context: Any, state: State) -> State:
         """All rounds of a batch."""
         if _unfinished(state):
             _by_phases(method, context, state, lambda _, function, *args: function(*args))

@@ -98,8 +98,8 @@ def collect(
     sources = [ids for ids in decoding.tokenize(target, texts) if ids]
     found: list[Seen] = []
     for temperature in config.temperatures:
-        method = decoding.build(target, draft, gamma=config.gamma, sampling=sampling(temperature))
-        assert isinstance(method, Speculative)
+        chosen = {"gamma": config.gamma, "sampling": sampling(temperature)}
+        method = decoding.speculative(target, draft, **chosen)
         for at in tqdm(
             range(0, len(sources), config.batch_size), desc=f"T={temperature:g}", disable=None
         ):

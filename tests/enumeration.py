@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import speculative
+from specjax import loop, speculative
 from specjax.accept import at_tokens
 from specjax.sampling import row_keys
 from specjax.types import Inputs
@@ -83,7 +83,7 @@ def output_law(
 def _first(method, inputs, budget):
     prompt_len = inputs.prompt.shape[1]
     zeros = jnp.zeros((STATES,), jnp.int32)
-    return speculative.start(
+    return loop.start(
         method,
         repeat(inputs, STATES),
         row_keys(jax.random.key(0), zeros, zeros),

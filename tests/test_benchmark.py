@@ -15,7 +15,7 @@ import command_line
 from configs import benchmark_cpu, benchmark_gpu, benchmark_tpu
 from experiments.benchmark import bars, forced, measure, models, peers, tables
 from experiments.benchmark.cases import PARTS, SHAPES, Case, chosen, step_bytes, suite
-from specjax import speculative
+from specjax import loop
 from specjax.accept import TokenRule
 from specjax.pytrees import pytree
 
@@ -63,7 +63,7 @@ def test_the_forced_rule_does_all_the_work(both, temperature):
         return len(re.findall(r"^\s+(?:ROOT )?%?[\w.-]+ = ", text, re.MULTILINE))
 
     found = operations(forced.decode, method.rule)
-    assert found >= operations(speculative.decode, TokenRule())
+    assert found >= operations(loop.decode, TokenRule())
     # And the count would show it: a rule that reads no law is smaller.
     assert operations(forced.decode, Blind(method.rule.alpha)) < found
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import autoregressive, cost, speculative
+from specjax import cost, loop
 from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.cost import Costs
@@ -55,7 +55,7 @@ def setup(temperature):
     )
     zeros = jnp.zeros((1,), jnp.int32)
     keys = row_keys(jax.random.key(0), zeros, zeros)
-    started = speculative.start(method, inputs_of([[1]]), keys, zeros + 20, buffer_len=26)
+    started = loop.start(method, inputs_of([[1]]), keys, zeros + 20, buffer_len=26)
     return method, *started
 
 
@@ -65,7 +65,7 @@ def plain_setup(temperature):
     plain = Autoregressive(method.target, method.sampling, method.eos_ids)
     zeros = jnp.zeros((1,), jnp.int32)
     start = plain, inputs_of([[1]]), state.keys, zeros + 20
-    return plain, lambda: autoregressive.start(*start, buffer_len=26)
+    return plain, lambda: loop.start(*start, buffer_len=26)
 
 
 def after(phase, **options):

@@ -14,7 +14,7 @@ import pytest
 import pairs
 import specjax
 from pairs import EOS_IDS, IDS, TEXTS
-from specjax import autoregressive, decoding, rollouts, speculative
+from specjax import decoding, loop, rollouts
 from specjax.batching import bucket, pack
 from specjax.draft import ModelDrafter
 from specjax.sampling import sampling
@@ -360,7 +360,6 @@ def test_a_start_token_other_than_padding(pair, plain):
 @pytest.mark.parametrize("speculates", [True, False])
 def test_nothing_compiles_again(pair, speculates):
     """Other texts in the bucket, another seed, temperature, filter and budget; fewer live rows."""
-    loop = speculative if speculates else autoregressive
     draft = pair.draft if speculates else None
 
     def traces():

@@ -15,7 +15,7 @@ import command_line
 import gpt_variants
 import reference
 from pairs import TEXTS
-from specjax import autoregressive, doctor, speculative
+from specjax import autoregressive, doctor, loop
 from specjax.accept import TokenRule
 from specjax.compatibility import Check
 from specjax.cost import Costs
@@ -232,8 +232,7 @@ def planted(monkeypatch):
     """Replaces a function that jitted loops trace, and forgets what they had traced, twice."""
 
     def forget():
-        for loop in (speculative.decode, autoregressive.decode):
-            loop.clear_cache()
+        loop.decode.clear_cache()
 
     def plant(place, name, fault):
         forget()

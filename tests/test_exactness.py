@@ -11,7 +11,7 @@ from jax import Array
 
 from enumeration import output_law
 from reference import chi_square, sequence_law, total_variation
-from specjax import autoregressive, speculative
+from specjax import autoregressive, loop, speculative
 from specjax import sampling as smp
 from specjax.accept import BlockRule, GumbelRule, TokenRule, at_position, at_tokens
 from specjax.draft import ModelDrafter
@@ -143,11 +143,11 @@ def test_gumbel_tokens_are_those_of_plain_decoding(policy, double):
     start = inputs, smp.row_keys(jax.random.key(0), zeros, sample), zeros + BUDGET
     room = {"buffer_len": len(PROMPT) + BUDGET + gamma_max + 1}
     plain = autoregressive.Autoregressive(target, law, jnp.int32([EOS]), GumbelRule())
-    state = autoregressive.decode(plain, *autoregressive.start(plain, *start, **room))
+    state = loop.decode(plain, *loop.start(plain, *start, **room))
     expected = outputs_of(state)
     for name, make in DRAFTERS.items():
         method = method_of(target, make(target), law, GumbelRule(), policy, gamma_max)
-        state = speculative.decode(method, *speculative.start(method, *start, **room))
+        state = loop.decode(method, *loop.start(method, *start, **room))
         np.testing.assert_array_equal(outputs_of(state), expected, name)
         stats = state.stats
         if name != "hopeless":
@@ -260,12 +260,12 @@ def p_value(law, counts) -> float:
 
 
 def speculative_p_value(
-    law, policy, decode=speculative.decode, samples=SAMPLES, rule=RULES["token"]
+    law, policy, decode=loop.decode, samples=SAMPLES, rule=RULES["token"]
 ) -> float:
     target, draft = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))
     method = method_of(target, draft, law, rule, policy, 2)
     buffer_len = len(PROMPT) + LENGTH + method.gamma_max + 1
-    counts, several = counts_of(speculative.start, decode, method, buffer_len, samples)
+    counts, several = counts_of(loop.start, decode, method, buffer_len, samples)
     assert several > 0.3
     return p_value(law, counts)
 
@@ -297,9 +297,7 @@ def test_autoregressive_samples_follow_the_target(law, rule):
     law = sampling(**SAMPLINGS[law])
     target = random_table(1, dtype=jnp.float32)
     method = autoregressive.Autoregressive(target, law, jnp.int32([EOS]), rule)
-    counts, _ = counts_of(
-        autoregressive.start, autoregressive.decode, method, len(PROMPT) + LENGTH + 1
-    )
+    counts, _ = counts_of(loop.start, loop.decode, method, len(PROMPT) + LENGTH + 1)
     assert p_value(law, counts) > 1e-4
 
 
@@ -354,7 +352,7 @@ class DraftByPosition(speculative.Dice):
 
 @jax.jit
 def decode_by_position(method, contexts, state):
-    """`speculative.decode` with those dice."""
+    """`loop.decode` with those dice."""
 
     def body(state):
         return speculative.step(method, contexts, state, DraftByPosition())[0]
@@ -404,8 +402,8 @@ def with_tail(mass: float) -> Unconditional:
 BY_POSITION = pytest.param("plain, by position", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("loop", ["plain", BY_POSITION, "token", "block"])
-def test_the_tail_of_a_large_vocabulary(loop):
+@pytest.mark.parametrize("name", ["plain", BY_POSITION, "token", "block"])
+def test_the_tail_of_a_large_vocabulary(name):
     """V = 150,000 with 2% of the mass on rare ids, 1.3e-7 each; drafts give them 1% or 4%. Real
     loops, n = 6,000 tokens: 120 rare ones are due, within 4 deviations.
     """
@@ -413,19 +411,17 @@ def test_the_tail_of_a_large_vocabulary(loop):
     never, target = jnp.int32([-1]), with_tail(TAIL)
     inputs, index = repeat(inputs_of([[0]]), rows), jnp.arange(rows, dtype=jnp.int32)
     start = inputs, smp.row_keys(jax.random.key(0), index, 0 * index), 0 * index + budget
-    if loop in RULES:
+    if name in RULES:
         methods = [
-            method_of(target, with_tail(mass), law, RULES[loop], constant(2), 2)
+            method_of(target, with_tail(mass), law, RULES[name], constant(2), 2)
             for mass in (0.01, 0.04)
         ]
-        module = speculative
     else:
-        rule = TokenRule() if loop == "plain" else GumbelRule()
+        rule = TokenRule() if name == "plain" else GumbelRule()
         methods = [autoregressive.Autoregressive(target, law, never, rule)]
-        module = autoregressive
     for method in methods:
         method = dataclasses.replace(method, eos_ids=never)
-        state = module.decode(method, *module.start(method, *start, buffer_len=160))
+        state = loop.decode(method, *loop.start(method, *start, buffer_len=160))
         tokens = np.asarray(state.tokens)[:, 1 : budget + 1]
         due = TAIL * tokens.size
         z = (np.sum(tokens >= 100) - due) / np.sqrt(due * (1 - TAIL))
@@ -442,7 +438,7 @@ def test_plain_decoding_draws_as_a_round_without_a_draft():
     room = {"buffer_len": len(PROMPT) + BUDGET + 2}
     method = method_of(target, draft, sampling(1.0), TokenRule(), never, 1)
     plain = autoregressive.Autoregressive(target, sampling(1.0), jnp.int32([EOS]))
-    state = autoregressive.decode(plain, *autoregressive.start(plain, *start, **room))
-    silent = speculative.decode(method, *speculative.start(method, *start, **room))
+    state = loop.decode(plain, *loop.start(plain, *start, **room))
+    silent = loop.decode(method, *loop.start(method, *start, **room))
     assert np.sum(silent.stats.drafted) == 0
     np.testing.assert_array_equal(outputs_of(silent), outputs_of(state))

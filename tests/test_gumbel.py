@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import decoding, speculative
+from specjax import decoding, loop, speculative
 from specjax import sampling as smp
 from specjax.accept import GumbelRule, TokenRule, coupled_overlap, overlap
 from specjax.draft import ModelDrafter
@@ -106,7 +106,7 @@ def markov_method(rule, policy) -> speculative.Speculative:
 def started(method):
     keys = smp.row_keys(jax.random.key(0), jnp.int32([0, 1]), jnp.int32([0, 0]))
     budget = jnp.int32([9, 9])
-    return speculative.start(method, inputs_of([[0], [1]]), keys, budget, buffer_len=16)
+    return loop.start(method, inputs_of([[0], [1]]), keys, budget, buffer_len=16)
 
 
 def test_a_policy_sees_the_laws_before_the_noise():
@@ -134,7 +134,7 @@ class Sorting(GumbelRule):
 def test_acceptance_costs_nothing_where_no_policy_reads_it(policy, sorts):
     """It is in the compiled loop only for a policy that learns from it."""
     method = markov_method(Sorting(), policy)
-    text = speculative.decode.lower(method, *started(method)).compile().as_text()
+    text = loop.decode.lower(method, *started(method)).compile().as_text()
     assert (" sort(" in text) == sorts
 
 

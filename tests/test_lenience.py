@@ -10,7 +10,7 @@ import pytest
 import reference
 from enumeration import output_law
 from reference import total_variation
-from specjax import metrics, speculative, theory
+from specjax import loop, metrics, speculative, theory
 from specjax.accept import LenientArgmax, TokenRule, lenient
 from specjax.draft import ModelDrafter
 from specjax.policies import constant
@@ -257,14 +257,14 @@ def decode(rule, law, batch, budget, gamma, *, target=None):
         target, draft, rule, constant(gamma), law, jnp.int32([-1]), gamma
     )
     rows = jnp.arange(batch, dtype=jnp.int32)
-    context, state = speculative.start(
+    context, state = loop.start(
         method,
         repeat(inputs_of([list(PROMPT)]), batch),
         row_keys(jax.random.key(0), rows, rows),
         jnp.full((batch,), budget, jnp.int32),
         buffer_len=len(PROMPT) + budget + gamma + 1,
     )
-    return jax.device_get(speculative.decode(method, context, state).replace(keys=()))
+    return jax.device_get(loop.decode(method, context, state).replace(keys=()))
 
 
 def test_greedy_loop():
@@ -307,9 +307,9 @@ def test_measured_acceptance(temperature):
     p, q = reference.law(logits[0], sampling(1.0)), reference.law(logits[1], law)
     rates = []
     for value in LENIENCES:
-        compiled = speculative.decode._cache_size()
+        compiled = loop.decode._cache_size()
         state = decode(lenient(value), law, rows, 2, 1)
-        assert value == 1 or speculative.decode._cache_size() == compiled
+        assert value == 1 or loop.decode._cache_size() == compiled
         assert np.all(state.stats.drafted == 1)
         rates.append(state.stats.accepted.mean())
         expected = theory.lenient_alpha(p, q, value)

@@ -11,7 +11,7 @@ from flax import nnx
 from jax import export
 
 from lowered import Found, loops
-from specjax import autoregressive, speculative
+from specjax import autoregressive, loop, speculative
 from specjax.accept import TokenRule
 from specjax.draft import ModelDrafter
 from specjax.models.gpt import GPT, GPTConfig
@@ -39,7 +39,7 @@ def model(layers: int, platform: str) -> LanguageModel:
     return LanguageModel.of(T5(config, rngs=nnx.Rngs(0), dtype=jnp.bfloat16), platform=platform)
 
 
-def check(loop, method):
+def check(method):
     """`start` and `decode` lower for all platforms, and `decode` is one loop for each."""
     inputs = inputs_of([[0], [0]], [[3, 1], [4]])
     zeros = jnp.zeros((2,), jnp.int32)
@@ -58,11 +58,11 @@ def check(loop, method):
 def test_loops_lower_for_every_platform(law, platform):
     """A tiny T5 pair in bfloat16, with weights as they lie on a CPU and elsewhere."""
     target, chosen, eos = model(2, platform), SAMPLINGS[law], jnp.int32([1])
-    check(autoregressive, autoregressive.Autoregressive(target, chosen, eos))
+    check(autoregressive.Autoregressive(target, chosen, eos))
     method = speculative.Speculative(
         target, ModelDrafter(model(1, platform)), TokenRule(), constant(3), chosen, eos, 3
     )
-    check(speculative, method)
+    check(method)
 
 
 def shapes(family: str, layers: int) -> LanguageModel:
@@ -83,7 +83,7 @@ def shapes(family: str, layers: int) -> LanguageModel:
     return LanguageModel.of(nnx.eval_shape(make), platform="gpu")
 
 
-def traced(loop, method):
+def traced(method):
     """`decode`, which any platform can then have."""
     inputs = inputs_of([[0, 2, 3], [0, 1, 0]], [[3, 1], [4]])
     zeros = jnp.zeros((2,), jnp.int32)
@@ -94,7 +94,7 @@ def traced(loop, method):
 
 def plain_loop(target, law):
     method = autoregressive.Autoregressive(target, SAMPLINGS[law], jnp.int32([1]))
-    return traced(autoregressive, method)
+    return traced(method)
 
 
 def speculative_loop(target, drafter, law, *, policy=None, widths=()):
@@ -102,7 +102,7 @@ def speculative_loop(target, drafter, law, *, policy=None, widths=()):
     method = speculative.Speculative(
         target, drafter, TokenRule(), policy or constant(3), SAMPLINGS[law], eos, 3, widths
     )
-    return traced(speculative, method)
+    return traced(method)
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2", "llama"])

@@ -7,7 +7,7 @@ import pytest
 
 from enumeration import output_law
 from reference import sequence_law, total_variation
-from specjax import autoregressive, metrics, ngram, speculative
+from specjax import autoregressive, loop, metrics, ngram, speculative
 from specjax.accept import TokenRule
 from specjax.draft import is_silent
 from specjax.policies import constant
@@ -247,8 +247,8 @@ def decode(target, drafter, inputs, budget, *, gamma=4, eos_ids=NEVER, temperatu
     keys = row_keys(jax.random.key(0), rows, rows)
     budgets = jnp.full((batch,), budget, jnp.int32)
     room = inputs.prompt.shape[1] + budget + gamma + 1
-    started = speculative.start(method, inputs, keys, budgets, buffer_len=room)
-    return jax.device_get(speculative.decode(method, *started).replace(keys=()))
+    started = loop.start(method, inputs, keys, budgets, buffer_len=room)
+    return jax.device_get(loop.decode(method, *started).replace(keys=()))
 
 
 def test_lookup_ends_drafts_early():
@@ -294,14 +294,14 @@ def test_greedy_tokens_are_the_targets(name):
     state = decode(target, drafter, inputs, 24, eos_ids=jnp.int32([EOS]))
     plain = autoregressive.Autoregressive(target, sampling(0.0), jnp.int32([EOS]))
     rows = jnp.arange(8, dtype=jnp.int32)
-    started = autoregressive.start(
+    started = loop.start(
         plain,
         inputs,
         row_keys(jax.random.key(0), rows, rows),
         jnp.full((8,), 24, jnp.int32),
         buffer_len=30,
     )
-    expected = jax.device_get(autoregressive.decode(plain, *started).replace(keys=()))
+    expected = jax.device_get(loop.decode(plain, *started).replace(keys=()))
     assert state.length.tolist() == expected.length.tolist()
     for row, length in enumerate(expected.length):
         assert state.tokens[row, :length].tolist() == expected.tokens[row, :length].tolist()

@@ -16,7 +16,7 @@ import test_exactness
 import test_loops
 from enumeration import output_law
 from reference import sequence_law, total_variation
-from specjax import decoding, generate, named, policies, speculative
+from specjax import decoding, generate, loop, named, policies, speculative
 from specjax import sampling as smp
 from specjax.accept import TokenRule
 from specjax.draft import ModelDrafter
@@ -527,10 +527,10 @@ def test_rows_and_settings(name):
     always = together.stats.drafted >= 2 * together.stats.target_calls - 3
     assert np.all(always) == (name == "constant")
 
-    sizes = speculative.start._cache_size(), speculative.decode._cache_size()
+    sizes = loop.start._cache_size(), loop.decode._cache_size()
     moved = jax.tree.map(lambda x: x if x.dtype == jnp.int32 else x * 0.9, policy)
     run(dataclasses.replace(method, policy=moved), inputs, 20)
-    assert (speculative.start._cache_size(), speculative.decode._cache_size()) == sizes
+    assert (loop.start._cache_size(), loop.decode._cache_size()) == sizes
 
 
 # Narrower verify passes.
@@ -593,7 +593,7 @@ def test_nothing_is_computed_for_widths_that_do_not_run():
     method = test_loops.method_of(model, model, gamma_max=4)
     method = dataclasses.replace(method, widths=(2,))
     arguments = test_loops.begin(method, test_loops.translate([[3, 1]]), 24)
-    text = speculative.decode.lower(method, *arguments).compile().as_text()
+    text = loop.decode.lower(method, *arguments).compile().as_text()
     (body,) = (part for part in text.split("\n\n") if " conditional(" in part)  # drafts, or not
     assert "dot_general" in text
     assert "dot_general" not in body
@@ -605,7 +605,7 @@ def test_narrower_passes_copy_no_cache():
     method = test_loops.method_of(model, model, gamma_max=4)
     method = dataclasses.replace(method, widths=(2,))
     arguments = test_loops.begin(method, test_loops.translate([[3, 1]]), 24, buffer_len=509)
-    text = speculative.decode.lower(method, *arguments).compile().as_text()
+    text = loop.decode.lower(method, *arguments).compile().as_text()
     assert re.search(r"\[1,2,(8,509|509,8)\]", text)
     assert not re.search(r"= f32\[1,2,(8,509|509,8)\]\S* copy\(", text)
 

@@ -13,7 +13,7 @@ import command_line
 import test_loops
 from experiments import pricing as tables
 from pairs import TEXTS
-from specjax import decoding, generate, policies, pricing, speculative, timing
+from specjax import decoding, generate, loop, policies, pricing, timing
 from specjax.policies import prices
 from specjax.pricing import CALL, PLAIN_CALL, TOKEN, Always
 from specjax.sampling import sampling
@@ -181,7 +181,7 @@ def test_turns(pair):
 def test_always_counts_its_rounds():
     """Each loop drafts its length, as far as the budget goes; all are one compiled program."""
     two = [random_table(seed, dtype=jnp.float32) for seed in (1, 2)]
-    before = speculative.decode._cache_size()
+    before = loop.decode._cache_size()
     for n in range(4):
         method = test_loops.method_of(*two, policy=Always(jnp.int32(n)))
         state = test_loops.run(method, inputs_of([[1, 0], [2, 1]]), [30, 7])
@@ -190,7 +190,7 @@ def test_always_counts_its_rounds():
         assert (counts @ np.arange(4)).tolist() == state.stats.drafted.tolist()
         assert counts[:, n + 1 :].sum() == 0
         assert counts[0, n] >= counts[0].sum() - n
-    assert speculative.decode._cache_size() == before + 1
+    assert loop.decode._cache_size() == before + 1
 
 
 def test_what_is_timed(pair, monkeypatch):

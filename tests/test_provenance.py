@@ -15,7 +15,7 @@ import experiments.benchmark.__main__ as benchmark
 import experiments.reproduce.__main__ as reproduce
 from command_line import ROOT
 from configs import embedded
-from experiments import common, probe, provenance, replay, select, simulate, trace
+from experiments import common, provenance, replay, select, simulate, trace
 from experiments.adaptive import race
 from experiments.benchmark.cases import Case
 from experiments.reproduce import pages, study
@@ -73,13 +73,6 @@ def by_select(on, tmp_path, monkeypatch, found):
     select.measure(config, ["x"], [], select.open_results(str(tmp_path), config, ["x"], []))
 
 
-def by_probe(on, tmp_path, monkeypatch, found):
-    config = ml_collections.ConfigDict({"seed": 0, "target": ""})
-    monkeypatch.setattr(probe.hub, "load", lambda *_: MODEL)
-    results = provenance.Results(tmp_path / "probe.jsonl")
-    probe.keep(results, "draws", [{"V": 5, "B": found.get("batch")}], config, load=1.0)
-
-
 def by_replay(on, tmp_path, monkeypatch, found):
     row = {"draft": "x", "temperature": 0.0, "commit": "abc"}
     row |= {"dtype": "float32"} if "batch" in found else {}
@@ -95,7 +88,7 @@ def by_simulate(on, tmp_path, monkeypatch, found):
 
 
 WRITERS = {
-    "adaptive": by_adaptive, "benchmark": by_benchmark, "probe": by_probe, "replay": by_replay,
+    "adaptive": by_adaptive, "benchmark": by_benchmark, "replay": by_replay,
     "reproduce": by_reproduce, "select": by_select, "simulate": by_simulate, "trace": by_trace,
 }  # fmt: skip
 # Outputs for a user, the log of a training run, and digits of formulas: no measurements.

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from pairs import EOS_IDS, TEXTS, make_tokenizer
-from specjax import decoding, report
+from specjax import decoding, loop, report
 from specjax.sampling import sampling
 from specjax.trace import TracedRound, trace
 
@@ -32,7 +32,7 @@ def traced(pair, request):
             rows=8,
         )
 
-    state = decoding.run(method, *prepare())
+    state = loop.decode(method, *prepare())
     rows = decoding.read_rows(state, [(i, 0) for i in range(8)], pair.target)
     return [(trace(method, *prepare(), row=i), rows[i]) for i in (0, 2, 6)]
 

@@ -6,7 +6,7 @@ import pytest
 
 from configs import adaptive, embedded
 from experiments import trace as experiment
-from specjax import autoregressive, report, speculative, trace
+from specjax import loop, report, trace
 from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.draft import ModelDrafter
@@ -33,13 +33,10 @@ def timed(request):
         target, drafter, TokenRule(), constant(GAMMA), plain.sampling, EOS, gamma_max=GAMMA
     )
     found = {}
-    for name, method, loop in (
-        ("speculative", both, speculative),
-        ("plain", plain, autoregressive),
-    ):
+    for name, method in (("speculative", both), ("plain", plain)):
         compiled = []
 
-        def prepare(method=method, loop=loop, compiled=compiled):
+        def prepare(method=method, compiled=compiled):
             compiled.append(sum(getattr(trace, name)._cache_size() for name in JITTED))
             return loop.start(
                 method,

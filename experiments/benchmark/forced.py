@@ -50,7 +50,7 @@ class ForcedDice(GreedyDice):
 
 @partial(jax.jit, donate_argnames="state")
 def decode(method: Speculative, contexts: Contexts, state: State) -> State:
-    """`speculative.decode` for a method with the forced rule. Donates `state`."""
+    """`loop.decode` for a method with the forced rule. Donates `state`."""
     dice = ForcedDice() if method.sampling.kind == "greedy" else Dice()
 
     def body(state):

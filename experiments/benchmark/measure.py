@@ -19,7 +19,7 @@ import numpy as np
 from experiments import common
 from experiments.benchmark import forced, models, peers
 from experiments.benchmark.cases import SHAPES, Case, step_bytes
-from specjax import autoregressive, cost, decoding, speculative, theory
+from specjax import cost, decoding, loop, theory
 from specjax.autoregressive import Autoregressive
 from specjax.models.hub import Checkpoint
 from specjax.sampling import row_keys, sampling
@@ -226,9 +226,8 @@ def build(case: Case, target: Checkpoint, draft: Checkpoint | None) -> Method:
 
 def begin(case: Case, target: Checkpoint, method: Method, key: int = 0):
     """Contexts and state before the first round, with the case's own buffer and a numbered key."""
-    start = speculative.start if isinstance(method, Speculative) else autoregressive.start
     rows = jnp.arange(case.batch, dtype=jnp.int32)
-    return start(
+    return loop.start(
         method,
         models.inputs(case, target),
         row_keys(jax.random.key(key), rows, jnp.zeros_like(rows)),
@@ -239,12 +238,12 @@ def begin(case: Case, target: Checkpoint, method: Method, key: int = 0):
 
 def call(case: Case, target: Checkpoint, method: Method, key: int = 0) -> Call:
     """Decode the case's inputs once."""
-    rule_is_forced = isinstance(method, Speculative) and isinstance(method.rule, forced.ForcedRule)
+    forces = isinstance(method.rule, forced.ForcedRule)
     first = time.perf_counter()
     context, state = jax.block_until_ready(begin(case, target, method, key))
     middle = time.perf_counter()
-    loop = forced.decode if rule_is_forced else decoding.run
-    state = jax.block_until_ready(loop(method, context, state))
+    run = forced.decode if forces else loop.decode
+    state = jax.block_until_ready(run(method, context, state))
     end = time.perf_counter()
     decoding.check_finite(state, (case.target, case.draft))
     rows = decoding.read_rows(state, [(b, 0) for b in range(case.batch)], target)
@@ -385,7 +384,6 @@ def _meter(
 ) -> cost.Meter:
     """Phases in the middle of an output, where a step costs what the mean one does."""
     method = build(case, target, draft)
-    assert isinstance(method, Speculative)
     contexts, state = begin(case, target, method)
     length = jnp.full_like(state.length, 1 + case.tokens // 2)
     drafter = state.drafter._replace(end=length - 1)

@@ -65,9 +65,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
 def method(on: Study, draft: str, temperature: float, gamma: int) -> Speculative:
     """The speculative loop with this draft."""
     sampling = on.sampling(temperature)
-    made = decoding.build(on.target, on.draft(draft), gamma=gamma, sampling=sampling)
-    assert isinstance(made, Speculative)
-    return made
+    return decoding.speculative(on.target, on.draft(draft), gamma=gamma, sampling=sampling)
 
 
 def best(on: Study) -> dict[str, Any]:
@@ -81,9 +79,7 @@ def best(on: Study) -> dict[str, Any]:
 
 def plain_method(on: Study, temperature: float) -> Autoregressive:
     """The loop that it is compared with."""
-    made = decoding.build(on.target, None, gamma=1, sampling=on.sampling(temperature))
-    assert isinstance(made, Autoregressive)
-    return made
+    return decoding.plain(on.target, on.sampling(temperature))
 
 
 def start(on: Study, by, texts: Sequence[Sequence[int]], index: int = 0):

@@ -96,9 +96,8 @@ class Case:
     def speculative(self, temperature: float) -> Speculative:
         """The speculative loop."""
         chosen = self.plan.sampling(temperature)
-        method = decoding.build(self.target, self.draft, gamma=self.plan.gamma, sampling=chosen)
-        assert isinstance(method, Speculative)
-        return method
+        options: dict[str, Any] = {"gamma": self.plan.gamma, "sampling": chosen}
+        return decoding.speculative(self.target, self.draft, **options)
 
     def autoregressive(self, temperature: float) -> Autoregressive:
         """Plain decoding, with the ids that both models have."""
@@ -213,8 +212,8 @@ def memory(case: Case) -> Finding:
     try:
         loops: list[Any] = [(case.speculative(plan.temperature), case.target)]
     except ValueError:  # no pair: each by itself
-        chosen: dict[str, Any] = {"gamma": 1, "sampling": plan.sampling(plan.temperature)}
-        loops = [(decoding.build(c, None, **chosen), c) for c in case.checkpoints.values()]
+        chosen = plan.sampling(plan.temperature)
+        loops = [(decoding.plain(c, chosen), c) for c in case.checkpoints.values()]
     shapes = {"rows": plan.batch_size, "max_new_tokens": plan.max_new_tokens}
     needs = [decoding.needed(method, c, longest, **shapes) for method, c in loops]
     return verdicts.memory(needs, memory_free(), plan.batch_size, longest)
