@@ -448,7 +448,7 @@ def _praise(winner, equals, usable, refused) -> str:
     others = ", ".join(short(c.name) for c in equals if c is not winner)
     if others:
         said.append(f"No slower within {SAME:.0%}, but larger: {others}.")
-    if winner.counts_ngrams(name):
+    if counts_ngrams(winner.name):
         said += [f"{winner.name} {remark}." for remark in winner.remarks]
     losing = [why_not(c) for c in usable if not beats_plain(c)]
     return _join(*said, *losing, *refused)
