@@ -26,7 +26,7 @@ import pathlib
 import sys
 import time
 import warnings
-from typing import TextIO
+from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from tqdm import tqdm
 from experiments import common
 from specjax import accept, decoding, drafters, files, policies, pricing, report, sampling, timing
 from specjax.draft import Drafter
+from specjax.loop import Method
 from specjax.models import hub
 from specjax.models.memory import check_fits
 from specjax.monitor import summarize
@@ -56,17 +57,16 @@ def main(_) -> None:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     target, draft = load_pair(config)
     unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
-    method = decoding.build(
-        target,
-        draft,
-        gamma=config.gamma,
-        sampling=sampling.sampling(config.temperature, config.top_k, config.top_p),
-        rule=config.rule or None,
-        policy=None if unpriced else config.policy or None,
-    )
+    chosen = sampling.sampling(config.temperature, config.top_k, config.top_p)
+    how: dict[str, Any] = {"rule": config.rule or None}
+    speculative = None
+    if draft is not None:
+        how |= {"gamma": config.gamma, "policy": None if unpriced else config.policy or None}
+        speculative = decoding.speculative(target, draft, sampling=chosen, **how)
+    method: Method = speculative or decoding.plain(target, chosen, **how)
     check_memory(config, texts, target, method)
     if unpriced:
-        method = with_prices(method, target, texts, config)
+        method = speculative = with_prices(speculative, target, texts, config)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
     output = open_output(args.output, args.overwrite, config, texts, source=args.input)
     done = len(output.done) if output else 0
@@ -83,9 +83,9 @@ def main(_) -> None:
         names=(config.target, config.draft),
     )
     total = len(texts) * config.samples
-    begin, counts = time.perf_counter(), np.zeros(3, np.int64)
+    begin, made = time.perf_counter(), np.zeros(3, np.int64)
     for row in tqdm(rows, total=total, initial=done, unit="row", disable=None):
-        counts += 1, row.emitted, row.target_calls
+        made += 1, row.emitted, row.target_calls
         record = {
             "input": texts[row.index],
             "sample": row.sample,
@@ -100,9 +100,10 @@ def main(_) -> None:
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
     beside = sys.stdout if output else sys.stderr  # where no rows are
-    print(took(done, *counts.tolist(), time.perf_counter() - begin), file=beside)
-    if config.compare:
-        show(method, compare(method, target, texts, config), beside)
+    outputs, tokens, calls = made.tolist()
+    print(took(done, outputs, tokens, calls, time.perf_counter() - begin), file=beside)
+    if speculative and config.compare:
+        show(speculative, compare(speculative, target, texts, config), beside)
 
 
 def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Speculative:
@@ -182,7 +183,7 @@ def show(method: Speculative, found: timing.Comparison, file: TextIO) -> None:
         f"Accepted of those tested, by position in the draft: {rates}.",
         f"Gain {times.measured_gain:.2f}, with prefill {times.measured_gain_end_to_end:.2f}; "
         f"expected of c = {times.c:.3f} and v = {times.v:.2f}: {expected}.",
-        f"Speculative phases, {'measured' if times.measured else 'estimated'}: {phases}.",
+        f"Speculative phases, estimated: {phases}.",
         likeness(method, found),
     ):
         console.print(line, soft_wrap=True)
@@ -276,7 +277,7 @@ def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | Drafter | None]:
     return target, drafters.load(config.draft, target, dtype=dtype)
 
 
-def check_memory(config, texts: list[str], target: hub.Checkpoint, method: timing.Method) -> None:
+def check_memory(config, texts: list[str], target: hub.Checkpoint, method: Method) -> None:
     """ValueError if what a batch takes does not fit beside what is loaded."""
     rows = min(config.batch_size, len(texts) * config.samples)
     texts = sorted(texts, key=len)[-8:]  # among these the most tokens, or nearly as many

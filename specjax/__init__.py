@@ -15,6 +15,7 @@ from specjax.metrics import Alpha, measure_alpha
 from specjax.models.hub import Checkpoint, load, save
 from specjax.monitor import Summary, Times
 from specjax.selection import Candidate, Selection, select
+from specjax.timing import measure_speedup
 
 compilation_cache.enable()
 
@@ -33,6 +34,7 @@ __all__ = [
     "generate",
     "load",
     "measure_alpha",
+    "measure_speedup",
     "save",
     "select",
 ]

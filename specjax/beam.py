@@ -26,6 +26,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from specjax.draft import started
 from specjax.pytrees import pytree
 from specjax.sampling import sampling, standardize
 from specjax.types import Cache, Context, Inputs, Model

@@ -23,17 +23,14 @@ from specjax.draft import Drafter, ModelDrafter
 from specjax.loop import Method
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
-from specjax.monitor import Summary, Times, summarize
+from specjax.monitor import Summary, summarize
 from specjax.policies import Policy, constant, needs_prices
 from specjax.policies import load as load_policy
 from specjax.ranges import whole
 from specjax.sampling import Sampling, as_key, row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
-from specjax.trace import Stepped
 from specjax.types import Inputs
-
-MEASURES = ("", "phases", "costs", "gain")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +58,6 @@ class Result:
     """Outputs in the order of the inputs; `samples` rows for each input."""
 
     rows: list[Row]
-    times: Times | None = None  # if asked for, see `generate`
     exact: bool | None = True
     """Whether the outputs keep the target's distribution, as `accept.exactness` has it."""
 
@@ -128,7 +124,6 @@ def generate(
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
-    measure: str = "",
 ) -> Result:
     """Decode texts speculatively, or autoregressively where `draft` is None.
 
@@ -159,72 +154,35 @@ def generate(
         though not their distribution: give prices where a key is to give the same tokens again.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper.
-      measure: what `Result.times` is to hold. "" nothing; "phases" where the time goes, measured by
-        stepping the loop from Python, which is slower; "costs" the same as an estimate, with c, v
-        and the gain expected of them, which are timed after decoding; "gain" that and the measured
-        gain, for which both loops decode every text again, in turns.
 
     Raises:
       ValueError: a number out of range, target and draft with different vocabularies, or a policy
         that cannot learn from this rule.
       FloatingPointError: logits that are not finite; the message names the model.
     """
-    unpriced = draft is not None and isinstance(policy, str) and needs_prices(policy)
-    method = build(
-        target,
-        draft,
-        gamma=gamma,
-        sampling=sampling(temperature, top_k, top_p),
-        rule=rule,
-        policy=None if unpriced else policy,
-        widths=widths,
-    )
-    if measure not in MEASURES:
-        raise ValueError(f"measure={measure!r} must be one of {', '.join(map(repr, MEASURES))}.")
-    if measure in ("costs", "gain") and draft is None:
-        raise ValueError(f"measure={measure!r} compares with plain decoding: it needs a draft.")
-    exact = draft is None or exactness(method.rule, method.sampling)
-    stepped = Stepped() if measure == "phases" else None
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
-        "key": as_key(key),
         "batch_size": batch_size,
+        "max_source_len": max_source_len,
+        "key": as_key(key),
+        "names": (target.name, "" if draft is None else drafters.name_of(draft)),
     }
-    names = target.name, "" if draft is None else drafters.name_of(draft)
-    if unpriced:
+    chosen = sampling(temperature, top_k, top_p)
+    method: Method
+    if draft is None:
+        method = plain(target, chosen, rule)
+    elif isinstance(policy, str) and needs_prices(policy):
         from specjax import pricing  # which times what is defined here
 
-        told = {**options, "batch_size": min(batch_size, len(texts) * samples)}
-        known, _ = pricing.told(
-            policy, method, target, texts, max_source_len=max_source_len, names=names, **told
-        )
-        method = with_policy(method, known)
-    rows = list(
-        stream(
-            method,
-            target,
-            texts,
-            samples=samples,
-            max_source_len=max_source_len,
-            names=names,
-            run=stepped or loop.decode,
-            **options,
-        )
-    )
-    if stepped:
-        return Result(rows, Times(stepped.seconds, measured=True), exact)
-    live = [row for row in rows if row.tokens]
-    if not (measure and live and draft is not None):
-        return Result(rows, exact=exact)
-    from specjax import timing  # which times what is defined here
-
-    kept = [text for text in texts if not is_blank(target, text)]
-    sources = tokenize(target, kept, max_source_len)
-    if measure == "gain":
-        times = timing.compare(method, target, sources, names=names, **options).times
+        method = speculative(target, draft, gamma=gamma, sampling=chosen, rule=rule, widths=widths)
+        rows = min(batch_size, len(texts) * samples)
+        told, _ = pricing.told(policy, method, target, texts, **options | {"batch_size": rows})
+        method = with_policy(method, told)
     else:
-        times = timing.estimate(method, target, sources, live, **options)
-    return Result(rows, times, exact)
+        how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
+        method = speculative(target, draft, gamma=gamma, sampling=chosen, **how)
+    exact = draft is None or exactness(method.rule, method.sampling)
+    return Result(list(stream(method, target, texts, samples=samples, **options)), exact)
 
 
 def build(

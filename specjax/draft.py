@@ -1,6 +1,6 @@
 """Drafters: where proposals come from. A model drafts by decoding autoregressively itself."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,12 @@ class Drafter(Protocol):
     all logits it depends on the known tokens alone, so the output's distribution stays as it is.
     """
 
-    vocab_size: Any  # int, a field or a property: width of its logits
+    if TYPE_CHECKING:  # a property here would be in the way of a field of this name
+
+        @property
+        def vocab_size(self) -> int:
+            """Width of its logits."""
+            ...
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Any]:
         """A read-only context, and the state before the first round. The prompt is in `inputs`."""

@@ -37,18 +37,14 @@ class Times:
     """Where the time goes, and what speculation gains: beside plain decoding, without prefill."""
 
     phases: Mapping[str, float]
-    """Seconds over all batches, by phase of the loop."""
-    measured: bool
-    """Whether `phases` was measured, in stepped mode. Within the jitted loop nothing can be: there
-    it is an estimate, from phases that were timed by themselves."""
-    c: float | None = None  # time(draft step) / time(target step), at this batch size
-    v: float | None = None  # time(verify pass) / time(target step)
-    expected_gain: float | None = None
-    """From the measured c, v and round. None: not asked for, or lost in noise."""
-    measured_gain: float | None = None
-    """Of both loops in turns. None: not asked for."""
-    measured_gain_end_to_end: float | None = None
-    """The same with prefill."""
+    """Seconds over all batches, by phase of the loop: an estimate, from phases that were timed by
+    themselves, since within the jitted loop nothing can be."""
+    c: float  # time(draft step) / time(target step), at this batch size
+    v: float  # time(verify pass) / time(target step)
+    expected_gain: float | None
+    """From the measured c, v and round. None: lost in noise."""
+    measured_gain: float = float("nan")  # of both loops in turns; NaN: only estimated
+    measured_gain_end_to_end: float = float("nan")  # the same with prefill
 
 
 def summarize(rows: "Sequence[Row]", exact: bool | None = True) -> Summary:

@@ -1,6 +1,6 @@
 """What happened in a round: the one thing that drafters, policies, traces and tests learn from."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -14,6 +14,9 @@ class Drafts(NamedTuple):
     logprobs: Float[Array, "B G V"]  # the distributions that the tokens were drawn from
     length: Int[Array, " B"]
     confidence: Float[Array, "B G"]  # float32, see `Observation.belief_logprobs`
+
+
+_UNKNOWN: Any = None
 
 
 class Round(NamedTuple):
@@ -34,12 +37,14 @@ class Round(NamedTuple):
     ratio: Float[Array, "B G"]  # float32, min(1, target/draft) of the drafted token
     confidence: Float[Array, "B G"]  # float32, the belief in the drafted token, a log-probability
     submitted: Bool[Array, "B G"]  # positions that count
-    drafts: Drafts = None  # type: ignore[assignment]
-    target_logprobs: Float[Array, "B K V"] = None  # before any noise is known, as in `drafts`
-    hidden: Float[Array, "B K E"] = None  # the target's, after the last known token and each draft
-    survival: Float[Array, "B G"] = None
-    next_probs: Float[Array, "B V"] = None
-    next_token: Int[Array, " B"] = None
+    drafts: Drafts = _UNKNOWN
+    target_logprobs: Float[Array, "B K V"] = _UNKNOWN  # before any noise is known, as in `drafts`
+    hidden: Float[Array, "B K E"] = (
+        _UNKNOWN  # the target's, after the last known token and each draft
+    )
+    survival: Float[Array, "B G"] = _UNKNOWN
+    next_probs: Float[Array, "B V"] = _UNKNOWN
+    next_token: Int[Array, " B"] = _UNKNOWN
 
     @property
     def gamma_max(self) -> int:

@@ -259,8 +259,7 @@ class Trial:
 
     @functools.cached_property
     def _plain(self) -> Autoregressive:
-        method = decoding.plain(self.target, self._sampling)
-        return method
+        return decoding.plain(self.target, self._sampling)
 
     def _decode(self, texts: Sequence[str]) -> list[list[int]]:
         rows = decoding.stream(
@@ -307,8 +306,7 @@ class Trial:
         return found
 
     def _method(self, loaded: Checkpoint | Drafter, gamma: int) -> Speculative:
-        method = decoding.speculative(self.target, loaded, gamma=gamma, sampling=self._sampling)
-        return method
+        return decoding.speculative(self.target, loaded, gamma=gamma, sampling=self._sampling)
 
     def _measure(self, name: str, loaded: Checkpoint | Drafter, longest: Speculative) -> Candidate:
         alpha = self._alpha(loaded, self._sampling)

@@ -282,13 +282,12 @@ def verify(
     # Slots that a narrower pass leaves stale lie beyond every query, as after a rejection.
     widths = [*sorted({width for width in method.widths if width < full}), full]
     score = partial(_score, method, context, state, block)
-    carry = Scores(None, None), state.cache
     if len(widths) == 1:
-        scores, cache = score(full, 0, carry)
+        scores, cache = score(full, 0, (None, state.cache))
     else:
         # Loops of one turn or none: a `lax.switch` copies the caches, and these do not.
         longest = jnp.max(drafts.length)
-        shapes = jax.eval_shape(partial(score, full, 0), carry)[0]
+        shapes = jax.eval_shape(partial(score, full, 0), (None, state.cache))[0]
         carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), state.cache
         for narrower, width in zip([0, *widths[:-1]], widths, strict=True):
             fits = (narrower <= longest) & (longest < width)

@@ -33,9 +33,6 @@ def _accept(method, state, drafts, scores):
     return speculative.accept(method, state, drafts, scores, dice_for(method))
 
 
-_unfinished = jax.jit(unfinished)
-
-
 @jax.jit
 def _alive(state, row):
     return unfinished(state) & ~state.done[row]
@@ -162,27 +159,3 @@ def _by_phases(method, context, state, timed) -> tuple[State, Round]:
     scores, state = timed("verify", _verify, method, context.target, state, drafts)
     ending = timed("accept", _accept, method, state, drafts, scores)
     return timed("learn", _conclude, method, context.drafter, state, drafts, scores, ending)
-
-
-class Stepped:
-    """In the place of `loop.decode`, stepped phase by phase: slower, and it knows when.
-
-    seconds: by phase, over all batches that it ran; compilation is not counted, dispatch is.
-    """
-
-    def __init__(self):
-        self.seconds: dict[str, float] = {}
-
-    def __call__(self, method: Method, context: Any, state: State) -> State:
-        """All rounds of a batch."""
-        if _unfinished(state):
-            _by_phases(method, context, state, lambda _, function, *args: function(*args))
-        while _unfinished(state):
-            state, _ = _by_phases(method, context, state, self._timed)
-        return state
-
-    def _timed(self, phase, function, *args):
-        begin = time.perf_counter()
-        result = jax.block_until_ready(function(*args))
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
-        return result

@@ -395,7 +395,6 @@ def test_summary(pair, name):
         assert found.bonus == found.iterations - sum(ended)
     else:
         assert found.corrections > found.bonus > 0
-    assert result.times is None
 
 
 def test_summary_without_a_draft(plain):
@@ -405,33 +404,14 @@ def test_summary_without_a_draft(plain):
     assert specjax.Result([]).summary.tokens_per_iteration == 0
 
 
-def test_stepped_mode_gives_the_same_rows_and_measures_its_phases(pair, plain):
-    options = {"temperature": 1.0, "batch_size": 3}
-    whole = generate(pair.target, pair.draft, TEXTS, **options)
-    stepped = generate(pair.target, pair.draft, TEXTS, measure="phases", **options)
-    assert stepped.rows == whole.rows
-    assert stepped.times.measured
-    assert set(stepped.times.phases) == {"draft", "verify", "accept", "learn"}
-    assert min(stepped.times.phases.values()) > 0
-    assert stepped.times.expected_gain is None
-    assert set(generate(pair.target, None, TEXTS, measure="phases").times.phases) == {"step"}
-
-
-def test_expected_and_measured_gain(pair):
-    """In the jitted loop phases are estimates, and the result says so."""
-    texts = [*TEXTS[:3], ""]
-    with pytest.warns(UserWarning, match="1 empty"):
-        found = generate(pair.target, pair.draft, texts, batch_size=2, measure="gain")
-    assert not found.times.measured
-    assert set(found.times.phases) == {"draft", "verify", "rest"}
-    assert found.times.c > 0
-    assert found.times.v > 0
-    assert found.times.measured_gain > 0
-    assert found.times.measured_gain_end_to_end > 0
-    assert found.rows[:3] == generate(pair.target, pair.draft, TEXTS[:3], batch_size=2).rows
-    expected = generate(pair.target, pair.draft, TEXTS[:2], measure="costs").times
-    assert expected.expected_gain is None or expected.expected_gain > 0
-    assert expected.measured_gain is None
+def test_expected_and_measured_speedup(pair):
+    """A blank text is left out. A policy is part of what is measured."""
+    found = specjax.measure_speedup(
+        pair.target, pair.draft, [*TEXTS[:2], ""], batch_size=2, policy="heuristic", repeats=1
+    )
+    assert set(found.phases) == {"draft", "verify", "rest"}
+    assert min(found.c, found.v, found.measured_gain, found.measured_gain_end_to_end) > 0
+    assert found.expected_gain is None or found.expected_gain > 0
 
 
 def test_estimates_by_hand(pair, monkeypatch):
@@ -460,10 +440,13 @@ def test_estimates_by_hand(pair, monkeypatch):
     assert (found.c, found.v) == (0.1, 1.5)
 
 
-@pytest.mark.parametrize("measure", ["costs", "gain", "time"])
-def test_what_cannot_be_measured(pair, measure):
-    with pytest.raises(ValueError, match=f"measure='{measure}'"):
-        generate(pair.target, None, TEXTS, measure=measure)
+@pytest.mark.parametrize(
+    ("texts", "options", "said"),
+    [([""], {}, "every text is blank"), (["a"], {"repeats": 0}, "repeats"), ("a", {}, "list of")],
+)
+def test_what_cannot_be_measured(pair, texts, options, said):
+    with pytest.raises(ValueError, match=said):
+        specjax.measure_speedup(pair.target, pair.draft, texts, **options)
 
 
 def test_rules_and_policies_by_name(pair):

@@ -231,9 +231,7 @@ SAMPLES = 7 * ROWS
 LENGTH = 4
 
 
-def counts_of(
-    start, decode, method, buffer_len, samples=SAMPLES
-) -> tuple[collections.Counter, float]:
+def counts_of(decode, method, buffer_len, samples=SAMPLES) -> tuple[collections.Counter, float]:
     """How often each output came, and the share of rows with several rounds."""
     inputs = repeat(inputs_of([PROMPT]), ROWS)
     counts, several = collections.Counter(), 0
@@ -241,7 +239,7 @@ def counts_of(
     for first in range(0, samples, ROWS):
         sample = jnp.arange(first, first + ROWS, dtype=jnp.int32)
         keys = smp.row_keys(jax.random.key(0), zeros, sample)
-        context, state = start(method, inputs, keys, budget, buffer_len=buffer_len)
+        context, state = loop.start(method, inputs, keys, budget, buffer_len=buffer_len)
         state = jax.device_get(decode(method, context, state).replace(keys=()))
         several += np.sum(state.rounds > 1)
         known = np.arange(state.tokens.shape[1])[None, :] < state.length[:, None]
@@ -265,7 +263,7 @@ def speculative_p_value(
     target, draft = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))
     method = method_of(target, draft, law, rule, policy, 2)
     buffer_len = len(PROMPT) + LENGTH + method.gamma_max + 1
-    counts, several = counts_of(loop.start, decode, method, buffer_len, samples)
+    counts, several = counts_of(decode, method, buffer_len, samples)
     assert several > 0.3
     return p_value(law, counts)
 
@@ -297,7 +295,7 @@ def test_autoregressive_samples_follow_the_target(law, rule):
     law = sampling(**SAMPLINGS[law])
     target = random_table(1, dtype=jnp.float32)
     method = autoregressive.Autoregressive(target, law, jnp.int32([EOS]), rule)
-    counts, _ = counts_of(loop.start, loop.decode, method, len(PROMPT) + LENGTH + 1)
+    counts, _ = counts_of(loop.decode, method, len(PROMPT) + LENGTH + 1)
     assert p_value(law, counts) > 1e-4
 
 

@@ -31,7 +31,7 @@ ORACLE = "oracle"  # in replay only
 
 
 @pytree
-class Counting:
+class Counting(Drafter):
     """A drafter that counts its calls. A policy that stops before a token exists has made one more
     call than tokens."""
 

@@ -21,11 +21,11 @@ from experiments.benchmark import forced, models, peers
 from experiments.benchmark.cases import SHAPES, Case, step_bytes
 from specjax import cost, decoding, loop, theory
 from specjax.autoregressive import Autoregressive
+from specjax.loop import Method
 from specjax.models.hub import Checkpoint
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
 
-Method = Autoregressive | Speculative
 Rivals = dict[str, Callable[[], list[list[int]]]]
 PAUSE = 0.2  # seconds after a peer, whose idle threads go on spinning for a while
 
@@ -92,7 +92,7 @@ Turn = dict[str, list[Call]]  # by method: a call for each key of a repeat
 def decode(lab: Lab, case: Case) -> dict[str, Any]:
     """Both loops, the peers, the phases of a round and the bandwidth, taking turns."""
     config, (target, draft) = lab.config, lab.pair(case)
-    methods = {"autoregressive": build(case, target, None)}
+    methods: dict[str, Method] = {"autoregressive": plain_of(case, target)}
     meter = None
     if draft is not None:
         methods["speculative"] = build(case, target, draft)
@@ -163,9 +163,10 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
     every gain over it is too high.
     """
     config, (target, draft) = lab.config, lab.pair(case)
-    methods = {
-        "autoregressive": build(case, target, None),
-        "silent": decoding.build(
+    assert draft is not None, "a case of two models"
+    methods: dict[str, Method] = {
+        "autoregressive": plain_of(case, target),
+        "silent": decoding.speculative(
             target,
             draft,
             gamma=case.gamma,
@@ -217,11 +218,16 @@ def turn(
     return taken
 
 
-def build(case: Case, target: Checkpoint, draft: Checkpoint | None) -> Method:
-    """The loop with the case's rule."""
+def build(case: Case, target: Checkpoint, draft: Checkpoint) -> Speculative:
+    """The speculative loop with the case's rule."""
     rule = None if case.weights == "agreeing" else forced.ForcedRule(jnp.float32(case.alpha))
     chosen = sampling(case.temperature)
-    return decoding.build(target, draft, gamma=case.gamma, sampling=chosen, rule=rule)
+    return decoding.speculative(target, draft, gamma=case.gamma, sampling=chosen, rule=rule)
+
+
+def plain_of(case: Case, target: Checkpoint) -> Autoregressive:
+    """The loop that it is compared with."""
+    return decoding.plain(target, sampling(case.temperature))
 
 
 def begin(case: Case, target: Checkpoint, method: Method, key: int = 0):
