@@ -83,9 +83,9 @@ def main(_) -> None:
         names=(config.target, config.draft),
     )
     total = len(texts) * config.samples
-    begin, made = time.perf_counter(), np.zeros(3, np.int64)
+    begin, made, tokens, calls = time.perf_counter(), 0, 0, 0
     for row in tqdm(rows, total=total, initial=done, unit="row", disable=None):
-        made += 1, row.emitted, row.target_calls
+        made, tokens, calls = made + 1, tokens + row.emitted, calls + row.target_calls
         record = {
             "input": texts[row.index],
             "sample": row.sample,
@@ -100,8 +100,7 @@ def main(_) -> None:
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
     beside = sys.stdout if output else sys.stderr  # where no rows are
-    outputs, tokens, calls = made.tolist()
-    print(took(done, outputs, tokens, calls, time.perf_counter() - begin), file=beside)
+    print(took(done, made, tokens, calls, time.perf_counter() - begin), file=beside)
     if speculative and config.compare:
         show(speculative, compare(speculative, target, texts, config), beside)
 

@@ -5,7 +5,7 @@ the law of a whole round can be enumerated. Both models' log-probabilities come 
 `standardize`; only a rule that is not exact may read the target by another (`target_law`).
 
 Shapes: `target_logprobs` (B, γ+1, V), entry i the target's law after i drafted tokens, given the
-noise (`given_noise`) in `survival` and `next_probs`; `draft_logprobs` (B, γ, V), entry i the law
+noise (`given_noise`) in `stop` and `next_probs`; `draft_logprobs` (B, γ, V), entry i the law
 that drafted token i was drawn from, before any noise is known; `drafts` (B, γ);
 `draft_len` (B,) ≤ γ, how many were submitted. Entries at or beyond draft_len are arbitrary.
 """
@@ -70,14 +70,14 @@ class AcceptanceRule(Protocol):
         """The chance that a token drawn from the draft's law is accepted: α is its mean."""
         ...
 
-    def survival(
+    def stop(
         self,
         target_logprobs: Float[Array, "B K V"],
         draft_logprobs: Float[Array, "B G V"],
         drafts: Int[Array, "B G"],
         draft_len: Int[Array, " B"],
-    ) -> Float[Array, "B G"]:
-        """Entry i is P(more than i drafted tokens are accepted | drafts): non-increasing in i."""
+    ) -> Float[Array, "B K"]:
+        """Entry i is P(exactly i drafted tokens are accepted | drafts)."""
         ...
 
     def next_probs(
@@ -88,7 +88,7 @@ class AcceptanceRule(Protocol):
         draft_len: Int[Array, " B"],
         accepted: Int[Array, " B"],
     ) -> Float[Array, "B V"]:
-        """Law of the token after `accepted` drafted ones, given that the rest was rejected."""
+        """Distribution of the token after `accepted` drafted ones, if acceptance ends there."""
         ...
 
 
@@ -134,6 +134,19 @@ def coupled_overlap(
     return jnp.sum(share * draft / chord, axis=-1)
 
 
+def ends(survival: Float[Array, "B G"]) -> Float[Array, "B G+1"]:
+    """`stop` from the chances that more than 0, 1, … tokens are accepted: their differences."""
+    return -jnp.diff(survival, axis=1, prepend=1.0, append=0.0)
+
+
+def surviving(stop: Float[Array, "B K"]) -> Float[Array, "B K-1"]:
+    """Entry i is P(more than i tokens are accepted): what `ends` was given, within rounding.
+
+    Summed from the end: where nothing can survive it is exactly 0.
+    """
+    return jnp.cumsum(stop[:, :0:-1], axis=1)[:, ::-1]
+
+
 def residual(
     target_probs: Float[Array, "B V"], draft_probs: Float[Array, "B V"]
 ) -> Float[Array, "B V"]:
@@ -170,15 +183,15 @@ class TokenRule:
         """Σ min(p, q)."""
         return overlap(target_logprobs, draft_logprobs)
 
-    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        """Π min(1, p/q) over the tokens so far."""
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        """More than i tokens are accepted with probability Π min(1, p/q) over the first i + 1."""
         count = drafts.shape[1]
         target = at_tokens(target_logprobs[:, :count], drafts)
         draft = at_tokens(draft_logprobs, drafts)
         submitted = jnp.arange(count, dtype=jnp.int32)[None, :] < draft_len[:, None]
         # A token was drawn, so its draft probability is positive; the target's may be 0.
         log_ratio = jnp.where(submitted, jnp.minimum(target - draft, 0.0), -jnp.inf)
-        return jnp.exp(jnp.cumsum(log_ratio, axis=1))
+        return ends(jnp.exp(jnp.cumsum(log_ratio, axis=1)))
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
         """The residual at the rejected token; the target's law if all were accepted."""
@@ -211,16 +224,17 @@ class BlockRule(TokenRule):
         are accepted."""
         return overlap(target_logprobs, draft_logprobs)
 
-    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        """P(a > i) = 1 − Π (1 − hⱼ) over j > i, for independent uniforms uⱼ."""
-        log_kept = self._log_kept(target_logprobs, draft_logprobs, drafts, draft_len)[:, 1:]
-        target = jnp.exp(log_kept[:, :, None] + target_logprobs[:, 1:])
-        draft = _submitted_probs(draft_logprobs, draft_len)[:, 1:]
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        """hᵢ·Π (1 − hⱼ) over j > i, for independent uniforms uⱼ; h₀ = 1."""
+        log_kept = self._log_kept(target_logprobs, draft_logprobs, drafts, draft_len)
+        target = jnp.exp(log_kept[:, :, None] + target_logprobs)
+        draft = _submitted_probs(draft_logprobs, draft_len)
         left = jnp.sum(jnp.maximum(target - draft, 0.0), axis=-1)
         lost = -jnp.expm1(log_kept)  # 1 − P
         # 1 − h is 0 where P = 1, though nothing may be left there either.
         missed = jnp.where(lost > 0, lost / jnp.where(lost > 0, left + lost, 1.0), 0.0)
-        return 1.0 - jax.lax.cumprod(missed, axis=1, reverse=True)
+        later = jax.lax.cumprod(missed[:, 1:], axis=1, reverse=True)
+        return (1.0 - missed) * jnp.pad(later, ((0, 0), (0, 1)), constant_values=1.0)
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
         """norm([P·p − q]₊); the target's law if all were accepted."""
@@ -293,10 +307,10 @@ class LenientRule(TokenRule):
         """Σ min(p/l, q)."""
         return overlap(_over(target_logprobs, self.lenience), draft_logprobs)
 
-    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        """Π min(1, p/(l·q)): p/l in the place of p."""
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        """Ratios are p/(l·q): p/l in the place of p."""
         over = _over(target_logprobs, self.lenience)
-        return super().survival(over, draft_logprobs, drafts, draft_len)
+        return super().stop(over, draft_logprobs, drafts, draft_len)
 
 
 @pytree
@@ -324,12 +338,12 @@ class LenientArgmax(TokenRule):
             jnp.where(self._kept(target_logprobs), jnp.exp(draft_logprobs), 0.0), axis=-1
         )
 
-    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        """1 while every token so far is kept, then 0."""
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        """At the first token that is not kept, with certainty."""
         count = drafts.shape[1]
         kept = at_tokens(self._kept(target_logprobs[:, :count]), drafts)
         kept &= jnp.arange(count, dtype=jnp.int32)[None, :] < draft_len[:, None]
-        return jnp.cumprod(kept.astype(target_logprobs.dtype), axis=1)
+        return ends(jnp.cumprod(kept.astype(target_logprobs.dtype), axis=1))
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
         """The argmax, with certainty."""
@@ -376,7 +390,7 @@ def load(name: str, **settings: Any) -> AcceptanceRule:
 
 
 # What decides about tokens. `under` need not be among them: a rule is judged as what it gives.
-_DECIDING = frozenset(("target_law", "given_noise", "survival", "next_probs"))
+_DECIDING = frozenset(("target_law", "given_noise", "stop", "next_probs"))
 
 
 def exactness(rule: AcceptanceRule, sampling: Sampling) -> bool | None:

@@ -72,7 +72,7 @@ def step(method: Autoregressive, context: Context, state: State) -> tuple[State,
         drafts=Drafts(none, nothing[:, :, None], zero, nothing),
         target_logprobs=logprobs[:, None],
         hidden=hidden,
-        survival=nothing,
+        stop=jnp.ones_like(probs[:, :1]),
         next_probs=probs,
         next_token=token,
     )

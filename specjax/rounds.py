@@ -42,7 +42,7 @@ class Round(NamedTuple):
     hidden: Float[Array, "B K E"] = (
         _UNKNOWN  # the target's, after the last known token and each draft
     )
-    survival: Float[Array, "B G"] = _UNKNOWN
+    stop: Float[Array, "B K"] = _UNKNOWN  # P(exactly i drafted tokens are accepted)
     next_probs: Float[Array, "B V"] = _UNKNOWN
     next_token: Int[Array, " B"] = _UNKNOWN
 

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax import devices
 from specjax import sampling as smp
-from specjax.accept import AcceptanceRule, at_tokens
+from specjax.accept import AcceptanceRule, at_tokens, surviving
 from specjax.draft import Drafter, is_silent, prefill
 from specjax.policies import Observation, Policy
 from specjax.pytrees import pytree
@@ -70,10 +70,10 @@ class Dice:
         keys = smp.fold(state.keys, state.rounds, Purpose.DRAFT, slot)
         return smp.draw(keys, jnp.exp(logprobs))
 
-    def accepted(self, state: State, survival: Float[Array, "B G"]):
-        """How many drafts survive, (B,) int32: one uniform, since survival never increases."""
-        point = smp.uniform(smp.fold(state.keys, state.rounds, Purpose.ACCEPT), survival.dtype)
-        return jnp.sum(point[:, None] < survival, axis=1, dtype=jnp.int32)
+    def accepted(self, state: State, stop: Float[Array, "B K"]):
+        """How many drafted tokens are accepted, (B,) int32, by one uniform number."""
+        point = smp.uniform(smp.fold(state.keys, state.rounds, Purpose.ACCEPT), stop.dtype)
+        return jnp.sum(point[:, None] < surviving(stop), axis=1, dtype=jnp.int32)
 
     def next(self, state: State, probs: Float[Array, "B V"]):
         """The token after the accepted ones, (B,) int32."""
@@ -86,8 +86,8 @@ class GreedyDice(Dice):
     def draft(self, state, slot, logprobs):
         return smp.argmax(logprobs)
 
-    def accepted(self, state, survival):
-        return jnp.sum(survival > 0, axis=1, dtype=jnp.int32)
+    def accepted(self, state, stop):
+        return smp.argmax(stop)
 
     def next(self, state, probs):
         return smp.argmax(probs)
@@ -321,26 +321,24 @@ def block_of(state: State, drafts: Drafts) -> Int[Array, "B K"]:
 class Ending(NamedTuple):
     """Where acceptance ends, and what follows."""
 
-    survival: Float[Array, "B G"]
+    stop: Float[Array, "B K"]
     accepted: Int[Array, " B"]
     next_probs: Float[Array, "B V"]
     next_token: Int[Array, " B"]
 
 
 def accept(method: Speculative, state: State, drafts: Drafts, scores: Scores, dice: Dice) -> Ending:
-    """How far the drafts survive, and the token that follows: the rule's distributions, the
-    loop's draws.
-    """
+    """Where acceptance ends and what follows: distributions by the rule, draws by the loop."""
     rule = method.rule.under(method.sampling)
     slots = jnp.arange(scores.logprobs.shape[1], dtype=jnp.int32)
     position = state.length[:, None] + slots[None, :]
     over_positions = jax.vmap(rule.given_noise, in_axes=(1, None, 1), out_axes=1)
     target_logprobs = over_positions(scores.logprobs, state.keys, position)
     known = target_logprobs, drafts.logprobs, drafts.tokens, drafts.length
-    survival = rule.survival(*known)
-    accepted = dice.accepted(state, survival)
+    stop = rule.stop(*known)
+    accepted = dice.accepted(state, stop)
     next_probs = rule.next_probs(*known, accepted)
-    return Ending(survival, accepted, next_probs, dice.next(state, next_probs))
+    return Ending(stop, accepted, next_probs, dice.next(state, next_probs))
 
 
 def conclude(
@@ -389,7 +387,7 @@ def round_of(
         drafts=drafts,
         target_logprobs=scores.logprobs,
         hidden=scores.hidden,
-        survival=ending.survival,
+        stop=ending.stop,
         next_probs=ending.next_probs,
         next_token=ending.next_token,
     )

@@ -31,7 +31,7 @@ class Forced(speculative.Dice):
     def draft(self, state, slot, logprobs):
         return jax.lax.dynamic_index_in_dim(self.drafts, slot, 1, keepdims=False)
 
-    def accepted(self, state, survival):
+    def accepted(self, state, stop):
         return self.count
 
     def next(self, state, probs):
@@ -141,10 +141,7 @@ def _chance(round_, drawn_from):
     submitted = jnp.arange(gamma, dtype=jnp.int32)[None, :] < drafts.length[:, None]
     each = jnp.where(submitted, jnp.exp(at_tokens(laws, drafts.tokens)), 1 / vocab_size)
     drawn = jnp.prod(each, axis=1)
-    ones = jnp.ones((len(drawn), 1), drawn.dtype)
-    survival = jnp.concatenate([ones, round_.survival, 0 * ones], axis=1)
-    lost = survival[:, :-1] - survival[:, 1:]
-    stopped = jnp.take_along_axis(lost, round_.accepted[:, None], axis=1)[:, 0]
+    stopped = jnp.take_along_axis(round_.stop, round_.accepted[:, None], axis=1)[:, 0]
     last = jnp.take_along_axis(round_.next_probs, round_.next_token[:, None], axis=1)[:, 0]
     possible = drawn > 0
     possible &= jnp.where(possible, stopped, 0) != 0

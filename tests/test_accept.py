@@ -15,12 +15,14 @@ from specjax.accept import (
     TokenRule,
     at_position,
     at_tokens,
+    ends,
     exactness,
     lenient,
     overlap,
     own_acceptance,
     remark,
     residual,
+    surviving,
 )
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
@@ -84,7 +86,7 @@ def test_residual_of_almost_equal_laws_is_a_law():
 def test_survival():
     """Tokens 0, 2, 3, 7 have p/q = 1.75, .75, ⅔, 1."""
     drafts = jnp.int32([[0, 2, 3, 7]])
-    survival = TokenRule().survival(*laws(4), drafts, jnp.int32([4]))
+    survival = surviving(TokenRule().stop(*laws(4), drafts, jnp.int32([4])))
     np.testing.assert_allclose(survival[0], [1, 0.75, 0.5, 0.5], rtol=1e-5)
 
 
@@ -92,9 +94,9 @@ def test_survival_ends_with_the_draft():
     """Entries past the end are arbitrary, and none of them survives."""
     target, draft = laws(3)
     draft = draft.at[:, 1:].set(jnp.nan)
-    survival = TokenRule().survival(target, draft, jnp.int32([[2, 0, 0]]), jnp.int32([1]))
+    survival = surviving(TokenRule().stop(target, draft, jnp.int32([[2, 0, 0]]), jnp.int32([1])))
     np.testing.assert_allclose(survival[0], [0.75, 0, 0], rtol=1e-5)
-    nothing = TokenRule().survival(target, draft, jnp.int32([[2, 0, 0]]), jnp.int32([0]))
+    nothing = surviving(TokenRule().stop(target, draft, jnp.int32([[2, 0, 0]]), jnp.int32([0])))
     np.testing.assert_array_equal(nothing[0], [0, 0, 0])
 
 
@@ -103,7 +105,7 @@ def test_survival_never_increases(rule):
     """1,000 random rows with γ = 5 and zeros in p: non-increasing, within [0, 1]."""
     target, draft, drafts = random_laws(1000, 5, 6)
     length = jnp.asarray(np.arange(1000, dtype=np.int32) % 6)
-    survival = np.asarray(rule.survival(target, draft, drafts, length))
+    survival = np.asarray(surviving(rule.stop(target, draft, drafts, length)))
     assert np.all(np.diff(survival, axis=1) <= 0)
     assert np.all((survival >= 0) & (survival <= 1))
     impossible = np.isneginf(at_tokens(target[:, :5], drafts))
@@ -153,7 +155,7 @@ def test_the_ends_of_the_uniform(point, monkeypatch):
     class NoState:
         keys, rounds = jax.random.split(jax.random.key(0), 3), jnp.zeros((3,), jnp.int32)
 
-    np.testing.assert_array_equal(speculative.Dice().accepted(NoState, survival), [0, 1, 2])
+    np.testing.assert_array_equal(speculative.Dice().accepted(NoState, ends(survival)), [0, 1, 2])
 
 
 def test_selectors():
@@ -170,8 +172,8 @@ def test_selectors():
 class Silent(TokenRule):
     """Keeps everything, and says nothing of it."""
 
-    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        return jnp.ones(drafts.shape)
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        return ends(jnp.ones(drafts.shape))
 
 
 @pytree
@@ -196,7 +198,7 @@ class Renamed(BlockRule):
 class Bare:
     """Of no base, with a function that decides."""
 
-    survival = next_probs = target_law = Silent.survival
+    stop = next_probs = target_law = Silent.stop
 
     def under(self, sampling):
         return self
@@ -225,7 +227,7 @@ def test_exactness(rule, expected, said, temperature):
 
 
 def test_own_acceptance():
-    """Every rule of the library has its own; one that only changes `survival` has another's."""
+    """Every rule of the library has its own; one that only changes `stop` has another's."""
     for rule in (TokenRule(), BlockRule(), GumbelRule(), lenient(0.3), Honest(1.0), Renamed()):
         assert own_acceptance(rule, sampling(1.0))
         assert own_acceptance(rule, sampling(0.0))
@@ -259,7 +261,7 @@ def test_block_by_hand():
     p, q = (np.exp(np.asarray(x, np.float64)) for x in (target, draft))
     length = np.arange(300, dtype=np.int32) % 5
     laws = target, draft, drafts, jnp.asarray(length)
-    survival = np.asarray(BlockRule().survival(*laws))
+    survival = np.asarray(surviving(BlockRule().stop(*laws)))
     nexts = [BlockRule().next_probs(*laws, jnp.full((300,), a, jnp.int32)) for a in range(5)]
     for row, count in enumerate(length):
         chosen = np.asarray(drafts)[row, :count]
@@ -276,7 +278,7 @@ def test_block_of_one_token_is_the_token_rule():
     ones = jnp.ones((1000,), jnp.int32)
     laws = target, draft, drafts, ones
     np.testing.assert_allclose(
-        BlockRule().survival(*laws), TokenRule().survival(*laws), rtol=1e-5, atol=1e-7
+        surviving(BlockRule().stop(*laws)), surviving(TokenRule().stop(*laws)), rtol=1e-5, atol=1e-7
     )
     nexts = [rule.next_probs(*laws, 0 * ones) for rule in (BlockRule(), TokenRule())]
     np.testing.assert_array_equal(*nexts)
@@ -289,8 +291,8 @@ def test_block_keeps_what_a_later_token_makes_good():
     target, draft = laws(2)
     for drafts, expected, token in (([2, 0], [1, 1], [0.75, 0.75]), ([0, 2], [1, 0.75], [1, 0.75])):
         args = target, draft, jnp.int32([drafts]), jnp.int32([2])
-        np.testing.assert_allclose(BlockRule().survival(*args)[0], expected, rtol=1e-5)
-        np.testing.assert_allclose(TokenRule().survival(*args)[0], token, rtol=1e-5)
+        np.testing.assert_allclose(surviving(BlockRule().stop(*args))[0], expected, rtol=1e-5)
+        np.testing.assert_allclose(surviving(TokenRule().stop(*args))[0], token, rtol=1e-5)
 
 
 def expected_accepted(rule, p, q) -> float:
@@ -302,7 +304,7 @@ def expected_accepted(rule, p, q) -> float:
     draft = np.stack([q[i, before[:, i]] for i in range(gamma)], axis=1)
     chance = np.take_along_axis(draft, drafts[:, :, None], axis=2).prod(axis=(1, 2))
     length = jnp.full((len(drafts),), gamma, jnp.int32)
-    survival = rule.survival(log(target), log(draft), jnp.asarray(drafts), length)
+    survival = surviving(rule.stop(log(target), log(draft), jnp.asarray(drafts), length))
     return float(chance @ np.asarray(survival, np.float64).sum(axis=1))
 
 
@@ -328,8 +330,8 @@ def test_one_hot_laws_are_judged_alike():
     drafts = jnp.argmax(draft, axis=-1).astype(jnp.int32)
     length = jnp.asarray(rng.integers(5, size=500).astype(np.int32))
     args = target, draft, drafts, length
-    kept = BlockRule().survival(*args)
-    np.testing.assert_array_equal(kept, TokenRule().survival(*args))
+    kept = surviving(BlockRule().stop(*args))
+    np.testing.assert_array_equal(kept, surviving(TokenRule().stop(*args)))
     accepted = jnp.sum(kept > 0, axis=1, dtype=jnp.int32)
     nexts = [rule.next_probs(*args, accepted) for rule in (BlockRule(), TokenRule())]
     np.testing.assert_array_equal(*nexts)

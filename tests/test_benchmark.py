@@ -16,7 +16,7 @@ from configs import benchmark_cpu, benchmark_gpu, benchmark_tpu
 from experiments.benchmark import bars, forced, measure, models, peers, tables
 from experiments.benchmark.cases import PARTS, SHAPES, Case, chosen, step_bytes, suite
 from specjax import loop
-from specjax.accept import TokenRule
+from specjax.accept import TokenRule, ends
 from specjax.pytrees import pytree
 
 TINY = Case("tiny", "tiny-draft", batch=32, tokens=40, buffer=48, source=5)
@@ -72,10 +72,10 @@ def test_the_forced_rule_does_all_the_work(both, temperature):
 class Blind(forced.ForcedRule):
     """Computes nothing of what it does not need."""
 
-    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
         powers = jnp.cumprod(jnp.full(drafts.shape, self.alpha), axis=1)
         slots = jnp.arange(drafts.shape[1], dtype=jnp.int32)[None, :]
-        return jnp.where(slots < draft_len[:, None], powers, 0.0)
+        return ends(jnp.where(slots < draft_len[:, None], powers, 0.0))
 
 
 def test_what_a_step_must_read():

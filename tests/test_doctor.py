@@ -244,13 +244,13 @@ def planted(monkeypatch):
 
 
 def accept_everything(self, target_logprobs, draft_logprobs, drafts, draft_len):
-    slots = jax.numpy.arange(drafts.shape[1])[None, :]
-    return (slots < draft_len[:, None]).astype(draft_logprobs.dtype)
+    slots = jax.numpy.arange(drafts.shape[1] + 1)[None, :]
+    return (slots == draft_len[:, None]).astype(draft_logprobs.dtype)
 
 
 @pytest.mark.slow
 def test_a_loop_that_keeps_every_draft(pair, planted):
-    planted(TokenRule, "survival", accept_everything)
+    planted(TokenRule, "stop", accept_everything)
     found = examine(pair.target.name, pair.draft.name, names=but("speed"), temperature=0.3)
     assert found["greedy identity"].verdict == "fail"
     assert found["sampling law"].verdict == "fail"

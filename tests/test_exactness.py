@@ -312,8 +312,8 @@ class EveryRoundAlike(speculative.Dice):
     def draft(self, state, slot, logprobs):
         return super().draft(state.replace(rounds=0 * state.rounds), slot, logprobs)
 
-    def accepted(self, state, survival):
-        return super().accepted(state.replace(rounds=0 * state.rounds), survival)
+    def accepted(self, state, stop):
+        return super().accepted(state.replace(rounds=0 * state.rounds), stop)
 
     def next(self, state, probs):
         return super().next(state.replace(rounds=0 * state.rounds), probs)

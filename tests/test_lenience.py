@@ -11,7 +11,7 @@ import reference
 from enumeration import output_law
 from reference import total_variation
 from specjax import loop, metrics, speculative, theory
-from specjax.accept import LenientArgmax, TokenRule, lenient
+from specjax.accept import LenientArgmax, TokenRule, lenient, surviving
 from specjax.draft import ModelDrafter
 from specjax.policies import constant
 from specjax.pytrees import pytree
@@ -134,17 +134,17 @@ def test_enumerated_law_is_the_predicted_one(law):
 class AcceptAll(TokenRule):
     """Lenience without its bound: whatever was drafted is kept."""
 
-    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        slots = jnp.arange(drafts.shape[1], dtype=jnp.int32)[None, :]
-        return (slots < draft_len[:, None]).astype(target_logprobs.dtype)
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        slots = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
+        return (slots == draft_len[:, None]).astype(target_logprobs.dtype)
 
 
 @pytree
 class OtherResidual(TokenRule):
     """Lenience 0.3 with norm(max(0, p − l·q)): within the bound, but not the law that is stated."""
 
-    def survival(self, *laws):
-        return lenient(0.3).survival(*laws)
+    def stop(self, *laws):
+        return lenient(0.3).stop(*laws)
 
     def next_probs(self, target_logprobs, draft_logprobs, *rest):
         scaled = draft_logprobs + jnp.log(jnp.float32(0.3).astype(draft_logprobs.dtype))
@@ -179,7 +179,7 @@ def test_one_position_by_hand(lenience):
         drafts,
         jnp.ones((8,), jnp.int32),
     )
-    survival = rule.survival(*rows)[:, 0]
+    survival = surviving(rule.stop(*rows))[:, 0]
     np.testing.assert_allclose(survival, np.minimum(1, P / (lenience * Q)), rtol=1e-5)
     found = rule.next_probs(*rows, jnp.zeros((8,), jnp.int32))
     np.testing.assert_allclose(found[0], [0.75, 0.25, 0, 0, 0, 0, 0, 0], atol=1e-6)
@@ -195,7 +195,7 @@ def test_lenience_one_is_the_token_rule():
     drafts = jnp.asarray(rng.integers(6, size=(1000, 3)).astype(np.int32))
     length = jnp.asarray(rng.integers(4, size=1000).astype(np.int32))
     one, rule = lenient(1.0), TokenRule()
-    for name in ("survival", "next_probs"):
+    for name in ("stop", "next_probs"):
         rest = (jnp.minimum(length, 1),) if name == "next_probs" else ()
         found, expected = (getattr(r, name)(p, q, drafts, length, *rest) for r in (one, rule))
         np.testing.assert_array_equal(found, expected)
@@ -223,7 +223,7 @@ def test_greedy_by_hand(lenience, kept):
     drafts = jnp.asarray(np.arange(8, dtype=np.int32)[:, None])
     draft = jnp.asarray(log(np.eye(8))[:, None])
     rows = jnp.tile(target, (8, 2, 1)), draft, drafts, jnp.ones((8,), jnp.int32)
-    survival = np.asarray(rule.survival(*rows)[:, 0])
+    survival = np.asarray(surviving(rule.stop(*rows))[:, 0])
     np.testing.assert_array_equal(survival, np.isin(np.arange(8), kept))
     chance = rule.acceptance(jnp.tile(target, (8, 1)), draft[:, 0])
     np.testing.assert_array_equal(chance, survival)
@@ -237,7 +237,7 @@ def test_greedy_stops_at_the_first_that_is_not_kept():
     rule = greedy_rule(0.5)
     target = jnp.tile(log(P), (2, 4, 1))
     drafts = jnp.int32([[1, 5, 0], [1, 0, 0]])
-    survival = rule.survival(target, target[:, :3], drafts, jnp.int32([3, 2]))
+    survival = surviving(rule.stop(target, target[:, :3], drafts, jnp.int32([3, 2])))
     np.testing.assert_array_equal(survival, [[1, 0, 0], [1, 1, 0]])
 
 

@@ -145,8 +145,8 @@ class Generous(TokenRule):
 
     exact = False
 
-    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        return jnp.ones(drafts.shape)
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        return accept.ends(jnp.ones(drafts.shape))
 
 
 def test_alpha_of_a_rule_that_is_not_exact(pair):

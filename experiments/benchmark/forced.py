@@ -18,7 +18,7 @@ from jax import Array
 from jaxtyping import Float
 
 from specjax import theory
-from specjax.accept import TokenRule
+from specjax.accept import TokenRule, ends
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.speculative import Contexts, Dice, GreedyDice, Speculative, step
@@ -32,12 +32,12 @@ class ForcedRule(TokenRule):
     exact: ClassVar[bool] = False
     alpha: Float[Array, ""]
 
-    def survival(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        computed = super().survival(target_logprobs, draft_logprobs, drafts, draft_len)
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        computed = super().stop(target_logprobs, draft_logprobs, drafts, draft_len)
         count = drafts.shape[1]
         submitted = jnp.arange(count, dtype=jnp.int32)[None, :] < draft_len[:, None]
         alpha = self.alpha.astype(computed.dtype)
-        forced = jnp.cumprod(jnp.where(submitted, alpha, 0.0), axis=1)
+        forced = ends(jnp.cumprod(jnp.where(submitted, alpha, 0.0), axis=1))
         # Never NaN while laws are finite, which no compiler knows: so `computed` has to be.
         return jnp.where(jnp.isnan(computed), computed, forced)
 
