@@ -15,6 +15,7 @@ import numpy as np
 
 from specjax import loop, speculative
 from specjax.accept import at_tokens
+from specjax.draft import Fed
 from specjax.sampling import row_keys
 from specjax.types import Inputs
 from table_models import repeat
@@ -164,7 +165,8 @@ def _merge(pool, weights, rng):
         return pool, weights
     known = np.arange(pool.tokens.shape[1])[None, :] < pool.length[:, None]
     policy = [leaf.reshape(len(weights), -1) for leaf in jax.tree.leaves(pool.policy)]
-    columns = [np.where(known, pool.tokens, -1), pool.drafter.end[:, None], *policy]
+    fed = [pool.drafter.end[:, None]] if isinstance(pool.drafter, Fed) else []
+    columns = [np.where(known, pool.tokens, -1), *fed, *policy]
     table = np.concatenate([column.astype(np.float64) for column in columns], axis=1)
     order = rng.permutation(len(weights))
     _, first, group = np.unique(table[order], axis=0, return_index=True, return_inverse=True)

@@ -208,7 +208,7 @@ def test_a_drafter_of_a_fixed_policy_lacks_two_tokens_at_most(platform, on):
             known = max(int(length) - 2, 0)
             assert done or row[:known].tolist() == fed[:known].tolist()
         state, rounds = step(method, contexts, state), rounds + 1
-    assert rounds > 3
+    assert rounds >= 3
 
 
 def test_only_a_constant_policy_is_fixed():
