@@ -19,12 +19,12 @@ import ml_collections
 from configs import decode
 
 FAMILIES = pathlib.Path(__file__).resolve().parent.parent / "families"
-CHOICES = ("demo", "full", "prose")
+CHOICES = ("all", "demo", "full", "prose")
 
 
-def get_config(size: str = "") -> ml_collections.ConfigDict:
-    """`size` is one of `CHOICES`, or empty: as `demo`, with more repeats and lengths of drafts."""
-    if size not in ("", *CHOICES):
+def get_config(size: str = "all") -> ml_collections.ConfigDict:
+    """`size` is one of `CHOICES`; `all` is `demo` with more repeats and all lengths of drafts."""
+    if size not in CHOICES:
         raise ValueError(f"configs/embedded.py:{size}: choose one of {', '.join(CHOICES)}.")
     full, prose = size in ("full", "prose"), size == "prose"
     config = decode.get_config()

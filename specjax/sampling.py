@@ -6,6 +6,7 @@ bonus and residual all share it, which is what makes the output's law the target
 
 import dataclasses
 import enum
+import math
 from typing import Literal
 
 import jax
@@ -181,11 +182,12 @@ def uniform(keys: Key[Array, " B"], dtype=jnp.float32) -> Float[Array, " B"]:
 def draw(keys: Key[Array, " B"], probs: Float[Array, "B V"]) -> Int[Array, " B"]:
     """A token for each row, in proportion to `probs`, which need not sum to 1. Consumes the keys.
 
-    Entries lie in blocks of 128. A block is drawn by its mass and then an entry of that block,
-    each by `race`. So a token takes V/128 + 128 numbers rather than V, and no long sum decides:
-    the distribution function in float32 cannot tell rare tokens of a large vocabulary apart.
+    Entries lie in blocks of about √V. A block is drawn by its mass and then an entry of that block,
+    each by `race`. So a token takes 2√V numbers rather than V, and no long sum decides: the
+    distribution function in float32 cannot tell rare tokens of a large vocabulary apart.
     """
-    width, block = probs.shape[1], 128
+    width = probs.shape[1]
+    block = 1 << math.isqrt(width - 1).bit_length()
     probs = jnp.pad(probs, ((0, 0), (0, -width % block)))
     blocks = probs.reshape(probs.shape[0], -1, block)
     count = blocks.shape[1]

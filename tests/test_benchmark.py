@@ -97,7 +97,7 @@ def test_random_weights_have_their_dtype_and_say_different_things(dtype):
     case = dataclasses.replace(TINY, dtype=dtype, batch=8)
     target, _ = measure.Lab(None).pair(case)
     assert {x.dtype.name for x in jax.tree.leaves(target.model.params)} == {dtype}
-    call = measure.call(case, target, measure.build(case, target, None))
+    call = measure.call(case, target, measure.plain_of(case, target))
     assert len({tuple(tokens) for tokens in call.tokens}) > 4
 
 
@@ -210,7 +210,7 @@ SETTINGS = types.SimpleNamespace(repeats=2, keys_per_repeat=3, steps=1, bandwidt
 def test_figures_are_averaged_over_keys_that_no_two_repeats_share(both):
     """And say beside the forced α which was seen, and beside τ which was to be expected."""
     case = dataclasses.replace(TINY, batch=2, tokens=8, buffer=16)
-    methods = {"plain": measure.build(case, both[0], None), "spec": measure.build(case, *both)}
+    methods = {"plain": measure.plain_of(case, both[0]), "spec": measure.build(case, *both)}
     calls = [measure.call(case, both[0], methods["spec"], key) for key in range(6)]
     rounds = [int(call.calls.max()) for call in calls]
     assert len(set(rounds)) > 1
@@ -375,7 +375,7 @@ def test_transformers_says_the_same_on_the_same_weights():
         case = dataclasses.replace(TINY, weights=weights, batch=1)
         lab = measure.Lab(None)
         target, _ = lab.pair(case)
-        ours = measure.call(case, target, measure.build(case, target, None)).tokens
+        ours = measure.call(case, target, measure.plain_of(case, target)).tokens
         peer, ids = lab.peer(case), models.sources(case)
         assert peer.generate(ids, case.tokens) == ours
         assert peer.generate(ids, case.tokens, gamma=3) == ours

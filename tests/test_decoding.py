@@ -199,7 +199,7 @@ def test_ids_past_the_tokenizers_are_never_emitted(pair):
     everything = dataclasses.replace(pair.target, model=uncut)
     hot = functools.partial(sample, temperature=5.0)
     padded = np.concatenate(hot(everything, None, TEXTS).tokens)
-    assert np.mean(padded >= IDS) > 0.1
+    assert np.mean(padded >= IDS) > 0.05
     for draft in (None, pair.draft):
         check(hot(pair.target, draft, TEXTS), 4 if draft else None)
     # A draft without a tokenizer is cut to the target's ids too.

@@ -57,7 +57,9 @@ def by_trace(on, tmp_path, monkeypatch, found):
 
 
 def by_benchmark(on, tmp_path, monkeypatch, found):
-    config = ml_collections.ConfigDict({"repeats": 1, "steps": 1, "minutes": 0})
+    config = ml_collections.ConfigDict(
+        {"repeats": 1, "keys_per_repeat": 1, "steps": 1, "minutes": 0}
+    )
     monkeypatch.setattr(benchmark, "measure", lambda *_: {**found, "batch": found.get("batch")})
     monkeypatch.setattr(benchmark, "Lab", lambda config: None)
     benchmark.fill(config, benchmark.open_results(tmp_path, config), [Case("tiny")])

@@ -108,7 +108,7 @@ def test_kinds():
 
 
 def sparse_laws(rows: int, vocab_size: int) -> np.ndarray:
-    """Unnormalised laws with zeros at both ends, and whole blocks of 128 of them."""
+    """Unnormalised laws with zeros at both ends, and whole blocks of them."""
     rng = np.random.default_rng(vocab_size)
     probs = rng.random((rows, vocab_size)) * (rng.random((rows, vocab_size)) < 0.3)
     probs[::2, : vocab_size // 2] = 0
@@ -182,7 +182,7 @@ def test_resolution_of_a_draw(name):
     """
     probs = (WIDE_DISTRIBUTIONS[name] / WIDE_DISTRIBUTIONS[name].sum()).astype(np.float32)
     quotient = relative_error_of_times() + 2.0**-24
-    blocks = np.pad(probs, (0, -WIDE % 128)).reshape(1, -1, 128)
+    blocks = probs.reshape(1, -1, 512)  # as `draw` has them
     found = np.asarray(jax.jit(lambda x: jnp.sum(x, axis=-1))(blocks), np.float64)
     of_sums = np.max(np.abs(found / blocks.sum(axis=-1, dtype=np.float64) - 1))
     assert ((of_sums + quotient) + quotient) / 2 < 1e-6  # the race of blocks, and that within one
@@ -198,7 +198,7 @@ def test_resolution_of_a_draw(name):
         (smp.draw, "zipf"),
         (smp.draw, "flat tail"),
         pytest.param(by_gumbel, "zipf", marks=pytest.mark.slow),
-        (by_gumbel, "flat tail"),
+        pytest.param(by_gumbel, "flat tail", marks=pytest.mark.slow),
     ],
 )
 def test_wide_distributions_are_drawn(name, draw):

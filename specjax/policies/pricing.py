@@ -68,10 +68,13 @@ def prices(
     """
     why = "one for each of 0 … γ_max drafted tokens"
     table = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
+    for name, value in {"call": call, "token": token, "plain_call": plain_call}.items():
+        if value < 0:  # NaN: not known
+            raise ValueError(f"{name}={value} must be ≥ 0.")
     rest = {
-        "call": number("call", call, "[0, ∞)"),
-        "token": number("token", token, "(0, ∞)"),
-        "plain_call": number("plain_call", plain_call, "[0, ∞)"),
+        "call": call,
+        "token": token,
+        "plain_call": plain_call,
         "error": error,
         "largest_error": largest_error,
         "drop": drop,
