@@ -359,7 +359,7 @@ def test_the_command_measures_what_is_missing(monkeypatch, capsys, tmp_path):
 def test_a_part_that_is_not_known(monkeypatch, capsys, tmp_path):
     outcome = command(monkeypatch, capsys, tmp_path, ":everything")
     assert outcome.status == 1
-    assert "'everything' is not known: choose all or one of base, gamma" in outcome.stderr
+    assert "'everything' is not known: choose one of all, base, gamma" in outcome.stderr
 
 
 def test_without_torch_peers_are_skipped_with_a_word(monkeypatch):
