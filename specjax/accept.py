@@ -92,6 +92,15 @@ class AcceptanceRule(Protocol):
         ...
 
 
+def resolve_rule(method: Any) -> None:
+    """Put `rule.under(sampling)` in the place of a new method's rule, once and for all.
+
+    What is not a `Sampling` is a placeholder of a pytree function, which builds no method.
+    """
+    if isinstance(method.sampling, Sampling):
+        object.__setattr__(method, "rule", method.rule.under(method.sampling))
+
+
 def at_tokens(logprobs: Float[Array, "B G V"], tokens: Int[Array, "B G"]) -> Float[Array, "B G"]:
     """The log-probability of each token under the law at its position."""
     return jnp.take_along_axis(logprobs, tokens[:, :, None], axis=2)[:, :, 0]

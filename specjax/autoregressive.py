@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Int
 
 from specjax import sampling as smp
-from specjax.accept import AcceptanceRule, TokenRule
+from specjax.accept import AcceptanceRule, TokenRule, resolve_rule
 from specjax.draft import started
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round
@@ -35,6 +35,9 @@ class Autoregressive:
 
     gamma_max: ClassVar[int] = 0
 
+    def __post_init__(self):
+        resolve_rule(self)
+
     def start(self, inputs, keys, budget, buffer_len):
         context, cache = started(self.target, inputs, buffer_len)
         room = {"buffer_len": buffer_len, "gamma_max": 0}
@@ -49,8 +52,7 @@ def step(method: Autoregressive, context: Context, state: State) -> tuple[State,
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     hidden, cache = method.target(last, state.length - 1, context, state.cache)
     logprobs = smp.standardize(method.target.logits(hidden[:, 0]), method.sampling)
-    rule = method.rule.under(method.sampling)
-    probs = jnp.exp(rule.given_noise(logprobs, state.keys, state.length))
+    probs = jnp.exp(method.rule.given_noise(logprobs, state.keys, state.length))
     if method.sampling.kind == "greedy":
         token = smp.argmax(logprobs)
     else:

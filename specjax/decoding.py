@@ -261,7 +261,7 @@ def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
 
 def with_policy(method: Speculative, policy: Policy) -> Speculative:
     """The loop with another policy; ValueError if it cannot learn from the loop's rule."""
-    if policy.needs_shorter and not method.rule.under(method.sampling).reveals_shorter:
+    if policy.needs_shorter and not method.rule.reveals_shorter:
         raise ValueError(
             f"{type(policy).__name__} learns from a round what shorter drafts would have got, "
             f"which {type(method.rule).__name__} does not show: take another policy, or TokenRule."

@@ -154,7 +154,7 @@ def roll_out(
     hidden, cache = method.target(tokens, zeros, contexts.target, state.cache)
     known = tokens, first + emitted, contexts.drafter, state.drafter
     drafter_hidden, drafter = method.drafter.begin(*known)
-    rule = method.rule.under(method.sampling)
+    rule = method.rule
 
     def from_position(offset):
         offset = jnp.minimum(offset, emitted)

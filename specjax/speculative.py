@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax import devices
 from specjax import sampling as smp
-from specjax.accept import AcceptanceRule, at_tokens, surviving
+from specjax.accept import AcceptanceRule, at_tokens, resolve_rule, surviving
 from specjax.draft import Drafter, is_silent, prefill
 from specjax.policies import Observation, Policy
 from specjax.pytrees import pytree
@@ -44,6 +44,9 @@ class Speculative:
     # Widths < γ_max+1 that the verify pass may have where no row's draft is longer; each is
     # compiled, and on an accelerator each costs a read of the host in every round.
     widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    def __post_init__(self):
+        resolve_rule(self)
 
     def start(self, inputs, keys, budget, buffer_len):
         return start(self, inputs, keys, budget, buffer_len)
@@ -219,7 +222,7 @@ def propose_one(
     observation = Observation(slot, going, logprobs, belief, drafting.previous, hidden)
     policy, more = method.policy.keep_drafting(drafting.policy, observation)
     going &= more
-    rule = method.rule.under(method.sampling)
+    rule = method.rule
     token = dice.draft(state, slot, rule.given_noise(logprobs, state.keys, state.length + slot))
     trust = jnp.take_along_axis(belief, token[:, None], axis=1)[:, 0].astype(jnp.float32)
     put = partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=1)
@@ -303,7 +306,7 @@ def _score(method, context, state, block, width, turn, carry) -> tuple[Scores, o
     The turn is 0, but XLA does not know: it would compute, before the loop and for every width,
     all that does not depend on the cache, and that is half of the first layer.
     """
-    rule = method.rule.under(method.sampling)
+    rule = method.rule
     tokens = block[:, :width].at[:, 0].add(turn)
     hidden, cache = method.target(tokens, state.length - 1 + turn, context, carry[1])
     logprobs = rule.target_law(method.target.logits(hidden), method.sampling)
@@ -329,7 +332,7 @@ class Ending(NamedTuple):
 
 def accept(method: Speculative, state: State, drafts: Drafts, scores: Scores, dice: Dice) -> Ending:
     """Where acceptance ends and what follows: distributions by the rule, draws by the loop."""
-    rule = method.rule.under(method.sampling)
+    rule = method.rule
     slots = jnp.arange(scores.logprobs.shape[1], dtype=jnp.int32)
     position = state.length[:, None] + slots[None, :]
     over_positions = jax.vmap(rule.given_noise, in_axes=(1, None, 1), out_axes=1)
@@ -371,7 +374,7 @@ def round_of(
 ) -> Round:
     """The round, as everyone sees it."""
     gamma = method.gamma_max
-    acceptance = method.rule.under(method.sampling).acceptance
+    acceptance = method.rule.acceptance
     # Policies read float32, whatever the dtype of the distributions.
     target_logprobs = scores.logprobs[:, :gamma]
     over = at_tokens(target_logprobs, drafts.tokens) - at_tokens(drafts.logprobs, drafts.tokens)
