@@ -101,10 +101,10 @@ def main(_) -> None:
             print(json.dumps(record, ensure_ascii=False), flush=True)
     beside = sys.stdout if output else sys.stderr  # where no rows are
     print(took(done, made, tokens, calls, time.perf_counter() - begin), file=beside)
-    if speculative and (remark := accept.remark(method.rule, method.sampling)):
-        print(f"{remark}.", file=beside)
     if speculative and config.compare:
         show(speculative, compare(speculative, target, texts, config), beside)
+    elif speculative and (remark := accept.remark(method.rule, method.sampling)):
+        print(f"{remark}.", file=beside)
 
 
 def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Speculative:

@@ -155,7 +155,9 @@ def test_the_prefix_of_parse():
 def test_decode_by_policy_and_rule(decode, pair):
     """By name, with settings; an import path has its colon."""
     chosen = {"rule": "lenient(lenience=0.3)", "policy": "svip(threshold=0.4)"}
-    found = rows(decode(*(f"--config.{k}={v}" for k, v in chosen.items())).stdout)
+    outcome = decode(*(f"--config.{k}={v}" for k, v in chosen.items()))
+    assert outcome.stderr.endswith("LenientArgmax(lenience=0.3) is not exact.\n")
+    found = rows(outcome.stdout)
     expected = specjax.generate(
         pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET,
         rule=accept.lenient(0.3), policy=policies.load("svip", threshold=0.4),
@@ -192,7 +194,7 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
             "lenient(0.3)",
             r"different samples. LenientRule\(lenience=0.3\) is not exact.$",
         ),
-        (0.0, "lenient(0.3)", r"outputs are the same tokens. LenientRule\(lenience=0.3\) is not"),
+        (0.0, "lenient(0.3)", r"outputs are the same tokens. LenientArgmax\(lenience=0.3\) is not"),
     ],
 )
 def test_what_a_comparison_says_of_tokens(decode, temperature, rule, said):
