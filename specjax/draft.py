@@ -1,5 +1,6 @@
 """Drafters: where proposals come from. A model drafts by decoding autoregressively itself."""
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
@@ -28,6 +29,7 @@ class Drafter(Protocol):
             """Width of its logits."""
             ...
 
+    @abstractmethod
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Any]:
         """A read-only context, and the state before the first round. The prompt is in `inputs`."""
         ...
@@ -53,6 +55,7 @@ class Drafter(Protocol):
         """
         return state
 
+    @abstractmethod
     def begin(
         self,
         tokens: Int[Array, "B T"],
@@ -70,12 +73,14 @@ class Drafter(Protocol):
         """
         ...
 
+    @abstractmethod
     def extend(
         self, token: Int[Array, " B"], position: Int[Array, " B"], context: Context, state: Any
     ) -> tuple[Float[Array, "B E"], Any]:
         """Hidden state for the token after `token`, which was drafted at `position`."""
         ...
 
+    @abstractmethod
     def logits(self, hidden: Float[Array, "B E"]) -> Float[Array, "B V"]:
         """Logits of the next token."""
         ...

@@ -24,7 +24,6 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from specjax import decoding, files, speculative, tasks
-from specjax.accept import at_tokens
 from specjax.draft import ModelDrafter
 from specjax.models import hub
 from specjax.policies import head
@@ -78,15 +77,12 @@ class Seen(NamedTuple):
 def observe(method: Speculative, contexts: Contexts, state: State) -> tuple[State, Seen]:
     """One round, and its drafted tokens (B, γ)."""
     after, round_ = speculative.step(method, contexts, state)
-    drafts = round_.drafts
     assert isinstance(method.drafter, ModelDrafter)
     # The drafter has not read its last token; one pass reads them all once more.
-    hidden, _ = method.drafter.model(drafts.tokens, state.length, contexts.drafter, after.drafter)
-    slots = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
-    submitted = (slots < drafts.length[:, None]) & ~state.done[:, None]
-    target = at_tokens(round_.target_logprobs[:, :-1], drafts.tokens)
-    gained = jnp.where(submitted, target - at_tokens(drafts.logprobs, drafts.tokens), 0.0)
-    ratio = jnp.exp(jnp.minimum(gained, 0.0))
+    known = round_.drafts.tokens, state.length, contexts.drafter, after.drafter.cache
+    hidden, _ = method.drafter.model(*known)
+    submitted = round_.submitted & round_.active[:, None]
+    ratio = jnp.where(submitted, round_.ratio, 1.0)
     before = jnp.cumprod(jnp.pad(ratio, ((0, 0), (1, 0)), constant_values=1.0)[:, :-1], axis=1)
     return after, Seen(hidden, ratio, jnp.where(submitted, before, 0.0))
 

@@ -79,7 +79,7 @@ def after(phase, **options):
     assert jax.tree.structure(new) == jax.tree.structure(state)
     assert (new.length, new.done) == (state.length, state.done)  # the same work each time
     assert new.rounds == STEPS
-    return tuple(new.cache.tolist()), tuple(new.drafter.tolist())
+    return tuple(new.cache.tolist()), tuple(new.drafter.cache.tolist())
 
 
 def test_phases():
@@ -131,7 +131,7 @@ def test_rounds_of_calls():
     new = cost._repeat(cost._any_round, STEPS, method, contexts, state)
     assert (new.length, new.done, new.rounds) == (state.length, state.done, STEPS)
     assert new.cache.tolist() == [STEPS, STEPS * (GAMMA + 1)]
-    assert new.drafter.tolist() == [STEPS * GAMMA, STEPS * (GAMMA + 1)]
+    assert new.drafter.cache.tolist() == [STEPS * GAMMA, STEPS * (GAMMA + 1)]
     plain, begin = plain_setup(1.0)
     context, state = begin()
     new = cost._repeat(cost._any_round, STEPS, plain, context, state)

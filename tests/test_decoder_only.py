@@ -156,7 +156,7 @@ def test_an_empty_prompt_is_the_start_token(target):
 def test_samples_depend_on_no_neighbour(target, draft):
     together, alone = (
         specjax.generate(
-            target, draft, RAGGED, temperature=1.0, max_new_tokens=BUDGET, batch_size=size, key=1
+            target, draft, RAGGED, temperature=1.0, max_new_tokens=BUDGET, batch_size=size, key=2
         )
         for size in (8, 1)
     )

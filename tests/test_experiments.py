@@ -665,7 +665,7 @@ def test_the_embedded_config_serves_decode_too():
     assert set(decode.get_config()) <= set(config)
     assert config.draft in config.drafts
     assert embedded.get_config("full").to_dict() != config.to_dict()
-    with pytest.raises(ValueError, match="choose one of demo, full, prose"):
+    with pytest.raises(ValueError, match="choose one of all, demo, full, prose"):
         embedded.get_config("huge")
 
 

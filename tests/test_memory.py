@@ -88,7 +88,7 @@ def test_what_is_needed_is_what_a_run_takes(loop, sampling, rows, checkpoint, ca
             rows=rows,
         )
         kept = memory.nbytes((context, state))
-        compiled = decoding._loop_of(method).lower(method, context, state).compile()
+        compiled = loop.decode.lower(method, context, state).compile()
         jax.block_until_ready(loop.decode(method, context, state))
     assert "Compiling jit(decode)" not in caplog.text
     assert "Compiling jit(start)" not in caplog.text

@@ -45,7 +45,7 @@ def test_counts(counts):
 def test_unigram_law(counts):
     """(c + k) / (N + kV) with N = 10, V = 5: for k = 1 [1 4 5 4 1] / 15; for both rows alike."""
     drafter = ngram.unigram(counts)
-    logits, _ = drafter.begin(jnp.int32([[0, 0], [1, 2]]), jnp.int32([1, 2]), None, (), ())
+    logits, _ = drafter.begin(jnp.int32([[0, 0], [1, 2]]), jnp.int32([1, 2]), (), ())
     np.testing.assert_allclose(law_of(logits), np.tile([1, 4, 5, 4, 1], (2, 1)) / 15, rtol=1e-6)
     logits, _ = ngram.unigram(counts, add_k=0.5).extend(jnp.int32([3]), jnp.int32([1]), (), ())
     np.testing.assert_allclose(law_of(logits)[0], np.array([1, 7, 9, 7, 1]) / 25, rtol=1e-6)
@@ -67,7 +67,7 @@ def test_bigram_reads_the_last_known_token(counts):
     """Rows of 1, 2 and 3 known tokens; what lies beyond is not read."""
     drafter = ngram.bigram(counts)
     tokens = jnp.int32([[0, 1, 1], [0, 2, 1], [0, 1, 4]])
-    begun, _ = drafter.begin(tokens, jnp.int32([1, 2, 3]), None, (), ())
+    begun, _ = drafter.begin(tokens, jnp.int32([1, 2, 3]), (), ())
     extended, _ = drafter.extend(jnp.int32([0, 2, 4]), jnp.int32([0, 1, 2]), (), ())
     np.testing.assert_array_equal(begun, extended)
 

@@ -31,6 +31,7 @@ from specjax.policies.head import head, init, logit, loss
 from specjax.policies.heuristic import heuristic
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
+from specjax.state import unfinished
 from table_models import inputs_of, random_table
 from toy_policies import Scripted, TailReader, library, linear_head
 
@@ -500,7 +501,7 @@ def test_chi_square_sees_noise_by_position():
         def body(state):
             return speculative.step(method, contexts, state, ByPosition())[0]
 
-        return jax.lax.while_loop(speculative.unfinished, body, state)
+        return jax.lax.while_loop(unfinished, body, state)
 
     assert test_exactness.speculative_p_value(sampling(), TailReader(), decode) < 1e-4
 
