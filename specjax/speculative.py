@@ -11,7 +11,7 @@ The output's distribution is the target's, whatever the drafter and the policy.
 
 import dataclasses
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -137,14 +137,11 @@ def step(
 
 
 class Drafting(NamedTuple):
-    """The carry of the loop that drafts."""
+    """What drafting changes."""
 
-    slot: Int[Array, ""]  # the next token's, from 0
-    going: Bool[Array, " B"]  # rows that may draft it
-    previous: Float[Array, " B"]  # float32, the belief in the token before, a log-probability
     drafts: Drafts
-    drafter: object  # its state
-    policy: object  # its state
+    drafter: Any  # its state
+    policy: Any  # its state
     finite: Bool[Array, ""]
 
 
@@ -161,44 +158,56 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
     cap = jnp.where(state.done, 0, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room))
     nothing = no_drafts(method, context, state)
-    zero = jnp.zeros(cap.shape, jnp.float32)
-    begun = Drafting(
-        jnp.int32(0), cap > 0, zero, nothing, state.drafter, policy, state.draft_finite
-    )
-    ended = jax.lax.cond(
-        _asked(method, jnp.any(begun.going), jnp.bool_(True)),
+    # Nothing else goes through the conditional: with one result more, XLA copies the caches.
+    drafting = jax.lax.cond(
+        _asked(method, jnp.any(cap > 0), jnp.bool_(True)),
         partial(draft_chain, method, context, state, cap, dice),
-        lambda begun: begun,
-        begun,
+        lambda nothing: nothing,
+        Drafting(nothing, state.drafter, policy, state.draft_finite),
     )
-    state = state.replace(drafter=ended.drafter, policy=ended.policy, draft_finite=ended.finite)
-    return ended.drafts, state
+    drafts, drafter, policy, finite = drafting
+    return drafts, state.replace(drafter=drafter, policy=policy, draft_finite=finite)
+
+
+class Turn(NamedTuple):
+    """The carry of the loop over drafted tokens."""
+
+    slot: Int[Array, ""]  # the next token's, from 0
+    going: Bool[Array, " B"]  # rows that may draft it
+    previous: Float[Array, " B"]  # float32, the belief in the token before, a log-probability
+    drafting: Drafting
 
 
 def draft_chain(
-    method: Speculative, context: Context, state: State, cap: Array, dice: Dice, begun: Drafting
+    method: Speculative,
+    context: Context,
+    state: State,
+    cap: Int[Array, " B"],
+    dice: Dice,
+    drafting: Drafting,
 ) -> Drafting:
     """Drafts of one token or more: each call of the drafter reads the token before."""
     propose = partial(propose_one, method, state, cap, dice)
 
-    def more(drafting):
-        return _asked(method, jnp.any(drafting.going), drafting.slot < method.gamma_max)
+    def more(turn):
+        return _asked(method, jnp.any(turn.going), turn.slot < method.gamma_max)
 
-    def again(drafting):
-        last = drafting.slot - 1
-        token = jax.lax.dynamic_index_in_dim(drafting.drafts.tokens, last, 1, keepdims=False)
-        position = state.length + last
-        hidden, drafter = method.drafter.extend(token, position, context, drafting.drafter)
-        return propose(hidden, drafting._replace(drafter=drafter))
+    def again(turn):
+        last, (drafts, drafter, *_) = turn.slot - 1, turn.drafting
+        token = jax.lax.dynamic_index_in_dim(drafts.tokens, last, 1, keepdims=False)
+        hidden, drafter = method.drafter.extend(token, state.length + last, context, drafter)
+        return propose(hidden, turn._replace(drafting=turn.drafting._replace(drafter=drafter)))
 
     # With a fixed policy the drafter lags by two tokens at most. A round that leaves it out is the
     # last of all rows: each had one token left. Any other feeds a row's n known tokens, and all
     # but the last of its d drafted ones, of which it keeps a ≤ d: n + a + 1 are known then, and
     # n + a − 1 or more were fed; where d = 0, n of n + 1.
     lags = not method.policy.fixed
-    known = state.tokens, state.length, context, begun.drafter
+    known = state.tokens, state.length, context, drafting.drafter
     hidden, drafter = method.drafter.begin(*known, lags=lags)
-    return jax.lax.while_loop(more, again, propose(hidden, begun._replace(drafter=drafter)))
+    zero = jnp.zeros(cap.shape, jnp.float32)
+    first = Turn(jnp.int32(0), cap > 0, zero, drafting._replace(drafter=drafter))
+    return jax.lax.while_loop(more, again, propose(hidden, first)).drafting
 
 
 def propose_one(
@@ -207,23 +216,23 @@ def propose_one(
     cap: Int[Array, " B"],
     dice: Dice,
     hidden: Float[Array, "B E"],
-    drafting: Drafting,
-) -> Drafting:
+    turn: Turn,
+) -> Turn:
     """Decide whether to draft, then draw: the decision must not see the token."""
-    slot, drafts = drafting.slot, drafting.drafts
+    slot, drafts, policy = turn.slot, turn.drafting.drafts, turn.drafting.policy
     logits = method.drafter.logits(hidden)
     silent = is_silent(logits)
-    going = drafting.going & ~silent
+    going = turn.going & ~silent
     spoken = jnp.where(silent[:, None], 0.0, logits)
     logprobs = belief = smp.standardize(spoken, method.sampling)
-    finite = drafting.finite & is_finite(logprobs, going)
+    finite = turn.drafting.finite & is_finite(logprobs, going)
     if method.sampling.kind == "greedy":
         belief = smp.standardize(spoken, smp.sampling(1.0))
-    observation = Observation(slot, going, logprobs, belief, drafting.previous, hidden)
-    policy, more = method.policy.keep_drafting(drafting.policy, observation)
+    observation = Observation(slot, going, logprobs, belief, turn.previous, hidden)
+    policy, more = method.policy.keep_drafting(policy, observation)
     going &= more
-    rule = method.rule
-    token = dice.draft(state, slot, rule.given_noise(logprobs, state.keys, state.length + slot))
+    left = method.rule.given_noise(logprobs, state.keys, state.length + slot)
+    token = dice.draft(state, slot, left)
     trust = jnp.take_along_axis(belief, token[:, None], axis=1)[:, 0].astype(jnp.float32)
     put = partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=1)
     drafts = Drafts(
@@ -234,7 +243,7 @@ def propose_one(
     )
     policy, more = method.policy.go_on(policy, going, trust)
     going &= (drafts.length < cap) & more
-    return Drafting(slot + 1, going, trust, drafts, drafting.drafter, policy, finite)
+    return Turn(slot + 1, going, trust, Drafting(drafts, turn.drafting.drafter, policy, finite))
 
 
 def no_drafts(method: Speculative, context: Context, state: State) -> Drafts:

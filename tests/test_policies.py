@@ -600,11 +600,14 @@ def test_nothing_is_computed_for_widths_that_do_not_run():
     assert "dot_general" not in body
 
 
-def test_narrower_passes_copy_no_cache():
-    """In the compiled loop of T5s with d_kv 8 and a buffer of 509; a `lax.switch` would copy."""
+@pytest.mark.parametrize("widths", [(), (2,)])
+def test_no_cache_is_copied_in_a_round(widths):
+    """In the compiled loop of T5s with d_kv 8 and a buffer of 509; a `lax.switch` among widths would
+    copy, and so would a conditional around drafting that has results which nobody reads.
+    """
     model = test_loops.target()
     method = test_loops.method_of(model, model, gamma_max=4)
-    method = dataclasses.replace(method, widths=(2,))
+    method = dataclasses.replace(method, widths=widths)
     arguments = test_loops.begin(method, test_loops.translate([[3, 1]]), 24, buffer_len=509)
     text = loop.decode.lower(method, *arguments).compile().as_text()
     assert re.search(r"\[1,2,(8,509|509,8)\]", text)
