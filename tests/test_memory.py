@@ -16,7 +16,7 @@ from command_line import ROOT
 from configs import decode as decode_config
 from experiments import decode
 from experiments.benchmark import cases, models
-from specjax import decoding
+from specjax import decoding, loop
 from specjax.models import memory
 from specjax.models.hub import load, outline
 from specjax.models.t5 import T5Config
@@ -57,7 +57,7 @@ def speculative(sampling, target, draft):
 
 
 @pytest.mark.parametrize(
-    ("loop", "sampling", "rows", "checkpoint"),
+    ("build", "sampling", "rows", "checkpoint"),
     [
         (plain, sampling(0.0), 1, "t5"),
         (plain, sampling(1.0, 5, 0.9), 8, "gpt"),
@@ -67,16 +67,16 @@ def speculative(sampling, target, draft):
     ],
     indirect=["checkpoint"],
 )
-def test_what_is_needed_is_what_a_run_takes(loop, sampling, rows, checkpoint, caplog):
+def test_what_is_needed_is_what_a_run_takes(build, sampling, rows, checkpoint, caplog):
     """Told from shapes: parameters and state to the byte, and no less than either program takes for
     intermediate results, nor much more. The run finds its programs compiled.
     """
     shapes = dataclasses.replace(checkpoint, model=jax.eval_shape(lambda: checkpoint.model))
     longest, budget = 17, 9
     need = decoding.needed(
-        loop(sampling, shapes, shapes), shapes, longest, rows=rows, max_new_tokens=budget
+        build(sampling, shapes, shapes), shapes, longest, rows=rows, max_new_tokens=budget
     )
-    method = loop(sampling, checkpoint, checkpoint)
+    method = build(sampling, checkpoint, checkpoint)
     with jax.log_compiles():
         context, state = decoding.prepare(
             method,

@@ -158,7 +158,7 @@ def proposals(drafter, known: list[list[int]], sources=None, drafted=()) -> list
     for row, ids in enumerate(known):
         tokens = tokens.at[row, : len(ids)].set(jnp.asarray(ids, jnp.int32))
     length = jnp.int32([len(ids) for ids in known])
-    logits, state = jax.jit(drafter.begin)(tokens, length, length - 1, context, state)
+    logits, state = jax.jit(drafter.begin)(tokens, length, context, state)
     for step, ids in enumerate(drafted):
         logits, state = jax.jit(drafter.extend)(jnp.int32(ids), length + step, context, state)
     logits = np.asarray(logits)
