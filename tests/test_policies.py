@@ -602,8 +602,8 @@ def test_nothing_is_computed_for_widths_that_do_not_run():
 
 @pytest.mark.parametrize("widths", [(), (2,)])
 def test_no_cache_is_copied_in_a_round(widths):
-    """In the compiled loop of T5s with d_kv 8 and a buffer of 509. A `lax.switch` among widths would
-    copy, as would a conditional around drafting with results that nobody reads.
+    """In the compiled loop of T5s, buffer 509, d_kv 8. A `lax.switch` among widths would copy, and
+    so would a conditional around drafting with results that nobody reads.
     """
     model = test_loops.target()
     method = test_loops.method_of(model, model, gamma_max=4)
