@@ -49,7 +49,7 @@ def get_config(choice: str = "all") -> ml_collections.ConfigDict:
     config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed
     config.draws = 8  # replays of each output, where temperature is above 0
     config.repeats = 8  # of the race: half choose the best static γ, half compare
-    config.price_repeats = 9  # of the calls that prices are fitted to
+    config.price_repeats = 25  # of the calls that prices are fitted to
     # How far a typical timed call may be from its price, and how much cheaper a longer draft may
     # seem. Methods of a race are some 5% apart: with worse prices noise would decide.
     config.price_error = 0.05

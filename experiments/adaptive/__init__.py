@@ -15,6 +15,6 @@ with the oracle, which no policy can exceed there, and the share of the time bet
 Writes results.jsonl (a row for each method, draft and temperature), report.md and figures to the
 workdir. A run that was cut off goes on with the first draft and temperature that is not complete.
 
---only_prices measures all prices twice and prints their ratios: on an idle machine they are within
-5% of 1. What differs more would decide a race by noise.
+--only_prices measures all prices twice and prints their ratios. What differs by more than 5% would
+decide a race by noise.
 """
