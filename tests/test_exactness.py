@@ -406,7 +406,8 @@ BLOCK = pytest.param("block", marks=pytest.mark.slow)
 @pytest.mark.parametrize("name", ["plain", BY_POSITION, "token", BLOCK])
 def test_the_tail_of_a_large_vocabulary(name):
     """V = 150,000 with 2% of the mass on rare ids, 1.3e-7 each; a draft that gives them 4%. Real
-    loops, n = 6,000 tokens: 120 rare ones are due, within 4 deviations.
+    loops, n = 6,000 tokens: 120 rare ones are due, within 3 deviations. Noise
+    of 23 bits gives 78 in the speculative loop.
     """
     rows, budget, law = 40, 150, sampling(1.0)
     never, target = jnp.int32([-1]), with_tail(TAIL)
@@ -423,7 +424,7 @@ def test_the_tail_of_a_large_vocabulary(name):
     due = TAIL * tokens.size
     z = (np.sum(tokens >= 100) - due) / np.sqrt(due * (1 - TAIL))
     print(f"{np.sum(tokens >= 100)} of {due:.0f}, z = {z:.2f}")
-    assert abs(z) < 4
+    assert abs(z) < 3
 
 
 def test_plain_decoding_draws_as_a_round_without_a_draft():
