@@ -77,7 +77,7 @@ def get_config(name: str = "t5-3b_en-de") -> ml_collections.ConfigDict:
     config.draft = config.drafts[0]  # for experiments.decode
     # Counting unigrams and bigrams, as the paper did too, would fetch the whole training split.
     config.ngrams = ("lookup",)
-    # The paper's rows to print beside ours: (task, draft) of `specjax.paper`.
+    # The paper's rows to print beside ours: (task, draft) of `specjax.paper.printed`.
     config.paper = {name: (in_paper, name) for name in ("unigram", "bigram")} | {
         draft.split("/")[1]: (in_paper, f"T5-{size}")
         for draft, size in zip(config.drafts, DRAFT_SIZES, strict=True)

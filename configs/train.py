@@ -23,8 +23,8 @@ shared with other work:
 
 Reading the sources takes another minute or two. docs/training.md tells how this came about.
 
-`head` is the acceptance head of draft-small (`specjax.train_head`), a matter of minutes; for
-draft-tiny add --config.draft=families/parse/draft-tiny, and expect a weighted loss of .51 on
+`head` is the acceptance head of draft-small (`specjax.training.train_head`), a matter of minutes;
+for draft-tiny add --config.draft=families/parse/draft-tiny, and expect a weighted loss of .51 on
 held-out rounds, where a constant has .88, and a rejected token below an accepted one 90 times in
 100.
 
@@ -56,8 +56,10 @@ CHOICES = (
 
 
 def get_config(model: str = "target") -> ConfigDict:
-    """The config of one model of the families; `specjax.train.TrainConfig` explains the fields, and
-    `specjax.train_head.HeadConfig` those of `head`.
+    """The config of one model of the families.
+
+    `specjax.training.train.TrainConfig` explains the fields, and those of `head` are in
+    `specjax.training.train_head.HeadConfig`.
 
     Raises:
       ValueError: no such model.

@@ -25,11 +25,13 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from experiments import common, decode
-from specjax import beam, files, report
-from specjax.beam import Hypothesis, Stats
-from specjax.beam_decoding import BeamRow, beam_search
+from specjax.beam import search as beam
+from specjax.beam.decoding import BeamRow, beam_search
+from specjax.beam.search import Hypothesis, Stats
+from specjax.measure import provenance, report
 from specjax.models import hub
 from specjax.models.table import Table
+from specjax.support import files
 from specjax.types import Inputs
 
 VOCAB = 64
@@ -67,7 +69,7 @@ def main(_) -> None:
         measured = tables(options.seed, sizes, noises, nested=options.nested)
     rows = sorted(measured, key=lambda row: row["draft"])
     title = f"Speculative beam search, w = {options.width}"
-    facts = common.environment() | {"dtype": rows[0]["dtype"]}
+    facts = provenance.environment() | {"dtype": rows[0]["dtype"]}
     lines = [f"# {title}", "", report.markdown(COLUMNS, rows), "", "## Where", ""]
     lines += [*(f"- {name}: {value}" for name, value in facts.items()), ""]
     files.write_text(workdir / "report.md", "\n".join(lines))

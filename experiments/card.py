@@ -27,12 +27,15 @@ from tqdm import tqdm
 
 from experiments import common
 from experiments.reproduce.study import count_ngrams
-from specjax import files, metrics, ngram, train
 from specjax.decoding import generate
-from specjax.draft import Drafter
+from specjax.drafters import ngram
+from specjax.drafters.base import Drafter
+from specjax.measure import metrics, provenance
 from specjax.models import hub
 from specjax.sampling import sampling
+from specjax.support import files
 from specjax.tasks import batches, python_source
+from specjax.training import train
 
 INPUTS = 512
 BUCKETS = ((16, 24), (24, 40), (32, 64), (48, 104))
@@ -132,7 +135,7 @@ def measure(config) -> dict[str, Any]:
         "split": config.split,
         "examples": len(loaded),
         "training_data": json.loads(target.metadata.get("training_data", "{}")),
-        "environment": common.environment(),
+        "environment": provenance.environment(),
     }
 
 

@@ -1,28 +1,20 @@
-"""What every experiment shares: errors in one sentence, and the facts that make a number worth
-keeping.
-"""
+"""What every experiment shares: errors in one sentence, directories, inputs, settings."""
 
 import hashlib
-import importlib.metadata
 import json
-import os
 import pathlib
-import platform
-import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from absl import app, flags, logging
 
-from specjax import devices, tasks
+from specjax import tasks
 from specjax.tasks.examples import Example
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
 
 
 def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
@@ -141,44 +133,3 @@ def fingerprint(*parts: Any) -> str:
     """A short hash of JSON-able values, to tell whether a file belongs to this run."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def environment() -> dict[str, Any]:
-    """Commit, versions and hardware: what a number needs in order to be compared."""
-    device = devices.find()
-    return {
-        "commit": commit(),
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in PACKAGES},
-        "platform": device.platform,
-        "device": _processor() if device.platform == "cpu" else device.device_kind,
-        "devices": jax.device_count(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-    }
-
-
-def commit() -> str:
-    """The checkout's commit, with + if files differ from it; "unknown" outside a checkout."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(ROOT), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def _processor() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -37,13 +37,15 @@ from rich.console import Console
 from tqdm import tqdm
 
 from experiments import common
-from specjax import accept, decoding, drafters, files, policies, pricing, report, sampling, timing
-from specjax.draft import Drafter
+from specjax import accept, decoding, drafters, policies, sampling
+from specjax.drafters.base import Drafter
 from specjax.loop import Method
+from specjax.measure import pricing, report, timing
 from specjax.models import hub
 from specjax.models.memory import check_fits
-from specjax.monitor import summarize
+from specjax.results import summarize
 from specjax.speculative import Speculative
+from specjax.support import files
 
 METHODS = ("speculative", "autoregressive")
 DTYPES = {"": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from experiments import common
 from experiments.decode import DTYPES, check, read_lines
-from specjax import doctor
+from specjax.tools import doctor
 
 MAX_INPUTS = 8  # of a file: the first ones
 STYLES: dict[doctor.Verdict, str] = {

@@ -1,4 +1,4 @@
-"""Prices for experiments: measured (`specjax.pricing`), given by a formula, or read from a row.
+"""Prices for experiments: measured, given by a formula, or read from a row.
 
 By loop: `POLICIES`, which all policies share, and that of each static γ, whose only verify pass has
 γ + 1 positions. All are in one unit, seconds where they were measured.
@@ -13,7 +13,8 @@ from rich.console import Console
 
 from experiments.reproduce import gains
 from experiments.reproduce.study import Study
-from specjax import decoding, pricing, report
+from specjax import decoding
+from specjax.measure import pricing, report
 from specjax.policies import Prices, prices
 from specjax.speculative import Speculative
 

@@ -35,13 +35,15 @@ from jaxtyping import Key
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import common, pricing, provenance
+from experiments import common, pricing
 from experiments.reproduce.study import short
-from specjax import files, replay, report, rollouts
+from specjax.measure import provenance, report
 from specjax.policies import Policy, Prices, load
 from specjax.policies.loading import takes
-from specjax.replay import Score
-from specjax.rollouts import Rollouts
+from specjax.replay import replay, rollouts
+from specjax.replay.replay import Score
+from specjax.replay.rollouts import Rollouts
+from specjax.support import files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +110,7 @@ def keep(
     facts = {name: row.get(name) for name in ("draft", "temperature", "dtype")}
     facts |= {"batch": 1, "seed": seed, "trace_commit": row.get("commit")}
     provenance.write(workdir / "replay.jsonl", [{**line, **facts} for line in lines])
-    return {**facts, **common.environment()}
+    return {**facts, **provenance.environment()}
 
 
 def find_row(directory: pathlib.Path, draft: str, temperature: float) -> dict[str, Any]:

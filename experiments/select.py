@@ -26,11 +26,12 @@ from tqdm import tqdm
 
 from experiments import common
 from experiments.decode import DTYPES, read_lines
-from experiments.provenance import Results, dtype_of
-from specjax import report, selection
+from specjax.measure import report
+from specjax.measure.provenance import Results, dtype_of
 from specjax.models import hub
 from specjax.models.memory import gigabytes, memory_free
-from specjax.selection import Candidate, Trial, short
+from specjax.tools import selection
+from specjax.tools.selection import Candidate, Trial, short
 
 
 def main(_) -> None:

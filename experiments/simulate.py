@@ -24,14 +24,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import common, provenance
-from specjax import accept, files, loop, report, theory
+from experiments import common
+from specjax import accept, loop
 from specjax import sampling as smp
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
+from specjax.measure import provenance, report
 from specjax.models import table
+from specjax.paper import formulas
 from specjax.policies import constant
 from specjax.speculative import Speculative
 from specjax.state import State
+from specjax.support import files
 from specjax.types import Inputs, Model
 
 TARGET_PROBS = (0.35, 0.25, 0.15, 0.10, 0.07, 0.04, 0.02, 0.02)
@@ -132,7 +135,7 @@ def law(key: Key[Array, ""], draws: int) -> Part:
     )
     drawn = np.bincount(np.asarray(state.tokens[:, 1]), minlength=len(target_probs)) / draws
     accepted = float(np.asarray(state.stats.accepted).mean())
-    alpha = 1 - theory.d_lk(target_probs, draft_probs)
+    alpha = 1 - formulas.d_lk(target_probs, draft_probs)
     residual = np.asarray(
         accept.residual(*(jnp.asarray(x, jnp.float32)[None] for x in (target_probs, draft_probs)))
     )[0].astype(np.float64)
@@ -192,17 +195,17 @@ def predicted() -> Part:
     """The gain of Thm 3.8, and the draft length that would be best."""
     rows = []
     for alpha, gamma, c in SETTINGS:
-        best = theory.optimal_gamma(alpha, c)
+        best = formulas.optimal_gamma(alpha, c)
         rows.append(
             {
                 "alpha": alpha,
                 "gamma": gamma,
                 "c": c,
-                "tokens": theory.expected_tokens(alpha, gamma),
+                "tokens": formulas.expected_tokens(alpha, gamma),
                 "cost": gamma * c + 1,
-                "gain": theory.walltime_gain(alpha, gamma, c),
+                "gain": formulas.walltime_gain(alpha, gamma, c),
                 "best_gamma": best,
-                "best_gain": theory.walltime_gain(alpha, best, c),
+                "best_gain": formulas.walltime_gain(alpha, best, c),
             }
         )
     columns: list[report.Column] = [
@@ -229,7 +232,7 @@ def _draw_gain(rows: list[dict[str, Any]]) -> Figure:
     figure, axes = _axes("γ, drafted tokens per target call", "gain over plain decoding")
     gammas = np.arange(16)
     for row, colour in zip(rows[::-1], _shades(len(rows))[::-1], strict=True):
-        gains = theory.walltime_gain(row["alpha"], gammas, row["c"])
+        gains = formulas.walltime_gain(row["alpha"], gammas, row["c"])
         axes.plot(gammas, gains, color=colour, label=f"α = {row['alpha']:g}, c = {row['c']:g}")
         axes.plot(row["gamma"], row["gain"], "o", color=colour)
     axes.axhline(1, color="0.35", linestyle=":")
@@ -264,11 +267,11 @@ def simulated(key: Key[Array, ""], rows: int, budget: int) -> Part:
                     "alpha": alpha,
                     "gamma": gamma,
                     "c": C,
-                    "tokens": theory.expected_tokens(alpha, gamma),
+                    "tokens": formulas.expected_tokens(alpha, gamma),
                     "simulated_tokens": tau,
                     "half_interval": error,
-                    "gain": theory.walltime_gain(alpha, gamma, C),
-                    "simulated_gain": theory.walltime_gain_from_tau(tau, gamma, C),
+                    "gain": formulas.walltime_gain(alpha, gamma, C),
+                    "simulated_gain": formulas.walltime_gain_from_tau(tau, gamma, C),
                     "rows": rows,
                     "budget": budget,
                 }
@@ -333,7 +336,7 @@ def _draw_simulated(rows: list[dict[str, Any]]) -> Figure:
     gammas = np.arange(10)
     colours = _shades(len(ALPHAS))
     for alpha, colour in zip(ALPHAS, colours, strict=True):
-        gains = theory.walltime_gain(alpha, gammas, C)
+        gains = formulas.walltime_gain(alpha, gammas, C)
         axes.plot(gammas, gains, color=colour)
         _label(axes, 9, gains[-1], f"α = {alpha:g}", colour)
     for row in rows:
@@ -368,17 +371,17 @@ def no_gain(key: Key[Array, ""], rows: int, budget: int) -> Part:
             target, draft, gamma=1, rows=rows, budget=budget, key=jax.random.fold_in(key, number)
         )
         tau, _ = tokens_per_call(state)
-        best = theory.optimal_gamma(alpha, SLOW_C)
+        best = formulas.optimal_gamma(alpha, SLOW_C)
         found.append(
             {
                 "alpha": alpha,
                 "c": SLOW_C,
-                "gain_1": theory.walltime_gain(alpha, 1, SLOW_C),
-                "simulated_gain_1": theory.walltime_gain_from_tau(tau, 1, SLOW_C),
-                "gain_3": theory.walltime_gain(alpha, 3, SLOW_C),
-                "gain_7": theory.walltime_gain(alpha, 7, SLOW_C),
+                "gain_1": formulas.walltime_gain(alpha, 1, SLOW_C),
+                "simulated_gain_1": formulas.walltime_gain_from_tau(tau, 1, SLOW_C),
+                "gain_3": formulas.walltime_gain(alpha, 3, SLOW_C),
+                "gain_7": formulas.walltime_gain(alpha, 7, SLOW_C),
                 "best_gamma": best,
-                "best_gain": theory.walltime_gain(alpha, best, SLOW_C),
+                "best_gain": formulas.walltime_gain(alpha, best, SLOW_C),
                 "rows": rows,
                 "budget": budget,
             }
@@ -405,8 +408,8 @@ def _draw_no_gain() -> Figure:
     figure, axes = _axes("c, a draft step in target steps", "α")
     c, alpha = np.linspace(0.005, 0.995, 100), np.linspace(0.005, 0.995, 100)
     grid_c, grid_alpha = np.meshgrid(c, alpha)
-    best = theory.optimal_gamma(grid_alpha, grid_c, max_gamma=60)
-    gain = theory.walltime_gain(grid_alpha, best, grid_c)
+    best = formulas.optimal_gamma(grid_alpha, grid_c, max_gamma=60)
+    gain = formulas.walltime_gain(grid_alpha, best, grid_c)
     levels = [1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0]
     axes.grid(False)
     axes.contourf(
@@ -450,7 +453,7 @@ def _label(axes: Axes, x: float, y: float, text: str, colour: np.ndarray) -> Non
 
 def write(workdir: pathlib.Path, parts: Sequence[Part], seed: int) -> None:
     """Rows, figures and report; each file replaced when it is complete."""
-    facts = {"seed": seed, **common.environment()}
+    facts = {"seed": seed, **provenance.environment()}
     for part in parts:
         with files.replacing(workdir / f"{part.name}.png") as file:
             part.figure.savefig(file, format="png", dpi=160)

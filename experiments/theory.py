@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import common
-from specjax import theory
-from specjax.files import replacing
-from specjax.paper import FIGURE_3_ENDS, TABLE_1
+from specjax.paper import formulas
+from specjax.paper.printed import FIGURE_3_ENDS, TABLE_1
+from specjax.support.files import replacing
 
 ALPHAS = np.linspace(0.5, 0.9, 801)
 
@@ -52,9 +52,9 @@ def table1() -> list[Computed]:
         Computed(
             row.alpha,
             row.gamma,
-            theory.operations_factor(row.alpha, row.gamma, c_hat=0),
+            formulas.operations_factor(row.alpha, row.gamma, c_hat=0),
             row.operations,
-            theory.walltime_gain(row.alpha, row.gamma, c=0),
+            formulas.walltime_gain(row.alpha, row.gamma, c=0),
             row.speed,
         )
         for row in TABLE_1
@@ -66,7 +66,7 @@ def figure2() -> Figure:
     figure, axes = _axes("Tokens per target call (Eq. 1)", "E[tokens]")
     gammas = (1, 3, 5, 7, np.inf)
     for gamma, color in zip(gammas, _shades(len(gammas)), strict=True):
-        tokens = theory.expected_tokens(ALPHAS, gamma)
+        tokens = formulas.expected_tokens(ALPHAS, gamma)
         axes.plot(ALPHAS, tokens, color=color)
         _label(axes, tokens[-1], "γ = ∞" if gamma == np.inf else f"γ = {gamma}", color)
     axes.axhline(1, color="0.35", linestyle=":")
@@ -81,7 +81,7 @@ def figure3() -> Figure:
     """The best γ against α, for four costs of the draft."""
     figure, axes = _axes("The best draft length (§3.5)", "optimal γ")
     for ends, color in zip(FIGURE_3_ENDS, _shades(len(FIGURE_3_ENDS))[::-1], strict=True):
-        gammas = theory.optimal_gamma(ALPHAS, ends.c)
+        gammas = formulas.optimal_gamma(ALPHAS, ends.c)
         axes.plot(ALPHAS, gammas, color=color, drawstyle="steps-post")
         _label(axes, gammas[-1], f"c = {ends.c:g}", color)
     axes.set_ylim(0, 25)
@@ -95,8 +95,8 @@ def figure4() -> Figure:
     )
     gammas = (1, 3, 5, 7, 10)
     for gamma, color in zip(gammas, _shades(len(gammas)), strict=True):
-        speed = theory.walltime_gain(ALPHAS, gamma, c=0)
-        operations = theory.operations_factor(ALPHAS, gamma, c_hat=0)
+        speed = formulas.walltime_gain(ALPHAS, gamma, c=0)
+        operations = formulas.operations_factor(ALPHAS, gamma, c_hat=0)
         axes.plot(ALPHAS, speed, color=color)
         axes.plot(ALPHAS, operations, color=color, linestyle=":")
         _label(axes, speed[-1], f"γ = {gamma}", color)
@@ -122,7 +122,7 @@ def report(rows: list[Computed]) -> str:
     ]
     lowest, highest = ALPHAS[[0, -1]]
     ends = ", ".join(
-        f"{theory.optimal_gamma(lowest, curve.c)} to {theory.optimal_gamma(highest, curve.c)} "
+        f"{formulas.optimal_gamma(lowest, curve.c)} to {formulas.optimal_gamma(highest, curve.c)} "
         f"at c = {curve.c:g}"
         for curve in FIGURE_3_ENDS
     )

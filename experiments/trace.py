@@ -21,7 +21,8 @@ from rich.console import Console
 from experiments import common, pricing
 from experiments.reproduce import gains, study
 from experiments.reproduce.study import Study, find, short
-from specjax import report, rollouts
+from specjax.measure import report
+from specjax.replay import rollouts
 
 GAMMA_MAX = 8  # where neither flag nor config says it
 COLUMNS: list[report.Column] = [

@@ -16,7 +16,8 @@ from absl import flags
 from ml_collections import config_flags
 
 from experiments import common
-from specjax import files, train, train_head
+from specjax.support import files
+from specjax.training import train, train_head
 
 
 def main(_) -> None:

@@ -4,18 +4,19 @@ target, draft = specjax.load("google-t5/t5-3b"), specjax.load("google-t5/t5-smal
 result = specjax.generate(target, draft, texts, gamma=7, temperature=0.0)
 print(specjax.select(target, ["google-t5/t5-small", "lookup"], texts).words)
 
-Compiled programs are kept on disk: see `specjax.compilation_cache`, also for how to switch it off.
+Compiled programs are kept on disk: `specjax.support.compilation_cache` says where, and how to
+switch it off.
 """
 
-from specjax import compilation_cache
-from specjax.beam import Hypothesis
-from specjax.beam_decoding import BeamRow, beam_search
-from specjax.decoding import Result, Row, generate
-from specjax.metrics import Alpha, measure_alpha
+from specjax.beam.decoding import BeamRow, beam_search
+from specjax.beam.search import Hypothesis
+from specjax.decoding import generate
+from specjax.measure.metrics import Alpha, measure_alpha
+from specjax.measure.timing import Times, measure_speedup
 from specjax.models.hub import Checkpoint, load, save
-from specjax.monitor import Summary, Times
-from specjax.selection import Candidate, Selection, select
-from specjax.timing import measure_speedup
+from specjax.results import Result, Row, Summary
+from specjax.support import compilation_cache
+from specjax.tools.selection import Candidate, Selection, select
 
 compilation_cache.enable()
 

@@ -20,11 +20,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
-from specjax import named
 from specjax import sampling as smp
 from specjax.pytrees import pytree
-from specjax.ranges import number
 from specjax.sampling import Purpose, Sampling
+from specjax.support import named
+from specjax.support.ranges import number
 
 
 class AcceptanceRule(Protocol):

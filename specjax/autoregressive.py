@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule, TokenRule, resolve_rule
-from specjax.draft import started
+from specjax.drafters.base import started
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round
 from specjax.sampling import Purpose, Sampling

@@ -18,93 +18,19 @@ from specjax.accept import AcceptanceRule, TokenRule, exactness
 from specjax.accept import load as load_rule
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
-from specjax.compatibility import check_pair
-from specjax.draft import Drafter, ModelDrafter
+from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.loop import Method
+from specjax.models.compatibility import check_pair
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
-from specjax.monitor import Summary, summarize
 from specjax.policies import Policy, constant, needs_prices
 from specjax.policies import load as load_policy
-from specjax.ranges import whole
+from specjax.results import Result, Row
 from specjax.sampling import Sampling, as_key, row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
+from specjax.support.ranges import whole
 from specjax.types import Inputs
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One output: input `index`, draw `sample` of it, and what it took."""
-
-    index: int
-    sample: int
-    text: str
-    tokens: list[int]  # without the prompt, EOS included
-    target_calls: int
-    drafted: int
-    accepted: int
-    accepted_lengths: list[int]  # rounds by accepted length, 0 … γ_max; autoregressive: [calls]
-    tested: list[int]  # rounds in which draft position i was reached, 0 … γ_max−1
-
-    @property
-    def emitted(self) -> int:
-        """Tokens of the output."""
-        return len(self.tokens)
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """Outputs in the order of the inputs; `samples` rows for each input."""
-
-    rows: list[Row]
-    exact: bool | None = True
-    """Whether the outputs keep the target's distribution, as `accept.exactness` has it."""
-
-    @property
-    def summary(self) -> Summary:
-        """Tokens, iterations, drafted, accepted, bonus and acceptance by position."""
-        return summarize(self.rows, self.exact)
-
-    @property
-    def texts(self) -> list[str]:
-        """Decoded, without special tokens."""
-        return [row.text for row in self.rows]
-
-    @property
-    def tokens(self) -> list[list[int]]:
-        """Ids of each row, without the prompt, EOS included."""
-        return [row.tokens for row in self.rows]
-
-    @property
-    def target_calls(self) -> np.ndarray:
-        """Verify passes of each row; for the autoregressive loop, its tokens."""
-        return np.array([row.target_calls for row in self.rows])
-
-    @property
-    def drafted(self) -> np.ndarray:
-        """Drafted tokens that the target scored, for each row."""
-        return np.array([row.drafted for row in self.rows])
-
-    @property
-    def accepted(self) -> np.ndarray:
-        """Drafted tokens in the output of each row."""
-        return np.array([row.accepted for row in self.rows])
-
-    @property
-    def emitted(self) -> np.ndarray:
-        """Tokens in the output of each row."""
-        return np.array([row.emitted for row in self.rows])
-
-    @property
-    def accepted_lengths(self) -> np.ndarray:
-        """(rows, γ_max+1): how many rounds of each row accepted 0, 1, … drafted tokens."""
-        return np.array([row.accepted_lengths for row in self.rows])
-
-    @property
-    def block_efficiency(self) -> float:
-        """τ: tokens per target call, over all rows."""
-        return float(self.emitted.sum() / max(self.target_calls.sum(), 1))
 
 
 def generate(
@@ -134,7 +60,7 @@ def generate(
     Args:
       target: whose law the output follows.
       draft: a small checkpoint with the same vocabulary, any other drafter, or the name of either
-        (`specjax.drafters.load`); or None.
+        (`specjax.drafters.loading.load`); or None.
       texts: inputs, which an encoder-decoder reads and a decoder-only model continues. An empty
         one gives an empty output and a warning, or text from nothing.
       gamma: drafted tokens per target call, γ ≥ 1; with a policy, the most that it can ask for.
@@ -150,7 +76,7 @@ def generate(
       policy: draft-length policy, or its name or import path (`specjax.policies.load`); default
         `constant(gamma)`. Import paths are code that runs. One that is named and needs prices, such
         as "goodput", gets prices that are measured before decoding, in a few seconds
-        (`specjax.pricing.told`). At temperatures above 0 its outputs then vary from run to run,
+        (`measure.pricing.told`). At temperatures above 0 its outputs then vary from run to run,
         though not their distribution: give prices where a key is to give the same tokens again.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper.
@@ -172,7 +98,7 @@ def generate(
     if draft is None:
         method = plain(target, chosen, rule)
     elif isinstance(policy, str) and needs_prices(policy):
-        from specjax import pricing  # which times what is defined here
+        from specjax.measure import pricing  # which times what is defined here
 
         method = speculative(target, draft, gamma=gamma, sampling=chosen, rule=rule, widths=widths)
         rows = min(batch_size, len(texts) * samples)

@@ -16,7 +16,7 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from specjax.pytrees import pytree
-from specjax.ranges import number, whole
+from specjax.support.ranges import number, whole
 
 Kind = Literal["greedy", "plain", "filtered"]
 COLDEST = 1e-20  # temperature above 0; logits up to 3e18 divided by it stay below float32's largest

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int, Key
 from specjax import devices
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule, at_tokens, resolve_rule, surviving
-from specjax.draft import Drafter, is_silent, prefill
+from specjax.drafters.base import Drafter, is_silent, prefill
 from specjax.policies import Observation, Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round

@@ -15,7 +15,7 @@ import numpy as np
 
 from specjax import loop, speculative
 from specjax.accept import at_tokens
-from specjax.draft import Fed
+from specjax.drafters.base import Fed
 from specjax.sampling import row_keys
 from specjax.types import Inputs
 from table_models import repeat

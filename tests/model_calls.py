@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.draft import started
+from specjax.drafters.base import started
 from specjax.models.layers import KV
 from specjax.types import Inputs
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.draft import started
+from specjax.drafters.base import started
 from specjax.pytrees import pytree
 from specjax.types import Inputs
 

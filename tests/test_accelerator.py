@@ -13,7 +13,8 @@ import test_loops
 import toy_policies
 from specjax import devices, speculative
 from specjax.accept import TokenRule
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
+from specjax.drafters.ngram import PromptLookup
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.layers import (
     KV,
@@ -26,7 +27,6 @@ from specjax.models.layers import (
 )
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
-from specjax.ngram import PromptLookup
 from specjax.policies.constant import Constant
 from specjax.sampling import sampling
 from specjax.speculative import Speculative

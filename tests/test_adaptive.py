@@ -16,10 +16,10 @@ from experiments.adaptive import board, pictures
 from experiments.adaptive.race import Counting, against, choose
 from pairs import TEXTS
 from specjax import tasks
+from specjax.measure.timing import Timed
 from specjax.policies import Policy, constant, head, prices
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
-from specjax.timing import Timed
 from table_models import inputs_of, random_table
 
 

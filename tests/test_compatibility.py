@@ -22,8 +22,8 @@ from tokenizers import (
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 import specjax
-from specjax import compatibility
-from specjax.compatibility import HARD_TEXTS, check_pair, compare
+from specjax.models import compatibility
+from specjax.models.compatibility import HARD_TEXTS, check_pair, compare
 from specjax.models.gpt import GPTConfig
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from command_line import ROOT
-from specjax import compilation_cache
+from specjax.support import compilation_cache
 
 DIRECTORY, ENABLED, SECONDS = (
     f"jax_{name}"

@@ -12,11 +12,12 @@ import gpt_variants
 import llama_variants
 import pairs
 import t5_variants
-from specjax import doctor
-from specjax.models import gpt_hub, hub, llama_hub
-from specjax.models.config_json import FIELDS
-from specjax.models.safetensors_files import INDEX, SINGLE
-from specjax.selection import smaller_members
+from specjax.models import hub
+from specjax.models.hub import gpt, llama
+from specjax.models.hub.config_json import FIELDS
+from specjax.models.hub.safetensors_files import INDEX, SINGLE
+from specjax.tools import doctor
+from specjax.tools.selection import smaller_members
 
 LAYOUTS = {
     "t5": (t5_variants, "v1_1"),
@@ -66,9 +67,9 @@ def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "_check_tensors", lambda *_: None)
     fields = {*raw, *FIELDS, *hub.FAMILIES[name].defaults, "task_specific_params"}
     if name == "gpt2":
-        fields |= set(gpt_hub.BUILT)
-    if name in llama_hub.CONFIGS:
-        fields |= {*llama_hub.BUILT, *OF_SCALINGS}
+        fields |= set(gpt.BUILT)
+    if name in llama.CONFIGS:
+        fields |= {*llama.BUILT, *OF_SCALINGS}
     refused = 0
     for field in sorted(fields - set(FREE)):
         for value in VALUES:

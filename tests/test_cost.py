@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import cost, loop
+from specjax import loop
 from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
-from specjax.cost import Costs
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
+from specjax.measure import cost
+from specjax.measure.cost import Costs
 from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.sampling import row_keys, sampling

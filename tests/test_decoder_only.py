@@ -11,7 +11,9 @@ from tokenizers import processors
 
 import specjax
 from pairs import IDS, TEXTS
-from specjax import decoding, metrics, ngram, train
+from specjax import decoding
+from specjax.drafters import ngram
+from specjax.measure import metrics
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
@@ -20,6 +22,7 @@ from specjax.sampling import sampling
 from specjax.tasks import batches
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.examples import Example
+from specjax.training import train
 
 BUDGET = 20
 RAGGED = ["", *TEXTS[:4], "  "]  # a blank prompt is a prompt

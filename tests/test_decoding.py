@@ -14,9 +14,10 @@ import pytest
 import pairs
 import specjax
 from pairs import EOS_IDS, IDS, TEXTS
-from specjax import decoding, loop, rollouts
+from specjax import decoding, loop
 from specjax.batching import bucket, pack
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
+from specjax.replay import rollouts
 from specjax.sampling import sampling
 from table_models import MarkovModel
 
@@ -417,7 +418,7 @@ def test_expected_and_measured_speedup(pair):
 def test_estimates_by_hand(pair, monkeypatch):
     """Two batches of two rows: a batch lasts as long as its slowest row, and drafts as long as the
     row that drafts most."""
-    from specjax import cost, timing
+    from specjax.measure import cost, timing
 
     made = cost.Costs(target_step=1.0, draft_step=0.1, verify={4: 1.5}, round={4: 2.0})
     monkeypatch.setattr(cost, "measure", lambda *_: made)

@@ -15,14 +15,15 @@ import command_line
 import gpt_variants
 import reference
 from pairs import TEXTS
-from specjax import autoregressive, doctor, loop
+from specjax import autoregressive, loop
 from specjax.accept import TokenRule
-from specjax.compatibility import Check
-from specjax.cost import Costs
-from specjax.doctor import checks, laws, verdicts
-from specjax.metrics import Alpha
+from specjax.measure.cost import Costs
+from specjax.measure.metrics import Alpha
+from specjax.models.compatibility import Check
 from specjax.models.memory import Need
 from specjax.sampling import argmax
+from specjax.tools import doctor
+from specjax.tools.doctor import checks, laws, verdicts
 
 NAMES = [check.name for check in doctor.CHECKS]
 LAST = NAMES[NAMES.index("outputs") :]  # what needs a pair that decodes

@@ -11,8 +11,11 @@ import command_line
 import specjax
 from experiments.reproduce.study import Study
 from pairs import TEXTS
-from specjax import doctor, drafters, files, ngram
+from specjax import drafters
+from specjax.drafters import ngram
 from specjax.models.hub import Checkpoint
+from specjax.support import files
+from specjax.tools import doctor
 
 
 def loud(target, sharpness):

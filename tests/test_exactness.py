@@ -14,7 +14,7 @@ from reference import chi_square, sequence_law, total_variation
 from specjax import autoregressive, loop, speculative
 from specjax import sampling as smp
 from specjax.accept import BlockRule, GumbelRule, TokenRule, at_position, at_tokens
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.policies.constant import Constant
 from specjax.pytrees import pytree

@@ -21,8 +21,9 @@ from command_line import ROOT
 from experiments import beam, common
 from experiments.reproduce import study
 from pairs import TEXTS
-from specjax import accept, files, policies, tasks
+from specjax import accept, policies, tasks
 from specjax.models import hub
+from specjax.support import files
 from specjax.tasks import python_source
 
 BUDGET = 24
@@ -420,7 +421,7 @@ def test_import_paths_are_said_to_be_code():
     texts = {path.name: path.read_text() for path in PAGES}
     for name in ("decode", "replay"):
         texts[name] = importlib.import_module(f"experiments.{name}").__doc__
-    for function in (accept.load, policies.load, specjax.generate, specjax.named.make):
+    for function in (accept.load, policies.load, specjax.generate, specjax.support.named.make):
         texts[function.__qualname__] = function.__doc__
     told = {name: text for name, text in texts.items() if re.search(r"import path|my_module", text)}
     assert {"policies.md", "rules.md", "choosing.md", "decode", "generate", "make"} <= set(told)

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from experiments import decode
-from specjax import files, ngram, rollouts, tasks
-from specjax.models.safetensors_files import read_json
+from specjax import tasks
+from specjax.drafters import ngram
+from specjax.models.hub.safetensors_files import read_json
 from specjax.policies import head
+from specjax.replay import rollouts
+from specjax.support import files
 
 MARK = b"\xef\xbb\xbf"  # of UTF-8, at the beginning of a file
 

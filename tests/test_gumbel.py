@@ -11,7 +11,7 @@ import specjax
 from specjax import decoding, loop, speculative
 from specjax import sampling as smp
 from specjax.accept import GumbelRule, TokenRule, coupled_overlap, overlap
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
 from specjax.models import hub
 from specjax.policies import Policy, constant
 from specjax.pytrees import pytree

@@ -21,9 +21,9 @@ import gpt_variants
 import llama_variants
 import t5_variants
 from specjax import devices
-from specjax.models import hub, safetensors_files
+from specjax.models import hub
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.hub import Checkpoint, load, save
+from specjax.models.hub import Checkpoint, load, safetensors_files, save
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.models.llama import Llama, Qwen3Config, Rope

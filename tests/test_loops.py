@@ -13,7 +13,7 @@ from reference import law
 from specjax import loop, speculative
 from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
 from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant

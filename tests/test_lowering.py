@@ -13,12 +13,12 @@ from jax import export
 from lowered import Found, loops
 from specjax import autoregressive, loop, speculative
 from specjax.accept import TokenRule
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
+from specjax.drafters.ngram import PromptLookup
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
-from specjax.ngram import PromptLookup
 from specjax.policies import constant
 from specjax.policies.heuristic import heuristic
 from specjax.sampling import row_keys, sampling

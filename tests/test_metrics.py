@@ -11,12 +11,13 @@ import pytest
 import specjax
 from pairs import IDS, TEXTS
 from reference import law
-from specjax import accept, decoding, metrics, monitor
+from specjax import accept, decoding, results
 from specjax.accept import TokenRule
 from specjax.batching import pack
-from specjax.decoding import Row
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
+from specjax.measure import metrics
 from specjax.pytrees import pytree
+from specjax.results import Row
 from specjax.sampling import sampling
 from table_models import MarkovModel
 
@@ -180,17 +181,17 @@ def test_acceptance_by_position():
     accepted: it says nothing of positions 2 and 3, which it never reached.
     """
     row = row_of([1, 2, 0, 2], [5, 3, 2])
-    np.testing.assert_allclose(monitor.acceptance_by_position([row]), [4 / 5, 2 / 3, 2 / 2])
+    np.testing.assert_allclose(results.acceptance_by_position([row]), [4 / 5, 2 / 3, 2 / 2])
     # A row with all rejected: later positions were never reached.
     other = row_of([3, 0, 0, 0], [3, 0, 0])
-    np.testing.assert_allclose(monitor.acceptance_by_position([other]), [0, np.nan, np.nan])
-    np.testing.assert_allclose(monitor.acceptance_by_position([row, other]), [4 / 8, 2 / 3, 1])
+    np.testing.assert_allclose(results.acceptance_by_position([other]), [0, np.nan, np.nan])
+    np.testing.assert_allclose(results.acceptance_by_position([row, other]), [4 / 8, 2 / 3, 1])
 
 
 def test_acceptance_of_a_perfect_draft_is_one_at_each_position(pair):
     """Also where budgets and EOS cut the last rounds short."""
     result = specjax.generate(pair.target, pair.twin, TEXTS, max_new_tokens=BUDGET)
-    assert monitor.acceptance_by_position(result.rows).tolist() == [1, 1, 1, 1]
+    assert results.acceptance_by_position(result.rows).tolist() == [1, 1, 1, 1]
 
 
 def test_interval():

@@ -7,9 +7,11 @@ import pytest
 
 from enumeration import output_law
 from reference import sequence_law, total_variation
-from specjax import autoregressive, loop, metrics, ngram, speculative
+from specjax import autoregressive, loop, speculative
 from specjax.accept import TokenRule
-from specjax.draft import is_silent
+from specjax.drafters import ngram
+from specjax.drafters.base import is_silent
+from specjax.measure import metrics
 from specjax.policies import constant
 from specjax.sampling import row_keys, sampling
 from table_models import chain, inputs_of, random_table

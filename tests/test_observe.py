@@ -11,7 +11,7 @@ from jax import Array
 import test_loops
 from specjax import loop
 from specjax.accept import TokenRule
-from specjax.draft import Drafter, ModelDrafter
+from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.sampling import sampling

@@ -23,10 +23,12 @@ import command_line
 import corpora
 import t5_variants
 from configs import paper as paper_config
-from specjax import decoding, paper, quality, tasks
+from specjax import decoding, tasks
 from specjax.batching import bucket
+from specjax.measure import quality
 from specjax.models import hub
 from specjax.models.t5 import T5, T5Config
+from specjax.paper import printed
 from specjax.types import Inputs
 
 DOC = pathlib.Path(__file__).resolve().parent.parent / "docs" / "paper_setup.md"
@@ -183,8 +185,8 @@ def test_rows_of_the_paper_are_named(name):
     ngrams = {"unigram", "bigram"}
     assert set(config.paper) == {pathlib.PurePath(name).name for name in config.drafts} | ngrams
     for name, row in config.paper.items():
-        assert tuple(row) in {(r.task, r.draft) for r in paper.TABLE_3}
-        found = {r.temperature for r in paper.TABLES_2_AND_4 if (r.task, r.draft) == tuple(row)}
+        assert tuple(row) in {(r.task, r.draft) for r in printed.TABLE_3}
+        found = {r.temperature for r in printed.TABLES_2_AND_4 if (r.task, r.draft) == tuple(row)}
         assert found == (set() if name in ngrams else set(config.temperatures))
     assert config.metric in quality.METRICS
     assert config.task in tasks.TASKS
@@ -209,7 +211,7 @@ def test_the_docstring_prints_the_paper():
             getattr(row, field)
             for task in ("EnDe", "CNNDM")
             for temperature in (0, 1)
-            for row in paper.TABLES_2_AND_4
+            for row in printed.TABLES_2_AND_4
             if (row.task, row.draft, row.temperature) == (task, f"T5-{size}", temperature)
         ]
 

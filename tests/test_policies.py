@@ -16,10 +16,10 @@ import test_exactness
 import test_loops
 from enumeration import output_law
 from reference import sequence_law, total_variation
-from specjax import decoding, generate, loop, named, policies, speculative
+from specjax import decoding, generate, loop, policies, speculative
 from specjax import sampling as smp
 from specjax.accept import TokenRule
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
 from specjax.policies import Observation, Round, constant, prices
 from specjax.policies.averages import average, gammatune
 from specjax.policies.bandits import Played, Weighed, exp3, hedge, ucb
@@ -32,6 +32,7 @@ from specjax.policies.heuristic import heuristic
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
 from specjax.state import unfinished
+from specjax.support import named
 from table_models import inputs_of, random_table
 from toy_policies import Scripted, TailReader, library, linear_head
 

@@ -13,9 +13,10 @@ import command_line
 import test_loops
 from experiments import pricing as tables
 from pairs import TEXTS
-from specjax import decoding, generate, loop, policies, pricing, timing
+from specjax import decoding, generate, loop, policies
+from specjax.measure import pricing, timing
+from specjax.measure.pricing import CALL, PLAIN_CALL, TOKEN, Always
 from specjax.policies import prices
-from specjax.pricing import CALL, PLAIN_CALL, TOKEN, Always
 from specjax.sampling import sampling
 from table_models import inputs_of, random_table
 from toy_policies import library

@@ -15,14 +15,15 @@ import experiments.benchmark.__main__ as benchmark
 import experiments.reproduce.__main__ as reproduce
 from command_line import ROOT
 from configs import embedded
-from experiments import common, provenance, replay, select, simulate, trace
+from experiments import replay, select, simulate, trace
 from experiments.adaptive import race
 from experiments.benchmark.cases import Case
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section
-from specjax.selection import Candidate
+from specjax.measure import provenance
+from specjax.tools.selection import Candidate
 
-EVERY = {*provenance.NEEDED, *common.environment()}
+EVERY = {*provenance.NEEDED, *provenance.environment()}
 MODEL = types.SimpleNamespace(model=types.SimpleNamespace(params={"w": np.zeros(1, np.float32)}))
 
 
@@ -138,8 +139,8 @@ def test_no_experiment_writes_rows_elsewhere():
 
 def row(commit, table="alpha", **changes):
     return {
-        **common.environment(), "commit": commit, "table": table, "dtype": "float32", "batch": 1,
-        "seed": 0, **changes,
+        **provenance.environment(), "commit": commit, "table": table, "dtype": "float32",
+        "batch": 1, "seed": 0, **changes,
     }  # fmt: skip
 
 

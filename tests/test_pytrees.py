@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from specjax.accept import BlockRule, GumbelRule, TokenRule
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.policies.heuristic import heuristic
 from specjax.pytrees import pytree

@@ -7,7 +7,7 @@ import pytest
 import sacrebleu
 from rouge_score import rouge_scorer
 
-from specjax import quality
+from specjax.measure import quality
 
 REFERENCES = [
     "Das Haus ist klein und alt.",

@@ -16,15 +16,16 @@ import command_line
 import test_loops
 from experiments.adaptive.race import Counting
 from pairs import TEXTS
-from specjax import generate, replay, rollouts, tasks
+from specjax import generate, tasks
 from specjax.accept import TokenRule
-from specjax.draft import ModelDrafter
-from specjax.ngram import PromptLookup
+from specjax.drafters.base import ModelDrafter
+from specjax.drafters.ngram import PromptLookup
 from specjax.policies import Policy, constant, prices
 from specjax.policies.entropy import svip
 from specjax.pytrees import pytree
-from specjax.replay import Replayed
-from specjax.rollouts import Recorder, Rollouts
+from specjax.replay import replay, rollouts
+from specjax.replay.replay import Replayed
+from specjax.replay.rollouts import Recorder, Rollouts
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
 from table_models import inputs_of, random_table, repeat

@@ -9,9 +9,10 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from pairs import EOS_IDS, TEXTS, make_tokenizer
-from specjax import decoding, loop, report
+from specjax import decoding, loop
+from specjax.measure import report
+from specjax.measure.trace import TracedRound, trace
 from specjax.sampling import sampling
-from specjax.trace import TracedRound, trace
 
 BUDGET = 24
 

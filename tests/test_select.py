@@ -14,11 +14,14 @@ import command_line
 import specjax
 from experiments import select
 from pairs import TEXTS
-from specjax import drafters, metrics, selection, theory
+from specjax import drafters
+from specjax.measure import metrics
 from specjax.models import hub
 from specjax.models.language_model import LanguageModel
+from specjax.paper import formulas
 from specjax.pytrees import pytree
-from specjax.selection import Candidate, Trial, reasons, recommend, smaller_members, why_not
+from specjax.tools import selection
+from specjax.tools.selection import Candidate, Trial, reasons, recommend, smaller_members, why_not
 
 BUDGET = 24
 
@@ -29,7 +32,7 @@ BUDGET = 24
 def candidate(alpha=0.8, c=0.1, v=1.2, gain=None, total=None, gammas=(1, 3, 7), **fields):
     """A round takes γc + v steps; gains are as predicted, and τ as promised, unless given."""
     steps = {str(gamma): gamma * c + v for gamma in gammas}
-    gains = {g: theory.expected_tokens(alpha, g) / (g * c + v) for g in gammas}
+    gains = {g: formulas.expected_tokens(alpha, g) / (g * c + v) for g in gammas}
     gamma = max(gains, key=gains.__getitem__)
     gain = gains[gamma] if gain is None else gain
     made = Candidate(
@@ -40,7 +43,7 @@ def candidate(alpha=0.8, c=0.1, v=1.2, gain=None, total=None, gammas=(1, 3, 7), 
         gamma=gamma,
         v=v,
         steps=steps,
-        tau=theory.expected_tokens(alpha, gamma),
+        tau=formulas.expected_tokens(alpha, gamma),
         tokens=20.0,
         predicted=gains[gamma],
         gain=gain,
@@ -241,7 +244,9 @@ def test_counts_are_of_inputs_that_are_not_measured(pair):
         specjax.generate, pair.target, None, max_new_tokens=BUDGET, temperature=1.0, key=key
     )
     size, start = pair.target.model.vocab_size, pair.target.start_id
-    bigram = specjax.ngram.bigram(specjax.ngram.count(generate(TEXTS[:4]).tokens, size, start))
+    bigram = specjax.drafters.ngram.bigram(
+        specjax.drafters.ngram.count(generate(TEXTS[:4]).tokens, size, start)
+    )
     outputs = generate(TEXTS[4:]).tokens
     both = [
         metrics.alpha_of_outputs(
@@ -348,5 +353,5 @@ def test_names():
         "a/b", "lookup(max_ngram=2, min_ngram=1)", "m:f"
     ]  # fmt: skip
     assert drafters.name_of("a/b") == "a/b"
-    assert drafters.name_of(specjax.ngram.PromptLookup(5)) == "PromptLookup"
+    assert drafters.name_of(specjax.drafters.ngram.PromptLookup(5)) == "PromptLookup"
     assert selection.short("models/small/") == "small"

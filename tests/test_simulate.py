@@ -13,10 +13,12 @@ import pytest
 from experiments import simulate
 from experiments.common import ROOT
 from reference import chi_square
-from specjax import accept, metrics, theory
+from specjax import accept
 from specjax import sampling as smp
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
+from specjax.measure import metrics
 from specjax.models import table
+from specjax.paper import formulas
 from specjax.types import Inputs
 
 NOTEBOOK = ROOT / "notebooks" / "01_how_it_works.ipynb"
@@ -119,7 +121,7 @@ def test_draft_of_alpha_by_every_measure():
     alphas = np.array([0.0, 0.3, 1.0])
     target_probs = np.array([[0.6, 0.4, 0.0], [0.1, 0.9, 0.0], [0.5, 0.5, 0.0]])
     draft_probs = table.draft_of_alpha(target_probs, alphas)
-    np.testing.assert_allclose(1 - theory.d_lk(target_probs, draft_probs), alphas, atol=1e-12)
+    np.testing.assert_allclose(1 - formulas.d_lk(target_probs, draft_probs), alphas, atol=1e-12)
     target, draft = table.by_last_token(target_probs), table.by_last_token(draft_probs)
     np.testing.assert_allclose(accept.overlap(target.table, draft.table), alphas, atol=1e-6)
     output = jnp.array([[0, 1, 1, 0]], jnp.int32)

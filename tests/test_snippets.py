@@ -25,7 +25,8 @@ import specjax
 from command_line import ROOT
 from experiments import common
 from pairs import TEXTS
-from specjax import cost, tasks
+from specjax import tasks
+from specjax.measure import cost
 from specjax.models import hub
 
 NOT_RUN = "# Not run in the tests: "

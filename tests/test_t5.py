@@ -12,7 +12,7 @@ from flax import nnx
 import t5_variants
 from model_calls import by_slot, call
 from specjax import devices
-from specjax.draft import started
+from specjax.drafters.base import started
 from specjax.models.hub import load
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import KV

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import theory as experiment
-from specjax import paper, theory
+from specjax.paper import formulas, printed
 
 
 def random_laws(seed: int, shape=(500, 8)) -> tuple[np.ndarray, np.ndarray]:
@@ -25,18 +25,18 @@ def random_laws(seed: int, shape=(500, 8)) -> tuple[np.ndarray, np.ndarray]:
 # Printed values
 
 
-@pytest.mark.parametrize("row", paper.TABLE_1, ids=str)
+@pytest.mark.parametrize("row", printed.TABLE_1, ids=str)
 def test_table_1(row):
-    operations = theory.operations_factor(row.alpha, row.gamma, c_hat=0)
-    speed = theory.walltime_gain(row.alpha, row.gamma, c=0)
+    operations = formulas.operations_factor(row.alpha, row.gamma, c_hat=0)
+    speed = formulas.walltime_gain(row.alpha, row.gamma, c=0)
     assert f"{operations:.2f}" == f"{row.operations:.2f}"
     assert f"{speed:.2f}" == f"{row.speed:.2f}"
 
 
-@pytest.mark.parametrize("curve", paper.FIGURE_3_ENDS, ids=str)
+@pytest.mark.parametrize("curve", printed.FIGURE_3_ENDS, ids=str)
 def test_ends_of_figure_3(curve):
-    assert theory.optimal_gamma(0.5, curve.c) == curve.at_alpha_half
-    assert theory.optimal_gamma(0.9, curve.c) == curve.at_alpha_nine_tenths
+    assert formulas.optimal_gamma(0.5, curve.c) == curve.at_alpha_half
+    assert formulas.optimal_gamma(0.9, curve.c) == curve.at_alpha_nine_tenths
 
 
 # Thm 3.8 and its best γ at the α and c of each row of Tables 2 and 4, computed elsewhere.
@@ -47,14 +47,14 @@ BEST_GAMMAS = (9, 9, 6, 6, 6, 4, 7, 7, 4, 5, 4, 3)
 
 @pytest.mark.parametrize("number", range(12))
 def test_expectations_of_tables_2_and_4(number):
-    row = paper.TABLES_2_AND_4[number]
-    computed = theory.walltime_gain(row.alpha, row.gamma, row.c)
+    row = printed.TABLES_2_AND_4[number]
+    computed = formulas.walltime_gain(row.alpha, row.gamma, row.c)
     assert f"{computed:.2f}" == GAINS[number]
     assert computed == pytest.approx(row.expected, abs=row.expected_tolerance)
-    assert theory.optimal_gamma(row.alpha, row.c) == BEST_GAMMAS[number]
+    assert formulas.optimal_gamma(row.alpha, row.c) == BEST_GAMMAS[number]
     # α and c are rounded to two digits: some pair that rounds to them gives the printed digit.
-    low = theory.walltime_gain(row.alpha - 0.005, row.gamma, row.c + 0.005)
-    high = theory.walltime_gain(row.alpha + 0.005, row.gamma, row.c - 0.005)
+    low = formulas.walltime_gain(row.alpha - 0.005, row.gamma, row.c + 0.005)
+    high = formulas.walltime_gain(row.alpha + 0.005, row.gamma, row.c - 0.005)
     assert low < row.expected + 0.05
     assert high > row.expected - 0.05
 
@@ -62,20 +62,20 @@ def test_expectations_of_tables_2_and_4(number):
 def test_exactly_three_expectations_are_off_by_more_than_their_digit():
     off = [
         row
-        for row in paper.TABLES_2_AND_4
-        if abs(theory.walltime_gain(row.alpha, row.gamma, row.c) - row.expected) > 0.05
+        for row in printed.TABLES_2_AND_4
+        if abs(formulas.walltime_gain(row.alpha, row.gamma, row.c) - row.expected) > 0.05
     ]
-    assert off == [row for row in paper.TABLES_2_AND_4 if row.expected_tolerance > 0.05]
+    assert off == [row for row in printed.TABLES_2_AND_4 if row.expected_tolerance > 0.05]
     assert len(off) == 3
 
 
 def test_tables_agree_on_alpha():
-    greedy = {(row.task, row.draft): row.alpha_greedy for row in paper.TABLE_3}
-    sampled = {(row.task, row.draft): row.alpha_sampled for row in paper.TABLE_3}
-    for row in paper.TABLES_2_AND_4:
+    greedy = {(row.task, row.draft): row.alpha_greedy for row in printed.TABLE_3}
+    sampled = {(row.task, row.draft): row.alpha_sampled for row in printed.TABLE_3}
+    for row in printed.TABLES_2_AND_4:
         table = greedy if row.temperature == 0 else sampled
         assert table[row.task, row.draft] == row.alpha
-    for row in paper.TABLE_5:
+    for row in printed.TABLE_5:
         assert row.alphas[0] == sampled["EnDe", row.draft]
 
 
@@ -91,19 +91,19 @@ def test_tables_agree_on_alpha():
     ],
 )
 def test_gains(alpha, gamma, c, gain):
-    assert f"{theory.walltime_gain(alpha, gamma, c):.2f}" == gain
+    assert f"{formulas.walltime_gain(alpha, gamma, c):.2f}" == gain
 
 
 def test_gains_of_greedy_lenience():
-    told = paper.LENIENT_GREEDY
-    gains = theory.walltime_gain(np.array(told.alphas), told.gamma, told.c)
+    told = printed.LENIENT_GREEDY
+    gains = formulas.walltime_gain(np.array(told.alphas), told.gamma, told.c)
     assert [f"{gain:.1f}" for gain in gains] == [f"{gain:.1f}" for gain in told.gains]
 
 
 def test_gains_of_lenient_sampling_do_not_follow_from_the_formula():
-    told = paper.LENIENT_SAMPLING
+    told = printed.LENIENT_SAMPLING
     alphas = np.array(told.alphas)
-    best = theory.walltime_gain(alphas, theory.optimal_gamma(alphas, told.c), told.c)
+    best = formulas.walltime_gain(alphas, formulas.optimal_gamma(alphas, told.c), told.c)
     assert [f"{gain:.2f}" for gain in best] == ["2.33", "2.94", "3.45", "4.79"]
     assert np.all(best < np.array(told.gains))
 
@@ -113,34 +113,34 @@ def test_gains_of_lenient_sampling_do_not_follow_from_the_formula():
 
 def test_alpha_at_its_ends():
     gammas = np.arange(12)
-    np.testing.assert_array_equal(theory.expected_tokens(1.0, gammas), gammas + 1)
-    np.testing.assert_array_equal(theory.expected_tokens(0.0, gammas), np.ones(12))
-    assert theory.expected_tokens(1.0, np.inf) == np.inf
-    assert theory.expected_tokens(0.0, np.inf) == 1
-    assert theory.expected_tokens(0.9, np.inf) == pytest.approx(10)
-    assert theory.walltime_gain(1.0, 4, 0.1) == pytest.approx(5 / 1.4)
-    assert theory.operations_factor(1.0, 4, 0.1) == pytest.approx(5.4 / 5)
+    np.testing.assert_array_equal(formulas.expected_tokens(1.0, gammas), gammas + 1)
+    np.testing.assert_array_equal(formulas.expected_tokens(0.0, gammas), np.ones(12))
+    assert formulas.expected_tokens(1.0, np.inf) == np.inf
+    assert formulas.expected_tokens(0.0, np.inf) == 1
+    assert formulas.expected_tokens(0.9, np.inf) == pytest.approx(10)
+    assert formulas.walltime_gain(1.0, 4, 0.1) == pytest.approx(5 / 1.4)
+    assert formulas.operations_factor(1.0, 4, 0.1) == pytest.approx(5.4 / 5)
 
 
 def test_alpha_towards_1_loses_no_digits():
     below = 1 - np.array([1e-4, 1e-8, 1e-12, 2.0**-53])
     series = 8 - 28 * (1 - below)  # 1 + α + … + α⁷ to first order
-    np.testing.assert_allclose(theory.expected_tokens(below, 7), series, rtol=1e-7)
-    np.testing.assert_allclose(theory.expected_tokens(below[1:], 7), series[1:], rtol=1e-14)
+    np.testing.assert_allclose(formulas.expected_tokens(below, 7), series, rtol=1e-7)
+    np.testing.assert_allclose(formulas.expected_tokens(below[1:], 7), series[1:], rtol=1e-14)
 
 
 def test_free_draft_gains_its_expected_tokens():
     alphas = np.linspace(0, 1, 21)
     for gamma in (1, 5):
         np.testing.assert_array_equal(
-            theory.walltime_gain(alphas, gamma, c=0), theory.expected_tokens(alphas, gamma)
+            formulas.walltime_gain(alphas, gamma, c=0), formulas.expected_tokens(alphas, gamma)
         )
 
 
 def test_expected_tokens_is_the_geometric_series():
     alphas, gammas = np.linspace(0, 1, 21)[:, None], np.arange(9)
     series = np.array([[sum(a**i for i in range(g + 1)) for g in gammas] for a in alphas[:, 0]])
-    np.testing.assert_allclose(theory.expected_tokens(alphas, gammas), series, rtol=1e-13)
+    np.testing.assert_allclose(formulas.expected_tokens(alphas, gammas), series, rtol=1e-13)
 
 
 def test_geometric_law_by_simulation():
@@ -149,7 +149,7 @@ def test_geometric_law_by_simulation():
     alpha, gamma, rounds = 0.7, 5, 200_000
     kept = np.random.default_rng(0).random((rounds, gamma)) < alpha
     accepted = np.cumprod(kept, axis=1).sum(axis=1)
-    assert accepted.mean() + 1 == pytest.approx(theory.expected_tokens(alpha, gamma), abs=0.028)
+    assert accepted.mean() + 1 == pytest.approx(formulas.expected_tokens(alpha, gamma), abs=0.028)
     law = [(1 - alpha) * alpha**n for n in range(gamma)] + [alpha**gamma]
     frequencies = np.bincount(accepted, minlength=gamma + 1) / rounds
     np.testing.assert_allclose(frequencies, law, atol=0.006)
@@ -159,12 +159,12 @@ def test_geometric_law_by_simulation():
 
 def test_texts_of_unequal_difficulty_fall_short_of_eq_1():
     # docs/theory.md: half of the tokens at β = .5, half at .9, in rounds of γ = 3.
-    calls_per_token = 1 / theory.expected_tokens(np.array([0.5, 0.9]), 3)
+    calls_per_token = 1 / formulas.expected_tokens(np.array([0.5, 0.9]), 3)
     assert f"{1 / calls_per_token.mean():.2f}" == "2.43"
-    assert f"{theory.expected_tokens(0.7, 3):.2f}" == "2.53"
+    assert f"{formulas.expected_tokens(0.7, 3):.2f}" == "2.53"
     # With γ = ∞ the calls per token are 1 − β, linear in β: then α is all that matters.
-    calls_per_token = 1 / theory.expected_tokens(np.array([0.5, 0.9]), np.inf)
-    assert 1 / calls_per_token.mean() == pytest.approx(theory.expected_tokens(0.7, np.inf))
+    calls_per_token = 1 / formulas.expected_tokens(np.array([0.5, 0.9]), np.inf)
+    assert 1 / calls_per_token.mean() == pytest.approx(formulas.expected_tokens(0.7, np.inf))
 
 
 def test_oracle_gain_by_simulation():
@@ -173,135 +173,135 @@ def test_oracle_gain_by_simulation():
     alpha, c = 0.8, 0.1
     drafted = np.random.default_rng(0).geometric(1 - alpha, size=100_000) - 1
     gain = (drafted + 1).sum() / (1 + c * drafted).sum()
-    assert gain == pytest.approx(theory.oracle_gain(alpha, c), abs=0.05)
+    assert gain == pytest.approx(formulas.oracle_gain(alpha, c), abs=0.05)
 
 
 def test_oracle_bounds_every_gamma():
     alphas, gammas = np.linspace(0, 1, 51)[:, None], np.arange(60)
     for c in (0.01, 0.1, 1.0):
-        oracle = theory.oracle_gain(alphas, c)
-        assert np.all(theory.walltime_gain(alphas, gammas, c) <= oracle * (1 + 1e-12))
-    assert theory.oracle_gain(0.9, 0) == pytest.approx(theory.expected_tokens(0.9, np.inf))
-    assert theory.oracle_gain(1.0, 0.0) == np.inf
+        oracle = formulas.oracle_gain(alphas, c)
+        assert np.all(formulas.walltime_gain(alphas, gammas, c) <= oracle * (1 + 1e-12))
+    assert formulas.oracle_gain(0.9, 0) == pytest.approx(formulas.expected_tokens(0.9, np.inf))
+    assert formulas.oracle_gain(1.0, 0.0) == np.inf
 
 
 def test_some_gamma_gains_iff_alpha_exceeds_c():
     alphas, costs = np.linspace(0, 1, 41)[:, None], np.linspace(0, 1, 21)
-    best = theory.optimal_gamma(alphas, costs, max_gamma=50)
+    best = formulas.optimal_gamma(alphas, costs, max_gamma=50)
     np.testing.assert_array_equal(best > 0, alphas > costs)
-    gains = np.where(best > 0, theory.walltime_gain(alphas, best, costs), 1.0)
-    assert np.all(gains >= theory.minimum_gain(alphas, costs) * (1 - 1e-12))
-    assert theory.minimum_gain(0.5, 0.2) == theory.walltime_gain(0.5, 1, 0.2) == 1.25
-    assert theory.minimum_gain(0.2, 0.5) == 1
+    gains = np.where(best > 0, formulas.walltime_gain(alphas, best, costs), 1.0)
+    assert np.all(gains >= formulas.minimum_gain(alphas, costs) * (1 - 1e-12))
+    assert formulas.minimum_gain(0.5, 0.2) == formulas.walltime_gain(0.5, 1, 0.2) == 1.25
+    assert formulas.minimum_gain(0.2, 0.5) == 1
 
 
 def test_optimal_gamma_by_search():
     for alpha, c in ((0.3, 0.1), (0.62, 0.02), (0.95, 0.07)):
-        gains = [theory.walltime_gain(alpha, gamma, c) for gamma in range(200)]
-        assert theory.optimal_gamma(alpha, c) == int(np.argmax(gains))
+        gains = [formulas.walltime_gain(alpha, gamma, c) for gamma in range(200)]
+        assert formulas.optimal_gamma(alpha, c) == int(np.argmax(gains))
 
 
 def test_optimal_gamma_is_the_smallest_of_equals():
     for alpha in np.linspace(0.05, 0.95, 19):
-        v = theory.expected_tokens(alpha, np.arange(20)) / 1.3  # every gain is 1.3 up to rounding
-        assert theory.optimal_gamma(alpha, 0.0, v) == 1
+        v = formulas.expected_tokens(alpha, np.arange(20)) / 1.3  # every gain is 1.3 up to rounding
+        assert formulas.optimal_gamma(alpha, 0.0, v) == 1
 
 
 def test_verify_cost_as_number_table_and_function():
     table = [1.0, 1.1, 1.3, 1.8, 2.6]
-    expected = [theory.expected_tokens(0.8, g) / (0.1 * g + table[g]) for g in range(5)]
+    expected = [formulas.expected_tokens(0.8, g) / (0.1 * g + table[g]) for g in range(5)]
     gammas = np.arange(5)
     for v in (table, np.array(table), jnp.array(table), table.__getitem__):
-        np.testing.assert_allclose(theory.walltime_gain(0.8, gammas, 0.1, v), expected, rtol=1e-6)
-        assert theory.walltime_gain(0.8, 3, 0.1, v) == pytest.approx(expected[3])
-        assert theory.optimal_gamma(0.8, 0.1, v, max_gamma=4) == int(np.argmax(expected))
-    assert theory.optimal_gamma(0.8, 0.1, table) == int(np.argmax(expected))
-    assert theory.walltime_gain(0.8, 3, 0.1, v=1.8) == pytest.approx(expected[3])
+        np.testing.assert_allclose(formulas.walltime_gain(0.8, gammas, 0.1, v), expected, rtol=1e-6)
+        assert formulas.walltime_gain(0.8, 3, 0.1, v) == pytest.approx(expected[3])
+        assert formulas.optimal_gamma(0.8, 0.1, v, max_gamma=4) == int(np.argmax(expected))
+    assert formulas.optimal_gamma(0.8, 0.1, table) == int(np.argmax(expected))
+    assert formulas.walltime_gain(0.8, 3, 0.1, v=1.8) == pytest.approx(expected[3])
 
 
 def test_dear_verification_moves_the_optimum():
-    assert theory.optimal_gamma(0.8, 0.05) == 8
-    assert theory.optimal_gamma(0.8, 0.05, v=lambda gamma: 1 + 0.2 * gamma) == 3
-    assert theory.optimal_gamma(0.8, 0.05, v=lambda gamma: 1 + gamma) == 0
+    assert formulas.optimal_gamma(0.8, 0.05) == 8
+    assert formulas.optimal_gamma(0.8, 0.05, v=lambda gamma: 1 + 0.2 * gamma) == 3
+    assert formulas.optimal_gamma(0.8, 0.05, v=lambda gamma: 1 + gamma) == 0
     # v(0) plays no part: γ = 0 is plain decoding, whose gain is 1.
-    assert theory.optimal_gamma(0.8, 0.05, v=[3.0, 2.0]) == 0
+    assert formulas.optimal_gamma(0.8, 0.05, v=[3.0, 2.0]) == 0
 
 
 def test_gain_from_tau_is_the_gain_at_the_expected_tau():
-    tau = theory.expected_tokens(0.7, 4)
-    gain = theory.walltime_gain(0.7, 4, 0.1, v=1.4)
-    assert theory.walltime_gain_from_tau(tau, 4, 0.1, v=1.4) == pytest.approx(gain)
-    assert theory.walltime_gain_from_tau(3.0, 4, 0.1, 1.4, overhead=0.2) == pytest.approx(1.5)
-    assert theory.walltime_gain_from_tau(3.0, 4, 0.1, 1.4, overhead=-0.3) == pytest.approx(2.0)
-    assert theory.walltime_gain_from_tau(2.0, 2.5, 0.2) == pytest.approx(2 / 1.5)  # mean γ
-    assert theory.walltime_gain_from_tau(1.0, 0, 0.1) == 1
-    assert theory.walltime_gain_from_tau(tau=theory.expected_tokens(1.0, 7), gamma=7, c=0) == 8
+    tau = formulas.expected_tokens(0.7, 4)
+    gain = formulas.walltime_gain(0.7, 4, 0.1, v=1.4)
+    assert formulas.walltime_gain_from_tau(tau, 4, 0.1, v=1.4) == pytest.approx(gain)
+    assert formulas.walltime_gain_from_tau(3.0, 4, 0.1, 1.4, overhead=0.2) == pytest.approx(1.5)
+    assert formulas.walltime_gain_from_tau(3.0, 4, 0.1, 1.4, overhead=-0.3) == pytest.approx(2.0)
+    assert formulas.walltime_gain_from_tau(2.0, 2.5, 0.2) == pytest.approx(2 / 1.5)  # mean γ
+    assert formulas.walltime_gain_from_tau(1.0, 0, 0.1) == 1
+    assert formulas.walltime_gain_from_tau(tau=formulas.expected_tokens(1.0, 7), gamma=7, c=0) == 8
 
 
 def test_identities_of_d_lk():
     target, draft = random_laws(0)
-    distance = theory.d_lk(target, draft)
+    distance = formulas.d_lk(target, draft)
     middle = (target + draft) / 2
     np.testing.assert_allclose(distance, 1 - np.minimum(target, draft).sum(-1), atol=1e-12)
     np.testing.assert_allclose(distance, np.abs(target - middle).sum(-1), atol=1e-12)
-    np.testing.assert_array_equal(distance, theory.d_lk(draft, target))
-    np.testing.assert_array_equal(theory.d_lk(target, target), np.zeros(len(target)))
+    np.testing.assert_array_equal(distance, formulas.d_lk(draft, target))
+    np.testing.assert_array_equal(formulas.d_lk(target, target), np.zeros(len(target)))
     assert np.all((distance >= 0) & (distance <= 1))
-    assert theory.d_lk([1.0, 0.0], [0.0, 1.0]) == 1
-    np.testing.assert_allclose(1 - distance, theory.lenient_alpha(target, draft, 1.0), atol=1e-12)
+    assert formulas.d_lk([1.0, 0.0], [0.0, 1.0]) == 1
+    np.testing.assert_allclose(1 - distance, formulas.lenient_alpha(target, draft, 1.0), atol=1e-12)
 
 
 def test_overlap_of_a_worked_example():
     target_probs = np.array([0.35, 0.25, 0.15, 0.10, 0.07, 0.04, 0.02, 0.02])
     draft_probs = np.array([0.20, 0.20, 0.20, 0.15, 0.10, 0.08, 0.05, 0.02])
-    assert 1 - theory.d_lk(target_probs, draft_probs) == pytest.approx(0.800)
-    assert theory.non_iterative_acceptance(target_probs, draft_probs) == pytest.approx(0.2 / 0.35)
+    assert 1 - formulas.d_lk(target_probs, draft_probs) == pytest.approx(0.800)
+    assert formulas.non_iterative_acceptance(target_probs, draft_probs) == pytest.approx(0.2 / 0.35)
 
 
 def test_non_iterative_acceptance():
     target, draft = random_laws(1)
-    acceptance = theory.non_iterative_acceptance(target, draft)
-    assert np.all(acceptance <= theory.lenient_alpha(target, draft, 1.0) + 1e-12)
+    acceptance = formulas.non_iterative_acceptance(target, draft)
+    assert np.all(acceptance <= formulas.lenient_alpha(target, draft, 1.0) + 1e-12)
     assert np.any(acceptance > 0.01)
     with np.errstate(divide="ignore", invalid="ignore"):  # A.2 as it is printed
         smallest = np.nanmin(draft / target, axis=-1)
     np.testing.assert_allclose(acceptance, (target * smallest[:, None]).sum(-1), atol=1e-12)
-    assert theory.non_iterative_acceptance([0.5, 0.5], [0.5, 0.5]) == 1
-    assert theory.non_iterative_acceptance([0.0, 1.0], [0.5, 0.5]) == 0.5
-    assert theory.non_iterative_acceptance([0.5, 0.5], [0.0, 1.0]) == 0
+    assert formulas.non_iterative_acceptance([0.5, 0.5], [0.5, 0.5]) == 1
+    assert formulas.non_iterative_acceptance([0.0, 1.0], [0.5, 0.5]) == 0.5
+    assert formulas.non_iterative_acceptance([0.5, 0.5], [0.0, 1.0]) == 0
 
 
 def test_lenience_only_raises_acceptance():
     target, draft = random_laws(2)
-    alphas = [theory.lenient_alpha(target, draft, lenience) for lenience in paper.LENIENCES]
+    alphas = [formulas.lenient_alpha(target, draft, lenience) for lenience in printed.LENIENCES]
     assert np.all(np.diff(alphas, axis=0) >= 0)
-    assert theory.lenient_alpha([0.2, 0.8], [0.6, 0.4], 0.5) == pytest.approx(0.4 + 0.4)
+    assert formulas.lenient_alpha([0.2, 0.8], [0.6, 0.4], 0.5) == pytest.approx(0.4 + 0.4)
     # The chance under the rule itself: draw from q, keep with probability min(1, p/(l·q)).
     keep = np.minimum(1, np.divide(target, 0.3 * draft, out=np.zeros_like(draft), where=draft > 0))
     np.testing.assert_allclose((draft * keep).sum(-1), alphas[2], atol=1e-12)
 
 
 def test_beam_budget():
-    assert theory.beam_budget(4, 6, 3) == 22
-    assert theory.beam_budget(4, 4, 0) == 4
-    np.testing.assert_array_equal(theory.beam_budget(2, np.array([2, 5]), 3), [8, 17])
+    assert formulas.beam_budget(4, 6, 3) == 22
+    assert formulas.beam_budget(4, 4, 0) == 4
+    np.testing.assert_array_equal(formulas.beam_budget(2, np.array([2, 5]), 3), [8, 17])
 
 
 # Types, shapes and errors
 
 
 def test_floats_give_floats_and_arrays_broadcast():
-    assert type(theory.expected_tokens(0.5, 3)) is float
-    assert type(theory.walltime_gain(0.5, 3, 0.1)) is float
-    assert type(theory.d_lk(jnp.array([0.5, 0.5]), jnp.array([0.25, 0.75]))) is float
-    assert type(theory.optimal_gamma(0.5, 0.1)) is int
-    assert type(theory.beam_budget(1, 2, 3)) is int
+    assert type(formulas.expected_tokens(0.5, 3)) is float
+    assert type(formulas.walltime_gain(0.5, 3, 0.1)) is float
+    assert type(formulas.d_lk(jnp.array([0.5, 0.5]), jnp.array([0.25, 0.75]))) is float
+    assert type(formulas.optimal_gamma(0.5, 0.1)) is int
+    assert type(formulas.beam_budget(1, 2, 3)) is int
     alphas, costs = jnp.array([[0.5], [0.75]]), jnp.array([0.0625, 0.125, 0.25])
-    gains = theory.walltime_gain(alphas, 3, costs)
-    best = theory.optimal_gamma(alphas, costs)
+    gains = formulas.walltime_gain(alphas, 3, costs)
+    best = formulas.optimal_gamma(alphas, costs)
     assert gains.shape == best.shape == (2, 3)
-    assert gains[1, 2] == theory.walltime_gain(0.75, 3, 0.25)
-    assert best[1, 2] == theory.optimal_gamma(0.75, 0.25)
+    assert gains[1, 2] == formulas.walltime_gain(0.75, 3, 0.25)
+    assert best[1, 2] == formulas.optimal_gamma(0.75, 0.25)
 
 
 EVEN = [0.5, 0.5]
@@ -310,30 +310,36 @@ EVEN = [0.5, 0.5]
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: theory.expected_tokens(75, 3), r"alpha=75.0 must lie in \[0, 1\].*percentage"),
-        (lambda: theory.expected_tokens([0.5, -0.1], 3), r"alpha=-0.1 must"),
-        (lambda: theory.expected_tokens(np.nan, 3), r"alpha=nan must"),
-        (lambda: theory.expected_tokens(0.5, -1), r"gamma=-1.0 must be a whole number"),
-        (lambda: theory.expected_tokens(0.5, 2.5), r"gamma=2.5 .*walltime_gain_from_tau"),
-        (lambda: theory.walltime_gain(0.5, np.inf, 0.1), r"gamma=inf .*oracle_gain"),
-        (lambda: theory.walltime_gain(0.5, 3, -0.1), r"c=-0.1 must be ≥ 0"),
-        (lambda: theory.walltime_gain(0.5, 3, 0.1, v=0), r"v=0.0 must be > 0"),
-        (lambda: theory.walltime_gain(0.5, 3, 0.1, v=[1, 1.2]), r"gamma=3.0 is outside the table"),
-        (lambda: theory.walltime_gain(0.5, 3, 0.1, v=np.ones((2, 2))), r"shape \(2, 2\)"),
-        (lambda: theory.walltime_gain_from_tau(5, 3, 0.1), r"tau=5.0 must be ≤ gamma \+ 1"),
-        (lambda: theory.walltime_gain_from_tau(2, 3, 0.1, 1, -2), r"overhead=-2 makes γc \+ v \+"),
-        (lambda: theory.walltime_gain_from_tau(2, 2.5, 0.1, [1, 2, 3]), r"whole where v depends"),
-        (lambda: theory.operations_factor(0.5, 3, -1), r"c_hat=-1.0 must be ≥ 0"),
-        (lambda: theory.optimal_gamma(1.5, 0.1), r"alpha=1.5 must"),
-        (lambda: theory.optimal_gamma(0.5, 0.1, v=[1.0]), r"max_gamma=0 must be .* ≥ 1"),
-        (lambda: theory.oracle_gain(0.5, -1), r"c=-1.0 must"),
-        (lambda: theory.minimum_gain(-1, 0.5), r"alpha=-1.0 must"),
-        (lambda: theory.d_lk([0.5, 0.6], EVEN), r"sum of target_probs=1.1 must be 1"),
-        (lambda: theory.d_lk(EVEN, [-1.0, 2.0]), r"draft_probs=-1.0 must .* not logits"),
-        (lambda: theory.d_lk(EVEN, [0.5, 0.25, 0.25]), r"2 and 3 tokens; .* same vocabulary"),
-        (lambda: theory.lenient_alpha(EVEN, EVEN, 0), r"lenience=0.0 must lie in \(0, 1\]"),
-        (lambda: theory.beam_budget(0, 2, 3), r"width=0 must"),
-        (lambda: theory.beam_budget(4, 2, 3), r"draft_width=2 must be a whole number ≥ width"),
+        (lambda: formulas.expected_tokens(75, 3), r"alpha=75.0 must lie in \[0, 1\].*percentage"),
+        (lambda: formulas.expected_tokens([0.5, -0.1], 3), r"alpha=-0.1 must"),
+        (lambda: formulas.expected_tokens(np.nan, 3), r"alpha=nan must"),
+        (lambda: formulas.expected_tokens(0.5, -1), r"gamma=-1.0 must be a whole number"),
+        (lambda: formulas.expected_tokens(0.5, 2.5), r"gamma=2.5 .*walltime_gain_from_tau"),
+        (lambda: formulas.walltime_gain(0.5, np.inf, 0.1), r"gamma=inf .*oracle_gain"),
+        (lambda: formulas.walltime_gain(0.5, 3, -0.1), r"c=-0.1 must be ≥ 0"),
+        (lambda: formulas.walltime_gain(0.5, 3, 0.1, v=0), r"v=0.0 must be > 0"),
+        (
+            lambda: formulas.walltime_gain(0.5, 3, 0.1, v=[1, 1.2]),
+            r"gamma=3.0 is outside the table",
+        ),
+        (lambda: formulas.walltime_gain(0.5, 3, 0.1, v=np.ones((2, 2))), r"shape \(2, 2\)"),
+        (lambda: formulas.walltime_gain_from_tau(5, 3, 0.1), r"tau=5.0 must be ≤ gamma \+ 1"),
+        (
+            lambda: formulas.walltime_gain_from_tau(2, 3, 0.1, 1, -2),
+            r"overhead=-2 makes γc \+ v \+",
+        ),
+        (lambda: formulas.walltime_gain_from_tau(2, 2.5, 0.1, [1, 2, 3]), r"whole where v depends"),
+        (lambda: formulas.operations_factor(0.5, 3, -1), r"c_hat=-1.0 must be ≥ 0"),
+        (lambda: formulas.optimal_gamma(1.5, 0.1), r"alpha=1.5 must"),
+        (lambda: formulas.optimal_gamma(0.5, 0.1, v=[1.0]), r"max_gamma=0 must be .* ≥ 1"),
+        (lambda: formulas.oracle_gain(0.5, -1), r"c=-1.0 must"),
+        (lambda: formulas.minimum_gain(-1, 0.5), r"alpha=-1.0 must"),
+        (lambda: formulas.d_lk([0.5, 0.6], EVEN), r"sum of target_probs=1.1 must be 1"),
+        (lambda: formulas.d_lk(EVEN, [-1.0, 2.0]), r"draft_probs=-1.0 must .* not logits"),
+        (lambda: formulas.d_lk(EVEN, [0.5, 0.25, 0.25]), r"2 and 3 tokens; .* same vocabulary"),
+        (lambda: formulas.lenient_alpha(EVEN, EVEN, 0), r"lenience=0.0 must lie in \(0, 1\]"),
+        (lambda: formulas.beam_budget(0, 2, 3), r"width=0 must"),
+        (lambda: formulas.beam_budget(4, 2, 3), r"draft_width=2 must be a whole number ≥ width"),
     ],
 )
 def test_errors_name_the_value_and_the_way_out(call, message):
@@ -361,7 +367,7 @@ def test_experiment_writes_table_report_and_figures(tmp_path):
 def test_figures_show_the_papers_curves():
     curves = [line.get_ydata() for line in experiment.figure3().axes[0].lines]
     ends = [(curve[0], curve[-1]) for curve in curves]
-    assert ends == [(e.at_alpha_half, e.at_alpha_nine_tenths) for e in paper.FIGURE_3_ENDS]
+    assert ends == [(e.at_alpha_half, e.at_alpha_nine_tenths) for e in printed.FIGURE_3_ENDS]
     assert [line.get_ydata()[-1] for line in experiment.figure2().axes[0].lines[:5]] == (
         pytest.approx([1.9, 3.439, 4.68559, 5.6953279, 10])
     )
@@ -395,28 +401,28 @@ def enumerated(alpha, gamma, tokens):
 
 @pytest.mark.parametrize(("alpha", "gamma", "tokens"), [(0.8, 3, 9), (0.3, 2, 7), (0.6, 20, 5)])
 def test_rounds_of_an_output_that_ends(alpha, gamma, tokens):
-    one = theory.rounds_distribution(alpha, gamma, tokens)
+    one = formulas.rounds_distribution(alpha, gamma, tokens)
     np.testing.assert_allclose(one, enumerated(alpha, gamma, tokens), atol=1e-14)
     # The slower of two rows.
     both = np.zeros(tokens + 1)
     for first, second in np.ndindex(tokens + 1, tokens + 1):
         both[max(first, second)] += one[first] * one[second]
-    found = theory.rounds_distribution(alpha, gamma, tokens, rows=2)
+    found = formulas.rounds_distribution(alpha, gamma, tokens, rows=2)
     np.testing.assert_allclose(found, both, atol=1e-14)
 
 
 def test_rounds_of_certain_and_of_endless_outputs():
-    assert theory.rounds_distribution(0.0, 3, 8)[8] == 1
-    assert theory.rounds_distribution(1.0, 3, 9)[3] == 1
-    chances = theory.rounds_distribution(0.8, 3, 2000)
+    assert formulas.rounds_distribution(0.0, 3, 8)[8] == 1
+    assert formulas.rounds_distribution(1.0, 3, 9)[3] == 1
+    chances = formulas.rounds_distribution(0.8, 3, 2000)
     tau = 2000 / (chances @ np.arange(2001))
-    assert tau < theory.expected_tokens(0.8, 3)
-    assert tau == pytest.approx(theory.expected_tokens(0.8, 3), rel=2e-3)
+    assert tau < formulas.expected_tokens(0.8, 3)
+    assert tau == pytest.approx(formulas.expected_tokens(0.8, 3), rel=2e-3)
     # 48 tokens in 21 rounds or more, as one key drew: less than one key in fifty.
-    assert 0.015 < theory.rounds_distribution(0.8, 3, 48)[21:].sum() < 0.02
+    assert 0.015 < formulas.rounds_distribution(0.8, 3, 48)[21:].sum() < 0.02
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": 0}, {"rows": 0}, {"alpha": 1.1}, {"gamma": 0.5}])
 def test_rounds_of_what_cannot_be(wrong):
     with pytest.raises(ValueError, match=rf"{next(iter(wrong))}="):
-        theory.rounds_distribution(**{"alpha": 0.8, "gamma": 3, "tokens": 8, **wrong})
+        formulas.rounds_distribution(**{"alpha": 0.8, "gamma": 3, "tokens": 8, **wrong})

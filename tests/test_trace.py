@@ -6,14 +6,15 @@ import pytest
 
 from configs import adaptive, embedded
 from experiments import trace as experiment
-from specjax import loop, report, trace
+from specjax import loop
 from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
-from specjax.draft import ModelDrafter
+from specjax.drafters.base import ModelDrafter
+from specjax.measure import report, trace
+from specjax.measure.trace import Event, Timeline, timeline
 from specjax.policies import constant
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
-from specjax.trace import Event, Timeline, timeline
 from table_models import inputs_of, random_table, repeat
 
 GAMMA, BUDGET = 4, 24

@@ -11,13 +11,14 @@ import pytest
 from flax import nnx
 
 from experiments import train as command
-from specjax import tasks, train
-from specjax.files import Rows
+from specjax import tasks
 from specjax.models import hub
 from specjax.models.t5 import T5Config
+from specjax.support.files import Rows
 from specjax.tasks import batches
 from specjax.tasks.batches import Pair
 from specjax.tasks.examples import Example
+from specjax.training import train
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

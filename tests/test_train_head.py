@@ -9,11 +9,12 @@ import pytest
 
 import command_line
 from pairs import TEXTS
-from specjax import decoding, speculative, train_head
+from specjax import decoding, speculative
 from specjax.accept import at_tokens
 from specjax.policies import head, load
 from specjax.sampling import sampling
-from specjax.train_head import HeadConfig, Seen
+from specjax.training import train_head
+from specjax.training.train_head import HeadConfig, Seen
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

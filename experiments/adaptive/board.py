@@ -6,8 +6,8 @@ from typing import Any
 from experiments import pricing
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import short
-from specjax import report
-from specjax.pricing import goodness
+from specjax.measure import report
+from specjax.measure.pricing import goodness
 
 Row = dict[str, Any]
 

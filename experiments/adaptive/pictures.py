@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.adaptive import board
 from experiments.adaptive.board import Row
 from experiments.reproduce.pages import Section
-from specjax import files
+from specjax.support import files
 
 ACCEPTED, REJECTED = "#1f4e8c", "#e08a2e"
 

@@ -16,15 +16,17 @@ from experiments.pricing import static
 from experiments.replay import Candidate, evaluate
 from experiments.reproduce import gains
 from experiments.reproduce.study import Study
-from specjax import decoding, rollouts, timing
-from specjax.draft import Drafter
+from specjax import decoding
+from specjax.drafters.base import Drafter
+from specjax.measure import timing
+from specjax.measure.timing import Method, Timed
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices, constant, head, load
 from specjax.policies.loading import takes
 from specjax.pytrees import pytree
-from specjax.rollouts import Rollouts
+from specjax.replay import rollouts
+from specjax.replay.rollouts import Rollouts
 from specjax.speculative import Speculative
-from specjax.timing import Method, Timed
 
 PLAIN = "plain decoding"
 ORACLE = "oracle"  # in replay only

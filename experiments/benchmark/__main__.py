@@ -13,14 +13,15 @@ from rich.console import Console
 from tqdm import tqdm
 
 import experiments.benchmark
-from experiments import common, provenance
+from experiments import common
 from experiments.benchmark import tables
 from experiments.benchmark.cases import chosen
 from experiments.benchmark.measure import Lab, measure
 from experiments.reproduce import pages
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import find
-from specjax import files, report
+from specjax.measure import provenance, report
+from specjax.support import files
 
 
 def main(_) -> None:
@@ -73,7 +74,7 @@ def open_results(workdir: pathlib.Path, config) -> provenance.Results:
 
 def identity(config) -> dict[str, Any]:
     """What was run; `Results` adds where."""
-    facts = common.environment()
+    facts = provenance.environment()
     settings = {name: config[name] for name in SETTINGS}
     return {
         **settings,
@@ -91,7 +92,7 @@ def write(workdir: pathlib.Path, config, sections: Sequence[Section], rows) -> N
         lines += [report.markdown(section.columns, [dict(row) for row in section.rows]), ""]
         said = section.words, section.legend, section.origin
         lines += [line for text in said if text for line in (text, "")]
-    names = (*common.environment(), *SETTINGS)
+    names = (*provenance.environment(), *SETTINGS)
     facts = {name: provenance.counted(rows, name) for name in names}
     speeds = [row["bandwidth_gb_s"] for row in rows if "bandwidth_gb_s" in row]
     if speeds:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from specjax.models.t5 import T5Config
-from specjax.paper import TABLES_2_AND_4
+from specjax.paper.printed import TABLES_2_AND_4
 
 # T5 v1.1, and the embedded family's target and its larger draft; "tiny" is what the tests run.
 SHAPES = {

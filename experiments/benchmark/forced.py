@@ -17,8 +17,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from specjax import theory
 from specjax.accept import TokenRule, ends
+from specjax.paper import formulas
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.speculative import Contexts, Dice, GreedyDice, Speculative, step
@@ -70,7 +70,7 @@ class Silent(Policy):
 @cache
 def rounds(alpha: float, gamma: int, tokens: int, batch: int) -> tuple[float, float]:
     """Mean and standard deviation of the rounds that a batch takes, over keys."""
-    chances = theory.rounds_distribution(alpha, gamma, tokens, batch)
+    chances = formulas.rounds_distribution(alpha, gamma, tokens, batch)
     counts = np.arange(len(chances))
     mean = float(chances @ counts)
     return mean, float(np.sqrt(chances @ (counts - mean) ** 2))

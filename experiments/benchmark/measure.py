@@ -19,10 +19,12 @@ import numpy as np
 from experiments import common
 from experiments.benchmark import forced, models, peers
 from experiments.benchmark.cases import SHAPES, Case, step_bytes
-from specjax import cost, decoding, loop, theory
+from specjax import decoding, loop
 from specjax.autoregressive import Autoregressive
 from specjax.loop import Method
+from specjax.measure import cost
 from specjax.models.hub import Checkpoint
+from specjax.paper import formulas
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
 
@@ -149,8 +151,8 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
             "overhead_share": costs.overhead(case.gamma)
             * costs.target_step
             / costs.round[case.gamma],
-            "predicted": theory.walltime_gain_from_tau(*taken, overhead),
-            "predicted_c_v": theory.walltime_gain_from_tau(*taken),
+            "predicted": formulas.walltime_gain_from_tau(*taken, overhead),
+            "predicted_c_v": formulas.walltime_gain_from_tau(*taken),
         }
     return row
 

@@ -10,8 +10,7 @@ from flax import nnx
 from experiments.benchmark.cases import SHAPES, Case
 from specjax import devices
 from specjax.batching import pack
-from specjax.models import t5_hub
-from specjax.models.hub import Checkpoint
+from specjax.models.hub import Checkpoint, t5
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.types import Inputs
@@ -31,7 +30,7 @@ def make(name: str, *, dtype: str, weights: str) -> Checkpoint:
     config = SHAPES[name]
     abstract = nnx.eval_shape(
         lambda: arrange(
-            t5_hub.build(config, rngs=nnx.Rngs(0), dtype=jnp.dtype(dtype)),
+            t5.build(config, rngs=nnx.Rngs(0), dtype=jnp.dtype(dtype)),
             input_first=devices.input_first(devices.find().platform),
         )
     )

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments import common
 from specjax import devices
+from specjax.measure import provenance
 from specjax.models import hub
 from specjax.models.hub import Checkpoint
 
@@ -33,7 +33,7 @@ class Transformers:
         self._torch: Any = importlib.import_module("torch")
         self._transformers: Any = importlib.import_module("transformers")
         self._transformers.logging.set_verbosity_error()
-        self._torch.set_num_threads(common.environment()["cores"])
+        self._torch.set_num_threads(provenance.environment()["cores"])
         self._device = "cuda" if devices.device_of(target.model).platform == "gpu" else "cpu"
         self._target = self._copy(target)
         self._draft: Any = None if draft is None else self._copy(draft)

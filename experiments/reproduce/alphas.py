@@ -9,7 +9,7 @@ import jax
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import NGRAMS, Study, short
-from specjax import report
+from specjax.measure import report
 from specjax.models.hub import Checkpoint
 
 

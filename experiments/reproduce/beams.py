@@ -6,7 +6,8 @@ from typing import Any
 from experiments import beam
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study, relative, short
-from specjax import drafters, report
+from specjax import drafters
+from specjax.measure import report
 
 
 def keys(config) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ from experiments import theory
 from experiments.reproduce import gains, timelines, traces
 from experiments.reproduce.pages import Section, paper_alpha
 from experiments.reproduce.study import short
-from specjax import files, report
+from specjax.measure import report
+from specjax.support import files
 
 
 def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:

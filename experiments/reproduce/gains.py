@@ -8,8 +8,10 @@ import jax
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section, number, percent
 from experiments.reproduce.study import Study, short
-from specjax import cost, decoding, report, theory, timing
+from specjax import decoding
 from specjax.autoregressive import Autoregressive
+from specjax.measure import cost, report, timing
+from specjax.paper import formulas
 from specjax.speculative import Speculative
 
 
@@ -32,7 +34,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     contexts, state = start(on, longest, texts)
     costs = cost.measure(longest, contexts, state, config.gammas)
     gains = {
-        gamma: theory.walltime_gain(alpha, gamma, costs.c, costs.v(gamma))
+        gamma: formulas.walltime_gain(alpha, gamma, costs.c, costs.v(gamma))
         for gamma in config.gammas
     }
     gamma = max(gains, key=lambda g: gains[g])
@@ -42,7 +44,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         method(on, draft, temperature, gamma),
         on.target,
         texts,
-        typical=(length, length / theory.expected_tokens(alpha, gamma)),
+        typical=(length, length / formulas.expected_tokens(alpha, gamma)),
         max_new_tokens=config.max_new_tokens,
         key=jax.random.key(config.seed),
         repeats=config.repeats,
@@ -51,9 +53,9 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     return {
         "gamma": gamma,
         "alpha": alpha,
-        "tau_expected": theory.expected_tokens(alpha, gamma),
+        "tau_expected": formulas.expected_tokens(alpha, gamma),
         "v_by_gamma": {str(g): costs.v(g) for g in config.gammas},
-        "predicted_paper": theory.walltime_gain(alpha, gamma, once.c),
+        "predicted_paper": formulas.walltime_gain(alpha, gamma, once.c),
         **timing.outcome(plain, spec, once, gamma),
         "identical": timing.identical(plain, spec) if temperature == 0 else None,
         "batch": 1,

@@ -9,9 +9,10 @@ import numpy as np
 from experiments.reproduce import study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, short
-from specjax import accept, report
+from specjax import accept
 from specjax.accept import lenient
-from specjax.paper import LENIENCES, LENIENT_GREEDY, TABLE_5
+from specjax.measure import report
+from specjax.paper.printed import LENIENCES, LENIENT_GREEDY, TABLE_5
 
 GAMMA = 4
 

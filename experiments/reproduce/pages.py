@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments import common, provenance
-from specjax import files, report
-from specjax.paper import TABLE_3, TABLES_2_AND_4, AlphaRow, GainRow
+from specjax.measure import provenance, report
+from specjax.paper.printed import TABLE_3, TABLES_2_AND_4, AlphaRow, GainRow
+from specjax.support import files
 
 
 class Section(NamedTuple):
@@ -48,7 +48,7 @@ def write(
             lines += [text, ""] if text else []
         for name in section.images:
             lines += [f"![{section.title}]({name})", ""]
-    facts = (*common.environment(), "dtype", "seed")
+    facts = (*provenance.environment(), "dtype", "seed")
     said = (f"- {name}: {provenance.counted(rows, name)}" for name in facts)
     lines += ["## Where", "", *said, ""]
     files.write_text(workdir / "report.md", "\n".join(lines))

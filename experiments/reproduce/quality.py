@@ -7,7 +7,7 @@ from typing import Any
 from experiments.reproduce import study
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study, short
-from specjax import quality, report
+from specjax.measure import quality, report
 
 GAMMA = 4
 

@@ -9,11 +9,14 @@ from typing import Any
 import jax
 
 from experiments import common, decode
-from experiments.provenance import Results, dtype_of
-from specjax import decoding, drafters, metrics, ngram, sampling
+from specjax import decoding, drafters, sampling
 from specjax.accept import AcceptanceRule
-from specjax.draft import Drafter
+from specjax.drafters import ngram
+from specjax.drafters.base import Drafter
+from specjax.measure import metrics
+from specjax.measure.provenance import Results, dtype_of
 from specjax.models import hub
+from specjax.results import Row
 from specjax.sampling import Sampling
 from specjax.tasks import batches
 from specjax.tasks.examples import Example
@@ -89,7 +92,7 @@ class Study:
         *,
         gamma: int = 1,
         rule: AcceptanceRule | None = None,
-    ) -> list[decoding.Row]:
+    ) -> list[Row]:
         """Outputs for the first inputs, in batches; without a draft the target's own."""
         config = self.config
         method = decoding.build(

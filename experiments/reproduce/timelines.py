@@ -7,7 +7,7 @@ from typing import Any
 from experiments.reproduce import gains
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study, short
-from specjax.trace import Event, Timeline, timeline
+from specjax.measure.trace import Event, Timeline, timeline
 
 GAMMAS = (7, 3, 0)  # the paper's; 0 is plain decoding
 

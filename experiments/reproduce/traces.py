@@ -8,8 +8,8 @@ from rich.text import Text
 from experiments.reproduce import gains
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study, short
-from specjax import report
-from specjax.trace import trace
+from specjax.measure import report
+from specjax.measure.trace import trace
 
 
 def keys(_) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ policies.load("svip", threshold=0.3), or policies.load("my_module:my_policy"): c
 from specjax.policies.base import Observation, Policy, Round
 from specjax.policies.constant import Constant, constant
 from specjax.policies.loading import NAMES, check, load, needs_prices
-from specjax.policies.pricing import Prices, prices
+from specjax.policies.prices import Prices, prices
 
 __all__ = [
     "NAMES",

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from specjax.policies.base import Policy, where_active
 from specjax.pytrees import pytree
-from specjax.ranges import listed, number, whole
+from specjax.support.ranges import listed, number, whole
 
 
 class Tuned(NamedTuple):

@@ -13,10 +13,10 @@ from jax import Array
 from jaxtyping import Float, Int, UInt32
 
 from specjax.policies.base import Policy, noise_keys, salts, where_active
-from specjax.policies.pricing import Prices, checked, round_prices
+from specjax.policies.prices import Prices, checked, round_prices
 from specjax.pytrees import pytree
-from specjax.ranges import number
 from specjax.sampling import draw
+from specjax.support.ranges import number
 
 
 def gains(

@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from specjax.policies.base import Policy, where_active
 from specjax.pytrees import pytree
-from specjax.ranges import number
+from specjax.support.ranges import number
 
 BINS = 20
 

@@ -6,7 +6,7 @@ from jaxtyping import Int
 
 from specjax.policies.base import Policy
 from specjax.pytrees import pytree
-from specjax.ranges import whole
+from specjax.support.ranges import whole
 
 
 @pytree

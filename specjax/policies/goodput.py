@@ -14,10 +14,10 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.policies.base import Policy, where_active
-from specjax.policies.pricing import Prices, checked
+from specjax.policies.prices import Prices, checked
 from specjax.pytrees import pytree
-from specjax.ranges import number
 from specjax.sampling import argmax
+from specjax.support.ranges import number
 
 
 class Tally(NamedTuple):

@@ -10,10 +10,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Key
 
-from specjax import files
 from specjax.policies.base import Policy
 from specjax.pytrees import pytree
-from specjax.ranges import number
+from specjax.support import files
+from specjax.support.ranges import number
 
 
 class HeadParams(NamedTuple):
@@ -111,7 +111,7 @@ class Head(Policy):
 
 
 def head(params: HeadParams, threshold: float = 0.7) -> Head:
-    """SpecDec++ with a trained head, such as `load` reads (`specjax.train_head` makes them)."""
+    """SpecDec++ with a head that `training.train_head` made and `load` reads."""
     if not isinstance(params, HeadParams):
         raise ValueError(
             f"params={params!r} must be a head, such as `load` of specjax.policies.head reads."

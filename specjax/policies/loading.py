@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from specjax import named
 from specjax.policies.base import Policy
-from specjax.policies.pricing import prices
+from specjax.policies.prices import prices
+from specjax.support import named
 
 NAMES = {
     name: f"specjax.policies.{module}:{name}"

@@ -4,7 +4,7 @@ import json
 import os
 import pathlib
 
-from specjax import files
+from specjax.support import files
 from specjax.tasks.examples import Example
 
 

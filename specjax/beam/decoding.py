@@ -1,0 +1,114 @@
+"""Beam search on texts: n-best lists with scores and counts. Everything jitted lies in `beam`."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from specjax.batching import bucket
+from specjax.beam import search as beam
+from specjax.beam.search import Hypothesis, Stats, n_best
+from specjax.decoding import aligned, check_finite, check_room, pack_for, tokenize
+from specjax.models.compatibility import check_pair
+from specjax.models.hub import Checkpoint
+
+COUNTS = tuple(field.name for field in dataclasses.fields(Stats))
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamRow:
+    """The hypotheses of input `index`, best first, and what they took; see `beam.Stats`."""
+
+    index: int
+    hypotheses: list[Hypothesis]  # at most w; fewer if no more have a probability above 0
+    target_calls: int
+    steps: int
+    drafted: int
+    kept: int
+    evaluations: int
+    kept_lengths: list[int]
+
+
+def beam_search(
+    target: Checkpoint,
+    draft: Checkpoint | None,
+    texts: Sequence[str],
+    *,
+    width: int = 4,
+    draft_width: int | None = None,
+    gamma: int = 4,
+    max_new_tokens: int = 128,
+    length_penalty: float = 0.0,
+    batch_size: int = 8,
+    max_source_len: int | None = None,
+) -> list[BeamRow]:
+    """The best hypotheses of each text, in order; the same with a draft and without.
+
+    Args:
+      target: whose beams they are.
+      draft: a small checkpoint with the same vocabulary; None: plain beam search.
+      texts: inputs. An empty one gives no hypotheses and a warning.
+      width: w, hypotheses for each text.
+      draft_width: u ≥ w, beams of the draft; default 2w.
+      gamma: γ ≥ 1, drafted steps per target call.
+      max_new_tokens: at most this many tokens per hypothesis, EOS included.
+      length_penalty: ≥ 0; 0 compares hypotheses by log-probability, 1 by its mean over tokens.
+      batch_size: inputs searched at once.
+      max_source_len: longer inputs are truncated, with a warning; default: the target's own.
+
+    Raises:
+      ValueError: a number out of range, or target and draft with different vocabularies.
+      FloatingPointError: logits that are not finite; the message names the model.
+    """
+    for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be ≥ 1.")
+    if not 0 <= length_penalty < float("inf"):
+        raise ValueError(f"length_penalty={length_penalty} must be ≥ 0 and finite; 0 is off.")
+    eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
+    if draft is None:
+        method = partial(beam.search, target.model, width=width)
+    else:
+        check_pair(target, draft)
+        method = partial(
+            beam.speculative,
+            *aligned(target, draft),
+            width=width,
+            draft_width=2 * width if draft_width is None else draft_width,
+            gamma=gamma,
+        )
+    sources = tokenize(target, texts, max_source_len)
+    check_room(target, sources, max_new_tokens)
+    wanted = [index for index, ids in enumerate(sources) if ids]
+    rows = {index: BeamRow(index, [], 0, 0, 0, 0, 0, []) for index in range(len(texts))}
+    count = bucket(min(batch_size, max(len(wanted), 1)))
+    for at in range(0, len(wanted), batch_size):
+        chunk = wanted[at : at + batch_size]
+        ids = [sources[index] for index in chunk]
+        inputs = pack_for(target, ids, rows=count)
+        room = inputs.prompt.shape[1] + max_new_tokens + (gamma if draft else 0) + 1
+        state = method(
+            inputs,
+            jnp.where(jnp.arange(count) < len(ids), max_new_tokens, 0).astype(jnp.int32),
+            eos_ids,
+            length_penalty,
+            buffer_len=bucket(room, smallest=32),
+        )
+        finite = state.replace(
+            target_finite=jnp.all(state.target_finite), draft_finite=jnp.all(state.draft_finite)
+        )
+        check_finite(cast(Any, finite), (target.name, draft.name if draft else ""))
+        stats = jax.device_get(state.stats)
+        for index, hypotheses, *counts in zip(
+            chunk, n_best(state), *(getattr(stats, name) for name in COUNTS), strict=False
+        ):
+            named = [dataclasses.replace(h, text=_text(target, h)) for h in hypotheses]
+            rows[index] = BeamRow(index, named, *(number.tolist() for number in counts))
+    return list(rows.values())
+
+
+def _text(target: Checkpoint, hypothesis: Hypothesis) -> str:
+    return target.tokenizer.decode(hypothesis.tokens, skip_special_tokens=True)

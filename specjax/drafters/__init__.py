@@ -1,0 +1,15 @@
+"""Drafters: where proposals come from."""
+
+from specjax.drafters.base import Drafter, ModelDrafter
+from specjax.drafters.loading import NAMES, beside, counts_ngrams, load, maker, name_of
+
+__all__ = [
+    "NAMES",
+    "Drafter",
+    "ModelDrafter",
+    "beside",
+    "counts_ngrams",
+    "load",
+    "maker",
+    "name_of",
+]

@@ -1,0 +1,87 @@
+"""Drafters by name: what a setting like `draft` stands for, wherever one can be given.
+
+load("google-t5/t5-small", target), load("lookup(max_ngram=2)", target),
+load("my_module:my_drafter(sharpness=3.0)", target)
+"""
+
+import inspect
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from specjax.drafters import ngram
+from specjax.drafters.base import Drafter
+from specjax.models import hub
+from specjax.models.hub import Checkpoint
+from specjax.support import named
+
+NAMES = {
+    "unigram": "specjax.drafters.ngram:unigram",
+    "bigram": "specjax.drafters.ngram:bigram",
+    "lookup": "specjax.drafters.ngram:PromptLookup",
+}
+
+
+def load(
+    draft: str,
+    target: Checkpoint,
+    *,
+    dtype: Any = None,
+    counts: Callable[[], ngram.Counts] | None = None,
+) -> Checkpoint | Drafter:
+    """The model or drafter that a text stands for.
+
+    Args:
+      draft: one of `NAMES`, or "module:attribute" of a function or class that makes a drafter,
+        either with settings, "lookup(max_ngram=2)"; or the directory or hub name of a model. An
+        import path is code, and runs. A directory with a drafter's name is "./lookup".
+      target: whose ids are drafted. What makes a drafter is given `target`, `vocab_size` and
+        `counts` if it takes arguments of these names.
+      dtype: of a model, see `specjax.load`.
+      counts: of n-grams; default: ngram.npz beside the target's directory.
+
+    Raises:
+      ValueError, FileNotFoundError: there is no such drafter or model, it does not take these
+        settings, or n-grams have no counts.
+    """
+    make = maker(draft)
+    if make is None:
+        return hub.load(draft, dtype=dtype)
+    offered: dict[str, Callable[[], Any]] = {
+        "target": lambda: target,
+        "vocab_size": lambda: target.model.vocab_size,
+        "counts": counts or (lambda: beside(target)),
+    }
+    takes = inspect.signature(make).parameters
+    given = {name: value() for name, value in offered.items() if name in takes}
+    return named.make("drafter", NAMES, draft, **given)
+
+
+def maker(draft: str) -> Callable[..., Drafter] | None:
+    """What `load` calls to make a drafter; None for a model, ValueError where there is none."""
+    name = draft.partition("(")[0].strip()
+    if name in NAMES or (":" in name and not pathlib.Path(draft).exists()):
+        return named.find("drafter", NAMES, name)
+    return None
+
+
+def counts_ngrams(draft: str) -> bool:
+    """Whether a drafter is made from counts of n-grams."""
+    make = maker(draft)
+    return make is not None and "counts" in inspect.signature(make).parameters
+
+
+def beside(target: Checkpoint) -> ngram.Counts:
+    """Counts that lie beside the target's directory; ValueError where there are none."""
+    path = pathlib.Path(target.name).parent / "ngram.npz"
+    if not path.is_file():
+        raise ValueError(
+            f"An n-gram drafter for {target.name} needs counts, and there is no {path}. Write it "
+            "by specjax.drafters.ngram.count and ngram.save (docs/drafters.md), or take lookup."
+        )
+    return ngram.load(path)
+
+
+def name_of(draft: str | Checkpoint | Drafter) -> str:
+    """For tables and messages."""
+    return draft if isinstance(draft, str) else getattr(draft, "name", type(draft).__name__)

@@ -1,0 +1,308 @@
+"""Drafters that cost nothing: unigram and bigram counts, and copying from the input.
+
+None of them runs a network, so c ≈ 0. A drafter may also have nothing to say: a row of logits that
+is −inf throughout proposes no token, and the row's draft ends there.
+
+    counts = ngram.count(sequences, vocab_size=2048, start_id=0)
+    specjax.generate(target, ngram.bigram(counts), texts)
+    specjax.generate(target, ngram.PromptLookup(target.model.vocab_size), texts)
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from specjax.drafters.base import Drafter
+from specjax.pytrees import pytree
+from specjax.support.files import read_npz, replacing
+from specjax.support.ranges import number, whole
+
+
+class Counts(NamedTuple):
+    """How often each id, and each id after each other, was seen. The pairs lie by rows.
+
+    Successors of id y are `ids[offsets[y] : offsets[y+1]]`, ascending, each seen as often as
+    `times` says at the same place; the N pairs take 8 bytes each, whatever V is.
+    """
+
+    unigram: Int[np.ndarray, " V"]  # int64
+    offsets: Int[np.ndarray, " V+1"]  # int32
+    ids: Int[np.ndarray, " N"]  # int32
+    times: Int[np.ndarray, " N"]  # int32
+
+    @property
+    def vocab_size(self) -> int:
+        """V: ids 0 … V−1 were counted."""
+        return len(self.unigram)
+
+
+def count(sequences: Iterable[Sequence[int]], vocab_size: int, start_id: int) -> Counts:
+    """Counts over sequences of ids, each with its EOS.
+
+    The first token of a sequence follows `start_id`, which is not counted itself.
+
+    Raises:
+      ValueError: no tokens at all, or an id outside 0 … vocab_size−1.
+    """
+    rows = [np.asarray(row, np.int64) for row in sequences if len(row)]
+    if not rows:
+        raise ValueError("There is nothing to count: every sequence is empty.")
+    after = np.concatenate(rows)
+    lengths = np.array([len(row) for row in rows])
+    before = np.roll(after, 1)
+    before[np.cumsum(lengths) - lengths] = start_id
+    for ids in (before, after):
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
+            raise ValueError(
+                f"Id {wrong} is outside 0 … {vocab_size - 1}; vocab_size={vocab_size} must be that "
+                "of the tokenizer which made the sequences."
+            )
+    pairs, times = np.unique(before * vocab_size + after, return_counts=True)
+    starts = np.searchsorted(pairs, np.arange(vocab_size + 1) * vocab_size)
+    return Counts(
+        unigram=np.bincount(after, minlength=vocab_size),
+        offsets=starts.astype(np.int32),
+        ids=(pairs % vocab_size).astype(np.int32),
+        times=times.astype(np.int32),
+    )
+
+
+def save(path: str | os.PathLike, counts: Counts) -> None:
+    """Write counts to one compressed .npz file, in the smallest integers that hold them.
+
+    The same counts give the same bytes.
+    """
+    gaps = np.diff(counts.ids, prepend=0)  # within a row ids ascend: gaps compress better
+    heads = counts.offsets[:-1][np.diff(counts.offsets) > 0]
+    gaps[heads] = counts.ids[heads]
+    arrays = {
+        "unigram": counts.unigram,
+        "successors": np.diff(counts.offsets),
+        "gaps": gaps,
+        "times": counts.times,
+    }
+    # Through a file, for numpy would add .npz to a name without it.
+    with replacing(pathlib.Path(path)) as part, part.open("wb") as file:
+        np.savez_compressed(file, **{name: _smallest(x) for name, x in arrays.items()})  # type: ignore[arg-type]
+
+
+def _smallest(numbers: np.ndarray) -> np.ndarray:
+    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
+
+
+def load(path: str | os.PathLike) -> Counts:
+    """Counts that `save` wrote.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: it is not a file of counts, or its parts do not fit together.
+    """
+    names = ("unigram", "successors", "gaps", "times")
+    found = read_npz(path, dict.fromkeys(names, 1), "n-gram counts", "Write it again.")
+    unigram, successors, gaps, times = (found[name].astype(np.int64) for name in names)
+    offsets = np.concatenate([[0], np.cumsum(successors)])
+    counted = min(x.min(initial=0) for x in (unigram, successors, times)) >= 0 < len(unigram)
+    if not (counted and len(successors) == len(unigram) and offsets[-1] == len(gaps) == len(times)):
+        raise ValueError(f"{path}: its tables do not fit together; write it again.")
+    total = np.concatenate([[0], np.cumsum(gaps)])
+    ids = total[1:] - np.repeat(total[offsets[:-1]], successors)
+    if len(ids) and (ids.min() < 0 or ids.max() >= len(unigram)):
+        raise ValueError(f"{path}: an id is outside its vocabulary; write it again.")
+    return Counts(unigram, offsets.astype(np.int32), ids.astype(np.int32), times.astype(np.int32))
+
+
+def _smoothed(counts: Counts, add_k: float) -> Float[np.ndarray, " V"]:
+    """(c(x) + k) / (N + kV), in float64."""
+    weights = counts.unigram + number("add_k", add_k, "(0, ∞)", "every id can be drafted then")
+    return weights / weights.sum()
+
+
+@pytree
+class Unigram(Drafter):
+    """One law for every prefix."""
+
+    logprobs: Float[Array, " V"]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.logprobs.shape[0]
+
+    def start(self, inputs, buffer_len):
+        return (), ()
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        return self._for_all(length), state
+
+    def extend(self, token, position, context, state):
+        return self._for_all(token), state
+
+    def logits(self, hidden):
+        return hidden
+
+    def _for_all(self, rows: Int[Array, " B"]) -> Float[Array, "B V"]:
+        return jnp.broadcast_to(self.logprobs[None, :], (rows.shape[0], self.vocab_size))
+
+
+def unigram(counts: Counts, add_k: float = 1.0) -> Unigram:
+    """Add-k smoothing: P(x) = (c(x) + k) / (N + kV), N = Σ c.
+
+    Raises:
+      ValueError: add_k ≤ 0.
+    """
+    return Unigram(jnp.asarray(np.log(_smoothed(counts, add_k)).astype(np.float32)))
+
+
+@pytree
+class Bigram(Drafter):
+    """The law of the next token depends on the last one.
+
+    A row of the table is made when it is read, from the pairs that were seen: memory grows with
+    them and not with V². Logits are the logs of unnormalised weights.
+    """
+
+    prior: Float[Array, " V"]  # weight of each id after any other, > 0
+    offsets: Int[Array, " V+1"]  # as in `Counts`
+    ids: Int[Array, " N+W"]  # W more than there are, so that a row can be read W wide
+    times: Float[Array, " N+W"]
+    most: int = dataclasses.field(metadata={"static": True})  # W: successors of one id, at most
+
+    @property
+    def vocab_size(self) -> int:
+        return self.prior.shape[0]
+
+    def start(self, inputs, buffer_len):
+        return (), ()
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        return self._after(jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]), state
+
+    def extend(self, token, position, context, state):
+        return self._after(token), state
+
+    def logits(self, hidden):
+        return hidden
+
+    def _after(self, last: Int[Array, " B"]) -> Float[Array, "B V"]:
+        """log(prior + count after `last`)."""
+        first, past = self.offsets[last][:, None], self.offsets[last + 1][:, None]
+        at = first + jnp.arange(self.most, dtype=jnp.int32)[None, :]
+        ids = jnp.where(at < past, self.ids[at], self.vocab_size)  # past the row: dropped
+        weights = jnp.broadcast_to(self.prior[None, :], (last.shape[0], self.vocab_size))
+        rows = jnp.arange(last.shape[0], dtype=jnp.int32)[:, None]
+        return jnp.log(weights.at[rows, ids].add(self.times[at], mode="drop"))
+
+
+def bigram(counts: Counts, add_k: float = 1.0, strength: float = 1.0) -> Bigram:
+    """Counts of pairs, interpolated with the add-k unigram law P₁ (a Dirichlet prior).
+
+        P(x | y) = (c(y, x) + m·P₁(x)) / (c(y) + m) = λ·c(y, x)/c(y) + (1 − λ)·P₁(x)
+
+    with λ = c(y) / (c(y) + m): an id that was seen often needs the unigram law little, one that was
+    never seen follows it, and every id has positive probability.
+
+    Args:
+      strength: m > 0, how many pairs the unigram law is worth.
+
+    Raises:
+      ValueError: add_k or strength ≤ 0.
+    """
+    strength = number("strength", strength, "(0, ∞)", "every id can be drafted then")
+    most = int(np.diff(counts.offsets).max())
+    return Bigram(
+        prior=jnp.asarray((strength * _smoothed(counts, add_k)).astype(np.float32)),
+        offsets=jnp.asarray(counts.offsets),
+        ids=jnp.asarray(np.pad(counts.ids, (0, most))),
+        times=jnp.asarray(np.pad(counts.times, (0, most)).astype(np.float32)),
+        most=most,
+    )
+
+
+_NOTHING = -1  # where there is no token; no id equals it
+
+
+@pytree
+class PromptLookup(Drafter):
+    """Proposes what followed the last n-gram when it occurred before (prompt lookup decoding).
+
+    It searches the source (of an encoder-decoder), then the prompt and the output so far, drafted
+    tokens included. The longest n-gram that occurs wins, of `max_ngram` down to `min_ngram` last
+    tokens; of equals, the most recent. With known tokens a b c a b and n = 2, c is proposed, then
+    a, b and c again. Its law is one-hot; where nothing matches it proposes nothing.
+
+    Both decisions depend on the prefix alone, so the output's law stays the target's.
+
+    Raises:
+      ValueError: not 1 ≤ min_ngram ≤ max_ngram.
+    """
+
+    vocab_size: int = dataclasses.field(metadata={"static": True})
+    max_ngram: int = dataclasses.field(default=3, metadata={"static": True})
+    min_ngram: int = dataclasses.field(default=1, metadata={"static": True})
+
+    def __post_init__(self):
+        for name in ("vocab_size", "max_ngram", "min_ngram"):
+            whole(name, getattr(self, name), "[1, ∞)")
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(
+                f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram} must satisfy "
+                "1 ≤ min_ngram ≤ max_ngram."
+            )
+
+    def start(self, inputs, buffer_len):
+        """The context is the source, (B, S+1), the state the known tokens, (B, T)."""
+        batch = inputs.source.shape[0]
+        source = _up_to(inputs.source, inputs.source_len)
+        # An n-gram does not reach from the source into the output.
+        source = jnp.pad(source, ((0, 0), (0, 1)), constant_values=_NOTHING)
+        return source, jnp.full((batch, buffer_len), _NOTHING, jnp.int32)
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        known = _up_to(tokens, length)
+        return self._look_up(context, known, length), known
+
+    def extend(self, token, position, context, state):
+        rows = jnp.arange(token.shape[0], dtype=jnp.int32)
+        known = state.at[rows, position].set(token, mode="drop")
+        return self._look_up(context, known, position + 1), known
+
+    def logits(self, hidden):
+        return hidden
+
+    def _look_up(
+        self, source: Int[Array, "B S+1"], known: Int[Array, "B T"], length: Int[Array, " B"]
+    ) -> Float[Array, "B V"]:
+        """0 for the proposed id and −inf for the rest, or −inf throughout."""
+        text = jnp.concatenate([source, known], axis=1)
+        here = jnp.arange(text.shape[1], dtype=jnp.int32)[None, :]
+        last = source.shape[1] + length[:, None] - 1
+        matched = jnp.zeros(text.shape, jnp.int32)  # how many tokens up to here agree with the last
+        agree = here < last  # the end of the text would agree with itself
+        for back in range(self.max_ngram):
+            wanted = jnp.take_along_axis(text, jnp.maximum(last - back, 0), axis=1)
+            there = jnp.roll(text, back, axis=1)  # what comes round the end fails the next test
+            agree &= (there == wanted) & (wanted != _NOTHING) & (here >= back)
+            matched += agree.astype(jnp.int32)
+        following = jnp.roll(text, -1, axis=1)
+        found = (matched >= self.min_ngram) & (following != _NOTHING)
+        rank = jnp.where(found, matched * text.shape[1] + here, -1)
+        best = jnp.max(rank, axis=1, keepdims=True)
+        at = jnp.maximum(best, 0) % text.shape[1]
+        proposed = jnp.where(
+            best >= 0, jnp.take_along_axis(following, at, axis=1), jnp.int32(_NOTHING)
+        )
+        ids = jnp.arange(self.vocab_size, dtype=jnp.int32)[None, :]
+        return jnp.where(ids == proposed, 0.0, -jnp.inf)
+
+
+def _up_to(ids: Int[Array, "B T"], length: Int[Array, " B"]) -> Int[Array, "B T"]:
+    """The ids before `length`, and nothing from there on."""
+    known = jnp.arange(ids.shape[1], dtype=jnp.int32)[None, :] < length[:, None]
+    return jnp.where(known, ids, _NOTHING)

@@ -1,0 +1,1 @@
+"""What is measured: acceptance, costs, speedups, quality; and how it is shown."""

@@ -1,0 +1,320 @@
+"""What rounds and calls cost here, in seconds: fitted to whole calls of the loops.
+
+A round that is timed by itself tells little of what it takes within a call of ten, whose first ones
+find cold caches. So whole calls are timed, on real inputs, in loops that draft the same number of
+tokens in every round. Each call is a known sum:
+
+    plain call + tokens · token
+    call + Σ over rounds of k drafted tokens of  pass(width) + [k > 0] · begin + k · draft
+
+Calls of one token stand beside calls of whole outputs, or the fixed time of a call could not be
+told from that of its rounds: outputs of one length fit any split of the two. The parts are fitted
+by non-negative least squares on medians over repeats in turns. A wider pass is a narrower one and
+something more, and a longer draft one more draft step, so that neither is ever cheaper. How far the
+calls are from the fit, and by how much they contradict that order, stands in the prices.
+"""
+
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int, Key
+from scipy.optimize import nnls
+
+from specjax import decoding
+from specjax.autoregressive import Autoregressive
+from specjax.measure import timing
+from specjax.measure.timing import Method
+from specjax.models.hub import Checkpoint
+from specjax.policies import Policy, Prices, load, prices
+from specjax.policies.base import where_active
+from specjax.pytrees import pytree
+from specjax.speculative import Speculative
+from specjax.state import State
+
+PLAIN = "plain decoding"
+CALL, PLAIN_CALL, TOKEN, BEGIN, DRAFT = "call", "plain call", "token", "begin", "draft"
+
+# What a call is made of: `CALL`, `PLAIN_CALL`, `TOKEN`, and (loop, drafted tokens) for rounds.
+Work = Mapping[Hashable, float]
+
+
+@pytree
+class Always(Policy):
+    """Drafts `length` tokens in every round. The state counts a row's rounds by what they drafted:
+    the budget may end a draft, and a drafter may have nothing to say."""
+
+    length: Int[Array, ""]
+
+    def init(self, keys, gamma_max):
+        return jnp.zeros((*keys.shape, gamma_max + 1), jnp.int32)
+
+    def begin(self, state):
+        return state, self.length
+
+    def update(self, state, stats):
+        lengths = jnp.arange(state.shape[1], dtype=jnp.int32)[None, :]
+        hit = (stats.drafted[:, None] == lengths).astype(jnp.int32)
+        return where_active(stats, state + hit, state)
+
+
+def measure(
+    loops: Mapping[str, Speculative],
+    target: Checkpoint,
+    texts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    lengths: Mapping[str, Sequence[int]] | None = None,
+    plain: Autoregressive | None = None,
+    longest: int | None = None,
+    repeats: int = 5,
+    batch_size: int = 1,
+    names: tuple[str, str] = ("target", "draft"),
+) -> dict[str, Prices]:
+    """Time calls of the loops, all in turns, and fit.
+
+    Args:
+      loops: by name, of one target and one drafter; each with its own γ_max and widths. Their
+        policies do not count: they compile once each, and draft fixed lengths here.
+      texts: ids from `decoding.tokenize`, none empty. They are repeated to fill a batch.
+      max_new_tokens: the budget of real calls, which the shapes follow.
+      lengths: the draft lengths to time, by loop; default `lengths_of`.
+      plain: the loop whose tokens are to be priced too; without it `token` is NaN.
+      longest: the budget of the timed calls that are not of one token; default max_new_tokens.
+      batch_size: rows of a call; a batch lasts as long as the row with the most rounds.
+    """
+    whole = -(-len(texts) // batch_size) * batch_size
+    filled = [texts[i % len(texts)] for i in range(whole)]
+    lengths = lengths or {}
+    made: dict[str, Method] = {PLAIN: plain} if plain else {}
+    loop_of: dict[str, str] = {}
+    for name, loop in loops.items():
+        for length in lengths.get(name) or lengths_of(passes(loop)):
+            label = f"{name}, {length} drafted"
+            made[label] = dataclasses.replace(loop, policy=Always(jnp.int32(length)))
+            loop_of[label] = name
+    timed = timing.side_by_side(
+        made,
+        target,
+        filled * 2,
+        max_new_tokens=max_new_tokens,
+        budgets=[1] * whole + [longest or max_new_tokens] * whole,
+        key=key,
+        repeats=repeats,
+        batch_size=batch_size,
+        names=names,
+        note=_rounds,
+    )
+    calls = [
+        (_work(loop_of.get(label), rounds), seconds)
+        for label, of in timed.items()
+        for rounds, seconds in zip(of.notes, of.by_batch(), strict=True)
+    ]
+    return fit({name: passes(loop) for name, loop in loops.items()}, calls)
+
+
+def _rounds(state: State) -> list[int]:
+    """Of the row that lasted longest, by drafted tokens; plain decoding has its tokens."""
+    calls = np.asarray(state.stats.target_calls)
+    row = int(calls.argmax())
+    return [int(calls[row])] if isinstance(state.policy, tuple) else state.policy[row].tolist()
+
+
+def _work(loop: str | None, rounds: Sequence[int]) -> Work:
+    if loop is None:
+        return {PLAIN_CALL: 1, TOKEN: rounds[0]}
+    return {CALL: 1, **{(loop, k): count for k, count in enumerate(rounds) if count}}
+
+
+def passes(loop: Speculative) -> tuple[int, ...]:
+    """Widths of the verify passes that a loop chooses from, ascending."""
+    full = loop.gamma_max + 1
+    return (*sorted({width for width in loop.widths if width < full}), full)
+
+
+def lengths_of(widths: Sequence[int]) -> list[int]:
+    """Draft lengths that tell all parts: of each pass the shortest draft, the longest, and one
+    between; and 0 and 1."""
+    shortest = [0, *widths[:-1]]
+    ends = zip(shortest, widths, strict=True)
+    found = {n for least, width in ends for n in (least, (least + width - 1) // 2, width - 1)}
+    return sorted(found | {0, 1})
+
+
+def fit(
+    loops: Mapping[str, Sequence[int]], calls: Sequence[tuple[Work, float]]
+) -> dict[str, Prices]:
+    """Prices of each loop, from calls that are known sums.
+
+    Args:
+      loops: the widths of their verify passes, ascending, γ_max + 1 the last. Loops of a single
+        pass share it where it is as wide.
+      calls: what each is made of, and the seconds that it took.
+
+    Raises:
+      ValueError: no call with a round of one of the loops.
+    """
+    works, seconds = [work for work, _ in calls], [took for _, took in calls]
+    parts: dict[Hashable, Work] = {name: {name: 1.0} for name in (CALL, PLAIN_CALL, TOKEN)}
+    alone = {widths[0] for widths in loops.values() if len(widths) == 1}
+    for name, widths in loops.items():
+        family, known = ("", alone) if len(widths) == 1 else (name, set(widths))
+        for k in range(widths[-1]):
+            own = min(width for width in widths if width > k)
+            made: dict[Hashable, float] = {
+                ("pass", family, width): 1.0 for width in known if width <= own
+            }
+            parts[name, k] = {**made, BEGIN: float(k > 0), DRAFT: float(k)}
+    sums = [_sum(parts, work) for work in works]
+    took = unit_times(sums, seconds)
+    fitted = np.array([sum(n * took[part] for part, n in work.items()) for work in sums])
+    errors = np.abs(fitted / seconds - 1)
+    facts = {
+        "error": float(np.median(errors)),
+        "largest_error": float(errors.max()),
+        "drop": _drop(loops, works, seconds),
+        "call": took.get(CALL, 0.0),
+        "token": max(took.get(TOKEN, float("nan")), float(np.finfo(np.float32).tiny)),
+        "plain_call": took.get(PLAIN_CALL, float("nan")),
+    }
+    found = {}
+    for name, widths in loops.items():
+        bare = [{**parts[name, k], DRAFT: 0.0} for k in range(widths[-1])]
+        verify = [sum(n * took.get(part, 0.0) for part, n in work.items()) for work in bare]
+        # Noise may leave nothing for a round beside calls and draft steps; `error` says so.
+        least = 0.01 * _mean_round(name, works, seconds)
+        found[name] = prices(took.get(DRAFT, 0.0), [max(v, least) for v in verify], **facts)
+    return found
+
+
+def _mean_round(loop: str, works: Sequence[Work], seconds: Sequence[float]) -> float:
+    """Of calls of this loop, the time by the rounds."""
+    rounds = [
+        sum(n for kind, n in work.items() if isinstance(kind, tuple) and kind[0] == loop)
+        for work in works
+    ]
+    if not any(rounds):
+        raise ValueError(f"No timed call has a round of {loop!r}.")
+    return sum(took for took, n in zip(seconds, rounds, strict=True) if n) / sum(rounds)
+
+
+def _sum(parts: Mapping[Hashable, Work], work: Work) -> dict[Hashable, float]:
+    found: dict[Hashable, float] = {}
+    for kind, count in work.items():
+        for part, n in parts[kind].items():
+            found[part] = found.get(part, 0.0) + count * n
+    return found
+
+
+def _drop(
+    loops: Mapping[str, Sequence[int]], works: Sequence[Work], seconds: Sequence[float]
+) -> float:
+    """The largest share by which a longer draft, or a wider pass, is cheaper if each kind of round
+    may have any price. Kinds that no call is mainly made of are left out."""
+    free = unit_times(works, seconds, ordered=False)
+    rounds = [{kind: n for kind, n in work.items() if isinstance(kind, tuple)} for work in works]
+    main = {max(work, key=work.__getitem__) for work in rounds if work}
+    orders = [[(name, k) for k in range(widths[-1])] for name, widths in loops.items()]
+    alone = [(widths[0], name) for name, widths in loops.items() if len(widths) == 1]
+    orders.append([(name, width - 1) for width, name in sorted(alone)])
+    drops = [0.0]
+    for order in orders:
+        known = [free[kind] for kind in order if kind in main]
+        drops += [
+            1 - longer / shorter
+            for shorter, longer in itertools.pairwise(known)
+            if longer < shorter
+        ]
+    return max(drops)
+
+
+def unit_times(
+    works: Sequence[Work], seconds: Sequence[float], *, ordered: bool = True
+) -> dict[Any, float]:
+    """What a unit of each kind of work takes, from calls that are known sums of such units.
+
+    Least squares of the relative errors: a long call does not count for more than a short one.
+
+    Args:
+      works: for each call, how many units of which kinds.
+      seconds: what each call took, > 0.
+      ordered: no unit takes less than nothing. False: any sign.
+    """
+    kinds = list(dict.fromkeys(kind for work in works for kind in work))
+    amounts = np.array([[work.get(kind, 0.0) for kind in kinds] for work in works])
+    shares, ones = amounts / np.asarray(seconds)[:, None], np.ones(len(works))
+    # Columns of one size: a draft step is a hundredth of a call.
+    scale = np.maximum(np.linalg.norm(shares, axis=0), np.finfo(float).tiny)
+    if ordered:
+        found = nnls(shares / scale, ones)[0]
+    else:
+        found = np.linalg.lstsq(shares / scale, ones, rcond=None)[0]
+    return dict(zip(kinds, (found / scale).tolist(), strict=True))
+
+
+def told(
+    policy: str,
+    method: Speculative,
+    target: Checkpoint,
+    texts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    batch_size: int = 1,
+    max_source_len: int | None = None,
+    names: tuple[str, str] = ("target", "draft"),
+) -> tuple[Policy, Prices]:
+    """A policy by name, and the prices that it is told: those of this loop, measured now.
+
+    Some texts, `batch_size` or four, are decoded up to 32 tokens, three times with drafts of each
+    of a few lengths: a few seconds, and the compilation of one loop.
+
+    Args:
+      policy: one that needs prices (`policies.needs_prices`), with or without its other settings.
+      method: the loop that it is for; its own policy does not count.
+      batch_size: rows decoded at once.
+    """
+    some = [text for text in texts if text.strip()][: max(4, batch_size)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # decoding will say which texts it cuts
+        sources = decoding.tokenize(target, some, max_source_len)
+    if sources and max_new_tokens >= 1:
+        decoding.check_room(target, sources, max_new_tokens)
+        found = measure(
+            {"loop": method},
+            target,
+            sources,
+            max_new_tokens=max_new_tokens,
+            key=key,
+            longest=min(max_new_tokens, 32),
+            repeats=3,
+            batch_size=max(1, batch_size),
+            names=names,
+        )["loop"]
+    else:  # nothing will be decoded
+        found = prices(0.0, [1.0] * (method.gamma_max + 1))
+    return load(policy, prices=found), found
+
+
+def words(table: Prices) -> str:
+    """What rounds take, if prices are in seconds, and how good the fit is."""
+    first, *_, last = (1e3 * table.rounds(table.gamma_max)).tolist()
+    return (
+        f"{first:.3g} ms for a round without a draft, {last:.3g} for one of "
+        f"{table.gamma_max} tokens. {goodness(table)}"
+    )
+
+
+def goodness(table: Prices) -> str:
+    """How good a fit is, in a sentence."""
+    return (
+        f"A timed call is {float(table.error):.1%} from its price in the middle and at most "
+        f"{float(table.largest_error):.0%}; a longer draft was timed as cheaper by at most "
+        f"{float(table.drop):.0%}."
+    )

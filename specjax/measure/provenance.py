@@ -1,0 +1,137 @@
+"""Where numbers come from: what every row of results carries, and what a report says of it.
+
+All experiments write their rows here. A row that lacks one of `NEEDED` is refused; commit, versions
+and hardware are filled in.
+"""
+
+import collections
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from specjax import devices
+from specjax.models.hub import Checkpoint
+from specjax.support import files
+
+NEEDED = ("dtype", "batch", "seed")
+PACKAGES = ("jax", "jaxlib", "flax", "transformers", "numpy")
+_CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Results(files.Rows):
+    """Rows of measurements, each with what it needs in order to be compared."""
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write one row, with commit, versions and hardware.
+
+        Raises:
+          ValueError: it lacks one of `NEEDED`.
+        """
+        super().append(complete(row, environment()))
+
+
+def write(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A whole file of such rows."""
+    facts = environment()
+    lines = [json.dumps(complete(row, facts), ensure_ascii=False) + "\n" for row in rows]
+    files.write_text(path, "".join(lines))
+
+
+def complete(row: dict[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with the facts of its environment; ValueError if it lacks one of `NEEDED`."""
+    if lacking := [name for name in NEEDED if row.get(name) is None]:
+        raise ValueError(
+            f"A row of results lacks {', '.join(lacking)}: whoever measures must say it. The row "
+            f"has {', '.join(row)}."
+        )
+    return {**row, **facts}
+
+
+def dtype_of(model: Checkpoint) -> str:
+    """Of its parameters."""
+    return str(jax.tree.leaves(model.model.params)[0].dtype)
+
+
+def told(rows: Sequence[Mapping[str, Any]], batch: str = "") -> str:
+    """One line on where a table's rows are from; "–" for what they do not say.
+
+    Args:
+      batch: what is known of the batch of rows that do not say it.
+    """
+    said = [f"{name} {counted(rows, name)}" for name in ("commit", *NEEDED)]
+    if batch and any("batch" not in row for row in rows):
+        said.append(f"where the rows do not say their batch, {batch}")
+    return f"{len(rows)} row{'s' * (len(rows) != 1)}: {'; '.join(said)}."
+
+
+def warning(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the head of a report says if its rows are not of one state of things; "" if they are."""
+    facts = (*environment(), "dtype", "seed")
+    mixed = [name for name in facts if len({row.get(name) for row in rows}) > 1]
+    said = []
+    if mixed:
+        values = "; ".join(f"{name} {counted(rows, name)}" for name in mixed)
+        said.append(
+            f"**Warning: the {len(rows)} rows of this report are not of one run: {values}.** "
+            "Figures of one table may not go with those of another; each table says where its own "
+            "rows are from."
+        )
+    if any(str(row.get("commit")).endswith("+") for row in rows):
+        said.append("At a commit with + files were changed and not committed.")
+    return " ".join(said)
+
+
+def counted(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """The values of a field, with the number of their rows if there are several."""
+    found = collections.Counter(str(row.get(name, "–")) for row in rows)
+    if len(found) == 1:
+        return next(iter(found))
+    return ", ".join(f"{value} ({count})" for value, count in found.most_common())
+
+
+def environment() -> dict[str, Any]:
+    """Commit, versions and hardware: what a number needs in order to be compared."""
+    device = devices.find()
+    return {
+        "commit": commit(),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        "platform": device.platform,
+        "device": _processor() if device.platform == "cpu" else device.device_kind,
+        "devices": jax.device_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+    }
+
+
+def commit() -> str:
+    """The checkout's commit, with + if files differ from it; "unknown" outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(_CHECKOUT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _processor() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,316 @@
+"""Tables and pictures of results, for the terminal, for Markdown, as HTML and as PNG."""
+
+import functools
+import html
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont
+from matplotlib.ft2font import FT2Font
+from rich.table import Table
+from rich.text import Text
+
+from specjax.measure.trace import Timeline, TracedRound
+
+# Chosen to differ in lightness too, for readers who do not see red and green apart.
+COLOURS = {"accepted": "#2e7d32", "rejected": "#c62828", "corrected": "#1565c0"}
+
+# What ran when, by phase: the plain step is a call of the target like a verify pass.
+PHASES = {
+    "start": ("encoders and prefill", "#e0a526"),
+    "draft": ("draft, a part for each token", "#64a8e0"),
+    "verify": ("a call of the target", "#6a3d9a"),
+    "step": ("a call of the target", "#6a3d9a"),
+    "accept": ("accept and commit", "#9e9e9e"),
+    "learn": ("accept and commit", "#9e9e9e"),
+}
+
+RING: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "0.2", "zorder": 3}
+
+UNFINISHED = "\ufffd"  # what decoding gives for a part of a character
+
+Column = tuple[str, Callable[[dict[str, Any]], str]]  # heading, and a row's cell
+
+
+def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], title: str) -> Table:
+    """A table for the terminal; all columns but the first are right-aligned."""
+    made = Table(title=title, title_justify="left")
+    for i, (heading, _) in enumerate(columns):
+        made.add_column(heading, justify="left" if i == 0 else "right", no_wrap=i == 0)
+    for row in rows:
+        made.add_row(*(cell(row) for _, cell in columns))
+    return made
+
+
+def markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
+    """The same table in Markdown."""
+    lines = [
+        "| " + " | ".join(heading for heading, _ in columns) + " |",
+        "|---" + "|---:" * (len(columns) - 1) + "|",
+        *("| " + " | ".join(cell(row) for _, cell in columns) + " |" for row in rows),
+    ]
+    return "\n".join(lines)
+
+
+def spans(
+    rounds: Sequence[TracedRound], decode: Callable[[list[int]], str]
+) -> list[list[tuple[str, str]]]:
+    """For each round, pieces of text with what happened to them: accepted, rejected, corrected.
+
+    Of a rejected tail only the first token was tested, and only it is shown. Pieces that are not
+    rejected join to the decoded text: a character made of several tokens comes with the last.
+    """
+    lines: list[list[tuple[str, str]]] = []
+    known: list[int] = []
+    shown = ""
+    for round_ in rounds:
+        line = []
+        for kind, ids, grows in (
+            ("accepted", round_.accepted, True),
+            ("rejected", round_.rejected[:1], False),
+            ("corrected", round_.next_token, True),
+        ):
+            for token in ids:
+                # A token's text depends on what comes before it: spaces, pieces of characters.
+                text = decode([*known, token])
+                if grows:
+                    known.append(token)
+                    text = text.rstrip(UNFINISHED)
+                line.append((text[len(shown) :], kind))
+                shown = text if grows else shown
+        lines.append(line)
+    if known:
+        piece, kind = lines[-1][-1]
+        lines[-1][-1] = piece + decode(known)[len(shown) :], kind
+    return lines
+
+
+def printable(text: str) -> str:
+    """The same number of characters, all visible: ↵, → for a tab, � for others without a shape."""
+    shapes = {"\n": "↵", "\t": "→"}
+    return "".join(c if c.isprintable() else shapes.get(c, UNFINISHED) for c in text)
+
+
+@functools.cache
+def _drawable() -> frozenset[int]:
+    """What all fonts of a trace's picture can draw."""
+    fonts = FontProperties(family="monospace"), FontProperties(weight="bold")
+    return frozenset.intersection(*(frozenset(FT2Font(findfont(f)).get_charmap()) for f in fonts))
+
+
+def _drawn(text: str) -> str:
+    """`printable`, and � for what the fonts lack."""
+    return "".join(c if ord(c) in _drawable() else UNFINISHED for c in printable(text))
+
+
+def coloured(lines: Sequence[Sequence[tuple[str, str]]]) -> Text:
+    """Figure 1 for a terminal: a line for each target call."""
+    text = Text()
+    for number, line in enumerate(lines, 1):
+        text.append(f"{number:3d} ", style="dim")
+        for piece, kind in line:
+            struck = " strike" if kind == "rejected" else ""
+            text.append(printable(piece), style=f"{COLOURS[kind]}{struck}")
+        text.append("\n")
+    return text
+
+
+# Tags that mean deletion and insertion: struck and underlined even without the colours.
+_TAGS = {"accepted": "span", "rejected": "del", "corrected": "ins"}
+_LEGEND = {"accepted": "accepted", "rejected": "rejected", "corrected": "the target's own"}
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 14px/1.5 monospace; color: #333; background: #fff; margin: 2em }}
+h1 {{ font-size: 1em }}
+h1, h2, li {{ white-space: pre-wrap; overflow-wrap: anywhere }}
+h2 {{ font-size: 1em; font-weight: normal }}
+{styles}
+</style>
+<h1>{title}</h1>
+<h2>{setting}</h2>
+<ol>
+{lines}
+</ol>
+<p>A line for each call of the target. {legend}.
+Of what was rejected only the first token was tested, and only it is shown.</p>
+</html>
+"""
+
+
+def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: str = "") -> str:
+    """Figure 1 as a page of its own, without scripts or fonts: a line for each target call.
+
+    Like the terminal's, its characters are `printable`: ↵ stands for the end of a line.
+
+    Args:
+      setting: what was run: the draft, γ and the temperature.
+    """
+
+    def tagged(piece: str, kind: str) -> str:
+        return f'<{_TAGS[kind]} class="{kind}">{html.escape(printable(piece))}</{_TAGS[kind]}>'
+
+    return _PAGE.format(
+        title=html.escape(printable(title)),
+        setting=html.escape(printable(setting)),
+        styles="\n".join(f".{kind} {{ color: {colour} }}" for kind, colour in COLOURS.items()),
+        lines="\n".join(f"<li>{''.join(tagged(*piece) for piece in line)}</li>" for line in lines),
+        legend=", ".join(tagged(name, kind) for kind, name in _LEGEND.items()),
+    )
+
+
+def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: str = "") -> Figure:
+    """Figure 1 as a picture: a line for each target call, tokens coloured by what happened.
+
+    Args:
+      setting: what was run: the draft, γ and the temperature.
+    """
+    top = 0.95 if setting else 0.68  # of the first call, in inches
+    height = 0.27 * len(lines) + top + 0.32
+    advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
+    widest = max(sum(len(piece) for piece, _ in line) for line in lines) + 6
+    longest = max(widest, 1.25 * len(title), len(setting) + 2)
+    figure = Figure(figsize=(max(6.5, advance * longest), height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(0, figure.get_figwidth() / advance)
+    axes.set_ylim(height, 0)
+    axes.text(1, 0.3, _drawn(title), fontsize=10, weight="bold", va="center", parse_math=False)
+    axes.text(1, 0.57, _drawn(setting), fontsize=9, va="center", parse_math=False)
+    axes.text(1, height - 0.25, "accepted", color=COLOURS["accepted"], fontsize=9, va="center")
+    axes.text(11, height - 0.25, "rejected", color=COLOURS["rejected"], fontsize=9, va="center")
+    axes.text(21, height - 0.25, "the target's own", color=COLOURS["corrected"], fontsize=9,
+              va="center")  # fmt: skip
+    for number, line in enumerate(lines):
+        y, x = top + 0.27 * number, 5.0
+        axes.text(3, y, str(number + 1), fontsize=8, color="0.6", ha="right", va="center")
+        for piece, kind in line:
+            axes.text(x, y, _drawn(piece), fontsize=9, family="monospace", color=COLOURS[kind],
+                      va="center", parse_math=False)  # fmt: skip
+            if kind == "rejected":
+                axes.plot([x, x + len(piece)], [y, y], color=COLOURS[kind], linewidth=0.8)
+            x += len(piece)
+    return figure
+
+
+def draw_timeline(rows: Sequence[tuple[str, Timeline]]) -> Figure:
+    """Figure 5: for each labelled run a row of boxes, which say what ran when."""
+    figure = Figure(figsize=(9, 0.62 * len(rows) + 1.2), layout="constrained")
+    axes = figure.add_subplot()
+    for y, (_, run) in enumerate(rows):
+        for event in run.events:
+            name, colour = PHASES[event.phase]
+            parts = max(event.tokens, 1) if event.phase == "draft" else 1
+            width = (event.end_ms - event.begin_ms) / parts
+            boxes = [(event.begin_ms + i * width, width) for i in range(parts)]
+            axes.broken_barh(boxes, (y - 0.3, 0.6), facecolor=colour, edgecolor="white",
+                             linewidth=0.2, label=name)  # fmt: skip
+        said = f"  {len(run.tokens)} tokens, {run.target_calls} target calls"
+        axes.text(run.events[-1].end_ms, y, said, fontsize=8, va="center")
+    axes.set_yticks(range(len(rows)), [label for label, _ in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.3 * max(run.events[-1].end_ms for _, run in rows))
+    axes.set_xlabel("ms, stepped phase by phase")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, ncols=4,
+                  loc="outside lower center")  # fmt: skip
+    return figure
+
+
+def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str], note: str = "") -> Figure:
+    """Measured speedups as bars, with quartiles; both predictions as marks over them.
+
+    The axis is that of what was measured, and of its own prediction: where the paper's formula
+    exceeds it, an arrow at the top has its number.
+
+    Args:
+      rows: with gain_decode, gain_decode_low, gain_decode_high, gain_end_to_end, predicted, which
+        may be None, and predicted_paper.
+      labels: of the rows; their lines are kept, and long ones are cut.
+      note: printed below.
+    """
+    figure = Figure(figsize=(max(7, 1.05 * len(rows)), 4), layout="constrained")
+    axes = figure.add_subplot()
+    places, width = np.arange(len(rows)), 0.36
+
+    def of(field: str) -> np.ndarray:
+        return np.array([math.nan if row[field] is None else row[field] for row in rows])
+
+    loop, whole, predicted = of("gain_decode"), of("gain_end_to_end"), of("predicted")
+    low, high, paper = of("gain_decode_low"), of("gain_decode_high"), of("predicted_paper")
+    top = 1.12 * np.nanmax([np.ones(len(rows)), high, whole, predicted])
+    above = paper > top
+    bars: dict[str, Any] = {"width": width * 0.94, "error_kw": {"linewidth": 1.2, "capsize": 3}}
+    made: list[Any] = [
+        axes.bar(places - width / 2, loop, yerr=(loop - low, high - loop), color="#6f9bd1", **bars),
+        axes.bar(places + width / 2, whole, color="#e08a2e", **bars),
+        *axes.plot(places - width / 2, predicted, "_", color="#b0124d", markersize=17,
+                   markeredgewidth=2.5),
+        *axes.plot(places, np.where(above, math.nan, paper), "D", color="0.15", markersize=5),
+    ]  # fmt: skip
+    axes.plot(places[above], np.full(above.sum(), 0.97 * top), "^", color="0.15", markersize=5)
+    for place, value in zip(places[above], paper[above], strict=True):
+        axes.annotate(f"{value:.1f}", (place, 0.97 * top), (7, 0), textcoords="offset points",
+                      fontsize=8, va="center")  # fmt: skip
+    axes.axhline(1, color="0.35", linestyle=":", linewidth=1)
+    axes.set_ylim(0, top)
+    lines = [[textwrap.fill(line, 12) for line in label.split("\n")] for label in labels]
+    axes.set_xticks(places, ["\n".join(label) for label in lines])
+    axes.set_ylabel("times plain decoding")
+    if note:
+        axes.set_xlabel(note, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    names = (
+        "measured, decode only, with quartiles",
+        "measured, end to end",
+        "predicted, τ/(γc+v+overhead)",
+        "predicted, Thm 3.8 (v = 1); ▲ where beyond the axis",
+    )
+    figure.legend(made, names, frameon=False, fontsize=8, loc="outside upper center", ncols=2)
+    return figure
+
+
+def draw_alphas(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
+    """α of each draft with its interval, a colour for each temperature; the paper's as rings.
+
+    Args:
+      rows: with temperature, alpha, its interval low and high, and paper; these three may be None.
+      labels: of each row's draft.
+    """
+    figure = Figure(figsize=(7, 0.45 * len(set(labels)) + 1.6), layout="constrained")
+    axes = figure.add_subplot()
+    places = {name: y for y, name in enumerate(dict.fromkeys(labels))}
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    height = 0.8 / len(temperatures)
+    for i, temperature in enumerate(temperatures):
+        chosen = [
+            (r, n) for r, n in zip(rows, labels, strict=True) if r["temperature"] == temperature
+        ]
+        y = [places[name] + (i - (len(temperatures) - 1) / 2) * height for _, name in chosen]
+        alphas = [row["alpha"] for row, _ in chosen]
+        errors = [
+            [0 if row[end] is None else abs(row["alpha"] - row[end]) for row, _ in chosen]
+            for end in ("low", "high")
+        ]
+        axes.barh(y, alphas, height * 0.9, xerr=errors, label=f"T={temperature:g}",
+                  color=("#1f4e8c", "#e08a2e")[i % 2], error_kw={"linewidth": 1})  # fmt: skip
+        for (row, _), at in zip(chosen, y, strict=True):
+            if row["paper"] is not None:
+                axes.plot(row["paper"], at, "o", **RING)
+    axes.plot([], [], "o", label="the paper's row", **RING)
+    axes.set_yticks(list(places.values()), list(places))
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("α")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=3)
+    return figure

@@ -1,0 +1,628 @@
+"""Hugging Face checkpoints: `load` one from a directory or the hub, `save` one to a directory.
+
+Only safetensors are read (a pickle can run code). Weights go one tensor at a time to their place
+in the fused parameters, in the dtype they will have, so loading needs hardly more memory than the
+model itself.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shlex
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specjax import devices
+from specjax.models.hub import gpt, llama, t5
+from specjax.models.hub.config_json import check_fields
+from specjax.models.hub.safetensors_files import (
+    INDEX,
+    SINGLE,
+    Tensor,
+    find_tensors,
+    read_into,
+    read_json,
+    read_metadata,
+    write_file,
+)
+from specjax.models.language_model import LanguageModel
+from specjax.models.layers import arrange
+from specjax.models.memory import check_fits, nbytes
+
+
+class Family(NamedTuple):
+    """What must be known of a `model_type`; see `t5_hub` for what each function does."""
+
+    config_class: type[Any]
+    build: Callable[..., nnx.Module]
+    select_tensors: Callable[[Mapping[str, Any], Mapping[str, Tensor]], dict[str, Tensor]]
+    config_from_hub: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Any]
+    config_to_hub: Callable[[Any], dict[str, Any]]
+    tensor_names: Callable[[Any], dict[tuple, dict[str, int]]]
+    defaults: Mapping[str, Any]
+    turned: tuple[str, ...]  # how the names of tensors end that the files hold as (in, out)
+
+
+# A new family is a module, a file like t5.py and a line here.
+FAMILIES = {
+    "t5": Family(
+        t5.T5Config,
+        t5.build,
+        t5.select_tensors,
+        t5.config_from_hub,
+        t5.config_to_hub,
+        t5.tensor_names,
+        t5.DEFAULTS,
+        (),
+    ),
+    "gpt2": Family(
+        gpt.GPTConfig,
+        gpt.build,
+        gpt.select_tensors,
+        gpt.config_from_hub,
+        gpt.config_to_hub,
+        gpt.tensor_names,
+        gpt.DEFAULTS,
+        gpt.TURNED,
+    ),
+    **{
+        kind: Family(
+            config_class,
+            llama.build,
+            llama.select_tensors,
+            llama.config_from_hub,
+            llama.config_to_hub,
+            llama.tensor_names,
+            llama.DEFAULTS[kind],
+            (),
+        )
+        for kind, config_class in llama.CONFIGS.items()
+    },
+}
+
+DOWNLOADED = [
+    "config.json",
+    "generation_config.json",
+    SINGLE,
+    "model-*-of-*.safetensors",
+    INDEX,
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spiece.model",
+]
+DEFAULT_MAX_SOURCE_LEN = 512  # what T5 was trained on; where no file says otherwise
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A model with its tokenizer and all that decoding has to know about both."""
+
+    name: str
+    """The directory or hub name it came from, for messages and result rows."""
+    model: LanguageModel
+    config: Any
+    """Of the family: a `T5Config`, a `GPTConfig` or one of `llama.py`."""
+    tokenizer: Any = None
+    """A transformers tokenizer; None where the checkpoint has none."""
+    eos_ids: tuple[int, ...] = (1,)
+    """Any of these ends a row."""
+    max_source_len: int = DEFAULT_MAX_SOURCE_LEN
+    """Longer inputs are truncated."""
+    prefix: str = ""
+    """With which every input should begin, as config.json says. It is not added to texts."""
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Notes stored with the weights, such as the hash of the training data."""
+
+    @property
+    def start_id(self) -> int:
+        """The first token, which is never emitted by the loops as output."""
+        return self.config.start_id
+
+    @property
+    def pad_id(self) -> int:
+        """Fills what lies beyond a row's end."""
+        return self.config.pad_token_id
+
+
+def load(
+    name: str | os.PathLike, *, dtype: Any = None, device: jax.Device | str | None = None
+) -> Checkpoint:
+    """Load a model, its config and its tokenizer.
+
+    Args:
+      name: a directory in Hugging Face's layout, or a name on the hub, such as
+        "google-t5/t5-small", of which only safetensors, configs and tokenizer are downloaded.
+      dtype: of the parameters. None: float32 on a CPU, which has no fast half precision; elsewhere
+        that of the files, except that float16 becomes bfloat16 (T5's activations overflow float16).
+      device: what holds the parameters and runs the model, or its platform: "cpu", "gpu" or "tpu".
+        None: where jax puts new arrays, see `jax.default_device`. The dtype and the layout of the
+        parameters follow it. Target and draft belong on the same one.
+
+    Raises:
+      FileNotFoundError: there is no such directory or hub name, or a file of it is missing.
+      ValueError: the model type is not supported, a file is damaged or does not fit its config, or
+        the device has not the memory for the parameters, or there is no such device.
+    """
+    checkpoint, read = _outline(name, dtype, device)
+    dtype = jax.tree.leaves(checkpoint.model)[0].dtype
+    narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
+    check_fits(
+        f"The parameters of {name} in {dtype.name}",
+        nbytes(checkpoint.model),
+        f"Choose a smaller model{narrower}, or free memory first.",
+        device=devices.find(device),
+    )
+    return dataclasses.replace(checkpoint, model=read())
+
+
+def outline(
+    name: str | os.PathLike, *, dtype: Any = None, device: jax.Device | str | None = None
+) -> Checkpoint:
+    """What `load` would give, with shapes for parameters: only configs and headers are read.
+
+    Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs.
+    Arguments and errors are those of `load`, but for memory.
+    """
+    return _outline(name, dtype, device)[0]
+
+
+def _outline(
+    name: str | os.PathLike, dtype: Any, device: jax.Device | str | None
+) -> tuple[Checkpoint, Callable[[], LanguageModel]]:
+    """A checkpoint without weights, and the function that reads them."""
+    platform = devices.find(device).platform
+    directory = _locate(name)
+    raw, generation = _read_configs(directory)
+    family = _family(raw, directory)
+    _warn_of_unfollowed_settings(name, raw, generation)
+    tensors = family.select_tensors(raw, _find_weights(directory, name, family))
+    # Hugging Face moved these from one file to the other; the newer place wins.
+    ids = ("decoder_start_token_id", "bos_token_id", "pad_token_id", "eos_token_id")
+    raw = {**raw, **{key: generation[key] for key in ids if generation.get(key) is not None}}
+    with _naming(directory / "config.json"):
+        config = family.config_from_hub(raw, tensors)
+    tokenizer = _load_tokenizer(directory)
+    vocab_size = _real_vocab_size(tokenizer, config.vocab_size, directory)
+    dtype = _choose_dtype(dtype, tensors, platform)
+    module = _without_params(family, config, dtype, platform)
+    names = family.tensor_names(config)
+    _check_tensors(tensors, _wanted(module, names), family.turned)
+    with _naming(directory):
+        max_source_len = _max_source_len(tokenizer, raw, config)
+    checkpoint = Checkpoint(
+        name=str(name),
+        model=LanguageModel.of(module, vocab_size, platform=platform),
+        config=config,
+        tokenizer=tokenizer,
+        eos_ids=_eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"])),
+        max_source_len=max_source_len,
+        prefix=_prefix(raw, directory),
+        metadata=_metadata(directory),
+    )
+
+    def read() -> LanguageModel:
+        placed = None if device is None else devices.find(device)
+        filled = _read_params(module, names, tensors, family.turned, placed)
+        return LanguageModel.of(filled, vocab_size, platform=platform)
+
+    return checkpoint, read
+
+
+def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = jnp.float32) -> None:
+    """Write a directory that both `load` and transformers' `from_pretrained` read.
+
+    Each file appears whole or not at all, and a new directory appears only when it is complete.
+
+    Args:
+      directory: made if need be; files of the same names in it are replaced.
+      checkpoint: what to write. `checkpoint.metadata` goes into the safetensors header.
+      dtype: float32, bfloat16 or float16, of the stored weights.
+    """
+    directory = Path(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    part = directory.with_name(f".{directory.name}.{os.getpid()}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    try:
+        _write(part, checkpoint, np.dtype(dtype))
+        if directory.exists():
+            for file in sorted(part.iterdir()):
+                os.replace(file, directory / file.name)
+        else:
+            os.replace(part, directory)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def start_field(config: Any) -> str:
+    """Of config.json: where it names the first token."""
+    return "decoder_start_token_id" if config.is_encoder_decoder else "bos_token_id"
+
+
+# --- finding and reading files -----------------------------------------------------------------
+
+
+def _locate(name: str | os.PathLike) -> Path:
+    """The directory itself, or that of the hub's files in the local cache."""
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ValueError(f"{path} is a file; give the directory that holds config.json.")
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", str(name)):
+        raise FileNotFoundError(f"No such directory: {path}.")
+    from huggingface_hub import snapshot_download  # imported here: local use must not need it
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=DOWNLOADED))
+    except Exception as error:  # the client raises many kinds, offline, mistyped, private, ...
+        reason = str(error).strip().split("\n")[0]
+        raise FileNotFoundError(
+            f"{str(name)!r} is neither a directory here nor a model that could be fetched from the "
+            f"Hugging Face hub ({type(error).__name__}: {reason}). Check the spelling; without a "
+            f"network, run `hf download {name}` where there is one and give the directory."
+        ) from error
+
+
+def _read_configs(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json and, empty where there is none, generation_config.json."""
+    config, generation = directory / "config.json", directory / "generation_config.json"
+    if not config.is_file():
+        raise FileNotFoundError(
+            f"{directory} has no config.json: not a Hugging Face checkpoint, or an incomplete one."
+        )
+    found = []
+    for path in (config, generation) if generation.is_file() else (config,):
+        found.append(read_json(path))
+        with _naming(path):
+            check_fields(found[-1])
+            for task, settings in (found[-1].get("task_specific_params") or {}).items():
+                with _naming(f"task_specific_params, {task!r}"):
+                    check_fields(settings)
+    return found[0], found[1] if len(found) > 1 else {}
+
+
+@contextlib.contextmanager
+def _naming(place: str | Path) -> Iterator[None]:
+    """Says in a ValueError where what is wrong stands."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def _family(raw: Mapping[str, Any], directory: Path) -> Family:
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ValueError(
+            f"{directory / 'config.json'}: model_type={kind!r} is not supported; supported are "
+            f"{', '.join(map(repr, FAMILIES))}."
+        )
+    return FAMILIES[kind]
+
+
+def _find_weights(directory: Path, name: str | os.PathLike, family: Family) -> dict[str, Tensor]:
+    if (directory / SINGLE).is_file() or (directory / INDEX).is_file():
+        return find_tensors(directory)
+    local = directory == Path(name)
+    if local and not any(directory.glob("*.bin")):
+        raise FileNotFoundError(
+            f"{directory} has no weights: neither {SINGLE} nor {INDEX}. Copy or download them too."
+        )
+    place = shlex.quote(str(name) if local else str(name).replace("/", "-"))
+    fetch = "" if local else f"hf download {name} --local-dir {place} && "
+    auto = "Seq2SeqLM" if family.config_class.is_encoder_decoder else "CausalLM"
+    raise ValueError(
+        f"{name} has no safetensors, only weights in another format. Pickles (.bin) can run code "
+        "when they are read; if you trust them, convert them once, where torch is installed:\n"
+        f"  {fetch}python -c 'import sys, transformers as t; "
+        f"t.AutoModelFor{auto}.from_pretrained(sys.argv[1])"
+        f".save_pretrained(sys.argv[1])' {place}"
+    )
+
+
+def _metadata(directory: Path) -> dict[str, str]:
+    if not (directory / SINGLE).is_file():
+        return {}
+    stored = read_metadata(directory / SINGLE)
+    return {key: value for key, value in stored.items() if key != "format"}
+
+
+# --- parameters --------------------------------------------------------------------------------
+
+
+def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor], platform: str) -> np.dtype:
+    if dtype is not None:
+        return np.dtype(dtype)
+    if not devices.has_half_precision(platform):
+        return np.dtype(np.float32)
+    widest = max((t.dtype for t in tensors.values()), key=lambda d: d.itemsize)
+    return np.dtype(jnp.bfloat16 if widest.itemsize == 2 else jnp.float32)
+
+
+def _without_params(family: Family, config: Any, dtype: np.dtype, platform: str) -> nnx.Module:
+    """A module with shapes for parameters; it is never built with weights of its own."""
+    return nnx.eval_shape(
+        lambda: arrange(
+            family.build(config, rngs=nnx.Rngs(0), dtype=dtype),
+            input_first=devices.input_first(platform),
+        )
+    )
+
+
+def _wanted(
+    module: nnx.Module, names: Mapping[tuple, dict[str, int]]
+) -> list[tuple[dict[str, int], tuple[int, ...]]]:
+    """For each parameter its parts, and its shape as checkpoints have it."""
+    slots, turned = dict(nnx.to_flat_state(nnx.state(module))), _turned(module)
+    return [
+        (names[path], slot.shape[::-1] if path in turned else slot.shape)
+        for path, slot in slots.items()
+    ]
+
+
+def _read_params(
+    module: nnx.Module,
+    names: Mapping[tuple, dict[str, int]],
+    tensors: Mapping[str, Tensor],
+    stored_turned: tuple[str, ...],
+    device: jax.Device | None,
+) -> nnx.Module:
+    """The module with the files' parameters, one read after the other.
+
+    Args:
+      device: which they then stay on; None: jax's own choice, which may be moved.
+    """
+    graphdef, abstract = nnx.split(module)
+    turned, filled = _turned(module), {}
+    for path, slot in dict(nnx.to_flat_state(abstract)).items():
+        out = _aligned(slot.shape, slot.dtype)
+        stacked = out.T if path in turned else out
+        for name, view in _split(stacked, names[path]).items():
+            read_into(tensors[name], view.T if name.endswith(stored_turned) else view)
+        # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
+        placed = jax.device_put(out, device, may_alias=True)
+        filled[path] = slot.replace(jax.block_until_ready(placed))
+    return nnx.merge(graphdef, nnx.from_flat_state(filled))
+
+
+def _turned(module: nnx.Module) -> set[tuple]:
+    """Paths of the parameters that `arrange` has transposed."""
+    nodes = list(nnx.iter_graph(module))
+    turned = {id(n.turned_weight()) for _, n in nodes if getattr(n, "input_first", False)}
+    return {path for path, node in nodes if id(node) in turned}
+
+
+def _check_tensors(
+    tensors: Mapping[str, Tensor],
+    wanted: list[tuple[dict[str, int], tuple[int, ...]]],
+    turned: tuple[str, ...],
+) -> None:
+    """Every tensor is there, in the shape that config.json asks for, and no other."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for parts, shape in wanted:
+        for name, share in parts.items():
+            part = (shape[0] * share // sum(parts.values()), *shape[1:])
+            shapes[name] = part[::-1] if name.endswith(turned) else part
+    place = next(iter(tensors.values())).file.parent if tensors else "the checkpoint"
+    if missing := [name for name in shapes if name not in tensors]:
+        raise ValueError(
+            f"{place}: {_some(missing)} missing from the weights, or config.json is "
+            "of another model. Copy or download both again."
+        )
+    if surplus := [name for name in tensors if name not in shapes]:
+        raise ValueError(
+            f"{place}: {_some(surplus)} in the weights belong to no layer that "
+            "config.json describes. Copy or download both again."
+        )
+    for name, shape in shapes.items():
+        if tensors[name].dtype.kind in "bu":
+            raise ValueError(
+                f"{place}: {name!r} is stored as {tensors[name].dtype}; weights should be floats."
+            )
+        if tensors[name].shape != shape:
+            raise ValueError(
+                f"{place}: {name!r} has shape {tensors[name].shape}, but config.json asks for "
+                f"{shape}. Copy or download both again."
+            )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more
+
+
+def _split(stacked: np.ndarray, shares: dict[str, int]) -> dict[str, np.ndarray]:
+    """Views of the rows of each part, which lie below one another in proportion to their shares."""
+    ends = np.cumsum(list(shares.values())) * len(stacked) // sum(shares.values())
+    return dict(zip(shares, np.split(stacked, ends[:-1]), strict=True))
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory that begins at a multiple of 64 bytes, as XLA on a CPU needs to use it in place."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    buffer = np.empty(size + 64, np.uint8)
+    begin = -buffer.ctypes.data % 64
+    return buffer[begin : begin + size].view(dtype).reshape(shape)
+
+
+# --- tokenizer and ids -------------------------------------------------------------------------
+
+
+def _load_tokenizer(directory: Path) -> Any:
+    """The tokenizer, or None where the directory has none."""
+    files = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
+    if not any((directory / file).is_file() for file in files):
+        return None
+    # Imported here because it takes a second; it also advises to install torch, which is not used.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(directory))
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        fix = (
+            "Copy or download it again."
+            if (directory / "tokenizer.json").is_file()
+            else "It has no tokenizer.json: `pip install sentencepiece protobuf` to convert the "
+            "older format, or copy tokenizer.json from the model's page."
+        )
+        raise ValueError(
+            f"The tokenizer in {directory} cannot be read ({type(error).__name__}: {reason}). {fix}"
+        ) from error
+
+
+def _real_vocab_size(tokenizer: Any, rows: int, directory: Path) -> int:
+    """How many ids stand for something: those of the tokenizer, without the embedding's padding."""
+    if tokenizer is None:
+        return rows
+    real = max(tokenizer.get_vocab().values()) + 1
+    if real > rows:
+        raise ValueError(
+            f"{directory}: the tokenizer has {real} ids and the model only {rows} (vocab_size in "
+            "config.json). They belong to different models: copy or download both again."
+        )
+    return real
+
+
+def _eos_ids(value: Any) -> tuple[int, ...]:
+    """From an id, a list of them or None."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(sorted(set(ids)))
+
+
+def _max_source_len(tokenizer: Any, raw: Mapping[str, Any], config: Any) -> int:
+    # A tokenizer that knows no limit says 10³⁰.
+    limit = 10**30 if tokenizer is None else tokenizer.model_max_length
+    if type(limit) not in (int, float) or not limit >= 1:
+        raise ValueError(
+            f"tokenizer_config.json: model_max_length={limit!r} should be a number ≥ 1."
+        )
+    if limit < 10**6:
+        limit = int(limit)
+        return min(limit, config.max_positions or limit)
+    return config.max_positions or int(raw.get("n_positions") or DEFAULT_MAX_SOURCE_LEN)
+
+
+def _prefix(raw: Mapping[str, Any], directory: Path) -> str:
+    """transformers' field for what its pipelines put before every text."""
+    prefix = raw.get("prefix") or ""
+    if not isinstance(prefix, str):
+        raise ValueError(f"{directory / 'config.json'}: prefix={prefix!r} should be a text.")
+    return prefix
+
+
+# --- settings that specjax does not follow -----------------------------------------------------
+
+# Each with the values that change nothing.
+UNFOLLOWED: dict[str, tuple] = {
+    "do_sample": (False,),
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "penalty_alpha": (0.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "repetition_penalty": (1.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "exponential_decay_length_penalty": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "bad_words_ids": ([],),
+    "force_words_ids": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "sequence_bias": ({}, []),
+    "typical_p": (1.0,),
+    "min_p": (0.0,),
+    "top_h": (),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "guidance_scale": (1.0,),
+    "watermarking_config": (),
+    "stop_strings": ([],),
+}
+
+
+def _unfollowed(settings: Mapping[str, Any]) -> list[str]:
+    names = [
+        f"{key}={settings[key]!r}"
+        for key, neutral in UNFOLLOWED.items()
+        if settings.get(key) is not None and settings[key] not in neutral
+    ]
+    if (settings.get("num_beams") or 1) > 1:  # means nothing without beams
+        names += [
+            f"{key}={settings[key]!r}"
+            for key in ("length_penalty", "early_stopping")
+            if settings.get(key)
+        ]
+    return names
+
+
+def _warn_of_unfollowed_settings(
+    name: str | os.PathLike, raw: Mapping[str, Any], generation: Mapping[str, Any]
+) -> None:
+    """One warning that names all of them."""
+    found = _unfollowed({**raw, **generation})
+    for task, settings in (raw.get("task_specific_params") or {}).items():
+        if inner := _unfollowed(settings):
+            found.append(f"for the task {task!r} {', '.join(inner)}")
+    if found:
+        warnings.warn(
+            f"{name}: its configuration asks transformers' `generate` for {'; '.join(found)}. "
+            "specjax does not follow these: it decodes greedily or samples as its arguments say.",
+            stacklevel=4,
+        )
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def _write(directory: Path, checkpoint: Checkpoint, dtype: np.dtype) -> None:
+    config = checkpoint.config
+    family = FAMILIES[config.model_type]
+    ids = {
+        start_field(config): checkpoint.start_id,
+        "eos_token_id": _plain(checkpoint.eos_ids),
+        "pad_token_id": checkpoint.pad_id,
+    }
+    limit = {} if config.max_positions else {"n_positions": checkpoint.max_source_len}
+    kind = {"model_type": config.model_type, "dtype": dtype.name}
+    if checkpoint.prefix:
+        kind["prefix"] = checkpoint.prefix
+    raw = limit | family.config_to_hub(config) | ids | kind
+    _write_json(directory / "config.json", raw)
+    _write_json(directory / "generation_config.json", ids)
+    names = family.tensor_names(config)
+    tensors: dict[str, np.ndarray] = {}
+    module = checkpoint.model.module()
+    turned = _turned(module)
+    for path, variable in nnx.to_flat_state(nnx.state(module)):
+        array = np.asarray(variable[...], dtype)
+        for name, part in _split(array.T if path in turned else array, names[path]).items():
+            tensors[name] = part.T if name.endswith(family.turned) else part
+    write_file(directory / SINGLE, tensors, checkpoint.metadata)
+    if checkpoint.tokenizer is not None:
+        checkpoint.tokenizer.save_pretrained(str(directory))
+
+
+def _plain(ids: tuple[int, ...]) -> int | list[int] | None:
+    return None if not ids else ids[0] if len(ids) == 1 else list(ids)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

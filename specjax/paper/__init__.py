@@ -1,0 +1,1 @@
+"""The paper: its formulas, and the figures that it prints."""

@@ -1,0 +1,1 @@
+"""What any policy would have done along outputs that were recorded once."""

@@ -1,0 +1,341 @@
+"""What a draft-length policy would have done along recorded rollouts, without any model.
+
+Where a row stands, its drafts follow the output up to the first token that is not accepted, and
+then the rollout that was recorded there (`rollouts.py`). At temperature 0 that is the real run: the
+same rounds with the same drafts. At other temperatures it is a draw from the real run's law, given
+the output: the chances of acceptance are known, and `keys` settle them, for all policies alike.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int, Key
+
+from specjax import sampling as smp
+from specjax.policies import Observation, Policy, Prices, Round
+from specjax.replay.rollouts import Rollouts
+from specjax.sampling import Purpose
+
+
+class Replayed(NamedTuple):
+    """Rounds of each output, counted by their drafts; sums over draws."""
+
+    drafted: Int[Array, "*batch N G+1"]  # rounds that drafted 0 … γ_max tokens
+    accepted: Int[Array, "*batch N G+1"]  # rounds that kept 0 … γ_max of them
+    refused: Int[Array, "*batch N"]  # calls of the drafter after which no token was drafted
+    runs: Int[Array, "*batch N"]  # draws
+
+
+@dataclasses.dataclass(frozen=True)
+class Remembered:
+    """An `Observation` from rollouts. Laws over the vocabulary are not recorded."""
+
+    slot: Int[Array, ""]
+    drafting: Bool[Array, " N"]
+    previous_logprob: Float[Array, " N"]
+    recorded: Rollouts
+    look_up: Callable[[Array], Array]  # a field of (N, T, G, …) where each row's law stands
+
+    @property
+    def entropy(self) -> Float[Array, " N"]:
+        """Of the belief, in nats; float32."""
+        return self.look_up(self.recorded.entropy)
+
+    @property
+    def top1(self) -> Float[Array, " N"]:
+        """The belief's largest probability; float32."""
+        return self.look_up(self.recorded.top1)
+
+    @property
+    def margin(self) -> Float[Array, " N"]:
+        """By how much the largest probability exceeds the second; float32."""
+        return self.look_up(self.recorded.margin)
+
+    @property
+    def hidden(self) -> Float[Array, "N E"]:
+        """The drafter's state that the law was read from; float32."""
+        if self.recorded.hidden.shape[-1] == 0:
+            raise ValueError(
+                "This policy reads the drafter's hidden states, which were not recorded: make the "
+                "trace with --hidden."
+            )
+        return self.look_up(self.recorded.hidden)
+
+    @property
+    def draft_logprobs(self):
+        """Too large to record."""
+        raise ValueError(
+            "This policy reads laws over the whole vocabulary, which a trace does not hold; it "
+            "holds their entropy, top1 and margin."
+        )
+
+    belief_logprobs = draft_logprobs
+
+
+def first_rejections(rollouts: Rollouts, keys: Key[Array, " N"]) -> Int[Array, "N T"]:
+    """For each position the first one from there on where a drafted token is rejected."""
+    count = rollouts.tokens.shape[1]
+    positions = jnp.arange(count, dtype=jnp.int32)
+
+    def point(position):
+        at = jnp.full(keys.shape, position, jnp.int32)
+        return smp.uniform(smp.fold(keys, at, Purpose.ACCEPT))
+
+    kept = jax.vmap(point, out_axes=1)(positions) < rollouts.acceptance
+    here = jnp.where(kept, count - 1, positions[None, :])
+    return jax.lax.cummin(here, axis=1, reverse=True)
+
+
+def walk(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed:
+    """Rounds of every output under a policy.
+
+    Args:
+      keys: one for each output, as a real run's rows have them.
+    """
+    gamma_max, rows = rollouts.gamma_max, jnp.arange(len(rollouts.emitted))
+    emitted, rejections = rollouts.emitted, first_rejections(rollouts, keys)
+    slots = jnp.arange(gamma_max, dtype=jnp.int32)[None, :]
+    zeros = jnp.zeros_like(emitted)
+
+    def more(carry):
+        return jnp.any(carry[0] < emitted)
+
+    def one_round(carry):
+        length, state, found = carry
+        live = length < emitted
+        rejected = jnp.take_along_axis(rejections, length[:, None], axis=1)
+        position = length[:, None] + slots
+        on_output = position < rejected
+        where, slot_there = jnp.minimum(position, rejected), jnp.maximum(position - rejected, 0)
+
+        def over_slots(field, own=None):
+            """(N, T, G) → (N, G): at each slot of the draft."""
+            found = field[rows[:, None], where, slot_there]
+            return found if own is None else jnp.where(on_output, own[rows[:, None], where], found)
+
+        confidence = over_slots(rollouts.confidence, rollouts.own_confidence)
+        target = over_slots(rollouts.target, rollouts.own_target)
+        draft = over_slots(rollouts.draft, rollouts.own_draft)
+        silent = slot_there >= rollouts.length[rows[:, None], where]
+        state, allowed = policy.begin(state)
+        room = jnp.minimum(rollouts.budget - length - 1, gamma_max)
+        cap = jnp.where(live, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room), 0)
+
+        def propose(carry, slot):
+            """As the loop does: `speculative.draft`."""
+            state, drafting, drafted, previous, refused = carry
+            at, called = (where[:, slot], slot_there[:, slot]), drafting
+            drafting &= ~silent[:, slot]
+            look_up = partial(_at, rows, *at)
+            seen = Remembered(slot, drafting, previous, rollouts, look_up)
+            state, keep = policy.keep_drafting(state, cast(Observation, seen))
+            drafting &= keep
+            drafted += drafting.astype(jnp.int32)
+            refused += (called & ~drafting).astype(jnp.int32)
+            trust = confidence[:, slot]
+            state, go_on = policy.go_on(state, drafting, trust)
+            return (state, drafting & (drafted < cap) & go_on, drafted, trust, refused), None
+
+        first = state, cap > 0, zeros, jnp.zeros(emitted.shape, jnp.float32), found.refused
+        (state, _, drafted, _, refused), _ = jax.lax.scan(propose, first, slots[0])
+        accepted = jnp.minimum(drafted, rejected[:, 0] - length)
+        gained = jnp.where(live, jnp.minimum(accepted + 1, emitted - length), 0)
+        stats = Round(
+            active=live,
+            drafted=drafted,
+            accepted=accepted,
+            emitted=gained,
+            overlap=over_slots(rollouts.overlap),
+            ratio=jnp.exp(jnp.minimum(target - draft, 0.0)),
+            confidence=confidence,
+            submitted=slots < drafted[:, None],
+        )
+        found = Replayed(
+            _count(live, found.drafted, drafted),
+            _count(live, found.accepted, jnp.minimum(accepted, gained)),
+            refused,
+            found.runs,
+        )
+        return length + gained, policy.update(state, stats), found
+
+    none = jnp.zeros((len(emitted), gamma_max + 1), jnp.int32)
+    state = policy.init(smp.fold(keys, zeros, Purpose.POLICY), gamma_max)
+    start = zeros, state, Replayed(none, none, zeros, jnp.ones_like(emitted))
+    return jax.lax.while_loop(more, one_round, start)[2]
+
+
+def _at(rows, where, slot, field):
+    return field[rows, where, slot]
+
+
+def _count(live, counts: Int[Array, "N K"], value: Int[Array, " N"]) -> Int[Array, "N K"]:
+    """One more of this value, in rows that are alive."""
+    hit = value[:, None] == jnp.arange(counts.shape[1], dtype=jnp.int32)[None, :]
+    return counts + (hit & live[:, None]).astype(jnp.int32)
+
+
+def replay(
+    policies: Sequence[Policy],
+    rollouts: Rollouts,
+    key: Key[Array, ""],
+    *,
+    draws: int = 1,
+    at_once: int = 32,
+) -> Replayed:
+    """What each of S policies would have done, (S, N, G+1), summed over draws.
+
+    Policies of one kind that differ in their numbers run side by side and compile once.
+
+    Args:
+      key: that of the real run, if its random policies are to be met again at temperature 0.
+      draws: how many times the chances of acceptance are settled for each output; at temperature 0
+        they are 0 or 1.
+      at_once: policies side by side, which memory bounds.
+
+    Raises:
+      ValueError: a policy that reads what was not recorded.
+    """
+    keys = _draw_keys(rollouts, key, draws)
+    kinds: dict[Any, list[int]] = {}
+    for i, policy in enumerate(policies):
+        leaves, structure = jax.tree.flatten(policy)
+        shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        kinds.setdefault((structure, shapes), []).append(i)
+    parts = []
+    for alike in kinds.values():
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(policies[i] for i in alike))
+        each = jnp.arange(len(alike))  # a policy without numbers has nothing to be mapped over
+        found = _side_by_side((each, stacked), rollouts, keys, at_once=at_once)
+        parts.append(jax.device_get(found))
+    back = np.argsort([i for alike in kinds.values() for i in alike])
+    return jax.tree.map(lambda *counts: np.concatenate(counts)[back], *parts)
+
+
+@partial(jax.jit, static_argnames="at_once")
+def _side_by_side(numbered, rollouts, keys, *, at_once):
+    def one(numbered_policy):
+        each = jax.vmap(walk, in_axes=(None, None, 0))(numbered_policy[1], rollouts, keys)
+        return jax.tree.map(partial(jnp.sum, axis=0), each)
+
+    return jax.lax.map(one, numbered, batch_size=at_once)
+
+
+def _draw_keys(rollouts: Rollouts, key: Key[Array, ""], draws: int) -> Key[Array, "D N"]:
+    index = rollouts.input_index
+    samples = jnp.broadcast_to(jnp.arange(draws, dtype=jnp.int32)[:, None], (draws, len(index)))
+    return jax.vmap(smp.row_keys, in_axes=(None, None, 0))(key, index, samples)
+
+
+class Score(NamedTuple):
+    """What S policies gain, (S,); numbers for the oracle."""
+
+    gain: Float[np.ndarray, "*S"]  # time of plain decoding, by that of the policy
+    tau: Float[np.ndarray, "*S"]  # tokens per target call
+    drafted: Float[np.ndarray, "*S"]  # tokens per round
+
+
+def score(replayed: Replayed, rollouts: Rollouts, prices: Prices) -> Score:
+    """What `replay` returned, at these prices: of rounds, calls, and calls of the drafter after
+    which no token was drafted.
+
+    Raises:
+      ValueError: drafts that are longer than those that have a price.
+    """
+    counts = np.asarray(replayed.drafted, np.float64).sum(axis=-2)
+    lengths, beyond = np.split(counts, [prices.gamma_max + 1], axis=-1)
+    if beyond.any():
+        raise ValueError(
+            f"The prices are for γ_max={prices.gamma_max}, and longer drafts were replayed."
+        )
+    runs = np.asarray(replayed.runs, np.float64)
+    tokens, calls = runs @ np.asarray(rollouts.emitted, np.float64), runs.sum(axis=-1)
+    rounds = lengths.sum(axis=-1)
+    spent = lengths @ _rounds(prices) + calls * float(prices.call)
+    spent += replayed.refused.sum(axis=-1) * float(prices.draft)
+    return Score(
+        gain=(tokens * float(prices.token) + calls * float(prices.plain_call)) / spent,
+        tau=tokens / rounds,
+        drafted=lengths @ np.arange(lengths.shape[-1]) / rounds,
+    )
+
+
+def _rounds(prices: Prices) -> Float[np.ndarray, " K"]:
+    return np.asarray(prices.rounds(prices.gamma_max), np.float64)
+
+
+def oracle(
+    rollouts: Rollouts, key: Key[Array, ""], loops: Sequence[Prices], *, draws: int = 1
+) -> Score:
+    """What no policy can exceed: each output decoded in the least time that there is.
+
+    It knows which tokens will be accepted. For each output, and each draw of the chances, it takes
+    plain decoding or one of the loops, and in every round the best draft length of all: with
+    a(t) the tokens that would be accepted at position t of an output of n,
+
+        time(t) = min over k ≤ γ_max of  price(k) + time(min(t + min(k, a(t)) + 1, n)),  time(n) = 0
+
+    for k that the drafter and the budget have room for. A replayed run is one of these ways, so its
+    `score` at prices among these is never above this one.
+
+    Args:
+      key, draws: those of the `replay` that it is to bound.
+      loops: prices of each loop that may be taken. Plain decoding is priced by the first.
+
+    Raises:
+      ValueError: prices of longer drafts than were recorded.
+    """
+    if any(loop.gamma_max > rollouts.gamma_max for loop in loops):
+        raise ValueError(f"Drafts of at most {rollouts.gamma_max} tokens were recorded.")
+    keys = _draw_keys(rollouts, key, draws)
+    rejections = np.asarray(_rejections(rollouts, keys))
+    emitted = np.asarray(rollouts.emitted)
+    plain = emitted * float(loops[0].token) + float(loops[0].plain_call)
+    plain_way = np.stack([plain, emitted, np.zeros(len(emitted))], axis=-1)
+    best = np.broadcast_to(plain_way, (draws, *plain_way.shape))  # time, rounds, drafted tokens
+    for loop in loops:
+        own = _fastest(rollouts, rejections, _rounds(loop)) + np.array([float(loop.call), 0, 0])
+        best = np.where(own[..., :1] < best[..., :1], own, best)
+    time, rounds, drafted = best.sum(axis=(0, 1))
+    return Score(
+        np.asarray(draws * plain.sum() / time),
+        np.asarray(draws * emitted.sum() / rounds),
+        np.asarray(drafted / rounds),
+    )
+
+
+_rejections = jax.jit(jax.vmap(first_rejections, (None, 0)))
+
+
+def _fastest(
+    rollouts: Rollouts, rejections: Int[np.ndarray, "D N T"], price: Float[np.ndarray, " K"]
+) -> Float[np.ndarray, "D N 3"]:
+    """The recursion of `oracle`, from the last token back: time, rounds and drafted tokens."""
+    draws, rows, _ = rejections.shape
+    emitted, budget = np.asarray(rollouts.emitted), np.asarray(rollouts.budget)
+    length, index = np.asarray(rollouts.length), np.arange(rows)
+    last, gamma_max = int(emitted.max()), len(price) - 1
+    ways = np.zeros((draws, rows, last + 1, 3))
+    # The first position on the output from which nothing is drafted.
+    silent = np.where(length > 0, length.shape[1], np.arange(length.shape[1]))
+    silent = np.minimum.accumulate(silent[:, ::-1], axis=1)[:, ::-1]
+    for t in reversed(range(last)):
+        rejected = rejections[:, :, t]
+        beyond = rejected + length[index, rejected]  # drafts that follow a rejected one count too
+        end = np.where(silent[:, t] < rejected, silent[:, t], beyond)
+        room = np.minimum(end - t, np.minimum(budget - t - 1, gamma_max))
+        found = np.full((draws, rows, 3), np.inf)
+        for k in range(gamma_max + 1):
+            after = np.minimum(t + np.minimum(k, rejected - t) + 1, emitted)
+            rest = np.take_along_axis(ways, after[:, :, None, None], axis=2)[:, :, 0]
+            way = rest + np.array([price[k], 1, k])
+            better = (k <= room) & (way[..., 0] < found[..., 0])
+            found = np.where(better[..., None], way, found)
+        live = (t < emitted)[None, :, None]
+        ways[:, :, t] = np.where(live, found, 0)
+    return ways[:, :, 0]

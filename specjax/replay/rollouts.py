@@ -1,0 +1,341 @@
+"""What both models say along outputs of the target, and where a draft leaves them: enough to know
+what any draft-length policy would have done there (`replay.py`).
+
+A round whose drafts were all accepted so far stands on the output itself. Given the output, token
+y of it was accepted with probability min(1, draft(y)/target(y)); if it was not, what was drafted in
+its place is a draw from norm(max(0, draft − target)), and further drafts follow that token. So for
+each position one rollout is recorded, whose first token is one that is rejected there, and no other
+prefix is ever drafted from. A run drafts over a position at most once: one rollout is enough.
+
+After the last token a rollout tells what is drafted behind an EOS, before the round is cut there.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int, Key
+
+from specjax import decoding, speculative
+from specjax.accept import at_tokens, residual
+from specjax.batching import bucket
+from specjax.drafters.base import Drafter
+from specjax.models.hub import Checkpoint
+from specjax.policies import Policy
+from specjax.pytrees import pytree
+from specjax.sampling import Sampling
+from specjax.speculative import Contexts, Dice, Speculative
+from specjax.state import State
+from specjax.support import files
+
+
+class Rollouts(NamedTuple):
+    """N outputs, T − 1 the longest, and G drafted tokens from each position; beyond the last token
+    of an output one rollout more, and then nothing. Laws as they are sampled, beliefs as policies
+    see them; float32."""
+
+    input_index: Int[Array, " N"]
+    emitted: Int[Array, " N"]  # tokens of the output
+    budget: Int[Array, " N"]  # tokens it might have had
+    tokens: Int[Array, "N T"]  # of the output
+    own_target: Float[Array, "N T"]  # log-probabilities of these tokens
+    own_draft: Float[Array, "N T"]  # −inf beyond the output
+    own_confidence: Float[Array, "N T"]  # log-probability in the drafter's belief
+    length: Int[Array, "N T"]  # tokens of the rollout: fewer than G where the drafter fell silent
+    drafts: Int[Array, "N T G"]
+    target: Float[Array, "N T G"]  # log-probabilities of the drafted tokens
+    draft: Float[Array, "N T G"]
+    confidence: Float[Array, "N T G"]
+    overlap: Float[Array, "N T G"]  # Σ min(target, draft)
+    entropy: Float[Array, "N T G"]  # of the belief, in nats
+    top1: Float[Array, "N T G"]  # its largest probability
+    margin: Float[Array, "N T G"]  # by how much that exceeds the second
+    target_entropy: Float[Array, "N T G"]  # of the target's law
+    hidden: Float[Array, "N T G E"]  # the drafter's states that its laws were read from, or E = 0
+
+    @property
+    def gamma_max(self) -> int:
+        """G, the longest draft."""
+        return self.drafts.shape[2]
+
+    @property
+    def acceptance(self) -> Float[Array, "N T"]:
+        """The chance that the output's own token was drafted and accepted, if one was drafted."""
+        floor = jnp.finfo(jnp.float32).min  # passes over one and many positions may round apart
+        return jnp.exp(jnp.minimum(self.own_draft - jnp.maximum(self.own_target, floor), 0.0))
+
+
+class Noted(NamedTuple):
+    """What `Recorder` was shown in a round."""
+
+    own: Int[Array, " B"]  # the output's own token where the round begins
+    own_draft: Float[Array, " B"]
+    own_confidence: Float[Array, " B"]
+    entropy: Float[Array, "B G"]
+    top1: Float[Array, "B G"]
+    margin: Float[Array, "B G"]
+    hidden: Float[Array, "B G E"]
+
+
+@pytree
+class Recorder(Policy):
+    """Drafts γ_max tokens, and notes what policies are shown."""
+
+    hidden: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    def keep_drafting(self, state, seen):
+        def put(all_slots, now):
+            return jax.lax.dynamic_update_index_in_dim(all_slots, now, seen.slot, 1)
+
+        def of_own(logprobs):
+            return jnp.take_along_axis(logprobs, state.own[:, None], axis=1)[:, 0]
+
+        def at_first(now, before):
+            return jnp.where(seen.slot == 0, now.astype(jnp.float32), before)
+
+        width = state.hidden.shape[2]
+        new = Noted(
+            state.own,
+            at_first(of_own(seen.draft_logprobs), state.own_draft),
+            at_first(of_own(seen.belief_logprobs), state.own_confidence),
+            put(state.entropy, seen.entropy),
+            put(state.top1, seen.top1),
+            put(state.margin, seen.margin),
+            put(state.hidden, seen.hidden[:, :width].astype(jnp.float32)),
+        )
+        return new, seen.drafting
+
+
+class Rejected(Dice):
+    """Draws first a token that the target would reject, and then as the loop does."""
+
+    def __init__(self, target_logprobs: Float[Array, "B V"]):
+        self.target_logprobs = target_logprobs
+
+    def draft(self, state, slot, logprobs):
+        left = jnp.log(residual(jnp.exp(logprobs), jnp.exp(self.target_logprobs)))
+        return super().draft(state, slot, jnp.where(slot == 0, left, logprobs))
+
+
+@jax.jit
+def roll_out(
+    method: Speculative,
+    contexts: Contexts,
+    state: State,
+    input_index: Int[Array, " B"],
+    outputs: Int[Array, "B T"],
+    emitted: Int[Array, " B"],
+) -> tuple[Rollouts, State]:
+    """From every position of each row's output.
+
+    Args:
+      method: with a `Recorder` as its policy.
+      contexts, state: from `loop.start`, with the budget that the outputs had.
+      outputs: the target's, without the prompt; arbitrary beyond `emitted` < T.
+
+    Returns:
+      Rollouts, arbitrary beyond the recorded positions; and the state, with its flags down if a
+      model's logits were not finite.
+    """
+    assert isinstance(method.policy, Recorder)
+    keep_hidden = method.policy.hidden
+    batch, count = outputs.shape
+    first, slots = state.length, jnp.arange(count, dtype=jnp.int32)[None, :]
+    at = jnp.where(slots < emitted[:, None], first[:, None] + slots, state.tokens.shape[1])
+    rows = jnp.arange(batch)[:, None]
+    tokens = state.tokens.at[rows, at].set(outputs, mode="drop")
+    zeros = jnp.zeros((batch,), jnp.int32)
+    # Both caches hold the whole output; a round from within it overwrites what it must not see.
+    hidden, cache = method.target(tokens, zeros, contexts.target, state.cache)
+    known = tokens, first + emitted, contexts.drafter, state.drafter
+    drafter_hidden, drafter = method.drafter.begin(*known)
+    rule = method.rule
+
+    def from_position(offset):
+        offset = jnp.minimum(offset, emitted)
+        length, ended = first + offset, offset == emitted
+        here = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]
+        law = rule.target_law(method.target.logits(here), method.sampling)
+        own = jnp.take_along_axis(outputs, offset[:, None], axis=1)[:, 0]
+        width = drafter_hidden.shape[1] if keep_hidden else 0
+        start = state.replace(
+            tokens=tokens,
+            length=length,
+            limit=length + method.gamma_max + 1,
+            done=jnp.zeros((batch,), bool),
+            rounds=offset,  # noise of its own for each position
+            cache=cache,
+            drafter=drafter,
+            policy=_nothing(own, method.gamma_max, width),
+        )
+        # Behind the output nothing is rejected, and its first draft a draw like the others.
+        dice = Rejected(jnp.where(ended[:, None], -jnp.inf, law))
+        drafts, after = speculative.draft(method, contexts.drafter, start, dice)
+        scores, after = speculative.verify(method, contexts.target, after, drafts)
+        laws, noted = scores.logprobs[:, : method.gamma_max], after.policy
+        probs = jnp.exp(laws)
+        found = {
+            "tokens": own,
+            "own_target": jnp.take_along_axis(law, own[:, None], axis=1)[:, 0],
+            "own_draft": jnp.where(ended, -jnp.inf, noted.own_draft),
+            "own_confidence": noted.own_confidence,
+            "length": drafts.length,
+            "drafts": drafts.tokens,
+            "target": at_tokens(laws, drafts.tokens),
+            "draft": at_tokens(drafts.logprobs, drafts.tokens),
+            "confidence": drafts.confidence,
+            "overlap": rule.acceptance(laws, drafts.logprobs),
+            "entropy": noted.entropy,
+            "top1": noted.top1,
+            "margin": noted.margin,
+            "target_entropy": -jnp.sum(jnp.where(probs > 0, probs * laws, 0.0), axis=-1),
+            "hidden": noted.hidden,
+        }
+        return found, (after.target_finite, after.draft_finite)
+
+    found, finite = jax.lax.map(from_position, jnp.arange(count, dtype=jnp.int32))
+    found = {name: jnp.moveaxis(x, 0, 1) for name, x in found.items()}
+    found = {n: x if x.dtype == jnp.int32 else x.astype(jnp.float32) for n, x in found.items()}
+    target_finite, draft_finite = map(jnp.all, finite)
+    return (
+        Rollouts(input_index, emitted, budget=state.limit - first, **found),
+        state.replace(target_finite=target_finite, draft_finite=draft_finite),
+    )
+
+
+def _nothing(own, gamma_max, width) -> Noted:
+    row = jnp.zeros(own.shape, jnp.float32)
+    slots = jnp.zeros((*own.shape, gamma_max), jnp.float32)
+    return Noted(own, row, row, slots, slots, slots, jnp.zeros((*slots.shape, width), jnp.float32))
+
+
+def record(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter,
+    texts: Sequence[str],
+    outputs: Sequence[Sequence[int]],
+    *,
+    gamma_max: int,
+    sampling: Sampling,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    batch_size: int = 8,
+    max_source_len: int | None = None,
+    hidden: bool = False,
+) -> Rollouts:
+    """Rollouts of `gamma_max` tokens along outputs that the target generated, one for each text.
+
+    Args:
+      max_new_tokens: the budget that the outputs had.
+      key: of the rollouts' randomness.
+      hidden: record the drafter's hidden states as well, which only some policies read.
+
+    Raises:
+      ValueError: every input or output is empty.
+      FloatingPointError: logits that are not finite; the message names the model.
+    """
+    method = decoding.speculative(
+        target, draft, gamma=gamma_max, sampling=sampling, policy=Recorder(hidden)
+    )
+    sources = decoding.tokenize(target, texts, max_source_len)
+    chosen = [i for i, source in enumerate(sources) if source and outputs[i]]
+    if not chosen:
+        raise ValueError("Nothing to roll out from: every input or output is empty.")
+    parts = []
+    for first in range(0, len(chosen), batch_size):
+        chunk = chosen[first : first + batch_size]
+        rows = bucket(min(batch_size, len(chosen)))
+        contexts, state = decoding.prepare(
+            method,
+            target,
+            [sources[i] for i in chunk],
+            [(i, 0) for i in chunk],
+            max_new_tokens=max_new_tokens,
+            key=key,
+            rows=rows,
+        )
+        index = jnp.asarray(chunk + [0] * (rows - len(chunk)), jnp.int32)
+        found, state = roll_out(
+            method, contexts, state, index, *padded([outputs[i] for i in chunk], rows)
+        )
+        names = target.name, getattr(draft, "name", type(draft).__name__)
+        decoding.check_finite(state, names)
+        parts.append(_flat(found, len(chunk)))
+    return _unflat({name: np.concatenate([p[name] for p in parts]) for name in Rollouts._fields})
+
+
+def padded(
+    outputs: Sequence[Sequence[int]], rows: int
+) -> tuple[Int[Array, "rows T"], Int[Array, " rows"]]:
+    """Outputs as `roll_out` takes them, and how many tokens each has."""
+    longest = max(map(len, outputs))
+    ids = np.zeros((rows, bucket(longest + 1, smallest=32)), np.int32)
+    emitted = np.zeros((rows,), np.int32)
+    for row, output in enumerate(outputs):
+        ids[row, : len(output)] = output
+        emitted[row] = len(output)
+    return jnp.asarray(ids), jnp.asarray(emitted)
+
+
+def save(path: str | os.PathLike, rollouts: Rollouts) -> None:
+    """Write an npz file without padding; hidden states in float16. No file is left half-written."""
+    flat = _flat(rollouts, len(rollouts.emitted))
+    flat["hidden"] = flat["hidden"].astype(np.float16)
+    with files.replacing(pathlib.Path(path)) as part, part.open("wb") as file:
+        np.savez_compressed(file, **flat)  # type: ignore[arg-type]
+
+
+def load(path: str | os.PathLike) -> Rollouts:
+    """What `save` wrote.
+
+    Raises:
+      ValueError: not such a file, or a damaged one.
+    """
+    way_out = "Make it by experiments.trace."
+    flat = files.read_npz(path, _RANKS, "rollouts", way_out)
+    emitted = flat["emitted"]
+    counts = emitted.dtype.kind in "iu" and len(emitted) > 0 and emitted.min() >= 0
+    places = int(emitted.sum()) + len(emitted)
+    sizes = {len(x) - (len(emitted) if name in _BY_OUTPUT else places) for name, x in flat.items()}
+    lengths = {x.shape[1] for x in flat.values() if x.ndim > 1}
+    if not counts or sizes != {0} or len(lengths) != 1:
+        raise ValueError(f"{path}: its arrays do not fit together. {way_out}")
+    flat["hidden"] = flat["hidden"].astype(np.float32)
+    return _unflat(flat)
+
+
+_BY_OUTPUT = ("input_index", "emitted", "budget")
+_BY_TOKEN = ("tokens", "own_target", "own_draft", "own_confidence", "length")
+_RANKS = {  # in a file, where outputs and positions are one axis
+    **dict.fromkeys(Rollouts._fields, 2),
+    **dict.fromkeys((*_BY_OUTPUT, *_BY_TOKEN), 1),
+    "hidden": 3,
+}
+
+
+def _flat(rollouts: Rollouts, rows: int) -> dict[str, np.ndarray]:
+    """(N, T, …) → (P, …): positions that are recorded, one output after the other; first rows."""
+    fields = {name: np.asarray(x)[:rows] for name, x in rollouts._asdict().items()}
+    there = _recorded(fields["emitted"], fields["tokens"].shape[1])
+    return {name: x if name in _BY_OUTPUT else x[there] for name, x in fields.items()}
+
+
+def _unflat(flat: dict[str, np.ndarray]) -> Rollouts:
+    there = _recorded(flat["emitted"], int(flat["emitted"].max()) + 1)
+    fields = {}
+    for name, x in flat.items():
+        if name not in _BY_OUTPUT:
+            fields[name] = np.zeros((*there.shape, *x.shape[1:]), x.dtype)
+            fields[name][there] = x
+    return Rollouts(**{name: jnp.asarray(x) for name, x in {**flat, **fields}.items()})
+
+
+def _recorded(emitted: np.ndarray, width: int) -> Bool[np.ndarray, "N T"]:
+    """The output's tokens, and one position behind them."""
+    return np.arange(width)[None, :] <= emitted[:, None]

@@ -1,0 +1,1 @@
+"""What all modules lean on: files, names, ranges, the compilation cache."""

@@ -1,0 +1,1 @@
+"""What answers a question about a pair of models: which draft, and what is wrong."""

@@ -1,0 +1,11 @@
+"""What is wrong with a pair: checks from files to gain, each a line with a verdict and a way out.
+
+- `verdicts`: what is seen → verdict and way out, with every threshold and its reason
+- `laws`: the target's law by teacher forcing, and whether draws follow it
+- `checks`: the order of the checks, and what each looks at
+"""
+
+from specjax.tools.doctor.checks import CHECKS, TEXTS, Plan, examine
+from specjax.tools.doctor.verdicts import Finding, Verdict
+
+__all__ = ["CHECKS", "TEXTS", "Finding", "Plan", "Verdict", "examine"]

@@ -1,0 +1,525 @@
+"""Which draft, which γ, or none: candidates measured beside one another on one's own inputs.
+
+chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
+print(chosen.words)
+"""
+
+import dataclasses
+import functools
+import gc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specjax import decoding, drafters
+from specjax.autoregressive import Autoregressive
+from specjax.drafters import ngram
+from specjax.drafters.base import Drafter
+from specjax.measure import cost, metrics, timing
+from specjax.models import compatibility, hub
+from specjax.models.hub import Checkpoint
+from specjax.models.hub.safetensors_files import find_tensors, read_json
+from specjax.models.memory import nbytes
+from specjax.paper import formulas
+from specjax.results import summarize
+from specjax.sampling import Sampling, sampling
+from specjax.speculative import Speculative
+
+# Members of one tokenizer, the smallest first.
+FAMILIES = (
+    tuple(f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")),
+    tuple(f"google/flan-t5-{size}" for size in ("small", "base", "large", "xl", "xxl")),
+    tuple(f"google/t5-v1_1-{size}" for size in ("small", "base", "large", "xl", "xxl")),
+    (
+        "distilbert/distilgpt2",
+        *(f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl")),
+    ),
+    *(
+        tuple(f"Qwen/Qwen2.5-{size}B{kind}" for size in ("0.5", "1.5", "3", "7", "14", "32", "72"))
+        for kind in ("", "-Instruct")
+    ),
+    tuple(f"Qwen/Qwen3-{size}B" for size in ("0.6", "1.7", "4", "8", "14", "32")),
+    *(
+        tuple(
+            f"meta-llama/Llama-3.{size}B{kind}" for size in ("2-1", "2-3", "1-8", "1-70", "1-405")
+        )
+        for kind in ("", "-Instruct")
+    ),
+)
+
+GAMMAS = (1, 2, 3, 5, 7, 10)
+
+# When a gain is missing, what is to blame for it.
+LOW_ALPHA = 0.5  # every second drafted token is lost, and all that follow it
+SLOW_DRAFT = 0.5  # in target steps
+DEAR_VERIFY = 1.5  # the same, for a verify pass and the rest of a round
+SHORT = 0.85  # τ beside what α promises: outputs end before the drafts do
+
+SAME = 0.05  # gains that differ by less are equal: timings are no better
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A draft and what was found of it; numbers stay 0 where it cannot draft at all."""
+
+    name: str
+    problem: str = ""
+    """Why it cannot: it does not fit the target, or cannot be loaded."""
+    remarks: tuple[str, ...] = ()
+    """What else differs from the target and no loop reads; what n-grams were counted on."""
+    parameters: int = 0
+    memory: int = 0
+    """Bytes of parameters and caches of both models, at the batch size asked for."""
+    alpha: float = 0.0
+    alpha_low: float | None = None  # of fewer than `metrics.ENOUGH` outputs there is no interval
+    alpha_high: float | None = None
+    agreement: float = 0.0
+    """How often both models find the same token likeliest, over the same prefixes as α."""
+    c: float = 0.0
+    gamma: int = 0
+    """The best, by α and the times of whole rounds."""
+    v: float = 0.0
+    """Of that γ."""
+    steps: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """By γ: target steps that a whole round takes."""
+    tau: float = 0.0
+    tokens: float = 0.0
+    """Of an output, the mean."""
+    predicted: float = 0.0
+    """Gain of the loop, by Eq. (1) and `steps`."""
+    gain: float = 0.0
+    """Measured: plain decoding's time over that of speculation, both without prefill."""
+    gain_low: float = 0.0
+    gain_high: float = 0.0
+    gain_end_to_end: float = 0.0
+    """With encoder and prefill of both models."""
+
+    @property
+    def round(self) -> float:
+        """A round's target steps beyond its γ draft steps: verification and the rest."""
+        return self.steps[str(self.gamma)] - self.gamma * self.c
+
+
+PLAIN = Candidate(
+    "plain decoding",
+    tau=1.0,
+    predicted=1.0,
+    gain=1.0,
+    gain_low=1.0,
+    gain_high=1.0,
+    gain_end_to_end=1.0,
+)
+"""A candidate like any other, which needs no draft: whatever is not faster loses to it."""
+
+
+class Recommendation(NamedTuple):
+    """What to do."""
+
+    draft: str | None  # None: plain decoding
+    gamma: int  # 0 without a draft
+    words: str  # the same in words, and why
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """All candidates, in the order given, and what follows."""
+
+    candidates: list[Candidate]
+    recommendation: Recommendation
+
+    @property
+    def words(self) -> str:
+        """The recommendation, in sentences."""
+        return self.recommendation.words
+
+
+def select(
+    target: Checkpoint,
+    drafts: Sequence[str | Checkpoint | Drafter],
+    texts: Sequence[str],
+    **options: Any,
+) -> Selection:
+    """Measure each candidate on these inputs, and say which to use.
+
+    Args:
+      target: whose outputs are to come sooner.
+      drafts: what `generate` takes as its draft, names included ("unigram" and "bigram" are counted
+        here). Named models are loaded one at a time and freed. None given: the members of the
+        target's family that are smaller, see `smaller_members`. Plain decoding is compared with
+        all of them.
+      texts: inputs of the kind that will be decoded; some 50 are enough.
+      options: fields of `Trial`: temperature, max_new_tokens, batch_size, ...
+
+    Raises:
+      ValueError: no drafts known for this target, or options out of range.
+    """
+    drafts = list(drafts) or smaller_members(target.name)
+    trial = Trial(target, texts, drafts, **options)
+    candidates = [trial.measure(draft) for draft in drafts]
+    return Selection(candidates, recommend(candidates))
+
+
+def smaller_members(target: str) -> list[str]:
+    """Models to try as drafts, the smallest first: of a directory those beside it with fewer
+    parameters, of a hub name the smaller members of its family.
+
+    Raises:
+      ValueError: none is known.
+    """
+    directory = Path(target)
+    if directory.is_dir():
+        found = _smaller_beside(directory)
+    else:
+        # Hub names are often given without their owner, "t5-small".
+        families = [[name.split("/")[-1] for name in family] for family in FAMILIES]
+        short = target.split("/")[-1]
+        found = next(
+            (
+                list(names[: family.index(short)])
+                for names, family in zip(FAMILIES, families, strict=True)
+                if short in family
+            ),
+            [],
+        )
+    if not found:
+        raise ValueError(
+            f"No smaller model is known for {target}: name drafts, or try "
+            f"{', '.join(drafters.NAMES)}."
+        )
+    return found
+
+
+def _smaller_beside(directory: Path) -> list[str]:
+    sizes = {}
+    for path in directory.resolve().parent.iterdir():
+        try:
+            kind = read_json(path / "config.json").get("model_type")
+            tensors = find_tensors(path).values()
+        except (OSError, ValueError):
+            continue  # not a model, or an incomplete one
+        if isinstance(kind, str) and kind in hub.FAMILIES:
+            sizes[path] = kind, sum(int(np.prod(tensor.shape)) for tensor in tensors)
+    own = sizes.get(directory.resolve(), ("", 0))
+    smaller = [path for path, (kind, size) in sizes.items() if kind == own[0] and size < own[1]]
+    smaller.sort(key=lambda path: (sizes[path][1], path.name))
+    return [str(directory.parent / path.name) for path in smaller]
+
+
+@dataclasses.dataclass
+class Trial:
+    """A target on some inputs, which candidates are measured on: one after the other.
+
+    α is over tokens that the target generates, at batch `batch_size`. Times are those of batch 1,
+    on `timed_inputs` of the inputs. If n-grams that count are among the drafts, they count the
+    target's outputs for the first half of the different inputs, and all candidates are measured on
+    the rest: no input is in both parts, however often it is given.
+
+    Raises:
+      ValueError: too few inputs, or gammas that are no whole numbers ≥ 1.
+    """
+
+    target: Checkpoint
+    texts: Sequence[str]
+    drafts: Sequence[str | Checkpoint | Drafter] = ()
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_new_tokens: int = 128
+    max_source_len: int | None = None
+    batch_size: int = 8
+    gammas: Sequence[int] = GAMMAS
+    timed_inputs: int = 16
+    repeats: int = 5
+    seed: int = 0
+    dtype: Any = None  # of the drafts, as `specjax.load` takes it
+
+    def __post_init__(self):
+        if not self.gammas or any(gamma < 1 or gamma != int(gamma) for gamma in self.gammas):
+            raise ValueError(f"gammas={tuple(self.gammas)} must be whole numbers ≥ 1.")
+        decoding.check_texts(self.texts)
+        kept = [text for text in self.texts if text.strip()]
+        different = list({text.strip(): text for text in kept}.values())
+        counts = any(map(counts_ngrams, self.drafts))
+        self._counted = different[: len(different) // 2] if counts else []
+        counted = {text.strip() for text in self._counted}
+        self._measured = [text for text in kept if text.strip() not in counted]
+        if len(different if counts else kept) < 2:
+            kind = "different input(s)" if counts else "input(s)"
+            few = len(different if counts else kept)
+            raise ValueError(f"{few} {kind} are too few to choose by: give 2 or more.")
+
+    @property
+    def names(self) -> list[str]:
+        """Of the drafts."""
+        return [drafters.name_of(draft) for draft in self.drafts]
+
+    @functools.cached_property
+    def _sampling(self) -> Sampling:
+        return sampling(self.temperature, self.top_k, self.top_p)
+
+    @functools.cached_property
+    def _plain(self) -> Autoregressive:
+        return decoding.plain(self.target, self._sampling)
+
+    def _decode(self, texts: Sequence[str]) -> list[list[int]]:
+        rows = decoding.stream(
+            self._plain,
+            self.target,
+            texts,
+            max_new_tokens=self.max_new_tokens,
+            key=jax.random.key(self.seed),
+            batch_size=self.batch_size,
+            max_source_len=self.max_source_len,
+            names=(self.target.name, ""),
+        )
+        return [row.tokens for row in rows]
+
+    @functools.cached_property
+    def _outputs(self) -> list[list[int]]:
+        return self._decode(self._measured)
+
+    @functools.cached_property
+    def _counts(self) -> ngram.Counts:
+        if not self._counted:
+            raise ValueError(
+                "n-grams count outputs of inputs that nothing is measured on: name them among the "
+                "trial's drafts, so that some are kept for that."
+            )
+        outputs = self._decode(self._counted)
+        return ngram.count(outputs, self.target.model.vocab_size, self.target.start_id)
+
+    def _load(self, draft: str | Checkpoint | Drafter) -> Checkpoint | Drafter:
+        if not isinstance(draft, str):
+            return draft
+        return drafters.load(draft, self.target, dtype=self.dtype, counts=lambda: self._counts)
+
+    def measure(self, draft: str | Checkpoint | Drafter) -> Candidate:
+        """One candidate. A model that cannot be loaded, or does not fit, has its reason there."""
+        try:
+            loaded = self._load(draft)
+            longest = self._method(loaded, max(self.gammas))
+        except (ValueError, OSError) as error:
+            return Candidate(drafters.name_of(draft), problem=str(error))
+        found = self._measure(drafters.name_of(draft), loaded, longest)
+        del loaded, longest
+        gc.collect()  # before the next one is loaded
+        return found
+
+    def _method(self, loaded: Checkpoint | Drafter, gamma: int) -> Speculative:
+        return decoding.speculative(self.target, loaded, gamma=gamma, sampling=self._sampling)
+
+    def _measure(self, name: str, loaded: Checkpoint | Drafter, longest: Speculative) -> Candidate:
+        alpha = self._alpha(loaded, self._sampling)
+        greedy = self._sampling.kind == "greedy"
+        agreement = alpha if greedy else self._alpha(loaded, sampling(0.0))
+        texts = decoding.tokenize(self.target, self._measured, self.max_source_len)
+        key, timed = jax.random.key(self.seed), texts[: self.timed_inputs]
+        begin = functools.partial(
+            timing.start, target=self.target, max_new_tokens=self.max_new_tokens, key=key
+        )
+        contexts, state = begin(longest, texts=timed, batch=[0])
+        ends = {min(self.gammas), max(self.gammas)}
+        costs = cost.measure(longest, contexts, state, self.gammas, ends)
+        steps = _steps(costs, self.gammas)
+        gains = {g: formulas.expected_tokens(alpha.value, g) / steps[g] for g in self.gammas}
+        gamma = max(gains, key=gains.__getitem__)
+        raced = timing.side_by_side(
+            {"plain": self._plain, "spec": self._method(loaded, gamma)},
+            self.target,
+            timed,
+            max_new_tokens=self.max_new_tokens,
+            key=key,
+            repeats=self.repeats,
+            names=(self.target.name, name),
+        )
+        found = timing.gain(raced["plain"], raced["spec"])
+        batch = range(min(self.batch_size, len(texts)))
+        contexts, state = jax.eval_shape(
+            lambda: begin(longest, texts=texts, batch=batch, rows=self.batch_size)
+        )
+        held = longest.target, longest.drafter, contexts, state.cache, state.drafter
+        model = loaded.model if isinstance(loaded, Checkpoint) else ()
+        return Candidate(
+            name=name,
+            remarks=self._remarks(name, loaded),
+            parameters=sum(x.size for x in jax.tree.leaves(model)),
+            memory=nbytes(held),
+            alpha=alpha.value,
+            alpha_low=alpha.low,
+            alpha_high=alpha.high,
+            agreement=agreement.value,
+            c=costs.c,
+            gamma=gamma,
+            v=costs.v(gamma),
+            steps={str(g): steps[g] for g in self.gammas},
+            tau=summarize(raced["spec"].rows).tokens_per_iteration,
+            tokens=alpha.tokens / len(alpha.overlaps),
+            predicted=gains[gamma],
+            gain=found["gain_decode"],
+            gain_low=found["gain_decode_low"],
+            gain_high=found["gain_decode_high"],
+            gain_end_to_end=found["gain_end_to_end"],
+        )
+
+    def _remarks(self, name: str, loaded: Checkpoint | Drafter) -> tuple[str, ...]:
+        if isinstance(loaded, Checkpoint):
+            checks = compatibility.compare(self.target, loaded)
+            return tuple(str(check) for check in checks if not check.passed and not check.required)
+        if counts_ngrams(name):
+            seen, left = len(self._counted), len(self._measured)
+            said = f"counts the target's outputs for {seen} of the inputs, and all candidates are "
+            return (f"{said}measured on the {left} others",)
+        return ()
+
+    def _alpha(self, loaded: Checkpoint | Drafter, law: Sampling) -> metrics.Alpha:
+        return metrics.alpha_of_outputs(
+            self.target,
+            loaded,
+            self._measured,
+            self._outputs,
+            sampling=law,
+            batch_size=self.batch_size,
+            max_source_len=self.max_source_len,
+        )
+
+
+def _steps(costs: cost.Costs, gammas: Sequence[int]) -> dict[int, float]:
+    """Target steps of a round, by γ: γc + v(γ) and the rest, which is measured at the smallest and
+    the largest γ. Each round that is measured is one more program to compile."""
+    ends = sorted(costs.round)
+    rest = np.interp(gammas, ends, [costs.overhead(gamma) for gamma in ends])
+    return {
+        gamma: gamma * costs.c + costs.v(gamma) + float(more)
+        for gamma, more in zip(gammas, rest, strict=True)
+    }
+
+
+def counts_ngrams(draft: str | Checkpoint | Drafter) -> bool:
+    """Whether a draft is made from counts of the target's own outputs."""
+    try:
+        return isinstance(draft, str) and drafters.counts_ngrams(draft)
+    except ValueError:  # no such drafter, which `Trial.measure` will say
+        return False
+
+
+# --- what follows from the numbers ---------------------------------------------------------------
+
+
+def recommend(candidates: Sequence[Candidate]) -> Recommendation:
+    """The candidate whose outputs come soonest, of equals the one that needs the least memory.
+
+    Plain decoding is one of them and needs the least: a draft is recommended if it beats that by
+    more than timings vary.
+    """
+    usable = [candidate for candidate in candidates if not candidate.problem]
+    refused = [f"{short(c.name)} cannot draft: {c.problem}" for c in candidates if c.problem]
+    faster = [candidate for candidate in usable if beats_plain(candidate)]
+    if not faster:
+        why = (
+            f"no draft here makes outputs come sooner by more than timings vary ({SAME:.0%})"
+            if usable
+            else "no draft can be used"
+        )
+        said = f"Use {PLAIN.name}: {why}."
+        return Recommendation(None, 0, _join(said, *map(why_not, usable), *refused))
+    best = max(candidate.gain_end_to_end for candidate in faster)
+    equals = [candidate for candidate in faster if candidate.gain_end_to_end > (1 - SAME) * best]
+    winner = min(equals, key=lambda candidate: candidate.memory)
+    return Recommendation(winner.name, winner.gamma, _praise(winner, equals, usable, refused))
+
+
+def beats_plain(candidate: Candidate) -> bool:
+    """Beyond the noise: outputs come sooner by `SAME`, and the loop is faster in three repeats of
+    four."""
+    sooner = (1 - SAME) * candidate.gain_end_to_end >= PLAIN.gain_end_to_end
+    return sooner and candidate.gain_low > PLAIN.gain
+
+
+def _praise(winner, equals, usable, refused) -> str:
+    said = [
+        f"Use {short(winner.name)} with gamma={winner.gamma}: outputs come "
+        f"{winner.gain_end_to_end:.2f} times as soon as without a draft. The loop alone is "
+        f"{winner.gain:.2f} times as fast (quartiles {winner.gain_low:.2f} to "
+        f"{winner.gain_high:.2f}; predicted {winner.predicted:.2f}): {winner.tau:.2f} tokens for "
+        f"each call of the target, with α = {winner.alpha:.2f} and c = {winner.c:.2f}."
+    ]
+    others = ", ".join(short(c.name) for c in equals if c is not winner)
+    if others:
+        said.append(f"No slower within {SAME:.0%}, but larger: {others}.")
+    if counts_ngrams(winner.name):
+        said += [f"{winner.name} {remark}." for remark in winner.remarks]
+    losing = [why_not(c) for c in usable if not beats_plain(c)]
+    return _join(*said, *losing, *refused)
+
+
+def reasons(candidate: Candidate) -> tuple[str, ...]:
+    """Why a candidate does not gain: of "length", "alpha", "c" and "v"."""
+    one = candidate
+    promised = formulas.expected_tokens(one.alpha, one.gamma)
+    if one.gain > 1 or (one.predicted > 1 and one.tau < SHORT * promised):
+        return ("length",)
+    found = {
+        "alpha": one.alpha < LOW_ALPHA,
+        "c": one.c >= SLOW_DRAFT,
+        "v": one.round >= DEAR_VERIFY,
+    }
+    if any(found.values()):
+        return tuple(name for name, holds in found.items() if holds)
+    lost = {"alpha": 1 - one.alpha, "c": one.gamma * one.c, "v": one.round - 1}
+    return (max(lost, key=lambda name: lost[name]),)
+
+
+def why_not(candidate: Candidate) -> str:
+    """The same in a sentence or two, with what would change it."""
+    one = candidate
+    if one.gain_end_to_end > 1:
+        return (
+            f"{short(one.name)}, {one.gain_end_to_end:.2f} times as soon: that is no more than "
+            f"timings vary (quartiles of the loop {one.gain_low:.2f} to {one.gain_high:.2f}). Look "
+            "again with more inputs."
+        )
+    said = {
+        "length": f"outputs of {one.tokens:.0f} tokens are too short: the loop is {one.gain:.2f} "
+        f"times as fast, with {one.tau:.1f} tokens for each call of the target, and starting two "
+        "models takes what that saves",
+        "alpha": f"agreement is too low (α = {one.alpha:.2f})",
+        "c": f"the draft is too slow (c = {one.c:.2f}: a draft step takes that part of a target "
+        "step)",
+        "v": f"verification is not free (a round of γ = {one.gamma} takes {one.round:.2f} target "
+        f"steps beside its draft steps, v = {one.v:.2f})",
+    }
+    causes = reasons(one)
+    why = " and ".join(said[cause] for cause in causes)
+    ways = [] if causes == ("length",) else _ways_out(one)
+    way = f" It would pay with {' or '.join(ways)}." if ways else ""
+    return f"{short(one.name)}, {one.gain_end_to_end:.2f} times as soon: {why}.{way}"
+
+
+def _ways_out(one: Candidate) -> list[str]:
+    """Values of α and of c with which the predicted gain would be 1, the rest as it is."""
+    rounds = {int(gamma): steps for gamma, steps in one.steps.items()}
+    ways = []
+    alphas = np.linspace(0, 1, 1001)
+    gains = [formulas.expected_tokens(alphas, gamma) / steps for gamma, steps in rounds.items()]
+    enough = alphas[np.max(gains, axis=0) > 1]
+    if len(enough) and enough[0] > one.alpha:
+        ways.append(f"α above {enough[0]:.2f}")
+    most = max(
+        (formulas.expected_tokens(one.alpha, gamma) - steps) / gamma + one.c
+        for gamma, steps in rounds.items()
+    )
+    if 0 < most < one.c:
+        ways.append(f"c below {most:.2f}")
+    return ways
+
+
+def short(name: str) -> str:
+    """The last part of a directory or hub name."""
+    return name.rstrip("/").split("/")[-1]
+
+
+def _join(*sentences: str) -> str:
+    return "\n".join(sentences)

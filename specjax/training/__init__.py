@@ -1,0 +1,1 @@
+"""How the embedded families and the acceptance heads are trained."""

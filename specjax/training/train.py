@@ -1,0 +1,553 @@
+"""Training a model on a task, or on a bigger model's probabilities.
+
+`run(config, directory)` does everything and can be interrupted at any time: the same call goes on
+from the latest checkpoint with the very batches that would have come. In the directory:
+
+    tokenizer/      trained on the task's training pairs, or copied from another model
+    checkpoints/    orbax: parameters, optimizer state and step
+    metrics.jsonl   a row per `log_every` steps and per evaluation
+    curve.png       loss against steps
+    samples.jsonl   greedy outputs of a few held-out inputs, at each evaluation
+    provenance.json where the pairs came from: versions, counts, hashes
+    model/          the result, a Hugging Face directory in half precision
+    final.json      the figures of the result on the test split
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from specjax import tasks
+from specjax.decoding import generate
+from specjax.models import hub
+from specjax.models.language_model import LanguageModel
+from specjax.models.t5 import T5
+from specjax.support import files
+from specjax.tasks import batches, python_source, trees
+from specjax.tasks import tokenizer as tokenizers
+from specjax.tasks.batches import Batch, Pair
+from specjax.tasks.examples import Example
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """What to train and how; `configs/train.py` has those of the embedded family."""
+
+    task: str = "parse"
+    task_file: str = ""  # of the jsonl task: "train.jsonl,validation.jsonl,test.jsonl"
+    max_examples: int = 0  # of the training split; 0: all
+    tokenizer: str = ""  # directory of a model whose tokenizer to use; "": train one
+    vocab_size: int = 2048  # of a tokenizer that is trained
+    max_source_len: int = 64
+    family: str = "t5"  # or gpt2, which learns input and target as one text
+    model: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of T5Config, GPTConfig
+    teacher: str = ""  # directory of a model to learn the probabilities of; "": learn the data
+    teacher_after: int = 0  # steps on the data before the teacher's probabilities replace it
+    steps: int = 1000
+    target_tokens: int = 1024  # of a batch, padding included
+    buckets: tuple[tuple[int, int], ...] = ((16, 24), (24, 40), (32, 64), (48, 104))
+    learning_rate: float = 1e-3
+    warmup_steps: int = 100
+    decay_share: float = 0.4  # the last share of the steps, in which the rate falls to zero
+    clip: float = 1.0  # global norm of the gradient
+    seed: int = 0
+    log_every: int = 50
+    eval_every: int = 500
+    eval_examples: int = 512  # for held-out losses
+    sample_examples: int = 64  # for greedy outputs
+    checkpoint_every: int = 500
+
+    def __post_init__(self):
+        for name in ("steps", "target_tokens", "log_every", "eval_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.family not in hub.FAMILIES:
+            raise ValueError(f"family={self.family!r} must be one of {', '.join(hub.FAMILIES)}")
+        if not 0 <= self.decay_share <= 1:
+            raise ValueError(f"decay_share={self.decay_share} must be in [0, 1]")
+
+    @property
+    def decoder_only(self) -> bool:
+        """Whether input and target are one text to the model."""
+        return not hub.FAMILIES[self.family].config_class.is_encoder_decoder
+
+
+def from_config_dict(config: Mapping[str, Any]) -> TrainConfig:
+    """A TrainConfig of an ml_collections ConfigDict, lists as tuples."""
+    values = dict(config)
+    values["model"] = dict(values.get("model", {}))
+    values["buckets"] = tuple(tuple(map(int, bucket)) for bucket in values["buckets"])
+    return TrainConfig(**values)
+
+
+# --- The model and its loss ---------------------------------------------------------------------
+
+
+def make_model(config: Any, seed: int) -> tuple[nnx.GraphDef, nnx.State]:
+    """Parameters of a `T5Config`, `GPTConfig` or `LlamaConfig`, ready for training from scratch.
+
+    They are the family's own; a T5's are improved by `look_around`.
+    """
+    model = hub.FAMILIES[config.model_type].build(config, rngs=nnx.Rngs(seed), dtype=jnp.float32)
+    if isinstance(model, T5):
+        look_around(model)
+    return nnx.split(model)
+
+
+def look_around(model: T5, strength: float = 4.0) -> None:
+    """Starts a T5 where copying can be found at once, in place.
+
+    A decoder copies by finding the source position whose left neighbour it has just written. From
+    T5's own initialisation that circuit takes a thousand steps to appear in a shallow model, and
+    did not appear at all in deep ones (docs/training.md). Two changes put its parts in place:
+
+    - Relative position: each head of the encoder starts with a preference for one near neighbour
+      (−1, +1, −2, +2, in turn; the last two heads have none if there are more than six), each head
+      of the decoder for the token at a distance of 0, 1, 2 or 3.
+    - Cross-attention: queries start equal to keys (up to T5's scale), so that a decoder position
+      attends to encoder positions with a similar content rather than to random ones.
+    """
+    heads = model.config.num_heads
+    buckets = model.config.relative_attention_num_buckets
+    back, ahead = lambda distance: distance, lambda distance: buckets // 2 + distance
+    near = [back(1), ahead(1), back(2), ahead(2), back(1), ahead(1)][:heads]
+    model.encoder_bias.weight.set_value(_preferring(near, buckets, heads, strength))
+    near = [back(0), back(1), back(2), back(3)][:heads]
+    model.decoder_bias.weight.set_value(_preferring(near, buckets, heads, strength))
+    inner = heads * model.config.d_kv
+    for layer in model.decoder:
+        keys = layer.cross.kv.weight[...][:inner]
+        layer.cross.query.weight.set_value(keys * model.config.d_kv**-0.5)
+
+
+def _preferring(near: Sequence[int], buckets: int, heads: int, strength: float) -> Array:
+    """(buckets, heads): `strength` at bucket near[h] of head h, else 0."""
+    weight = np.zeros((buckets, heads), np.float32)
+    weight[list(near), range(len(near))] = strength
+    return jnp.asarray(weight)
+
+
+def teacher_forced(graphdef: nnx.GraphDef, params: nnx.State, batch: Batch) -> Float[Array, "N V"]:
+    """Logits of each target token given those before it, N = B·T rows.
+
+    Rows and positions are one axis: XLA's CPU backend is several times faster at the gradient.
+    """
+    model = nnx.merge(graphdef, params)
+    start_id = jnp.full((batch.target.shape[0], 1), model.config.start_id, jnp.int32)
+    shifted = jnp.concatenate([start_id, batch.target[:, :-1]], axis=1)
+    context = model.encode(batch.source, batch.source_len)
+    # All rows start at 0, so one row of position biases serves them all.
+    hidden, _ = model(shifted, jnp.zeros((1,), jnp.int32), context, None)
+    return model.logits(hidden.reshape(-1, hidden.shape[-1]))
+
+
+def token_losses(logits: Float[Array, "N V"], target: Int[Array, " N"]) -> Float[Array, " N"]:
+    """Nats of each target token. A masked sum: a gather's gradient is a scatter, which is slow."""
+    ids = jnp.arange(logits.shape[-1], dtype=target.dtype)
+    chosen = jnp.where(ids[None, :] == target[:, None], logits, 0.0).sum(-1)
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def data_loss(graphdef, params, batch: Batch) -> tuple[Array, Array]:
+    """Sum of nats over the target tokens of a batch, and their number."""
+    target = jnp.asarray(batch.target).reshape(-1)
+    real = (target != batches.PAD).astype(jnp.float32)
+    losses = token_losses(teacher_forced(graphdef, params, batch), target)
+    return (losses * real).sum(), real.sum()
+
+
+def teacher_loss(graphdef, params, teacher: tuple[Any, Any], batch: Batch) -> tuple[Array, Array]:
+    """Sum of cross-entropies with the teacher's probabilities instead of the data, and number."""
+    real = (batch.target.reshape(-1) != batches.PAD).astype(jnp.float32)
+    logits = teacher_forced(graphdef, params, batch)
+    probs = jax.lax.stop_gradient(jax.nn.softmax(teacher_forced(*teacher, batch)))
+    losses = jax.nn.logsumexp(logits, axis=-1) - (probs * logits).sum(-1)
+    return (losses * real).sum(), real.sum()
+
+
+def optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    """Adam with clipped gradients: a linear warmup, a constant rate, a linear fall to zero."""
+    decay = max(1, round(config.steps * config.decay_share))
+    schedule = optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps),
+            optax.linear_schedule(config.learning_rate, 0.0, decay),
+        ],
+        [max(config.warmup_steps, config.steps - decay)],
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip), optax.adam(schedule, b1=0.9, b2=0.98)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """The jitted functions of a run: one training step, and the loss of one batch."""
+
+    graphdef: nnx.GraphDef
+    optimizer: optax.GradientTransformation = dataclasses.field(
+        default_factory=optax.identity  # losses alone need none
+    )
+    teacher: tuple[Any, Any] | None = None  # graphdef and parameters
+
+    @functools.cached_property
+    def step(self):
+        """(params, optimizer state, batch) → the same after one step, and nats a token."""
+        return self._step_of(lambda params, batch, _: data_loss(self.graphdef, params, batch), None)
+
+    @functools.cached_property
+    def step_with_teacher(self):
+        """As `step`, but towards the teacher's probabilities."""
+        assert self.teacher is not None
+        graphdef, teacher_params = self.teacher
+
+        def loss(params, batch, teacher_params):
+            return teacher_loss(self.graphdef, params, (graphdef, teacher_params), batch)
+
+        return self._step_of(loss, teacher_params)
+
+    def _step_of(self, loss, constants):
+        def mean(params, batch, constants):
+            total, count = loss(params, batch, constants)
+            return total / count
+
+        @functools.partial(jax.jit, donate_argnums=(0, 1))
+        def step(params, opt_state, batch, constants):
+            value, gradient = jax.value_and_grad(mean)(params, batch, constants)
+            updates, opt_state = self.optimizer.update(gradient, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state, value
+
+        return functools.partial(step, constants=constants)
+
+    @functools.cached_property
+    def loss(self):
+        """(params, batch) → sum of nats over target tokens, and their number."""
+        return jax.jit(functools.partial(data_loss, self.graphdef))
+
+
+# --- Evaluation ---------------------------------------------------------------------------------
+
+
+def held_out_loss(trainer: Trainer, params: nnx.State, held_out: Sequence[Batch]) -> float:
+    """Nats per target token, EOS included."""
+    totals = [trainer.loss(params, batch) for batch in held_out]
+    return float(sum(t for t, _ in totals)) / float(sum(n for _, n in totals))
+
+
+def shuffled(pairs: Sequence[Pair]) -> list[Pair]:
+    """Every target with its neighbour's source: what a model loses by it is what it reads there."""
+    sources = [pair.source for pair in pairs]
+    return [Pair(s, p.target) for s, p in zip(sources[1:] + sources[:1], pairs, strict=True)]
+
+
+def as_checkpoint(
+    config: Any,
+    graphdef,
+    params,
+    tokenizer,
+    *,
+    name: str,
+    max_source_len: int,
+    prefix: str = "",
+    metadata=None,
+) -> hub.Checkpoint:
+    """A trained model as the rest of specjax has it."""
+    model = LanguageModel.of(nnx.merge(graphdef, jax.tree.map(jnp.copy, params)))
+    return hub.Checkpoint(
+        name=name,
+        model=model,
+        config=config,
+        tokenizer=tokenizer,
+        eos_ids=(tokenizer.eos_token_id,),
+        max_source_len=max_source_len,
+        prefix=prefix,
+        metadata=metadata or {},
+    )
+
+
+def greedy_outputs(
+    checkpoint: hub.Checkpoint, examples: Sequence[Example], max_new_tokens: int
+) -> list[str]:
+    """The most likely output of each input."""
+    result = generate(
+        checkpoint,
+        None,
+        [example.input for example in examples],
+        max_new_tokens=max_new_tokens,
+        batch_size=32,
+    )
+    return result.texts
+
+
+def score(task: str, outputs: Sequence[str], examples: Sequence[Example]) -> dict[str, float]:
+    """Shares of outputs that are exact, distinct and, of `parse`, well-formed trees.
+
+    `distinct_targets` is the share of distinct references: what `distinct` can be at best.
+    """
+    count = len(examples)
+    scores = {
+        "exact": sum(o == e.target for o, e in zip(outputs, examples, strict=True)) / count,
+        "distinct": len(set(outputs)) / count,
+        "distinct_targets": len({e.target for e in examples}) / count,
+    }
+    if task == "parse":
+        scores["well_formed"] = sum(map(trees.is_well_formed, outputs)) / count
+    return scores
+
+
+# --- A run --------------------------------------------------------------------------------------
+
+
+def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
+    """Trains, or goes on training, and exports; returns what final.json holds.
+
+    Raises:
+      ValueError: a field of the config, the data or a file of the directory is at fault.
+    """
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    _say(f"Reading the pairs of {config.task}.")
+    paths = [pathlib.Path(f) for f in config.task_file.split(",") if f]
+    data = {split: tasks.load(config.task, split, files=paths) for split in tasks.SPLITS}
+    if config.max_examples:
+        data["train"] = data["train"][: config.max_examples]
+    files.write_json(directory / "provenance.json", tasks.provenance(config.task, data))
+    _say(f"{len(data['train']):,} pairs to train on. Making the tokenizer and the model.")
+    tokenizer = _tokenizer(config, data["train"], directory)
+    shape = _shape(config, tokenizer)
+    graphdef, params = make_model(shape, config.seed)
+    trainer = Trainer(graphdef, optimizer(config), _teacher(config, tokenizer))
+    pairs = batches.encode(data["train"], tokenizer, decoder_only=config.decoder_only)
+    order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
+    opt_state = trainer.optimizer.init(params)
+    with ocp.CheckpointManager(
+        (directory / "checkpoints").absolute(),
+        options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
+    ) as manager:
+        begin = manager.latest_step() or 0
+        if begin > config.steps:
+            raise ValueError(
+                f"{directory} has a model of {begin} steps, more than steps={config.steps}: name "
+                "another directory, or as many steps or more."
+            )
+        if begin:
+            state = jax.tree.leaves((params, opt_state))
+            treedef = jax.tree.structure((params, opt_state))
+            like = {f"{i:04d}": leaf for i, leaf in enumerate(state)}
+            found = manager.restore(begin, args=ocp.args.StandardRestore(like))
+            params, opt_state = jax.tree.unflatten(treedef, [found[name] for name in sorted(found)])
+        log = open_log(directory / "metrics.jsonl", keep_to=begin)
+        samples = open_log(directory / "samples.jsonl", keep_to=begin)
+        follow = _Evaluation(config, shape, trainer, tokenizer, data, directory, samples)
+
+        def evaluate(step: int) -> None:
+            log.append({"step": step, **follow(params, step)})
+            draw_curve(log.done, directory / "curve.png")
+
+        evaluated = {row["step"] for row in log.done if "held_out_loss" in row}
+        if begin and begin not in evaluated and _due(begin, config.eval_every, config.steps):
+            evaluate(begin)  # it was interrupted after the checkpoint
+        losses, since = [], time.perf_counter()
+        bar = tqdm(initial=begin, total=config.steps, unit="step", smoothing=0.05, mininterval=1.0)
+        compiled: set[Any] = set()
+        source = order.from_step(begin)
+        for step in range(begin + 1, config.steps + 1):
+            bucket, chosen = next(source)
+            batch = batches.collate([pairs[i] for i in chosen], config.buckets[bucket])
+            taught = config.teacher and step > config.teacher_after
+            one_step = trainer.step_with_teacher if taught else trainer.step
+            if (program := (bucket, bool(taught))) not in compiled:
+                compiled.add(program)
+                bar.set_description(f"compiling for {config.buckets[bucket]}")
+            params, opt_state, loss = one_step(params, opt_state, batch)
+            losses.append(loss)
+            bar.set_description("training", refresh=False)
+            bar.update()
+            if _due(step, config.log_every, config.steps):
+                mean = float(jnp.stack(losses).mean())
+                if not np.isfinite(mean):
+                    raise ValueError(
+                        f"the loss is {mean} at step {step}: lower learning_rate="
+                        f"{config.learning_rate} and start again from an empty workdir"
+                    )
+                seconds = (time.perf_counter() - since) / len(losses)
+                log.append({"step": step, "train_loss": mean, "seconds_per_step": seconds})
+                bar.set_postfix(loss=f"{mean:.3f}")
+                losses, since = [], time.perf_counter()
+            if _due(step, config.checkpoint_every, config.steps):
+                leaves = jax.tree.leaves((params, opt_state))
+                item = {f"{i:04d}": leaf for i, leaf in enumerate(leaves)}
+                manager.save(step, args=ocp.args.StandardSave(item))
+            if _due(step, config.eval_every, config.steps):
+                bar.set_description("evaluating")
+                evaluate(step)
+                since = time.perf_counter()
+        bar.close()
+    _say("Writing the model and measuring it on the test split.")
+    return follow.final(params)
+
+
+def _say(what: str) -> None:
+    """What goes on, before it does: reading and compiling take minutes."""
+    print(what, file=sys.stderr, flush=True)
+
+
+def _due(step: int, every: int, last: int) -> bool:
+    return step % every == 0 or step == last
+
+
+class _Evaluation:
+    """What is measured during and after a run, on data that training never sees."""
+
+    def __init__(self, config, shape, trainer, tokenizer, data, directory, samples):
+        self.config, self.shape, self.trainer = config, shape, trainer
+        self.tokenizer, self.data, self.directory = tokenizer, data, directory
+        self.samples = samples
+        self.validation = self._losses_of(data["validation"][: config.eval_examples])
+
+    def _losses_of(self, examples: Sequence[Example]) -> dict[str, list[Batch]]:
+        decoder_only = self.config.decoder_only
+        pairs = batches.encode(examples, self.tokenizer, decoder_only=decoder_only)
+        cut = functools.partial(
+            batches.in_order, buckets=self.config.buckets, target_tokens=self.config.target_tokens
+        )
+        if decoder_only:
+            return {"held_out_loss": cut(pairs)}
+        return {"held_out_loss": cut(pairs), "shuffled_loss": cut(shuffled(pairs))}
+
+    def _outputs(self, params, examples: Sequence[Example]) -> list[str]:
+        checkpoint = self.checkpoint(params)
+        return greedy_outputs(checkpoint, examples, max_new_tokens=self.config.buckets[-1][1])
+
+    def checkpoint(self, params, metadata=None) -> hub.Checkpoint:
+        return as_checkpoint(
+            self.shape,
+            self.trainer.graphdef,
+            params,
+            self.tokenizer,
+            name=str(self.directory),
+            max_source_len=self.config.max_source_len,
+            prefix=python_source.PREFIXES.get(self.config.task, ""),
+            metadata=metadata,
+        )
+
+    def __call__(self, params, step: int) -> dict[str, float]:
+        found = {
+            name: held_out_loss(self.trainer, params, held_out)
+            for name, held_out in self.validation.items()
+        }
+        examples = self.data["validation"][: self.config.sample_examples]
+        if not examples:
+            return found
+        outputs = self._outputs(params, examples)
+        for example, output in list(zip(examples, outputs, strict=True))[:4]:
+            row = {"step": step, "input": example.input, "output": output}
+            self.samples.append(row | {"target": example.target})
+        return found | score(self.config.task, outputs, examples)
+
+    def final(self, params) -> dict[str, Any]:
+        """Exports the model and measures it on the test split."""
+        sizes = [leaf.size for leaf in jax.tree.leaves(params)]
+        provenance = json.loads((self.directory / "provenance.json").read_text())
+        metadata = {"training_data": json.dumps(provenance, sort_keys=True)}
+        hub.save(self.directory / "model", self.checkpoint(params, metadata), dtype=jnp.float16)
+        examples = self.data["test"]
+        found = {
+            name: held_out_loss(self.trainer, params, held_out)
+            for name, held_out in self._losses_of(examples).items()
+        }
+        chosen = examples[: 4 * self.config.sample_examples]
+        found |= score(self.config.task, self._outputs(params, chosen), chosen)
+        final = {
+            "parameters": int(sum(sizes)),
+            "steps": self.config.steps,
+            "test_examples": {"losses": len(examples), "outputs": len(chosen)},
+            **found,
+        }
+        files.write_json(self.directory / "final.json", final)
+        return final
+
+
+def _shape(config: TrainConfig, tokenizer) -> Any:
+    """The model's own config."""
+    family = hub.FAMILIES[config.family]
+    ids = {"bos_token_id": tokenizer.eos_token_id} if config.decoder_only else {}
+    return family.config_class(
+        vocab_size=len(tokenizer), pad_token_id=batches.PAD, **ids, **config.model
+    )
+
+
+def _tokenizer(config: TrainConfig, examples: Sequence[Example], directory: pathlib.Path):
+    """The run's tokenizer: the one in its directory, else another model's, else a new one."""
+    own = directory / "tokenizer"
+    if not own.is_dir():
+        if config.tokenizer:
+            made = tokenizers.load(config.tokenizer)
+        else:
+            whole = config.decoder_only
+            texts = (
+                text
+                for e in examples
+                for text in ([e.input + e.target] if whole else [e.input, e.target])
+            )
+            made = tokenizers.to_transformers(
+                tokenizers.train(texts, config.vocab_size, decoder_only=whole),
+                config.max_source_len,
+            )
+        tokenizers.save(made, own)
+    loaded = tokenizers.load(own)
+    loaded.model_max_length = 10**9  # buckets decide here what is too long, and need no warning
+    return loaded
+
+
+def _teacher(config: TrainConfig, tokenizer) -> tuple[Any, Any] | None:
+    if not config.teacher:
+        return None
+    teacher = hub.load(config.teacher)
+    if teacher.tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"the teacher {config.teacher} has another vocabulary: set tokenizer={config.teacher!r}"
+        )
+    return teacher.model.graphdef, teacher.model.params
+
+
+def open_log(path: pathlib.Path, keep_to: int) -> files.Rows:
+    """Rows of an earlier run, without those of steps after `keep_to`, which are run again."""
+    log = files.Rows(path)
+    log.keep(lambda row: row["step"] <= keep_to)
+    return log
+
+
+def draw_curve(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Training and held-out loss against the step."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    names = {
+        "train_loss": "training",
+        "held_out_loss": "held out",
+        "shuffled_loss": "shuffled inputs",
+    }
+    for key, label in names.items():
+        points = [(row["step"], row[key]) for row in rows if key in row]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label)
+    axes.set(xlabel="step", ylabel="nats per target token", yscale="log")
+    axes.legend(frameon=False)
+    with files.replacing(path) as part:
+        figure.savefig(part, format="png")
