@@ -3,12 +3,12 @@
     python -m experiments.adaptive --config=configs/adaptive.py --workdir=runs/adaptive
     python -m experiments.adaptive --config=configs/adaptive.py:wide --workdir=runs/adaptive_wide
 
-Three drafts at two temperatures: a bigram, with which no static length gains anything, and the two
-models. Expect an hour on two idle cores, 10 minutes for each draft and temperature, of which prices
-take 3 (estimated by the number of calls); a run that was cut off goes on. `wide` takes the two
-models and a few policies, whose verify pass always has its full width: 20 minutes. Settings other
-than a policy's own were chosen on the validation split by replay, at temperature 0 with draft-tiny;
-races are run on test.
+Three drafts at two temperatures: a bigram, with which no static length speedups anything, and the
+two models. Expect an hour on two idle cores, 10 minutes for each draft and temperature, of which
+prices take 3 (estimated by the number of calls); a run that was cut off goes on. `wide` takes the
+two models and a few policies, whose verify pass always has its full width: 20 minutes. Settings
+other than a policy's own were chosen on the validation split by replay, at temperature 0 with
+draft-tiny; races are run on test.
 """
 
 import ml_collections

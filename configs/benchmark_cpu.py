@@ -26,7 +26,7 @@ def get_config(part: str = "all") -> ml_collections.ConfigDict:
     config.minutes = 0.0  # after which no further case is begun; 0: no limit
     config.repeats = 5  # of each timing, methods and peers taking turns
     config.keys_per_repeat = (
-        4  # of every repeat, each its own: 20 in all, over which τ and gains are averaged
+        4  # of every repeat, each its own: 20 in all, over which τ and speedups are averaged
     )
     config.steps = 16  # of a phase in one timing
     config.peers = True  # where torch is installed

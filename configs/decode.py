@@ -15,7 +15,7 @@ import ml_collections
 def get_config() -> ml_collections.ConfigDict:
     """The defaults; `experiments.decode --help` says what each field does."""
     config = ml_collections.ConfigDict()
-    config.target = ""  # whose law the output follows
+    config.target = ""  # whose distribution the output follows
     config.draft = ""  # proposes, lookup among others; not needed by method autoregressive
     config.method = "speculative"  # or autoregressive
     config.gamma = 4  # drafted tokens per target call; with a policy the most

@@ -6,8 +6,8 @@ a GPT-2 that continues English sentences.
     python -m experiments.reproduce --config=configs/embedded.py:prose --workdir=runs/prose
 
 Reproduces the paper's tables on a laptop and in miniature. The first takes about 4 minutes on 2
-cores and has Table 3 (α) and Tables 2 and 4 (gains) of `parse`, on few inputs. `full` is all of it
-on more inputs: n-grams timed too, lenience (Table 5), quality, beams, Figure 5 and the theory;
+cores and has Table 3 (α) and Tables 2 and 4 (speedups) of `parse`, on few inputs. `full` is all of
+it on more inputs: n-grams timed too, lenience (Table 5), quality, beams, Figure 5 and the theory;
 `prose` is the same for the decoder-only family. `experiments.decode` takes these configs too;
 inputs of `parse` begin with "parse: ".
 """
@@ -45,7 +45,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
         else {name: ("EnDe", name) for name in ("unigram", "bigram")}
         | {"draft-tiny": ("EnDe", "T5-small"), "draft-small": ("EnDe", "T5-base")}
     )
-    config.tables = ("alpha", "gain")
+    config.tables = ("alpha", "speedup")
     config.timeline = full  # Figure 5, and what needs no models
     config.temperatures = (0.0, 1.0)
     config.max_new_tokens = 96
@@ -62,7 +62,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
         config.repeats = 3
         config.gammas = (3, 5, 7, 10)
     if full:
-        config.tables = ("alpha", "gain", "lenience", *(() if prose else ("quality",)), "beam")
+        config.tables = ("alpha", "speedup", "lenience", *(() if prose else ("quality",)), "beam")
         config.alpha_inputs = 1000
         config.timed_inputs = 16
         config.timed_ngrams = config.ngrams

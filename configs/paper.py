@@ -3,7 +3,7 @@
     JAX_DEFAULT_MATMUL_PRECISION=highest XLA_PYTHON_CLIENT_MEM_FRACTION=.95 \\
         python -m experiments.reproduce --config=configs/paper.py:t5-11b_en-de --workdir=runs/paper
 
-Reproduces Tables 2 and 4 (and the T5 rows of Table 3): α, τ, c, v(γ) and the gain over plain
+Reproduces Tables 2 and 4 (and the T5 rows of Table 3): α, τ, c, v(γ) and the speedup over plain
 decoding at batch 1, at temperatures 0 and 1, with the small, base and large model of the target's
 family as drafts; and BLEU or ROUGE of both methods, which must agree: the same outputs at
 temperature 0, a difference within its interval at temperature 1.
@@ -16,13 +16,13 @@ its lengths, on tiny models and corpora in the hub's layout. What to expect is t
     α     small              .75   .62               .65   .53
           base               .80   .68               .73   .55
           large              .82   .71               .74   .56
-    gain  small              3.4   2.6               3.1   2.3
+    speedup  small              3.4   2.6               3.1   2.3
           base               2.8   2.4               3.0   2.2
           large              1.7   1.4               2.2   1.7
 
-Here the checkpoints are other ones, so α will be near these and not equal; a 3B target gains less,
-since a step of it is cheaper beside its draft's. Memory for weights, caches and the largest draft,
-in GB; activations come on top (docs/paper_setup.md says how this was computed):
+Here the checkpoints are other ones, so α will be near these and not equal; a 3B target speedups
+less, since a step of it is cheaper beside its draft's. Memory for weights, caches and the largest
+draft, in GB; activations come on top (docs/paper_setup.md says how this was computed):
 
     after configs/paper.py:                     float32   bfloat16
     t5-3b_en-de         t5-3b_cnn-dm               17         9
@@ -82,7 +82,7 @@ def get_config(name: str = "t5-3b_en-de") -> ml_collections.ConfigDict:
         draft.split("/")[1]: (in_paper, f"T5-{size}")
         for draft, size in zip(config.drafts, DRAFT_SIZES, strict=True)
     }
-    config.tables = ("alpha", "gain", "quality")
+    config.tables = ("alpha", "speedup", "quality")
     config.timeline = False  # neither Figure 5 nor what needs no models
     config.temperatures = (0.0, 1.0)
     config.max_source_len = 512  # what the checkpoints were trained on; the paper states no length

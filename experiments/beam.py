@@ -101,7 +101,7 @@ def tables(
     *,
     nested: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Random laws by last token; 64 inputs start from the 64 tokens and never end."""
+    """Random distributions by last token; 64 inputs start from the 64 tokens and never end."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(scale=2.0, size=(VOCAB, VOCAB))
     noise = rng.normal(size=logits.shape)

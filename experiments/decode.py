@@ -13,7 +13,7 @@ input), dtype, batch_size, compare. Import paths, and the file of --config itsel
 runs: give none that you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
-and are printed side by side: tokens, calls, acceptance, times and the gain.
+and are printed side by side: tokens, calls, acceptance, times and the speedup.
 
 Input: one line each, "-" for standard input. Output: a JSON line for each input and sample, in the
 input's order: input, sample, output, tokens, target_calls, drafted, accepted. A run that was cut
@@ -178,14 +178,17 @@ def show(method: Speculative, found: timing.Comparison, file: TextIO) -> None:
         ("speculative", lambda row: row["1"]),
     ]
     rates = ", ".join("–" if rate is None else f"{rate:.2f}" for rate in counts[1].acceptance)
-    expected = "lost in noise" if times.expected_gain is None else f"{times.expected_gain:.2f}"
+    expected = (
+        "lost in noise" if times.expected_speedup is None else f"{times.expected_speedup:.2f}"
+    )
     phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in times.phases.items())
     console = Console(file=file, width=None if file.isatty() else 140, highlight=False)
     console.print(report.table(columns, rows, "Both methods"))
     for line in (
         f"Accepted of those tested, by position in the draft: {rates}.",
-        f"Gain {times.measured_gain:.2f}, with prefill {times.measured_gain_end_to_end:.2f}; "
-        f"expected of c = {times.c:.3f} and v = {times.v:.2f}: {expected}.",
+        f"Speedup {times.measured_speedup:.2f}, with prefill "
+        f"{times.measured_speedup_end_to_end:.2f}; expected of c = {times.c:.3f} and v = "
+        f"{times.v:.2f}: {expected}.",
         f"Speculative phases, estimated: {phases}.",
         likeness(method, found),
     ):

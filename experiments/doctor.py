@@ -4,10 +4,11 @@
         --config.target=DIR --config.draft=DIR [--input=FILE]
 
 Goes through files, tokenizer, compatibility, devices and dtypes, memory, weights, logits, outputs,
-greedy identity, the sampling law, acceptance by position, c and v, and the expected gain. A check
-that fails keeps those that build on it from being made. The config's numbers (gamma, temperature,
-max_new_tokens, batch_size, dtype, …) are those that you decode with; --input has lines of your own,
-on which α and the gain depend. docs/troubleshooting.md goes by symptom. Status 1 if a check failed.
+greedy identity, the sampling distribution, acceptance by position, c and v, and the expected
+speedup. A check that fails keeps those that build on it from being made. The config's numbers
+(gamma, temperature, max_new_tokens, batch_size, dtype, …) are those that you decode with; --input
+has lines of your own, on which α and the speedup depend. docs/troubleshooting.md goes by symptom.
+Status 1 if a check failed.
 """
 
 import sys

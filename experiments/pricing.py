@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from experiments.reproduce import gains
+from experiments.reproduce import speedups
 from experiments.reproduce.study import Study
 from specjax import decoding
 from specjax.measure import pricing, report
@@ -43,7 +43,7 @@ def measure(
         on.target,
         texts,
         lengths={name: [loop.gamma_max] for name, loop in loops.items() if name != POLICIES},
-        plain=gains.plain_method(on, temperature),
+        plain=speedups.plain_method(on, temperature),
         max_new_tokens=config.max_new_tokens,
         key=jax.random.key(config.seed),
         repeats=repeats,

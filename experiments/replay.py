@@ -96,7 +96,7 @@ def main(_) -> None:
             figure = draw([line for line in lines if line["policy"] in of], fields[0], lines)
             with files.replacing(workdir / image) as part:
                 figure.savefig(part, format="png", dpi=160)
-            text.append(f"![gain by {fields[0]} of {alike[0].name}]({image})")
+            text.append(f"![speedup by {fields[0]} of {alike[0].name}]({image})")
     facts = keep(workdir, lines, row, args.seed)
     text += ["\n".join(f"- {name}: {value}" for name, value in facts.items())]
     files.write_text(workdir / "report.md", "\n\n".join(text) + "\n")
@@ -196,13 +196,13 @@ def evaluate(
         lines.append({"policy": c.label, "settings": c.settings, **_numbers(scored)})
     bound = replay.oracle(found, key, [table, *own], draws=draws)
     lines.insert(len(own), {"policy": "oracle", "settings": {}, **_numbers(bound)})
-    best = max(line["gain"] for line in lines[: len(own)])
-    oracle = float(bound.gain)
+    best = max(line["speedup"] for line in lines[: len(own)])
+    oracle = float(bound.speedup)
     for line in lines:
-        line["of_best_static"] = line["gain"] / best
-        line["regret"] = oracle / line["gain"] - 1
+        line["of_best_static"] = line["speedup"] / best
+        line["regret"] = oracle / line["speedup"] - 1
         room = 1 / best - 1 / oracle
-        line["closed"] = (1 / best - 1 / line["gain"]) / room if room > 0 else None
+        line["closed"] = (1 / best - 1 / line["speedup"]) / room if room > 0 else None
     return lines
 
 
@@ -214,34 +214,34 @@ COLUMNS: list[report.Column] = [
     ("policy", lambda line: line["policy"]),
     ("τ", lambda line: f"{line['tau']:.2f}"),
     ("drafted", lambda line: f"{line['drafted']:.2f}"),
-    ("gain", lambda line: f"{line['gain']:.3f}"),
+    ("speedup", lambda line: f"{line['speedup']:.3f}"),
     ("of the best γ", lambda line: f"{line['of_best_static']:.3f}"),
     ("regret", lambda line: f"{line['regret']:.1%}"),
     ("gap closed", lambda line: "–" if line["closed"] is None else f"{line['closed']:.0%}"),
 ]
 LEGEND = (
-    "τ: tokens per target call. drafted: tokens per round. gain: the time of plain decoding, by "
-    "that of the policy. of the best γ: the gain, by that of the best constant. oracle: the best "
-    "length in every round and the best loop for every output, known beforehand. regret: time "
+    "τ: tokens per target call. drafted: tokens per round. speedup: the time of plain decoding, by "
+    "that of the policy. of the best γ: the speedup, by that of the best constant. oracle: the "
+    "best length in every round and the best loop for every output, known beforehand. regret: time "
     "beyond the oracle's. gap closed: of the time between the best constant and the oracle."
 )
 
 
 def draw(lines: Sequence[dict[str, Any]], field: str, everyone: Sequence[dict[str, Any]]) -> Figure:
-    """Gain by one setting, between the best constant and the oracle."""
+    """Speedup by one setting, between the best constant and the oracle."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot([line["settings"][field] for line in lines], [line["gain"] for line in lines], "o-",
-              color="#1f4e8c", markersize=4)  # fmt: skip
+    settings, speedups = zip(*((line["settings"][field], line["speedup"]) for line in lines), strict=True)
+    axes.plot(settings, speedups, "o-", color="#1f4e8c", markersize=4)
     constants = [line for line in everyone if line["policy"].startswith("constant")]
-    best = max(constants, key=lambda line: line["gain"])
+    best = max(constants, key=lambda line: line["speedup"])
     oracle = next(line for line in everyone if line["policy"] == "oracle")
     for line, name in ((best, f"best {best['policy']}"), (oracle, "oracle")):
-        axes.axhline(line["gain"], color="0.35", linestyle=":", linewidth=1)
-        axes.annotate(name, (1, line["gain"]), (-4, 3), xycoords=("axes fraction", "data"),
+        axes.axhline(line["speedup"], color="0.35", linestyle=":", linewidth=1)
+        axes.annotate(name, (1, line["speedup"]), (-4, 3), xycoords=("axes fraction", "data"),
                       textcoords="offset points", ha="right", fontsize=9, color="0.35")  # fmt: skip
     axes.set_xlabel(field)
-    axes.set_ylabel("gain over plain decoding")
+    axes.set_ylabel("speedup over plain decoding")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

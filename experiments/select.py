@@ -131,7 +131,7 @@ def show(candidates: list[Candidate], config) -> None:
     console.print(
         "α: chance that a drafted token is accepted. agree: how often both models find the same "
         "token likeliest. c, v: a draft step and a verify pass in target steps. τ: tokens for each "
-        "call of the target. predicted, loop: gain over plain decoding without prefill; total: "
+        "call of the target. predicted, loop: speedup over plain decoding without prefill; total: "
         f"with it. memory: both models and their caches at batch {config.batch_size}.\n",
     )
     if (free := memory_free()) is not None:
@@ -161,8 +161,8 @@ COLUMNS: list[report.Column] = [
     ("v(γ)", _of_draft("v")),
     ("τ", _number("tau")),
     ("predicted", _number("predicted")),
-    ("loop", _number("gain")),
-    ("total", _number("gain_end_to_end")),
+    ("loop", _number("speedup")),
+    ("total", _number("speedup_end_to_end")),
     ("memory", lambda row: gigabytes(row["memory"]) if row["memory"] else "–"),
 ]
 

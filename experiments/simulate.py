@@ -2,10 +2,10 @@
 
     python -m experiments.simulate --workdir=runs/simulate
 
-Four parts: the law of the output is the target's; what the formula promises; what the loop gives
-beside it; and where nothing can be gained. Every law is known in advance, so every number has its
-answer beside it. Prints a table for each part and writes simulate.jsonl, report.md and a figure for
-each to the workdir, replacing those of an earlier run. Takes less than a minute.
+Four parts: the distribution of the output is the target's; what the formula promises; what the loop
+gives beside it; and where nothing can be gained. Every distribution is known in advance, so every
+number has its answer beside it. Prints a table for each part and writes simulate.jsonl, report.md
+and a figure for each to the workdir, replacing those of an earlier run. Takes less than a minute.
 """
 
 import dataclasses
@@ -123,11 +123,11 @@ def tokens_per_call(state: State) -> tuple[float, float]:
     return float(tau), float(1.96 * error)
 
 
-# 1. The law
+# 1. The distribution
 
 
-def law(key: Key[Array, ""], draws: int) -> Part:
-    """Draws of the first output token against the target's law."""
+def distribution(key: Key[Array, ""], draws: int) -> Part:
+    """Draws of the first output token against the target's distribution."""
     target_probs, draft_probs = np.array(TARGET_PROBS), np.array(DRAFT_PROBS)
     # A row with two tokens to give drafts one of them, and checks it.
     state = decode(
@@ -167,13 +167,14 @@ def law(key: Key[Array, ""], draws: int) -> Part:
     sentence = (
         f"Σ min(p, q) = {alpha:.3f} is the chance that the draft's token is kept, and "
         f"{accepted:.3f} of {draws:,} were; what is rejected is drawn anew from the residual, and "
-        f"the tokens that come out follow the target's law, with a largest error of {largest:.4f}."
+        "the tokens that come out follow the target's distribution, with a largest error of "
+        f"{largest:.4f}."
     )
-    title = "1. The law of the output is the target's"
-    return Part("law", title, columns, rows, sentence, _draw_law(rows), draws)
+    title = "1. The distribution of the output is the target's"
+    return Part("distribution", title, columns, rows, sentence, _draw_distribution(rows), draws)
 
 
-def _draw_law(rows: list[dict[str, Any]]) -> Figure:
+def _draw_distribution(rows: list[dict[str, Any]]) -> Figure:
     figure, axes = _axes("token", "probability")
     places = np.arange(len(rows))
     for shift, field, label, colour in (
@@ -192,7 +193,7 @@ def _draw_law(rows: list[dict[str, Any]]) -> Figure:
 
 
 def predicted() -> Part:
-    """The gain of Thm 3.8, and the draft length that would be best."""
+    """The speedup of Thm 3.8, and the draft length that would be best."""
     rows = []
     for alpha, gamma, c in SETTINGS:
         best = formulas.optimal_gamma(alpha, c)
@@ -203,9 +204,9 @@ def predicted() -> Part:
                 "c": c,
                 "tokens": formulas.expected_tokens(alpha, gamma),
                 "cost": gamma * c + 1,
-                "gain": formulas.walltime_gain(alpha, gamma, c),
+                "speedup": formulas.walltime_speedup(alpha, gamma, c),
                 "best_gamma": best,
-                "best_gain": formulas.walltime_gain(alpha, best, c),
+                "best_speedup": formulas.walltime_speedup(alpha, best, c),
             }
         )
     columns: list[report.Column] = [
@@ -214,27 +215,28 @@ def predicted() -> Part:
         ("c", lambda row: f"{row['c']:.2f}"),
         ("tokens per target call", lambda row: f"{row['tokens']:.2f}"),
         ("cost γc + 1", lambda row: f"{row['cost']:.2f}"),
-        ("gain", lambda row: f"{row['gain']:.2f}"),
+        ("speedup", lambda row: f"{row['speedup']:.2f}"),
         ("best γ", lambda row: str(row["best_gamma"])),
-        ("its gain", lambda row: f"{row['best_gain']:.2f}"),
+        ("its speedup", lambda row: f"{row['best_speedup']:.2f}"),
     ]
     least, most = rows[0], rows[-1]
     sentence = (
-        "The gain is tokens per target call over the time of a round in target steps (Thm 3.8), "
+        "The speedup is tokens per target call over the time of a round in target steps (Thm 3.8), "
         f"and α counts for more than γ: from α = {least['alpha']:g} to {most['alpha']:g} the best "
-        f"gain at c = {most['c']:g} goes from {least['best_gain']:.2f} to {most['best_gain']:.2f}."
+        f"speedup at c = {most['c']:g} goes from {least['best_speedup']:.2f} to "
+        f"{most['best_speedup']:.2f}."
     )
     title = "2. What the formula promises"
-    return Part("gain", title, columns, rows, sentence, _draw_gain(rows))
+    return Part("speedup", title, columns, rows, sentence, _draw_speedup(rows))
 
 
-def _draw_gain(rows: list[dict[str, Any]]) -> Figure:
-    figure, axes = _axes("γ, drafted tokens per target call", "gain over plain decoding")
+def _draw_speedup(rows: list[dict[str, Any]]) -> Figure:
+    figure, axes = _axes("γ, drafted tokens per target call", "speedup over plain decoding")
     gammas = np.arange(16)
     for row, colour in zip(rows[::-1], _shades(len(rows))[::-1], strict=True):
-        gains = formulas.walltime_gain(row["alpha"], gammas, row["c"])
-        axes.plot(gammas, gains, color=colour, label=f"α = {row['alpha']:g}, c = {row['c']:g}")
-        axes.plot(row["gamma"], row["gain"], "o", color=colour)
+        speedups = formulas.walltime_speedup(row["alpha"], gammas, row["c"])
+        axes.plot(gammas, speedups, color=colour, label=f"α = {row['alpha']:g}, c = {row['c']:g}")
+        axes.plot(row["gamma"], row["speedup"], "o", color=colour)
     axes.axhline(1, color="0.35", linestyle=":")
     axes.set_xlim(0, 15)
     axes.legend(frameon=False, fontsize=9, loc="upper left")
@@ -246,7 +248,7 @@ def _draw_gain(rows: list[dict[str, Any]]) -> Figure:
 
 
 def simulated(key: Key[Array, ""], rows: int, budget: int) -> Part:
-    """Tokens per call and gain of the loop beside the formula's, α known by construction."""
+    """Tokens per call and speedup of the loop beside the formula's, α known by construction."""
     found = []
     for number, (kind, alpha, target, draft, first) in enumerate(_pairs()):
         for gamma in GAMMAS:
@@ -270,8 +272,8 @@ def simulated(key: Key[Array, ""], rows: int, budget: int) -> Part:
                     "tokens": formulas.expected_tokens(alpha, gamma),
                     "simulated_tokens": tau,
                     "half_interval": error,
-                    "gain": formulas.walltime_gain(alpha, gamma, C),
-                    "simulated_gain": formulas.walltime_gain_from_tau(tau, gamma, C),
+                    "speedup": formulas.walltime_speedup(alpha, gamma, C),
+                    "simulated_speedup": formulas.walltime_speedup_from_tau(tau, gamma, C),
                     "rows": rows,
                     "budget": budget,
                 }
@@ -283,19 +285,23 @@ def simulated(key: Key[Array, ""], rows: int, budget: int) -> Part:
         ("tokens per call", lambda row: f"{row['tokens']:.3f}"),
         ("simulated", lambda row: f"{row['simulated_tokens']:.3f}"),
         ("± 95%", lambda row: f"{row['half_interval']:.3f}"),
-        ("gain", lambda row: f"{row['gain']:.2f}"),
-        ("simulated", lambda row: f"{row['simulated_gain']:.2f}"),
-        ("off by", lambda row: f"{row['simulated_gain'] / row['gain'] - 1:+.1%}"),
+        ("speedup", lambda row: f"{row['speedup']:.2f}"),
+        ("simulated", lambda row: f"{row['simulated_speedup']:.2f}"),
+        ("off by", lambda row: f"{row['simulated_speedup'] / row['speedup'] - 1:+.1%}"),
     ]
     off = {
         kind: max(
-            (row["simulated_gain"] / row["gain"] - 1 for row in found if row["acceptance"] == kind),
+            (
+                row["simulated_speedup"] / row["speedup"] - 1
+                for row in found
+                if row["acceptance"] == kind
+            ),
             key=abs,
         )
         for kind in ("independent", "in stretches")
     }
     sentence = (
-        f"Where every token is accepted with the same chance, the loop gives the formula's gain "
+        f"Where every token is accepted with the same chance, the loop gives the formula's speedup "
         f"within {abs(off['independent']):.1%}; where hard (β = {HARD:g}) and easy stretches "
         f"(β = {EASY:g}) have the same mean, it differs by up to {off['in stretches']:+.1%}, since "
         "hard stretches take more calls than their share of tokens."
@@ -307,44 +313,51 @@ def simulated(key: Key[Array, ""], rows: int, budget: int) -> Part:
 def _pairs() -> Iterator[tuple[str, float, Model, Model, Sequence[int]]]:
     """Models whose α is known: a name, α, target, draft and the tokens that outputs begin with.
 
-    The target has eight tokens and a ninth that it never says. Its law depends on the last token.
+    The target has eight tokens and a ninth that it never says. Its distribution depends on the last
+    token.
     """
     size, half = 9, 4
     wheel = np.stack([np.roll(TARGET_PROBS, i) for i in range(size)])
-    laws = np.pad(wheel, ((0, 0), (0, 1)))
+    distributions = np.pad(wheel, ((0, 0), (0, 1)))
     for alpha in ALPHAS:
-        draft_probs = table.draft_of_alpha(laws, np.full(size, alpha))
-        yield "independent", alpha, table.by_last_token(laws), table.by_last_token(draft_probs), [0]
+        draft_probs = table.draft_of_alpha(distributions, np.full(size, alpha))
+        yield (
+            "independent",
+            alpha,
+            table.by_last_token(distributions),
+            table.by_last_token(draft_probs),
+            [0],
+        )
     # Tokens 0 to 3 are hard to foresee for the draft, 4 to 7 are easy, and they come in stretches.
     hard = np.arange(size) < half
     same = hard[:, None] == hard[None, :]
-    laws = np.where(same, STAY / half, (1 - STAY) / half)
-    laws[:, -1] = 0
-    laws[-1, :-1] = 1 / (size - 1)
-    draft_probs = table.draft_of_alpha(laws, np.where(hard, HARD, EASY))
+    distributions = np.where(same, STAY / half, (1 - STAY) / half)
+    distributions[:, -1] = 0
+    distributions[-1, :-1] = 1 / (size - 1)
+    draft_probs = table.draft_of_alpha(distributions, np.where(hard, HARD, EASY))
     yield (
         "in stretches",
         (HARD + EASY) / 2,
-        table.by_last_token(laws),
+        table.by_last_token(distributions),
         table.by_last_token(draft_probs),
         [0, half],
     )
 
 
 def _draw_simulated(rows: list[dict[str, Any]]) -> Figure:
-    figure, axes = _axes("γ, drafted tokens per target call", "gain over plain decoding")
+    figure, axes = _axes("γ, drafted tokens per target call", "speedup over plain decoding")
     gammas = np.arange(10)
     colours = _shades(len(ALPHAS))
     for alpha, colour in zip(ALPHAS, colours, strict=True):
-        gains = formulas.walltime_gain(alpha, gammas, C)
-        axes.plot(gammas, gains, color=colour)
-        _label(axes, 9, gains[-1], f"α = {alpha:g}", colour)
+        speedups = formulas.walltime_speedup(alpha, gammas, C)
+        axes.plot(gammas, speedups, color=colour)
+        _label(axes, 9, speedups[-1], f"α = {alpha:g}", colour)
     for row in rows:
         free = row["acceptance"] == "independent"
         colour = colours[ALPHAS.index(row["alpha"])]
         axes.plot(
             row["gamma"],
-            row["simulated_gain"],
+            row["simulated_speedup"],
             "o" if free else "D",
             color=colour,
             markerfacecolor=colour if free else "white",
@@ -358,15 +371,18 @@ def _draw_simulated(rows: list[dict[str, Any]]) -> Figure:
     return figure
 
 
-# 4. No gain
+# 4. No speedup
 
 
-def no_gain(key: Key[Array, ""], rows: int, budget: int) -> Part:
-    """A draft too slow for its α: nothing gains where α ≤ c (Cor 3.9)."""
+def no_speedup(key: Key[Array, ""], rows: int, budget: int) -> Part:
+    """A draft too slow for its α: nothing is faster where α ≤ c (Cor 3.9)."""
     found = []
     for number, alpha in enumerate(POOR_ALPHAS):
-        laws = np.append(TARGET_PROBS, 0.0)
-        target, draft = table.fixed(laws), table.fixed(table.draft_of_alpha(laws, alpha))
+        distributions = np.append(TARGET_PROBS, 0.0)
+        target, draft = (
+            table.fixed(distributions),
+            table.fixed(table.draft_of_alpha(distributions, alpha)),
+        )
         state = decode(
             target, draft, gamma=1, rows=rows, budget=budget, key=jax.random.fold_in(key, number)
         )
@@ -376,12 +392,12 @@ def no_gain(key: Key[Array, ""], rows: int, budget: int) -> Part:
             {
                 "alpha": alpha,
                 "c": SLOW_C,
-                "gain_1": formulas.walltime_gain(alpha, 1, SLOW_C),
-                "simulated_gain_1": formulas.walltime_gain_from_tau(tau, 1, SLOW_C),
-                "gain_3": formulas.walltime_gain(alpha, 3, SLOW_C),
-                "gain_7": formulas.walltime_gain(alpha, 7, SLOW_C),
+                "speedup_1": formulas.walltime_speedup(alpha, 1, SLOW_C),
+                "simulated_speedup_1": formulas.walltime_speedup_from_tau(tau, 1, SLOW_C),
+                "speedup_3": formulas.walltime_speedup(alpha, 3, SLOW_C),
+                "speedup_7": formulas.walltime_speedup(alpha, 7, SLOW_C),
                 "best_gamma": best,
-                "best_gain": formulas.walltime_gain(alpha, best, SLOW_C),
+                "best_speedup": formulas.walltime_speedup(alpha, best, SLOW_C),
                 "rows": rows,
                 "budget": budget,
             }
@@ -389,38 +405,39 @@ def no_gain(key: Key[Array, ""], rows: int, budget: int) -> Part:
     columns: list[report.Column] = [
         ("α", lambda row: f"{row['alpha']:.2f}"),
         ("c", lambda row: f"{row['c']:.2f}"),
-        ("gain, γ = 1", lambda row: f"{row['gain_1']:.2f}"),
-        ("simulated", lambda row: f"{row['simulated_gain_1']:.2f}"),
-        ("γ = 3", lambda row: f"{row['gain_3']:.2f}"),
-        ("γ = 7", lambda row: f"{row['gain_7']:.2f}"),
+        ("speedup, γ = 1", lambda row: f"{row['speedup_1']:.2f}"),
+        ("simulated", lambda row: f"{row['simulated_speedup_1']:.2f}"),
+        ("γ = 3", lambda row: f"{row['speedup_3']:.2f}"),
+        ("γ = 7", lambda row: f"{row['speedup_7']:.2f}"),
         ("best γ", lambda row: str(row["best_gamma"] or "none")),
-        ("its gain", lambda row: f"{row['best_gain']:.2f}"),
+        ("its speedup", lambda row: f"{row['best_speedup']:.2f}"),
     ]
     sentence = (
-        f"A draft step takes {SLOW_C:g} of a target step: up to α = {SLOW_C:g} no γ gains, and the "
-        "best is plain decoding; above it, one drafted token already gains (1 + α)/(1 + c)."
+        f"A draft step takes {SLOW_C:g} of a target step: up to α = {SLOW_C:g} no γ is faster, "
+        "and the best is plain decoding; above it, one drafted token already speedups (1 + "
+        "α)/(1 + c)."
     )
-    title = "4. Where there is no gain: α ≤ c"
-    return Part("no_gain", title, columns, found, sentence, _draw_no_gain(), rows)
+    title = "4. Where there is no speedup: α ≤ c"
+    return Part("no_speedup", title, columns, found, sentence, _draw_no_speedup(), rows)
 
 
-def _draw_no_gain() -> Figure:
+def _draw_no_speedup() -> Figure:
     figure, axes = _axes("c, a draft step in target steps", "α")
     c, alpha = np.linspace(0.005, 0.995, 100), np.linspace(0.005, 0.995, 100)
     grid_c, grid_alpha = np.meshgrid(c, alpha)
     best = formulas.optimal_gamma(grid_alpha, grid_c, max_gamma=60)
-    gain = formulas.walltime_gain(grid_alpha, best, grid_c)
+    speedup = formulas.walltime_speedup(grid_alpha, best, grid_c)
     levels = [1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0]
     axes.grid(False)
     axes.contourf(
-        c, alpha, np.where(best > 0, gain, np.nan), levels,
+        c, alpha, np.where(best > 0, speedup, np.nan), levels,
         colors=colormaps["viridis_r"](np.linspace(0.02, 0.85, len(levels) - 1)), extend="max",
     )  # fmt: skip
-    lines = axes.contour(c, alpha, gain, levels[1:], colors="white", linewidths=0.8)
+    lines = axes.contour(c, alpha, speedup, levels[1:], colors="white", linewidths=0.8)
     axes.clabel(lines, fmt=lambda level: f"{level:g}×", fontsize=8)
     axes.plot([0, 1], [0, 1], color="0.2", linewidth=1.2)
-    axes.text(0.62, 0.3, "α ≤ c: no γ gains", ha="center", color="0.3")
-    axes.set_title("gain at the best γ", loc="left", fontsize=10)
+    axes.text(0.62, 0.3, "α ≤ c: no γ is faster", ha="center", color="0.3")
+    axes.set_title("speedup at the best γ", loc="left", fontsize=10)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     return figure
@@ -482,10 +499,10 @@ def main(_) -> None:
     keys = jax.random.split(jax.random.key(options.seed), 3)
     parts = []
     for make in (
-        lambda: law(keys[0], options.draws),
+        lambda: distribution(keys[0], options.draws),
         predicted,
         lambda: simulated(keys[1], options.outputs, options.tokens),
-        lambda: no_gain(keys[2], options.outputs, options.tokens),
+        lambda: no_speedup(keys[2], options.outputs, options.tokens),
     ):
         part = make()
         parts.append(part)

@@ -54,7 +54,7 @@ def table1() -> list[Computed]:
             row.gamma,
             formulas.operations_factor(row.alpha, row.gamma, c_hat=0),
             row.operations,
-            formulas.walltime_gain(row.alpha, row.gamma, c=0),
+            formulas.walltime_speedup(row.alpha, row.gamma, c=0),
             row.speed,
         )
         for row in TABLE_1
@@ -95,7 +95,7 @@ def figure4() -> Figure:
     )
     gammas = (1, 3, 5, 7, 10)
     for gamma, color in zip(gammas, _shades(len(gammas)), strict=True):
-        speed = formulas.walltime_gain(ALPHAS, gamma, c=0)
+        speed = formulas.walltime_speedup(ALPHAS, gamma, c=0)
         operations = formulas.operations_factor(ALPHAS, gamma, c_hat=0)
         axes.plot(ALPHAS, speed, color=color)
         axes.plot(ALPHAS, operations, color=color, linestyle=":")
@@ -128,7 +128,7 @@ def report(rows: list[Computed]) -> str:
     )
     captions = {
         2: "Tokens per target call against α. The dotted line is plain decoding.",
-        3: "The γ of the largest gain against α. "
+        3: "The γ of the largest speedup against α. "
         f"From α = {lowest:g} to {highest:g} it goes from {ends}.",
         4: "Speed (solid) and arithmetic operations (dotted) against α. A longer draft buys speed "
         "with operations. As α grows, speed grows and operations fall.",

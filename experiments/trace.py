@@ -19,7 +19,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from experiments import common, pricing
-from experiments.reproduce import gains, study
+from experiments.reproduce import speedups, study
 from experiments.reproduce.study import Study, find, short
 from specjax.measure import report
 from specjax.replay import rollouts
@@ -112,8 +112,8 @@ def priced(on: Study, draft: str, temperature: float) -> dict[str, Any]:
     of = on, draft, temperature
     gammas = sorted({1, 2, 4, 8, gamma_max} & {*range(1, gamma_max + 1)})
     loops = {
-        pricing.POLICIES: dataclasses.replace(gains.method(*of, gamma_max), widths=widths),
-        **{pricing.static(gamma): gains.method(*of, gamma) for gamma in gammas},
+        pricing.POLICIES: dataclasses.replace(speedups.method(*of, gamma_max), widths=widths),
+        **{pricing.static(gamma): speedups.method(*of, gamma) for gamma in gammas},
     }
     found = pricing.measure(*of, loops, on.config.repeats)
     table = found[pricing.POLICIES]

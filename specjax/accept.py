@@ -1,12 +1,14 @@
-"""Acceptance rules: how many drafted tokens are kept, and the law of the token that follows.
+"""Acceptance rules: how many drafted tokens are kept, and the distribution of the token that
+follows.
 
-A rule is pure functions from log-probabilities to laws. It draws nothing: the loop does, so that
-the law of a whole round can be enumerated. Both models' log-probabilities come from the same
-`standardize`; only a rule that is not exact may read the target by another (`target_law`).
+A rule is pure functions from log-probabilities to distributions. It draws nothing: the loop does,
+so that the distribution of a whole round can be enumerated. Both models' log-probabilities come
+from the same `standardize`; only a rule that is not exact may read the target by another
+(`target_distribution`).
 
-Shapes: `target_logprobs` (B, γ+1, V), entry i the target's law after i drafted tokens, given the
-noise (`given_noise`) in `stop` and `next_probs`; `draft_logprobs` (B, γ, V), entry i the law
-that drafted token i was drawn from, before any noise is known; `drafts` (B, γ);
+Shapes: `target_logprobs` (B, γ+1, V), entry i the target's distribution after i drafted tokens,
+given the noise (`given_noise`) in `stop` and `next_probs`; `draft_logprobs` (B, γ, V), entry i the
+distribution that drafted token i was drawn from, before any noise is known; `drafts` (B, γ);
 `draft_len` (B,) ≤ γ, how many were submitted. Entries at or beyond draft_len are arbitrary.
 """
 
@@ -48,7 +50,7 @@ class AcceptanceRule(Protocol):
         """The rule that this one is for a kind of sampling: nearly always itself."""
         ...
 
-    def target_law(
+    def target_distribution(
         self, logits: Float[Array, "*batch V"], sampling: Sampling
     ) -> Float[Array, "*batch V"]:
         """The target's log-probabilities that the rule reads: `standardize`, if it is exact."""
@@ -60,14 +62,16 @@ class AcceptanceRule(Protocol):
         keys: Key[Array, " B"],
         position: Int[Array, " B"],
     ) -> Float[Array, "B V"]:
-        """What is left of a law, of the draft's or the target's, once the noise of each row's
-        absolute position is known: the law itself, unless both models share that noise."""
+        """What is left of a distribution, of the draft's or the target's, once the noise of each
+        row's absolute position is known: the distribution itself, unless both models share that
+        noise."""
         ...
 
     def acceptance(
         self, target_logprobs: Float[Array, "*batch V"], draft_logprobs: Float[Array, "*batch V"]
     ) -> Float[Array, "*batch"]:
-        """The chance that a token drawn from the draft's law is accepted: α is its mean."""
+        """The chance that a token drawn from the draft's distribution is accepted: α is its
+        mean."""
         ...
 
     def stop(
@@ -102,12 +106,12 @@ def resolve_rule(method: Any) -> None:
 
 
 def at_tokens(logprobs: Float[Array, "B G V"], tokens: Int[Array, "B G"]) -> Float[Array, "B G"]:
-    """The log-probability of each token under the law at its position."""
+    """The log-probability of each token under the distribution at its position."""
     return jnp.take_along_axis(logprobs, tokens[:, :, None], axis=2)[:, :, 0]
 
 
 def at_position(logprobs: Float[Array, "B K V"], position: Int[Array, " B"]) -> Float[Array, "B V"]:
-    """The law at one position of each row."""
+    """The distribution at one position of each row."""
     return jnp.take_along_axis(logprobs, position[:, None, None], axis=1)[:, 0]
 
 
@@ -122,7 +126,7 @@ def coupled_overlap(
     target_logprobs: Float[Array, "*batch V"], draft_logprobs: Float[Array, "*batch V"]
 ) -> Float[Array, "*batch"]:
     """Σₓ 1/Σ_y max(p(y)/p(x), q(y)/q(x)): the chance that one Gumbel noise draws the same token
-    from both laws (target p, draft q); never too high, and at most 1/32 of it too low.
+    from both distributions (target p, draft q); never too high, and at most 1/32 of it too low.
 
     With s = p(x)/(p(x) + q(x)) a term is p·q/(p + q) over G(s) = Σ_y max((1−s)·p(y), s·q(y)). G is
     convex, so its chords over 32 cells lie above it; a sort would be exact, and takes 26 ms on a
@@ -159,10 +163,10 @@ def surviving(stop: Float[Array, "B K"]) -> Float[Array, "B K-1"]:
 def residual(
     target_probs: Float[Array, "B V"], draft_probs: Float[Array, "B V"]
 ) -> Float[Array, "B V"]:
-    """norm(max(0, target − draft)); the target's own law where nothing is left of it.
+    """norm(max(0, target − draft)); the target's own distribution where nothing is left of it.
 
-    Nothing is left where both laws agree up to rounding; a rejection there has a probability of
-    the order of rounding too.
+    Nothing is left where both distributions agree up to rounding; a rejection there has a
+    probability of the order of rounding too.
     """
     left = jnp.maximum(target_probs - draft_probs, 0.0)
     mass = jnp.sum(left, axis=-1, keepdims=True)
@@ -182,7 +186,7 @@ class TokenRule:
     def under(self, sampling):
         return self
 
-    def target_law(self, logits, sampling):
+    def target_distribution(self, logits, sampling):
         return smp.standardize(logits, sampling)
 
     def given_noise(self, logprobs, keys, position):
@@ -203,7 +207,7 @@ class TokenRule:
         return ends(jnp.exp(jnp.cumsum(log_ratio, axis=1)))
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
-        """The residual at the rejected token; the target's law if all were accepted."""
+        """The residual at the rejected token; the target's distribution if all were accepted."""
         target = jnp.exp(at_position(target_logprobs, accepted))
         last = max(draft_logprobs.shape[1] - 1, 0)
         draft = jnp.exp(at_position(draft_logprobs, jnp.minimum(accepted, last)))
@@ -225,7 +229,7 @@ class BlockRule(TokenRule):
     reveals_shorter: ClassVar[bool] = False  # what is kept depends on where the draft ended
 
     def under(self, sampling):
-        """Of laws that are one-hot the token rule keeps as much."""
+        """Of distributions that are one-hot the token rule keeps as much."""
         return TokenRule() if sampling.kind == "greedy" else self
 
     def acceptance(self, target_logprobs, draft_logprobs):
@@ -246,7 +250,7 @@ class BlockRule(TokenRule):
         return (1.0 - missed) * jnp.pad(later, ((0, 0), (0, 1)), constant_values=1.0)
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
-        """norm([P·p − q]₊); the target's law if all were accepted."""
+        """norm([P·p − q]₊); the target's distribution if all were accepted."""
         log_kept = self._log_kept(target_logprobs, draft_logprobs, drafts, draft_len)
         log_kept = jnp.take_along_axis(log_kept, accepted[:, None], axis=1)
         target = jnp.exp(log_kept + at_position(target_logprobs, accepted))
@@ -269,8 +273,9 @@ class GumbelRule(TokenRule):
     Suresh 2024): a drafted token is kept if it is the one that the target draws there.
 
     So the tokens are those of plain decoding with the same key, whatever the drafter and the
-    policy. Given the noise the target's law is one-hot, and the token rule does the rest: any law
-    that gives the drafted token a positive probability accepts it exactly if it is the target's.
+    policy. Given the noise the target's distribution is one-hot, and the token rule does the rest:
+    any distribution that gives the drafted token a positive probability accepts it exactly if it is
+    the target's.
     """
 
     exact: ClassVar[bool] = True
@@ -338,7 +343,7 @@ class LenientArgmax(TokenRule):
         """With l = 1."""
         return bool(self.lenience == 1)
 
-    def target_law(self, logits, sampling):
+    def target_distribution(self, logits, sampling):
         return smp.standardize(logits, smp.sampling(1.0))
 
     def acceptance(self, target_logprobs, draft_logprobs):
@@ -399,7 +404,7 @@ def load(name: str, **settings: Any) -> AcceptanceRule:
 
 
 # What decides about tokens. `under` need not be among them: a rule is judged as what it gives.
-_DECIDING = frozenset(("target_law", "given_noise", "stop", "next_probs"))
+_DECIDING = frozenset(("target_distribution", "given_noise", "stop", "next_probs"))
 
 
 def exactness(rule: AcceptanceRule, sampling: Sampling) -> bool | None:
@@ -450,7 +455,8 @@ def remark(rule: AcceptanceRule, sampling: Sampling) -> str:
 def _submitted_probs(
     draft_logprobs: Float[Array, "B G V"], draft_len: Int[Array, " B"]
 ) -> Float[Array, "B K V"]:
-    """The draft's laws, and nothing (0 throughout) where no token was submitted: γ+1 entries."""
+    """The draft's distributions, and nothing (0 throughout) where no token was submitted: γ+1
+    entries."""
     slots = jnp.arange(draft_logprobs.shape[1], dtype=jnp.int32)[None, :]
     submitted = slots < draft_len[:, None]
     probs = jnp.where(submitted[:, :, None], jnp.exp(draft_logprobs), 0.0)

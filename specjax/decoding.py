@@ -58,7 +58,7 @@ def generate(
     on the key, its index among `texts` and its sample number, and not on the batch.
 
     Args:
-      target: whose law the output follows.
+      target: whose distribution the output follows.
       draft: a small checkpoint with the same vocabulary, any other drafter, or the name of either
         (`specjax.drafters.loading.load`); or None.
       texts: inputs, which an encoder-decoder reads and a decoder-only model continues. An empty

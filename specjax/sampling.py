@@ -1,7 +1,7 @@
-"""From logits to the law that is sampled, and draws from it.
+"""From logits to the distribution that is sampled, and draws from it.
 
 `standardize` is the only place where temperature, top-k and top-p act. Baseline, draft, verify,
-bonus and residual all share it, which is what makes the output's law the target's.
+bonus and residual all share it, which is what makes the output's distribution the target's.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
 
 
 def standardize(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[Array, "*batch V"]:
-    """Log-probabilities of the law that is sampled; −inf where a token cannot be.
+    """Log-probabilities of the distribution that is sampled; −inf where a token cannot be.
 
     At least float32, whatever the logits are. Logits that are not finite (NaN, +inf, or −inf
     throughout) give NaN in every entry, so that one entry tells.

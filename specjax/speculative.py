@@ -318,7 +318,7 @@ def _score(method, context, state, block, width, turn, carry) -> tuple[Scores, o
     rule = method.rule
     tokens = block[:, :width].at[:, 0].add(turn)
     hidden, cache = method.target(tokens, state.length - 1 + turn, context, carry[1])
-    logprobs = rule.target_law(method.target.logits(hidden), method.sampling)
+    logprobs = rule.target_distribution(method.target.logits(hidden), method.sampling)
     # What lies past the end of every draft is never read.
     room = ((0, 0), (0, block.shape[1] - width), (0, 0))
     return Scores(jnp.pad(logprobs, room), jnp.pad(hidden, room)), cache

@@ -96,8 +96,8 @@ def commit(
 ) -> State:
     """Append each row's accepted drafts and next token, up to the first EOS or the budget.
 
-    With drafts [a b c], accepted 2 and next token x a row gains [a b x]; if b is EOS it gains
-    [a b] and is done, and x counts nowhere. Finished rows gain nothing.
+    With drafts [a b c], accepted 2 and next token x a row gets [a b x]; if b is EOS it gets
+    [a b] and is done, and x counts nowhere. Finished rows get nothing.
     """
     gamma = drafts.shape[1]
     slot = jnp.arange(gamma + 1, dtype=jnp.int32)[None, :]
@@ -141,9 +141,9 @@ def commit(
 
 
 def is_finite(logprobs: Array, live: Bool[Array, " B"]) -> Bool[Array, ""]:
-    """Whether every live row of (B, …, V) standardized log-probabilities is a law.
+    """Whether every live row of (B, …, V) standardized log-probabilities is a distribution.
 
-    `standardize` spreads NaN over the whole law, so its first entry tells.
+    `standardize` spreads NaN over the whole distribution, so its first entry tells.
     """
     first = logprobs[..., 0].reshape(logprobs.shape[0], -1)
     return ~jnp.any(jnp.isnan(first) & live[:, None])

@@ -1,8 +1,9 @@
-"""The law of the speculative loop's output, through the real `step`, outcome by outcome.
+"""The distribution of the speculative loop's output, through the real `step`, outcome by outcome.
 
 A round is run once for every draft, every accepted count and every next token, by dice that say
-what they are told. Its probability follows from the laws that the `Round` reports. Rows with the
-same tokens and the same state of the policy are merged, and the next round starts from them.
+what they are told. Its probability follows from the distributions that the `Round` reports. Rows
+with the same tokens and the same state of the policy are merged, and the next round starts from
+them.
 """
 
 import functools
@@ -39,7 +40,7 @@ class Forced(speculative.Dice):
         return self.token
 
 
-def output_law(
+def output_distribution(
     method: speculative.Speculative,
     inputs: Inputs,
     budget: int,
@@ -52,7 +53,8 @@ def output_law(
 
     Args:
       step: `speculative.step`, or one with a planted fault.
-      drawn_from: the laws (B, γ, V) that drafted tokens come from, given those that are reported;
+      drawn_from: the distributions (B, γ, V) that drafted tokens come from, given those that are
+        reported;
         None: the same, as it should be.
       seed: picks which of the merged rows goes on (with its own cache).
     """
@@ -61,7 +63,7 @@ def output_law(
     keys, finite = pool.keys, (pool.target_finite, pool.draft_finite)
     expand = _expander(step, drawn_from)
     pool = jax.tree.map(lambda x: np.asarray(x)[:1], _batched(pool))
-    weights, law = np.ones(1), {}
+    weights, distribution = np.ones(1), {}
     while len(weights):
         grown, chances = [], []
         for at in range(0, len(weights), STATES):
@@ -76,9 +78,9 @@ def output_law(
             chances.append(chance[kept])
         pool = jax.tree.map(lambda *xs: np.concatenate(xs), *grown)
         weights = np.concatenate(chances)
-        pool, weights = _harvest(pool, weights, law, inputs)
+        pool, weights = _harvest(pool, weights, distribution, inputs)
         pool, weights = _merge(pool, weights, rng)
-    return law
+    return distribution
 
 
 def _first(method, inputs, budget):
@@ -137,10 +139,10 @@ def _chance(round_, drawn_from):
     Tokens past the end of a draft are arbitrary: they count as drawn uniformly.
     """
     drafts = round_.drafts
-    laws = drafts.logprobs if drawn_from is None else drawn_from(drafts.logprobs)
-    vocab_size, gamma = laws.shape[2], laws.shape[1]
+    distributions = drafts.logprobs if drawn_from is None else drawn_from(drafts.logprobs)
+    vocab_size, gamma = distributions.shape[2], distributions.shape[1]
     submitted = jnp.arange(gamma, dtype=jnp.int32)[None, :] < drafts.length[:, None]
-    each = jnp.where(submitted, jnp.exp(at_tokens(laws, drafts.tokens)), 1 / vocab_size)
+    each = jnp.where(submitted, jnp.exp(at_tokens(distributions, drafts.tokens)), 1 / vocab_size)
     drawn = jnp.prod(each, axis=1)
     stopped = jnp.take_along_axis(round_.stop, round_.accepted[:, None], axis=1)[:, 0]
     last = jnp.take_along_axis(round_.next_probs, round_.next_token[:, None], axis=1)[:, 0]
@@ -149,12 +151,12 @@ def _chance(round_, drawn_from):
     return jnp.where(possible, drawn * stopped * last, 0.0)
 
 
-def _harvest(pool, weights, law, inputs):
-    """Move finished rows into the law."""
+def _harvest(pool, weights, distribution, inputs):
+    """Move finished rows into the distribution."""
     prompt_len = int(inputs.prompt_len[0])
     for row in np.flatnonzero(pool.done):
         output = tuple(pool.tokens[row, prompt_len : pool.length[row]].tolist())
-        law[output] = law.get(output, 0.0) + float(weights[row])
+        distribution[output] = distribution.get(output, 0.0) + float(weights[row])
     alive = np.flatnonzero(~pool.done)
     return jax.tree.map(lambda x: x[alive], pool), weights[alive]
 

@@ -6,7 +6,7 @@ from scipy import stats
 from table_models import logits_after
 
 
-def law(logits: np.ndarray, sampling) -> np.ndarray:
+def distribution(logits: np.ndarray, sampling) -> np.ndarray:
     """Probabilities of one row of finite or −inf logits, in float64."""
     logits = np.asarray(logits, np.float64)
     if sampling.kind == "greedy":
@@ -40,7 +40,7 @@ def _top_p(scaled, top_p):
     return scaled
 
 
-def sequence_law(model, inputs, sampling, eos_ids, budget: int) -> dict[tuple, float]:
+def sequence_distribution(model, inputs, sampling, eos_ids, budget: int) -> dict[tuple, float]:
     """P(output) for every output that a model can give, through EOS and the length limit."""
     done: dict[tuple, float] = {}
     prompt = tuple(int(t) for t in inputs.prompt[0, : int(inputs.prompt_len[0])])
@@ -50,7 +50,7 @@ def sequence_law(model, inputs, sampling, eos_ids, budget: int) -> dict[tuple, f
         rows = logits_after(model, inputs, prefixes, len(prompt) + budget)
         grown: dict[tuple, float] = {}
         for (output, weight), logits in zip(alive.items(), rows, strict=True):
-            for token, prob in enumerate(law(logits, sampling)):
+            for token, prob in enumerate(distribution(logits, sampling)):
                 if prob > 0:
                     (done if token in eos_ids else grown)[(*output, token)] = weight * prob
         alive = grown
@@ -62,17 +62,17 @@ def total_variation(left: dict, right: dict) -> float:
     return sum(abs(left.get(k, 0.0) - right.get(k, 0.0)) for k in left.keys() | right.keys()) / 2
 
 
-def chi_square(counts: dict, expected_law: dict) -> float:
-    """p-value of Pearson's test of counts against a law.
+def chi_square(counts: dict, expected_distribution: dict) -> float:
+    """p-value of Pearson's test of counts against a distribution.
 
-    Cells that expect fewer than 5 are pooled, the rarest first. A count where the law has none
-    gives 0.
+    Cells that expect fewer than 5 are pooled, the rarest first. A count where the distribution has
+    none gives 0.
     """
     total = sum(counts.values())
-    if counts.keys() - {cell for cell, prob in expected_law.items() if prob > 0}:
+    if counts.keys() - {cell for cell, prob in expected_distribution.items() if prob > 0}:
         return 0.0
     cells, pool = [], [0.0, 0.0]
-    for cell, prob in sorted(expected_law.items(), key=lambda item: item[1]):
+    for cell, prob in sorted(expected_distribution.items(), key=lambda item: item[1]):
         pool = [pool[0] + counts.get(cell, 0), pool[1] + total * prob]
         if pool[1] >= 5:
             cells.append(pool)

@@ -1,8 +1,8 @@
 """Models small enough to enumerate: pytrees of one random table, behind the `Model` protocol.
 
 `TableModel` looks its logits up by a hash of everything in the slots up to the query's, so that a
-stale, missing or misplaced cache entry changes the law. `MarkovModel` looks at the last token
-alone, for tests that write the expected tokens down.
+stale, missing or misplaced cache entry changes the distribution. `MarkovModel` looks at the last
+token alone, for tests that write the expected tokens down.
 """
 
 import jax
@@ -34,7 +34,7 @@ def _hash(tokens: Array, which: int) -> Array:
 
 @pytree
 class TableModel:
-    """The next token's law depends on the source and on the whole prefix."""
+    """The next token's distribution depends on the source and on the whole prefix."""
 
     table: Array  # (N, V) logits; prefixes are spread over the N rows
 
@@ -67,7 +67,7 @@ class TableModel:
 
 @pytree
 class MarkovModel:
-    """The next token's law depends on the last token alone; the cache holds nothing."""
+    """The next token's distribution depends on the last token alone; the cache holds nothing."""
 
     table: Array  # (V, V) logits by last token
 

@@ -36,13 +36,13 @@ def log(probs):
         return jnp.asarray(np.log(probs, dtype=np.float32))
 
 
-def laws(gamma: int):
+def distributions(gamma: int):
     """P at γ+1 positions and Q at γ, for one row."""
     return log(np.tile(P, (1, gamma + 1, 1))), log(np.tile(Q, (1, gamma, 1)))
 
 
-def random_laws(rows: int, gamma: int, vocab_size: int):
-    """Pairs of laws with zeros, and drafts that their laws allow."""
+def random_distributions(rows: int, gamma: int, vocab_size: int):
+    """Pairs of distributions with zeros, and drafts that their distributions allow."""
     rng = np.random.default_rng(0)
     p = rng.exponential(size=(rows, gamma + 1, vocab_size)) ** 2
     q = rng.exponential(size=(rows, gamma, vocab_size)) ** 2
@@ -67,14 +67,14 @@ def test_residual():
     np.testing.assert_allclose(found[0], [0.75, 0.25, 0, 0, 0, 0, 0, 0], atol=1e-6)
 
 
-def test_residual_of_equal_laws_is_the_law():
+def test_residual_of_equal_distributions_is_the_distribution():
     """Nothing is left of p − p, nor of p − q where q is above it by a rounding throughout."""
     p = jnp.asarray(P)[None]
     np.testing.assert_array_equal(residual(p, p), p)
     np.testing.assert_array_equal(residual(p, jnp.nextafter(p, jnp.float32(1))), p)
 
 
-def test_residual_of_almost_equal_laws_is_a_law():
+def test_residual_of_almost_equal_distributions_is_a_distribution():
     """What is left may be one rounding: it sums to 1 all the same."""
     p = jnp.asarray(P)[None]
     q = p.at[0, 2].set(jnp.nextafter(p[0, 2], jnp.float32(0)))
@@ -86,13 +86,13 @@ def test_residual_of_almost_equal_laws_is_a_law():
 def test_survival():
     """Tokens 0, 2, 3, 7 have p/q = 1.75, .75, ⅔, 1."""
     drafts = jnp.int32([[0, 2, 3, 7]])
-    survival = surviving(TokenRule().stop(*laws(4), drafts, jnp.int32([4])))
+    survival = surviving(TokenRule().stop(*distributions(4), drafts, jnp.int32([4])))
     np.testing.assert_allclose(survival[0], [1, 0.75, 0.5, 0.5], rtol=1e-5)
 
 
 def test_survival_ends_with_the_draft():
     """Entries past the end are arbitrary, and none of them survives."""
-    target, draft = laws(3)
+    target, draft = distributions(3)
     draft = draft.at[:, 1:].set(jnp.nan)
     survival = surviving(TokenRule().stop(target, draft, jnp.int32([[2, 0, 0]]), jnp.int32([1])))
     np.testing.assert_allclose(survival[0], [0.75, 0, 0], rtol=1e-5)
@@ -103,7 +103,7 @@ def test_survival_ends_with_the_draft():
 @pytest.mark.parametrize("rule", [TokenRule(), BlockRule()])
 def test_survival_never_increases(rule):
     """1,000 random rows with γ = 5 and zeros in p: non-increasing, within [0, 1]."""
-    target, draft, drafts = random_laws(1000, 5, 6)
+    target, draft, drafts = random_distributions(1000, 5, 6)
     length = jnp.asarray(np.arange(1000, dtype=np.int32) % 6)
     survival = np.asarray(surviving(rule.stop(target, draft, drafts, length)))
     assert np.all(np.diff(survival, axis=1) <= 0)
@@ -114,9 +114,10 @@ def test_survival_never_increases(rule):
 
 
 @pytest.mark.parametrize(("accepted", "draft_len"), [(0, 2), (1, 2), (2, 2), (0, 0), (1, 1)])
-def test_next_law(accepted, draft_len):
-    """The residual where a token was rejected, the target's own law after the whole draft."""
-    target, draft = laws(2)
+def test_next_distribution(accepted, draft_len):
+    """The residual where a token was rejected, the target's own distribution after the whole
+    draft."""
+    target, draft = distributions(2)
     drafts = jnp.int32([[2, 3]])
     found = TokenRule().next_probs(
         target, draft, drafts, jnp.int32([draft_len]), jnp.int32([accepted])
@@ -126,9 +127,9 @@ def test_next_law(accepted, draft_len):
     np.testing.assert_allclose(found[0], expected, atol=1e-6)
 
 
-def test_next_law_is_of_its_own_position():
-    """Every entry of both models' laws differs: the right one is taken."""
-    target, draft, drafts = random_laws(200, 3, 6)
+def test_next_distribution_is_of_its_own_position():
+    """Every entry of both models' distributions differs: the right one is taken."""
+    target, draft, drafts = random_distributions(200, 3, 6)
     accepted = jnp.asarray(np.arange(200, dtype=np.int32) % 4)
     length = jnp.full((200,), 3, jnp.int32)
     found = TokenRule().next_probs(target, draft, drafts, length, accepted)
@@ -139,7 +140,7 @@ def test_next_law_is_of_its_own_position():
         np.testing.assert_allclose(found[row], p / p.sum(), atol=1e-5)
 
 
-def test_one_position_gives_the_targets_law():
+def test_one_position_gives_the_targets_distribution():
     """q(y) min(1, p/q) + P(rejected) · residual(y) = p(y), for P and Q, within 1e-6."""
     kept = Q * np.minimum(1, P / Q)
     left = np.asarray(residual(jnp.asarray(P)[None], jnp.asarray(Q)[None]))[0]
@@ -160,9 +161,13 @@ def test_the_ends_of_the_uniform(point, monkeypatch):
 
 def test_selectors():
     """at_tokens and at_position pick row by row."""
-    laws = jnp.arange(12, dtype=jnp.float32).reshape(2, 2, 3)
-    np.testing.assert_array_equal(at_tokens(laws, jnp.int32([[0, 2], [1, 0]])), [[0, 5], [7, 9]])
-    np.testing.assert_array_equal(at_position(laws, jnp.int32([1, 0])), [[3, 4, 5], [6, 7, 8]])
+    distributions = jnp.arange(12, dtype=jnp.float32).reshape(2, 2, 3)
+    np.testing.assert_array_equal(
+        at_tokens(distributions, jnp.int32([[0, 2], [1, 0]])), [[0, 5], [7, 9]]
+    )
+    np.testing.assert_array_equal(
+        at_position(distributions, jnp.int32([1, 0])), [[3, 4, 5], [6, 7, 8]]
+    )
 
 
 # What a rule says of itself.
@@ -198,7 +203,7 @@ class Renamed(BlockRule):
 class Bare:
     """Of no base, with a function that decides."""
 
-    stop = next_probs = target_law = Silent.stop
+    stop = next_probs = target_distribution = Silent.stop
 
     def under(self, sampling):
         return self
@@ -239,7 +244,7 @@ def test_own_acceptance():
 
 
 def block_by_hand(p, q, drafts):
-    """(P(a ≥ 1), …, P(a ≥ L)) and the law after each a, in slow numpy: Sun et al. 2024."""
+    """(P(a ≥ 1), …, P(a ≥ L)) and the distribution after each a, in slow numpy: Sun et al. 2024."""
     count, kept, chances, after = len(drafts), 1.0, [], []
     for i in range(count + 1):
         if i > 0:
@@ -257,30 +262,35 @@ def block_by_hand(p, q, drafts):
 
 def test_block_by_hand():
     """300 random rows with drafts of 0 to 4 tokens, zeros in p: within 2e-5."""
-    target, draft, drafts = random_laws(300, 4, 6)
+    target, draft, drafts = random_distributions(300, 4, 6)
     p, q = (np.exp(np.asarray(x, np.float64)) for x in (target, draft))
     length = np.arange(300, dtype=np.int32) % 5
-    laws = target, draft, drafts, jnp.asarray(length)
-    survival = np.asarray(surviving(BlockRule().stop(*laws)))
-    nexts = [BlockRule().next_probs(*laws, jnp.full((300,), a, jnp.int32)) for a in range(5)]
+    distributions = target, draft, drafts, jnp.asarray(length)
+    survival = np.asarray(surviving(BlockRule().stop(*distributions)))
+    nexts = [
+        BlockRule().next_probs(*distributions, jnp.full((300,), a, jnp.int32)) for a in range(5)
+    ]
     for row, count in enumerate(length):
         chosen = np.asarray(drafts)[row, :count]
         expected, after = block_by_hand(p[row], q[row], chosen)
         np.testing.assert_allclose(survival[row, :count], expected[:count], atol=2e-5)
-        for accepted, law in enumerate(after):
-            if law is not None and (accepted == 0 or survival[row, accepted - 1] > 1e-3):
-                np.testing.assert_allclose(nexts[accepted][row], law, atol=2e-5)
+        for accepted, distribution in enumerate(after):
+            if distribution is not None and (accepted == 0 or survival[row, accepted - 1] > 1e-3):
+                np.testing.assert_allclose(nexts[accepted][row], distribution, atol=2e-5)
 
 
 def test_block_of_one_token_is_the_token_rule():
     """γ = 1, 1,000 random rows: the same survival and the same residual."""
-    target, draft, drafts = random_laws(1000, 1, 6)
+    target, draft, drafts = random_distributions(1000, 1, 6)
     ones = jnp.ones((1000,), jnp.int32)
-    laws = target, draft, drafts, ones
+    distributions = target, draft, drafts, ones
     np.testing.assert_allclose(
-        surviving(BlockRule().stop(*laws)), surviving(TokenRule().stop(*laws)), rtol=1e-5, atol=1e-7
+        surviving(BlockRule().stop(*distributions)),
+        surviving(TokenRule().stop(*distributions)),
+        rtol=1e-5,
+        atol=1e-7,
     )
-    nexts = [rule.next_probs(*laws, 0 * ones) for rule in (BlockRule(), TokenRule())]
+    nexts = [rule.next_probs(*distributions, 0 * ones) for rule in (BlockRule(), TokenRule())]
     np.testing.assert_array_equal(*nexts)
 
 
@@ -288,7 +298,7 @@ def test_block_keeps_what_a_later_token_makes_good():
     """P and Q throughout: tokens 2 then 0 have ratios .75 and 1.75, so P = 1, .75, 1 and the whole
     draft is accepted, of which the token rule accepts .75; the other way round P = 1, 1, .75.
     """
-    target, draft = laws(2)
+    target, draft = distributions(2)
     for drafts, expected, token in (([2, 0], [1, 1], [0.75, 0.75]), ([0, 2], [1, 0.75], [1, 0.75])):
         args = target, draft, jnp.int32([drafts]), jnp.int32([2])
         np.testing.assert_allclose(surviving(BlockRule().stop(*args))[0], expected, rtol=1e-5)
@@ -296,7 +306,8 @@ def test_block_keeps_what_a_later_token_makes_good():
 
 
 def expected_accepted(rule, p, q) -> float:
-    """E[a] over all drafts of γ = 3 tokens, for laws (3, V, V) by position and token before."""
+    """E[a] over all drafts of γ = 3 tokens, for distributions (3, V, V) by position and token
+    before."""
     gamma, width = q.shape[0], q.shape[1]
     drafts = np.array(list(itertools.product(range(width), repeat=gamma)), np.int32)
     before = np.pad(drafts, ((0, 0), (1, 0)))  # the first token follows token 0
@@ -323,8 +334,9 @@ def test_block_accepts_more_than_token():
     assert block.mean() > token.mean() + 0.05
 
 
-def test_one_hot_laws_are_judged_alike():
-    """What greedy decoding makes of laws: the block rule keeps what the token rule keeps."""
+def test_one_hot_distributions_are_judged_alike():
+    """What greedy decoding makes of distributions: the block rule keeps what the token rule
+    keeps."""
     rng = np.random.default_rng(0)
     target, draft = (log(np.eye(3)[rng.integers(3, size=(500, n))]) for n in (5, 4))
     drafts = jnp.argmax(draft, axis=-1).astype(jnp.int32)

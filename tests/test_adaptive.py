@@ -90,12 +90,12 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
         assert row["identical"] is True
         assert row["tau"] == row["tokens"] / row["target_calls"]
         assert row["draft_calls"] >= row["drafted"] >= row["accepted"]
-        assert row["gain_decode_low"] <= row["gain_decode"] <= row["gain_decode_high"]
-        assert row["replayed_gain"] > 0
-        assert row["predicted"] == pytest.approx(row["replayed_gain"])  # all inputs are timed
+        assert row["speedup_decode_low"] <= row["speedup_decode"] <= row["speedup_decode_high"]
+        assert row["replayed_speedup"] > 0
+        assert row["predicted"] == pytest.approx(row["replayed_speedup"])  # all inputs are timed
         assert list(row["prices"]) == ["policies", "γ=1", "γ=2"]
         assert row["prices"]["policies"]["error"] == row["price_error"] > 0
-        assert row["replayed_gain"] <= row["oracle_gain"] * (1 + 1e-6)
+        assert row["replayed_speedup"] <= row["oracle_speedup"] * (1 + 1e-6)
     by = {row["method"]: row for row in rows}
     assert by["γ=1"]["draft_calls"] == by["γ=1"]["drafted"]
     assert by[by["γ=1"]["best_static"]]["of_best"] == 1
@@ -137,7 +137,7 @@ def repeats(*seconds):
 
 def test_the_best_static_length_is_chosen_on_other_repeats():
     """γ=2 is fastest where it is chosen, in repeats 0, 2 and 4, and slower where it is compared:
-    the comparison, and all gains, are of repeats 1, 3 and 5 alone."""
+    the comparison, and all speedups, are of repeats 1, 3 and 5 alone."""
     timed = {
         "plain": repeats(*[10, 12] * 3),
         "γ=1": repeats(*[5, 6] * 3),
@@ -158,16 +158,16 @@ def test_the_best_static_length_is_chosen_on_other_repeats():
         choose({name: of.part(slice(1)) for name, of in timed.items()}, "plain", ["γ=1"])
 
 
-def row_of(method, gain, of_best, closed=None, **changes):
+def row_of(method, speedup, of_best, closed=None, **changes):
     """A row of a race in which γ=3 is the best static length."""
-    spread = {"gain_decode": gain, "of_best": of_best}
+    spread = {"speedup_decode": speedup, "of_best": of_best}
     table = prices(0.1, [1.0] * 4, error=0.012, largest_error=0.2, drop=0.034)
     return {
         "draft": "families/x/draft", "temperature": 0.0, "method": method, "alpha": 0.8,
         "static": method.startswith("γ"), "best_static": "γ=3", "closed": closed,
-        "replayed_gain": gain, "predicted": gain, "oracle_gain": 2.0, "identical": True,
+        "replayed_speedup": speedup, "predicted": speedup, "oracle_speedup": 2.0, "identical": True,
         "tokens": 30, "timed_inputs": 2, "c": 0.1, "prices": {"policies": table.as_row()},
-        "target_calls": 10, "drafted": 30, "accepted": 20, "gain_choosing": gain,
+        "target_calls": 10, "drafted": 30, "accepted": 20, "speedup_choosing": speedup,
         **spread, **{f"{name}_{end}": value + by for name, value in spread.items()
                      for end, by in (("low", -0.02), ("high", 0.02))},
         **changes,
@@ -193,7 +193,7 @@ def test_words():
     assert "Slower than γ=3, by more than the quartiles: ucb." in rest[0].words
     assert "1.2% from its price in the middle and at most 20%" in rest[0].words
     # A policy that was lucky in the figures that are shown is not the best for that.
-    lucky = row_of("exp3", 1.5, 1.25, -0.3, gain_choosing=1.25)
+    lucky = row_of("exp3", 1.5, 1.25, -0.3, speedup_choosing=1.25)
     assert board.best([still, ahead, lucky])["method"] == "svip"
     assert board.still([row_of("γ=5", 1.9, 1.5), still])["method"] == "γ=3"
     lost = board.sections([still, behind])[0].words

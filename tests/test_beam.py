@@ -40,7 +40,7 @@ def x64():
         yield
 
 
-def laws(model, inputs, prefixes) -> np.ndarray:
+def distributions(model, inputs, prefixes) -> np.ndarray:
     """Log-probabilities after each prefix, in float64 and without a cache."""
     logits = logits_after(model, inputs, prefixes, ROOM).astype(np.float64)
     shifted = logits - logits.max(axis=1, keepdims=True)
@@ -60,7 +60,7 @@ def brute(model, inputs, b, budget, eos, penalty, width) -> list[tuple[list[int]
     for length in range(1, budget + 1):
         if not live:
             break
-        rows = laws(model, alone, [prompt + tokens for tokens, _ in live])
+        rows = distributions(model, alone, [prompt + tokens for tokens, _ in live])
         candidates = [
             ((*tokens, token), score + row[token])
             for (tokens, score), row in zip(live, rows, strict=True)
@@ -137,7 +137,7 @@ def test_wide_beams_are_exhaustive_search():
         for length in (1, 2, 3):
             for tokens in itertools.product(allowed, repeat=length):
                 if 1 not in tokens[:-1] and (tokens[-1] == 1 or length == 3):
-                    rows = laws(model, alone, [prompt + tokens[:i] for i in range(length)])
+                    rows = distributions(model, alone, [prompt + tokens[:i] for i in range(length)])
                     score = sum(row[token] for row, token in zip(rows, tokens, strict=True))
                     every.append((list(tokens), score / length**penalty))
         every.sort(key=lambda hypothesis: -hypothesis[1])

@@ -1,4 +1,5 @@
-"""experiments.benchmark: the law of the forced rule and its work, floors, bars, and the command."""
+"""experiments.benchmark: the distribution of the forced rule and its work, floors, bars, and the
+command."""
 
 import dataclasses
 import json
@@ -64,7 +65,7 @@ def test_the_forced_rule_does_all_the_work(both, temperature):
 
     found = operations(forced.decode, method.rule)
     assert found >= operations(loop.decode, TokenRule())
-    # And the count would show it: a rule that reads no law is smaller.
+    # And the count would show it: a rule that reads no distribution is smaller.
     assert operations(forced.decode, Blind(method.rule.alpha)) < found
 
 
@@ -141,13 +142,13 @@ def made_up(config):
     base = Case(**config.base.to_dict())
     pace = {"of_floor": 0.75, "times_peer": 3.0, "ms": 10.0}
     fields = {"autoregressive": pace, "speculative": {"times_peer": 2.0}}
-    fields |= {"gain": 1.8, "gain_at_alpha": 1.7, "predicted": 2.0, "overhead_share": 0.05}
+    fields |= {"speedup": 1.8, "speedup_at_alpha": 1.7, "predicted": 2.0, "overhead_share": 0.05}
     cases = [base, *suite(config)["buffer"], *suite(config)["shape"], *suite(config)["agree"]]
     rows = [{**case.cell, **json.loads(json.dumps(fields))} for case in cases]
     for row in rows:
         if row["buffer"] == 2048:
             row["autoregressive"]["ms"] = 11.4
-    rows += [{**case.cell, "gain": 1.03} for case in suite(config)["silent"]]
+    rows += [{**case.cell, "speedup": 1.03} for case in suite(config)["silent"]]
     return [*rows, {**suite(config)["start"][0].cell, "cached": {"autoregressive_s": 5.0}}]
 
 
@@ -159,8 +160,8 @@ def test_bars_are_met_missed_or_not_measured():
     for row in rows:
         row |= {
             "overhead_share": 0.051,
-            "gain": 1.7,  # drafting nothing, too
-            "gain_at_alpha": 1.69,
+            "speedup": 1.7,  # drafting nothing, too
+            "speedup_at_alpha": 1.69,
             "cached": {"autoregressive_s": 5.1},
         }
         row["autoregressive"] = {"of_floor": 0.74, "times_peer": 1.5, "ms": row["buffer"]}
@@ -179,10 +180,10 @@ def test_drafting_nothing_must_not_be_faster_than_plain_decoding(temperature):
             bar for bar in bars.bars(config) if bar.name.startswith("a loop that drafts nothing")
             and f"temperature {temperature:g}" in bar.name
         )  # fmt: skip
-        rows = [case.cell | {"gain": 1.02} for case in suite(config)["silent"]]
+        rows = [case.cell | {"speedup": 1.02} for case in suite(config)["silent"]]
         assert {row["temperature"] for row in rows} == {0.0, 1.0}
         assert bar.judge(rows) == (1.02, "met")
-        slow = [row | {"gain": 1.11} for row in rows if row["temperature"] == temperature]
+        slow = [row | {"speedup": 1.11} for row in rows if row["temperature"] == temperature]
         assert bar.judge([*rows, *slow[-1:]]) == (1.11, "missed")
         assert bar.judge(
             [row for row in rows if row not in slow and row["temperature"] != temperature]
@@ -197,11 +198,11 @@ def test_the_loop_that_drafts_nothing(temperature):
     )
     row = measure.measure(measure.Lab(SETTINGS), case)
     assert row["drafted"] == 0
-    assert (len(row["gains"]), row["keys"]) == (2, 6)
-    assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+    assert (len(row["speedups"]), row["keys"]) == (2, 6)
+    assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
     section = tables.silent([case.cell | row])
     assert len(section.rows) == 1
-    assert f"{row['gain']:.2f}" in section.columns[-1][1](section.rows[0])
+    assert f"{row['speedup']:.2f}" in section.columns[-1][1](section.rows[0])
 
 
 SETTINGS = types.SimpleNamespace(repeats=2, keys_per_repeat=3, steps=1, bandwidth_mb=1, peers=False)
@@ -220,7 +221,7 @@ def test_figures_are_averaged_over_keys_that_no_two_repeats_share(both):
         for repeat in (1, 2)
     ]
     plain, spec = ([taken[name] for taken in turns] for name in methods)
-    row = case.cell | measure._counts(case, spec) | measure._gain(plain, spec)
+    row = case.cell | measure._counts(case, spec) | measure._speedup(plain, spec)
     row |= forced.expected(row)
     assert row["rounds_by_key"] == [rounds[:3], rounds[3:]]
     assert (row["keys"], row["tau"]) == (6, 8 / (sum(rounds) / 6))
@@ -230,8 +231,10 @@ def test_figures_are_averaged_over_keys_that_no_two_repeats_share(both):
     assert row["tau_expected"] == 8 / mean
     assert row["tau_off"] == pytest.approx((mean - sum(rounds) / 6) / deviation * math.sqrt(6))
     by_repeat = [sum(rounds[:3]) / 3, sum(rounds[3:]) / 3]
-    scaled = [gain * taken / mean for gain, taken in zip(row["gains"], by_repeat, strict=True)]
-    assert row["gain_at_alpha"] == pytest.approx(sum(scaled) / 2)
+    scaled = [
+        speedup * taken / mean for speedup, taken in zip(row["speedups"], by_repeat, strict=True)
+    ]
+    assert row["speedup_at_alpha"] == pytest.approx(sum(scaled) / 2)
     made = {"ms": 1.0, "ms_low": 1.0, "ms_high": 1.0, "floor_ms": 1.0, "whole_ms": 1.0}
     made |= {"tokens_per_s": 1.0}
     row |= {"autoregressive": made, "speculative": made, "predicted": 1.0, "overhead_share": 0.1}
@@ -250,12 +253,12 @@ def test_one_key_does_not_say_that_speculation_never_pays():
     """The draw of probability 1.9% that all batches once shared: τ = 2.29 where α gives 2.88."""
     config = benchmark_cpu.get_config()
     cells = [case.cell for case in suite(config)["batch"]]
-    gains = (0.98, 0.91, 0.90, 0.79, 0.70)
+    speedups = (0.98, 0.91, 0.90, 0.79, 0.70)
     pace = {"tokens_per_s": 1.0}
     rows = [
-        cell | {"gain": gain, "rounds": 21, "tau": 48 / 21, "tau_rows": 2.3, "alpha_seen": 0.66,
-                "predicted": gain, "v": 1.3, "c": 0.3, "autoregressive": pace, "speculative": pace}
-        for cell, gain in zip(cells, gains, strict=True)
+        cell | {"speedup": one, "rounds": 21, "tau": 48 / 21, "tau_rows": 2.3, "alpha_seen": 0.66,
+                "predicted": one, "v": 1.3, "c": 0.3, "autoregressive": pace, "speculative": pace}
+        for cell, one in zip(cells, speedups, strict=True)
     ]  # fmt: skip
 
     def said(rows):
@@ -265,7 +268,9 @@ def test_one_key_does_not_say_that_speculation_never_pays():
     words = said(rows)
     assert "those of 1 key, too few to say" in words
     assert "stops paying between batch 4 and 8 at the expected τ" in words
-    many = [row | {"gains": [row["gain"]] * 5, "rounds_by_key": [[21] * 4] * 5} for row in rows]
+    many = [
+        row | {"speedups": [row["speedup"]] * 5, "rounds_by_key": [[21] * 4] * 5} for row in rows
+    ]
     assert "Over 20 keys speculation stops paying before batch 1 as measured" in said(many)
 
 
@@ -273,7 +278,7 @@ def test_bars_of_an_accelerator_need_all_rows_of_the_paper():
     config = benchmark_gpu.get_config()
     (promised,) = (bar for bar in bars.bars(config) if "Tables" in bar.name)
     rows = [
-        {**case.cell, "gain": 1.8, "predicted_c_v": 2.0, "c": 0.02, "v": 1.0, "rounds": 30}
+        {**case.cell, "speedup": 1.8, "predicted_c_v": 2.0, "c": 0.02, "v": 1.0, "rounds": 30}
         for case in suite(config)["paper"]
     ]
     assert promised.judge(rows) == (0.9, "met")
@@ -282,10 +287,10 @@ def test_bars_of_an_accelerator_need_all_rows_of_the_paper():
 
 
 def test_where_speculation_stops_paying():
-    rows = [{"batch": b, "gain": g} for b, g in ((1, 1.5), (4, 1.0), (8, 0.9))]
-    assert tables.where(rows, "gain") == "between batch 4 and 8"
-    assert tables.where(rows[:2], "gain") == "beyond batch 4"
-    assert tables.where(rows[2:], "gain") == "before batch 8"
+    rows = [{"batch": b, "speedup": g} for b, g in ((1, 1.5), (4, 1.0), (8, 0.9))]
+    assert tables.where(rows, "speedup") == "between batch 4 and 8"
+    assert tables.where(rows[:2], "speedup") == "beyond batch 4"
+    assert tables.where(rows[2:], "speedup") == "before batch 8"
 
 
 SHRUNK = """
@@ -337,8 +342,8 @@ def test_the_command_measures_what_is_missing(monkeypatch, capsys, tmp_path):
     assert base["predicted"] > 0
     assert base["tau"] == 8 / base["rounds"]
     assert base["keys"] == 2
-    wanted = base["gain"] * base["tau_expected"] / base["tau"]
-    assert base["gain_at_alpha"] == pytest.approx(wanted)
+    wanted = base["speedup"] * base["tau_expected"] / base["tau"]
+    assert base["speedup_at_alpha"] == pytest.approx(wanted)
     assert set(rows[2]["v_by_gamma"]) == {"1", "2"}
     assert "speculative" not in rows[3]
     assert rows[4]["alpha_seen"] == 1.0

@@ -438,7 +438,7 @@ def test_equal_files_are_not_compared_any_further(tmp_path, monkeypatch):
 
 
 class Padded(nnx.Module):
-    """Laws by the last token, from a table in which padding is by far the likeliest."""
+    """Distributions by the last token, from a table in which padding is by far the likeliest."""
 
     def __init__(self, padding, seed):
         rows = SIZE + padding

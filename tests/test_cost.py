@@ -185,7 +185,8 @@ def test_calls_need_their_round():
 
 
 def test_call_overhead():
-    """30 tokens in 5 rounds: plain 30 · 2 + 6 = 66, speculative 5 · 8 + 4 = 44, a gain of 1.5."""
+    """30 tokens in 5 rounds: plain 30 · 2 + 6 = 66, speculative 5 · 8 + 4 = 44, a speedup of
+    1.5."""
     costs = Costs(2.0, 1.0, verify={2: 3.0}, round={2: 8.0}, plain_fixed=6.0, fixed={2: 4.0})
     overhead = costs.call_overhead(2, tokens=30, rounds=5)
     assert np.isclose(30 / 5 / (2 * costs.c + costs.v(2) + overhead), 66 / 44)

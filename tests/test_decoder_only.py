@@ -52,7 +52,8 @@ def kind(request):
 
 
 def checkpoint(kind, tokenizer, noise: float) -> Checkpoint:
-    """Weights large enough for laws that differ from place to place; `noise` apart from others."""
+    """Weights large enough for distributions that differ from place to place; `noise` apart from
+    others."""
     make, config = KINDS[kind]
     module = make(config, rngs=nnx.Rngs(0))
     state = nnx.state(module)
@@ -85,7 +86,7 @@ def forward(model, tokens):
     return jax.nn.softmax(module.logits(hidden)[0])
 
 
-def laws(checkpoint, ids):
+def distributions(checkpoint, ids):
     """After every prefix of ids; what follows them, up to a length for all, is not seen."""
     padded = np.pad(np.asarray(ids, np.int32), (0, POSITIONS - len(ids)))
     return np.asarray(forward(checkpoint.model, padded))[: len(ids)]
@@ -99,7 +100,7 @@ def greedy(target, prompt):
     """The most likely tokens, by a forward of everything for each of them."""
     known = list(prompt)
     while len(known) < len(prompt) + BUDGET:
-        known.append(int(laws(target, known)[-1].argmax()))
+        known.append(int(distributions(target, known)[-1].argmax()))
         if known[-1] in target.eos_ids:
             break
     return known[len(prompt) :]
@@ -179,7 +180,7 @@ def test_alpha(target, draft, tokenizer, temperature):
     expected = []
     for text, output in zip(RAGGED, outputs, strict=True):
         prompt = prompt_of(tokenizer, text)
-        both = [laws(c, prompt + output)[len(prompt) - 1 : -1] for c in (target, draft)]
+        both = [distributions(c, prompt + output)[len(prompt) - 1 : -1] for c in (target, draft)]
         if temperature == 0:
             expected.append(both[0].argmax(-1) == both[1].argmax(-1))
         else:
@@ -200,7 +201,7 @@ def test_beams(target, draft):
     first = decoding.tokenize(target, RAGGED)[2]
     best = plain[2].hypotheses[0].tokens
     score = sum(
-        np.log(laws(target, first + best)[len(first) - 1 + i, token])
+        np.log(distributions(target, first + best)[len(first) - 1 + i, token])
         for i, token in enumerate(best)
     )
     assert plain[2].hypotheses[0].score == pytest.approx(score, abs=1e-4)
@@ -257,7 +258,7 @@ def test_loss(target, tokenizer):
     found = train.held_out_loss(trainer, model.params, [batch])
     nats = []
     for pair in pairs:
-        whole = laws(target, [START, *pair.target])
+        whole = distributions(target, [START, *pair.target])
         nats += [-np.log(whole[i, token]) for i, token in enumerate(pair.target)]
     assert found == pytest.approx(np.mean(nats), abs=1e-4)
 

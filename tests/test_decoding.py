@@ -411,8 +411,8 @@ def test_expected_and_measured_speedup(pair):
         pair.target, pair.draft, [*TEXTS[:2], ""], batch_size=2, policy="heuristic", repeats=1
     )
     assert set(found.phases) == {"draft", "verify", "rest"}
-    assert min(found.c, found.v, found.measured_gain, found.measured_gain_end_to_end) > 0
-    assert found.expected_gain is None or found.expected_gain > 0
+    assert min(found.c, found.v, found.measured_speedup, found.measured_speedup_end_to_end) > 0
+    assert found.expected_speedup is None or found.expected_speedup > 0
 
 
 def test_estimates_by_hand(pair, monkeypatch):
@@ -437,7 +437,7 @@ def test_estimates_by_hand(pair, monkeypatch):
     )  # fmt: skip
     # 5 + 2 calls, 9 + 8 tokens and 20 + 8 draft steps; a round's rest is 0.1.
     assert dict(found.phases) == pytest.approx({"draft": 2.8, "verify": 10.5, "rest": 0.7})
-    assert found.expected_gain == pytest.approx(17 / 14)
+    assert found.expected_speedup == pytest.approx(17 / 14)
     assert (found.c, found.v) == (0.1, 1.5)
 
 

@@ -23,7 +23,7 @@ from specjax.models.compatibility import Check
 from specjax.models.memory import Need
 from specjax.sampling import argmax
 from specjax.tools import doctor
-from specjax.tools.doctor import checks, laws, verdicts
+from specjax.tools.doctor import checks, distributions, verdicts
 
 NAMES = [check.name for check in doctor.CHECKS]
 LAST = NAMES[NAMES.index("outputs") :]  # what needs a pair that decodes
@@ -74,7 +74,7 @@ def edit_config(directory, **fields):
 
 def test_a_draft_as_good_as_its_target(pair):
     """Sampling, with filters: everything is accepted."""
-    names = but("greedy identity", "sampling law", "speed", "gain")
+    names = but("greedy identity", "sampling distribution", "speed", "speedup")
     found = examine(pair.target.name, pair.twin.name, names=names, temperature=0.8, top_k=50)
     assert found["acceptance"].verdict == "pass"
     assert "by position 1.00 1.00 1.00" in found["acceptance"].seen
@@ -207,7 +207,8 @@ def test_float16_that_overflows(role, pair, copy):
 
 
 def test_logits_scaled_wrongly(pair, copy):
-    """A tied embedding without its scale: greedy outputs are right, and laws too sharp to draw."""
+    """A tied embedding without its scale: greedy outputs are right, and distributions too sharp to
+    draw."""
     target = copy("target")
     edit_weights(target, lambda t: t | {"lm_head.weight": 2000 * t["lm_head.weight"]})
     names = NAMES[: NAMES.index("outputs") + 1]
@@ -254,7 +255,7 @@ def test_a_loop_that_keeps_every_draft(pair, planted):
     planted(TokenRule, "stop", accept_everything)
     found = examine(pair.target.name, pair.draft.name, names=but("speed"), temperature=0.3)
     assert found["greedy identity"].verdict == "fail"
-    assert found["sampling law"].verdict == "fail"
+    assert found["sampling distribution"].verdict == "fail"
     assert found["acceptance"].verdict == "skip"
     plain, spec = p_values(found)
     assert spec < verdicts.LAW_P < plain
@@ -265,50 +266,55 @@ def test_a_plain_loop_that_is_wrong(pair, planted):
     """Both loops are looked at: here plain decoding takes the likeliest token each time."""
     wrong = {"draw": lambda keys, probs: argmax(probs)}
     planted(autoregressive, "smp", types.SimpleNamespace(**vars(autoregressive.smp) | wrong))
-    names = but("greedy identity", "acceptance", "speed", "gain")
+    names = but("greedy identity", "acceptance", "speed", "speedup")
     plain, spec = p_values(examine(pair.target.name, pair.draft.name, names=names))
     assert plain < verdicts.LAW_P < spec
 
 
 def p_values(found):
-    """What the line of the law says of plain decoding and of speculation."""
-    return [float(value) for value in re.findall(r"p=([^ ,]+)", found["sampling law"].seen)]
+    """What the line of the distribution says of plain decoding and of speculation."""
+    return [
+        float(value) for value in re.findall(r"p=([^ ,]+)", found["sampling distribution"].seen)
+    ]
 
 
-# --- laws --------------------------------------------------------------------------------------
+# --- distributions
+# --------------------------------------------------------------------------------------
 
 
 def test_chi_square_is_that_of_scipy():
     rng = np.random.default_rng(0)
-    law = dict(enumerate(rng.dirichlet(np.full(40, 0.3))))
-    drawn = rng.choice(40, 500, p=list(law.values()))
+    distribution = dict(enumerate(rng.dirichlet(np.full(40, 0.3))))
+    drawn = rng.choice(40, 500, p=list(distribution.values()))
     counts = dict(zip(*(part.tolist() for part in np.unique(drawn, return_counts=True))))  # noqa: B905
     for shift in (0, 10, 40):
         counts[drawn[0]] += shift
-        expected = reference.chi_square(counts, law)
-        assert laws.chi_square(counts, law) == pytest.approx(expected, rel=1e-3, abs=1e-7)
-    assert laws.chi_square({40: 1}, law) == 0
-    assert laws.chi_square({0: 7}, {0: 1.0}) == 1
+        expected = reference.chi_square(counts, distribution)
+        assert distributions.chi_square(counts, distribution) == pytest.approx(
+            expected, rel=1e-3, abs=1e-7
+        )
+    assert distributions.chi_square({40: 1}, distribution) == 0
+    assert distributions.chi_square({0: 7}, {0: 1.0}) == 1
 
 
 def test_entropies():
     logits = np.array([[0.0, 0, 0, 0], [0, 1e3, 0, 0], [0, 0, -1e3, -1e3]], np.float32)
     expected = [math.log(4), 0, math.log(2)]
-    np.testing.assert_allclose(laws.entropies(logits), expected, atol=1e-6)
+    np.testing.assert_allclose(distributions.entropies(logits), expected, atol=1e-6)
 
 
-def test_the_law_of_two_tokens(pair):
+def test_the_distribution_of_two_tokens(pair):
     """It sums to one; first tokens that end a row, or are not likely, stand alone."""
     case = checks.Case(doctor.Plan(pair.target.name, pair.draft.name, TEXTS))
     case.target, case.draft = pair.target, pair.draft
     source = pair.target.tokenizer(TEXTS[0])["input_ids"]
-    likely, expected = laws.law_of_two(case.speculative(1.0), pair.target, source)
+    likely, expected = distributions.distribution_of_two(case.speculative(1.0), pair.target, source)
     assert sum(expected.values()) == pytest.approx(1, abs=1e-5)
     assert not likely & set(pair.target.eos_ids)
     assert {cell[0] for cell in expected if len(cell) == 2} == likely
     assert {cell[0] for cell in expected if len(cell) == 1} == set(range(300)) - likely
-    assert laws.outcome([min(likely), 7, 8], likely) == (min(likely), 7)
-    assert laws.outcome([1], likely) == (1,)
+    assert distributions.outcome([min(likely), 7, 8], likely) == (min(likely), 7)
+    assert distributions.outcome([1], likely) == (1,)
 
 
 # --- verdicts ----------------------------------------------------------------------------------
@@ -435,8 +441,8 @@ def test_speed_verdicts():
         (1.04, 4, "warn", "Decode plainly"),
     ],
 )
-def test_gain_verdicts(expected, best, verdict, said):
-    found = verdicts.gain(expected, 4, best)
+def test_speedup_verdicts(expected, best, verdict, said):
+    found = verdicts.speedup(expected, 4, best)
     assert found.verdict == verdict
     assert said in found.seen + found.way_out
 
@@ -466,10 +472,10 @@ def test_a_pair_in_order(pair, command, tmp_path):
     *lines, last = outcome.stdout.splitlines()
     shown = {line[6:23].strip(): line for line in lines if not line.startswith(" ")}
     assert list(shown) == NAMES
-    for name in (*NAMES[: NAMES.index("outputs")], "greedy identity", "sampling law"):
+    for name in (*NAMES[: NAMES.index("outputs")], "greedy identity", "sampling distribution"):
         assert shown[name].startswith("pass  "), shown[name]
     assert "2 of 2 outputs" in shown["greedy identity"]
-    assert "(1024 draws of " in shown["sampling law"]
+    assert "(1024 draws of " in shown["sampling distribution"]
     assert "0 fail, 0 skip" in last
 
 

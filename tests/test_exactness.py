@@ -1,4 +1,5 @@
-"""The output's law is the target's: enumerated in float64, then sampled through the real loops."""
+"""The output's distribution is the target's: enumerated in float64, then sampled through the real
+loops."""
 
 import collections
 import dataclasses
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 from jax import Array
 
-from enumeration import output_law
-from reference import chi_square, sequence_law, total_variation
+from enumeration import output_distribution
+from reference import chi_square, sequence_distribution, total_variation
 from specjax import autoregressive, loop, speculative
 from specjax import sampling as smp
 from specjax.accept import BlockRule, GumbelRule, TokenRule, at_position, at_tokens
@@ -79,31 +80,33 @@ def double():
         yield
 
 
-def method_of(target, drafter, law, rule, policy, gamma_max) -> speculative.Speculative:
+def method_of(target, drafter, distribution, rule, policy, gamma_max) -> speculative.Speculative:
     eos = jnp.int32([EOS])
     drafter = ModelDrafter(drafter)
-    return speculative.Speculative(target, drafter, rule, policy, law, eos, gamma_max)
+    return speculative.Speculative(target, drafter, rule, policy, distribution, eos, gamma_max)
 
 
 def biases(
-    law, rule, policy, gamma_max, drafters=DRAFTERS, budget=BUDGET, **fault
+    distribution, rule, policy, gamma_max, drafters=DRAFTERS, budget=BUDGET, **fault
 ) -> dict[str, float]:
-    """Total variation between the loop's law and the target's, for each drafter."""
+    """Total variation between the loop's distribution and the target's, for each drafter."""
     target, inputs = random_table(1), inputs_of([PROMPT])
-    expected = sequence_law(target, inputs, law, {EOS}, budget)
+    expected = sequence_distribution(target, inputs, distribution, {EOS}, budget)
     found = {}
     for name, make in drafters.items():
-        method = method_of(target, make(target), law, rule, policy, gamma_max)
-        found[name] = total_variation(output_law(method, inputs, budget, **fault), expected)
+        method = method_of(target, make(target), distribution, rule, policy, gamma_max)
+        found[name] = total_variation(
+            output_distribution(method, inputs, budget, **fault), expected
+        )
     return found
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("law", SAMPLINGS)
+@pytest.mark.parametrize("distribution", SAMPLINGS)
 @pytest.mark.parametrize("rule", RULES)
-def test_enumerated_law_is_the_targets(rule, law, policy, double):
+def test_enumerated_distribution_is_the_targets(rule, distribution, policy, double):
     """All outputs of up to 6 tokens over 3, EOS and the length limit included: TV < 1e-12."""
-    found = biases(sampling(**SAMPLINGS[law]), RULES[rule], *policy_of(policy))
+    found = biases(sampling(**SAMPLINGS[distribution]), RULES[rule], *policy_of(policy))
     assert max(found.values()) < 1e-12, found
 
 
@@ -111,12 +114,14 @@ FINITE = {"finite": lambda target: random_table(2, forbidden=0)}  # logits, for 
 
 
 @pytest.mark.parametrize("policy", ALL)
-@pytest.mark.parametrize("law", ["greedy", "warm", "all"])  # one of each kind that is compiled
+@pytest.mark.parametrize(
+    "distribution", ["greedy", "warm", "all"]
+)  # one of each kind that is compiled
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_policy_and_sampling(rule, law, policy, double):
+def test_every_rule_policy_and_sampling(rule, distribution, policy, double):
     """All outputs of up to 4 tokens over 3: TV < 1e-12. A policy that `generate` refuses with a
     rule, since it would learn nothing from it, is no less exact."""
-    found = biases(sampling(**SAMPLINGS[law]), RULES[rule], *policy_of(policy), FINITE, 4)
+    found = biases(sampling(**SAMPLINGS[distribution]), RULES[rule], *policy_of(policy), FINITE, 4)
     assert found["finite"] < 1e-12
 
 
@@ -124,11 +129,11 @@ def test_draft_longer_than_the_budget(double):
     """γ = 4 with 3 tokens to give, a prompt of one token and a source: TV < 1e-12."""
     target, inputs = random_table(4), inputs_of([[0]], [[2, 1, 1]])
     method = method_of(target, random_table(5), sampling(), TokenRule(), constant(4), 4)
-    expected = sequence_law(target, inputs, sampling(), {EOS}, 3)
-    assert total_variation(output_law(method, inputs, 3), expected) < 1e-12
+    expected = sequence_distribution(target, inputs, sampling(), {EOS}, 3)
+    assert total_variation(output_distribution(method, inputs, 3), expected) < 1e-12
 
 
-# Draws of the Gumbel rule are not fresh in each round, so there is more to say than a law.
+# Draws of the Gumbel rule are not fresh in each round, so there is more to say than a distribution.
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, *ALL])
@@ -136,17 +141,17 @@ def test_gumbel_tokens_are_those_of_plain_decoding(policy, double):
     """1,000 rows of up to 6 tokens, for each drafter: the same tokens by the same keys; of the
     target's own drafts none is rejected.
     """
-    rows, law = 1000, sampling(**SAMPLINGS["top-p"])
+    rows, distribution = 1000, sampling(**SAMPLINGS["top-p"])
     policy, gamma_max = policy_of(policy)
     target, inputs = random_table(1), repeat(inputs_of([PROMPT]), rows)
     zeros, sample = jnp.zeros((rows,), jnp.int32), jnp.arange(rows, dtype=jnp.int32)
     start = inputs, smp.row_keys(jax.random.key(0), zeros, sample), zeros + BUDGET
     room = {"buffer_len": len(PROMPT) + BUDGET + gamma_max + 1}
-    plain = autoregressive.Autoregressive(target, law, jnp.int32([EOS]), GumbelRule())
+    plain = autoregressive.Autoregressive(target, distribution, jnp.int32([EOS]), GumbelRule())
     state = loop.decode(plain, *loop.start(plain, *start, **room))
     expected = outputs_of(state)
     for name, make in DRAFTERS.items():
-        method = method_of(target, make(target), law, GumbelRule(), policy, gamma_max)
+        method = method_of(target, make(target), distribution, GumbelRule(), policy, gamma_max)
         state = loop.decode(method, *loop.start(method, *start, **room))
         np.testing.assert_array_equal(outputs_of(state), expected, name)
         stats = state.stats
@@ -176,7 +181,7 @@ class ResampleFromTarget(TokenRule):
 
 
 def peeking_step(method, contexts, state, dice):
-    """Drops a drafted token that its own law thinks unlikely, after having seen it."""
+    """Drops a drafted token that its own distribution thinks unlikely, after having seen it."""
     drafts, state = speculative.draft(method, contexts.drafter, state, dice)
     doubtful = at_tokens(drafts.logprobs, drafts.tokens) < np.log(0.4)
     first = jnp.argmax(doubtful, axis=1).astype(jnp.int32)
@@ -186,7 +191,8 @@ def peeking_step(method, contexts, state, dice):
 
 
 def raw_draft_step(method, contexts, state, dice):
-    """Reports the draft's unfiltered laws; `drawn_from` says that tokens come from others."""
+    """Reports the draft's unfiltered distributions; `drawn_from` says that tokens come from
+    others."""
     raw = dataclasses.replace(method, sampling=sampling())
     drafts, state = speculative.draft(raw, contexts.drafter, state, dice)
     return _finish(method, contexts, state, drafts, dice)
@@ -198,7 +204,7 @@ def _finish(method, contexts, state, drafts, dice):
     return speculative.conclude(method, contexts.drafter, state, drafts, scores, ending)
 
 
-def filtered_laws(logprobs):
+def filtered_distributions(logprobs):
     return smp.standardize(logprobs, sampling(**SAMPLINGS["top-k"]))
 
 
@@ -210,17 +216,17 @@ def likeliest_token(logprobs):
 FAULTS = {
     "resample from the target": ("plain", ResampleFromTarget(), {}),
     "peek, then drop": ("plain", TokenRule(), {"step": peeking_step}),
-    "raw q": ("top-k", TokenRule(), {"step": raw_draft_step, "drawn_from": filtered_laws}),
+    "raw q": ("top-k", TokenRule(), {"step": raw_draft_step, "drawn_from": filtered_distributions}),
     "argmax draft": ("plain", TokenRule(), {"drawn_from": likeliest_token}),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_enumeration_sees(fault, double):
-    """A planted bias moves the law by more than 1e-3."""
-    law, rule, planted = FAULTS[fault]
+    """A planted bias moves the distribution by more than 1e-3."""
+    distribution, rule, planted = FAULTS[fault]
     drafters = {"other": DRAFTERS["other"]}
-    found = biases(sampling(**SAMPLINGS[law]), rule, constant(2), 3, drafters, **planted)
+    found = biases(sampling(**SAMPLINGS[distribution]), rule, constant(2), 3, drafters, **planted)
     assert found["other"] > 1e-3
 
 
@@ -249,27 +255,27 @@ def counts_of(decode, method, buffer_len, samples=SAMPLES) -> tuple[collections.
     return counts, several / samples
 
 
-def p_value(law, counts) -> float:
-    """Chi-square against the law of the target's outputs; printed."""
+def p_value(distribution, counts) -> float:
+    """Chi-square against the distribution of the target's outputs; printed."""
     target, inputs = random_table(1, dtype=jnp.float32), inputs_of([PROMPT])
-    p = chi_square(counts, sequence_law(target, inputs, law, {EOS}, LENGTH))
+    p = chi_square(counts, sequence_distribution(target, inputs, distribution, {EOS}, LENGTH))
     print(f"p = {p:.3g} with n = {counts.total()}")
     return p
 
 
 def speculative_p_value(
-    law, policy, decode=loop.decode, samples=SAMPLES, rule=RULES["token"]
+    distribution, policy, decode=loop.decode, samples=SAMPLES, rule=RULES["token"]
 ) -> float:
     target, draft = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))
-    method = method_of(target, draft, law, rule, policy, 2)
+    method = method_of(target, draft, distribution, rule, policy, 2)
     buffer_len = len(PROMPT) + LENGTH + method.gamma_max + 1
     counts, several = counts_of(decode, method, buffer_len, samples)
     assert several > 0.3
-    return p_value(law, counts)
+    return p_value(distribution, counts)
 
 
 @pytest.mark.parametrize(
-    ("rule", "law", "policy"),
+    ("rule", "distribution", "policy"),
     [
         (TokenRule(), "warm", constant(2)),
         (TokenRule(), "top-k", constant(2)),
@@ -283,20 +289,20 @@ def speculative_p_value(
         (GumbelRule(), "plain", TailReader()),
     ],
 )
-def test_speculative_samples_follow_the_target(rule, law, policy):
+def test_speculative_samples_follow_the_target(rule, distribution, policy):
     """114,688 outputs of up to 4 tokens, a third or more in several rounds: p > 1e-4."""
-    assert speculative_p_value(sampling(**SAMPLINGS[law]), policy, rule=rule) > 1e-4
+    assert speculative_p_value(sampling(**SAMPLINGS[distribution]), policy, rule=rule) > 1e-4
 
 
 @pytest.mark.parametrize("rule", [TokenRule(), GumbelRule()])
-@pytest.mark.parametrize("law", ["warm", "top-k", "top-p"])
-def test_autoregressive_samples_follow_the_target(law, rule):
+@pytest.mark.parametrize("distribution", ["warm", "top-k", "top-p"])
+def test_autoregressive_samples_follow_the_target(distribution, rule):
     """114,688 outputs of up to 4 tokens: p > 1e-4."""
-    law = sampling(**SAMPLINGS[law])
+    distribution = sampling(**SAMPLINGS[distribution])
     target = random_table(1, dtype=jnp.float32)
-    method = autoregressive.Autoregressive(target, law, jnp.int32([EOS]), rule)
+    method = autoregressive.Autoregressive(target, distribution, jnp.int32([EOS]), rule)
     counts, _ = counts_of(loop.decode, method, len(PROMPT) + LENGTH + 1)
-    assert p_value(law, counts) > 1e-4
+    assert p_value(distribution, counts) > 1e-4
 
 
 class NextLikeDraft(speculative.Dice):
@@ -363,9 +369,9 @@ def test_noise_by_position_fails_under_the_block_rule():
     token rule never reads it, and passes: p > 1e-4.
     """
     options = {"decode": decode_by_position, "samples": 4 * ROWS}
-    law, policy = sampling(), constant(2)
-    assert speculative_p_value(law, policy, rule=BlockRule(), **options) < 1e-4
-    assert speculative_p_value(law, policy, rule=TokenRule(), **options) > 1e-4
+    distribution, policy = sampling(), constant(2)
+    assert speculative_p_value(distribution, policy, rule=BlockRule(), **options) < 1e-4
+    assert speculative_p_value(distribution, policy, rule=TokenRule(), **options) > 1e-4
 
 
 VOCABULARY, TAIL = 150_000, 0.02
@@ -409,15 +415,17 @@ def test_the_tail_of_a_large_vocabulary(name):
     loops, n = 6,000 tokens: 120 rare ones are due, within 3 deviations. Noise
     of 23 bits gives 78 in the speculative loop.
     """
-    rows, budget, law = 40, 150, sampling(1.0)
+    rows, budget, distribution = 40, 150, sampling(1.0)
     never, target = jnp.int32([-1]), with_tail(TAIL)
     inputs, index = repeat(inputs_of([[0]]), rows), jnp.arange(rows, dtype=jnp.int32)
     start = inputs, smp.row_keys(jax.random.key(0), index, 0 * index), 0 * index + budget
     if name in RULES:
-        method: loop.Method = method_of(target, with_tail(0.04), law, RULES[name], constant(2), 2)
+        method: loop.Method = method_of(
+            target, with_tail(0.04), distribution, RULES[name], constant(2), 2
+        )
     else:
         rule = TokenRule() if name == "plain" else GumbelRule()
-        method = autoregressive.Autoregressive(target, law, never, rule)
+        method = autoregressive.Autoregressive(target, distribution, never, rule)
     method = dataclasses.replace(method, eos_ids=never)
     state = loop.decode(method, *loop.start(method, *start, buffer_len=160))
     tokens = np.asarray(state.tokens)[:, 1 : budget + 1]

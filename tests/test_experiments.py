@@ -181,7 +181,7 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
         assert "8 of 8 outputs are the same tokens." in said
         assert re.search(rf"target calls .* {counts.tokens} .* {counts.iterations} ", said)
         assert re.search(rf"drafted .* 0 .* {counts.drafted} ", said)
-        assert re.search(r"Gain \d+\.\d\d, with prefill \d+\.\d\d; expected of c = ", said)
+        assert re.search(r"Speedup \d+\.\d\d, with prefill \d+\.\d\d; expected of c = ", said)
         assert "phases, estimated: draft" in said
     refused(compare("--config.method=autoregressive"), "compare=True needs", "speculative")
 
@@ -474,8 +474,8 @@ def config_file(pair, tmp_path):
 
 NUMBERS = [
     "gamma", "alpha", "tau", "tau_expected", "drafted", "accepted", "c", "v", "target_step_ms",
-    "draft_step_ms", "predicted_paper", "gain_decode", "gain_decode_low",
-    "gain_decode_high", "gain_end_to_end", "autoregressive_ms_per_token",
+    "draft_step_ms", "predicted_paper", "speedup_decode", "speedup_decode_low",
+    "speedup_decode_high", "speedup_end_to_end", "autoregressive_ms_per_token",
     "speculative_ms_per_token", "tokens", "target_calls", "batch", "timed_inputs", "repeats",
 ]  # fmt: skip
 FACTS = [
@@ -484,7 +484,7 @@ FACTS = [
 ]  # fmt: skip
 
 
-def check_gain(row):
+def check_speedup(row):
     for name in NUMBERS:
         assert isinstance(row[name], (int, float)), name
         assert row[name] >= 0, name
@@ -510,20 +510,21 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     job = functools.partial(command, "experiments.reproduce", f"--config={config_file}")
     outcome = job(f"--workdir={work}")
     assert outcome.status == 0, outcome.stderr
-    assert "gain draft 1.0" in outcome.stderr  # progress, through a pipe too
+    assert "speedup draft 1.0" in outcome.stderr  # progress, through a pipe too
     assert {path.name for path in work.iterdir()} == {
-        "results.jsonl", "report.md", "alphas.png", "gains.png", "trace.png", "trace.html",
+        "results.jsonl", "report.md", "alphas.png", "speedups.png", "trace.png", "trace.html",
         "timeline.png", "theory", "ngram.npz",
     }  # fmt: skip
     found = rows((work / "results.jsonl").read_text())
     by = {name: [row for row in found if row["table"] == name] for name in
-          ("alpha", "gain", "lenience", "quality", "beam", "trace", "timeline")}  # fmt: skip
+          ("alpha", "speedup", "lenience", "quality", "beam", "trace", "timeline")}  # fmt: skip
     assert {name: len(of) for name, of in by.items()} == {
-        "alpha": 4, "gain": 2, "lenience": 16, "quality": 2, "beam": 1, "trace": 1, "timeline": 3,
+        "alpha": 4, "speedup": 2, "lenience": 16, "quality": 2, "beam": 1, "trace": 1,
+        "timeline": 3,
     }  # fmt: skip
     batches = {name: {row["batch"] for row in of} for name, of in by.items()}
     assert batches == {
-        "alpha": {16}, "gain": {1}, "lenience": {16}, "quality": {16}, "beam": {8}, "trace": {1},
+        "alpha": {16}, "speedup": {1}, "lenience": {16}, "quality": {16}, "beam": {8}, "trace": {1},
         "timeline": {1},
     }  # fmt: skip
     for row in found:
@@ -531,8 +532,8 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
             assert isinstance(row[name], str), name
             assert row[name], name
         assert row["seed"] == 0
-    for row in by["gain"]:
-        check_gain(row)
+    for row in by["speedup"]:
+        check_speedup(row)
     for row in by["alpha"]:
         assert row["low"] is None  # 3 outputs
         assert row["alpha"] <= 1

@@ -29,14 +29,14 @@ def log(probs):
         return jnp.asarray(np.log(probs, dtype=np.float32))
 
 
-def random_laws(rows: int, vocab_size: int):
-    """Pairs of laws in float64, with zeros in both and the same zeros now and then."""
+def random_distributions(rows: int, vocab_size: int):
+    """Pairs of distributions in float64, with zeros in both and the same zeros now and then."""
     rng = np.random.default_rng(0)
     p, q = rng.exponential(size=(2, rows, vocab_size)) ** 3
-    for law in (p, q):
-        law[rng.random(law.shape) < 0.3] = 0
-        law[:, 0] += 0.01
-    return (law / law.sum(axis=-1, keepdims=True) for law in (p, q))
+    for distribution in (p, q):
+        distribution[rng.random(distribution.shape) < 0.3] = 0
+        distribution[:, 0] += 0.01
+    return (distribution / distribution.sum(axis=-1, keepdims=True) for distribution in (p, q))
 
 
 def chance_by_hand(p, q) -> float:
@@ -47,11 +47,13 @@ def chance_by_hand(p, q) -> float:
 
 def test_acceptance():
     """300 random pairs of 7 tokens: the formula, or up to 1/32 of it less; between its bounds; 1
-    for equal laws; 0 for laws that share no token.
+    for equal distributions; 0 for distributions that share no token.
     """
-    p, q = random_laws(300, 7)
+    p, q = random_distributions(300, 7)
     found = np.asarray(GumbelRule().acceptance(log(p), log(q)))
-    expected = np.array([chance_by_hand(*laws) for laws in zip(p, q, strict=True)])
+    expected = np.array(
+        [chance_by_hand(*distributions) for distributions in zip(p, q, strict=True)]
+    )
     assert np.all(found <= expected + 1e-5)
     assert np.all(found >= expected * (1 - 1 / 32))
     beta = np.asarray(overlap(log(p), log(q)))
@@ -68,8 +70,10 @@ def test_the_noise_agrees_as_often_as_acceptance_says():
     position = jnp.arange(count, dtype=jnp.int32)
 
     @jax.jit
-    def drawn(law):
-        one_hot = GumbelRule().given_noise(jnp.tile(law[None, :], (count, 1)), keys, position)
+    def drawn(distribution):
+        one_hot = GumbelRule().given_noise(
+            jnp.tile(distribution[None, :], (count, 1)), keys, position
+        )
         return jnp.argmax(one_hot, axis=1), jnp.sum(jnp.exp(one_hot), axis=1)
 
     (target, mass), (draft, _) = drawn(log(P)), drawn(log(Q))
@@ -80,7 +84,7 @@ def test_the_noise_agrees_as_often_as_acceptance_says():
 
 @pytree
 class Witness(Policy):
-    """Keeps the last law that it was shown, and the chances of acceptance."""
+    """Keeps the last distribution that it was shown, and the chances of acceptance."""
 
     def init(self, keys, gamma_max):
         return jnp.zeros((keys.shape[0], len(P))), jnp.zeros((keys.shape[0], gamma_max))
@@ -97,7 +101,9 @@ class Witness(Policy):
 
 def markov_method(rule, policy) -> speculative.Speculative:
     """P and Q after any token."""
-    target, draft = (MarkovModel(jnp.tile(log(law)[None, :], (8, 1))) for law in (P, Q))
+    target, draft = (
+        MarkovModel(jnp.tile(log(distribution)[None, :], (8, 1))) for distribution in (P, Q)
+    )
     never = jnp.int32([-1])
     drafter = ModelDrafter(draft)
     return speculative.Speculative(target, drafter, rule, policy, sampling(), never, 2)
@@ -109,9 +115,9 @@ def started(method):
     return loop.start(method, inputs_of([[0], [1]]), keys, budget, buffer_len=16)
 
 
-def test_a_policy_sees_the_laws_before_the_noise():
-    """The draft's law and the chance of acceptance are those of P and Q; only the next token is
-    certain.
+def test_a_policy_sees_the_distributions_before_the_noise():
+    """The draft's distribution and the chance of acceptance are those of P and Q; only the next
+    token is certain.
     """
     method = markov_method(GumbelRule(), Witness())
     state, round_ = speculative.step(method, *started(method))
@@ -163,7 +169,7 @@ def family():
 
 def test_a_trained_pair_gives_the_tokens_of_plain_decoding(family):
     """Temperature 1, γ = 1, 4 and one that goes up and down: token by token, except where the two
-    best of a noisy law lie closer than rounding (1e-4).
+    best of a noisy distribution lie closer than rounding (1e-4).
     """
     target, draft = family
     options = {"max_new_tokens": BUDGET, "temperature": 1.0, "key": jax.random.key(3), "gamma": 4}
@@ -181,7 +187,7 @@ def test_a_trained_pair_gives_the_tokens_of_plain_decoding(family):
 
 
 def top_gap(target, index: int, output: list[int]) -> float:
-    """Between the two best of the target's noisy law after an output."""
+    """Between the two best of the target's noisy distribution after an output."""
     inputs = decoding.pack_for(target, decoding.tokenize(target, [STATEMENTS[index]]), rows=1)
     prefix = (target.start_id, *output)
     logits = logits_after(target.model, inputs, [prefix], BUDGET + 1)

@@ -1,4 +1,5 @@
-"""Lenience: the law that it gives, its bound, its limits, and what the loop accepts under it."""
+"""Lenience: the distribution that it gives, its bound, its limits, and what the loop accepts under
+it."""
 
 import dataclasses
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import reference
-from enumeration import output_law
+from enumeration import output_distribution
 from reference import total_variation
 from specjax import loop, speculative
 from specjax.accept import LenientArgmax, TokenRule, lenient, surviving
@@ -41,10 +42,10 @@ def log(probs):
         return jnp.asarray(np.log(probs), jnp.float32)
 
 
-# What should come out, in slow numpy: the law written down in the rule's docstring.
+# What should come out, in slow numpy: the distribution written down in the rule's docstring.
 
 
-def lenient_law(target_probs, draft_probs, lenience):
+def lenient_distribution(target_probs, draft_probs, lenience):
     """(accepted, replaced): what a drafted position gives each token by either way."""
     accepted = np.minimum(draft_probs, target_probs / lenience)
     left = np.maximum(target_probs - draft_probs, 0)
@@ -52,38 +53,40 @@ def lenient_law(target_probs, draft_probs, lenience):
     return accepted, (1 - accepted.sum()) * left
 
 
-class Laws:
-    """Both models' laws after any prefix, in float64."""
+class Distributions:
+    """Both models' distributions after any prefix, in float64."""
 
-    def __init__(self, target, draft, law):
-        self.models, self.law, self.known = (target, draft), law, {}
+    def __init__(self, target, draft, distribution):
+        self.models, self.distribution, self.known = (target, draft), distribution, {}
 
     def __call__(self, prefix):
         if prefix not in self.known:
             inputs = inputs_of([list(PROMPT)])
             width = len(PROMPT) + BUDGET
             self.known[prefix] = tuple(
-                reference.law(logits_after(model, inputs, [PROMPT + prefix], width)[0], self.law)
+                reference.distribution(
+                    logits_after(model, inputs, [PROMPT + prefix], width)[0], self.distribution
+                )
                 for model in self.models
             )
         return self.known[prefix]
 
 
-def predicted(laws, lenience) -> dict[tuple, float]:
+def predicted(distributions, lenience) -> dict[tuple, float]:
     """P(output) for every output, round by round: γ lenient positions and one of the target's."""
-    law: dict[tuple, float] = {}
+    distribution: dict[tuple, float] = {}
 
     def go(output, weight, left):
         """`left` tokens may still be accepted in this round; None: a new one begins."""
         if weight == 0:
             return
         if len(output) == BUDGET or (output and output[-1] == EOS):
-            law[output] = law.get(output, 0.0) + weight
+            distribution[output] = distribution.get(output, 0.0) + weight
             return
         if left is None:
             left = min(GAMMA, BUDGET - len(output) - 1)
-        target, draft = laws(output)
-        accepted, replaced = lenient_law(target, draft, lenience)
+        target, draft = distributions(output)
+        accepted, replaced = lenient_distribution(target, draft, lenience)
         if left == 0:
             accepted, replaced = 0 * accepted, target
         for token in range(len(target)):
@@ -91,43 +94,49 @@ def predicted(laws, lenience) -> dict[tuple, float]:
             go((*output, token), weight * replaced[token], None)
 
     go((), 1.0, None)
-    return law
+    return distribution
 
 
-def enumerated(target, draft, law, rule) -> dict[tuple, float]:
+def enumerated(target, draft, distribution, rule) -> dict[tuple, float]:
     method = speculative.Speculative(
-        target, ModelDrafter(draft), rule, constant(GAMMA), law, jnp.int32([EOS]), GAMMA
+        target, ModelDrafter(draft), rule, constant(GAMMA), distribution, jnp.int32([EOS]), GAMMA
     )
-    return output_law(method, inputs_of([list(PROMPT)]), BUDGET)
+    return output_distribution(method, inputs_of([list(PROMPT)]), BUDGET)
 
 
-def worst_excess(law, laws, lenience) -> float:
+def worst_excess(distribution, distributions, lenience) -> float:
     """max of P(token | prefix) − p(token | prefix)/l over all prefixes of the outputs."""
     mass: dict[tuple, float] = {}
-    for output, weight in law.items():
+    for output, weight in distribution.items():
         for end in range(len(output) + 1):
             mass[output[:end]] = mass.get(output[:end], 0.0) + weight
     return max(
-        weight / mass[prefix[:-1]] - laws(prefix[:-1])[0][prefix[-1]] / lenience
+        weight / mass[prefix[:-1]] - distributions(prefix[:-1])[0][prefix[-1]] / lenience
         for prefix, weight in mass.items()
         if prefix and mass[prefix[:-1]] > 1e-9
     )
 
 
-@pytest.mark.parametrize("law", SAMPLINGS)
-def test_enumerated_law_is_the_predicted_one(law):
+@pytest.mark.parametrize("distribution", SAMPLINGS)
+def test_enumerated_distribution_is_the_predicted_one(distribution):
     """All outputs of up to 5 tokens, γ = 2: TV < 1e-12 for each l; no token above p/l; l < 1 is
     not exact, by more than 1e-3.
     """
     with jax.enable_x64(True):
-        chosen, target, draft = sampling(**SAMPLINGS[law]), random_table(1), random_table(2)
-        laws = Laws(target, draft, chosen)
-        exact = reference.sequence_law(target, inputs_of([list(PROMPT)]), chosen, {EOS}, BUDGET)
+        chosen, target, draft = (
+            sampling(**SAMPLINGS[distribution]),
+            random_table(1),
+            random_table(2),
+        )
+        distributions = Distributions(target, draft, chosen)
+        exact = reference.sequence_distribution(
+            target, inputs_of([list(PROMPT)]), chosen, {EOS}, BUDGET
+        )
         for value in LENIENCES:
             rule = lenient(value)
             found, lenience = enumerated(target, draft, chosen, rule), float(rule.lenience)
-            assert total_variation(found, predicted(laws, lenience)) < 1e-12
-            assert worst_excess(found, laws, lenience) < 1e-12
+            assert total_variation(found, predicted(distributions, lenience)) < 1e-12
+            assert worst_excess(found, distributions, lenience) < 1e-12
             moved = total_variation(found, exact)
             assert moved < 1e-12 if value == 1 else moved > 1e-3
 
@@ -143,10 +152,11 @@ class AcceptAll(TokenRule):
 
 @pytree
 class OtherResidual(TokenRule):
-    """Lenience 0.3 with norm(max(0, p − l·q)): within the bound, but not the law that is stated."""
+    """Lenience 0.3 with norm(max(0, p − l·q)): within the bound, but not the distribution that is
+    stated."""
 
-    def stop(self, *laws):
-        return lenient(0.3).stop(*laws)
+    def stop(self, *distributions):
+        return lenient(0.3).stop(*distributions)
 
     def next_probs(self, target_logprobs, draft_logprobs, *rest):
         scaled = draft_logprobs + jnp.log(jnp.float32(0.3).astype(draft_logprobs.dtype))
@@ -154,21 +164,23 @@ class OtherResidual(TokenRule):
 
 
 def test_planted_faults():
-    """The bound sees that everything is accepted; the predicted law sees another residual."""
+    """The bound sees that everything is accepted; the predicted distribution sees another
+    residual."""
     with jax.enable_x64(True):
         target, draft, lenience = random_table(1), random_table(2), float(np.float32(0.3))
-        laws = Laws(target, draft, sampling())
+        distributions = Distributions(target, draft, sampling())
         everything = enumerated(target, draft, sampling(), AcceptAll())
-        assert worst_excess(everything, laws, lenience) > 0.1
+        assert worst_excess(everything, distributions, lenience) > 0.1
         other = enumerated(target, draft, sampling(), OtherResidual())
-        assert worst_excess(other, laws, lenience) < 1e-12
-        assert total_variation(other, predicted(laws, lenience)) > 1e-3
+        assert worst_excess(other, distributions, lenience) < 1e-12
+        assert total_variation(other, predicted(distributions, lenience)) > 1e-3
 
 
 @pytest.mark.parametrize("lenience", LENIENCES)
 def test_one_position_by_hand(lenience):
-    """For P and Q: the predicted law sums to 1, stays below p/l, and α agrees with `theory`."""
-    accepted, replaced = lenient_law(P, Q, lenience)
+    """For P and Q: the predicted distribution sums to 1, stays below p/l, and α agrees with
+    `theory`."""
+    accepted, replaced = lenient_distribution(P, Q, lenience)
     np.testing.assert_allclose((accepted + replaced).sum(), 1)
     assert np.all(accepted + replaced <= P / lenience + 1e-12)
     rule = lenient(lenience)
@@ -220,7 +232,9 @@ def greedy_rule(lenience) -> LenientArgmax:
 def test_greedy_by_hand(lenience, kept):
     """p/max p = 1, .714, .429, .286, .2, .114, .057, .057: kept where ≥ l; then the argmax."""
     rule, greedy = greedy_rule(lenience), sampling(0.0)
-    target = rule.target_law(log(P), greedy)  # un-standardised, where TokenRule reads one-hot
+    target = rule.target_distribution(
+        log(P), greedy
+    )  # un-standardised, where TokenRule reads one-hot
     np.testing.assert_allclose(np.exp(target), P, rtol=1e-5)
     drafts = jnp.asarray(np.arange(8, dtype=np.int32)[:, None])
     draft = jnp.asarray(log(np.eye(8))[:, None])
@@ -251,12 +265,12 @@ def test_greedy_ties():
         np.testing.assert_array_equal(chance, kept)
 
 
-def decode(rule, law, batch, budget, gamma, *, target=None):
+def decode(rule, distribution, batch, budget, gamma, *, target=None):
     """The state after the real jitted loop, on the host: one prompt, `batch` rows of it."""
     target = random_table(1, dtype=jnp.float32) if target is None else target
     draft = ModelDrafter(random_table(2, dtype=jnp.float32))
     method = speculative.Speculative(
-        target, draft, rule, constant(gamma), law, jnp.int32([-1]), gamma
+        target, draft, rule, constant(gamma), distribution, jnp.int32([-1]), gamma
     )
     rows = jnp.arange(batch, dtype=jnp.int32)
     context, state = loop.start(
@@ -302,15 +316,18 @@ def test_measured_acceptance(temperature):
 
     At temperature 0 all rows agree. The numbers for l compile nothing new.
     """
-    rows, law = 1 << 14, sampling(temperature)
+    rows, distribution = 1 << 14, sampling(temperature)
     inputs = inputs_of([list(PROMPT)])
     target, draft = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))
     logits = [logits_after(model, inputs, [PROMPT], 2)[0] for model in (target, draft)]
-    p, q = reference.law(logits[0], sampling(1.0)), reference.law(logits[1], law)
+    p, q = (
+        reference.distribution(logits[0], sampling(1.0)),
+        reference.distribution(logits[1], distribution),
+    )
     rates = []
     for value in LENIENCES:
         compiled = loop.decode._cache_size()
-        state = decode(lenient(value), law, rows, 2, 1)
+        state = decode(lenient(value), distribution, rows, 2, 1)
         assert value == 1 or loop.decode._cache_size() == compiled
         assert np.all(state.stats.drafted == 1)
         rates.append(state.stats.accepted.mean())
@@ -329,15 +346,15 @@ def test_overlaps_with_a_rule():
     tokens = [1, 0, 0, 1, 1, 0]
     prefixes = [tuple(tokens[:end]) for end in range(1, 7)]
     for temperature in (0.0, 1.0):
-        law = sampling(temperature)
+        distribution = sampling(temperature)
         raw = [logits_after(model, inputs, prefixes, 6) for model in (target, draft)]
-        p = np.array([reference.law(row, sampling(1.0)) for row in raw[0]])
-        q = np.array([reference.law(row, law) for row in raw[1]])
+        p = np.array([reference.distribution(row, sampling(1.0)) for row in raw[0]])
+        q = np.array([reference.distribution(row, distribution) for row in raw[1]])
         for value in LENIENCES:
             found = metrics.overlaps(
                 target,
                 ModelDrafter(draft),
-                law,
+                distribution,
                 inputs,
                 jnp.int32([tokens]),
                 buffer_len=8,
@@ -355,10 +372,12 @@ def test_out_of_range(lenience):
         lenient(lenience)
 
 
-def test_the_default_rule_reads_the_standardized_law():
+def test_the_default_rule_reads_the_standardized_distribution():
     """`TokenRule` is itself under every sampling, and reads what `standardize` gives."""
     for kind in ({}, {"temperature": 0.0}, {"top_k": 2}):
-        law = sampling(**kind)
+        distribution = sampling(**kind)
         rule = TokenRule()
-        assert rule.under(law) is rule
-        np.testing.assert_array_equal(rule.target_law(log(P), law), standardize(log(P), law))
+        assert rule.under(distribution) is rule
+        np.testing.assert_array_equal(
+            rule.target_distribution(log(P), distribution), standardize(log(P), distribution)
+        )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from reference import law
+from reference import distribution
 from specjax import loop, speculative
 from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
@@ -75,7 +75,7 @@ def outputs(state, inputs) -> list[list[int]]:
 
 
 def alone(method: Speculative) -> Autoregressive:
-    """The autoregressive method for the same target and law."""
+    """The autoregressive method for the same target and distribution."""
     return Autoregressive(method.target, method.sampling, method.eos_ids)
 
 
@@ -175,7 +175,8 @@ def test_finished_rows_may_hold_anything():
         assert outputs(state, PROMPTS) == [[1, 2, 3], [3], []]
 
 
-# Every round of random tables against numpy: laws from a fresh cache, commit token by token.
+# Every round of random tables against numpy: distributions from a fresh cache, commit token by
+# token.
 
 
 def check_commit(before, round_, after, eos_ids):
@@ -213,8 +214,8 @@ def _gained(before, round_, row, eos_ids):
     return gained
 
 
-def check_laws(method, inputs, before, round_):
-    """Both models' laws in a round are those of a fresh cache, within 1e-6."""
+def check_distributions(method, inputs, before, round_):
+    """Both models' distributions in a round are those of a fresh cache, within 1e-6."""
     width = before.tokens.shape[1]
     for row in np.flatnonzero(~before.done):
         source = jax.tree.map(lambda x, row=row: x[row : row + 1], inputs)
@@ -228,7 +229,7 @@ def check_laws(method, inputs, before, round_):
         for model, asked, found in pairs:
             if asked:
                 logits = logits_after(model, source, asked, width)
-                expected = [law(one, method.sampling) for one in logits]
+                expected = [distribution(one, method.sampling) for one in logits]
                 np.testing.assert_allclose(np.exp(found[row, : len(asked)]), expected, atol=1e-6)
 
 
@@ -252,7 +253,7 @@ def test_every_round_by_hand(script):
     """Rows with prompts of 1 to 4 tokens and sources; drafts of 0 to 3 tokens by a script.
 
     The tables see every slot of the cache, so a rejected block, a missed catch-up or padding of
-    the prompt would show in the laws. Six seeds.
+    the prompt would show in the distributions. Six seeds.
     """
     policy = Scripted(jnp.asarray(np.broadcast_to(SCRIPTS[script], (40, 4)), jnp.int32))
     eos = jnp.int32([4])
@@ -266,7 +267,7 @@ def test_every_round_by_hand(script):
             before, after = (jax.device_get(each.replace(keys=())) for each in (state, new))
             round_ = jax.device_get(round_)
             check_commit(before, round_, after, [4])
-            check_laws(method, inputs, before, round_)
+            check_distributions(method, inputs, before, round_)
             drafted.extend(round_.drafts.length[~before.done])
             accepted.extend(round_.accepted[~before.done])
             state = new
@@ -293,7 +294,8 @@ def test_no_key_is_used_twice():
 
 
 def test_nothing_is_traced_again():
-    """Prompt, seed, law, budget, γ, EOS and weights are data; a wider batch is a new shape."""
+    """Prompt, seed, distribution, budget, γ, EOS and weights are data; a wider batch is a new
+    shape."""
 
     def decode(inputs, seed, chosen, gamma, eos, table, budget, plain_only=False):
         tables = (random_table(table + i, 5, dtype=jnp.float32) for i in range(2))

@@ -54,10 +54,10 @@ def check(method):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
-@pytest.mark.parametrize("law", SAMPLINGS)
-def test_loops_lower_for_every_platform(law, platform):
+@pytest.mark.parametrize("distribution", SAMPLINGS)
+def test_loops_lower_for_every_platform(distribution, platform):
     """A tiny T5 pair in bfloat16, with weights as they lie on a CPU and elsewhere."""
-    target, chosen, eos = model(2, platform), SAMPLINGS[law], jnp.int32([1])
+    target, chosen, eos = model(2, platform), SAMPLINGS[distribution], jnp.int32([1])
     check(autoregressive.Autoregressive(target, chosen, eos))
     method = speculative.Speculative(
         target, ModelDrafter(model(1, platform)), TokenRule(), constant(3), chosen, eos, 3
@@ -92,15 +92,15 @@ def traced(method):
     return loop.decode.trace(method, *state)
 
 
-def plain_loop(target, law):
-    method = autoregressive.Autoregressive(target, SAMPLINGS[law], jnp.int32([1]))
+def plain_loop(target, distribution):
+    method = autoregressive.Autoregressive(target, SAMPLINGS[distribution], jnp.int32([1]))
     return traced(method)
 
 
-def speculative_loop(target, drafter, law, *, policy=None, widths=()):
+def speculative_loop(target, drafter, distribution, *, policy=None, widths=()):
     eos = jnp.int32([1])
     method = speculative.Speculative(
-        target, drafter, TokenRule(), policy or constant(3), SAMPLINGS[law], eos, 3, widths
+        target, drafter, TokenRule(), policy or constant(3), SAMPLINGS[distribution], eos, 3, widths
     )
     return traced(method)
 
@@ -119,13 +119,13 @@ def test_an_accelerator_reads_one_condition_a_round(family):
             assert found == Found(whiles=2, open_whiles=1, open_branches=0)
 
 
-@pytest.mark.parametrize("law", ["greedy", "filtered"])
+@pytest.mark.parametrize("distribution", ["greedy", "filtered"])
 @pytest.mark.parametrize("drafter", ["model", "lookup"])
-def test_no_law_and_no_drafter_adds_a_condition(drafter, law):
+def test_no_distribution_and_no_drafter_adds_a_condition(drafter, distribution):
     drafts = {"model": ModelDrafter(shapes("t5", 1)), "lookup": PromptLookup(16)}[drafter]
-    found = loops(speculative_loop(shapes("t5", 2), drafts, law), "cuda")
+    found = loops(speculative_loop(shapes("t5", 2), drafts, distribution), "cuda")
     assert found == Found(whiles=2, open_whiles=1, open_branches=0)
-    assert loops(plain_loop(shapes("t5", 2), law), "cuda").open_whiles == 1
+    assert loops(plain_loop(shapes("t5", 2), distribution), "cuda").open_whiles == 1
 
 
 def test_what_else_asks_the_device_is_an_option():

@@ -10,7 +10,7 @@ import pytest
 
 import specjax
 from pairs import IDS, TEXTS
-from reference import law
+from reference import distribution
 from specjax import accept, decoding, results
 from specjax.accept import TokenRule
 from specjax.batching import pack
@@ -52,19 +52,19 @@ def teacher_forced(checkpoint, outputs):
 
 
 def overlap(target_logits, draft_logits, chosen):
-    """Σ min of two laws."""
-    return np.minimum(law(target_logits, chosen), law(draft_logits, chosen)).sum()
+    """Σ min of two distributions."""
+    return np.minimum(distribution(target_logits, chosen), distribution(draft_logits, chosen)).sum()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_alpha_is_the_mean_overlap_of_the_laws(pair, bigram, temperature):
+def test_alpha_is_the_mean_overlap_of_the_distributions(pair, bigram, temperature):
     """Σ min by numpy, for a bigram with a known table and for the draft, on ragged outputs."""
     options = {"temperature": temperature, "max_new_tokens": BUDGET, "key": jax.random.key(4)}
     tokens = specjax.generate(pair.target, None, TEXTS, **options).tokens
     assert len({len(row) for row in tokens}) > 1
     chosen, table = sampling(temperature), np.asarray(bigram.model.table)
     target_logits = teacher_forced(pair.target, tokens)
-    laws = {
+    distributions = {
         "bigram": [table[[0, *row[:-1]]] for row in tokens],
         "draft": teacher_forced(pair.draft, tokens),
     }
@@ -72,7 +72,7 @@ def test_alpha_is_the_mean_overlap_of_the_laws(pair, bigram, temperature):
         found = measure(pair.target, draft, temperature=temperature)
         betas = [
             np.array([overlap(p, q, chosen) for p, q in zip(*both, strict=True)])
-            for both in zip(target_logits, laws[name], strict=True)
+            for both in zip(target_logits, distributions[name], strict=True)
         ]
         assert found.tokens == sum(map(len, betas))
         for ours, expected in zip(found.overlaps, betas, strict=True):
@@ -81,7 +81,8 @@ def test_alpha_is_the_mean_overlap_of_the_laws(pair, bigram, temperature):
         assert (found.low, found.high, found.interval) == (None, None, "–")  # 8 outputs
         if temperature == 0:
             agree = [
-                p.argmax(-1) == q.argmax(-1) for p, q in zip(target_logits, laws[name], strict=True)
+                p.argmax(-1) == q.argmax(-1)
+                for p, q in zip(target_logits, distributions[name], strict=True)
             ]
             assert found.value == pytest.approx(np.concatenate(agree).mean())
 

@@ -1,12 +1,13 @@
-"""N-gram counts, their laws and files, prompt lookup, and the loop's output with each of them."""
+"""N-gram counts, their distributions and files, prompt lookup, and the loop's output with each of
+them."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enumeration import output_law
-from reference import sequence_law, total_variation
+from enumeration import output_distribution
+from reference import sequence_distribution, total_variation
 from specjax import autoregressive, loop, speculative
 from specjax.accept import TokenRule
 from specjax.drafters import ngram
@@ -26,7 +27,7 @@ def counts():
     return ngram.count(SEQUENCES, 5, START)
 
 
-def law_of(logits) -> np.ndarray:
+def distribution_of(logits) -> np.ndarray:
     return np.asarray(jax.nn.softmax(logits.astype(jnp.float32), axis=-1))
 
 
@@ -44,16 +45,20 @@ def test_counts(counts):
     assert table.tolist() == expected.tolist()
 
 
-def test_unigram_law(counts):
+def test_unigram_distribution(counts):
     """(c + k) / (N + kV) with N = 10, V = 5: for k = 1 [1 4 5 4 1] / 15; for both rows alike."""
     drafter = ngram.unigram(counts)
     logits, _ = drafter.begin(jnp.int32([[0, 0], [1, 2]]), jnp.int32([1, 2]), (), ())
-    np.testing.assert_allclose(law_of(logits), np.tile([1, 4, 5, 4, 1], (2, 1)) / 15, rtol=1e-6)
+    np.testing.assert_allclose(
+        distribution_of(logits), np.tile([1, 4, 5, 4, 1], (2, 1)) / 15, rtol=1e-6
+    )
     logits, _ = ngram.unigram(counts, add_k=0.5).extend(jnp.int32([3]), jnp.int32([1]), (), ())
-    np.testing.assert_allclose(law_of(logits)[0], np.array([1, 7, 9, 7, 1]) / 25, rtol=1e-6)
+    np.testing.assert_allclose(
+        distribution_of(logits)[0], np.array([1, 7, 9, 7, 1]) / 25, rtol=1e-6
+    )
 
 
-def test_bigram_law(counts):
+def test_bigram_distribution(counts):
     """(c(y, x) + m P₁(x)) / (c(y) + m), P₁ as above, for m = 1 and 3; id 4 was never seen."""
     prior = np.array([1, 4, 5, 4, 1]) / 15
     after = {0: [0, 2, 1, 0, 0], 1: [0, 0, 2, 1, 0], 2: [0, 1, 1, 2, 0], 4: [0, 0, 0, 0, 0]}
@@ -62,7 +67,7 @@ def test_bigram_law(counts):
         for last, seen in after.items():
             expected = (np.array(seen) + strength * prior) / (sum(seen) + strength)
             logits, _ = drafter.extend(jnp.int32([last]), jnp.int32([1]), (), ())
-            np.testing.assert_allclose(law_of(logits)[0], expected, rtol=1e-6)
+            np.testing.assert_allclose(distribution_of(logits)[0], expected, rtol=1e-6)
 
 
 def test_bigram_reads_the_last_known_token(counts):
@@ -87,13 +92,13 @@ def test_a_large_vocabulary():
     counts = random_counts(32_128, 20_000)
     drafter = ngram.bigram(counts)
     last = jnp.int32([0, 1, 7, 32_127])
-    laws = law_of(jax.jit(drafter.extend)(last, last, (), ())[0])
+    distributions = distribution_of(jax.jit(drafter.extend)(last, last, (), ())[0])
     prior = (counts.unigram + 1) / (counts.unigram + 1).sum()
     for row, before in enumerate(last):
         weights = prior.copy()
         pairs = slice(counts.offsets[before], counts.offsets[before + 1])
         weights[counts.ids[pairs]] += counts.times[pairs]
-        np.testing.assert_allclose(laws[row], weights / weights.sum(), rtol=1e-4)
+        np.testing.assert_allclose(distributions[row], weights / weights.sum(), rtol=1e-4)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(drafter)) < 1e6
 
 
@@ -332,7 +337,7 @@ def test_overlap_is_zero_where_nothing_is_proposed():
     np.testing.assert_array_equal(betas, [[0, 0, 0, 1, 1, 1]])
 
 
-# The output's law, enumerated in float64.
+# The output's distribution, enumerated in float64.
 
 SAMPLINGS = {
     "greedy": {"temperature": 0.0},
@@ -360,27 +365,30 @@ def drafters() -> dict:
     return jax.tree.map(lambda x: x.astype(float) if x.dtype == jnp.float32 else x, made)
 
 
-def bias(drafter, law, policy, sources) -> float:
-    """Total variation between the loop's law and the target's, for outputs of up to 5 tokens."""
+def bias(drafter, distribution, policy, sources) -> float:
+    """Total variation between the loop's distribution and the target's, for outputs of up to 5
+    tokens."""
     target, inputs = random_table(1), inputs_of([[1, 0]], sources)
-    method = speculative.Speculative(target, drafter, TokenRule(), policy, law, jnp.int32([2]), 3)
-    expected = sequence_law(target, inputs, law, {2}, 5)
-    return total_variation(output_law(method, inputs, 5), expected)
+    method = speculative.Speculative(
+        target, drafter, TokenRule(), policy, distribution, jnp.int32([2]), 3
+    )
+    expected = sequence_distribution(target, inputs, distribution, {2}, 5)
+    return total_variation(output_distribution(method, inputs, 5), expected)
 
 
-@pytest.mark.parametrize("law", SAMPLINGS)
+@pytest.mark.parametrize("distribution", SAMPLINGS)
 @pytest.mark.parametrize("name", ["unigram", "bigram", "lookup", "lookup of 2"])
-def test_enumerated_law_is_the_targets(name, law):
+def test_enumerated_distribution_is_the_targets(name, distribution):
     """Three drafts, with a source and without: TV < 1e-12."""
     with jax.enable_x64(True):
-        drafter, chosen = drafters()[name], sampling(**SAMPLINGS[law])
+        drafter, chosen = drafters()[name], sampling(**SAMPLINGS[distribution])
         sources = [[1, 1, 0, 0, 2]] if "lookup" in name else None
         assert bias(drafter, chosen, constant(3), sources) < 1e-12
 
 
 @pytest.mark.parametrize("policy", ["erratic", "entropy"])
 @pytest.mark.parametrize("name", ["bigram", "lookup"])
-def test_enumerated_law_under_a_policy(name, policy):
+def test_enumerated_distribution_under_a_policy(name, policy):
     """Lengths that vary, and drafts that end before their policy's cap: TV < 1e-12."""
     with jax.enable_x64(True):
         assert bias(drafters()[name], sampling(), POLICIES[policy](3), None) < 1e-12

@@ -61,8 +61,8 @@ class Reader(Drafter):
 
 
 def method_of(target: Model, drafter: Drafter, policy) -> Speculative:
-    rule, law = TokenRule(), sampling(1.0)
-    return Speculative(target, drafter, rule, policy, law, jnp.int32([-1]), GAMMA)
+    rule, distribution = TokenRule(), sampling(1.0)
+    return Speculative(target, drafter, rule, policy, distribution, jnp.int32([-1]), GAMMA)
 
 
 @pytest.mark.parametrize("policy", [constant(GAMMA), Erratic()])

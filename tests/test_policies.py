@@ -14,8 +14,8 @@ import pytest
 import test_cost
 import test_exactness
 import test_loops
-from enumeration import output_law
-from reference import sequence_law, total_variation
+from enumeration import output_distribution
+from reference import sequence_distribution, total_variation
 from specjax import decoding, generate, loop, policies, speculative
 from specjax import sampling as smp
 from specjax.accept import TokenRule
@@ -65,10 +65,15 @@ def stats_of(drafted, accepted, gamma_max, overlap=None, ratio=None, probs=None)
 
 def seen_of(probs, slot=0, hidden=None) -> Observation:
     """One row whose belief is `probs`."""
-    law = jnp.log(jnp.asarray([probs], jnp.float32))
-    hidden = law if hidden is None else jnp.asarray([hidden], jnp.float32)
+    distribution = jnp.log(jnp.asarray([probs], jnp.float32))
+    hidden = distribution if hidden is None else jnp.asarray([hidden], jnp.float32)
     return Observation(
-        jnp.int32(slot), jnp.array([True]), law, law, jnp.zeros((1,), jnp.float32), hidden
+        jnp.int32(slot),
+        jnp.array([True]),
+        distribution,
+        distribution,
+        jnp.zeros((1,), jnp.float32),
+        hidden,
     )
 
 
@@ -95,8 +100,10 @@ def drafts(policy, state, probs, token) -> tuple:
 
 def test_observation():
     """Entropy, largest probability and margin of (.5, .5, 0), (1, 0, 0) and (.6, .3, .1)."""
-    law = jnp.log(jnp.asarray([[0.5, 0.5, 0], [1, 0, 0], [0.6, 0.3, 0.1]], jnp.float32))
-    seen = Observation(jnp.int32(0), jnp.ones(3, bool), law, law, jnp.zeros(3), law)
+    distribution = jnp.log(jnp.asarray([[0.5, 0.5, 0], [1, 0, 0], [0.6, 0.3, 0.1]], jnp.float32))
+    seen = Observation(
+        jnp.int32(0), jnp.ones(3, bool), distribution, distribution, jnp.zeros(3), distribution
+    )
     third = -(0.6 * np.log(0.6) + 0.3 * np.log(0.3) + 0.1 * np.log(0.1))
     np.testing.assert_allclose(seen.entropy, [np.log(2), 0, third], rtol=1e-5)
     np.testing.assert_allclose(seen.top1, [0.5, 1, 0.6], rtol=1e-6)
@@ -133,17 +140,17 @@ class Witness(policies.Policy):
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_what_the_loop_shows(temperature):
     """Ratios min(1, p/q) and beliefs of drafted tokens; at temperature 0 the softmax's beliefs."""
-    law = sampling(temperature)
+    distribution = sampling(temperature)
     target, draft = (random_table(seed, forbidden=0, dtype=jnp.float32) for seed in (1, 2))
-    method = test_loops.method_of(target, draft, chosen=law, policy=Witness(), gamma_max=2)
+    method = test_loops.method_of(target, draft, chosen=distribution, policy=Witness(), gamma_max=2)
     contexts, state = test_loops.begin(method, inputs_of([[1], [0, 2]]), 9)
     new, round_ = jax.jit(speculative.step)(method, contexts, state)
     tokens = np.asarray(round_.drafts.tokens)[:, :, None]
-    laws = np.exp(round_.target_logprobs[:, :2]), np.exp(round_.drafts.logprobs)
-    at = [np.take_along_axis(probs, tokens, 2)[:, :, 0] for probs in laws]
+    distributions = np.exp(round_.target_logprobs[:, :2]), np.exp(round_.drafts.logprobs)
+    at = [np.take_along_axis(probs, tokens, 2)[:, :, 0] for probs in distributions]
     np.testing.assert_allclose(new.policy["ratio"], np.minimum(1, at[0] / at[1]), rtol=1e-5)
-    # The last token's law was read from the hidden state, which in a table is its logits.
-    scale = law.temperature if temperature else 1.0
+    # The last token's distribution was read from the hidden state, which in a table is its logits.
+    scale = distribution.temperature if temperature else 1.0
     belief = np.asarray(jax.nn.softmax(new.policy["hidden"] / scale, axis=-1))
     last = np.take_along_axis(belief, tokens[:, 1], 1)[:, 0]
     np.testing.assert_allclose(np.exp(new.policy["last"]), last, rtol=1e-5)
@@ -327,7 +334,7 @@ def test_ucb():
     # Prices 1, 1, 2: at most 2 tokens per time; 2 of 2 accepted give 3/2.
     policy = ucb(prices(0.0, [1, 1, 2]))
     state = policy.update(state._replace(arm=jnp.int32([1])), stats_of(2, 2, 2))
-    np.testing.assert_allclose(state.gain, [[1.5, 0.4 + 0.75]], rtol=1e-6)
+    np.testing.assert_allclose(state.speedup, [[1.5, 0.4 + 0.75]], rtol=1e-6)
     assert state.plays.tolist() == [[3, 2]]
 
 
@@ -385,8 +392,8 @@ def test_hedge_estimates_every_loss_without_bias(run):
     probs = np.asarray(policy.probs(state)[0])
     new = policy.update(state, stats_of(arm, jnp.minimum(arm, run), gamma_max))
     price = 0.2 * np.arange(5) + [1.0, 1.1, 1.2, 1.4, 1.3]
-    gain = (np.minimum(run, np.arange(5)) + 1) / price / np.max(np.arange(1, 6) / price)
-    np.testing.assert_allclose(probs @ np.asarray(new.loss - start), 1 - gain, rtol=1e-4)
+    speedup = (np.minimum(run, np.arange(5)) + 1) / price / np.max(np.arange(1, 6) / price)
+    np.testing.assert_allclose(probs @ np.asarray(new.loss - start), 1 - speedup, rtol=1e-4)
     assert new.rounds.tolist() == [4] * 5
 
 
@@ -459,23 +466,25 @@ def small_method(policy, dtype=jnp.float32, **changes):
     target, draft = random_table(1, dtype=dtype), random_table(2, forbidden=0, dtype=dtype)
     eos = jnp.int32([test_exactness.EOS])
     settings = {"sampling": sampling(0.8), "gamma_max": 2, **changes}
-    law, gamma_max = settings.pop("sampling"), settings.pop("gamma_max")
+    distribution, gamma_max = settings.pop("sampling"), settings.pop("gamma_max")
     drafter = ModelDrafter(draft)
     return speculative.Speculative(
-        target, drafter, TokenRule(), policy, law, eos, gamma_max, **settings
+        target, drafter, TokenRule(), policy, distribution, eos, gamma_max, **settings
     )
 
 
 def bias(method, budget) -> float:
-    """Total variation between the loop's law and the target's."""
+    """Total variation between the loop's distribution and the target's."""
     inputs = inputs_of([test_exactness.PROMPT])
-    expected = sequence_law(method.target, inputs, method.sampling, {test_exactness.EOS}, budget)
-    return total_variation(output_law(method, inputs, budget), expected)
+    expected = sequence_distribution(
+        method.target, inputs, method.sampling, {test_exactness.EOS}, budget
+    )
+    return total_variation(output_distribution(method, inputs, budget), expected)
 
 
 @pytest.mark.slow  # test_exactness has every policy of the package, with shorter drafts
 @pytest.mark.parametrize("name", [*NAMES, "tail reader"])
-def test_enumerated_law_is_the_targets(name):
+def test_enumerated_distribution_is_the_targets(name):
     """All outputs of up to 4 tokens over 3: TV < 1e-12."""
     with jax.enable_x64(True):
         policy = TailReader() if name == "tail reader" else library(2, 3)[name]
@@ -538,8 +547,8 @@ def test_rows_and_settings(name):
 # Narrower verify passes.
 
 
-@pytest.mark.parametrize("law", [sampling(0.0), sampling(0.9)])
-def test_widths_change_no_token(law):
+@pytest.mark.parametrize("distribution", [sampling(0.0), sampling(0.9)])
+def test_widths_change_no_token(distribution):
     """Drafts of 0 to 7 tokens by a script, with passes of 1, 2 and 4 positions and without: the
     same tokens and counts from tables in float64 and from T5s in float32."""
     caps = np.random.default_rng(0).integers(8, size=(30, 1)) * np.ones((1, 5), int)
@@ -554,7 +563,7 @@ def test_widths_change_no_token(law):
         assert np.array_equal(wide.stats.accepted, narrow.stats.accepted)
         assert 0 < wide.stats.accepted.sum() < wide.stats.drafted.sum()
 
-    options = {"chosen": law, "policy": policy, "gamma_max": 7}
+    options = {"chosen": distribution, "policy": policy, "gamma_max": 7}
     target = test_loops.target()
     check(
         test_loops.method_of(target, test_loops.near(target), **options),
@@ -569,7 +578,8 @@ def test_widths_change_no_token(law):
 
 
 def test_the_narrowest_pass_runs():
-    """Laws past its width are never computed: with drafts of 2 and passes of 2, 3 and 8, five."""
+    """Distributions past its width are never computed: with drafts of 2 and passes of 2, 3 and 8,
+    five."""
     method = small_method(constant(2), gamma_max=7, widths=(3, 2))
     contexts, state = test_loops.begin(method, inputs_of([[1], [2]]), 20)
     _, round_ = jax.jit(speculative.step)(method, contexts, state)

@@ -85,7 +85,7 @@ def by_replay(on, tmp_path, monkeypatch, found):
 
 
 def by_simulate(on, tmp_path, monkeypatch, found):
-    part = simulate.Part("law", "", [("a", lambda row: "")], [{"a": 1}], "", Figure())
+    part = simulate.Part("distribution", "", [("a", lambda row: "")], [{"a": 1}], "", Figure())
     part = dataclasses.replace(part, batch=found.get("batch"))
     simulate.write(tmp_path, [part], seed=0)
 
@@ -189,5 +189,5 @@ def test_the_committed_reports_say_it(name):
         own = [row for row in rows if row["table"] == table]
         rows_are = "1 row" if len(own) == 1 else f"{len(own)} rows"
         assert f"{rows_are}: commit {provenance.counted(own, 'commit')}; " in text
-    hot = [row for row in rows if row["table"] == "gain" and row["temperature"] > 0]
+    hot = [row for row in rows if row["table"] == "speedup" and row["temperature"] > 0]
     assert text.count("| 1† |") == len([row for row in hot if "baseline" not in row])

@@ -77,7 +77,7 @@ def test_equal_outputs_agree(metric):
     assert all((d.value, d.low, d.high) == (0, 0, 0) for d in found.differences)
 
 
-def test_draws_of_one_law_agree_and_those_of_another_do_not():
+def test_draws_of_one_distribution_agree_and_those_of_another_do_not():
     """Three draws of a vote that is right with 60%, 60% and 40%."""
     rng = np.random.default_rng(0)
     a, b, worse = (

@@ -1,4 +1,5 @@
-"""Replay: at temperature 0 the real run itself, at others its law; and what it is worth."""
+"""Replay: at temperature 0 the real run itself, at others its distribution; and what it is
+worth."""
 
 import dataclasses
 import functools
@@ -40,14 +41,16 @@ def policy_of(name):
     return TailReader() if name == "tail reader" else library(GAMMA_MAX, V)[name]
 
 
-def method_of(policy, law, drafter=None) -> Speculative:
+def method_of(policy, distribution, drafter=None) -> Speculative:
     """Tables over 10 tokens of which one ends a row; the draft is near the target."""
     target = random_table(1, V, dtype=jnp.float32)
     noise = random_table(2, V, forbidden=0, dtype=jnp.float32).table
     finite = jnp.where(jnp.isfinite(target.table), target.table, -3.0)
     draft = dataclasses.replace(target, table=finite + 0.5 * noise)
     drafter = ModelDrafter(draft) if drafter is None else drafter
-    return Speculative(target, drafter, TokenRule(), policy, law, jnp.int32([V - 1]), GAMMA_MAX)
+    return Speculative(
+        target, drafter, TokenRule(), policy, distribution, jnp.int32([V - 1]), GAMMA_MAX
+    )
 
 
 def recorded(method, inputs, *, hidden=True, keys=None, budget=BUDGET) -> Rollouts:
@@ -97,8 +100,8 @@ def test_greedy_replay_is_the_real_run(name):
 
 @pytest.mark.parametrize(("name", "refuses"), [("svip", False), ("adaedl", True), ("head", True)])
 def test_calls_of_the_drafter(name, refuses):
-    """One for each drafted token, and one more where a policy saw the law and stopped: as many as
-    in the real loop. svip stops before it calls."""
+    """One for each drafted token, and one more where a policy saw the distribution and stopped: as
+    many as in the real loop. svip stops before it calls."""
     policy, refused = policy_of(name), 0
     for prompt in PROMPTS:
         method, inputs = method_of(policy, sampling(0.0)), inputs_of([prompt])
@@ -153,12 +156,12 @@ def sampled(policy, skew=False) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["constant", "svip", "first descent", "head", "tail reader"])
-def test_sampled_replay_has_the_real_runs_law(name):
+def test_sampled_replay_has_the_real_runs_distribution(name):
     """8,192 real runs and 8,192 replays, each along an output of its own: p > 1e-4."""
     assert sampled(policy_of(name)) > 1e-4
 
 
-def test_the_law_test_sees_a_wrong_chance():
+def test_the_distribution_test_sees_a_wrong_chance():
     """Chances of other tokens than the output's: p < 1e-4."""
     assert sampled(constant(2), skew=True) < 1e-4
 
@@ -207,11 +210,11 @@ def test_calls_take_time_too():
     assert found.runs.tolist() == [[2, 2]]
     assert found.drafted.tolist() == found.accepted.tolist() == [[[0, 0, 4]] * 2]
     table = prices(0.25, [1.0, 0.95, 1.0], call=0.5, plain_call=1.0)
-    assert replay.score(found, trace, table).gain.tolist() == [2.0]
+    assert replay.score(found, trace, table).speedup.tolist() == [2.0]
     refused = found._replace(refused=np.array([[3, 5]]))  # 2 steps more
-    assert replay.score(refused, trace, table).gain.tolist() == [28 / 16]
+    assert replay.score(refused, trace, table).speedup.tolist() == [28 / 16]
     slow = prices(0.25, [1.0, 0.95, 1.0], call=0.5, token=2.0, plain_call=1.0)
-    assert replay.score(found, trace, slow).gain.tolist() == [(2 * 24 + 4) / 14]
+    assert replay.score(found, trace, slow).speedup.tolist() == [(2 * 24 + 4) / 14]
     with pytest.raises(ValueError, match="γ_max=1"):
         replay.score(found, trace, prices(0.25, [1.0, 1.0]))
 
@@ -274,11 +277,11 @@ def test_the_oracle_is_a_bound():
         of_plain = {"token": rng.uniform(0.5, 2.5), "plain_call": rng.uniform(0, 2)}
         loops = [random_prices(rng, gamma, **of_plain) for gamma in (GAMMA_MAX, 1, 2, 3)]
         oracle = replay.oracle(trace, key, loops, draws=draws)
-        gains = [*replay.score(found, trace, loops[0]).gain, 1.0]
+        speedups = [*replay.score(found, trace, loops[0]).speedup, 1.0]
         for own, table in zip(static, loops[1:], strict=True):
-            gains += [*replay.score(own, trace, table).gain]
-        assert max(gains) <= oracle.gain * (1 + 1e-6)
-        near.append(max(gains) / oracle.gain)
+            speedups += [*replay.score(own, trace, table).speedup]
+        assert max(speedups) <= oracle.speedup * (1 + 1e-6)
+        near.append(max(speedups) / oracle.speedup)
         assert 1 <= oracle.tau <= GAMMA_MAX + 1
         assert 0 <= oracle.drafted <= GAMMA_MAX
     assert max(near) > 0.9
@@ -318,7 +321,7 @@ def test_the_oracle_is_the_fastest_of_all_ways():
         least = [time.min(axis=0) for time in times]
         took |= set(np.argmin(least, axis=0).tolist())
         expected = plain.sum() / np.min(least, axis=0).sum()
-        assert replay.oracle(trace, key, loops).gain == pytest.approx(expected, rel=1e-5)
+        assert replay.oracle(trace, key, loops).speedup == pytest.approx(expected, rel=1e-5)
     assert took == {0, 1, 2}  # each way is the fastest somewhere
 
 
@@ -328,7 +331,7 @@ def test_the_oracle_needs_the_drafts():
 
 
 def test_what_was_not_recorded():
-    """Laws over the vocabulary never are, hidden states if asked for."""
+    """Distributions over the vocabulary never are, hidden states if asked for."""
     trace = greedy_trace()._replace(hidden=jnp.zeros((0,)))
     with pytest.raises(ValueError, match="entropy, top1 and margin"):
         replay.replay([EntropyStop()], trace, jax.random.key(0))
@@ -354,13 +357,13 @@ def test_files(tmp_path):
 def test_record_texts(pair, temperature):
     """Through tokenizer and batches: the real run at temperature 0; at both, the rollouts' first
     tokens are rejected ones, where the output's own might be."""
-    texts, law = [*TEXTS[:3], "", *TEXTS[3:5]], sampling(temperature)
+    texts, distribution = [*TEXTS[:3], "", *TEXTS[3:5]], sampling(temperature)
     key, options = jax.random.key(3), {"max_new_tokens": 16, "batch_size": 2}
     plain, real = (
         generate(pair.target, draft, texts, gamma=3, temperature=temperature, key=key, **options)
         for draft in (None, pair.draft)
     )
-    options |= {"gamma_max": 3, "sampling": law, "key": key}
+    options |= {"gamma_max": 3, "sampling": distribution, "key": key}
     trace = rollouts.record(pair.target, pair.draft, texts, plain.tokens, **options)
     assert trace.input_index.tolist() == [0, 1, 2, 4, 5]
     assert trace.emitted.tolist() == [len(tokens) for tokens in plain.tokens if tokens]
@@ -435,14 +438,16 @@ def test_trace_and_replay(command, tmp_path):
     assert outcome.status == 0, outcome.stderr
     found = {row["policy"]: row for row in lines_of(work / "replay.jsonl")}
     assert len(found) == 2 + 1 + 2 + 4
-    best = max(found[f"constant gamma={gamma}"]["gain"] for gamma in (1, 2))
+    best = max(found[f"constant gamma={gamma}"]["speedup"] for gamma in (1, 2))
     one = found["constant gamma=1"]
     # A row with one token left drafts none, at the same width.
-    assert one["gain"] == pytest.approx(one["tau"] / (0.1 * one["drafted"] + 1.1 + 0.05), rel=1e-5)
+    assert one["speedup"] == pytest.approx(
+        one["tau"] / (0.1 * one["drafted"] + 1.1 + 0.05), rel=1e-5
+    )
     for row in found.values():
         assert row["regret"] >= -1e-6
-        assert row["of_best_static"] == pytest.approx(row["gain"] / best)
-        assert row["regret"] == pytest.approx(found["oracle"]["gain"] / row["gain"] - 1)
+        assert row["of_best_static"] == pytest.approx(row["speedup"] / best)
+        assert row["regret"] == pytest.approx(found["oracle"]["speedup"] / row["speedup"] - 1)
     assert found["oracle"]["closed"] == 1
     report = (work / "report.md").read_text()
     (image,) = re.findall(r"\]\(([\w.-]+)\)", report)

@@ -179,18 +179,18 @@ def test_pieces_lie_side_by_side():
     assert abs(per_character - 1) < 0.02
 
 
-def test_gains_and_tables(tmp_path):
+def test_speedups_and_tables(tmp_path):
     """Bars are what was measured, with whiskers; predictions are marks."""
     row = {
-        "predicted_paper": 3.5, "predicted": 1.3, "gain_decode": 1.4, "gain_end_to_end": 1.2,
-        "gain_decode_low": 1.35, "gain_decode_high": 1.5,
+        "predicted_paper": 3.5, "predicted": 1.3, "speedup_decode": 1.4, "speedup_end_to_end": 1.2,
+        "speedup_decode_low": 1.35, "speedup_decode_high": 1.5,
     }  # fmt: skip
-    near = row | {"predicted_paper": 1.1, "predicted": None, "gain_decode": 1.45}
+    near = row | {"predicted_paper": 1.1, "predicted": None, "speedup_decode": 1.45}
     labels = ["small\nT=0 γ=4", "a/long-name-of-a-draft T=1"]
-    figure = report.draw_gains([row, near], labels, "a note")
+    figure = report.draw_speedups([row, near], labels, "a note")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure.savefig(tmp_path / "gains.png")
+        figure.savefig(tmp_path / "speedups.png")
     axes = figure.axes[0]
     assert [bar.get_height() for bar in axes.patches] == [1.4, 1.45, 1.2, 1.2]
     # The axis ends above the largest measurement, which the paper's formula exceeds by far.
@@ -205,9 +205,9 @@ def test_gains_and_tables(tmp_path):
     assert axes.get_xlabel() == "a note"
     assert axes.get_xticklabels()[0].get_text() == "small\nT=0 γ=4"
     assert figure.legends[0].get_texts()[0].get_text().startswith("measured")
-    columns = [("draft", lambda r: "m"), ("gain", lambda r: f"{r['gain_decode']:.2f}")]
-    assert report.markdown(columns, [row]) == "| draft | gain |\n|---|---:|\n| m | 1.40 |"
-    assert report.table(columns, [row, row], "Gains").row_count == 2
+    columns = [("draft", lambda r: "m"), ("speedup", lambda r: f"{r['speedup_decode']:.2f}")]
+    assert report.markdown(columns, [row]) == "| draft | speedup |\n|---|---:|\n| m | 1.40 |"
+    assert report.table(columns, [row, row], "Speedups").row_count == 2
 
 
 def test_alphas_without_an_interval(tmp_path):

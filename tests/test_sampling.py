@@ -1,4 +1,4 @@
-"""`standardize` against slow numpy, and the draws against their laws."""
+"""`standardize` against slow numpy, and the draws against their distributions."""
 
 import collections
 import itertools
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from reference import chi_square, law
+from reference import chi_square, distribution
 from specjax import sampling as smp
 from specjax.sampling import Purpose, sampling
 
@@ -25,12 +25,12 @@ def logits_of(seed: int, rows: int, vocab_size: int) -> np.ndarray:
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 2.5])
 @pytest.mark.parametrize("top_k", [0, 1, 3, 50])
 def test_standardize_is_temperature_then_top_k_then_top_p(temperature, top_k):
-    """150 laws for each top_p: the same support, and probabilities within 1e-6."""
+    """150 distributions for each top_p: the same support, and probabilities within 1e-6."""
     logits = logits_of(0, 150, 11)
     for top_p in (1.0, 0.95, 0.6, 1e-6):
         chosen = sampling(temperature, top_k, top_p)
         found = np.exp(smp.standardize(jnp.asarray(logits), chosen))
-        expected = np.array([law(row, chosen) for row in logits])
+        expected = np.array([distribution(row, chosen) for row in logits])
         np.testing.assert_array_equal(found > 0, expected > 0)
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
@@ -66,7 +66,7 @@ def test_what_is_not_finite_spreads(chosen, bad):
 
 
 @pytest.mark.parametrize("chosen", [sampling(0.0), sampling(0.7), sampling(top_k=2)])
-def test_bfloat16_logits_give_float32_laws(chosen):
+def test_bfloat16_logits_give_float32_distributions(chosen):
     logits = jnp.asarray(logits_of(1, 20, 9), jnp.bfloat16)
     logprobs = smp.standardize(logits, chosen)
     assert logprobs.dtype == jnp.float32
@@ -74,7 +74,7 @@ def test_bfloat16_logits_give_float32_laws(chosen):
 
 
 def test_argmax_is_the_first_of_equals():
-    """1,000 rows with ties: as jnp.argmax; the greedy law is one-hot there."""
+    """1,000 rows with ties: as jnp.argmax; the greedy distribution is one-hot there."""
     logits = jnp.asarray(logits_of(2, 1000, 9))
     expected = jnp.argmax(logits, axis=-1)
     np.testing.assert_array_equal(smp.argmax(logits), expected)
@@ -107,8 +107,8 @@ def test_kinds():
     assert sampling(top_k=1).kind == sampling(top_p=0.9).kind == "filtered"
 
 
-def sparse_laws(rows: int, vocab_size: int) -> np.ndarray:
-    """Unnormalised laws with zeros at both ends, and whole blocks of them."""
+def sparse_distributions(rows: int, vocab_size: int) -> np.ndarray:
+    """Unnormalised distributions with zeros at both ends, and whole blocks of them."""
     rng = np.random.default_rng(vocab_size)
     probs = rng.random((rows, vocab_size)) * (rng.random((rows, vocab_size)) < 0.3)
     probs[::2, : vocab_size // 2] = 0
@@ -128,7 +128,7 @@ DRAWS = pytest.mark.parametrize("draw", [smp.draw, by_gumbel])
 @pytest.mark.parametrize("vocab_size", [1, 3, 128, 129, 1000])
 def test_impossible_tokens_are_never_drawn(draw, vocab_size):
     """2,000 distributions, unnormalised, with zeros at both ends and whole blocks of zeros."""
-    probs = sparse_laws(2000, vocab_size)
+    probs = sparse_distributions(2000, vocab_size)
     keys = jax.random.split(jax.random.key(0), 2000)
     token = np.asarray(jax.jit(lambda *args: draw(*args))(keys, jnp.asarray(probs)))
     assert np.all(np.take_along_axis(probs, token[:, None], axis=1) > 0)
@@ -229,7 +229,7 @@ def test_wide_distributions_are_drawn(name, draw):
 
 
 @DRAWS
-def test_draws_follow_the_law(draw):
+def test_draws_follow_the_distribution(draw):
     """n = 100,000 from 300 tokens, a third of them impossible: chi-square p > 1e-4."""
     count, rng = 100_000, np.random.default_rng(3)
     probs = rng.exponential(size=300) * (np.arange(300) % 3 > 0)
@@ -244,8 +244,9 @@ def test_draws_follow_the_law(draw):
     assert p > 1e-4
 
 
-def test_gumbel_noise_is_shared_by_laws():
-    """The same keys for a law and its double temperature: they agree more often than apart."""
+def test_gumbel_noise_is_shared_by_distributions():
+    """The same keys for a distribution and its double temperature: they agree more often than
+    apart."""
     logprobs = jax.nn.log_softmax(jnp.asarray(logits_of(4, 4000, 5)), axis=-1)
     keys = jax.random.split(jax.random.key(2), 8000)
     flat = jax.nn.log_softmax(logprobs / 2, axis=-1)
@@ -274,7 +275,7 @@ def test_row_keys_do_not_know_the_batch():
 
 
 def test_the_coldest_temperature():
-    """Large logits divided by it are a law still: that of the most likely token."""
+    """Large logits divided by it are a distribution still: that of the most likely token."""
     logits = jnp.float32([[-1e6, 3e6, 2.9e6], [0.0, 1e-3, -1e-3]])
-    law = np.exp(smp.standardize(logits, smp.sampling(smp.COLDEST)))
-    assert law.tolist() == [[0, 1, 0], [0, 1, 0]]
+    distribution = np.exp(smp.standardize(logits, smp.sampling(smp.COLDEST)))
+    assert distribution.tolist() == [[0, 1, 0], [0, 1, 0]]

@@ -29,12 +29,12 @@ BUDGET = 24
 # The words, of candidates that were never measured.
 
 
-def candidate(alpha=0.8, c=0.1, v=1.2, gain=None, total=None, gammas=(1, 3, 7), **fields):
-    """A round takes γc + v steps; gains are as predicted, and τ as promised, unless given."""
+def candidate(alpha=0.8, c=0.1, v=1.2, speedup=None, total=None, gammas=(1, 3, 7), **fields):
+    """A round takes γc + v steps; speedups are as predicted, and τ as promised, unless given."""
     steps = {str(gamma): gamma * c + v for gamma in gammas}
-    gains = {g: formulas.expected_tokens(alpha, g) / (g * c + v) for g in gammas}
-    gamma = max(gains, key=gains.__getitem__)
-    gain = gains[gamma] if gain is None else gain
+    speedups = {g: formulas.expected_tokens(alpha, g) / (g * c + v) for g in gammas}
+    gamma = max(speedups, key=speedups.__getitem__)
+    speedup = speedups[gamma] if speedup is None else speedup
     made = Candidate(
         name="models/small",
         memory=100,
@@ -45,11 +45,11 @@ def candidate(alpha=0.8, c=0.1, v=1.2, gain=None, total=None, gammas=(1, 3, 7), 
         steps=steps,
         tau=formulas.expected_tokens(alpha, gamma),
         tokens=20.0,
-        predicted=gains[gamma],
-        gain=gain,
-        gain_low=gain,
-        gain_high=gain,
-        gain_end_to_end=gain if total is None else total,
+        predicted=speedups[gamma],
+        speedup=speedup,
+        speedup_low=speedup,
+        speedup_high=speedup,
+        speedup_end_to_end=speedup if total is None else total,
     )
     return dataclasses.replace(made, **fields)
 
@@ -62,14 +62,14 @@ def candidate(alpha=0.8, c=0.1, v=1.2, gain=None, total=None, gammas=(1, 3, 7), 
         (candidate(alpha=0.7, v=3.0), ("v",), "verification is not free"),
         (candidate(alpha=0.3, c=0.6, v=2.0), ("alpha", "c", "v"), "α = 0.30) and the draft is"),
         (candidate(total=0.9), ("length",), "outputs of 20 tokens are too short"),
-        (candidate(gain=0.9, tau=1.5), ("length",), "with 1.5 tokens for each call"),
+        (candidate(speedup=0.9, tau=1.5), ("length",), "with 1.5 tokens for each call"),
         # None of the three is bad by itself: the largest loss.
         (candidate(alpha=0.55, c=0.4, v=1.3), ("alpha",), "agreement is too low"),
         (candidate(alpha=0.9, c=0.48, v=1.45, gammas=(1,)), ("c",), "the draft is too slow"),
     ],
 )
 def test_reasons(found, causes, words):
-    assert found.gain_end_to_end <= 1
+    assert found.speedup_end_to_end <= 1
     assert reasons(found) == causes
     assert words in why_not(found)
     said = recommend([found])
@@ -97,14 +97,14 @@ def test_what_would_change_it():
 def test_recommendation():
     fast = candidate(alpha=0.9, name="big/fast", memory=300)
     same = dataclasses.replace(
-        fast, name="big/same", memory=200, gain_end_to_end=0.97 * fast.gain_end_to_end
+        fast, name="big/same", memory=200, speedup_end_to_end=0.97 * fast.speedup_end_to_end
     )
     slow = candidate(alpha=0.3, c=0.5, name="slow")
     broken = Candidate("broken", problem="No such directory: broken.")
     said = recommend([slow, fast, broken])
     assert (said.draft, said.gamma) == ("big/fast", fast.gamma)
     assert f"Use fast with gamma={fast.gamma}" in said.words
-    assert f"{fast.gain_end_to_end:.2f} times as soon" in said.words
+    assert f"{fast.speedup_end_to_end:.2f} times as soon" in said.words
     assert "slow, 0." in said.words
     assert "broken cannot draft: No such directory" in said.words
     # Of equals the smaller.
@@ -129,7 +129,7 @@ def test_recommendation():
 def test_plain_decoding_is_a_candidate(totals, wanted):
     """Nothing is recommended that is not faster than it, however small."""
     drafts = [
-        candidate(name=name, memory=memory, gain=total, total=total)
+        candidate(name=name, memory=memory, speedup=total, total=total)
         for name, memory, total in zip("ab", (300, 100), totals, strict=True)
     ]
     for order in (drafts, drafts[::-1]):
@@ -146,13 +146,13 @@ def test_plain_decoding_is_a_candidate(totals, wanted):
             assert f"{totals['ab'.index(wanted)]:.2f} times as soon" in said.words
 
 
-def test_a_gain_within_its_noise_is_none():
+def test_a_speedup_within_its_noise_is_none():
     """A median of 1.2 says little where a quarter of the repeats was slower."""
-    noisy = dataclasses.replace(candidate(gain=1.2), gain_low=0.97, gain_high=1.4)
+    noisy = dataclasses.replace(candidate(speedup=1.2), speedup_low=0.97, speedup_high=1.4)
     said = recommend([noisy])
     assert said.draft is None
     assert "1.20 times as soon: that is no more than timings vary (quartiles" in said.words
-    assert recommend([dataclasses.replace(noisy, gain_low=1.1)]).draft == noisy.name
+    assert recommend([dataclasses.replace(noisy, speedup_low=1.1)]).draft == noisy.name
 
 
 # Which drafts to try.
@@ -225,7 +225,7 @@ def test_selection_where_the_answer_is_known(pair, monkeypatch):
     assert (draft.alpha, draft.alpha_low) == (wanted.value, wanted.low)
     assert chosen.recommendation.draft == pair.twin.name
     assert chosen.recommendation.gamma == 4
-    assert twin.gain_end_to_end > 1.3 > 1 > slow.gain_end_to_end
+    assert twin.speedup_end_to_end > 1.3 > 1 > slow.speedup_end_to_end
     assert reasons(slow) == ("c",)
     assert "No such directory: /nowhere" in missing.problem
     assert twin.parameters == sum(x.size for x in jax.tree.leaves(pair.twin.model))
@@ -260,7 +260,7 @@ def test_counts_are_of_inputs_that_are_not_measured(pair):
     assert (
         "for 4 of the inputs, and all candidates are measured on the 4 others" in found.remarks[0]
     )
-    praised = dataclasses.replace(found, gain_low=2.0, gain_end_to_end=2.0)
+    praised = dataclasses.replace(found, speedup_low=2.0, speedup_end_to_end=2.0)
     assert found.remarks[0] in recommend([praised]).words
 
 

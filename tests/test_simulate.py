@@ -26,10 +26,10 @@ NOTEBOOK = ROOT / "notebooks" / "01_how_it_works.ipynb"
 # The four parts
 
 
-def test_law_of_the_output_is_the_targets():
+def test_distribution_of_the_output_is_the_targets():
     # 20,000 draws: a frequency has a standard error below 0.0035, and 0.015 is more than 4 of them.
     draws = 20_000
-    part = simulate.law(jax.random.key(0), draws)
+    part = simulate.distribution(jax.random.key(0), draws)
     assert part.rows[0]["alpha"] == pytest.approx(0.8)
     assert part.rows[0]["accepted"] == pytest.approx(0.8, abs=0.015)
     assert max(abs(row["error"]) for row in part.rows) < 0.015
@@ -39,14 +39,14 @@ def test_law_of_the_output_is_the_targets():
     assert "0.800" in part.sentence
 
 
-def test_promised_gains():
+def test_promised_speedups():
     part = simulate.predicted()
-    gains = [f"{row['gain']:.2f}" for row in part.rows]
-    assert gains == ["1.77", "2.67", "3.16", "3.25", "2.50", "5.72"]
-    assert all(row["best_gain"] >= row["gain"] for row in part.rows)
+    speedups = [f"{row['speedup']:.2f}" for row in part.rows]
+    assert speedups == ["1.77", "2.67", "3.16", "3.25", "2.50", "5.72"]
+    assert all(row["best_speedup"] >= row["speedup"] for row in part.rows)
 
 
-def test_loop_gives_the_promised_gain(monkeypatch):
+def test_loop_gives_the_promised_speedup(monkeypatch):
     # 10,000 tokens a setting: the interval is about 1.5% of τ, and the cut last round takes 0.6%.
     monkeypatch.setattr(simulate, "ALPHAS", (0.7,))
     part = simulate.simulated(jax.random.key(1), rows=50, budget=200)
@@ -54,27 +54,27 @@ def test_loop_gives_the_promised_gain(monkeypatch):
     runs = [row for row in part.rows if row["acceptance"] == "in stretches"]
     assert [row["gamma"] for row in free] == [row["gamma"] for row in runs] == [3, 5, 7]
     for row in free:
-        assert row["simulated_gain"] == pytest.approx(row["gain"], rel=0.04)
+        assert row["simulated_speedup"] == pytest.approx(row["speedup"], rel=0.04)
     # Correlated acceptance gives less than the mean α promises.
-    assert all(row["simulated_gain"] < row["gain"] for row in runs)
+    assert all(row["simulated_speedup"] < row["speedup"] for row in runs)
 
 
-def test_no_gain_up_to_alpha_equal_to_c():
-    part = simulate.no_gain(jax.random.key(2), rows=20, budget=200)
+def test_no_speedup_up_to_alpha_equal_to_c():
+    part = simulate.no_speedup(jax.random.key(2), rows=20, budget=200)
     for row in part.rows:
-        assert row["simulated_gain_1"] == pytest.approx(row["gain_1"], rel=0.04)
-        gains = row["alpha"] > row["c"]
-        assert (row["best_gamma"] > 0) == (row["best_gain"] > 1 + 1e-12) == gains
-        assert (row["gain_1"] > 1 + 1e-12) == gains
+        assert row["simulated_speedup_1"] == pytest.approx(row["speedup_1"], rel=0.04)
+        speedups = row["alpha"] > row["c"]
+        assert (row["best_gamma"] > 0) == (row["best_speedup"] > 1 + 1e-12) == speedups
+        assert (row["speedup_1"] > 1 + 1e-12) == speedups
 
 
 def test_report_is_written(tmp_path):
     simulate.write(tmp_path, [simulate.predicted()], seed=0)
     rows = [json.loads(line) for line in (tmp_path / "simulate.jsonl").read_text().splitlines()]
     assert len(rows) == 6
-    assert rows[0] | {"part": "gain", "alpha": 0.5, "seed": 0} == rows[0]
-    assert "](gain.png)" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "gain.png").stat().st_size > 10_000
+    assert rows[0] | {"part": "speedup", "alpha": 0.5, "seed": 0} == rows[0]
+    assert "](speedup.png)" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "speedup.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_command_line(tmp_path):
     assert done.stdout.count("┏") == 4
     assert max(map(len, done.stdout.splitlines())) <= 100
     written = {path.name for path in (tmp_path / "new").iterdir()}
-    assert {"simulate.jsonl", "report.md", "law.png", "no_gain.png"} <= written
+    assert {"simulate.jsonl", "report.md", "distribution.png", "no_speedup.png"} <= written
 
 
 # Table models
@@ -100,11 +100,11 @@ def inputs_of(first: list[int]) -> Inputs:
 
 
 def test_table_looks_at_the_last_token():
-    laws = np.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0], [0.2, 0.3, 0.5]])
-    model = table.by_last_token(laws)
+    distributions = np.array([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0], [0.2, 0.3, 0.5]])
+    model = table.by_last_token(distributions)
     context, cache = model.start(inputs_of([0]), 8)
     hidden, _ = model(jnp.array([[1, 2, 0]]), jnp.array([3]), context, cache)
-    np.testing.assert_allclose(np.exp(model.logits(hidden))[0], laws[[1, 2, 0]], rtol=1e-6)
+    np.testing.assert_allclose(np.exp(model.logits(hidden))[0], distributions[[1, 2, 0]], rtol=1e-6)
     assert (model.order, model.vocab_size) == (1, 3)
 
 
@@ -137,7 +137,10 @@ def test_draft_of_alpha_by_every_measure():
         (lambda: table.fixed([0.5, 0.4]), "sum to 1"),
         (lambda: table.fixed([1.5, -0.5]), "≥ 0"),
         (lambda: table.fixed([[0.5, 0.5]]), "1 axes"),
-        (lambda: table.by_last_token([[0.5, 0.5]]), "a law over all tokens for each token"),
+        (
+            lambda: table.by_last_token([[0.5, 0.5]]),
+            "a distribution over all tokens for each token",
+        ),
         (lambda: table.draft_of_alpha([0.5, 0.5], 0.3), "probability 0"),
         (lambda: table.draft_of_alpha([1.0, 0.0], 1.3), "must lie in"),
     ],

@@ -1,4 +1,5 @@
-"""The formulas against what the paper prints, their limits, and draws of the laws they describe."""
+"""The formulas against what the paper prints, their limits, and draws of the distributions they
+describe."""
 
 import json
 
@@ -10,16 +11,16 @@ from experiments import theory as experiment
 from specjax.paper import formulas, printed
 
 
-def random_laws(seed: int, shape=(500, 8)) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of laws, from flat to sharp, some entries exactly zero."""
+def random_distributions(seed: int, shape=(500, 8)) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of distributions, from flat to sharp, some entries exactly zero."""
     rng = np.random.default_rng(seed)
-    laws = []
+    distributions = []
     for _ in range(2):
         logits = rng.normal(size=shape) * rng.uniform(0.1, 5, size=(*shape[:-1], 1))
         weights = np.exp(logits) * (rng.random(shape) > 0.2)
         weights[..., 0] += 1e-3  # at least one entry is positive
-        laws.append(weights / weights.sum(-1, keepdims=True))
-    return laws[0], laws[1]
+        distributions.append(weights / weights.sum(-1, keepdims=True))
+    return distributions[0], distributions[1]
 
 
 # Printed values
@@ -28,7 +29,7 @@ def random_laws(seed: int, shape=(500, 8)) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("row", printed.TABLE_1, ids=str)
 def test_table_1(row):
     operations = formulas.operations_factor(row.alpha, row.gamma, c_hat=0)
-    speed = formulas.walltime_gain(row.alpha, row.gamma, c=0)
+    speed = formulas.walltime_speedup(row.alpha, row.gamma, c=0)
     assert f"{operations:.2f}" == f"{row.operations:.2f}"
     assert f"{speed:.2f}" == f"{row.speed:.2f}"
 
@@ -48,13 +49,13 @@ BEST_GAMMAS = (9, 9, 6, 6, 6, 4, 7, 7, 4, 5, 4, 3)
 @pytest.mark.parametrize("number", range(12))
 def test_expectations_of_tables_2_and_4(number):
     row = printed.TABLES_2_AND_4[number]
-    computed = formulas.walltime_gain(row.alpha, row.gamma, row.c)
+    computed = formulas.walltime_speedup(row.alpha, row.gamma, row.c)
     assert f"{computed:.2f}" == GAINS[number]
     assert computed == pytest.approx(row.expected, abs=row.expected_tolerance)
     assert formulas.optimal_gamma(row.alpha, row.c) == BEST_GAMMAS[number]
     # α and c are rounded to two digits: some pair that rounds to them gives the printed digit.
-    low = formulas.walltime_gain(row.alpha - 0.005, row.gamma, row.c + 0.005)
-    high = formulas.walltime_gain(row.alpha + 0.005, row.gamma, row.c - 0.005)
+    low = formulas.walltime_speedup(row.alpha - 0.005, row.gamma, row.c + 0.005)
+    high = formulas.walltime_speedup(row.alpha + 0.005, row.gamma, row.c - 0.005)
     assert low < row.expected + 0.05
     assert high > row.expected - 0.05
 
@@ -63,7 +64,7 @@ def test_exactly_three_expectations_are_off_by_more_than_their_digit():
     off = [
         row
         for row in printed.TABLES_2_AND_4
-        if abs(formulas.walltime_gain(row.alpha, row.gamma, row.c) - row.expected) > 0.05
+        if abs(formulas.walltime_speedup(row.alpha, row.gamma, row.c) - row.expected) > 0.05
     ]
     assert off == [row for row in printed.TABLES_2_AND_4 if row.expected_tolerance > 0.05]
     assert len(off) == 3
@@ -80,7 +81,7 @@ def test_tables_agree_on_alpha():
 
 
 @pytest.mark.parametrize(
-    ("alpha", "gamma", "c", "gain"),
+    ("alpha", "gamma", "c", "speedup"),
     [
         (0.5, 3, 0.02, "1.77"),
         (0.7, 5, 0.02, "2.67"),
@@ -90,22 +91,24 @@ def test_tables_agree_on_alpha():
         (0.9, 10, 0.02, "5.72"),
     ],
 )
-def test_gains(alpha, gamma, c, gain):
-    assert f"{formulas.walltime_gain(alpha, gamma, c):.2f}" == gain
+def test_speedups(alpha, gamma, c, speedup):
+    assert f"{formulas.walltime_speedup(alpha, gamma, c):.2f}" == speedup
 
 
-def test_gains_of_greedy_lenience():
+def test_speedups_of_greedy_lenience():
     told = printed.LENIENT_GREEDY
-    gains = formulas.walltime_gain(np.array(told.alphas), told.gamma, told.c)
-    assert [f"{gain:.1f}" for gain in gains] == [f"{gain:.1f}" for gain in told.gains]
+    speedups = formulas.walltime_speedup(np.array(told.alphas), told.gamma, told.c)
+    assert [f"{speedup:.1f}" for speedup in speedups] == [
+        f"{speedup:.1f}" for speedup in told.speedups
+    ]
 
 
-def test_gains_of_lenient_sampling_do_not_follow_from_the_formula():
+def test_speedups_of_lenient_sampling_do_not_follow_from_the_formula():
     told = printed.LENIENT_SAMPLING
     alphas = np.array(told.alphas)
-    best = formulas.walltime_gain(alphas, formulas.optimal_gamma(alphas, told.c), told.c)
-    assert [f"{gain:.2f}" for gain in best] == ["2.33", "2.94", "3.45", "4.79"]
-    assert np.all(best < np.array(told.gains))
+    best = formulas.walltime_speedup(alphas, formulas.optimal_gamma(alphas, told.c), told.c)
+    assert [f"{speedup:.2f}" for speedup in best] == ["2.33", "2.94", "3.45", "4.79"]
+    assert np.all(best < np.array(told.speedups))
 
 
 # Limits and identities
@@ -118,7 +121,7 @@ def test_alpha_at_its_ends():
     assert formulas.expected_tokens(1.0, np.inf) == np.inf
     assert formulas.expected_tokens(0.0, np.inf) == 1
     assert formulas.expected_tokens(0.9, np.inf) == pytest.approx(10)
-    assert formulas.walltime_gain(1.0, 4, 0.1) == pytest.approx(5 / 1.4)
+    assert formulas.walltime_speedup(1.0, 4, 0.1) == pytest.approx(5 / 1.4)
     assert formulas.operations_factor(1.0, 4, 0.1) == pytest.approx(5.4 / 5)
 
 
@@ -129,11 +132,11 @@ def test_alpha_towards_1_loses_no_digits():
     np.testing.assert_allclose(formulas.expected_tokens(below[1:], 7), series[1:], rtol=1e-14)
 
 
-def test_free_draft_gains_its_expected_tokens():
+def test_free_draft_speedups_its_expected_tokens():
     alphas = np.linspace(0, 1, 21)
     for gamma in (1, 5):
         np.testing.assert_array_equal(
-            formulas.walltime_gain(alphas, gamma, c=0), formulas.expected_tokens(alphas, gamma)
+            formulas.walltime_speedup(alphas, gamma, c=0), formulas.expected_tokens(alphas, gamma)
         )
 
 
@@ -143,16 +146,16 @@ def test_expected_tokens_is_the_geometric_series():
     np.testing.assert_allclose(formulas.expected_tokens(alphas, gammas), series, rtol=1e-13)
 
 
-def test_geometric_law_by_simulation():
+def test_geometric_distribution_by_simulation():
     # 200,000 rounds of γ = 5 coins. A mean of n ≤ γ has a standard error below
     # 2.5/√200,000 = 0.0056 and a frequency one below 0.0012: 5 of them fail once in 2 million.
     alpha, gamma, rounds = 0.7, 5, 200_000
     kept = np.random.default_rng(0).random((rounds, gamma)) < alpha
     accepted = np.cumprod(kept, axis=1).sum(axis=1)
     assert accepted.mean() + 1 == pytest.approx(formulas.expected_tokens(alpha, gamma), abs=0.028)
-    law = [(1 - alpha) * alpha**n for n in range(gamma)] + [alpha**gamma]
+    distribution = [(1 - alpha) * alpha**n for n in range(gamma)] + [alpha**gamma]
     frequencies = np.bincount(accepted, minlength=gamma + 1) / rounds
-    np.testing.assert_allclose(frequencies, law, atol=0.006)
+    np.testing.assert_allclose(frequencies, distribution, atol=0.006)
     # What circulates as α: accepted over drafted. It is lower, since rounds are cut short.
     assert accepted.sum() / (rounds * gamma) < alpha - 0.2
 
@@ -167,43 +170,45 @@ def test_texts_of_unequal_difficulty_fall_short_of_eq_1():
     assert 1 / calls_per_token.mean() == pytest.approx(formulas.expected_tokens(0.7, np.inf))
 
 
-def test_oracle_gain_by_simulation():
+def test_oracle_speedup_by_simulation():
     # An oracle drafts exactly the run of tokens that will be accepted. τ has a standard error of
-    # √(α)/(1−α)/√100,000 = 0.0141 around 5, and the gain of τ, 1/((1−α) + cα), less than that.
+    # √(α)/(1−α)/√100,000 = 0.0141 around 5, and the speedup of τ, 1/((1−α) + cα), less than that.
     alpha, c = 0.8, 0.1
     drafted = np.random.default_rng(0).geometric(1 - alpha, size=100_000) - 1
-    gain = (drafted + 1).sum() / (1 + c * drafted).sum()
-    assert gain == pytest.approx(formulas.oracle_gain(alpha, c), abs=0.05)
+    speedup = (drafted + 1).sum() / (1 + c * drafted).sum()
+    assert speedup == pytest.approx(formulas.oracle_speedup(alpha, c), abs=0.05)
 
 
 def test_oracle_bounds_every_gamma():
     alphas, gammas = np.linspace(0, 1, 51)[:, None], np.arange(60)
     for c in (0.01, 0.1, 1.0):
-        oracle = formulas.oracle_gain(alphas, c)
-        assert np.all(formulas.walltime_gain(alphas, gammas, c) <= oracle * (1 + 1e-12))
-    assert formulas.oracle_gain(0.9, 0) == pytest.approx(formulas.expected_tokens(0.9, np.inf))
-    assert formulas.oracle_gain(1.0, 0.0) == np.inf
+        oracle = formulas.oracle_speedup(alphas, c)
+        assert np.all(formulas.walltime_speedup(alphas, gammas, c) <= oracle * (1 + 1e-12))
+    assert formulas.oracle_speedup(0.9, 0) == pytest.approx(formulas.expected_tokens(0.9, np.inf))
+    assert formulas.oracle_speedup(1.0, 0.0) == np.inf
 
 
-def test_some_gamma_gains_iff_alpha_exceeds_c():
+def test_some_gamma_speedups_iff_alpha_exceeds_c():
     alphas, costs = np.linspace(0, 1, 41)[:, None], np.linspace(0, 1, 21)
     best = formulas.optimal_gamma(alphas, costs, max_gamma=50)
     np.testing.assert_array_equal(best > 0, alphas > costs)
-    gains = np.where(best > 0, formulas.walltime_gain(alphas, best, costs), 1.0)
-    assert np.all(gains >= formulas.minimum_gain(alphas, costs) * (1 - 1e-12))
-    assert formulas.minimum_gain(0.5, 0.2) == formulas.walltime_gain(0.5, 1, 0.2) == 1.25
-    assert formulas.minimum_gain(0.2, 0.5) == 1
+    speedups = np.where(best > 0, formulas.walltime_speedup(alphas, best, costs), 1.0)
+    assert np.all(speedups >= formulas.minimum_speedup(alphas, costs) * (1 - 1e-12))
+    assert formulas.minimum_speedup(0.5, 0.2) == formulas.walltime_speedup(0.5, 1, 0.2) == 1.25
+    assert formulas.minimum_speedup(0.2, 0.5) == 1
 
 
 def test_optimal_gamma_by_search():
     for alpha, c in ((0.3, 0.1), (0.62, 0.02), (0.95, 0.07)):
-        gains = [formulas.walltime_gain(alpha, gamma, c) for gamma in range(200)]
-        assert formulas.optimal_gamma(alpha, c) == int(np.argmax(gains))
+        speedups = [formulas.walltime_speedup(alpha, gamma, c) for gamma in range(200)]
+        assert formulas.optimal_gamma(alpha, c) == int(np.argmax(speedups))
 
 
 def test_optimal_gamma_is_the_smallest_of_equals():
     for alpha in np.linspace(0.05, 0.95, 19):
-        v = formulas.expected_tokens(alpha, np.arange(20)) / 1.3  # every gain is 1.3 up to rounding
+        v = (
+            formulas.expected_tokens(alpha, np.arange(20)) / 1.3
+        )  # every speedup is 1.3 up to rounding
         assert formulas.optimal_gamma(alpha, 0.0, v) == 1
 
 
@@ -212,34 +217,38 @@ def test_verify_cost_as_number_table_and_function():
     expected = [formulas.expected_tokens(0.8, g) / (0.1 * g + table[g]) for g in range(5)]
     gammas = np.arange(5)
     for v in (table, np.array(table), jnp.array(table), table.__getitem__):
-        np.testing.assert_allclose(formulas.walltime_gain(0.8, gammas, 0.1, v), expected, rtol=1e-6)
-        assert formulas.walltime_gain(0.8, 3, 0.1, v) == pytest.approx(expected[3])
+        np.testing.assert_allclose(
+            formulas.walltime_speedup(0.8, gammas, 0.1, v), expected, rtol=1e-6
+        )
+        assert formulas.walltime_speedup(0.8, 3, 0.1, v) == pytest.approx(expected[3])
         assert formulas.optimal_gamma(0.8, 0.1, v, max_gamma=4) == int(np.argmax(expected))
     assert formulas.optimal_gamma(0.8, 0.1, table) == int(np.argmax(expected))
-    assert formulas.walltime_gain(0.8, 3, 0.1, v=1.8) == pytest.approx(expected[3])
+    assert formulas.walltime_speedup(0.8, 3, 0.1, v=1.8) == pytest.approx(expected[3])
 
 
 def test_dear_verification_moves_the_optimum():
     assert formulas.optimal_gamma(0.8, 0.05) == 8
     assert formulas.optimal_gamma(0.8, 0.05, v=lambda gamma: 1 + 0.2 * gamma) == 3
     assert formulas.optimal_gamma(0.8, 0.05, v=lambda gamma: 1 + gamma) == 0
-    # v(0) plays no part: γ = 0 is plain decoding, whose gain is 1.
+    # v(0) plays no part: γ = 0 is plain decoding, whose speedup is 1.
     assert formulas.optimal_gamma(0.8, 0.05, v=[3.0, 2.0]) == 0
 
 
-def test_gain_from_tau_is_the_gain_at_the_expected_tau():
+def test_speedup_from_tau_is_the_speedup_at_the_expected_tau():
     tau = formulas.expected_tokens(0.7, 4)
-    gain = formulas.walltime_gain(0.7, 4, 0.1, v=1.4)
-    assert formulas.walltime_gain_from_tau(tau, 4, 0.1, v=1.4) == pytest.approx(gain)
-    assert formulas.walltime_gain_from_tau(3.0, 4, 0.1, 1.4, overhead=0.2) == pytest.approx(1.5)
-    assert formulas.walltime_gain_from_tau(3.0, 4, 0.1, 1.4, overhead=-0.3) == pytest.approx(2.0)
-    assert formulas.walltime_gain_from_tau(2.0, 2.5, 0.2) == pytest.approx(2 / 1.5)  # mean γ
-    assert formulas.walltime_gain_from_tau(1.0, 0, 0.1) == 1
-    assert formulas.walltime_gain_from_tau(tau=formulas.expected_tokens(1.0, 7), gamma=7, c=0) == 8
+    speedup = formulas.walltime_speedup(0.7, 4, 0.1, v=1.4)
+    assert formulas.walltime_speedup_from_tau(tau, 4, 0.1, v=1.4) == pytest.approx(speedup)
+    assert formulas.walltime_speedup_from_tau(3.0, 4, 0.1, 1.4, overhead=0.2) == pytest.approx(1.5)
+    assert formulas.walltime_speedup_from_tau(3.0, 4, 0.1, 1.4, overhead=-0.3) == pytest.approx(2.0)
+    assert formulas.walltime_speedup_from_tau(2.0, 2.5, 0.2) == pytest.approx(2 / 1.5)  # mean γ
+    assert formulas.walltime_speedup_from_tau(1.0, 0, 0.1) == 1
+    assert (
+        formulas.walltime_speedup_from_tau(tau=formulas.expected_tokens(1.0, 7), gamma=7, c=0) == 8
+    )
 
 
 def test_identities_of_d_lk():
-    target, draft = random_laws(0)
+    target, draft = random_distributions(0)
     distance = formulas.d_lk(target, draft)
     middle = (target + draft) / 2
     np.testing.assert_allclose(distance, 1 - np.minimum(target, draft).sum(-1), atol=1e-12)
@@ -259,7 +268,7 @@ def test_overlap_of_a_worked_example():
 
 
 def test_non_iterative_acceptance():
-    target, draft = random_laws(1)
+    target, draft = random_distributions(1)
     acceptance = formulas.non_iterative_acceptance(target, draft)
     assert np.all(acceptance <= formulas.lenient_alpha(target, draft, 1.0) + 1e-12)
     assert np.any(acceptance > 0.01)
@@ -272,7 +281,7 @@ def test_non_iterative_acceptance():
 
 
 def test_lenience_only_raises_acceptance():
-    target, draft = random_laws(2)
+    target, draft = random_distributions(2)
     alphas = [formulas.lenient_alpha(target, draft, lenience) for lenience in printed.LENIENCES]
     assert np.all(np.diff(alphas, axis=0) >= 0)
     assert formulas.lenient_alpha([0.2, 0.8], [0.6, 0.4], 0.5) == pytest.approx(0.4 + 0.4)
@@ -292,15 +301,15 @@ def test_beam_budget():
 
 def test_floats_give_floats_and_arrays_broadcast():
     assert type(formulas.expected_tokens(0.5, 3)) is float
-    assert type(formulas.walltime_gain(0.5, 3, 0.1)) is float
+    assert type(formulas.walltime_speedup(0.5, 3, 0.1)) is float
     assert type(formulas.d_lk(jnp.array([0.5, 0.5]), jnp.array([0.25, 0.75]))) is float
     assert type(formulas.optimal_gamma(0.5, 0.1)) is int
     assert type(formulas.beam_budget(1, 2, 3)) is int
     alphas, costs = jnp.array([[0.5], [0.75]]), jnp.array([0.0625, 0.125, 0.25])
-    gains = formulas.walltime_gain(alphas, 3, costs)
+    speedups = formulas.walltime_speedup(alphas, 3, costs)
     best = formulas.optimal_gamma(alphas, costs)
-    assert gains.shape == best.shape == (2, 3)
-    assert gains[1, 2] == formulas.walltime_gain(0.75, 3, 0.25)
+    assert speedups.shape == best.shape == (2, 3)
+    assert speedups[1, 2] == formulas.walltime_speedup(0.75, 3, 0.25)
     assert best[1, 2] == formulas.optimal_gamma(0.75, 0.25)
 
 
@@ -314,26 +323,29 @@ EVEN = [0.5, 0.5]
         (lambda: formulas.expected_tokens([0.5, -0.1], 3), r"alpha=-0.1 must"),
         (lambda: formulas.expected_tokens(np.nan, 3), r"alpha=nan must"),
         (lambda: formulas.expected_tokens(0.5, -1), r"gamma=-1.0 must be a whole number"),
-        (lambda: formulas.expected_tokens(0.5, 2.5), r"gamma=2.5 .*walltime_gain_from_tau"),
-        (lambda: formulas.walltime_gain(0.5, np.inf, 0.1), r"gamma=inf .*oracle_gain"),
-        (lambda: formulas.walltime_gain(0.5, 3, -0.1), r"c=-0.1 must be ≥ 0"),
-        (lambda: formulas.walltime_gain(0.5, 3, 0.1, v=0), r"v=0.0 must be > 0"),
+        (lambda: formulas.expected_tokens(0.5, 2.5), r"gamma=2.5 .*walltime_speedup_from_tau"),
+        (lambda: formulas.walltime_speedup(0.5, np.inf, 0.1), r"gamma=inf .*oracle_speedup"),
+        (lambda: formulas.walltime_speedup(0.5, 3, -0.1), r"c=-0.1 must be ≥ 0"),
+        (lambda: formulas.walltime_speedup(0.5, 3, 0.1, v=0), r"v=0.0 must be > 0"),
         (
-            lambda: formulas.walltime_gain(0.5, 3, 0.1, v=[1, 1.2]),
+            lambda: formulas.walltime_speedup(0.5, 3, 0.1, v=[1, 1.2]),
             r"gamma=3.0 is outside the table",
         ),
-        (lambda: formulas.walltime_gain(0.5, 3, 0.1, v=np.ones((2, 2))), r"shape \(2, 2\)"),
-        (lambda: formulas.walltime_gain_from_tau(5, 3, 0.1), r"tau=5.0 must be ≤ gamma \+ 1"),
+        (lambda: formulas.walltime_speedup(0.5, 3, 0.1, v=np.ones((2, 2))), r"shape \(2, 2\)"),
+        (lambda: formulas.walltime_speedup_from_tau(5, 3, 0.1), r"tau=5.0 must be ≤ gamma \+ 1"),
         (
-            lambda: formulas.walltime_gain_from_tau(2, 3, 0.1, 1, -2),
+            lambda: formulas.walltime_speedup_from_tau(2, 3, 0.1, 1, -2),
             r"overhead=-2 makes γc \+ v \+",
         ),
-        (lambda: formulas.walltime_gain_from_tau(2, 2.5, 0.1, [1, 2, 3]), r"whole where v depends"),
+        (
+            lambda: formulas.walltime_speedup_from_tau(2, 2.5, 0.1, [1, 2, 3]),
+            r"whole where v depends",
+        ),
         (lambda: formulas.operations_factor(0.5, 3, -1), r"c_hat=-1.0 must be ≥ 0"),
         (lambda: formulas.optimal_gamma(1.5, 0.1), r"alpha=1.5 must"),
         (lambda: formulas.optimal_gamma(0.5, 0.1, v=[1.0]), r"max_gamma=0 must be .* ≥ 1"),
-        (lambda: formulas.oracle_gain(0.5, -1), r"c=-1.0 must"),
-        (lambda: formulas.minimum_gain(-1, 0.5), r"alpha=-1.0 must"),
+        (lambda: formulas.oracle_speedup(0.5, -1), r"c=-1.0 must"),
+        (lambda: formulas.minimum_speedup(-1, 0.5), r"alpha=-1.0 must"),
         (lambda: formulas.d_lk([0.5, 0.6], EVEN), r"sum of target_probs=1.1 must be 1"),
         (lambda: formulas.d_lk(EVEN, [-1.0, 2.0]), r"draft_probs=-1.0 must .* not logits"),
         (lambda: formulas.d_lk(EVEN, [0.5, 0.25, 0.25]), r"2 and 3 tokens; .* same vocabulary"),

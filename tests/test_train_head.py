@@ -32,17 +32,20 @@ def test_what_is_observed(pair):
     contexts, state = decoding.prepare(method, pair.target, sources, [(0, 0), (1, 0)], **begin)
     _, seen = train_head.observe(method, contexts, state)
     _, round_ = jax.jit(speculative.step)(method, contexts, state)
-    tokens, laws = round_.drafts.tokens, (round_.target_logprobs[:, :3], round_.drafts.logprobs)
-    p, q = (np.exp(at_tokens(law, tokens)) for law in laws)
+    tokens, distributions = (
+        round_.drafts.tokens,
+        (round_.target_logprobs[:, :3], round_.drafts.logprobs),
+    )
+    p, q = (np.exp(at_tokens(distribution, tokens)) for distribution in distributions)
     assert round_.drafts.length.tolist() == [2, 2]  # one of three tokens is the target's own
     ratio = np.minimum(1, p / q)
     np.testing.assert_allclose(seen.ratio[:, :2], ratio[:, :2], rtol=1e-5)
     reached = np.stack([np.ones(2), ratio[:, 0], np.zeros(2)], axis=1)
     np.testing.assert_allclose(seen.reached, reached, rtol=1e-5)
-    # The law of the second token is read from the state after the first.
+    # The distribution of the second token is read from the state after the first.
     logits = method.drafter.logits(seen.hidden[:, 0])
-    law = jax.nn.log_softmax(logits, axis=-1)
-    np.testing.assert_allclose(law, round_.drafts.logprobs[:, 1], rtol=1e-3, atol=1e-4)
+    distribution = jax.nn.log_softmax(logits, axis=-1)
+    np.testing.assert_allclose(distribution, round_.drafts.logprobs[:, 1], rtol=1e-3, atol=1e-4)
 
 
 def test_all_rounds_are_collected(pair):

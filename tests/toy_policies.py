@@ -35,7 +35,7 @@ class Erratic(Policy):
 
 @pytree
 class EntropyStop(Erratic):
-    """Drafts while the draft's next law is sharp."""
+    """Drafts while the draft's next distribution is sharp."""
 
     def begin(self, state):
         return state, jnp.full(state.shape, 3, jnp.int32)

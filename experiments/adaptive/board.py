@@ -12,15 +12,15 @@ from specjax.measure.pricing import goodness
 Row = dict[str, Any]
 
 LEGEND = (
-    "gain: times plain decoding, the loops alone, with quartiles over repeats. of best γ: times "
+    "speedup: times plain decoding, the loops alone, with quartiles over repeats. of best γ: times "
     "the best static γ, in the same way. Every other repeat chose the best γ and the best policy, "
     "and all figures are of the rest. end to end: with the encoder and prefill. τ: tokens per "
     "target call. target, draft: calls of either model; drafted: tokens that were submitted. "
-    "predicted: the gain that a replay of the timed inputs gives by the prices that policies were "
-    "told, and what the clock showed beyond it. replay: the same for many more outputs; oracle: "
-    "the best length in every round and the best loop for every output, at these prices, which no "
-    "policy can exceed in replay; closed: the share of the time between the best static γ and the "
-    "oracle that is saved there."
+    "predicted: the speedup that a replay of the timed inputs gives by the prices that "
+    "policies were told, and what the clock showed beyond it. replay: the same for many more "
+    "outputs; oracle: the best length in every round and the best loop for every output, at "
+    "these prices, which no policy can exceed in replay; closed: the share of the time between "
+    "the best static γ and the oracle that is saved there."
 )
 
 
@@ -30,7 +30,7 @@ def races(rows: Sequence[Row]) -> list[list[Row]]:
     return [
         sorted(
             (row for row in rows if (row["draft"], row["temperature"]) == key),
-            key=lambda row: -row["gain_decode"],
+            key=lambda row: -row["speedup_decode"],
         )
         for key in keys
     ]
@@ -43,7 +43,7 @@ def still(race: Iterable[Row]) -> Row:
 
 def best(race: Iterable[Row]) -> Row:
     """The best policy, by repeats that its figures are not of."""
-    return max((row for row in race if not row["static"]), key=lambda row: row["gain_choosing"])
+    return max((row for row in race if not row["static"]), key=lambda row: row["speedup_choosing"])
 
 
 def is_level(row: Row) -> bool:
@@ -58,7 +58,7 @@ def label(row: Row) -> str:
 
 def off(row: Row) -> float:
     """By how much the clock exceeds the prediction, of 1."""
-    return row["gain_decode"] / row["predicted"] - 1
+    return row["speedup_decode"] / row["predicted"] - 1
 
 
 def sections(rows: Sequence[Row]) -> list[Section]:
@@ -71,17 +71,17 @@ def summary(found: Sequence[Sequence[Row]]) -> Section:
     """A line for each race."""
     lines = []
     for race in found:
-        closing = max((r for r in race if not r["static"]), key=lambda row: row["replayed_gain"])
+        closing = max((r for r in race if not r["static"]), key=lambda row: row["replayed_speedup"])
         lines.append({"best": best(race), "still": still(race), "closing": closing})
     columns: list[report.Column] = [
         ("draft", lambda line: label(line["best"])),
         ("α", lambda line: number(line["best"]["alpha"], 3)),
         ("best γ", lambda line: line["still"]["method"].removeprefix("γ=")),
-        ("gain", lambda line: number(line["still"]["gain_decode"])),
+        ("speedup", lambda line: number(line["still"]["speedup_decode"])),
         ("best policy", lambda line: line["best"]["method"]),
-        ("gain", lambda line: number(line["best"]["gain_decode"])),
+        ("speedup", lambda line: number(line["best"]["speedup_decode"])),
         ("of best γ", lambda line: quartiles(line["best"], "of_best")),
-        ("oracle in replay", lambda line: number(line["best"]["oracle_gain"])),
+        ("oracle in replay", lambda line: number(line["best"]["oracle_speedup"])),
         ("most closed in replay", lambda line: closed(line["closing"])),
     ]
     return Section("The best of each race", columns, lines, words(lines) + foretold(found))
@@ -116,7 +116,7 @@ def words(lines: Sequence[dict[str, Row]]) -> str:
     """Whether a policy is level with the best γ, and where it pays."""
     behind = [label(line["best"]) for line in lines if not is_level(line["best"])]
     ahead = [label(line["best"]) for line in lines if line["best"]["of_best_low"] > 1]
-    slow = [label(line["still"]) for line in lines if line["still"]["gain_decode"] < 1]
+    slow = [label(line["still"]) for line in lines if line["still"]["speedup_decode"] < 1]
     closing = max((line["closing"] for line in lines), key=lambda row: row["closed"] or 0)
     said = [
         f"The best policy is behind the best static γ for {', '.join(behind)}."
@@ -135,15 +135,15 @@ def one_race(race: Sequence[Row]) -> Section:
     """All methods of a draft at a temperature."""
     columns: list[report.Column] = [
         ("method", lambda row: row["method"]),
-        ("gain", lambda row: quartiles(row, "gain_decode")),
+        ("speedup", lambda row: quartiles(row, "speedup_decode")),
         ("of best γ", lambda row: quartiles(row, "of_best")),
-        ("end to end", lambda row: number(row["gain_end_to_end"])),
+        ("end to end", lambda row: number(row["speedup_end_to_end"])),
         ("τ", lambda row: number(row["tau"])),
         ("target", lambda row: str(row["target_calls"])),
         ("draft", lambda row: str(row["draft_calls"])),
         ("drafted", lambda row: str(row["drafted"])),
         ("predicted", lambda row: f"{row['predicted']:.2f} ({off(row):+.0%})"),
-        ("replay", lambda row: number(row["replayed_gain"])),
+        ("replay", lambda row: number(row["replayed_speedup"])),
         ("closed", lambda row: percent(row["closed"])),
     ]
     first = race[0]
@@ -151,8 +151,8 @@ def one_race(race: Sequence[Row]) -> Section:
     differ = [row["method"] for row in race if row["identical"] is False]
     said = [
         f"α = {first['alpha']:.3f}, c = {first['c']:.3f}; {first['tokens']} tokens in "
-        f"{first['timed_inputs']} outputs; the oracle's gain in replay is "
-        f"{first['oracle_gain']:.2f}.",
+        f"{first['timed_inputs']} outputs; the oracle's speedup in replay is "
+        f"{first['oracle_speedup']:.2f}.",
         goodness(pricing.of_row(first["prices"])[pricing.POLICIES]),
         f"Slower than γ={first['best_static'].removeprefix('γ=')}, by more than the quartiles: "
         f"{', '.join(lost)}."

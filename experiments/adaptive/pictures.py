@@ -1,4 +1,4 @@
-"""Gain of each race, and how long drafts were."""
+"""Speedup of each race, and how long drafts were."""
 
 import pathlib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def against_alpha(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
     """Every policy beside the best static γ, for all drafts and temperatures."""
     _save(workdir / "alpha.png", draw_against_alpha(_by_alpha(rows)))
     return Section(
-        "Gain of each race",
+        "Speedup of each race",
         words="A column for each race, by ascending α. Each mark is a policy; the bar is the best "
         "static γ, with its quartiles. At the dotted line decoding takes as long without a draft.",
         images=("alpha.png",),
@@ -31,18 +31,18 @@ def draw_against_alpha(found: Sequence[Sequence[Row]]) -> Figure:
     axes = figure.add_subplot()
     columns = range(len(found))
     still = [board.still(rows) for rows in found]
-    gain = [row["gain_decode"] for row in still]
+    speedup = [row["speedup_decode"] for row in still]
     errors = [
-        [row["gain_decode"] - row["gain_decode_low"] for row in still],
-        [row["gain_decode_high"] - row["gain_decode"] for row in still],
+        [row["speedup_decode"] - row["speedup_decode_low"] for row in still],
+        [row["speedup_decode_high"] - row["speedup_decode"] for row in still],
     ]
-    axes.errorbar(columns, gain, errors, fmt="_", color="0.2", markersize=28, markeredgewidth=2,
+    axes.errorbar(columns, speedup, errors, fmt="_", color="0.2", markersize=28, markeredgewidth=2,
                   capsize=3, label="best static γ")  # fmt: skip
     methods = _methods(found, static=False)
     for i, method in enumerate(methods):
         # Side by side, or they would hide each other.
         shift = 0.3 * (i / max(len(methods) - 1, 1) - 0.5) * 2
-        points = [(at + shift, row["gain_decode"]) for at, rows in enumerate(found)
+        points = [(at + shift, row["speedup_decode"]) for at, rows in enumerate(found)
                   for row in rows if row["method"] == method]  # fmt: skip
         axes.plot(*zip(*points, strict=True), "osDv^P"[i % 6], markersize=4,
                   color=colormaps["tab20"](i % 20), label=method)  # fmt: skip

@@ -14,7 +14,7 @@ from jaxtyping import Key
 from experiments import pricing
 from experiments.pricing import static
 from experiments.replay import Candidate, evaluate
-from experiments.reproduce import gains
+from experiments.reproduce import speedups
 from experiments.reproduce.study import Study
 from specjax import decoding
 from specjax.drafters.base import Drafter
@@ -104,7 +104,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     recorded = record(on, draft, temperature)
     made = build(on, draft, temperature, prices)
     methods: dict[str, Method] = {
-        PLAIN: gains.plain_method(on, temperature),
+        PLAIN: speedups.plain_method(on, temperature),
         **static_loops(on, draft, temperature),
         **made,
     }
@@ -133,15 +133,15 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             "static": name not in made,
             "settings": policies(on, draft).get(name, {}),
             "alpha": alpha,
-            **timing.gain(base, timed[name]),
-            "gain_choosing": early[name],  # on the repeats that nothing else is taken from
+            **timing.speedup(base, timed[name]),
+            "speedup_choosing": early[name],  # on the repeats that nothing else is taken from
             **{f"of_{key}": value for key, value in against(timed[best], timed[name]).items()},
             "best_static": best,
             "identical": timing.identical(base, timed[name]) if not temperature else None,
             **counts(timed[name]),
             **replayed[name],
-            "predicted": foretold[name]["replayed_gain"],
-            "oracle_gain": replayed[ORACLE]["replayed_gain"],
+            "predicted": foretold[name]["replayed_speedup"],
+            "oracle_speedup": replayed[ORACLE]["replayed_speedup"],
             "c": float(table.draft / table.token),
             "prices": pricing.as_row(prices),  # seconds; what policies were told
             "price_error": float(table.error),
@@ -164,7 +164,7 @@ def choose(
     What looks best on some repeats was lucky in them: compared on these, it would look too good.
 
     Returns:
-      The name; the gain of every method on the repeats that chose, a median of ratios within a
+      The name; the speedup of every method on the repeats that chose, a median of ratios within a
       repeat; and every method's other repeats.
 
     Raises:
@@ -174,7 +174,7 @@ def choose(
         raise ValueError("repeats must be ≥ 2: some choose the best static γ, the others judge it.")
     first = {name: of.part(slice(0, None, 2)) for name, of in timed.items()}
     rest = {name: of.part(slice(1, None, 2)) for name, of in timed.items()}
-    early = {name: timing.gain(first[plain], of)["gain_decode"] for name, of in first.items()}
+    early = {name: timing.speedup(first[plain], of)["speedup_decode"] for name, of in first.items()}
     return max(candidates, key=lambda name: early[name]), early, rest
 
 
@@ -222,7 +222,7 @@ def loop(
     on: Study, draft: str, temperature: float, policy: Policy, gamma: int, widths: Sequence[int]
 ) -> Speculative:
     """One that counts the drafter's calls."""
-    made = gains.method(on, draft, temperature, gamma)
+    made = speedups.method(on, draft, temperature, gamma)
     return dataclasses.replace(
         made, drafter=Counting(made.drafter), policy=policy, widths=tuple(widths)
     )
@@ -261,7 +261,7 @@ def replay_all(
     prices: Mapping[str, Prices],
     key: Key[Array, ""],
 ) -> dict[str, dict[str, float]]:
-    """What each method, and the oracle, would gain on rollouts along the target's outputs, and the
+    """What each method, and the oracle, would bring on rollouts along the target's outputs, and the
     share of the time between the best static γ and the oracle that it saves."""
     lines = evaluate(
         [Candidate(name, {}, loop.policy) for name, loop in made.items()],
@@ -274,7 +274,7 @@ def replay_all(
     by |= {static(gamma): by[f"constant gamma={gamma}"] for gamma in on.config.static}
     return {
         name: {
-            "replayed_gain": by[name]["gain"],
+            "replayed_speedup": by[name]["speedup"],
             "replayed_tau": by[name]["tau"],
             "closed": by[name]["closed"],
         }

@@ -44,7 +44,7 @@ def _baseline() -> list[Bar]:
             f"a loop that drafts nothing, over plain decoding, temperature {temperature:g}: the "
             "largest",
             1 + NOISE,
-            largest({"kind": "silent", "temperature": temperature}, "gain"),
+            largest({"kind": "silent", "temperature": temperature}, "speedup"),
             at_most=True,
         )
         for temperature in (0.0, 1.0)
@@ -72,9 +72,9 @@ def _cpu(config) -> list[Bar]:
             one(plain | {"target": "embedded"}, "autoregressive", "times_peer"),
         ),
         Bar(
-            "t5-large with t5-small, α=.8, γ=3: gain over plain decoding",
+            "t5-large with t5-small, α=.8, γ=3: speedup over plain decoding",
             1.7,
-            one(plain | large | {"alpha": 0.8}, "gain_at_alpha"),
+            one(plain | large | {"alpha": 0.8}, "speedup_at_alpha"),
             goal=2.0,
         ),
         Bar(
@@ -97,7 +97,7 @@ def _cpu(config) -> list[Bar]:
             )
             for batch in config.buffer_batches
         ),
-        Bar("gain off τ/(γc+v+overhead): the largest at batch 1", 0.1, _surprise, at_most=True),
+        Bar("speedup off τ/(γc+v+overhead): the largest at batch 1", 0.1, _surprise, at_most=True),
         Bar(
             f"{base.target}: seconds to the first token in a second process",
             5.0,
@@ -128,7 +128,7 @@ def _accelerator(config) -> list[Bar]:
             one(phases | {"draft": "t5-small"}, "c"),
             at_most=True,
         ),
-        Bar("Tables 2 and 4: gain over τ/(γc+v), the smallest", 0.9, _promised(config)),
+        Bar("Tables 2 and 4: speedup over τ/(γc+v), the smallest", 0.9, _promised(config)),
         Bar(
             f"{base.target}: times transformers' generate",
             3.0,
@@ -183,9 +183,9 @@ def _buffers(base: Case, batch: int) -> Callable[[Sequence[Row]], float | None]:
 
 
 def _surprise(rows: Sequence[Row]) -> float | None:
-    """How far a measured gain lies from its prediction."""
-    found = [row for row in select(rows, {"kind": "decode", "batch": 1}) if "gain" in row]
-    return max((abs(row["gain"] / row["predicted"] - 1) for row in found), default=None)
+    """How far a measured speedup lies from its prediction."""
+    found = [row for row in select(rows, {"kind": "decode", "batch": 1}) if "speedup" in row]
+    return max((abs(row["speedup"] / row["predicted"] - 1) for row in found), default=None)
 
 
 def _promised(config) -> Callable[[Sequence[Row]], float | None]:
@@ -196,6 +196,6 @@ def _promised(config) -> Callable[[Sequence[Row]], float | None]:
         found = [row for cell in cells for row in select(rows, cell)[:1]]
         if not found or len(found) < len(cells):
             return None
-        return min(row["gain"] / row["predicted_c_v"] for row in found)
+        return min(row["speedup"] / row["predicted_c_v"] for row in found)
 
     return figure

@@ -3,8 +3,8 @@ Beside it what that chance gives on average, and a policy that drafts nothing.
 
 Random weights accept next to nothing, and their α cannot be set. Times depend on how many tokens
 are accepted and not on which, so this rule takes α as a number and still does all the work: both
-laws are standardised, ratios and residuals computed. Its outputs follow no model's law: for
-timing only, and not among the library's rules.
+distributions are standardised, ratios and residuals computed. Its outputs follow no model's
+distribution: for timing only, and not among the library's rules.
 """
 
 from collections.abc import Mapping
@@ -38,12 +38,13 @@ class ForcedRule(TokenRule):
         submitted = jnp.arange(count, dtype=jnp.int32)[None, :] < draft_len[:, None]
         alpha = self.alpha.astype(computed.dtype)
         forced = ends(jnp.cumprod(jnp.where(submitted, alpha, 0.0), axis=1))
-        # Never NaN while laws are finite, which no compiler knows: so `computed` has to be.
+        # Never NaN while distributions are finite, which no compiler knows: so `computed` has to
+        # be.
         return jnp.where(jnp.isnan(computed), computed, forced)
 
 
 class ForcedDice(GreedyDice):
-    """At temperature 0 the laws are one-hot, but how many tokens survive is random."""
+    """At temperature 0 the distributions are one-hot, but how many tokens survive is random."""
 
     accepted = Dice.accepted
 
@@ -80,13 +81,13 @@ def expected(row: Mapping[str, Any]) -> dict[str, Any]:
     """What the row's α gives outputs of its length on average, beside what came out of its keys.
 
     Args:
-      row: fields of the case, and what was measured: `gains` by repeat and `rounds_by_key` of each
-        repeat, or one `gain` and one number of `rounds`, of one key.
+      row: fields of the case, and what was measured: `speedups` by repeat and `rounds_by_key` of
+        each repeat, or one `speedup` and one number of `rounds`, of one key.
 
     Returns:
       keys; tau_expected and tau_error, the standard error of a mean over so many keys; tau_off, how
-      many standard errors of its mean the rounds lie off, > 0 for more tokens; gain_at_alpha, the
-      gain had every repeat taken the mean number of rounds (None where α is not forced).
+      many standard errors of its mean the rounds lie off, > 0 for more tokens; speedup_at_alpha,
+      the speedup had every repeat taken the mean number of rounds (None where α is not forced).
     """
     agrees = row["weights"] == "agreeing"
     alpha = 1.0 if agrees else row["alpha"]
@@ -94,11 +95,11 @@ def expected(row: Mapping[str, Any]) -> dict[str, Any]:
     seen = np.array(row.get("rounds_by_key", [[row["rounds"]]]), float)
     error = deviation / np.sqrt(seen.size)
     tau = row["tokens"] / mean
-    gains = np.array(row.get("gains", [row["gain"]]))
+    speedups = np.array(row.get("speedups", [row["speedup"]]))
     return {
         "keys": seen.size,
         "tau_expected": tau,
         "tau_error": tau * error / mean,
         "tau_off": float((mean - seen.mean()) / max(error, 1e-9)),
-        "gain_at_alpha": None if agrees else float(np.median(gains * seen.mean(1) / mean)),
+        "speedup_at_alpha": None if agrees else float(np.median(speedups * seen.mean(1) / mean)),
     }

@@ -140,7 +140,7 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
         )
         taken = counts["tau"], counts["gamma_mean"], costs.c, costs.v(case.gamma)
         overhead = costs.call_overhead(case.gamma, case.tokens, counts["rounds"])
-        row |= counts | _gain(plain, spec)
+        row |= counts | _speedup(plain, spec)
         row |= forced.expected(case.cell | row)
         row |= {
             "target_step_ms": 1e3 * costs.target_step,
@@ -151,8 +151,8 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
             "overhead_share": costs.overhead(case.gamma)
             * costs.target_step
             / costs.round[case.gamma],
-            "predicted": formulas.walltime_gain_from_tau(*taken, overhead),
-            "predicted_c_v": formulas.walltime_gain_from_tau(*taken),
+            "predicted": formulas.walltime_speedup_from_tau(*taken, overhead),
+            "predicted_c_v": formulas.walltime_speedup_from_tau(*taken),
         }
     return row
 
@@ -162,7 +162,7 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
 
     Its verify pass has one position, as plain decoding's call has: it does the same work, and what
     a round needs besides. If it is faster, then plain decoding is slower than it could be, and
-    every gain over it is too high.
+    every speedup over it is too high.
     """
     config, (target, draft) = lab.config, lab.pair(case)
     assert draft is not None, "a case of two models"
@@ -189,7 +189,7 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
         "silent": _pace(case, spec, floor_ms),
         "drafted": sum(int(one.drafted.sum()) for calls in spec for one in calls),
         "keys": config.repeats * config.keys_per_repeat,
-        **_gain(plain, spec),
+        **_speedup(plain, spec),
     }
 
 
@@ -302,12 +302,12 @@ def _mean(calls: Sequence[Call], name: str) -> float:
     return float(np.mean([getattr(one, name) for one in calls]))
 
 
-def _gain(
+def _speedup(
     plain: Sequence[Sequence[Call]], other: Sequence[Sequence[Call]]
 ) -> dict[str, float | list[float]]:
     """Plain decoding's time over the other's, each the mean over a repeat's keys; by repeat too."""
-    gains = [_mean(a, "decode") / _mean(b, "decode") for a, b in zip(plain, other, strict=True)]
-    return {"gains": gains, **_quartiles("gain", gains)}
+    speedups = [_mean(a, "decode") / _mean(b, "decode") for a, b in zip(plain, other, strict=True)]
+    return {"speedups": speedups, **_quartiles("speedup", speedups)}
 
 
 def _against(

@@ -68,9 +68,9 @@ def decoding(rows: Sequence[Row]) -> Section:
         ("τ", lambda r: _tau(r) if _is_speculative(r) else "–"),
         ("τ expected", lambda r: _tau_expected(r) if _is_speculative(r) else "–"),
         ("keys", lambda r: str(r["keys"]) if _is_speculative(r) else "–"),
-        ("gain", lambda r: _gain(r) if _is_speculative(r) else "–"),
+        ("speedup", lambda r: _speedup(r) if _is_speculative(r) else "–"),
         ("predicted", lambda r: number(r["predicted"] if _is_speculative(r) else None)),
-        ("at α", lambda r: number(r["gain_at_alpha"] if _is_speculative(r) else None)),
+        ("at α", lambda r: number(r["speedup_at_alpha"] if _is_speculative(r) else None)),
         ("overhead", lambda r: f"{r['overhead_share']:.1%}" if _is_speculative(r) else "–"),
     ]
     notes = sorted({row["peer_note"] for row in lines if row["peer_note"]})
@@ -97,10 +97,10 @@ def decoding(rows: Sequence[Row]) -> Section:
         "its assisted generation beside speculation. α forced: each drafted token is accepted with "
         "this chance, at the full cost of a round. α seen: the share that was. τ: tokens for each "
         "round of the batch, over all keys, with quartiles over keys. expected: what α gives "
-        "outputs of N tokens on average, ± the standard error of a mean over so many keys. gain: "
-        "over plain decoding, medians and quartiles over repeats. predicted: "
-        "τ/(γc+v+overhead), with the τ that came out. at α: the gain, had τ been the expected one. "
-        "overhead: of an iteration, what is neither a draft step nor the verify "
+        "outputs of N tokens on average, ± the standard error of a mean over so many keys. "
+        "speedup: over plain decoding, medians and quartiles over repeats. predicted: "
+        "τ/(γc+v+overhead), with the τ that came out. at α: the speedup, had τ been the "
+        "expected one. overhead: of an iteration, what is neither a draft step nor the verify "
         "pass; raw, so below 0 where phases timed apart are dearer than within a round.",
     )
 
@@ -146,8 +146,8 @@ def _tau_expected(line: Row) -> str:
     return f"{line['tau_expected']:.2f} ± {line['tau_error']:.2f}"
 
 
-def _gain(line: Row) -> str:
-    return f"{line['gain']:.2f} ({line['gain_low']:.2f} to {line['gain_high']:.2f})"
+def _speedup(line: Row) -> str:
+    return f"{line['speedup']:.2f} ({line['speedup_low']:.2f} to {line['speedup_high']:.2f})"
 
 
 def silent(rows: Sequence[Row]) -> Section:
@@ -157,7 +157,7 @@ def silent(rows: Sequence[Row]) -> Section:
         ("T", lambda row: f"{row['temperature']:g}"),
         ("plain, ms/token", lambda row: _ms(row["autoregressive"])),
         ("drafting nothing, ms/token", lambda row: _ms(row["silent"])),
-        ("gain", _gain),
+        ("speedup", _speedup),
     ]
     return Section(
         "A loop that drafts nothing",
@@ -166,7 +166,7 @@ def silent(rows: Sequence[Row]) -> Section:
         "",
         "A speculative loop whose policy never drafts, with a verify pass of one position. It does "
         "what plain decoding does, and more: above 1, beyond the noise, the baseline is slower "
-        "than it could be, and every gain too high. Medians and quartiles over repeats.",
+        "than it could be, and every speedup too high. Medians and quartiles over repeats.",
     )
 
 
@@ -228,7 +228,7 @@ def batches(config, rows: Sequence[Row]) -> Section:
     """Tokens per second by batch, and where speculation stops paying."""
     base = Case(**config.base.to_dict()).cell
     del base["batch"]
-    lines = [row for row in select(rows, {**base, "kind": "decode"}) if "gain" in row]
+    lines = [row for row in select(rows, {**base, "kind": "decode"}) if "speedup" in row]
     lines.sort(key=lambda row: row["batch"])
     if len(lines) < 2:
         return Section("Batches")
@@ -243,9 +243,9 @@ def batches(config, rows: Sequence[Row]) -> Section:
         ("speculative, tokens/s", lambda row: f"{row['speculative']['tokens_per_s']:.0f}"),
         ("keys", lambda row: str(row["keys"])),
         ("α seen", lambda row: number(row["alpha_seen"])),
-        ("gain", lambda row: number(row["gain"])),
+        ("speedup", lambda row: number(row["speedup"])),
         ("predicted", lambda row: number(row["predicted"])),
-        ("at α", lambda row: number(row["gain_at_alpha"])),
+        ("at α", lambda row: number(row["speedup_at_alpha"])),
         ("v", lambda row: number(row["v"])),
         ("c", lambda row: number(row["c"], 3)),
         ("τ of the batch", _tau),
@@ -260,28 +260,28 @@ def batches(config, rows: Sequence[Row]) -> Section:
         stops_paying(lines),
         "c, v: of this batch. τ: tokens per iteration and row. Of the batch, until its slowest row "
         "ends, with quartiles over keys; expected: what α gives outputs of this length and batches "
-        "of this size; at α: the gain with that; of a row, until that row ends, which it does by "
-        "itself; in lockstep: what would be left if every round advanced all rows by the smallest "
-        "acceptance among them.",
+        "of this size; at α: the speedup with that; of a row, until that row ends, which it "
+        "does by itself; in lockstep: what would be left if every round advanced all rows by "
+        "the smallest acceptance among them.",
     )
 
 
 def stops_paying(rows: Sequence[Row]) -> str:
     """From which batch on. What one key or a few drew says nothing about others."""
-    at_alpha = f"{where(rows, 'gain_at_alpha')} at the expected τ"
+    at_alpha = f"{where(rows, 'speedup_at_alpha')} at the expected τ"
     if (keys := min(row["keys"] for row in rows)) < ENOUGH:
         return (
-            f"Speculation stops paying {at_alpha}. The gains as measured are those of {keys} "
+            f"Speculation stops paying {at_alpha}. The speedups as measured are those of {keys} "
             f"key{'s' if keys > 1 else ''}, too few to say: {ENOUGH} are enough."
         )
     return (
-        f"Over {keys} keys speculation stops paying {where(rows, 'gain')} as measured, {at_alpha}, "
-        f"and {where(rows, 'predicted')} as predicted from what B·(γ+1) positions cost."
+        f"Over {keys} keys speculation stops paying {where(rows, 'speedup')} as measured, "
+        f"{at_alpha}, and {where(rows, 'predicted')} as predicted from what B·(γ+1) positions cost."
     )
 
 
 def where(rows: Sequence[Row], name: str) -> str:
-    """Between which batches a gain falls below 1."""
+    """Between which batches a speedup falls below 1."""
     for before, after in itertools.pairwise(rows):
         if before[name] >= 1 > after[name]:
             return f"between batch {before['batch']} and {after['batch']}"
@@ -313,8 +313,8 @@ def paper(config, rows: Sequence[Row]) -> Section:
         ("paper's c", lambda line: number(line["paper"].c)),
         ("v", lambda line: number(line["v"])),
         ("τ/(γc+v)", lambda line: number(line["predicted_c_v"])),
-        ("gain", lambda line: number(line["gain"])),
-        ("gain at α", lambda line: number(line["gain_at_alpha"])),
+        ("speedup", lambda line: number(line["speedup"])),
+        ("speedup at α", lambda line: number(line["speedup_at_alpha"])),
         ("paper's", lambda line: number(line["paper"].measured, 1)),
     ]
     return Section(
@@ -322,6 +322,7 @@ def paper(config, rows: Sequence[Row]) -> Section:
         columns,
         lines,
         "",
-        "α is an input here: what is measured is what the paper's α gains on this machine. gain at "
-        "α: without the luck of the draw; τ/(γc+v) and gain share the τ that came out.",
+        "α is an input here: what is measured is what the paper's α brings on this machine. "
+        "speedup at α: without the luck of the draw; τ/(γc+v) and speedup share the τ that "
+        "came out.",
     )

@@ -15,19 +15,19 @@ from experiments.reproduce import (
     alphas,
     beams,
     figures,
-    gains,
     lenience,
     pages,
     quality,
+    speedups,
     timelines,
     traces,
 )
 from experiments.reproduce.study import Study, find, identity, open_results, short
 
-# In the order of the work: gains need α, and the figures of one output need gains.
+# In the order of the work: speedups need α, and the figures of one output need speedups.
 TABLES: dict[str, ModuleType] = {
     "alpha": alphas,
-    "gain": gains,
+    "speedup": speedups,
     "lenience": lenience,
     "quality": quality,
     "beam": beams,
@@ -69,7 +69,7 @@ def main(_) -> None:
 def wanted(config) -> list[str]:
     """The config's tables, and the figures of one output, in the order of the work."""
     chosen = {*config.tables}
-    if "gain" in chosen:
+    if "speedup" in chosen:
         chosen |= {"trace", *(("timeline",) if config.timeline else ())}
     return [name for name in TABLES if name in chosen]
 

@@ -1,4 +1,4 @@
-"""Figures: gains and α as bars, Figure 1 and Figure 5 from one output, Figures 2 to 4."""
+"""Figures: speedups and α as bars, Figure 1 and Figure 5 from one output, Figures 2 to 4."""
 
 import pathlib
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments import theory
-from experiments.reproduce import gains, timelines, traces
+from experiments.reproduce import speedups, timelines, traces
 from experiments.reproduce.pages import Section, paper_alpha
 from experiments.reproduce.study import short
 from specjax.measure import report
@@ -23,10 +23,12 @@ def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
         papers = [paper_alpha(config, short(row["draft"]), row["temperature"]) for row in alphas]
         drawn = [{**row, "paper": paper} for row, paper in zip(alphas, papers, strict=True)]
         _save(workdir / "alphas.png", report.draw_alphas(drawn, [short(r["draft"]) for r in drawn]))
-    if timed := of.get("gain"):
-        note = gains.INFLATED.split(". ")[0].strip() if any(map(gains.inflated, timed)) else ""
+    if timed := of.get("speedup"):
+        note = (
+            speedups.INFLATED.split(". ")[0].strip() if any(map(speedups.inflated, timed)) else ""
+        )
         labels = [_label(row) for row in timed]
-        _save(workdir / "gains.png", report.draw_gains(timed, labels, note))
+        _save(workdir / "speedups.png", report.draw_speedups(timed, labels, note))
     if traced := of.get("trace"):
         (row,) = traced
         said = row["lines"], row["input"], traces.setting(row)
@@ -37,7 +39,7 @@ def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _label(row: dict[str, Any]) -> str:
-    mark = gains.MARK if gains.inflated(row) else ""
+    mark = speedups.MARK if speedups.inflated(row) else ""
     return f"{short(row['draft'])}\nT={row['temperature']:g}{mark} γ={row['gamma']}"
 
 

@@ -91,7 +91,8 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         "Only l=1 is exact: with the others outputs follow another distribution than the target's. "
         "Σ min(target/l, draft) is over prefixes of the target's own, as the paper has it (at T=0: "
         "how often target(x) ≥ l · max target for the draft's argmax x). The loop visits other "
-        "prefixes, which the rule itself drives towards the draft's. docs/lenience.md has the law.",
+        "prefixes, which the rule itself drives towards the draft's. docs/lenience.md has the "
+        "distribution.",
         measured=rows,
         batch=f"their config has batch_size={config.batch_size}",
     )

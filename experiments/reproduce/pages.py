@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from specjax.measure import provenance, report
-from specjax.paper.printed import TABLE_3, TABLES_2_AND_4, AlphaRow, GainRow
+from specjax.paper.printed import TABLE_3, TABLES_2_AND_4, AlphaRow, SpeedupRow
 from specjax.support import files
 
 
@@ -81,7 +81,7 @@ def paper_alpha(config, draft: str, temperature: float) -> float | None:
     return found[0].alpha_greedy if temperature == 0 else found[0].alpha_sampled
 
 
-def paper_gain(config, draft: str, temperature: float) -> GainRow | None:
+def paper_speedup(config, draft: str, temperature: float) -> SpeedupRow | None:
     """The row of Tables 2 and 4."""
     rows = (row for row in TABLES_2_AND_4 if _named(config, draft, row))
     return next((row for row in rows if row.temperature == temperature), None)
@@ -92,7 +92,7 @@ def paper_name(config, draft: str) -> str:
     return ", ".join(config.paper.get(draft, ()))
 
 
-def _named(config, draft: str, row: AlphaRow | GainRow) -> bool:
+def _named(config, draft: str, row: AlphaRow | SpeedupRow) -> bool:
     return tuple(config.paper.get(draft, ())) == (row.task, row.draft)
 
 

@@ -1,4 +1,5 @@
-"""Whether speculative and plain decoding give equally good outputs: the law is the same."""
+"""Whether speculative and plain decoding give equally good outputs: the distribution is the
+same."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     config, temperature = on.config, cell["temperature"]
     count = min(config.quality_inputs, len(on.examples))
     plain, speculative = (
-        # At T = 1 two draws of one law: the loops never share a key, so they are independent.
+        # At T = 1 two draws of one distribution: the loops never share a key, so they are
+        # independent.
         [row.text for row in on.decode(draft, temperature, count, gamma=GAMMA)]
         for draft in (None, cell["draft"])
     )

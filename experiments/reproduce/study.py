@@ -35,7 +35,7 @@ class Study:
 
     @functools.cached_property
     def target(self) -> hub.Checkpoint:
-        """Whose law all outputs follow."""
+        """Whose distribution all outputs follow."""
         return hub.load(self.config.target, dtype=self.dtype)
 
     @functools.cached_property
@@ -81,7 +81,7 @@ class Study:
         return ids, max(range(len(rows)), key=lambda i: rows[i].emitted)
 
     def sampling(self, temperature: float) -> Sampling:
-        """The law of every model."""
+        """The distribution of every model."""
         return sampling.sampling(temperature, self.config.top_k, self.config.top_p)
 
     def decode(

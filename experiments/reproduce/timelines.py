@@ -4,7 +4,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.reproduce import gains
+from experiments.reproduce import speedups
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study, short
 from specjax.measure.trace import Event, Timeline, timeline
@@ -19,13 +19,13 @@ def keys(_) -> list[dict[str, Any]]:
 
 def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     """The output of Figure 1, stepped phase by phase."""
-    best, gamma = gains.best(on), cell["gamma"]
+    best, gamma = speedups.best(on), cell["gamma"]
     method = (
-        gains.method(on, best["draft"], best["temperature"], gamma)
+        speedups.method(on, best["draft"], best["temperature"], gamma)
         if gamma
-        else gains.plain_method(on, best["temperature"])
+        else speedups.plain_method(on, best["temperature"])
     )
-    run = timeline(method, functools.partial(gains.start, on, method, *on.longest))
+    run = timeline(method, functools.partial(speedups.start, on, method, *on.longest))
     return {
         **{name: best[name] for name in ("draft", "temperature")},
         "events": run.events,

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.text import Text
 
-from experiments.reproduce import gains
+from experiments.reproduce import speedups
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study, short
 from specjax.measure import report
@@ -19,10 +19,10 @@ def keys(_) -> list[dict[str, Any]]:
 
 def measure(on: Study, _) -> dict[str, Any]:
     """The longest output of the timed inputs, with the best draft at the first temperature."""
-    best = gains.best(on)
-    method = gains.method(on, best["draft"], best["temperature"], best["gamma"])
+    best = speedups.best(on)
+    method = speedups.method(on, best["draft"], best["temperature"], best["gamma"])
     texts, index = on.longest
-    rounds = trace(method, *gains.start(on, method, texts, index))
+    rounds = trace(method, *speedups.start(on, method, texts, index))
     return {
         **{name: best[name] for name in ("draft", "temperature", "gamma")},
         "input": on.examples[index].input,

@@ -6,9 +6,9 @@ is one of its nodes:
 
     draft → verify → walk
 
-Each step of the walk is a step of plain beam search, with laws looked up instead of computed, so
-the beams are the target's whatever the draft. Plain beam search is the round without a tree.
-docs/beam.md defines the search and tells what the appendix leaves open.
+Each step of the walk is a step of plain beam search, with distributions looked up instead of
+computed, so the beams are the target's whatever the draft. Plain beam search is the round without a
+tree. docs/beam.md defines the search and tells what the appendix leaves open.
 
 Axes beyond those of `types`: w beams (width) · u draft beams (draft_width) · N EOS ids ·
 R = w + uγ nodes of the tree, the w live beams first. Rounds are written for one input and mapped
@@ -202,7 +202,9 @@ def _start(method: Beam, buffer_len: int, inputs: Inputs, budget: Array) -> tupl
     row = jnp.zeros((buffer_len,), jnp.int32).at[: inputs.prompt.shape[0]].set(inputs.prompt)
     tokens = jnp.broadcast_to(row, (width, buffer_len))
     first = jax.eval_shape(
-        lambda: _law(method.target, method.target(row[None, :1], same[:1], context, cache)[0])
+        lambda: _distribution(
+            method.target, method.target(row[None, :1], same[:1], context, cache)[0]
+        )
     )
     none = jnp.full((width,), -jnp.inf, first.dtype)
     beams = Beams(
@@ -256,7 +258,7 @@ def draft(
     known = jax.lax.dynamic_slice_in_dim(beams.tokens, first, gamma + 1, axis=1)
     hidden, cache = model(known, jnp.broadcast_to(first, (width,)), context, cache)
     last = jnp.take(hidden, beams.length - 1 - first, axis=1)
-    logprobs = _law(model, last)
+    logprobs = _distribution(model, last)
     finite = _finite(logprobs, beams.scores)
     scores, parent, token = spread(method, beams.scores, logprobs)
     path = jnp.zeros((method.draft_width, gamma), jnp.int32).at[:, 0].set(token)
@@ -266,7 +268,7 @@ def draft(
         newest = jnp.take(path, depth - 1, axis=1)[:, None]
         start = jnp.full_like(root, beams.length + depth - 1)
         hidden, cache = model(newest, start, context, cache)
-        logprobs = _law(model, hidden[:, 0])
+        logprobs = _distribution(model, hidden[:, 0])
         finite &= _finite(logprobs, scores)
         scores, parent, token = spread(method, scores, logprobs)
         root, path = root[parent], path[parent].at[:, depth].set(token)
@@ -317,7 +319,7 @@ def spread(
 def verify(
     method: Beam, context: Context, beams: Beams, tree: Tree, cache: Cache
 ) -> tuple[Float[Array, "R V"], Cache]:
-    """The target's law after every node, in one call with a row for each.
+    """The target's distribution after every node, in one call with a row for each.
 
     A row starts from the cache of its live beam and feeds that beam's last token and the node's
     path, as in `speculative.verify`; only the node's own position goes through the output layer.
@@ -330,7 +332,7 @@ def verify(
     row = np.arange(count)
     level = np.where(row < method.width, 0, 1 + (row - method.width) // method.draft_width)
     own = jnp.take_along_axis(hidden, jnp.asarray(level)[:, None, None], axis=1)[:, 0]
-    return _law(method.target, own), cache
+    return _distribution(method.target, own), cache
 
 
 def walk(
@@ -338,18 +340,19 @@ def walk(
 ) -> tuple[Beams, Int[Array, " w"], Bool[Array, ""]]:
     """Steps of the target's beam search, as long as every live beam is a node of the tree.
 
-    The step after the last level is free: its laws are known, and it need not be on the tree.
+    The step after the last level is free: its distributions are known, and it need not be on the
+    tree.
 
     Returns:
       the new beams; for each the node that holds all of it but its last token; and whether the
-      laws that were used are finite.
+      distributions that were used are finite.
     """
 
     def one(carry, level):
         beams, node, before, going, finite = carry
-        law = logprobs[node]
-        finite &= _finite(law, beams.scores) | ~going
-        new, parent, token = advance(method, beams, law)
+        distribution = logprobs[node]
+        finite &= _finite(distribution, beams.scores) | ~going
+        new, parent, token = advance(method, beams, distribution)
         came_from = node[parent]
         found, next_node = follow(level, came_from, token)
         move = jax.tree.map(
@@ -440,12 +443,13 @@ def take(cache: Cache, rows: Int[Array, " M"]) -> Cache:
     return jax.tree.map(lambda x: x[rows], cache)
 
 
-def _law(model: Model, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
+def _distribution(model: Model, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
     return standardize(model.logits(hidden), sampling(1.0))
 
 
 def _finite(logprobs: Float[Array, "M V"], scores: Float[Array, " M"]) -> Bool[Array, ""]:
-    """Whether the laws of all beams that exist are laws: `standardize` spreads NaN over a row."""
+    """Whether the distributions of all beams that exist are distributions: `standardize` spreads
+    NaN over a row."""
     return ~jnp.any(jnp.isnan(logprobs[:, 0]) & (scores > -jnp.inf))
 
 

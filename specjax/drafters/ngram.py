@@ -127,7 +127,7 @@ def _smoothed(counts: Counts, add_k: float) -> Float[np.ndarray, " V"]:
 
 @pytree
 class Unigram(Drafter):
-    """One law for every prefix."""
+    """One distribution for every prefix."""
 
     logprobs: Float[Array, " V"]
 
@@ -162,7 +162,7 @@ def unigram(counts: Counts, add_k: float = 1.0) -> Unigram:
 
 @pytree
 class Bigram(Drafter):
-    """The law of the next token depends on the last one.
+    """The distribution of the next token depends on the last one.
 
     A row of the table is made when it is read, from the pairs that were seen: memory grows with
     them and not with V². Logits are the logs of unnormalised weights.
@@ -201,15 +201,15 @@ class Bigram(Drafter):
 
 
 def bigram(counts: Counts, add_k: float = 1.0, strength: float = 1.0) -> Bigram:
-    """Counts of pairs, interpolated with the add-k unigram law P₁ (a Dirichlet prior).
+    """Counts of pairs, interpolated with the add-k unigram distribution P₁ (a Dirichlet prior).
 
         P(x | y) = (c(y, x) + m·P₁(x)) / (c(y) + m) = λ·c(y, x)/c(y) + (1 − λ)·P₁(x)
 
-    with λ = c(y) / (c(y) + m): an id that was seen often needs the unigram law little, one that was
-    never seen follows it, and every id has positive probability.
+    with λ = c(y) / (c(y) + m): an id that was seen often needs the unigram distribution little, one
+    that was never seen follows it, and every id has positive probability.
 
     Args:
-      strength: m > 0, how many pairs the unigram law is worth.
+      strength: m > 0, how many pairs the unigram distribution is worth.
 
     Raises:
       ValueError: add_k or strength ≤ 0.
@@ -235,9 +235,9 @@ class PromptLookup(Drafter):
     It searches the source (of an encoder-decoder), then the prompt and the output so far, drafted
     tokens included. The longest n-gram that occurs wins, of `max_ngram` down to `min_ngram` last
     tokens; of equals, the most recent. With known tokens a b c a b and n = 2, c is proposed, then
-    a, b and c again. Its law is one-hot; where nothing matches it proposes nothing.
+    a, b and c again. Its distribution is one-hot; where nothing matches it proposes nothing.
 
-    Both decisions depend on the prefix alone, so the output's law stays the target's.
+    Both decisions depend on the prefix alone, so the output's distribution stays the target's.
 
     Raises:
       ValueError: not 1 ≤ min_ngram ≤ max_ngram.

@@ -1,7 +1,7 @@
 """What a step costs here: c, the draft's step in units of the target's, and v(γ), the verify pass.
 
 The paper takes v = 1: scoring γ+1 positions costs what one position costs, which holds while
-reading the weights is what takes the time. Here it is measured, and enters the predicted gain
+reading the weights is what takes the time. Here it is measured, and enters the predicted speedup
 τ/(γc + v(γ) + overhead).
 
 A call also takes a fixed time: dispatch, and first rounds on weights that the encoder has driven
@@ -33,9 +33,11 @@ from specjax.state import State
 class Costs:
     """Seconds on one machine, at one batch size and buffer length; medians."""
 
-    target_step: float  # one position: call, head, law and draw, as in autoregressive decoding
+    target_step: (
+        float  # one position: call, head, distribution and draw, as in autoregressive decoding
+    )
     draft_step: float  # the same for the drafter
-    verify: Mapping[int, float]  # by γ: one target call on γ+1 positions, head and laws
+    verify: Mapping[int, float]  # by γ: one target call on γ+1 positions, head and distributions
     round: Mapping[int, float]  # by γ: a whole round of the loop, everything included
     plain_fixed: float = 0.0  # an autoregressive call beyond its target steps
     fixed: Mapping[int, float] = dataclasses.field(default_factory=dict)
@@ -58,8 +60,8 @@ class Costs:
         """`overhead` with the fixed time of a call, for outputs of so many tokens and rounds.
 
         A plain call takes tokens · target_step + plain_fixed, a speculative one rounds · round +
-        fixed. Their ratio is the gain, which this overhead makes equal τ/(γc + v + overhead) with
-        τ = tokens/rounds:
+        fixed. Their ratio is the speedup, which this overhead makes equal τ/(γc + v + overhead)
+        with τ = tokens/rounds:
 
             overhead = (round + fixed/rounds) / (target_step + plain_fixed/tokens) − γc − v
 
@@ -245,7 +247,7 @@ def _verify(method, contexts, state, *, gamma):
     block = (_last(state)[:, None] + offsets) % method.target.vocab_size
     hidden, cache = method.target(block, state.length - 1, contexts.target, state.cache)
     logprobs = smp.standardize(method.target.logits(hidden), method.sampling)
-    # All laws are read to the end, as an acceptance rule may.
+    # All distributions are read to the end, as an acceptance rule may.
     return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
 
 

@@ -1,7 +1,7 @@
 """Measures of how well a draft fits a target.
 
-Three things are easily confused. α is a property of the two laws: E[Σ min(target, draft)] over
-prefixes that the target generated (Cor 3.6); it is what the paper's formulas take. The rate of
+Three things are easily confused. α is a property of the two distributions: E[Σ min(target, draft)]
+over prefixes that the target generated (Cor 3.6); it is what the paper's formulas take. The rate of
 accepted over drafted tokens is lower, since what follows a rejection is never tested. Block
 efficiency τ is tokens per target call.
 """
@@ -89,7 +89,7 @@ def overlaps(
         here = jax.lax.dynamic_slice_in_dim(hidden, known - 1, 1, 1)
         read = jax.lax.dynamic_slice_in_dim(tokens, known - 1, 1, 1)
         state = drafter.observe(read, length - 1, here, zeros + 1, drafter_context, state)
-        target_logprobs = rule.target_law(target.logits(here[:, 0]), sampling)
+        target_logprobs = rule.target_distribution(target.logits(here[:, 0]), sampling)
         beta = rule.acceptance(target_logprobs, smp.standardize(logits, sampling))
         return state, jnp.where(is_silent(logits), 0.0, beta)
 
@@ -113,9 +113,9 @@ def measure_alpha(
 ) -> Alpha:
     """α in the paper's sense: E[Σ min(target, draft)] over prefixes that the target generated.
 
-    At temperature 0 both laws are one-hot, and α is the rate at which the most likely tokens
-    agree. Both models get the same standardization, as in the paper. With a lenient rule it is the
-    chance that this rule accepts, E[Σ min(target/l, draft)] in A.5, over the same prefixes.
+    At temperature 0 both distributions are one-hot, and α is the rate at which the most likely
+    tokens agree. Both models get the same standardization, as in the paper. With a lenient rule it
+    is the chance that this rule accepts, E[Σ min(target/l, draft)] in A.5, over the same prefixes.
 
     Raises: as `specjax.generate`.
     """

@@ -44,7 +44,8 @@ class Agreement:
 
     @property
     def within(self) -> bool:
-        """Whether every interval holds 0; of one law, each misses it in one run of twenty."""
+        """Whether every interval holds 0; of one distribution, each misses it in one run of
+        twenty."""
         return all(score.low <= 0 <= score.high for score in self.differences)
 
 
@@ -68,8 +69,8 @@ def agree(
     """Compare two methods' outputs for the same inputs, in the same order.
 
     At temperature 0 look at `identical`. At temperature 1 outputs are two draws from what should be
-    one law, so they differ and their scores must not: look at `within`. The bootstrap is paired,
-    since an input that is hard for one method is hard for the other.
+    one distribution, so they differ and their scores must not: look at `within`. The bootstrap is
+    paired, since an input that is hard for one method is hard for the other.
 
     Raises: as `score`.
     """

@@ -226,15 +226,15 @@ def draw_timeline(rows: Sequence[tuple[str, Timeline]]) -> Figure:
     return figure
 
 
-def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str], note: str = "") -> Figure:
+def draw_speedups(rows: Sequence[dict[str, Any]], labels: Sequence[str], note: str = "") -> Figure:
     """Measured speedups as bars, with quartiles; both predictions as marks over them.
 
     The axis is that of what was measured, and of its own prediction: where the paper's formula
     exceeds it, an arrow at the top has its number.
 
     Args:
-      rows: with gain_decode, gain_decode_low, gain_decode_high, gain_end_to_end, predicted, which
-        may be None, and predicted_paper.
+      rows: with speedup_decode, speedup_decode_low, speedup_decode_high, speedup_end_to_end,
+        predicted, which may be None, and predicted_paper.
       labels: of the rows; their lines are kept, and long ones are cut.
       note: printed below.
     """
@@ -245,8 +245,8 @@ def draw_gains(rows: Sequence[dict[str, Any]], labels: Sequence[str], note: str 
     def of(field: str) -> np.ndarray:
         return np.array([math.nan if row[field] is None else row[field] for row in rows])
 
-    loop, whole, predicted = of("gain_decode"), of("gain_end_to_end"), of("predicted")
-    low, high, paper = of("gain_decode_low"), of("gain_decode_high"), of("predicted_paper")
+    loop, whole, predicted = of("speedup_decode"), of("speedup_end_to_end"), of("predicted")
+    low, high, paper = of("speedup_decode_low"), of("speedup_decode_high"), of("predicted_paper")
     top = 1.12 * np.nanmax([np.ones(len(rows)), high, whole, predicted])
     above = paper > top
     bars: dict[str, Any] = {"width": width * 0.94, "error_kw": {"linewidth": 1.2, "capsize": 3}}

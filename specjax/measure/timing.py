@@ -22,7 +22,7 @@ from specjax.loop import Method
 from specjax.measure import cost
 from specjax.measure.cost import Costs
 from specjax.models.hub import Checkpoint
-from specjax.paper.formulas import walltime_gain_from_tau
+from specjax.paper.formulas import walltime_speedup_from_tau
 from specjax.policies import Policy
 from specjax.results import Row, summarize
 from specjax.sampling import as_key, sampling
@@ -219,7 +219,7 @@ def race(
 
 
 def outcome(plain: Timed, spec: Timed, costs: Costs, gamma: int) -> dict[str, Any]:
-    """What a `race` showed, as a row: counts, costs, and the gain measured and predicted by τ.
+    """What a `race` showed, as a row: counts, costs, and the speedup measured and predicted by τ.
 
     `predicted` is τ / (γc + v + overhead), γ being what was drafted: the budget or the drafter may
     end a draft. None where noise in the timings leaves an iteration no time at all.
@@ -241,10 +241,10 @@ def outcome(plain: Timed, spec: Timed, costs: Costs, gamma: int) -> dict[str, An
         "overhead": overhead,
         "target_step_ms": 1e3 * costs.target_step,
         "draft_step_ms": 1e3 * costs.draft_step,
-        "predicted": walltime_gain_from_tau(tau, drafted, costs.c, costs.v(gamma), overhead)
+        "predicted": walltime_speedup_from_tau(tau, drafted, costs.c, costs.v(gamma), overhead)
         if lasts
         else None,
-        **gain(plain, spec),
+        **speedup(plain, spec),
         "autoregressive_ms_per_token": float(1e3 * np.median(plain.per_token(plain.decode))),
         "speculative_ms_per_token": float(1e3 * np.median(spec.per_token(spec.decode))),
         "tokens": counts.tokens,
@@ -255,17 +255,17 @@ def outcome(plain: Timed, spec: Timed, costs: Costs, gamma: int) -> dict[str, An
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Where the time goes, and what speculation gains: beside plain decoding, without prefill."""
+    """Where the time goes, and what speculation brings: beside plain decoding, without prefill."""
 
     phases: Mapping[str, float]
     """Seconds over all batches, by phase of the loop: an estimate, from phases that were timed by
     themselves, since within the jitted loop nothing can be."""
     c: float  # time(draft step) / time(target step), at this batch size
     v: float  # time(verify pass) / time(target step)
-    expected_gain: float | None
+    expected_speedup: float | None
     """From the measured c, v and round. None: lost in noise."""
-    measured_gain: float = float("nan")  # of both loops in turns; NaN: only estimated
-    measured_gain_end_to_end: float = float("nan")  # the same with prefill
+    measured_speedup: float = float("nan")  # of both loops in turns; NaN: only estimated
+    measured_speedup_end_to_end: float = float("nan")  # the same with prefill
 
 
 class Comparison(NamedTuple):
@@ -294,7 +294,7 @@ def measure_speedup(
     widths: Sequence[int] = (),
     repeats: int = 3,
 ) -> Times:
-    """What speculation gains over plain decoding on these texts, measured and expected.
+    """What speculation brings over plain decoding on these texts, measured and expected.
 
     Both loops decode every text in turns, `repeats` times after a first time that compiles. Blank
     sources of an encoder-decoder are left out. For the arguments and errors see `specjax.generate`;
@@ -346,11 +346,11 @@ def compare(
     timed = side_by_side(
         {"plain": plain, "spec": method}, target, sources, repeats=repeats, names=names, **options
     )
-    found = gain(timed["plain"], timed["spec"])
+    found = speedup(timed["plain"], timed["spec"])
     times = dataclasses.replace(
         estimate(method, target, sources, timed["spec"].rows, **options),
-        measured_gain=found["gain_decode"],
-        measured_gain_end_to_end=found["gain_end_to_end"],
+        measured_speedup=found["speedup_decode"],
+        measured_speedup_end_to_end=found["speedup_end_to_end"],
     )
     return Comparison(timed["plain"], timed["spec"], times)
 
@@ -365,7 +365,7 @@ def estimate(
     key: Key[Array, ""],
     batch_size: int,
 ) -> Times:
-    """Where a run of the jitted loop spent its time, and the gain to expect.
+    """Where a run of the jitted loop spent its time, and the speedup to expect.
 
     c, v and the round are timed on the first batch, with drafts of γ_max tokens, and multiplied by
     the rounds that each batch took.
@@ -390,23 +390,23 @@ def estimate(
         phases={"draft": drafting, "verify": verifying, "rest": max(rest, 0.0)},
         c=costs.c,
         v=costs.v(gamma),
-        expected_gain=tokens * costs.target_step / lasts if lasts > 0 else None,
+        expected_speedup=tokens * costs.target_step / lasts if lasts > 0 else None,
     )
 
 
-def gain(plain: Timed, other: Timed) -> dict[str, float]:
+def speedup(plain: Timed, other: Timed) -> dict[str, float]:
     """How many times faster per token: medians over repeats of the ratio within one repeat.
 
-    `gain_decode` is that of the loops alone, with its quartiles as the noise.
+    `speedup_decode` is that of the loops alone, with its quartiles as the noise.
     """
     decode_only = plain.per_token(plain.decode) / other.per_token(other.decode)
     whole = plain.per_token(plain.end_to_end) / other.per_token(other.end_to_end)
     low, median, high = np.quantile(decode_only, [0.25, 0.5, 0.75])
     return {
-        "gain_decode": float(median),
-        "gain_decode_low": float(low),
-        "gain_decode_high": float(high),
-        "gain_end_to_end": float(np.median(whole)),
+        "speedup_decode": float(median),
+        "speedup_decode_low": float(low),
+        "speedup_decode_high": float(high),
+        "speedup_end_to_end": float(np.median(whole)),
     }
 
 

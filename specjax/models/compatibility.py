@@ -1,8 +1,9 @@
 """Whether a draft may propose for a target: the same ids, for the same text.
 
-Whatever a draft proposes, the output's law is the target's, as long as both give a law over the
-same ids. So a wrong draft shows in nothing but the speed: it reads the target's ids as other text,
-or text cut as it was never trained on, and is hardly ever right. Therefore it is refused first.
+Whatever a draft proposes, the output's distribution is the target's, as long as both give a
+distribution over the same ids. So a wrong draft shows in nothing but the speed: it reads the
+target's ids as other text, or text cut as it was never trained on, and is hardly ever right.
+Therefore it is refused first.
 """
 
 import functools

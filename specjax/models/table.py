@@ -1,7 +1,9 @@
-"""Models that are one table of laws: small enough to print, and to know every answer in advance.
+"""Models that are one table of distributions: small enough to print, and to know every answer in
+advance.
 
 A `Table` stands where a network would: it has the `Model` protocol and runs through the same loops,
-but its laws are given, so α, the output's law and the gain can be computed and compared.
+but its distributions are given, so α, the output's distribution and the speedup can be computed and
+compared.
 """
 
 import jax.numpy as jnp
@@ -16,7 +18,8 @@ from specjax.types import Inputs
 
 @pytree
 class Table:
-    """The next token's law is a row of a table: its only row, or the row of the last token."""
+    """The next token's distribution is a row of a table: its only row, or the row of the last
+    token."""
 
     table: Array  # (1, V) or (V, V) log-probabilities; row 0 for every token, or one for each
 
@@ -26,7 +29,7 @@ class Table:
 
     @property
     def order(self) -> int:
-        """How many past tokens the law depends on, 0 or 1."""
+        """How many past tokens the distribution depends on, 0 or 1."""
         return int(self.table.shape[0] > 1)
 
     def start(self, inputs: Inputs, buffer_len: int):
@@ -42,33 +45,34 @@ class Table:
 
 
 def fixed(probs: Float[ArrayLike, " V"]) -> Table:
-    """A model of order 0: every token is drawn from the same law.
+    """A model of order 0: every token is drawn from the same distribution.
 
     Raises:
-      ValueError: `probs` is not a law.
+      ValueError: `probs` is not a distribution.
     """
-    return Table(_logs(_laws(probs, 1)[None]))
+    return Table(_logs(_distributions(probs, 1)[None]))
 
 
 def by_last_token(probs: Float[ArrayLike, "V V"]) -> Table:
     """A model of order 1: after token i the next one is drawn from probs[i].
 
     Raises:
-      ValueError: a row of `probs` is not a law, or there is not one for each token.
+      ValueError: a row of `probs` is not a distribution, or there is not one for each token.
     """
-    laws = _laws(probs, 2)
-    if laws.shape[0] != laws.shape[1] or len(laws) < 2:
+    distributions = _distributions(probs, 2)
+    if distributions.shape[0] != distributions.shape[1] or len(distributions) < 2:
         raise ValueError(
-            f"probs has shape {laws.shape}; it needs a law over all tokens for each token, (V, V) "
-            "with V ≥ 2."
+            f"probs has shape {distributions.shape}; it needs a distribution over all tokens "
+            "for each token, (V, V) with V ≥ 2."
         )
-    return Table(_logs(laws))
+    return Table(_logs(distributions))
 
 
 def draft_of_alpha(
     target_probs: Float[ArrayLike, "*batch V"], alpha: Float[ArrayLike, "*batch"]
 ) -> np.ndarray:
-    """Laws whose overlap Σ min(target, draft) with the target's is `alpha`, row by row: (…, V).
+    """Distributions whose overlap Σ min(target, draft) with the target's is `alpha`, row by row:
+    (…, V).
 
     The draft is α · target + (1 − α) · junk, where junk is always the last token: one that the
     target never says, so nothing of it is ever accepted.
@@ -80,7 +84,8 @@ def draft_of_alpha(
     alpha = np.asarray(alpha, np.float64)
     if np.any(target[..., -1] > 0):
         raise ValueError(
-            "The target must give its last token probability 0; append an entry of 0 to its law."
+            "The target must give its last token probability 0; append an entry of 0 to its "
+            "distribution."
         )
     if not np.all((alpha >= 0) & (alpha <= 1)):
         raise ValueError(f"alpha={alpha} must lie in [0, 1]; it is a probability.")
@@ -89,17 +94,17 @@ def draft_of_alpha(
     return alpha[..., None] * target + (1 - alpha[..., None]) * junk
 
 
-def _laws(probs: ArrayLike, rank: int) -> np.ndarray:
-    laws = np.asarray(probs, np.float64)
-    if laws.ndim != rank:
-        raise ValueError(f"probs has shape {laws.shape}; it must have {rank} axes.")
-    if not np.all(laws >= 0) or not np.allclose(laws.sum(-1), 1, atol=1e-6):
+def _distributions(probs: ArrayLike, rank: int) -> np.ndarray:
+    distributions = np.asarray(probs, np.float64)
+    if distributions.ndim != rank:
+        raise ValueError(f"probs has shape {distributions.shape}; it must have {rank} axes.")
+    if not np.all(distributions >= 0) or not np.allclose(distributions.sum(-1), 1, atol=1e-6):
         raise ValueError(
             "probs must be ≥ 0 and sum to 1 over the last axis; pass probabilities, not logits."
         )
-    return laws
+    return distributions
 
 
-def _logs(laws: np.ndarray) -> Array:
+def _logs(distributions: np.ndarray) -> Array:
     with np.errstate(divide="ignore"):  # −inf: a token that cannot be
-        return jnp.asarray(np.log(laws), jnp.float32)
+        return jnp.asarray(np.log(distributions), jnp.float32)

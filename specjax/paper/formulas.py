@@ -2,7 +2,7 @@
 
 α (`alpha`) is the chance that a drafted token is accepted, γ (`gamma`) the drafted tokens per
 target call, c time(draft step) / time(target step), v time(verify call) / time(target step).
-Gains are factors of walltime over plain decoding at batch 1: 2.0 is twice as fast.
+Speedups are factors of walltime over plain decoding at batch 1: 2.0 is twice as fast.
 
 Every argument may be an array; arrays broadcast. Floats in give a float out, in float64. What these
 formulas assume, and where that fails, is in docs/theory.md.
@@ -25,7 +25,7 @@ Floats = Any
 Ints = Any
 """The same for whole numbers."""
 
-_TIE = 1e-12  # gains that differ by less, relatively, differ by rounding only
+_TIE = 1e-12  # speedups that differ by less, relatively, differ by rounding only
 
 
 def expected_tokens(alpha: Numbers, gamma: Numbers) -> Floats:
@@ -74,7 +74,7 @@ def rounds_distribution(
     return np.diff(np.array(ended) ** rows, prepend=0.0)
 
 
-def walltime_gain(alpha: Numbers, gamma: Numbers, c: Numbers, v: VerifyCost = 1.0) -> Floats:
+def walltime_speedup(alpha: Numbers, gamma: Numbers, c: Numbers, v: VerifyCost = 1.0) -> Floats:
     """Factor of walltime, (1 − α^(γ+1)) / ((1 − α)(γc + v)): Thm 3.8, where v = 1.
 
     Args:
@@ -85,7 +85,7 @@ def walltime_gain(alpha: Numbers, gamma: Numbers, c: Numbers, v: VerifyCost = 1.
     return _plain(_expected_tokens(_alpha(alpha), gamma) / _round_cost(gamma, c, v))
 
 
-def walltime_gain_from_tau(
+def walltime_speedup_from_tau(
     tau: Numbers, gamma: Numbers, c: Numbers, v: VerifyCost = 1.0, overhead: Numbers = 0.0
 ) -> Floats:
     """Factor of walltime, τ / (γc + v + overhead), from a measured τ.
@@ -128,11 +128,11 @@ def operations_factor(alpha: Numbers, gamma: Numbers, c_hat: Numbers) -> Floats:
 def optimal_gamma(
     alpha: Numbers, c: Numbers, v: VerifyCost = 1.0, max_gamma: int | None = None
 ) -> Ints:
-    """The smallest γ that maximises `walltime_gain`: §3.5.
+    """The smallest γ that maximises `walltime_speedup`: §3.5.
 
-    0 means: do not speculate. It is the answer where no γ ≥ 1 gains over plain decoding, whose
-    gain is 1 (for v = 1 that is α ≤ c, Cor 3.9). Where the gain still rises at `max_gamma`, as it
-    does for c = 0, the answer is bounded by `max_gamma` and by rounding, not by the formula.
+    0 means: do not speculate. It is the answer where no γ ≥ 1 speedups over plain decoding, whose
+    speedup is 1 (for v = 1 that is α ≤ c, Cor 3.9). Where the speedup still rises at `max_gamma`,
+    as it does for c = 0, the answer is bounded by `max_gamma` and by rounding, not by the formula.
 
     Args:
       max_gamma: largest γ tried, ≥ 1; default: the end of the table v, else 1000.
@@ -145,38 +145,38 @@ def optimal_gamma(
             "entry for γ = 0 and one for each γ that may be chosen."
         )
     gamma = np.arange(1, int(max_gamma) + 1)
-    gains = np.asarray(walltime_gain(np.asarray(alpha)[..., None], gamma, _last_axis(c), v))
-    first = np.argmax(gains >= gains.max(-1, keepdims=True) * (1 - _TIE), axis=-1)
-    best = np.where(gains.max(-1) > 1 + _TIE, gamma[first], 0)
+    speedups = np.asarray(walltime_speedup(np.asarray(alpha)[..., None], gamma, _last_axis(c), v))
+    first = np.argmax(speedups >= speedups.max(-1, keepdims=True) * (1 - _TIE), axis=-1)
+    best = np.where(speedups.max(-1) > 1 + _TIE, gamma[first], 0)
     return int(best) if best.ndim == 0 else best
 
 
-def oracle_gain(alpha: Numbers, c: Numbers) -> Floats:
+def oracle_speedup(alpha: Numbers, c: Numbers) -> Floats:
     """Factor of walltime if each round drafted exactly the tokens that get accepted: §3.5.
 
     1 / (1 − α + cα): 1 / (1 − α) tokens per target call, as in the paper, with the α / (1 − α)
-    draft steps that they take counted too. For c ≤ 1 no γ of Thm 3.8 gains more.
+    draft steps that they take counted too. For c ≤ 1 no γ of Thm 3.8 is faster.
     """
     alpha, c = _alpha(alpha), _c(c)
     with np.errstate(divide="ignore"):  # a free draft that is always right
         return _plain(1 / np.asarray(1 - alpha + c * alpha))
 
 
-def minimum_gain(alpha: Numbers, c: Numbers) -> Floats:
-    """What the best γ gains at least, (1 + α) / (1 + c) if α > c: Cor 3.9.
+def minimum_speedup(alpha: Numbers, c: Numbers) -> Floats:
+    """What the best γ speedups at least, (1 + α) / (1 + c) if α > c: Cor 3.9.
 
-    It is the gain at γ = 1. Where α ≤ c no γ gains, and 1.0, plain decoding, is the best.
+    It is the speedup at γ = 1. Where α ≤ c no γ is faster, and 1.0, plain decoding, is the best.
     """
     return _plain(np.maximum((1 + _alpha(alpha)) / (1 + _c(c)), 1.0))
 
 
 def d_lk(target_probs: Probs, draft_probs: Probs) -> Floats:
-    """D_LK = Σ |p − (p+q)/2| = 1 − Σ min(p, q), p the target's and q the draft's law.
+    """D_LK = Σ |p − (p+q)/2| = 1 − Σ min(p, q), p the target's and q the draft's distribution.
 
     Def 3.2, Lemma 3.3: symmetric, in [0, 1], the total variation distance. β = 1 − D_LK is the
     chance that one drafted token is accepted (Thm 3.5), and α its mean over prefixes (Cor 3.6).
     """
-    target, draft = _laws(target_probs, draft_probs)
+    target, draft = _distributions(target_probs, draft_probs)
     return _plain(np.abs(target - draft).sum(-1) / 2)
 
 
@@ -186,7 +186,7 @@ def non_iterative_acceptance(target_probs: Probs, draft_probs: Probs) -> Floats:
     Σ_x p(x) · min_y q(y)/p(y) = min q/p over the target's support, which is ≤ Σ min(p, q): one
     token that the draft underrates lowers the acceptance of all.
     """
-    target, draft = _laws(target_probs, draft_probs)
+    target, draft = _distributions(target_probs, draft_probs)
     ratio = np.divide(draft, target, out=np.full_like(target, np.inf), where=target > 0)
     return _plain(ratio.min(-1))
 
@@ -205,7 +205,7 @@ def lenient_alpha(target_probs: Probs, draft_probs: Probs, lenience: Numbers) ->
         "must lie in (0, 1]; 1 is the "
         "exact rule, and towards 0 every token that the target can emit is accepted",
     )
-    target, draft = _laws(target_probs, draft_probs)
+    target, draft = _distributions(target_probs, draft_probs)
     return _plain(np.minimum(target / lenience[..., None], draft).sum(-1))
 
 
@@ -294,11 +294,11 @@ def _alpha(alpha: Numbers) -> np.ndarray:
 
 def _gamma(gamma: Numbers, infinite: bool = False) -> np.ndarray:
     gamma = np.asarray(gamma, np.float64)
-    way_out = "for a length that varies, use walltime_gain_from_tau with the measured tau"
+    way_out = "for a length that varies, use walltime_speedup_from_tau with the measured tau"
     valid = (gamma >= 0) & (gamma == np.floor(gamma))
     if not infinite:
         valid &= np.isfinite(gamma)
-        way_out += "; for the bound over all lengths, oracle_gain"
+        way_out += "; for the bound over all lengths, oracle_speedup"
     _check(gamma, valid, "gamma", f"must be a whole number ≥ 0; {way_out}")
     return gamma
 
@@ -313,8 +313,8 @@ def _nonnegative(value: Numbers, name: str, meaning: str) -> np.ndarray:
     return value
 
 
-def _laws(target_probs: Probs, draft_probs: Probs) -> tuple[np.ndarray, np.ndarray]:
-    laws = []
+def _distributions(target_probs: Probs, draft_probs: Probs) -> tuple[np.ndarray, np.ndarray]:
+    distributions = []
     for name, probs in (("target_probs", target_probs), ("draft_probs", draft_probs)):
         probs = np.asarray(probs, np.float64)
         total = probs.sum(-1)
@@ -325,13 +325,13 @@ def _laws(target_probs: Probs, draft_probs: Probs) -> tuple[np.ndarray, np.ndarr
             f"the sum of {name}",
             "must be 1 over the last axis; normalise it, with a softmax if these are logits",
         )
-        laws.append(probs)
-    if laws[0].shape[-1] != laws[1].shape[-1]:
+        distributions.append(probs)
+    if distributions[0].shape[-1] != distributions[1].shape[-1]:
         raise ValueError(
-            f"target_probs and draft_probs have {laws[0].shape[-1]} and "
-            f"{laws[1].shape[-1]} tokens; both models need the same vocabulary."
+            f"target_probs and draft_probs have {distributions[0].shape[-1]} and "
+            f"{distributions[1].shape[-1]} tokens; both models need the same vocabulary."
         )
-    return laws[0], laws[1]
+    return distributions[0], distributions[1]
 
 
 def _check(value: np.ndarray, valid: np.ndarray, name: str, demand: str) -> None:

@@ -2,7 +2,7 @@
 Decoding" (arXiv 2211.17192 v2), once, as data: reports put it beside what they measure.
 
 Only printed figures stand here, with the digits that are printed; `formulas` recomputes what
-follows from a formula. Gains are factors of walltime over plain decoding, `c` is
+follows from a formula. Speedups are factors of walltime over plain decoding, `c` is
 time(draft step) / time(target step), a temperature of 0 is greedy decoding.
 """
 
@@ -31,7 +31,7 @@ TABLE_1 = (
 
 
 @dataclasses.dataclass(frozen=True)
-class GainRow:
+class SpeedupRow:
     """Tables 2 and 4 merged: T5-XXL (11B) at batch 1 on one TPU-v4."""
 
     task: str
@@ -55,18 +55,18 @@ class GainRow:
 
 
 TABLES_2_AND_4 = (
-    GainRow("EnDe", "T5-small", 0, 7, 0.75, 0.02, 3.2, 3.4),
-    GainRow("EnDe", "T5-base", 0, 7, 0.80, 0.04, 3.3, 2.8),
-    GainRow("EnDe", "T5-large", 0, 7, 0.82, 0.11, 2.5, 1.7),
-    GainRow("EnDe", "T5-small", 1, 7, 0.62, 0.02, 2.3, 2.6),
-    GainRow("EnDe", "T5-base", 1, 5, 0.68, 0.04, 2.4, 2.4),
-    GainRow("EnDe", "T5-large", 1, 3, 0.71, 0.11, 2.0, 1.4),
-    GainRow("CNNDM", "T5-small", 0, 5, 0.65, 0.02, 2.4, 3.1),
-    GainRow("CNNDM", "T5-base", 0, 5, 0.73, 0.04, 2.6, 3.0),
-    GainRow("CNNDM", "T5-large", 0, 3, 0.74, 0.11, 2.0, 2.2),
-    GainRow("CNNDM", "T5-small", 1, 5, 0.53, 0.02, 1.9, 2.3),
-    GainRow("CNNDM", "T5-base", 1, 3, 0.55, 0.04, 1.8, 2.2),
-    GainRow("CNNDM", "T5-large", 1, 3, 0.56, 0.11, 1.6, 1.7),
+    SpeedupRow("EnDe", "T5-small", 0, 7, 0.75, 0.02, 3.2, 3.4),
+    SpeedupRow("EnDe", "T5-base", 0, 7, 0.80, 0.04, 3.3, 2.8),
+    SpeedupRow("EnDe", "T5-large", 0, 7, 0.82, 0.11, 2.5, 1.7),
+    SpeedupRow("EnDe", "T5-small", 1, 7, 0.62, 0.02, 2.3, 2.6),
+    SpeedupRow("EnDe", "T5-base", 1, 5, 0.68, 0.04, 2.4, 2.4),
+    SpeedupRow("EnDe", "T5-large", 1, 3, 0.71, 0.11, 2.0, 1.4),
+    SpeedupRow("CNNDM", "T5-small", 0, 5, 0.65, 0.02, 2.4, 3.1),
+    SpeedupRow("CNNDM", "T5-base", 0, 5, 0.73, 0.04, 2.6, 3.0),
+    SpeedupRow("CNNDM", "T5-large", 0, 3, 0.74, 0.11, 2.0, 2.2),
+    SpeedupRow("CNNDM", "T5-small", 1, 5, 0.53, 0.02, 1.9, 2.3),
+    SpeedupRow("CNNDM", "T5-base", 1, 3, 0.55, 0.04, 1.8, 2.2),
+    SpeedupRow("CNNDM", "T5-large", 1, 3, 0.56, 0.11, 1.6, 1.7),
 )
 
 
@@ -88,7 +88,8 @@ class AlphaRow:
 TABLE_3 = (
     AlphaRow("GPT-like 97M", "lm1b", "unigram", 0.03, 0.03),
     AlphaRow("GPT-like 97M", "lm1b", "bigram", 0.05, 0.05),
-    # The one draft whose α is higher at temperature 1: sharper laws need not agree more often.
+    # The one draft whose α is higher at temperature 1: sharper distributions need not agree more
+    # often.
     AlphaRow("GPT-like 97M", "lm1b", "GPT-like 6M", 0.88, 0.89),
     AlphaRow("T5-XXL 11B", "EnDe", "unigram", 0.08, 0.07),
     AlphaRow("T5-XXL 11B", "EnDe", "bigram", 0.20, 0.19),
@@ -126,21 +127,21 @@ TABLE_5 = (
 
 
 @dataclasses.dataclass(frozen=True)
-class LenientGains:
+class LenientSpeedups:
     """A.5's text: T5-small on EnDe at c = 0.015, one value for each of LENIENCES."""
 
     temperature: float
     gamma: int | None  # None: not stated
     c: float
     alphas: tuple[float, ...]
-    gains: tuple[float, ...]
+    speedups: tuple[float, ...]
 
 
 # These do not follow from Thm 3.8: its maximum over γ is 2.33, 2.94, 3.45 and 4.79.
-LENIENT_SAMPLING = LenientGains(1, None, 0.015, TABLE_5[2].alphas, (2.5, 3.1, 3.6, 5.0))
+LENIENT_SAMPLING = LenientSpeedups(1, None, 0.015, TABLE_5[2].alphas, (2.5, 3.1, 3.6, 5.0))
 # These do. The rule is printed as "accept if target(x) ≤ lenience · max(target)", which has to be
 # ≥: only then is a lenience of 1 the strict argmax, and only then does α grow as it falls.
-LENIENT_GREEDY = LenientGains(0, 8, 0.015, (0.75, 0.75, 0.80, 0.87), (3.3, 3.3, 3.9, 4.9))
+LENIENT_GREEDY = LenientSpeedups(0, 8, 0.015, (0.75, 0.75, 0.80, 0.87), (3.3, 3.3, 3.9, 4.9))
 
 
 class OptimalGamma(NamedTuple):

@@ -1,6 +1,6 @@
 """Lengths as arms of a bandit: what each gives is learned from playing it.
 
-The gain of a round that drafts k tokens is tokens per time, (accepted + 1)/price(k), divided by
+The speedup of a round that drafts k tokens is tokens per time, (accepted + 1)/price(k), divided by
 the most that any arm can give, so that it lies in [0, 1]. Without prices every round costs the
 same, and long drafts win.
 """
@@ -19,7 +19,7 @@ from specjax.sampling import draw
 from specjax.support.ranges import number
 
 
-def gains(
+def speedups(
     prices: Prices | None,
     tokens: Int[Array, "*batch"],
     drafted: Int[Array, "*batch"],
@@ -40,7 +40,7 @@ class Played(NamedTuple):
 
     arm: Int[Array, " B"]
     plays: Float[Array, "B K"]
-    gain: Float[Array, "B K"]  # sums
+    speedup: Float[Array, "B K"]  # sums
     salt: UInt32[Array, " B"]
 
 
@@ -63,7 +63,7 @@ class Ucb(Policy):
         count = jnp.sum(state.plays, axis=1)
         plays = jnp.maximum(state.plays, 1.0)
         radius = jnp.sqrt(2 * jnp.log(jnp.maximum(count, 1.0))[:, None] / plays)
-        index = state.gain / plays + self.width * radius
+        index = state.speedup / plays + self.width * radius
         index = jnp.where(state.plays > 0, index, jnp.inf)
         best = index == jnp.max(index, axis=1, keepdims=True)
         keys = noise_keys(state.salt, count.astype(jnp.int32))
@@ -72,8 +72,10 @@ class Ucb(Policy):
 
     def update(self, state, stats):
         played = _one_hot(state.arm, stats.gamma_max)
-        gain = gains(self.prices, stats.accepted + 1, stats.drafted, stats.gamma_max)
-        new = state._replace(plays=state.plays + played, gain=state.gain + played * gain[:, None])
+        speedup = speedups(self.prices, stats.accepted + 1, stats.drafted, stats.gamma_max)
+        new = state._replace(
+            plays=state.plays + played, speedup=state.speedup + played * speedup[:, None]
+        )
         return where_active(stats, new, state)
 
 
@@ -86,7 +88,7 @@ class Weighed(NamedTuple):
     """What exponential weights have seen."""
 
     arm: Int[Array, " B"]
-    loss: Float[Array, "B K"]  # estimated sums of 1 − gain
+    loss: Float[Array, "B K"]  # estimated sums of 1 − speedup
     rounds: Int[Array, " B"]
     salt: UInt32[Array, " B"]
 
@@ -113,15 +115,15 @@ class Exp3(Policy):
 
     def update(self, state, stats):
         played = _one_hot(state.arm, stats.gamma_max)
-        gain = gains(self.prices, stats.accepted + 1, stats.drafted, stats.gamma_max)
-        loss = played * (1 - gain)[:, None] / self.probs(state)
+        speedup = speedups(self.prices, stats.accepted + 1, stats.drafted, stats.gamma_max)
+        loss = played * (1 - speedup)[:, None] / self.probs(state)
         new = state._replace(
             loss=state.loss + jnp.where(played > 0, loss, 0.0), rounds=state.rounds + 1
         )
         return where_active(stats, new, state)
 
     def probs(self, state: Weighed) -> Float[Array, "B K"]:
-        """The law that this round's arm is drawn from."""
+        """The distribution that this round's arm is drawn from."""
         arms = state.loss.shape[1]
         rounds = (state.rounds + 1).astype(jnp.float32)[:, None]
         eta = self.rate * jnp.sqrt(jnp.log(jnp.float32(arms)) / (arms * rounds))
@@ -171,14 +173,14 @@ class Hedge(Policy):
         at_least = jnp.cumsum(self.probs(state)[:, ::-1], axis=1)[:, ::-1]
         chance = jnp.take_along_axis(at_least, needed, axis=1)
         tokens = jnp.minimum(accepted, would_draft) + 1
-        loss = (1 - gains(self.prices, tokens, would_draft, stats.gamma_max)) / chance
+        loss = (1 - speedups(self.prices, tokens, would_draft, stats.gamma_max)) / chance
         new = state._replace(
             loss=state.loss + jnp.where(arm >= needed, loss, 0.0), rounds=state.rounds + 1
         )
         return where_active(stats, new, state)
 
     def probs(self, state: Weighed) -> Float[Array, "B K"]:
-        """The law that this round's arm is drawn from."""
+        """The distribution that this round's arm is drawn from."""
         rounds = (state.rounds + 1).astype(jnp.float32)[:, None]
         eta = self.rate * jnp.sqrt(jnp.log(jnp.float32(state.loss.shape[1])) / rounds)
         return jax.nn.softmax(-eta * state.loss, axis=1)

@@ -2,9 +2,10 @@
 
 A policy says how long the next draft may be, whether to draft one token more, and what a round
 taught it. Lengths are data: γ_max is static, and nothing recompiles. What a policy may see decides
-whether the output's law stays the target's: `keep_drafting` is asked before the token exists, and
-`go_on` cannot take back the token that it is told of, so a policy cannot look at a token and drop
-it. Its leaves have a row for each row of the batch, and rows never look at each other.
+whether the output's distribution stays the target's: `keep_drafting` is asked before the token
+exists, and `go_on` cannot take back the token that it is told of, so a policy cannot look at a
+token and drop it. Its leaves have a row for each row of the batch, and rows never look at each
+other.
 """
 
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -22,10 +23,10 @@ class Observation(NamedTuple):
 
     slot: Int[Array, ""]  # i, from 0
     drafting: Bool[Array, " B"]  # rows that drafted every token so far
-    draft_logprobs: Float[Array, "B V"]  # the law that token i would be drawn from
+    draft_logprobs: Float[Array, "B V"]  # the distribution that token i would be drawn from
     belief_logprobs: Float[Array, "B V"]  # the same; at temperature 0 softmax(logits), not one-hot
     previous_logprob: Float[Array, " B"]  # float32, the belief in token i − 1; 0 at i = 0
-    hidden: Float[Array, "B E"]  # the drafter's state that the law was read from
+    hidden: Float[Array, "B E"]  # the drafter's state that the distribution was read from
 
     @property
     def entropy(self) -> Float[Array, " B"]:

@@ -1,4 +1,4 @@
-"""Stop by the entropy of the draft's law, a lower bound on acceptance: SVIP and AdaEDL."""
+"""Stop by the entropy of the draft's distribution, a lower bound on acceptance: SVIP and AdaEDL."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,8 @@ from specjax.support.ranges import number
 
 @pytree
 class Svip(Policy):
-    """Stops after a token whose law had √(scale·entropy) > threshold. The state is that root."""
+    """Stops after a token whose distribution had √(scale·entropy) > threshold. The state is that
+    root."""
 
     scale: Float[Array, ""]
     threshold: Float[Array, ""]
@@ -40,7 +41,7 @@ def svip(scale: float = 0.15, threshold: float = 0.3) -> Svip:
 
 
 class Bar(NamedTuple):
-    """What a law's estimated acceptance must reach, and the rate that moves it."""
+    """What a distribution's estimated acceptance must reach, and the rate that moves it."""
 
     bar: Float[Array, " B"]  # λ
     rate: Float[Array, " B"]  # accepted over drafted, averaged
@@ -48,7 +49,7 @@ class Bar(NamedTuple):
 
 @pytree
 class AdaEdl(Policy):
-    """Drafts a token while 1 − √(scale·entropy) of its law is at least λ.
+    """Drafts a token while 1 − √(scale·entropy) of its distribution is at least λ.
 
     λ follows the rate of acceptance: AR ← (AR + a/L)/2; λ rises by .01 where AR < goal, falls by
     .01 where AR ≥ goal and fewer than γ_max tokens were accepted, each change averaged with nine

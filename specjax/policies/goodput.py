@@ -169,7 +169,8 @@ def first_descent(
 
 class Ahead(NamedTuple):
     """What past rounds taught, and which chances make the next token worth its time, behind
-    0, 1, … more that are certain: its own by its law, and, before it has a law, that of all so far.
+    0, 1, … more that are certain: its own by its distribution, and, before it has a distribution,
+    that of all so far.
     """
 
     tally: Tally
@@ -182,14 +183,15 @@ class Lookahead(Goodput):
     is worth.
 
     With n tokens drafted, k more are expected to bring S·p·(1 + α + … + αᵏ⁻¹) tokens and take
-    price(n + k) − price(n) − c: the drafter has run for the first of them, so that its law is
-    known. Time is worth what goodput would make of it, max (1 + α + … + αᵏ)/price(k). S, the chance
-    that all n are accepted, is the product of the beliefs in them, and p the law's largest
+    price(n + k) − price(n) − c: the drafter has run for the first of them, so that its distribution
+    is known. Time is worth what goodput would make of it, max (1 + α + … + αᵏ)/price(k). S, the
+    chance that all n are accepted, is the product of the beliefs in them, and p the distribution's
+    largest
     probability: the drafter is taken at its word. α is that of past rounds.
 
-    The drafter is called if that would pay, were the law to tell whether its token is accepted: it
-    says yes with the chance α, so that a yes takes c/α, and S·(1 + α + … + αᵏ⁻¹) tokens follow. In
-    a round where goodput would draft nothing it is not called.
+    The drafter is called if that would pay, were the distribution to tell whether its token is
+    accepted: it says yes with the chance α, so that a yes takes c/α, and S·(1 + α + … + αᵏ⁻¹)
+    tokens follow. In a round where goodput would draft nothing it is not called.
     """
 
     def init(self, keys, gamma_max):
@@ -204,8 +206,8 @@ class Lookahead(Goodput):
         more = now.T - now  # k, by n and n + k
         time = jnp.where(more > 0, price[None, :] - price[:, None] - c, jnp.inf)
         call = jnp.stack([jnp.zeros_like(alpha), c / alpha], axis=1)[:, :, None, None]
-        gain = _tokens(alpha[:, None, None, None], np.maximum(more - 1, 0)[None, None])
-        bars = jnp.min((time[None, None] + call) / gain, axis=3) * best[:, None, None]
+        speedup = _tokens(alpha[:, None, None, None], np.maximum(more - 1, 0)[None, None])
+        bars = jnp.min((time[None, None] + call) / speedup, axis=3) * best[:, None, None]
         return Ahead(state.tally, bars), jnp.where(best > rate[:, 0], len(price) - 1, 0)
 
     def keep_drafting(self, state, seen):
@@ -225,8 +227,8 @@ def lookahead(
 ) -> Lookahead:
     """Our own: goodput's length, cut short by this round's beliefs.
 
-    It is lossless: whether token i is drafted depends on its law, on tokens before it, which stay,
-    and on past rounds. `prior` should be an α at which drafting pays, or a row that has stopped
-    does not try again.
+    It is lossless: whether token i is drafted depends on its distribution, on tokens before it,
+    which stay, and on past rounds. `prior` should be an α at which drafting pays, or a row that has
+    stopped does not try again.
     """
     return Lookahead(*_checked(prices, prior, weight, memory))

@@ -2,8 +2,9 @@
 
 Where a row stands, its drafts follow the output up to the first token that is not accepted, and
 then the rollout that was recorded there (`rollouts.py`). At temperature 0 that is the real run: the
-same rounds with the same drafts. At other temperatures it is a draw from the real run's law, given
-the output: the chances of acceptance are known, and `keys` settle them, for all policies alike.
+same rounds with the same drafts. At other temperatures it is a draw from the real run's
+distribution, given the output: the chances of acceptance are known, and `keys` settle them, for all
+policies alike.
 """
 
 import dataclasses
@@ -34,13 +35,15 @@ class Replayed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Remembered:
-    """An `Observation` from rollouts. Laws over the vocabulary are not recorded."""
+    """An `Observation` from rollouts. Distributions over the vocabulary are not recorded."""
 
     slot: Int[Array, ""]
     drafting: Bool[Array, " N"]
     previous_logprob: Float[Array, " N"]
     recorded: Rollouts
-    look_up: Callable[[Array], Array]  # a field of (N, T, G, …) where each row's law stands
+    look_up: Callable[
+        [Array], Array
+    ]  # a field of (N, T, G, …) where each row's distribution stands
 
     @property
     def entropy(self) -> Float[Array, " N"]:
@@ -59,7 +62,7 @@ class Remembered:
 
     @property
     def hidden(self) -> Float[Array, "N E"]:
-        """The drafter's state that the law was read from; float32."""
+        """The drafter's state that the distribution was read from; float32."""
         if self.recorded.hidden.shape[-1] == 0:
             raise ValueError(
                 "This policy reads the drafter's hidden states, which were not recorded: make the "
@@ -71,8 +74,8 @@ class Remembered:
     def draft_logprobs(self):
         """Too large to record."""
         raise ValueError(
-            "This policy reads laws over the whole vocabulary, which a trace does not hold; it "
-            "holds their entropy, top1 and margin."
+            "This policy reads distributions over the whole vocabulary, which a trace does not "
+            "hold; it holds their entropy, top1 and margin."
         )
 
     belief_logprobs = draft_logprobs
@@ -233,9 +236,9 @@ def _draw_keys(rollouts: Rollouts, key: Key[Array, ""], draws: int) -> Key[Array
 
 
 class Score(NamedTuple):
-    """What S policies gain, (S,); numbers for the oracle."""
+    """What S policies speedup, (S,); numbers for the oracle."""
 
-    gain: Float[np.ndarray, "*S"]  # time of plain decoding, by that of the policy
+    speedup: Float[np.ndarray, "*S"]  # time of plain decoding, by that of the policy
     tau: Float[np.ndarray, "*S"]  # tokens per target call
     drafted: Float[np.ndarray, "*S"]  # tokens per round
 
@@ -259,7 +262,7 @@ def score(replayed: Replayed, rollouts: Rollouts, prices: Prices) -> Score:
     spent = lengths @ _rounds(prices) + calls * float(prices.call)
     spent += replayed.refused.sum(axis=-1) * float(prices.draft)
     return Score(
-        gain=(tokens * float(prices.token) + calls * float(prices.plain_call)) / spent,
+        speedup=(tokens * float(prices.token) + calls * float(prices.plain_call)) / spent,
         tau=tokens / rounds,
         drafted=lengths @ np.arange(lengths.shape[-1]) / rounds,
     )

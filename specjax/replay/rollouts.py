@@ -37,8 +37,8 @@ from specjax.support import files
 
 class Rollouts(NamedTuple):
     """N outputs, T − 1 the longest, and G drafted tokens from each position; beyond the last token
-    of an output one rollout more, and then nothing. Laws as they are sampled, beliefs as policies
-    see them; float32."""
+    of an output one rollout more, and then nothing. Distributions as they are sampled, beliefs as
+    policies see them; float32."""
 
     input_index: Int[Array, " N"]
     emitted: Int[Array, " N"]  # tokens of the output
@@ -56,8 +56,10 @@ class Rollouts(NamedTuple):
     entropy: Float[Array, "N T G"]  # of the belief, in nats
     top1: Float[Array, "N T G"]  # its largest probability
     margin: Float[Array, "N T G"]  # by how much that exceeds the second
-    target_entropy: Float[Array, "N T G"]  # of the target's law
-    hidden: Float[Array, "N T G E"]  # the drafter's states that its laws were read from, or E = 0
+    target_entropy: Float[Array, "N T G"]  # of the target's distribution
+    hidden: Float[
+        Array, "N T G E"
+    ]  # the drafter's states that its distributions were read from, or E = 0
 
     @property
     def gamma_max(self) -> int:
@@ -161,7 +163,7 @@ def roll_out(
         offset = jnp.minimum(offset, emitted)
         length, ended = first + offset, offset == emitted
         here = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]
-        law = rule.target_law(method.target.logits(here), method.sampling)
+        distribution = rule.target_distribution(method.target.logits(here), method.sampling)
         own = jnp.take_along_axis(outputs, offset[:, None], axis=1)[:, 0]
         width = drafter_hidden.shape[1] if keep_hidden else 0
         start = state.replace(
@@ -175,26 +177,26 @@ def roll_out(
             policy=_nothing(own, method.gamma_max, width),
         )
         # Behind the output nothing is rejected, and its first draft a draw like the others.
-        dice = Rejected(jnp.where(ended[:, None], -jnp.inf, law))
+        dice = Rejected(jnp.where(ended[:, None], -jnp.inf, distribution))
         drafts, after = speculative.draft(method, contexts.drafter, start, dice)
         scores, after = speculative.verify(method, contexts.target, after, drafts)
-        laws, noted = scores.logprobs[:, : method.gamma_max], after.policy
-        probs = jnp.exp(laws)
+        distributions, noted = scores.logprobs[:, : method.gamma_max], after.policy
+        probs = jnp.exp(distributions)
         found = {
             "tokens": own,
-            "own_target": jnp.take_along_axis(law, own[:, None], axis=1)[:, 0],
+            "own_target": jnp.take_along_axis(distribution, own[:, None], axis=1)[:, 0],
             "own_draft": jnp.where(ended, -jnp.inf, noted.own_draft),
             "own_confidence": noted.own_confidence,
             "length": drafts.length,
             "drafts": drafts.tokens,
-            "target": at_tokens(laws, drafts.tokens),
+            "target": at_tokens(distributions, drafts.tokens),
             "draft": at_tokens(drafts.logprobs, drafts.tokens),
             "confidence": drafts.confidence,
-            "overlap": rule.acceptance(laws, drafts.logprobs),
+            "overlap": rule.acceptance(distributions, drafts.logprobs),
             "entropy": noted.entropy,
             "top1": noted.top1,
             "margin": noted.margin,
-            "target_entropy": -jnp.sum(jnp.where(probs > 0, probs * laws, 0.0), axis=-1),
+            "target_entropy": -jnp.sum(jnp.where(probs > 0, probs * distributions, 0.0), axis=-1),
             "hidden": noted.hidden,
         }
         return found, (after.target_finite, after.draft_finite)

@@ -52,13 +52,13 @@ FAMILIES = (
 
 GAMMAS = (1, 2, 3, 5, 7, 10)
 
-# When a gain is missing, what is to blame for it.
+# When a speedup is missing, what is to blame for it.
 LOW_ALPHA = 0.5  # every second drafted token is lost, and all that follow it
 SLOW_DRAFT = 0.5  # in target steps
 DEAR_VERIFY = 1.5  # the same, for a verify pass and the rest of a round
 SHORT = 0.85  # τ beside what α promises: outputs end before the drafts do
 
-SAME = 0.05  # gains that differ by less are equal: timings are no better
+SAME = 0.05  # speedups that differ by less are equal: timings are no better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +89,12 @@ class Candidate:
     tokens: float = 0.0
     """Of an output, the mean."""
     predicted: float = 0.0
-    """Gain of the loop, by Eq. (1) and `steps`."""
-    gain: float = 0.0
+    """Speedup of the loop, by Eq. (1) and `steps`."""
+    speedup: float = 0.0
     """Measured: plain decoding's time over that of speculation, both without prefill."""
-    gain_low: float = 0.0
-    gain_high: float = 0.0
-    gain_end_to_end: float = 0.0
+    speedup_low: float = 0.0
+    speedup_high: float = 0.0
+    speedup_end_to_end: float = 0.0
     """With encoder and prefill of both models."""
 
     @property
@@ -107,10 +107,10 @@ PLAIN = Candidate(
     "plain decoding",
     tau=1.0,
     predicted=1.0,
-    gain=1.0,
-    gain_low=1.0,
-    gain_high=1.0,
-    gain_end_to_end=1.0,
+    speedup=1.0,
+    speedup_low=1.0,
+    speedup_high=1.0,
+    speedup_end_to_end=1.0,
 )
 """A candidate like any other, which needs no draft: whatever is not faster loses to it."""
 
@@ -324,8 +324,8 @@ class Trial:
         ends = {min(self.gammas), max(self.gammas)}
         costs = cost.measure(longest, contexts, state, self.gammas, ends)
         steps = _steps(costs, self.gammas)
-        gains = {g: formulas.expected_tokens(alpha.value, g) / steps[g] for g in self.gammas}
-        gamma = max(gains, key=gains.__getitem__)
+        speedups = {g: formulas.expected_tokens(alpha.value, g) / steps[g] for g in self.gammas}
+        gamma = max(speedups, key=speedups.__getitem__)
         raced = timing.side_by_side(
             {"plain": self._plain, "spec": self._method(loaded, gamma)},
             self.target,
@@ -335,7 +335,7 @@ class Trial:
             repeats=self.repeats,
             names=(self.target.name, name),
         )
-        found = timing.gain(raced["plain"], raced["spec"])
+        found = timing.speedup(raced["plain"], raced["spec"])
         batch = range(min(self.batch_size, len(texts)))
         contexts, state = jax.eval_shape(
             lambda: begin(longest, texts=texts, batch=batch, rows=self.batch_size)
@@ -357,11 +357,11 @@ class Trial:
             steps={str(g): steps[g] for g in self.gammas},
             tau=summarize(raced["spec"].rows).tokens_per_iteration,
             tokens=alpha.tokens / len(alpha.overlaps),
-            predicted=gains[gamma],
-            gain=found["gain_decode"],
-            gain_low=found["gain_decode_low"],
-            gain_high=found["gain_decode_high"],
-            gain_end_to_end=found["gain_end_to_end"],
+            predicted=speedups[gamma],
+            speedup=found["speedup_decode"],
+            speedup_low=found["speedup_decode_low"],
+            speedup_high=found["speedup_decode_high"],
+            speedup_end_to_end=found["speedup_end_to_end"],
         )
 
     def _remarks(self, name: str, loaded: Checkpoint | Drafter) -> tuple[str, ...]:
@@ -374,13 +374,13 @@ class Trial:
             return (f"{said}measured on the {left} others",)
         return ()
 
-    def _alpha(self, loaded: Checkpoint | Drafter, law: Sampling) -> metrics.Alpha:
+    def _alpha(self, loaded: Checkpoint | Drafter, distribution: Sampling) -> metrics.Alpha:
         return metrics.alpha_of_outputs(
             self.target,
             loaded,
             self._measured,
             self._outputs,
-            sampling=law,
+            sampling=distribution,
             batch_size=self.batch_size,
             max_source_len=self.max_source_len,
         )
@@ -425,8 +425,8 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
         )
         said = f"Use {PLAIN.name}: {why}."
         return Recommendation(None, 0, _join(said, *map(why_not, usable), *refused))
-    best = max(candidate.gain_end_to_end for candidate in faster)
-    equals = [candidate for candidate in faster if candidate.gain_end_to_end > (1 - SAME) * best]
+    best = max(candidate.speedup_end_to_end for candidate in faster)
+    equals = [candidate for candidate in faster if candidate.speedup_end_to_end > (1 - SAME) * best]
     winner = min(equals, key=lambda candidate: candidate.memory)
     return Recommendation(winner.name, winner.gamma, _praise(winner, equals, usable, refused))
 
@@ -434,17 +434,17 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
 def beats_plain(candidate: Candidate) -> bool:
     """Beyond the noise: outputs come sooner by `SAME`, and the loop is faster in three repeats of
     four."""
-    sooner = (1 - SAME) * candidate.gain_end_to_end >= PLAIN.gain_end_to_end
-    return sooner and candidate.gain_low > PLAIN.gain
+    sooner = (1 - SAME) * candidate.speedup_end_to_end >= PLAIN.speedup_end_to_end
+    return sooner and candidate.speedup_low > PLAIN.speedup
 
 
 def _praise(winner, equals, usable, refused) -> str:
     said = [
         f"Use {short(winner.name)} with gamma={winner.gamma}: outputs come "
-        f"{winner.gain_end_to_end:.2f} times as soon as without a draft. The loop alone is "
-        f"{winner.gain:.2f} times as fast (quartiles {winner.gain_low:.2f} to "
-        f"{winner.gain_high:.2f}; predicted {winner.predicted:.2f}): {winner.tau:.2f} tokens for "
-        f"each call of the target, with α = {winner.alpha:.2f} and c = {winner.c:.2f}."
+        f"{winner.speedup_end_to_end:.2f} times as soon as without a draft. The loop alone is "
+        f"{winner.speedup:.2f} times as fast (quartiles {winner.speedup_low:.2f} to "
+        f"{winner.speedup_high:.2f}; predicted {winner.predicted:.2f}): {winner.tau:.2f} "
+        f"tokens for each call of the target, with α = {winner.alpha:.2f} and c = {winner.c:.2f}."
     ]
     others = ", ".join(short(c.name) for c in equals if c is not winner)
     if others:
@@ -456,10 +456,10 @@ def _praise(winner, equals, usable, refused) -> str:
 
 
 def reasons(candidate: Candidate) -> tuple[str, ...]:
-    """Why a candidate does not gain: of "length", "alpha", "c" and "v"."""
+    """Why a candidate is not faster: of "length", "alpha", "c" and "v"."""
     one = candidate
     promised = formulas.expected_tokens(one.alpha, one.gamma)
-    if one.gain > 1 or (one.predicted > 1 and one.tau < SHORT * promised):
+    if one.speedup > 1 or (one.predicted > 1 and one.tau < SHORT * promised):
         return ("length",)
     found = {
         "alpha": one.alpha < LOW_ALPHA,
@@ -475,16 +475,16 @@ def reasons(candidate: Candidate) -> tuple[str, ...]:
 def why_not(candidate: Candidate) -> str:
     """The same in a sentence or two, with what would change it."""
     one = candidate
-    if one.gain_end_to_end > 1:
+    if one.speedup_end_to_end > 1:
         return (
-            f"{short(one.name)}, {one.gain_end_to_end:.2f} times as soon: that is no more than "
-            f"timings vary (quartiles of the loop {one.gain_low:.2f} to {one.gain_high:.2f}). Look "
-            "again with more inputs."
+            f"{short(one.name)}, {one.speedup_end_to_end:.2f} times as soon: that is no more than "
+            f"timings vary (quartiles of the loop {one.speedup_low:.2f} to "
+            f"{one.speedup_high:.2f}). Look again with more inputs."
         )
     said = {
-        "length": f"outputs of {one.tokens:.0f} tokens are too short: the loop is {one.gain:.2f} "
-        f"times as fast, with {one.tau:.1f} tokens for each call of the target, and starting two "
-        "models takes what that saves",
+        "length": f"outputs of {one.tokens:.0f} tokens are too short: the loop is "
+        f"{one.speedup:.2f} times as fast, with {one.tau:.1f} tokens for each call of the "
+        "target, and starting two models takes what that saves",
         "alpha": f"agreement is too low (α = {one.alpha:.2f})",
         "c": f"the draft is too slow (c = {one.c:.2f}: a draft step takes that part of a target "
         "step)",
@@ -495,16 +495,16 @@ def why_not(candidate: Candidate) -> str:
     why = " and ".join(said[cause] for cause in causes)
     ways = [] if causes == ("length",) else _ways_out(one)
     way = f" It would pay with {' or '.join(ways)}." if ways else ""
-    return f"{short(one.name)}, {one.gain_end_to_end:.2f} times as soon: {why}.{way}"
+    return f"{short(one.name)}, {one.speedup_end_to_end:.2f} times as soon: {why}.{way}"
 
 
 def _ways_out(one: Candidate) -> list[str]:
-    """Values of α and of c with which the predicted gain would be 1, the rest as it is."""
+    """Values of α and of c with which the predicted speedup would be 1, the rest as it is."""
     rounds = {int(gamma): steps for gamma, steps in one.steps.items()}
     ways = []
     alphas = np.linspace(0, 1, 1001)
-    gains = [formulas.expected_tokens(alphas, gamma) / steps for gamma, steps in rounds.items()]
-    enough = alphas[np.max(gains, axis=0) > 1]
+    speedups = [formulas.expected_tokens(alphas, gamma) / steps for gamma, steps in rounds.items()]
+    enough = alphas[np.max(speedups, axis=0) > 1]
     if len(enough) and enough[0] > one.alpha:
         ways.append(f"α above {enough[0]:.2f}")
     most = max(

@@ -95,8 +95,8 @@ def collect(
     sources = [ids for ids in decoding.tokenize(target, texts) if ids]
     found: list[Seen] = []
     for temperature in config.temperatures:
-        law = sampling(temperature)
-        method = decoding.speculative(target, draft, gamma=config.gamma, sampling=law)
+        distribution = sampling(temperature)
+        method = decoding.speculative(target, draft, gamma=config.gamma, sampling=distribution)
         for at in tqdm(
             range(0, len(sources), config.batch_size), desc=f"T={temperature:g}", disable=None
         ):

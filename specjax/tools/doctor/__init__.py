@@ -1,7 +1,8 @@
-"""What is wrong with a pair: checks from files to gain, each a line with a verdict and a way out.
+"""What is wrong with a pair: checks from files to speedup, each a line with a verdict and a way
+out.
 
 - `verdicts`: what is seen → verdict and way out, with every threshold and its reason
-- `laws`: the target's law by teacher forcing, and whether draws follow it
+- `distributions`: the target's distribution by teacher forcing, and whether draws follow it
 - `checks`: the order of the checks, and what each looks at
 """
 

@@ -31,10 +31,10 @@ from specjax.paper import formulas
 from specjax.results import Result, Row
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
-from specjax.tools.doctor import laws, verdicts
+from specjax.tools.doctor import distributions, verdicts
 from specjax.tools.doctor.verdicts import Finding
 
-DRAWS = 4096  # of each loop: a total variation of 0.1 from the target's law is found
+DRAWS = 4096  # of each loop: a total variation of 0.1 from the target's distribution is found
 DRAW_SECONDS = 30.0  # then the test goes by what has been drawn
 DRAW_BATCH = 64
 LAW_TOKENS = 4  # of each draw, so that rounds draft more than the one that is looked at
@@ -77,7 +77,7 @@ class Plan:
         return min(self.max_new_tokens, NEW_TOKENS)
 
     def sampling(self, temperature: float) -> Sampling:
-        """The law at another temperature."""
+        """The distribution at another temperature."""
         return smp.sampling(temperature, self.top_k, self.top_p)
 
 
@@ -129,9 +129,9 @@ class Case:
         """(tokens, V) of each plain output: a model's logits for its tokens."""
         width = decoding.common_width(self.sources)
         room = self.plan.budget + (1 if self.target.config.is_encoder_decoder else width)
-        shape = laws.Shape(width, bucket(room, smallest=32))
+        shape = distributions.Shape(width, bucket(room, smallest=32))
         pairs = zip(self.sources, self.plain, strict=True)
-        return [laws.over_output(model, self.target, s, r.tokens, shape) for s, r in pairs]
+        return [distributions.over_output(model, self.target, s, r.tokens, shape) for s, r in pairs]
 
 
 class Check(NamedTuple):
@@ -268,9 +268,9 @@ def logits(case: Case) -> Finding:
 
 
 def outputs(case: Case) -> Finding:
-    """The target's greedy outputs and laws are like those of a trained model."""
+    """The target's greedy outputs and distributions are like those of a trained model."""
     read = np.concatenate(case.logits)
-    entropy = float(laws.entropies(read).mean())
+    entropy = float(distributions.entropies(read).mean())
     return verdicts.outputs([row.tokens for row in case.plain], entropy, read.shape[1])
 
 
@@ -282,7 +282,7 @@ def identity(case: Case) -> Finding:
     method = case.speculative(0.0)
     case.greedy = list(case.decode(method))
     gaps = [
-        laws.gap(logits, ours.tokens, theirs.tokens)
+        distributions.gap(logits, ours.tokens, theirs.tokens)
         for logits, ours, theirs in zip(case.logits, case.plain, case.greedy, strict=True)
         if ours.tokens != theirs.tokens
     ]
@@ -290,19 +290,26 @@ def identity(case: Case) -> Finding:
     return verdicts.identity(gaps, len(case.plain), tokens, _tolerance(case.target))
 
 
-def law(case: Case) -> Finding:
-    """Both loops draw the first two tokens from the target's law; at temperature 0, that at 1."""
+def distribution(case: Case) -> Finding:
+    """Both loops draw the first two tokens from the target's distribution; at temperature 0, that
+    at 1."""
     temperature = case.plan.temperature or 1.0
     method, plain = case.speculative(temperature), case.autoregressive(temperature)
     shortest = min(range(len(case.sources)), key=lambda index: len(case.sources[index]))
-    likely, expected = laws.law_of_two(method, case.target, case.sources[shortest])
+    likely, expected = distributions.distribution_of_two(
+        method, case.target, case.sources[shortest]
+    )
     counts = {
-        name: Counter(laws.outcome(row.tokens, likely) for row in _draws(case, loop, shortest))
+        name: Counter(
+            distributions.outcome(row.tokens, likely) for row in _draws(case, loop, shortest)
+        )
         for name, loop in (("plain", plain), ("speculative", method))
     }
-    p_values = {name: laws.chi_square(counted, expected) for name, counted in counts.items()}
+    p_values = {
+        name: distributions.chi_square(counted, expected) for name, counted in counts.items()
+    }
     draws = min(counted.total() for counted in counts.values())
-    return verdicts.law(p_values, draws, len(expected))
+    return verdicts.distribution(p_values, draws, len(expected))
 
 
 def _draws(case: Case, method, index: int) -> Iterator[Row]:
@@ -363,18 +370,18 @@ def speed(case: Case) -> Finding:
     return verdicts.speed(case.costs, plan.gamma)
 
 
-def gain(case: Case) -> Finding:
+def speedup(case: Case) -> Finding:
     """τ / (γc + v + overhead), and the γ up to the plan's that promises most."""
     costs, gamma, result = case.costs, case.plan.gamma, Result(case.rows)
     drafted = float(result.drafted.sum() / max(result.target_calls.sum(), 1))
     overhead = max(0.0, costs.overhead(gamma))  # below 0 it is noise
-    expected = formulas.walltime_gain_from_tau(
+    expected = formulas.walltime_speedup_from_tau(
         result.block_efficiency, drafted, costs.c, costs.v(gamma), overhead
     )
     # v between 1 and γ on a straight line: two verify passes are enough to compile.
     v = np.interp(range(gamma + 1), [0, 1, gamma], [1.0, costs.v(1), costs.v(gamma)])
     best = formulas.optimal_gamma(case.alpha, costs.c, v + overhead)
-    return verdicts.gain(float(expected), gamma, int(best))
+    return verdicts.speedup(float(expected), gamma, int(best))
 
 
 FILES = ("target files", "draft files")
@@ -391,10 +398,10 @@ CHECKS = (
     Check("logits", logits, PAIR[:-1]),
     Check("outputs", outputs, PAIR),
     Check("greedy identity", identity, PAIR),
-    Check("sampling law", law, PAIR),
+    Check("sampling distribution", distribution, PAIR),
     Check("acceptance", acceptance, (*PAIR, "greedy identity")),
     Check("speed", speed, PAIR),
-    Check("gain", gain, ("acceptance", "speed")),
+    Check("speedup", speedup, ("acceptance", "speed")),
 )
 
 

@@ -1,7 +1,7 @@
 """From what a check saw to its verdict and the way out.
 
-A draft can cost speed and never the output's law, so whatever concerns speed alone warns and does
-not fail.
+A draft can cost speed and never the output's distribution, so whatever concerns speed alone warns
+and does not fail.
 """
 
 import math
@@ -20,14 +20,16 @@ Verdict = Literal["pass", "warn", "fail", "skip"]
 
 UNKNOWN = 0.05  # of the inputs' tokens; a tokenizer that was made for other text has more
 FULL = 0.8  # of what is free: the compiler's intermediate results come on top of what is counted
-FLAT = 0.8  # entropy over that of a uniform law; the unigrams of a language have 0.5 to 0.7
+FLAT = (
+    0.8  # entropy over that of a uniform distribution; the unigrams of a language have 0.5 to 0.7
+)
 SHARP = 1e-3  # entropy in nats; the surest embedded target has 30 times that, logits × √E have none
 LOOP = 4  # an output is in a loop if its second half repeats with at most this period
 LAW_P = 1e-4  # a correct pair is below it once in 10,000 runs, for each of the two loops
 LOW_ALPHA = 0.4  # tables of bigrams reach 0.36 to 0.52 on the embedded families
 DRIFT = 0.6  # of the first position's rate; without a fault later ones are near it, or above
-DEAR = 0.5  # c with which no α gains more than 1 / c = 2, however well the draft guesses
-WORTH = 1.05  # a gain below it cannot be told from the noise of timing it
+DEAR = 0.5  # c with which no α brings more than 1 / c = 2, however well the draft guesses
+WORTH = 1.05  # a speedup below it cannot be told from the noise of timing it
 # How far apart logits may be that rounding turns over, in units of the largest one: each is a sum
 # over the width, so some hundred units in the last place.
 NEAR_TIE = {"float32": 2.0**-14, "float64": 2.0**-40}
@@ -143,7 +145,9 @@ def outputs(tokens: Sequence[Sequence[int]], entropy: float, vocab_size: int) ->
             f"task prefix), or sample; if it should not loop, {CONFIG}."
         )
     seen = f"{len(live)} outputs of {length:.0f} tokens on average, {looped} in a loop; entropy "
-    return warn_if("outputs", f"{seen}{entropy:.3g} nats, {share:.0%} of a uniform law's", way_out)
+    return warn_if(
+        "outputs", f"{seen}{entropy:.3g} nats, {share:.0%} of a uniform distribution's", way_out
+    )
 
 
 def in_loop(tokens: Sequence[int]) -> bool:
@@ -154,7 +158,7 @@ def in_loop(tokens: Sequence[int]) -> bool:
 
 
 def identity(gaps: Sequence[float], outputs: int, tokens: int, tolerance: float) -> Finding:
-    """Args: gaps of the outputs that differ, see `laws.gap`, and how large they may be."""
+    """Args: gaps of the outputs that differ, see `distributions.gap`, and how large they may be."""
     name = "greedy identity"
     if not gaps:
         return Finding(name, "pass", f"{outputs} of {outputs} outputs, {tokens} tokens")
@@ -176,19 +180,20 @@ def identity(gaps: Sequence[float], outputs: int, tokens: int, tolerance: float)
     )
 
 
-def law(p_values: Mapping[str, float], draws: int, outcomes: int) -> Finding:
-    """Args: of each loop, from `laws.chi_square`."""
+def distribution(p_values: Mapping[str, float], draws: int, outcomes: int) -> Finding:
+    """Args: of each loop, from `distributions.chi_square`."""
     said = ", ".join(f"{name} p={value:.2g}" for name, value in p_values.items())
     seen = f"{said} ({draws} draws of {outcomes} outcomes)"
     if min(p_values.values()) >= LAW_P:
-        return Finding("sampling law", "pass", seen)
+        return Finding("sampling distribution", "pass", seen)
     return Finding(
-        "sampling law",
+        "sampling distribution",
         "fail",
         seen,
         "Run it again with another --config.seed. If it stays, a drafter of your own gives another "
-        "law than it draws from, or looks at a token before it decides (docs/design.md, contract "
-        "9). If both loops fail, so does the model itself: see greedy identity.",
+        "distribution than it draws from, or looks at a token before it decides "
+        "(docs/design.md, contract 9). If both loops fail, so does the model itself: see "
+        "greedy identity.",
     )
 
 
@@ -223,15 +228,15 @@ def speed(costs: Costs, gamma: int) -> Finding:
     return warn_if("speed", f"{seen}; a target step is {1e3 * costs.target_step:.3g} ms", way_out)
 
 
-def gain(expected: float, gamma: int, best: int) -> Finding:
-    """Args: the most promising γ of 1 … gamma; 0: none gains."""
+def speedup(expected: float, gamma: int, best: int) -> Finding:
+    """Args: the most promising γ of 1 … gamma; 0: none is faster."""
     seen = f"{expected:.2f} times plain decoding at batch 1, γ={gamma}"
     if expected >= WORTH:
-        return Finding("gain", "pass", seen + (f"; γ={best} promises more" * (0 < best < gamma)))
+        return Finding("speedup", "pass", seen + (f"; γ={best} promises more" * (0 < best < gamma)))
     if 0 < best < gamma:
-        return Finding("gain", "warn", seen, f"Draft less: --config.gamma={best} promises most.")
+        return Finding("speedup", "warn", seen, f"Draft less: --config.gamma={best} promises most.")
     return Finding(
-        "gain",
+        "speedup",
         "warn",
         seen,
         "Decode plainly here, or take a cheaper or better draft, a larger target, or a device on "

@@ -1,4 +1,4 @@
-"""Tables 2 and 4: what speculation gains at batch 1, measured beside what was predicted."""
+"""Tables 2 and 4: what speculation brings at batch 1, measured beside what was predicted."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,11 +21,11 @@ def keys(config) -> list[dict[str, Any]]:
 
 
 def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
-    """c and v(γ), the γ that the formula picks by them and by α, and the gain of the loops."""
+    """c and v(γ), the γ that the formula picks by them and by α, and the speedup of the loops."""
     config, draft, temperature = on.config, cell["draft"], cell["temperature"]
     found = study.find(on.results.done, {**cell, "table": "alpha"})
     if found is None:
-        raise ValueError('tables: "gain" needs "alpha", which the best γ depends on.')
+        raise ValueError('tables: "speedup" needs "alpha", which the best γ depends on.')
     alpha = found["alpha"]
     texts = decoding.tokenize(
         on.target, on.texts(config.timed_inputs), config.max_source_len or None
@@ -33,11 +33,11 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     longest = method(on, draft, temperature, max(config.gammas))
     contexts, state = start(on, longest, texts)
     costs = cost.measure(longest, contexts, state, config.gammas)
-    gains = {
-        gamma: formulas.walltime_gain(alpha, gamma, costs.c, costs.v(gamma))
+    speedups = {
+        gamma: formulas.walltime_speedup(alpha, gamma, costs.c, costs.v(gamma))
         for gamma in config.gammas
     }
-    gamma = max(gains, key=lambda g: gains[g])
+    gamma = max(speedups, key=lambda g: speedups[g])
     length = found["tokens"] / found["outputs"]
     plain, spec, once = timing.race(
         plain_method(on, temperature),
@@ -55,7 +55,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "alpha": alpha,
         "tau_expected": formulas.expected_tokens(alpha, gamma),
         "v_by_gamma": {str(g): costs.v(g) for g in config.gammas},
-        "predicted_paper": formulas.walltime_gain(alpha, gamma, once.c),
+        "predicted_paper": formulas.walltime_speedup(alpha, gamma, once.c),
         **timing.outcome(plain, spec, once, gamma),
         "identical": timing.identical(plain, spec) if temperature == 0 else None,
         "batch": 1,
@@ -72,11 +72,13 @@ def method(on: Study, draft: str, temperature: float, gamma: int) -> Speculative
 
 def best(on: Study) -> dict[str, Any]:
     """The row of the fastest draft at the first temperature."""
-    first = {"table": "gain", "temperature": on.config.temperatures[0]}
+    first = {"table": "speedup", "temperature": on.config.temperatures[0]}
     timed = [row for row in on.results.done if first.items() <= row.items()]
     if not timed:
-        raise ValueError('tables: the figures of one output need "gain", which says by what draft.')
-    return max(timed, key=lambda row: row["gain_decode"])
+        raise ValueError(
+            'tables: the figures of one output need "speedup", which says by what draft.'
+        )
+    return max(timed, key=lambda row: row["speedup_decode"])
 
 
 def plain_method(on: Study, temperature: float) -> Autoregressive:
@@ -94,7 +96,7 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
     """A line for each draft and temperature."""
 
     def papers(row):
-        found = pages.paper_gain(config, short(row["draft"]), row["temperature"])
+        found = pages.paper_speedup(config, short(row["draft"]), row["temperature"])
         return f"γ={found.gamma}: {found.expected} → {found.measured}" if found else "–"
 
     columns: list[report.Column] = [
@@ -108,13 +110,13 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         ("o", lambda row: number(row["overhead"])),
         ("Thm 3.8", lambda row: number(row["predicted_paper"])),
         ("τ/(γc+v+o)", lambda row: number(row["predicted"])),
-        ("decode", lambda row: number(row["gain_decode"])),
-        ("end to end", lambda row: number(row["gain_end_to_end"])),
+        ("decode", lambda row: number(row["speedup_decode"])),
+        ("end to end", lambda row: number(row["speedup_end_to_end"])),
         ("identical", lambda row: {None: "–", True: "yes", False: "NO"}[row["identical"]]),
         ("paper", papers),
     ]
     return Section(
-        "Tables 2 and 4: gain over plain decoding, batch 1",
+        "Tables 2 and 4: speedup over plain decoding, batch 1",
         columns,
         rows,
         words(rows),
@@ -124,15 +126,15 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         "dearer than within a round. Thm 3.8: the paper's prediction, which takes v = 1 and o = 0. "
         "decode, end to end: times plain decoding, without and with the encoder and prefill; "
         "medians of interleaved repeats, compilation excluded. paper: its expected and measured "
-        "gain for the row that Table 3 names." + (INFLATED if any(map(inflated, rows)) else ""),
-        ("gains.png",),
+        "speedup for the row that Table 3 names." + (INFLATED if any(map(inflated, rows)) else ""),
+        ("speedups.png",),
     )
 
 
 MARK = "†"
 INFLATED = (
     " †: inflated. Plain decoding made V Gumbel numbers for each token when this was measured, "
-    "which speculation did not: part of the gain is that. These rows will be measured again."
+    "which speculation did not: part of the speedup is that. These rows will be measured again."
 )
 
 
@@ -144,18 +146,18 @@ def inflated(row: Mapping[str, Any]) -> bool:
 def words(rows: Sequence[dict[str, Any]]) -> str:
     """The best row, how good the predictions are, and what Thm 3.8 leaves out."""
     fair = [row for row in rows if not inflated(row)]
-    top = max(fair or rows, key=lambda row: row["gain_decode"])
+    top = max(fair or rows, key=lambda row: row["speedup_decode"])
     among = f" of those without {MARK}" if 0 < len(fair) < len(rows) else ""
-    off = [row["gain_decode"] / row["predicted"] for row in rows if row["predicted"]]
-    promised = [row["predicted_paper"] / row["gain_decode"] for row in rows]
+    off = [row["speedup_decode"] / row["predicted"] for row in rows if row["predicted"]]
+    promised = [row["predicted_paper"] / row["speedup_decode"] for row in rows]
     lengths = [row["tau"] / row["tau_expected"] for row in rows]
     verify = [row["v"] for row in rows]
     said = [
-        f"Largest gain{among}: {short(top['draft'])} at T={top['temperature']:g} with "
-        f"γ={top['gamma']}: {top['gain_decode']:.2f} times plain decoding (quartiles "
-        f"{top['gain_decode_low']:.2f} to {top['gain_decode_high']:.2f}), "
-        f"{top['gain_end_to_end']:.2f} with the encoder.",
-        f"Measured gains lie {percent(min(off))} to {percent(max(off))} from τ/(γc+v+o)."
+        f"Largest speedup{among}: {short(top['draft'])} at T={top['temperature']:g} with "
+        f"γ={top['gamma']}: {top['speedup_decode']:.2f} times plain decoding (quartiles "
+        f"{top['speedup_decode_low']:.2f} to {top['speedup_decode_high']:.2f}), "
+        f"{top['speedup_end_to_end']:.2f} with the encoder.",
+        f"Measured speedups lie {percent(min(off))} to {percent(max(off))} from τ/(γc+v+o)."
         if off
         else "The timings are too noisy for a prediction.",
         f"Thm 3.8 promises {min(promised):.2f} to {max(promised):.2f} times what was measured: a "
@@ -167,7 +169,9 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
         said.append("At T=0 some outputs DIFFER from plain decoding: look for near-ties.")
     elif any(row["identical"] for row in rows):
         said.append("At T=0 every output is plain decoding's, token for token.")
-    slower = [f"{short(r['draft'])} T={r['temperature']:g}" for r in rows if r["gain_decode"] < 1]
+    slower = [
+        f"{short(r['draft'])} T={r['temperature']:g}" for r in rows if r["speedup_decode"] < 1
+    ]
     if slower:
         said.append(f"Decoding is faster without these drafts: {', '.join(slower)}.")
     return " ".join(said)

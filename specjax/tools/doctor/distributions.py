@@ -1,4 +1,4 @@
-"""The target's law by teacher forcing, and whether draws follow it."""
+"""The target's distribution by teacher forcing, and whether draws follow it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ def outcome(tokens: Sequence[int], likely: set[int]) -> tuple[int, ...]:
     return tuple(tokens[:2] if tokens[0] in likely else tokens[:1])
 
 
-def law_of_two(
+def distribution_of_two(
     method: Speculative, target: Checkpoint, source: Sequence[int]
 ) -> tuple[set[int], dict[tuple[int, ...], float]]:
     """The likeliest first tokens that do not end a row, and the probability of every `outcome`."""
@@ -89,15 +89,15 @@ def law_of_two(
     known = int(inputs.prompt_len[0])
     prompt = np.asarray(inputs.prompt)[:, :known]
 
-    def laws(first: np.ndarray) -> np.ndarray:
+    def distributions(first: np.ndarray) -> np.ndarray:
         """(count, 2, V): of the first token, and of the one after `first`."""
         tokens = jnp.asarray(np.column_stack([prompt, first]))
         read = forced(method.target, inputs, tokens)[:, known - 1 :]
         return np.exp(np.asarray(smp.standardize(read, method.sampling), np.float64))
 
-    firsts = laws(np.zeros(count, np.int32))[0, 0]
+    firsts = distributions(np.zeros(count, np.int32))[0, 0]
     order = np.argsort(-firsts, kind="stable")[:count].astype(np.int32)
-    seconds = dict(zip(order.tolist(), laws(order)[:, 1], strict=True))
+    seconds = dict(zip(order.tolist(), distributions(order)[:, 1], strict=True))
     likely = set(seconds) - set(np.asarray(method.eos_ids).tolist())
     expected: dict[tuple[int, ...], float] = {}
     for first, prob in enumerate(firsts):
@@ -109,10 +109,10 @@ def law_of_two(
 
 
 def chi_square(counts: Mapping[Any, int], expected: Mapping[Any, float]) -> float:
-    """p-value of Pearson's test of counts against a law.
+    """p-value of Pearson's test of counts against a distribution.
 
     Outcomes that should come fewer than 5 times are pooled, the rarest first. A count of one that
-    the law does not have gives 0.
+    the distribution does not have gives 0.
     """
     if any(cell not in expected for cell in counts):
         return 0.0
