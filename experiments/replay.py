@@ -231,7 +231,8 @@ def draw(lines: Sequence[dict[str, Any]], field: str, everyone: Sequence[dict[st
     """Speedup by one setting, between the best constant and the oracle."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    settings, speedups = zip(*((line["settings"][field], line["speedup"]) for line in lines), strict=True)
+    settings = [line["settings"][field] for line in lines]
+    speedups = [line["speedup"] for line in lines]
     axes.plot(settings, speedups, "o-", color="#1f4e8c", markersize=4)
     constants = [line for line in everyone if line["policy"].startswith("constant")]
     best = max(constants, key=lambda line: line["speedup"])
