@@ -199,7 +199,7 @@ def likeness(method: Speculative, found: timing.Comparison) -> str:
     """Whether the tokens are the same, where they should be; and what the rule says of itself."""
     pairs = list(zip(found.plain.rows, found.spec.rows, strict=True))
     same = sum(plain.tokens == spec.tokens for plain, spec in pairs)
-    if same == len(pairs) or method.sampling.kind == "greedy":
+    if same == len(pairs) or method.sampling.greedy:
         said = f"{same} of {len(pairs)} outputs are the same tokens."
     else:
         said = "At temperatures above 0 the methods draw different samples of one distribution."

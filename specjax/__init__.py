@@ -14,6 +14,7 @@ from specjax.decoding import generate
 from specjax.measure.metrics import Alpha, measure_alpha
 from specjax.measure.timing import Times, measure_speedup
 from specjax.models.hub import Checkpoint, load, save
+from specjax.models.own import wrap
 from specjax.results import Result, Row, Summary
 from specjax.support import compilation_cache
 from specjax.tools.selection import Candidate, Selection, select
@@ -38,4 +39,5 @@ __all__ = [
     "measure_speedup",
     "save",
     "select",
+    "wrap",
 ]

@@ -230,7 +230,7 @@ class BlockRule(TokenRule):
 
     def under(self, sampling):
         """Of distributions that are one-hot the token rule keeps as much."""
-        return TokenRule() if sampling.kind == "greedy" else self
+        return TokenRule() if sampling.greedy else self
 
     def acceptance(self, target_logprobs, draft_logprobs):
         """Σ min(p, q), the token rule's: no single chance exists here, and at least as many tokens
@@ -282,7 +282,7 @@ class GumbelRule(TokenRule):
 
     def under(self, sampling):
         """Greedy decoding has no noise."""
-        return TokenRule() if sampling.kind == "greedy" else self
+        return TokenRule() if sampling.greedy else self
 
     def given_noise(self, logprobs, keys, position):
         """One-hot at what plain decoding would draw."""
@@ -315,7 +315,7 @@ class LenientRule(TokenRule):
         return bool(self.lenience == 1)
 
     def under(self, sampling):
-        return LenientArgmax(self.lenience) if sampling.kind == "greedy" else self
+        return LenientArgmax(self.lenience) if sampling.greedy else self
 
     def acceptance(self, target_logprobs, draft_logprobs):
         """Σ min(p/l, q)."""

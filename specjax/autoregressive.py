@@ -53,7 +53,7 @@ def step(method: Autoregressive, context: Context, state: State) -> tuple[State,
     hidden, cache = method.target(last, state.length - 1, context, state.cache)
     logprobs = smp.standardize(method.target.logits(hidden[:, 0]), method.sampling)
     probs = jnp.exp(method.rule.given_noise(logprobs, state.keys, state.length))
-    if method.sampling.kind == "greedy":
+    if method.sampling.greedy:
         token = smp.argmax(logprobs)
     else:
         token = smp.draw(smp.fold(state.keys, state.rounds, Purpose.NEXT), probs)

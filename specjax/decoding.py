@@ -26,22 +26,26 @@ from specjax.models.memory import Need, nbytes, temporaries
 from specjax.policies import Policy, constant, needs_prices
 from specjax.policies import load as load_policy
 from specjax.results import Result, Row
-from specjax.sampling import Sampling, as_key, row_keys, sampling
+from specjax.sampling import Filter, Sampling, as_key, row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.support.ranges import whole
 from specjax.types import Inputs
 
+Text = str | Sequence[int]
+"""An input: a string, or token ids."""
+
 
 def generate(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str | None,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     *,
     gamma: int = 4,
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    filters: Sequence[Filter | str] = (),
     max_new_tokens: int = 128,
     key: Key[Array, ""] | int | None = None,
     samples: int = 1,
@@ -61,10 +65,11 @@ def generate(
       target: whose distribution the output follows.
       draft: a small checkpoint with the same vocabulary, any other drafter, or the name of either
         (`specjax.drafters.loading.load`); or None.
-      texts: inputs, which an encoder-decoder reads and a decoder-only model continues. An empty
-        one gives an empty output and a warning, or text from nothing.
+      texts: inputs, which an encoder-decoder reads and a decoder-only model continues: strings, or
+        lists of token ids, which are taken as they are. An empty one gives an empty output and a
+        warning, or text from nothing.
       gamma: drafted tokens per target call, γ ≥ 1; with a policy, the most that it can ask for.
-      temperature, top_k, top_p: see `specjax.sampling.Sampling`; temperature 0 is greedy.
+      temperature, top_k, top_p, filters: see `specjax.sampling.sampling`; temperature 0 is greedy.
       max_new_tokens: at most this many tokens per row, EOS included.
       key: randomness, or its seed; default `jax.random.key(0)`.
       samples: draws for each input.
@@ -93,7 +98,7 @@ def generate(
         "key": as_key(key),
         "names": (target.name, "" if draft is None else drafters.name_of(draft)),
     }
-    chosen = sampling(temperature, top_k, top_p)
+    chosen = sampling(temperature, top_k, top_p, filters)
     method: Method
     if draft is None:
         method = plain(target, chosen, rule)
@@ -197,16 +202,18 @@ def with_policy(method: Speculative, policy: Policy) -> Speculative:
 
 def aligned(target: Checkpoint, draft: Checkpoint):
     """Both models cut to the ids that both have: two checkpoints may pad one vocabulary apart."""
-    size = min(target.model.vocab_size, draft.model.vocab_size)
+    models = target.model, draft.model
+    size = min(model.vocab_size for model in models)
     return tuple(
-        dataclasses.replace(checkpoint.model, vocab_size=size) for checkpoint in (target, draft)
+        model if model.vocab_size == size else dataclasses.replace(model, vocab_size=size)
+        for model in models
     )
 
 
 def stream(
     method: Method,
     target: Checkpoint,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     *,
     max_new_tokens: int,
     key: Key[Array, ""],
@@ -263,9 +270,12 @@ def stream(
 
 
 def tokenize(
-    checkpoint: Checkpoint, texts: Sequence[str], max_source_len: int | None = None
+    checkpoint: Checkpoint, texts: Sequence[Text], max_source_len: int | None = None
 ) -> list[list[int]]:
     """Token ids of each text as the checkpoint's tokenizer makes them (T5 appends EOS).
+
+    What is given as ids stays as it is, but for the limit: an encoder-decoder's source should end
+    with EOS where the model was trained so.
 
     Texts that lack the checkpoint's prefix are counted in one warning. Texts over the limit are
     cut, and counted in another: sources of an encoder-decoder before their last id, which is kept;
@@ -273,20 +283,23 @@ def tokenize(
     every text (BOS). Blank sources give no ids and one warning; an empty prompt is the start token.
 
     Raises:
-      ValueError: `texts` is not a list of strings, or the checkpoint has no tokenizer.
+      ValueError: `texts` is not a list of strings or of ids, an id is not of the vocabulary, or
+        there are strings and the checkpoint has no tokenizer.
     """
     check_texts(texts)
-    if checkpoint.tokenizer is None:
+    if checkpoint.tokenizer is None and any(isinstance(text, str) for text in texts):
         raise ValueError(
             f"{checkpoint.name} has no tokenizer, which texts need. Copy tokenizer.json and "
-            "tokenizer_config.json into the directory, or use the jitted loops with ids."
+            "tokenizer_config.json into the directory, or give lists of token ids."
         )
     limit = checkpoint.max_source_len if max_source_len is None else max_source_len
     whole("max_source_len", limit, "[1, ∞)")
 
-    def encode(text: str) -> list[int]:
-        # Not verbose: transformers would warn of long texts in words that are not true here.
-        return list(checkpoint.tokenizer(text, verbose=False)["input_ids"])
+    def encode(text: Text) -> list[int]:
+        if isinstance(text, str):
+            # Not verbose: transformers would warn of long texts in words that are not true here.
+            return list(checkpoint.tokenizer(text, verbose=False)["input_ids"])
+        return _as_ids(text, checkpoint)
 
     ids: list[list[int]] = []
     blank = cut = bare = 0
@@ -295,10 +308,11 @@ def tokenize(
             ids.append([])
             blank += 1
             continue
-        bare += not text.startswith(checkpoint.prefix)
+        bare += isinstance(text, str) and not text.startswith(checkpoint.prefix)
         row = encode(text) or [checkpoint.start_id]
         if len(row) > limit:
-            row = _cut(row, limit, encode(""), ends=checkpoint.config.is_encoder_decoder)
+            marks = encode("") if isinstance(text, str) else ()
+            row = _cut(row, limit, marks, ends=checkpoint.config.is_encoder_decoder)
             cut += 1
         ids.append(row)
     if blank:
@@ -318,14 +332,38 @@ def tokenize(
     return ids
 
 
-def check_texts(texts: Sequence[str]) -> None:
-    """ValueError unless `texts` is a list of strings; one string would be taken for its letters."""
+def check_texts(texts: Sequence[Text]) -> None:
+    """ValueError unless `texts` is a list of strings or of lists of ids.
+
+    One string would be taken for its letters, and one list of ids for texts.
+    """
     if isinstance(texts, str | bytes) or not isinstance(texts, Sized):
         said = _shown(texts)
         raise ValueError(f"texts={said} should be a list of strings, such as [{said}].")
     for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(f"texts[{index}]={_shown(text)} should be a string.")
+        if not isinstance(text, str) and not _are_ids(text):
+            raise ValueError(
+                f"texts[{index}]={_shown(text)} should be a string, or a list of token ids."
+            )
+
+
+def _are_ids(text: Any) -> bool:
+    if isinstance(text, np.ndarray | Array):
+        return text.ndim == 1 and (text.dtype.kind in "iu" or text.size == 0)
+    return isinstance(text, list | tuple) and all(
+        type(one) is not bool and isinstance(one, int | np.integer) for one in text
+    )
+
+
+def _as_ids(ids: Sequence[int], checkpoint: Checkpoint) -> list[int]:
+    """The ids as a list; ValueError if one is not of the checkpoint's vocabulary."""
+    found, size = np.asarray(ids, np.int64).tolist(), checkpoint.model.vocab_size
+    if wrong := [one for one in found if not 0 <= one < size]:
+        raise ValueError(
+            f"{wrong[0]} in {_shown(ids)} is no token id of {checkpoint.name}: they are 0 … "
+            f"{size - 1}."
+        )
+    return found
 
 
 def _shown(value: Any) -> str:
@@ -333,9 +371,10 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-def is_blank(checkpoint: Checkpoint, text: str) -> bool:
+def is_blank(checkpoint: Checkpoint, text: Text) -> bool:
     """Whether a text gives no ids: an encoder has nothing to read there, a prompt may be empty."""
-    return checkpoint.config.is_encoder_decoder and not text.strip()
+    empty = not text.strip() if isinstance(text, str) else len(text) == 0
+    return checkpoint.config.is_encoder_decoder and empty
 
 
 def _cut(row: list[int], limit: int, marks: Sequence[int], *, ends: bool) -> list[int]:

@@ -1,13 +1,15 @@
 """From logits to the distribution that is sampled, and draws from it.
 
-`standardize` is the only place where temperature, top-k and top-p act. Baseline, draft, verify,
+`standardize` is the only place where temperature and filters act. Baseline, draft, verify,
 bonus and residual all share it, which is what makes the output's distribution the target's.
 """
 
 import dataclasses
 import enum
 import math
-from typing import Literal
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,34 +18,100 @@ from jax import Array
 from jaxtyping import Float, Int, Key
 
 from specjax.pytrees import pytree
+from specjax.support import named
 from specjax.support.ranges import number, whole
 
-Kind = Literal["greedy", "plain", "filtered"]
 COLDEST = 1e-20  # temperature above 0; logits up to 3e18 divided by it stay below float32's largest
+NAMES = {"truncation": "specjax.sampling:truncation"}
+
+
+class Filter(Protocol):
+    """What leaves tokens out of the distribution that is sampled: a pytree of numbers.
+
+    Numbers are traced, so that another one compiles nothing; the class is static. A filter sees one
+    row's logits at a time in effect: it acts along the last axis. docs/extending.md has min-p.
+    """
+
+    @abstractmethod
+    def __call__(self, logits: Float[Array, "*batch V"]) -> Float[Array, "*batch V"]:
+        """The logits, with −inf for each token that is left out; NaN must stay NaN.
+
+        Args:
+          logits: divided by the temperature, at least float32, −inf for what an earlier filter left
+            out. Softmax gives the probabilities so far.
+        """
+        ...
+
+
+@pytree
+class Truncation(Filter):
+    """The top_k most likely tokens, then the smallest set of those whose mass reaches top_p.
+
+    Tokens as likely as the last one kept are kept too.
+    """
+
+    top_k: Array  # () int32, 0: off
+    top_p: Array  # () float32, in (0, 1], 1: off
+
+    def __call__(self, logits):
+        # NaN is below nothing, so it stays and spreads.
+        return jnp.where(logits < self._cutoff(logits), -jnp.inf, logits)
+
+    def _cutoff(self, logits: Float[Array, "*batch V"]) -> Float[Array, "*batch 1"]:
+        """The smallest logit that is kept; NaN passes through."""
+        width = logits.shape[-1]
+        descending = -jnp.sort(-logits, axis=-1)
+        keep = jnp.where(self.top_k > 0, jnp.minimum(self.top_k, width), width)
+        kth = jnp.take(descending, keep - 1, axis=-1)[..., None]
+        probs = jax.nn.softmax(jnp.where(descending >= kth, descending, -jnp.inf), axis=-1)
+        mass_before = jnp.cumsum(probs, axis=-1) - probs
+        # top_p = 1 must keep the tail even where rounding lets the mass reach 1 before its end.
+        top_p = jnp.where(self.top_p < 1, self.top_p, jnp.inf).astype(probs.dtype)
+        nucleus = (probs > 0) & (mass_before < top_p)
+        last = jnp.min(jnp.where(nucleus, descending, jnp.inf), axis=-1, keepdims=True)
+        return jnp.where(jnp.isfinite(last), last, descending[..., :1])
+
+
+def truncation(top_k: int = 0, top_p: float = 1.0) -> Truncation:
+    """A `Truncation` from plain numbers.
+
+    Raises:
+      ValueError: top_k < 0 or ≥ 2³¹; top_p outside (0, 1]; or what is no number.
+    """
+    top_k = whole("top_k", top_k, "[0, ∞)", "0 switches it off")
+    top_p = number("top_p", top_p, "(0, 1]", "1 switches it off")
+    return Truncation(jnp.int32(top_k), jnp.float32(top_p))
 
 
 @pytree
 class Sampling:
     """How tokens are chosen. The kind is static; the numbers are traced and never recompile.
 
-    greedy: the most likely token with probability 1 (the first of equals).
-    plain: softmax(logits / temperature).
-    filtered: the same, then the top_k most likely, then the smallest set of those whose mass
-      reaches top_p; renormalised. Tokens as likely as the last one kept are kept too.
+    Greedy: the most likely token with probability 1 (the first of equals). Otherwise
+    softmax(logits / temperature), with what the filters leave of it, one after the other.
     """
 
-    kind: Kind = dataclasses.field(metadata={"static": True})
+    greedy: bool = dataclasses.field(metadata={"static": True})
     temperature: Array  # () float32, > 0
-    top_k: Array  # () int32, 0: off
-    top_p: Array  # () float32, in (0, 1], 1: off
+    filters: tuple[Filter, ...] = ()
 
 
-def sampling(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Sampling:
-    """A `Sampling` from plain numbers; temperature 0 is greedy.
+def sampling(
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    filters: Sequence[Filter | str] = (),
+) -> Sampling:
+    """A `Sampling` from plain numbers; temperature 0 is greedy, and filters nothing.
+
+    Args:
+      top_k, top_p: see `Truncation`, which comes first.
+      filters: more of them, in this order, or their import paths: "my_module:min_p(0.1)". An import
+        path is code that runs.
 
     Raises:
-      ValueError: temperature < 0, not finite or between 0 and `COLDEST`; top_k < 0 or ≥ 2³¹; top_p
-        outside (0, 1]; or what is no number.
+      ValueError: temperature < 0, not finite or between 0 and `COLDEST`; top_k or top_p as in
+        `truncation`; a filter that is none.
     """
     given = temperature
     temperature = number("temperature", temperature, "[0, ∞)", "0 is greedy decoding")
@@ -52,18 +120,18 @@ def sampling(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Sa
             f"temperature={given!r} must be 0 or ≥ {COLDEST:g}: logits divided by less overflow "
             "float32. 0 is greedy decoding, which is the same but for ties."
         )
-    top_k = whole("top_k", top_k, "[0, ∞)", "0 switches it off")
-    top_p = number("top_p", top_p, "(0, 1]", "1 switches it off")
+    first = truncation(top_k, top_p)
+    if isinstance(filters, str):
+        filters = (filters,)
+    chosen = [named.make("filter", NAMES, f) if isinstance(f, str) else f for f in filters]
+    for one in chosen:
+        if not callable(one):
+            raise ValueError(f"filters holds {one!r}, which is no `specjax.sampling.Filter`.")
+    if top_k > 0 or top_p < 1:
+        chosen.insert(0, first)
     if temperature == 0:
-        kind: Kind = "greedy"
-    else:
-        kind = "filtered" if top_k > 0 or top_p < 1 else "plain"
-    return Sampling(
-        kind=kind,
-        temperature=jnp.float32(temperature if temperature > 0 else 1.0),
-        top_k=jnp.int32(top_k),
-        top_p=jnp.float32(top_p),
-    )
+        return Sampling(True, jnp.float32(1.0))
+    return Sampling(False, jnp.float32(temperature), tuple(chosen))
 
 
 def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
@@ -85,32 +153,16 @@ def standardize(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[A
     throughout) give NaN in every entry, so that one entry tells.
     """
     logits = logits.astype(np.promote_types(logits.dtype, jnp.float32))
-    if sampling.kind == "greedy":
+    if sampling.greedy:
         index = jnp.broadcast_to(jnp.arange(logits.shape[-1], dtype=jnp.int32), logits.shape)
         hit = index == jnp.expand_dims(argmax(logits), -1)
         # 0 for a finite maximum, NaN for any other.
         poison = 0.0 * jnp.max(logits, axis=-1, keepdims=True)
         return jnp.where(hit, 0.0, -jnp.inf) + poison
     scaled = logits / sampling.temperature.astype(logits.dtype)
-    if sampling.kind == "filtered":
-        # NaN is below nothing, so it stays and spreads.
-        scaled = jnp.where(scaled < _cutoff(scaled, sampling), -jnp.inf, scaled)
+    for leave_out in sampling.filters:
+        scaled = leave_out(scaled)
     return jax.nn.log_softmax(scaled, axis=-1)
-
-
-def _cutoff(scaled: Float[Array, "*batch V"], sampling: Sampling) -> Float[Array, "*batch 1"]:
-    """The smallest scaled logit that top-k and then top-p keep; NaN passes through."""
-    width = scaled.shape[-1]
-    descending = -jnp.sort(-scaled, axis=-1)
-    keep = jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, width), width)
-    kth = jnp.take(descending, keep - 1, axis=-1)[..., None]
-    probs = jax.nn.softmax(jnp.where(descending >= kth, descending, -jnp.inf), axis=-1)
-    mass_before = jnp.cumsum(probs, axis=-1) - probs
-    # top_p = 1 must keep the tail even where rounding lets the mass reach 1 before its end.
-    top_p = jnp.where(sampling.top_p < 1, sampling.top_p, jnp.inf).astype(probs.dtype)
-    nucleus = (probs > 0) & (mass_before < top_p)
-    last = jnp.min(jnp.where(nucleus, descending, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(jnp.isfinite(last), last, descending[..., :1])
 
 
 # Randomness. A row's key is fold_in(fold_in(key, input index), sample), so that neither its

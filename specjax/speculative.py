@@ -98,7 +98,7 @@ class GreedyDice(Dice):
 
 def dice_for(method: Speculative) -> Dice:
     """The loop's own."""
-    return GreedyDice() if method.sampling.kind == "greedy" else Dice()
+    return GreedyDice() if method.sampling.greedy else Dice()
 
 
 def start(
@@ -154,7 +154,7 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     accelerator, with a policy whose drafts are `fixed`, it runs for γ_max tokens in every round,
     and masks tell which of them count.
     """
-    policy, allowed = method.policy.begin(state.policy)
+    policy, allowed = method.policy.begin(state.policy, method.gamma_max)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
     cap = jnp.where(state.done, 0, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room))
     nothing = no_drafts(method, context, state)
@@ -226,7 +226,7 @@ def propose_one(
     spoken = jnp.where(silent[:, None], 0.0, logits)
     logprobs = belief = smp.standardize(spoken, method.sampling)
     finite = turn.drafting.finite & is_finite(logprobs, going)
-    if method.sampling.kind == "greedy":
+    if method.sampling.greedy:
         belief = smp.standardize(spoken, smp.sampling(1.0))
     observation = Observation(slot, going, logprobs, belief, turn.previous, hidden)
     policy, more = method.policy.keep_drafting(policy, observation)

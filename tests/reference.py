@@ -3,17 +3,21 @@
 import numpy as np
 from scipy import stats
 
+from specjax.sampling import Truncation
 from table_models import logits_after
 
 
 def distribution(logits: np.ndarray, sampling) -> np.ndarray:
     """Probabilities of one row of finite or −inf logits, in float64."""
     logits = np.asarray(logits, np.float64)
-    if sampling.kind == "greedy":
+    if sampling.greedy:
         return np.eye(len(logits))[int(np.argmax(logits))]
     scaled = logits / float(sampling.temperature)
-    if sampling.kind == "filtered":
-        scaled = _top_p(_top_k(scaled, int(sampling.top_k)), float(sampling.top_p))
+    for one in sampling.filters:
+        if isinstance(one, Truncation):
+            scaled = _top_p(_top_k(scaled, int(one.top_k)), float(one.top_p))
+        else:
+            scaled = one.in_numpy(scaled)
     return _softmax(scaled)
 
 

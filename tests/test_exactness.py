@@ -39,6 +39,7 @@ SAMPLINGS = {
     "top-k": {"top_k": 2},
     "top-p": {"top_p": 0.8},
     "all": {"temperature": 0.5, "top_k": 2, "top_p": 0.8},
+    "min-p": {"filters": ["user_sampling:min_p(0.4)"]},  # a user's file
 }
 
 DRAFTERS = {

@@ -89,14 +89,14 @@ class Witness(Policy):
     def init(self, keys, gamma_max):
         return jnp.zeros((keys.shape[0], len(P))), jnp.zeros((keys.shape[0], gamma_max))
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         return state, jnp.full((state[0].shape[0],), 2, jnp.int32)
 
     def keep_drafting(self, state, seen):
         return (jnp.exp(seen.draft_logprobs), state[1]), seen.drafting
 
-    def update(self, state, stats):
-        return state[0], stats.overlap
+    def update(self, state, round_):
+        return state[0], round_.overlap
 
 
 def markov_method(rule, policy) -> speculative.Speculative:

@@ -79,11 +79,11 @@ def seen_of(probs, slot=0, hidden=None) -> Observation:
 
 def lengths(policy, gamma_max, rounds) -> list[int]:
     """What the policy allows before and after rounds of (drafted, accepted)."""
-    state, allowed = policy.begin(policy.init(keys_of(1), gamma_max))
+    state, allowed = policy.begin(policy.init(keys_of(1), gamma_max), gamma_max)
     found = [int(allowed[0])]
     for drafted, accepted in rounds:
         state = policy.update(state, stats_of(drafted, accepted, gamma_max))
-        state, allowed = policy.begin(state)
+        state, allowed = policy.begin(state, gamma_max)
         found.append(int(allowed[0]))
     return found
 
@@ -133,8 +133,8 @@ class Witness(policies.Policy):
     def go_on(self, state, drafting, confidence):
         return {**state, "last": confidence}, drafting
 
-    def update(self, state, stats):
-        return {**state, "ratio": stats.ratio, "confidence": stats.confidence}
+    def update(self, state, round_):
+        return {**state, "ratio": round_.ratio, "confidence": round_.confidence}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -230,11 +230,11 @@ def test_goodput():
     α = ⅓: 1, 1.212, 1.204, so 1. At .6 a draft, 1.5/1.6 < 1: none. α = 1 and 0 are no exceptions.
     """
     policy = goodput(prices(0.1, [1, 1, 1, 1]), prior=0.5, weight=2, memory=0.5)
-    state, allowed = policy.begin(policy.init(keys_of(1), 3))
+    state, allowed = policy.begin(policy.init(keys_of(1), 3), 3)
     assert allowed.tolist() == [2]
     state = policy.update(state, stats_of(2, 0, 3))
     np.testing.assert_allclose(policy.alpha(state), [1 / 3], rtol=1e-6)
-    assert policy.begin(state)[1].tolist() == [1]
+    assert policy.begin(state, 3)[1].tolist() == [1]
     assert lengths(goodput(prices(0.6, [1, 1]), prior=0.5), 1, []) == [0]
     for prior, tokens in ((1.0, [1, 2, 3, 4]), (0.0, [1, 1, 1, 1])):
         extreme = goodput(prices(0.1, [1, 1, 1, 1]), prior=prior)
@@ -247,9 +247,9 @@ def test_goodput_tries_again():
     policy = goodput(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
     state = policy.init(keys_of(1), 1)
     state = policy.update(state, stats_of(1, 0, 1))
-    assert policy.begin(state)[1].tolist() == [0]
+    assert policy.begin(state, 1)[1].tolist() == [0]
     state = policy.update(state, stats_of(0, 0, 1))
-    assert policy.begin(state)[1].tolist() == [1]
+    assert policy.begin(state, 1)[1].tolist() == [1]
 
 
 def test_first_descent():
@@ -262,7 +262,7 @@ def test_first_descent():
     state = policy.init(keys_of(1), 2)
     zeros = jnp.zeros((1, 8), jnp.float32)
     tally = Tally(zeros.at[0, 7].set(6), zeros.at[0, 7].set(6).at[0, 0].set(2))
-    state, allowed = policy.begin(state._replace(tally=tally))
+    state, allowed = policy.begin(state._replace(tally=tally), 2)
     assert allowed.tolist() == [2]
     assert drafts(policy, state, [0.95, 0.05], 0)[1:] == (True, True)
     assert drafts(policy, state, [0.95, 0.05], 1)[1:] == (True, False)
@@ -290,7 +290,7 @@ def test_lookahead():
     token of belief .8 is the last, .8 < .828; behind one of .9 the next must have .727/.9 = .808.
     """
     policy = lookahead(prices(0.1, [1, 1, 1.6, 1.7]), prior=0.9)
-    state, allowed = policy.begin(policy.init(keys_of(1), 3))
+    state, allowed = policy.begin(policy.init(keys_of(1), 3), 3)
     assert allowed.tolist() == [3]
     call = 0.1 / 0.9
     bars = [[0, 0.8 / 1.9, 0.1, np.inf], [call, (0.8 + call) / 1.9, 0.1 + call, np.inf]]
@@ -317,10 +317,10 @@ def test_lookahead_tries_again():
     """Where goodput does: prices 1, 1.3, a rejection, and a round without a draft."""
     policy = lookahead(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
     state = policy.init(keys_of(1), 1)
-    found = [int(policy.begin(state)[1][0])]
+    found = [int(policy.begin(state, 1)[1][0])]
     for drafted in (1, 0):
-        state = policy.update(policy.begin(state)[0], stats_of(drafted, 0, 1))
-        found.append(int(policy.begin(state)[1][0]))
+        state = policy.update(policy.begin(state, 1)[0], stats_of(drafted, 0, 1))
+        found.append(int(policy.begin(state, 1)[1][0]))
     assert found == [1, 0, 1]
 
 
@@ -329,8 +329,8 @@ def test_ucb():
     state = Played(
         jnp.int32([0]), jnp.float32([[3, 1]]), jnp.float32([[1.5, 0.4]]), jnp.uint32([0])
     )
-    assert ucb(width=1.0).begin(state)[1].tolist() == [2]
-    assert ucb(width=0.0).begin(state)[1].tolist() == [1]
+    assert ucb(width=1.0).begin(state, 2)[1].tolist() == [2]
+    assert ucb(width=0.0).begin(state, 2)[1].tolist() == [1]
     # Prices 1, 1, 2: at most 2 tokens per time; 2 of 2 accepted give 3/2.
     policy = ucb(prices(0.0, [1, 1, 2]))
     state = policy.update(state._replace(arm=jnp.int32([1])), stats_of(2, 2, 2))
@@ -343,7 +343,7 @@ def test_ucb_plays_every_arm_first():
     policy, rows = ucb(), 32
     state, orders = policy.init(keys_of(rows), 3), []
     for _ in range(3):
-        state, allowed = policy.begin(state)
+        state, allowed = policy.begin(state, 3)
         orders.append(np.asarray(allowed))
         state = policy.update(state, stats_of(allowed, 0 * allowed, 3))
     orders = np.array(orders).T
@@ -372,7 +372,7 @@ def test_exponential_weights_draw_by_their_probabilities():
         played = []
         for count in range(2):
             state = state._replace(rounds=0 * state.rounds + count)
-            _, allowed = policy.begin(state)
+            _, allowed = policy.begin(state, 3)
             played.append(np.asarray(allowed) - first)
             probs = np.asarray(policy.probs(state)[0])
             shares = np.bincount(played[-1], minlength=len(probs)) / rows
@@ -437,7 +437,7 @@ def test_loss_of_the_head():
 def test_finished_rows_learn_nothing():
     """The state of every policy stays as it was."""
     for name, policy in library(2, 3).items():
-        state, _ = policy.begin(policy.init(keys_of(2), 2))
+        state, _ = policy.begin(policy.init(keys_of(2), 2), 2)
         done = stats_of([2, 1], [1, 1], 2)._replace(active=jnp.array([True, False]))
         new = policy.update(state, done)
         for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(new), strict=True):
@@ -641,12 +641,12 @@ class Patient(Policy):
     def init(self, keys, gamma_max):
         return jnp.zeros(keys.shape, jnp.int32)  # bad rounds in a row
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         return state, jnp.where(state < self.patience, 2, 1)
 
-    def update(self, state, stats):
-        bad = stats.accepted < stats.drafted
-        return jnp.where(stats.active, jnp.where(bad, state + 1, 0), state)
+    def update(self, state, round_):
+        bad = round_.accepted < round_.drafted
+        return jnp.where(round_.active, jnp.where(bad, state + 1, 0), state)
 """
 
 
@@ -743,7 +743,7 @@ class Secretive(TokenRule):
     reveals_shorter = False
 
     def under(self, sampling):
-        return TokenRule() if sampling.kind == "greedy" else self
+        return TokenRule() if sampling.greedy else self
 
 
 def test_generate_takes_a_name_and_widths(pair):

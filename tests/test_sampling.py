@@ -102,9 +102,9 @@ def test_errors_name_the_value(wrong, value):
 
 def test_kinds():
     """Only what has to be filtered is sorted."""
-    assert sampling(0.0, 5, 0.5).kind == "greedy"
-    assert sampling(0.5).kind == "plain"
-    assert sampling(top_k=1).kind == sampling(top_p=0.9).kind == "filtered"
+    assert sampling(0.0, 5, 0.5).greedy
+    assert sampling(0.0, 5, 0.5).filters == sampling(0.5).filters == ()
+    assert [len(sampling(**one).filters) for one in ({"top_k": 1}, {"top_p": 0.9})] == [1, 1]
 
 
 def sparse_distributions(rows: int, vocab_size: int) -> np.ndarray:

@@ -25,19 +25,19 @@ class Erratic(Policy):
     def init(self, keys, gamma_max):
         return jnp.full(keys.shape, gamma_max, jnp.int32)
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         return state, (state * 7) % 4
 
-    def update(self, state, stats):
-        new = (state * 3 + stats.accepted * 5 + stats.drafted + 1) % 11
-        return jnp.where(stats.active, new, state)
+    def update(self, state, round_):
+        new = (state * 3 + round_.accepted * 5 + round_.drafted + 1) % 11
+        return jnp.where(round_.active, new, state)
 
 
 @pytree
 class EntropyStop(Erratic):
     """Drafts while the draft's next distribution is sharp."""
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         return state, jnp.full(state.shape, 3, jnp.int32)
 
     def keep_drafting(self, state, seen):
@@ -45,7 +45,7 @@ class EntropyStop(Erratic):
         surprise = jnp.where(probs > 0, -seen.draft_logprobs, 0.0)
         return state, jnp.sum(probs * surprise, axis=-1) < 0.8
 
-    def update(self, state, stats):
+    def update(self, state, round_):
         return state
 
 
@@ -66,7 +66,7 @@ class Scripted(Policy):
     def init(self, keys, gamma_max):
         return jnp.zeros(keys.shape, jnp.int32)
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         row = jnp.arange(state.shape[0], dtype=jnp.int32)
         return state + 1, self.caps[state % self.caps.shape[0], row]
 
@@ -79,14 +79,14 @@ class TailReader(Policy):
     def init(self, keys, gamma_max):
         return jnp.full(keys.shape, gamma_max, jnp.int32)
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         return state, state
 
-    def update(self, state, stats):
-        last = jnp.maximum(stats.drafted - 1, 0)[:, None]
-        ratio = jnp.take_along_axis(stats.ratio, last, axis=1)[:, 0]
-        bad = (stats.drafted > 0) & (ratio < 0.9)
-        return jnp.where(bad, 0, stats.gamma_max).astype(jnp.int32)
+    def update(self, state, round_):
+        last = jnp.maximum(round_.drafted - 1, 0)[:, None]
+        ratio = jnp.take_along_axis(round_.ratio, last, axis=1)[:, 0]
+        bad = (round_.drafted > 0) & (ratio < 0.9)
+        return jnp.where(bad, 0, round_.gamma_max).astype(jnp.int32)
 
 
 @pytree
@@ -99,8 +99,8 @@ class OneOf(Policy):
     def init(self, keys, gamma_max):
         return tuple(policy.init(keys, gamma_max) for policy in self.policies)
 
-    def begin(self, state):
-        return self._ask(state, lambda policy, own: policy.begin(own))
+    def begin(self, state, gamma_max):
+        return self._ask(state, lambda policy, own: policy.begin(own, gamma_max))
 
     def keep_drafting(self, state, seen):
         return self._ask(state, lambda policy, own: policy.keep_drafting(own, seen))
@@ -108,8 +108,8 @@ class OneOf(Policy):
     def go_on(self, state, drafting, confidence):
         return self._ask(state, lambda policy, own: policy.go_on(own, drafting, confidence))
 
-    def update(self, state, stats):
-        return self._ask(state, lambda policy, own: (policy.update(own, stats), jnp.int32(0)))[0]
+    def update(self, state, round_):
+        return self._ask(state, lambda policy, own: (policy.update(own, round_), jnp.int32(0)))[0]
 
     def _ask(self, states, question):
         """The answer of the one; the states of the others stay, so that rows can be merged."""

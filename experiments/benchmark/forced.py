@@ -52,7 +52,7 @@ class ForcedDice(GreedyDice):
 @partial(jax.jit, donate_argnames="state")
 def decode(method: Speculative, contexts: Contexts, state: State) -> State:
     """`loop.decode` for a method with the forced rule. Donates `state`."""
-    dice = ForcedDice() if method.sampling.kind == "greedy" else Dice()
+    dice = ForcedDice() if method.sampling.greedy else Dice()
 
     def body(state):
         return step(method, contexts, state, dice)[0]
@@ -64,7 +64,7 @@ def decode(method: Speculative, contexts: Contexts, state: State) -> State:
 class Silent(Policy):
     """Never drafts."""
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         return state, jnp.int32(0)
 
 

@@ -227,7 +227,7 @@ def _target_step(method, contexts, state):
     last = _last(state)[:, None]
     hidden, cache = method.target(last, state.length - 1, contexts.target, state.cache)
     logprobs = smp.standardize(method.target.logits(hidden[:, 0]), method.sampling)
-    if method.sampling.kind == "greedy":
+    if method.sampling.greedy:
         token = smp.argmax(logprobs)
     else:
         token = smp.draw(smp.fold(state.keys, state.rounds, Purpose.NEXT), jnp.exp(logprobs))

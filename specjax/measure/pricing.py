@@ -54,13 +54,13 @@ class Always(Policy):
     def init(self, keys, gamma_max):
         return jnp.zeros((*keys.shape, gamma_max + 1), jnp.int32)
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         return state, self.length
 
-    def update(self, state, stats):
+    def update(self, state, round_):
         lengths = jnp.arange(state.shape[1], dtype=jnp.int32)[None, :]
-        hit = (stats.drafted[:, None] == lengths).astype(jnp.int32)
-        return where_active(stats, state + hit, state)
+        hit = (round_.drafted[:, None] == lengths).astype(jnp.int32)
+        return where_active(round_, state + hit, state)
 
 
 def measure(

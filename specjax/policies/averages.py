@@ -29,17 +29,17 @@ class GammaTune(Policy):
         gamma = jnp.full(keys.shape, jnp.minimum(self.gamma, gamma_max), jnp.int32)
         return Tuned(gamma, gamma.astype(jnp.float32))
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         return state, state.gamma
 
-    def update(self, state, stats):
-        full = stats.accepted == state.gamma
-        accepted = stats.accepted.astype(jnp.float32)
+    def update(self, state, round_):
+        full = round_.accepted == state.gamma
+        accepted = round_.accepted.astype(jnp.float32)
         average = self.memory * state.average + (1 - self.memory) * accepted
         average = jnp.where(full, state.average, average)
-        gamma = jnp.where(full, stats.accepted + 2, jnp.ceil(average).astype(jnp.int32))
-        new = Tuned(jnp.clip(gamma, 1, stats.gamma_max), average)
-        return where_active(stats, new, state)
+        gamma = jnp.where(full, round_.accepted + 2, jnp.ceil(average).astype(jnp.int32))
+        new = Tuned(jnp.clip(gamma, 1, round_.gamma_max), average)
+        return where_active(round_, new, state)
 
 
 def gammatune(gamma: int = 4, memory: float = 0.7) -> GammaTune:
@@ -75,11 +75,11 @@ class Average(Policy):
         average = (self.tiers[first] - 1).astype(jnp.float32)
         return Tier(first, average, jnp.zeros(keys.shape, jnp.int32))
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         return state, self.tiers[state.tier]
 
-    def update(self, state, stats):
-        accepted = stats.accepted.astype(jnp.float32)
+    def update(self, state, round_):
+        accepted = round_.accepted.astype(jnp.float32)
         average = self.memory * state.average + (1 - self.memory) * accepted
         rounds = state.rounds + 1
         tiers = self.tiers[None, :].astype(jnp.float32)
@@ -87,9 +87,9 @@ class Average(Policy):
         down = jnp.sum(average[:, None] > tiers - 0.75, axis=1, dtype=jnp.int32)
         up = jnp.sum(average[:, None] > tiers - 0.5, axis=1, dtype=jnp.int32)
         moved = jnp.where(down < state.tier, down, jnp.maximum(state.tier, up))
-        moved = jnp.minimum(moved, self._last(stats.gamma_max))
+        moved = jnp.minimum(moved, self._last(round_.gamma_max))
         tier = jnp.where(rounds % self.every == 0, moved, state.tier)
-        return where_active(stats, Tier(tier, average, rounds), state)
+        return where_active(round_, Tier(tier, average, rounds), state)
 
     def _last(self, gamma_max: int) -> Int[Array, ""]:
         """The longest tier that γ_max allows, or the first."""

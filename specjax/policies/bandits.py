@@ -59,7 +59,7 @@ class Ucb(Policy):
         none = jnp.zeros((*keys.shape, gamma_max), jnp.float32)
         return Played(jnp.zeros(keys.shape, jnp.int32), none, none, salts(keys))
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         count = jnp.sum(state.plays, axis=1)
         plays = jnp.maximum(state.plays, 1.0)
         radius = jnp.sqrt(2 * jnp.log(jnp.maximum(count, 1.0))[:, None] / plays)
@@ -70,13 +70,13 @@ class Ucb(Policy):
         arm = draw(keys, best.astype(jnp.float32))
         return state._replace(arm=arm), arm + 1
 
-    def update(self, state, stats):
-        played = _one_hot(state.arm, stats.gamma_max)
-        speedup = speedups(self.prices, stats.accepted + 1, stats.drafted, stats.gamma_max)
+    def update(self, state, round_):
+        played = _one_hot(state.arm, round_.gamma_max)
+        speedup = speedups(self.prices, round_.accepted + 1, round_.drafted, round_.gamma_max)
         new = state._replace(
             plays=state.plays + played, speedup=state.speedup + played * speedup[:, None]
         )
-        return where_active(stats, new, state)
+        return where_active(round_, new, state)
 
 
 def ucb(prices: Prices | None = None, width: float = 1.0) -> Ucb:
@@ -109,18 +109,18 @@ class Exp3(Policy):
         zeros = jnp.zeros(keys.shape, jnp.int32)
         return Weighed(zeros, jnp.zeros((*keys.shape, gamma_max), jnp.float32), zeros, salts(keys))
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         arm = draw(noise_keys(state.salt, state.rounds), self.probs(state))
         return state._replace(arm=arm), arm + 1
 
-    def update(self, state, stats):
-        played = _one_hot(state.arm, stats.gamma_max)
-        speedup = speedups(self.prices, stats.accepted + 1, stats.drafted, stats.gamma_max)
+    def update(self, state, round_):
+        played = _one_hot(state.arm, round_.gamma_max)
+        speedup = speedups(self.prices, round_.accepted + 1, round_.drafted, round_.gamma_max)
         loss = played * (1 - speedup)[:, None] / self.probs(state)
         new = state._replace(
             loss=state.loss + jnp.where(played > 0, loss, 0.0), rounds=state.rounds + 1
         )
-        return where_active(stats, new, state)
+        return where_active(round_, new, state)
 
     def probs(self, state: Weighed) -> Float[Array, "B K"]:
         """The distribution that this round's arm is drawn from."""
@@ -158,14 +158,14 @@ class Hedge(Policy):
         loss = jnp.zeros((*keys.shape, gamma_max + 1), jnp.float32)
         return Weighed(zeros, loss, zeros, salts(keys))
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         arm = draw(noise_keys(state.salt, state.rounds), self.probs(state))
         return state._replace(arm=arm), arm
 
-    def update(self, state, stats):
-        arms = stats.gamma_max + 1
+    def update(self, state, round_):
+        arms = round_.gamma_max + 1
         lengths = jnp.arange(arms, dtype=jnp.int32)[None, :]
-        arm, drafted, accepted = (x[:, None] for x in (state.arm, stats.drafted, stats.accepted))
+        arm, drafted, accepted = (x[:, None] for x in (state.arm, round_.drafted, round_.accepted))
         # A draft that was cut short, by the row's end or a drafter with nothing to say, would have
         # been cut for longer arms too.
         would_draft = jnp.minimum(lengths, jnp.where(drafted < arm, drafted, arms))
@@ -173,11 +173,11 @@ class Hedge(Policy):
         at_least = jnp.cumsum(self.probs(state)[:, ::-1], axis=1)[:, ::-1]
         chance = jnp.take_along_axis(at_least, needed, axis=1)
         tokens = jnp.minimum(accepted, would_draft) + 1
-        loss = (1 - speedups(self.prices, tokens, would_draft, stats.gamma_max)) / chance
+        loss = (1 - speedups(self.prices, tokens, would_draft, round_.gamma_max)) / chance
         new = state._replace(
             loss=state.loss + jnp.where(arm >= needed, loss, 0.0), rounds=state.rounds + 1
         )
-        return where_active(stats, new, state)
+        return where_active(round_, new, state)
 
     def probs(self, state: Weighed) -> Float[Array, "B K"]:
         """The distribution that this round's arm is drawn from."""

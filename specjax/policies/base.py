@@ -64,12 +64,12 @@ class Policy(Protocol):
         """The state before the first round. The keys are the policy's own, one for each row."""
         return ()
 
-    def begin(self, state: Any) -> tuple[Any, Int[Array, "*batch"]]:
+    def begin(self, state: Any, gamma_max: int) -> tuple[Any, Int[Array, "*batch"]]:
         """Before a round: the state, and the longest draft allowed, for each row or for all.
 
         The loop cuts it to 0 … γ_max, and to what the row has left.
         """
-        return state, jnp.int32(jnp.iinfo(jnp.int32).max)
+        return state, jnp.int32(gamma_max)
 
     def keep_drafting(self, state: Any, seen: Observation) -> tuple[Any, Bool[Array, " B"]]:
         """Whether each row drafts token i, decided before it is drawn.

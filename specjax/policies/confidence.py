@@ -39,9 +39,9 @@ class Confidence(Policy):
     def go_on(self, state, drafting, confidence):
         return state, drafting & (jnp.exp(confidence) >= state.threshold)
 
-    def update(self, state, stats):
+    def update(self, state, round_):
         edges = jnp.arange(BINS, dtype=jnp.float32) / BINS
-        which = jnp.floor(jnp.exp(stats.confidence) * BINS).astype(jnp.int32)
+        which = jnp.floor(jnp.exp(round_.confidence) * BINS).astype(jnp.int32)
         hit = (
             jnp.minimum(which, BINS - 1)[:, :, None]
             == jnp.arange(BINS, dtype=jnp.int32)[None, None, :]

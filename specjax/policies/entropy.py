@@ -28,7 +28,7 @@ class Svip(Policy):
     def go_on(self, state, drafting, confidence):
         return state, drafting & (state <= self.threshold)
 
-    def update(self, state, stats):
+    def update(self, state, round_):
         return jnp.zeros_like(state)
 
 
@@ -67,11 +67,11 @@ class AdaEdl(Policy):
     def keep_drafting(self, state, seen):
         return state, seen.drafting & (1 - jnp.sqrt(self.scale * seen.entropy) >= state.bar)
 
-    def update(self, state, stats):
-        rate = (state.rate + stats.accepted / jnp.maximum(stats.drafted, 1)) / 2
-        fall = jnp.where(stats.accepted < stats.gamma_max, -0.01, 0.0)
+    def update(self, state, round_):
+        rate = (state.rate + round_.accepted / jnp.maximum(round_.drafted, 1)) / 2
+        fall = jnp.where(round_.accepted < round_.gamma_max, -0.01, 0.0)
         bar = state.bar + 0.1 * jnp.where(rate < self.goal, 0.01, fall)
-        return where_active(stats, _if_drafted(stats, Bar(bar, rate), state), state)
+        return where_active(round_, _if_drafted(round_, Bar(bar, rate), state), state)
 
 
 def _if_drafted(stats, new: Bar, old: Bar) -> Bar:

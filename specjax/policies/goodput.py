@@ -45,24 +45,24 @@ class Goodput(Policy):
         none = jnp.zeros(keys.shape, jnp.float32)
         return Tally(none, none)
 
-    def begin(self, state):
-        return state, argmax(self.rate(state))
+    def begin(self, state, gamma_max):
+        return state, argmax(self.rate(state, gamma_max))
 
-    def update(self, state, stats):
-        tested = jnp.minimum(stats.accepted + 1, stats.drafted)  # the first rejected one included
+    def update(self, state, round_):
+        tested = jnp.minimum(round_.accepted + 1, round_.drafted)  # the first rejected one included
         new = Tally(
-            self.memory * state.accepted + stats.accepted.astype(jnp.float32),
+            self.memory * state.accepted + round_.accepted.astype(jnp.float32),
             self.memory * state.tested + tested.astype(jnp.float32),
         )
-        return where_active(stats, new, state)
+        return where_active(round_, new, state)
 
     def alpha(self, state: Tally) -> Float[Array, " B"]:
         """The estimate for each row."""
         return (state.accepted + self.weight * self.prior) / (state.tested + self.weight)
 
-    def rate(self, state: Tally) -> Float[Array, "B K"]:
+    def rate(self, state: Tally, gamma_max: int) -> Float[Array, "B K"]:
         """Tokens per time that are expected of 0 … γ_max drafted tokens."""
-        price = self.prices.rounds(len(self.prices.verify) - 1)
+        price = self.prices.rounds(gamma_max)
         return _tokens(self.alpha(state)[:, None], np.arange(len(price))[None]) / price[None]
 
 
@@ -115,12 +115,12 @@ class FirstDescent(Goodput):
         none = jnp.zeros((*keys.shape, BINS), jnp.float32)
         return self._fresh(Tally(none, none))
 
-    def begin(self, state):
-        price = self.prices.rounds(len(self.prices.verify) - 1)
+    def begin(self, state, gamma_max):
+        price = self.prices.rounds(gamma_max)
         return state, jnp.where(self._pays(state, price), len(price) - 1, 0)
 
     def go_on(self, state, drafting, confidence):
-        price = self.prices.rounds(len(self.prices.verify) - 1)
+        price = self.prices.rounds(self.prices.gamma_max)
         at = _bin(confidence)[:, None]
         tally = jax.tree.map(lambda x: jnp.take_along_axis(x, at, axis=1)[:, 0], state.tally)
         survival = jnp.where(drafting, state.survival * self.alpha(tally), state.survival)
@@ -132,14 +132,14 @@ class FirstDescent(Goodput):
         )
         return state, drafting & self._pays(state, price)
 
-    def update(self, state, stats):
-        hit = _bin(stats.confidence)[:, :, None] == jnp.arange(BINS, dtype=jnp.int32)[None, None, :]
-        hit = (hit & stats.tested[:, :, None]).astype(jnp.float32)
+    def update(self, state, round_):
+        hit = _bin(round_.confidence)[:, :, None] == jnp.arange(BINS, dtype=jnp.int32)
+        hit = (hit & round_.tested[:, :, None]).astype(jnp.float32)
         tally = Tally(
-            self.memory * state.tally.accepted + jnp.sum(hit * stats.ratio[:, :, None], axis=1),
+            self.memory * state.tally.accepted + jnp.sum(hit * round_.ratio[:, :, None], axis=1),
             self.memory * state.tally.tested + jnp.sum(hit, axis=1),
         )
-        return self._fresh(where_active(stats, tally, state.tally))
+        return self._fresh(where_active(round_, tally, state.tally))
 
     def _pays(self, state, price):
         """Whether one token more is expected to raise tokens per time."""
@@ -185,9 +185,8 @@ class Lookahead(Goodput):
     With n tokens drafted, k more are expected to bring S·p·(1 + α + … + αᵏ⁻¹) tokens and take
     price(n + k) − price(n) − c: the drafter has run for the first of them, so that its distribution
     is known. Time is worth what goodput would make of it, max (1 + α + … + αᵏ)/price(k). S, the
-    chance that all n are accepted, is the product of the beliefs in them, and p the distribution's
-    largest
-    probability: the drafter is taken at its word. α is that of past rounds.
+    chance that all n are accepted, is the product of the beliefs in them, and p the largest
+    probability of the distribution: the drafter is taken at its word. α is that of past rounds.
 
     The drafter is called if that would pay, were the distribution to tell whether its token is
     accepted: it says yes with the chance α, so that a yes takes c/α, and S·(1 + α + … + αᵏ⁻¹)
@@ -198,9 +197,9 @@ class Lookahead(Goodput):
         bars = jnp.zeros((*keys.shape, 2, gamma_max + 1), jnp.float32)
         return Ahead(super().init(keys, gamma_max), bars)
 
-    def begin(self, state):
-        price, c = self.prices.rounds(len(self.prices.verify) - 1), self.prices.draft
-        alpha, rate = self.alpha(state.tally), self.rate(state.tally)
+    def begin(self, state, gamma_max):
+        price, c = self.prices.rounds(gamma_max), self.prices.draft
+        alpha, rate = self.alpha(state.tally), self.rate(state.tally, gamma_max)
         best = jnp.max(rate, axis=1)
         now = np.arange(len(price))[:, None]
         more = now.T - now  # k, by n and n + k
@@ -218,8 +217,8 @@ class Lookahead(Goodput):
         bars = left / jnp.exp(confidence)[:, None, None]
         return Ahead(state.tally, bars), drafting & (bars[:, 1, 0] < 1)
 
-    def update(self, state, stats):
-        return Ahead(super().update(state.tally, stats), state.bars)
+    def update(self, state, round_):
+        return Ahead(super().update(state.tally, round_), state.bars)
 
 
 def lookahead(

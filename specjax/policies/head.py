@@ -106,7 +106,7 @@ class Head(Policy):
         state = state + jnp.where((seen.slot > 0) & seen.drafting, accepted, 0.0)
         return state, seen.drafting & (-jnp.expm1(state) <= self.threshold)
 
-    def update(self, state, stats):
+    def update(self, state, round_):
         return jnp.zeros_like(state)
 
 

@@ -18,16 +18,16 @@ class Heuristic(Policy):
     def init(self, keys, gamma_max):
         return jnp.full(keys.shape, jnp.minimum(self.gamma, gamma_max), jnp.int32)
 
-    def begin(self, state):
+    def begin(self, state, gamma_max):
         return state, state
 
-    def update(self, state, stats):
-        all_accepted = stats.accepted == stats.drafted
+    def update(self, state, round_):
+        all_accepted = round_.accepted == round_.drafted
         new = jnp.where(all_accepted, state + 2, jnp.maximum(state - 1, 1))
         # A round without a draft, at the end of a row or of a drafter with nothing to say, shows
         # nothing.
-        new = jnp.where(stats.drafted > 0, jnp.minimum(new, stats.gamma_max), state)
-        return where_active(stats, new, state)
+        new = jnp.where(round_.drafted > 0, jnp.minimum(new, round_.gamma_max), state)
+        return where_active(round_, new, state)
 
 
 def heuristic(gamma: int = 5) -> Heuristic:

@@ -126,7 +126,7 @@ def walk(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed
         target = over_slots(rollouts.target, rollouts.own_target)
         draft = over_slots(rollouts.draft, rollouts.own_draft)
         silent = slot_there >= rollouts.length[rows[:, None], where]
-        state, allowed = policy.begin(state)
+        state, allowed = policy.begin(state, gamma_max)
         room = jnp.minimum(rollouts.budget - length - 1, gamma_max)
         cap = jnp.where(live, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room), 0)
 

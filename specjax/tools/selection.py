@@ -313,7 +313,7 @@ class Trial:
 
     def _measure(self, name: str, loaded: Checkpoint | Drafter, longest: Speculative) -> Candidate:
         alpha = self._alpha(loaded, self._sampling)
-        greedy = self._sampling.kind == "greedy"
+        greedy = self._sampling.greedy
         agreement = alpha if greedy else self._alpha(loaded, sampling(0.0))
         texts = decoding.tokenize(self.target, self._measured, self.max_source_len)
         key, timed = jax.random.key(self.seed), texts[: self.timed_inputs]

@@ -594,6 +594,8 @@ def _warn_of_unfollowed_settings(
 
 def _write(directory: Path, checkpoint: Checkpoint, dtype: np.dtype) -> None:
     config = checkpoint.config
+    if not hasattr(config, "model_type"):
+        raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
     family = FAMILIES[config.model_type]
     ids = {
         start_field(config): checkpoint.start_id,
