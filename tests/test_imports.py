@@ -1,0 +1,45 @@
+"""Imports run one way, and docs/design.md says which."""
+
+import re
+
+import pytest
+
+from command_line import ROOT
+from experiments import imports
+
+
+def test_no_circle_and_the_page_has_the_table():
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    shown = re.search(r"<!-- python -m experiments.imports -->\n(.*?)<!-- end -->", page, re.DOTALL)
+    assert shown is not None
+    found = imports.graph()
+    assert "sampling" in found["accept"]  # the graph is not empty
+    assert "models.hub" in found["decoding"]
+    assert shown[1].strip() == imports.table(imports.rooms(found))
+
+
+def test_a_circle_is_named(monkeypatch):
+    """One that an import inside a function closes: accept -> speculative."""
+    found = imports.graph()
+    found["accept"].add("speculative")
+    monkeypatch.setattr(imports, "graph", lambda: found)
+    with pytest.raises(
+        ValueError, match="Imports run in a circle: .*accept.*speculative|speculative.*accept"
+    ):
+        imports.main([])
+
+
+def test_imports_of_every_form(tmp_path):
+    known = dict.fromkeys(("", "files", "models.hub", "models.hub.t5", "types"), tmp_path)
+    (tmp_path / "some.py").write_text("""
+from typing import TYPE_CHECKING
+from specjax import files as f, nothing
+from specjax.models.hub import t5, load
+if TYPE_CHECKING:
+    from specjax import types
+def later():
+    from specjax.models import hub
+""")
+    assert set(imports.imported(tmp_path / "some.py", known)) == {
+        "files", "", "models.hub.t5", "models.hub",
+    }  # fmt: skip
