@@ -2,8 +2,8 @@
 
     python -m experiments.imports
 
-Prints the table of docs/design.md, and fails where imports run in a circle. Imports inside functions
-count, those for type checkers alone do not.
+Prints the table of docs/design.md, and fails where imports run in a circle. Imports inside
+functions count, those for type checkers alone do not.
 """
 
 import ast
@@ -18,10 +18,12 @@ PACKAGE = common.ROOT / "specjax"
 
 def modules() -> dict[str, pathlib.Path]:
     """Every module of specjax, by its dotted name below it; "" is `specjax` itself."""
+
+    def name(path: pathlib.Path) -> str:
+        return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
     return {
-        ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-        .removesuffix("__init__")
-        .strip("."): path
+        name(path).removesuffix("__init__").removesuffix("."): path
         for path in sorted(PACKAGE.rglob("*.py"))
     }
 
