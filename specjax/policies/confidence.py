@@ -50,8 +50,8 @@ class Confidence(Policy):
         def counted(where):
             return jnp.sum(hit & where[:, :, None], axis=1).astype(jnp.float32)
 
-        matches = state.matches + counted(stats.kept)
-        misses = state.misses + counted(stats.tested & ~stats.kept)
+        matches = state.matches + counted(round_.kept)
+        misses = state.misses + counted(round_.tested & ~round_.kept)
         good, bad = jnp.sum(matches, axis=1), jnp.sum(misses, axis=1)
         below = jnp.cumsum(matches, axis=1) - matches  # accepted tokens that an edge would stop at
         above = bad[:, None] - (jnp.cumsum(misses, axis=1) - misses)
@@ -59,7 +59,7 @@ class Confidence(Policy):
         best = edges[BINS - 1 - jnp.argmin(cost[:, ::-1], axis=1)]  # the highest of equals
         known = (good > 0) & (bad > 0) & (good + bad > 5)
         new = Seen(jnp.where(known, best, state.threshold), matches, misses)
-        return where_active(stats, new, state)
+        return where_active(round_, new, state)
 
 
 def confidence(threshold: float = 0.4) -> Confidence:

@@ -74,9 +74,9 @@ class AdaEdl(Policy):
         return where_active(round_, _if_drafted(round_, Bar(bar, rate), state), state)
 
 
-def _if_drafted(stats, new: Bar, old: Bar) -> Bar:
+def _if_drafted(round_, new: Bar, old: Bar) -> Bar:
     """Without a draft there is no rate; but a λ that lets nothing through must come down."""
-    none = stats.drafted == 0
+    none = round_.drafted == 0
     return Bar(jnp.where(none, old.bar - 0.001, new.bar), jnp.where(none, old.rate, new.rate))
 
 
