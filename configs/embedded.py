@@ -16,7 +16,7 @@ import pathlib
 
 import ml_collections
 
-from configs import decode
+from specjax.tools.commands import defaults
 
 FAMILIES = pathlib.Path(__file__).resolve().parent.parent / "families"
 CHOICES = ("all", "demo", "full", "prose")
@@ -27,7 +27,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     if size not in CHOICES:
         raise ValueError(f"configs/embedded.py:{size}: choose one of {', '.join(CHOICES)}.")
     full, prose = size in ("full", "prose"), size == "prose"
-    config = decode.get_config()
+    config = defaults.decode()
     config.task = "prose" if prose else "parse"
     config.split = "validation+test" if prose else "test"  # prose has few paragraphs
     config.data_dir = ""  # the task knows where its data lies
