@@ -1,4 +1,4 @@
-"""Decode one's own input, with any target and draft.
+"""Decode one's own input, with any target and draft. `specjax decode` does the same by default.
 
     python -m experiments.decode --config=configs/decode.py \\
         --config.target=google-t5/t5-3b --config.draft=google-t5/t5-small \\

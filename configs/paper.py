@@ -74,7 +74,7 @@ def get_config(name: str = "t5-3b_en-de") -> ml_collections.ConfigDict:
     config = defaults.decode()
     config.target = hub_name
     config.drafts = tuple(draft_prefix + size for size in DRAFT_SIZES)
-    config.draft = config.drafts[0]  # for experiments.decode
+    config.draft = config.drafts[0]  # for `specjax decode`
     # Counting unigrams and bigrams, as the paper did too, would fetch the whole training split.
     config.ngrams = ("lookup",)
     # The paper's rows to print beside ours: (task, draft) of `specjax.paper.printed`.

@@ -1,4 +1,4 @@
-"""Choose a draft for a target, on inputs of one's own.
+"""Choose a draft for a target, on one's own inputs. `specjax select` does the same by default.
 
     python -m experiments.select --config=configs/select.py \\
         --config.target=google-t5/t5-3b --config.drafts=google-t5/t5-small,lookup --input=FILE

@@ -1,4 +1,4 @@
-"""The wheel: `specjax` and nothing else, with its command and what it needs."""
+"""The wheel: `specjax` alone, with its command and what it needs; what `specjax` exports."""
 
 import ast
 import configparser
@@ -14,7 +14,9 @@ import zipfile
 
 import pytest
 
+import specjax
 from command_line import ROOT
+from specjax import accept, drafters
 from specjax.tools import cli
 from test_snippets import PYTHON
 
@@ -89,6 +91,20 @@ def test_it_asks_for_what_it_imports(wheel):
                     continue
                 found = {name.lower().replace("_", "-") for name in of_module.get(module, [])}
                 assert found & needed, f"{path} imports {module}"
+
+
+def test_what_is_plugged_in_is_exported():
+    """Each rule and drafter that has a name, the methods, the protocols; policies by theirs."""
+    assert all(hasattr(specjax, name) for name in specjax.__all__)
+    exported = {name.lower() for name in specjax.__all__}
+    for path in (*accept.NAMES.values(), *drafters.NAMES.values()):
+        assert path.split(":")[1].lower() in exported
+    assert {
+        "AcceptanceRule", "Autoregressive", "Drafter", "Method", "Model", "ModelDrafter", "Policy",
+        "Round", "Sampling", "Speculative", "beam_search", "generate", "load", "measure_alpha",
+        "measure_speedup", "save", "select",
+    } <= set(specjax.__all__)  # fmt: skip
+    assert specjax.policies.load("svip", threshold=0.3)
 
 
 @pytest.mark.slow
