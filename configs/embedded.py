@@ -8,7 +8,7 @@ a GPT-2 that continues English sentences.
 Reproduces the paper's tables on a laptop and in miniature. The first takes about 4 minutes on 2
 cores and has Table 3 (α) and Tables 2 and 4 (speedups) of `parse`, on few inputs. `full` is all of
 it on more inputs: n-grams timed too, lenience (Table 5), quality, beams, Figure 5 and the theory;
-`prose` is the same for the decoder-only family. `experiments.decode` takes these configs too;
+`prose` is the same for the decoder-only family. `specjax decode` takes these configs too;
 inputs of `parse` begin with "parse: ".
 """
 
@@ -16,7 +16,7 @@ import pathlib
 
 import ml_collections
 
-from configs import decode
+from specjax.tools.commands import defaults
 
 FAMILIES = pathlib.Path(__file__).resolve().parent.parent / "families"
 CHOICES = ("all", "demo", "full", "prose")
@@ -27,7 +27,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     if size not in CHOICES:
         raise ValueError(f"configs/embedded.py:{size}: choose one of {', '.join(CHOICES)}.")
     full, prose = size in ("full", "prose"), size == "prose"
-    config = decode.get_config()
+    config = defaults.decode()
     config.task = "prose" if prose else "parse"
     config.split = "validation+test" if prose else "test"  # prose has few paragraphs
     config.data_dir = ""  # the task knows where its data lies
@@ -35,7 +35,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     config.target = str(family / "target")
     models = ("draft",) if prose else ("draft-tiny", "draft-small")
     config.drafts = tuple(str(family / name) for name in models)
-    config.draft = config.drafts[-1]  # for experiments.decode
+    config.draft = config.drafts[-1]  # for `specjax decode`
     config.ngrams = ("unigram", "bigram", "lookup")
     # The paper's rows to print beside ours, by the part that they play: (task, draft).
     config.paper = (

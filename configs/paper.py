@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import ml_collections
 
-from configs import decode
+from specjax.tools.commands import defaults
 
 DRAFT_SIZES = ("small", "base", "large")
 # Hub names of the targets, each followed by what its drafts are called up to their size.
@@ -71,10 +71,10 @@ def get_config(name: str = "t5-3b_en-de") -> ml_collections.ConfigDict:
     target, setting = name.split("_")
     hub_name, draft_prefix = TARGETS[target]
     task, metric, in_paper = SETTINGS[setting]
-    config = decode.get_config()
+    config = defaults.decode()
     config.target = hub_name
     config.drafts = tuple(draft_prefix + size for size in DRAFT_SIZES)
-    config.draft = config.drafts[0]  # for experiments.decode
+    config.draft = config.drafts[0]  # for `specjax decode`
     # Counting unigrams and bigrams, as the paper did too, would fetch the whole training split.
     config.ngrams = ("lookup",)
     # The paper's rows to print beside ours: (task, draft) of `specjax.paper.printed`.

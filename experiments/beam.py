@@ -24,14 +24,15 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from experiments import common, decode
 from specjax.beam import search as beam
 from specjax.beam.decoding import BeamRow, beam_search
 from specjax.beam.search import Hypothesis, Stats
 from specjax.measure import provenance, report
 from specjax.models import hub
 from specjax.models.table import Table
-from specjax.support import files
+from specjax.support import command_line, files
+from specjax.tools.commands.defaults import DTYPES
+from specjax.tools.commands.inputs import load_examples
 from specjax.types import Inputs
 
 VOCAB = 64
@@ -56,7 +57,7 @@ COLUMNS: tuple[report.Column, ...] = (
 
 def main(_) -> None:
     options = flags.FLAGS
-    workdir = common.make_workdir(options.workdir)
+    workdir = command_line.make_workdir(options.workdir)
     sizes = [
         (options.width, draft_width, gamma)
         for draft_width in numbers("draft_widths", options.draft_widths, int)
@@ -153,9 +154,9 @@ def family(
     """
     if sizes is None:
         sizes = [(WIDTH, draft_width, 4) for draft_width in DRAFT_WIDTHS]
-    dtype = decode.DTYPES[config.dtype]
+    dtype = DTYPES[config.dtype]
     target = hub.load(config.target, dtype=dtype)
-    texts = [pair.input for pair in common.load_examples(config)[:inputs]]
+    texts = [pair.input for pair in load_examples(config)[:inputs]]
     limit = config.max_new_tokens
     plain = {
         width: beam_search(target, None, texts, width=width, max_new_tokens=limit, batch_size=BATCH)
@@ -214,4 +215,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("seed", 0, "Of the table models.")
     flags.DEFINE_list("noises", list(map(str, NOISES)), "On the drafts of the table models.")
     flags.DEFINE_bool("nested", True, "With table models; --nonested: the appendix to the letter.")
-    common.run(main, __doc__)
+    command_line.run(main, __doc__)

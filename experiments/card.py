@@ -25,7 +25,6 @@ from absl import flags
 from ml_collections import config_flags
 from tqdm import tqdm
 
-from experiments import common
 from experiments.reproduce.study import count_ngrams
 from specjax.decoding import generate
 from specjax.drafters import ngram
@@ -33,8 +32,9 @@ from specjax.drafters.base import Drafter
 from specjax.measure import metrics, provenance
 from specjax.models import hub
 from specjax.sampling import sampling
-from specjax.support import files
+from specjax.support import command_line, files
 from specjax.tasks import batches, python_source
+from specjax.tools.commands.inputs import load_examples
 from specjax.training import train
 
 INPUTS = 512
@@ -58,7 +58,7 @@ WHAT = {
 
 def main(_) -> None:
     config = flags.FLAGS.config
-    workdir = common.make_workdir(flags.FLAGS.workdir)
+    workdir = command_line.make_workdir(flags.FLAGS.workdir)
     card = measure(config)
     files.write_json(workdir / "card.json", card)
     files.write_text(workdir / "README.md", readme(config, card))
@@ -70,7 +70,7 @@ def main(_) -> None:
 
 def measure(config) -> dict[str, Any]:
     """Losses, outputs and α of the family on the config's split, each input once."""
-    loaded = common.load_examples(config)
+    loaded = load_examples(config)
     examples = list({example.input: example for example in reversed(loaded)}.values())[::-1]
     target = hub.load(config.target)
     drafts: dict[str, hub.Checkpoint | Drafter] = {
@@ -242,4 +242,4 @@ if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "The family.", lock_config=True)
     flags.DEFINE_string("workdir", None, "Where README.md and card.json go.")
     flags.mark_flags_as_required(["config", "workdir"])
-    common.run(main, __doc__)
+    command_line.run(main, __doc__)

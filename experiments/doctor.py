@@ -1,89 +1,10 @@
-"""What is wrong with a pair: a line for each check, with a verdict and the way out.
+"""`specjax doctor` from a checkout: what is wrong with a pair.
 
     python -m experiments.doctor --config=configs/decode.py \\
         --config.target=DIR --config.draft=DIR [--input=FILE]
-
-Goes through files, tokenizer, compatibility, devices and dtypes, memory, weights, logits, outputs,
-greedy identity, the sampling distribution, acceptance by position, c and v, and the expected
-speedup. A check that fails keeps those that build on it from being made. The config's numbers
-(gamma, temperature, max_new_tokens, batch_size, dtype, …) are those that you decode with; --input
-has lines of your own, on which α and the speedup depend. docs/troubleshooting.md goes by symptom.
-Status 1 if a check failed.
 """
 
-import sys
-import time
-
-from absl import flags
-from ml_collections import config_flags
-from rich.console import Console
-from rich.text import Text
-
-from experiments import common
-from experiments.decode import DTYPES, check, read_lines
-from specjax.tools import doctor
-
-MAX_INPUTS = 8  # of a file: the first ones
-STYLES: dict[doctor.Verdict, str] = {
-    "pass": "green",
-    "warn": "yellow",
-    "fail": "bold red",
-    "skip": "dim",
-}
-INDENT = 6
-
-
-def main(_) -> None:
-    config = flags.FLAGS.config
-    config.method = "speculative"
-    check(config)
-    plan = doctor.Plan(
-        target=config.target,
-        draft=config.draft,
-        texts=texts(flags.FLAGS.input),
-        dtype=DTYPES[config.dtype],
-        max_source_len=config.max_source_len or None,
-        **{
-            field: config[field]
-            for field in (
-                "gamma", "temperature", "top_k", "top_p", "max_new_tokens", "batch_size", "seed"
-            )
-        },
-    )  # fmt: skip
-    console, begin, verdicts = Console(highlight=False), time.monotonic(), []
-    for finding in doctor.examine(plan):
-        console.print(line(finding), soft_wrap=True)
-        verdicts.append(finding.verdict)
-    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in STYLES)
-    console.print(f"{counts}; {time.monotonic() - begin:.0f} s")
-    if "fail" in verdicts:
-        sys.exit(1)
-
-
-def texts(path: str) -> tuple[str, ...]:
-    """The first lines of a file that are not blank, or the doctor's own."""
-    if not path:
-        return doctor.TEXTS
-    found = [text for text in read_lines(path) if text.strip()][:MAX_INPUTS]
-    if not found:
-        raise ValueError(f"--input={path} has no text.")
-    return tuple(found)
-
-
-def line(finding: doctor.Finding) -> Text:
-    """Verdict, name and what was seen; the way out on a line of its own."""
-    width = max(len(check.name) for check in doctor.CHECKS)
-    shown = Text.assemble(
-        (f"{finding.verdict:<{INDENT}}", STYLES[finding.verdict]),
-        f"{finding.name:<{width}}  {finding.seen}",
-    )
-    if finding.way_out:
-        shown.append(f"\n{'':<{INDENT + width}}→ {finding.way_out}")
-    return shown
-
+from specjax.tools.commands import doctor
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "What to decode with.", lock_config=True)
-    flags.DEFINE_string("input", "", "A file of inputs, one a line; empty: a few built in.")
-    flags.mark_flags_as_required(["config"])
-    common.run(main, __doc__)
+    doctor.run()

@@ -35,7 +35,7 @@ from jaxtyping import Key
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import common, pricing
+from experiments import pricing
 from experiments.reproduce.study import short
 from specjax.measure import provenance, report
 from specjax.policies import Policy, Prices, load
@@ -43,7 +43,7 @@ from specjax.policies.loading import takes
 from specjax.replay import replay, rollouts
 from specjax.replay.replay import Score
 from specjax.replay.rollouts import Rollouts
-from specjax.support import files
+from specjax.support import command_line, files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Candidate:
 def main(_) -> None:
     args = flags.FLAGS
     directory = pathlib.Path(args.trace)
-    workdir = common.make_workdir(args.workdir or args.trace)
+    workdir = command_line.make_workdir(args.workdir or args.trace)
     row = find_row(directory, args.draft, args.temperature)
     found = rollouts.load(directory / row["file"])
     if args.c is None and args["widths"].present:
@@ -261,4 +261,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("seed", 0, "Of draws.")
     flags.DEFINE_string("workdir", "", "Directory for report, rows and figures.")
     flags.mark_flag_as_required("trace")
-    common.run(main, __doc__)
+    command_line.run(main, __doc__)

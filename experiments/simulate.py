@@ -24,7 +24,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import common
 from specjax import accept, loop
 from specjax import sampling as smp
 from specjax.drafters.base import ModelDrafter
@@ -34,7 +33,7 @@ from specjax.paper import formulas
 from specjax.policies import constant
 from specjax.speculative import Speculative
 from specjax.state import State
-from specjax.support import files
+from specjax.support import command_line, files
 from specjax.types import Inputs, Model
 
 TARGET_PROBS = (0.35, 0.25, 0.15, 0.10, 0.07, 0.04, 0.02, 0.02)
@@ -492,7 +491,7 @@ def write(workdir: pathlib.Path, parts: Sequence[Part], seed: int) -> None:
 
 def main(_) -> None:
     options = flags.FLAGS
-    workdir = common.make_workdir(options.workdir)
+    workdir = command_line.make_workdir(options.workdir)
     console = Console()
     if not console.is_terminal:
         console = Console(width=max(100, console.width))
@@ -522,4 +521,4 @@ if __name__ == "__main__":
                          lower_bound=2)  # fmt: skip
     flags.DEFINE_integer("tokens", 1000, "Tokens of each output in parts 3 and 4; short outputs "
                          "feel their cut last round.", lower_bound=2)  # fmt: skip
-    common.run(main, __doc__)
+    command_line.run(main, __doc__)

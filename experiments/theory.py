@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from experiments import common
 from specjax.paper import formulas
 from specjax.paper.printed import FIGURE_3_ENDS, TABLE_1
+from specjax.support import command_line
 from specjax.support.files import replacing
 
 ALPHAS = np.linspace(0.5, 0.9, 801)
@@ -225,4 +225,4 @@ def main(_) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "Directory for the table and the figures.", required=True)
-    common.run(main, __doc__)
+    command_line.run(main, __doc__)

@@ -18,11 +18,12 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from experiments import common, pricing
+from experiments import pricing
 from experiments.reproduce import speedups, study
 from experiments.reproduce.study import Study, find, short
 from specjax.measure import report
 from specjax.replay import rollouts
+from specjax.support import command_line
 
 GAMMA_MAX = 8  # where neither flag nor config says it
 COLUMNS: list[report.Column] = [
@@ -47,7 +48,7 @@ def main(_) -> None:
     with config.unlocked():
         config.trace = {"gamma_max": gamma_max, "inputs": args.inputs, "hidden": args.hidden}
         config.trace.widths = pricing.widths_of(args.widths, gamma_max)
-    workdir = common.make_workdir(args.workdir)
+    workdir = command_line.make_workdir(args.workdir)
     on = Study(config, study.open_results(workdir, config))
     rows = fill(on, workdir)
     console = Console()
@@ -133,4 +134,4 @@ if __name__ == "__main__":
     flags.DEFINE_list("widths", [], "Of the policies' verify passes: none, all, or some numbers.")
     flags.DEFINE_bool("hidden", False, "Record the drafter's hidden states too.")
     flags.mark_flags_as_required(["config", "workdir"])
-    common.run(main, __doc__)
+    command_line.run(main, __doc__)

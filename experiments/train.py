@@ -15,14 +15,13 @@ import pathlib
 from absl import flags
 from ml_collections import config_flags
 
-from experiments import common
-from specjax.support import files
+from specjax.support import command_line, files, runs
 from specjax.training import train, train_head
 
 
 def main(_) -> None:
     config = flags.FLAGS.config
-    workdir = common.make_workdir(flags.FLAGS.workdir)
+    workdir = command_line.make_workdir(flags.FLAGS.workdir)
     if "draft" in config:
         head = train_head.from_config_dict(config)
         claim(workdir, config)
@@ -41,7 +40,7 @@ def claim(workdir: pathlib.Path, config, may_grow: tuple[str, ...] = ()) -> None
     Args:
       may_grow: fields with which a run can go on.
     """
-    file, wanted = workdir / "config.json", common.settings(config)
+    file, wanted = workdir / "config.json", runs.settings(config)
     found = json.loads(file.read_text()) if file.exists() else wanted
     other = [
         f"{name} was {found.get(name)!r}"
@@ -63,4 +62,4 @@ if __name__ == "__main__":
     )
     flags.DEFINE_string("workdir", None, "Directory of the run; made if it is not there.")
     flags.mark_flags_as_required(["config", "workdir"])
-    common.run(main, __doc__)
+    command_line.run(main, __doc__)

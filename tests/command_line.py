@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 def run(
     monkeypatch, capsys, module: str, *arguments: str, stdin: bytes = b"", cwd: Path = ROOT
 ) -> Outcome:
-    """`python -m module arguments`, with absl's flags as they were before."""
+    """`python -m module arguments`, with absl's flags and the search path as they were before."""
     app.define_help_flags()
     before = set(flags.FLAGS)
     capsys.readouterr()
@@ -34,6 +34,7 @@ def run(
     with monkeypatch.context() as patch, warnings.catch_warnings():
         patch.chdir(cwd)
         patch.setattr(sys, "argv", [file, *map(str, arguments)])
+        patch.setattr(sys, "path", [*sys.path])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         # A process of its own would read it when it imports jax.
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")

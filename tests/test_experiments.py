@@ -18,13 +18,15 @@ import pytest
 import command_line
 import specjax
 from command_line import ROOT
-from experiments import beam, common
+from experiments import beam, replay
 from experiments.reproduce import study
 from pairs import TEXTS
 from specjax import accept, policies, tasks
 from specjax.models import hub
-from specjax.support import files
+from specjax.support import files, runs
 from specjax.tasks import python_source
+from specjax.tools.commands import decode as decode_command
+from specjax.tools.commands import defaults
 
 BUDGET = 24
 FIELDS = ["input", "sample", "output", "tokens", "target_calls", "drafted", "accepted"]
@@ -121,8 +123,8 @@ def test_decode_says_what_it_took(decode, pair, tmp_path, inputs):
     refused(decode(), f"--input={inputs} is empty")
 
 
-def test_commands_run_anywhere(decode, pair, inputs, tmp_path):
-    """Files of configs/ are found, and what they name is."""
+def test_configs_are_found_anywhere(decode, pair, inputs, tmp_path):
+    """Those of the checkout, and what they name; a process of its own does it below."""
     assert decode(cwd=tmp_path).status == 0
     refused(decode("--config=configs/decoder.py", cwd=tmp_path), "configs/decoder.py")
     for model in ("draft-small", "gpt-draft", "head"):
@@ -210,22 +212,22 @@ def test_what_a_comparison_says_of_tokens(decode, temperature, rule, said):
 def test_results_outlive_new_fields():
     """Rows made before a field was there belong to the same config with that field's default."""
     config = ml_collections.ConfigDict({"gamma": 4})
-    older = common.fingerprint(common.settings(config))
-    for name, default in common.LATER.items():
+    older = runs.fingerprint(runs.settings(config))
+    for name, default in runs.LATER.items():
         config[name] = default
-    assert common.fingerprint(common.settings(config)) == older
+    assert runs.fingerprint(runs.settings(config)) == older
     config.rule = "block"
-    assert common.fingerprint(common.settings(config)) != older
-    decoding_config = importlib.import_module("configs.decode").get_config()
-    assert {name: decoding_config[name] for name in common.LATER} == common.LATER
+    assert runs.fingerprint(runs.settings(config)) != older
+    config = defaults.decode()
+    assert {name: config[name] for name in runs.LATER} == runs.LATER
 
 
 def test_results_belong_to_any_checkout():
     here, there = (
         ml_collections.ConfigDict({"drafts": (place,), "gamma": 4})
-        for place in (f"{common.ROOT}/families/one", "families/one")
+        for place in (f"{ROOT}/families/one", "families/one")
     )
-    assert common.settings(here) == common.settings(there)
+    assert runs.settings(here) == runs.settings(there)
 
 
 def test_samples_seeds_and_standard_streams(decode):
@@ -406,7 +408,7 @@ def test_help(command, name):
     assert "--config" in outcome.stdout
     assert "A Python file, which is run" in " ".join(outcome.stdout.split())
     if name == "decode":
-        for field in importlib.import_module("configs.decode").get_config():
+        for field in defaults.decode():
             assert re.search(rf"\b{field}\b", outcome.stdout), field
         assert "overwrite" in outcome.stdout
     else:
@@ -419,8 +421,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_import_paths_are_said_to_be_code():
     """Wherever they are documented: pages, commands, loaders."""
     texts = {path.name: path.read_text() for path in PAGES}
-    for name in ("decode", "replay"):
-        texts[name] = importlib.import_module(f"experiments.{name}").__doc__
+    for module in (decode_command, replay):
+        texts[module.__name__.split(".")[-1]] = module.__doc__
     for function in (accept.load, policies.load, specjax.generate, specjax.support.named.make):
         texts[function.__qualname__] = function.__doc__
     told = {name: text for name, text in texts.items() if re.search(r"import path|my_module", text)}
@@ -429,22 +431,30 @@ def test_import_paths_are_said_to_be_code():
         assert "code that runs" in " ".join(text.split()), name
 
 
-def shell(module, *flags, cache):
-    """A process of its own."""
-    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", module, *map(str, flags)]
-    return subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+@pytest.mark.parametrize("place", ["checkout", "elsewhere"])
+def test_a_process_of_its_own(place, pair, inputs, cache, tmp_path):
+    """In the checkout's root as `experiments.decode`; elsewhere as `specjax decode`, with `specjax`
+    alone on the path, as `make setup` leaves it. A config of the checkout is found there too."""
+    flags = [*arguments(pair)[1:], f"--input={inputs}"]
+    if place == "checkout":
+        command, cwd = ["experiments.decode", "--config=configs/decode.py"], ROOT
+        path = ROOT
+    else:
+        command, cwd = ["specjax", "decode", "--config=configs/embedded.py"], tmp_path
+        path = tmp_path / "site"
+        path.mkdir()
+        (path / "specjax").symlink_to(ROOT / "specjax")
+    done = subprocess.run(
+        [sys.executable, "-m", *command, *flags],
+        cwd=cwd,
+        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
     )
-
-
-def test_a_process_of_its_own(pair, inputs, cache, tmp_path):
-    process = shell("experiments.decode", *arguments(pair), f"--input={inputs}", cache=cache)
-    out, err = process.communicate()
-    assert process.returncode == 0
-    assert err.startswith("8 outputs: ")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("8 outputs: ")
     expected = specjax.generate(pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET)
-    assert [row["tokens"] for row in rows(out)] == expected.tokens
+    assert [row["tokens"] for row in rows(done.stdout)] == expected.tokens
 
 
 # The main job.
@@ -661,10 +671,10 @@ def test_every_config_loads(name, argument):
 
 
 def test_the_embedded_config_serves_decode_too():
-    from configs import decode, embedded
+    from configs import embedded
 
     config = embedded.get_config()
-    assert set(decode.get_config()) <= set(config)
+    assert set(defaults.decode()) <= set(config)
     assert config.draft in config.drafts
     assert embedded.get_config("full").to_dict() != config.to_dict()
     with pytest.raises(ValueError, match="choose one of all, demo, full, prose"):

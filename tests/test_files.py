@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import decode
 from specjax import tasks
 from specjax.drafters import ngram
 from specjax.models.hub.safetensors_files import read_json
 from specjax.policies import head
 from specjax.replay import rollouts
 from specjax.support import files
+from specjax.tools.commands import inputs
 
 MARK = b"\xef\xbb\xbf"  # of UTF-8, at the beginning of a file
 
@@ -123,7 +123,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     """Lines to decode, pairs of a task, a config."""
     lines, pairs, config = (tmp_path / name for name in ("in.txt", "pairs.jsonl", "config.json"))
     lines.write_bytes(MARK + "é\nsecond\n".encode())
-    assert decode.read_lines(str(lines)) == ["é", "second"]
+    assert inputs.read_lines(str(lines)) == ["é", "second"]
     pairs.write_bytes(MARK + json.dumps({"input": "a", "target": "b"}).encode())
     assert tasks.jsonl.load(pairs) == [tasks.Example("a", "b")]
     config.write_bytes(MARK + b'{"a": 1}')
@@ -137,7 +137,7 @@ def test_files_of_another_encoding_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"pairs\.jsonl is not UTF-8"):
         tasks.jsonl.load(path)
     with pytest.raises(ValueError, match=r"pairs\.jsonl is not UTF-8"):
-        decode.read_lines(str(path))
+        inputs.read_lines(str(path))
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
         read_json(tmp_path / "config.json")

@@ -13,14 +13,13 @@ import gpt_variants
 import llama_variants
 import t5_variants
 from command_line import ROOT
-from configs import decode as decode_config
-from experiments import decode
 from experiments.benchmark import cases, models
 from specjax import decoding, loop
 from specjax.models import memory
 from specjax.models.hub import load, outline
 from specjax.models.t5 import T5Config
 from specjax.sampling import sampling
+from specjax.tools.commands import decode, defaults
 
 
 @pytest.fixture(params=["t5", "gpt"])
@@ -115,7 +114,7 @@ def checkpoint(request, tmp_path, monkeypatch):
 
 def test_memory_is_asked_for_the_rows_that_there_are(pair, monkeypatch):
     """One input is one row, whatever batch is allowed; and samples are rows."""
-    config = decode_config.get_config()
+    config = defaults.decode()
     method = decoding.build(pair.target, None, gamma=1, sampling=sampling(0.0))
     asked = []
     monkeypatch.setattr(decode, "check_fits", lambda *args: asked.append(args))

@@ -15,12 +15,13 @@ import experiments.benchmark.__main__ as benchmark
 import experiments.reproduce.__main__ as reproduce
 from command_line import ROOT
 from configs import embedded
-from experiments import replay, select, simulate, trace
+from experiments import replay, simulate, trace
 from experiments.adaptive import race
 from experiments.benchmark.cases import Case
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section
 from specjax.measure import provenance
+from specjax.tools.commands import select
 from specjax.tools.selection import Candidate
 
 EVERY = {*provenance.NEEDED, *provenance.environment()}
@@ -121,11 +122,17 @@ def test_a_row_that_does_not_say_it_is_refused(name, on, tmp_path, monkeypatch):
     assert not [path for path in tmp_path.glob("*.jsonl") if path.read_text()]
 
 
+def commands():
+    """Names and files: those of experiments/, and of the command `specjax`."""
+    for folder in (ROOT / "experiments", ROOT / "specjax" / "tools" / "commands"):
+        for path in folder.rglob("*.py"):
+            yield path.relative_to(folder).parts[0].removesuffix(".py"), path
+
+
 def test_no_experiment_writes_rows_elsewhere():
     """Those that name a .jsonl file are tested above, and none of them opens one by itself."""
     naming = set()
-    for path in (ROOT / "experiments").rglob("*.py"):
-        name = path.relative_to(ROOT / "experiments").parts[0].removesuffix(".py")
+    for name, path in commands():
         text = path.read_text()
         if ".jsonl" in text:
             naming.add(name)

@@ -12,7 +12,6 @@ import pytest
 
 import command_line
 import specjax
-from experiments import select
 from pairs import TEXTS
 from specjax import drafters
 from specjax.measure import metrics
@@ -21,6 +20,7 @@ from specjax.models.language_model import LanguageModel
 from specjax.paper import formulas
 from specjax.pytrees import pytree
 from specjax.tools import selection
+from specjax.tools.commands import select
 from specjax.tools.selection import Candidate, Trial, reasons, recommend, smaller_members, why_not
 
 BUDGET = 24

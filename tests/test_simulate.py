@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from command_line import ROOT
 from experiments import simulate
-from experiments.common import ROOT
 from reference import chi_square
 from specjax import accept
 from specjax import sampling as smp

@@ -23,11 +23,11 @@ from absl import flags
 import command_line
 import specjax
 from command_line import ROOT
-from experiments import common
 from pairs import TEXTS
 from specjax import tasks
 from specjax.measure import cost
 from specjax.models import hub
+from specjax.support import command_line as support
 
 NOT_RUN = "# Not run in the tests: "
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -141,20 +141,25 @@ def test_python_is_run():
 
 
 def commands(text: str, place: str):
-    """(place, words) of each `python -m experiments.…` in a text, continued lines joined."""
+    """(module, words) of each `python -m experiments.…` and `specjax …` in a text, continued lines
+    joined."""
     joined = re.sub(r"\\\n\s*", "", text)
-    for found in re.finditer(r"python -m (experiments\.\w+)([^\n`]*)", joined):
-        rest = re.sub(r"\[(-.*?)\]", r"\1", found[2]).split("    #")[0]
+    for found in re.finditer(
+        r"(?:python -m (experiments\.\w+)|(?<![\w/.-])(specjax)(?= \w+ --))([^\n`]*)", joined
+    ):
+        module = found[1] or found[2]
+        rest = re.sub(r"\[(-.*?)\]", r"\1", found[3]).split("    #")[0]
         if "--" in rest:
             words = [word for word in shlex.split(rest) if "…" not in word]
-            yield pytest.param(found[1], words, id=f"{place}:{found[1]} {' '.join(words)}"[:90])
+            yield pytest.param(module, words, id=f"{place}:{module} {' '.join(words)}"[:90])
 
 
 def sources():
-    """README and docs, and the docstrings of configs and experiments: (where, text)."""
+    """README and docs, and the docstrings of configs and commands: (where, text)."""
     for page in PAGES:
         yield page.name, page.read_text(encoding="utf-8")
-    for path in sorted([*ROOT.glob("configs/*.py"), *ROOT.glob("experiments/**/*.py")]):
+    folders = "configs/*.py", "experiments/**/*.py", "specjax/tools/**/*.py"
+    for path in sorted(path for folder in folders for path in ROOT.glob(folder)):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         yield str(path.relative_to(ROOT)), docstring
 
@@ -167,14 +172,14 @@ def test_commands(module, words, monkeypatch, capsys):
     """Flags exist and have values of their kind, required ones are there, and configs load."""
     parsed = []
 
-    def parse(main, usage):
-        rest = flags.FLAGS(sys.argv)
+    def parse(main, usage, config=""):
+        rest = flags.FLAGS(support.arguments(config))
         assert rest == sys.argv[:1], "words without a flag"
         if "config" in flags.FLAGS and flags.FLAGS["config"].present:
             assert flags.FLAGS.config is not None
         parsed.append(usage)
 
-    monkeypatch.setattr(common, "run", parse)
+    monkeypatch.setattr(support, "run", parse)
     with warnings.catch_warnings():
         command_line.run(monkeypatch, capsys, module, *words)
     assert len(parsed) == 1
@@ -183,7 +188,12 @@ def test_commands(module, words, monkeypatch, capsys):
 
 def test_commands_are_found():
     places = {command.id.partition(":")[0] for command in COMMANDS}
-    assert {"README.md", "choosing.md", "configs/train.py", "experiments/decode.py"} <= places
+    assert {
+        "README.md",
+        "choosing.md",
+        "configs/train.py",
+        "specjax/tools/commands/decode.py",
+    } <= places
     assert len(COMMANDS) > 40
 
 

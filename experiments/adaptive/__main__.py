@@ -9,15 +9,16 @@ from rich.console import Console
 from tqdm import tqdm
 
 import experiments.adaptive
-from experiments import common, pricing
+from experiments import pricing
 from experiments.adaptive import board, pictures, race
 from experiments.reproduce import pages, study
 from experiments.reproduce.study import Study, open_results
+from specjax.support import command_line
 
 
 def main(_) -> None:
     config = flags.FLAGS.config
-    workdir = common.make_workdir(flags.FLAGS.workdir)
+    workdir = command_line.make_workdir(flags.FLAGS.workdir)
     on = Study(config, open_results(workdir, config))
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
     if flags.FLAGS.only_prices:
@@ -62,4 +63,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "Directory for results, report and figures.")
     flags.DEFINE_bool("only_prices", False, "Measure prices twice, compare them, and race nothing.")
     flags.mark_flags_as_required(["config", "workdir"])
-    common.run(main, experiments.adaptive.__doc__)
+    command_line.run(main, experiments.adaptive.__doc__)

@@ -13,7 +13,6 @@ from rich.console import Console
 from tqdm import tqdm
 
 import experiments.benchmark
-from experiments import common
 from experiments.benchmark import tables
 from experiments.benchmark.cases import chosen
 from experiments.benchmark.measure import Lab, measure
@@ -21,7 +20,7 @@ from experiments.reproduce import pages
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import find
 from specjax.measure import provenance, report
-from specjax.support import files
+from specjax.support import command_line, files, runs
 
 
 def main(_) -> None:
@@ -29,7 +28,7 @@ def main(_) -> None:
     # Peers and child processes need room on the same accelerator.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     cases = chosen(config)
-    workdir = common.make_workdir(flags.FLAGS.workdir)
+    workdir = command_line.make_workdir(flags.FLAGS.workdir)
     console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
     results = open_results(workdir, config)
     left = fill(config, results, cases)
@@ -78,7 +77,7 @@ def identity(config) -> dict[str, Any]:
     settings = {name: config[name] for name in SETTINGS}
     return {
         **settings,
-        "run": common.fingerprint(*settings.values(), facts["device"], facts["cores"]),
+        "run": runs.fingerprint(*settings.values(), facts["device"], facts["cores"]),
     }
 
 
@@ -106,4 +105,4 @@ if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "What to measure.", lock_config=True)
     flags.DEFINE_string("workdir", None, "Directory for results and report.")
     flags.mark_flags_as_required(["config", "workdir"])
-    common.run(main, experiments.benchmark.__doc__)
+    command_line.run(main, experiments.benchmark.__doc__)

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import common
 from experiments.benchmark import forced, models, peers
 from experiments.benchmark.cases import SHAPES, Case, step_bytes
 from specjax import decoding, loop
@@ -27,6 +26,7 @@ from specjax.models.hub import Checkpoint
 from specjax.paper import formulas
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
+from specjax.support import command_line
 
 Rivals = dict[str, Callable[[], list[list[int]]]]
 PAUSE = 0.2  # seconds after a peer, whose idle threads go on spinning for a while
@@ -447,7 +447,7 @@ def start(lab: Lab, case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as cache:
         settings = {
             "JAX_COMPILATION_CACHE_DIR": cache,
-            # As `common.run` has it.
+            # As `import specjax` has it.
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         }
@@ -455,7 +455,7 @@ def start(lab: Lab, case: Case) -> dict[str, Any]:
             command = ["-m", "experiments.benchmark.child", json.dumps(dataclasses.asdict(case))]
             done = subprocess.run(
                 [sys.executable, *command],
-                cwd=common.ROOT,
+                cwd=command_line.ROOT,
                 env={**os.environ, **settings},
                 capture_output=True,
                 text=True,

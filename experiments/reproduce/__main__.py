@@ -10,7 +10,6 @@ from rich.console import Console
 from tqdm import tqdm
 
 import experiments.reproduce
-from experiments import common
 from experiments.reproduce import (
     alphas,
     beams,
@@ -23,6 +22,7 @@ from experiments.reproduce import (
     traces,
 )
 from experiments.reproduce.study import Study, find, identity, open_results, short
+from specjax.support import command_line
 
 # In the order of the work: speedups need α, and the figures of one output need speedups.
 TABLES: dict[str, ModuleType] = {
@@ -42,7 +42,7 @@ def main(_) -> None:
     known = [name for name in TABLES if name not in FIGURES]
     if unknown := [name for name in config.tables if name not in known]:
         raise ValueError(f"tables: no {unknown[0]!r}; choose from {', '.join(known)}.")
-    workdir = common.make_workdir(flags.FLAGS.workdir)
+    workdir = command_line.make_workdir(flags.FLAGS.workdir)
     # A pipe has no width of its own, and 80 columns would cut the tables.
     # Code is full of brackets, which rich would take for markup.
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
@@ -103,4 +103,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "Directory for results, report and figures.")
     flags.DEFINE_bool("measure", True, "--nomeasure: the report of the rows that are there.")
     flags.mark_flags_as_required(["config", "workdir"])
-    common.run(main, experiments.reproduce.__doc__)
+    command_line.run(main, experiments.reproduce.__doc__)

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-from experiments import common, decode
 from specjax import decoding, drafters, sampling
 from specjax.accept import AcceptanceRule
 from specjax.drafters import ngram
@@ -18,8 +17,11 @@ from specjax.measure.provenance import Results, dtype_of
 from specjax.models import hub
 from specjax.results import Row
 from specjax.sampling import Sampling
+from specjax.support import command_line, runs
 from specjax.tasks import batches
 from specjax.tasks.examples import Example
+from specjax.tools.commands.defaults import DTYPES
+from specjax.tools.commands.inputs import load_examples
 
 NGRAMS = tuple(drafters.NAMES)
 
@@ -29,7 +31,7 @@ class Study:
 
     def __init__(self, config, results: Results):
         self.config, self.results = config, results
-        self.dtype = decode.DTYPES[config.dtype]
+        self.dtype = DTYPES[config.dtype]
         self._draft: dict[str, hub.Checkpoint | Drafter] = {}
         self._outputs: dict[float, list[list[int]]] = {}
 
@@ -41,7 +43,7 @@ class Study:
     @functools.cached_property
     def examples(self) -> list[Example]:
         """The task's examples, in their order."""
-        return common.load_examples(self.config)
+        return load_examples(self.config)
 
     def texts(self, count: int) -> list[str]:
         """The first inputs."""
@@ -150,7 +152,7 @@ class Study:
 
 def count_ngrams(config, target: hub.Checkpoint) -> ngram.Counts:
     """Unigrams and bigrams of the training split, as the target's tokenizer cuts it."""
-    examples = common.load_examples(config, "train")
+    examples = load_examples(config, "train")
     whole = not target.config.is_encoder_decoder
     pairs = batches.encode(examples, target.tokenizer, decoder_only=whole)
     sequences = (pair.target.tolist() for pair in pairs)
@@ -160,7 +162,7 @@ def count_ngrams(config, target: hub.Checkpoint) -> ngram.Counts:
 def open_results(workdir: pathlib.Path, config) -> Results:
     """Rows of an earlier run of the same config, or none."""
     results = Results(workdir / "results.jsonl")
-    mine = common.fingerprint(common.settings(config))
+    mine = runs.fingerprint(runs.settings(config))
     if any(row.get("run") != mine for row in results.done):
         raise ValueError(
             f"{results.path} holds rows of another config. Name another --workdir, or delete the "
@@ -190,7 +192,7 @@ def short(name: str) -> str:
 
 def relative(name: str) -> str:
     """A directory below the checkout by its path in there; any other name as it is."""
-    return str(name).removeprefix(f"{common.ROOT}/")
+    return str(name).removeprefix(f"{command_line.ROOT}/")
 
 
 def identity(on: Study) -> dict[str, Any]:
@@ -202,5 +204,5 @@ def identity(on: Study) -> dict[str, Any]:
         "split": config.split,
         "seed": config.seed,
         "dtype": dtype_of(on.target),
-        "run": common.fingerprint(common.settings(config)),
+        "run": runs.fingerprint(runs.settings(config)),
     }

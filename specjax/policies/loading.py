@@ -48,7 +48,7 @@ def needs_prices(name: str) -> bool:
     """Whether a policy cannot be made without `Prices`, and is given none.
 
     A policy says so by a parameter `prices` that has no default. `specjax.generate` and
-    `experiments.decode` measure them.
+    `specjax decode` measure them.
     """
     return named.lacks("policy", NAMES, name, "prices")
 

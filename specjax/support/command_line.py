@@ -1,7 +1,5 @@
-"""What every experiment shares: errors in one sentence, directories, inputs, settings."""
+"""The frame of a command: flags, errors in one sentence, places to write to."""
 
-import hashlib
-import json
 import pathlib
 import sys
 import tempfile
@@ -11,23 +9,26 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from specjax import tasks
-from specjax.tasks.examples import Example
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+# The checkout; where specjax is installed from a wheel, a directory that holds nothing of it.
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
-    """Start an experiment. What a user can put right is said in one sentence, without a traceback.
+def run(main: Callable[[list[str]], Any], usage: str | None, config: str = "") -> None:
+    """Start a command. What a user can put right is said in one sentence, without a traceback.
 
     Args:
+      main: its module has defined the flags.
       usage: the module's docstring, shown by --help.
+      config: --config, if the user gives none.
     """
     # Of config_flags, which says no more than what the config is for.
     if "config" in flags.FLAGS:
         flags.FLAGS["config"].help += " A Python file, which is run; an argument follows a colon."
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
-    sys.modules["__main__"].__doc__ = usage
+    if {"--help", "-help", "-h"} & set(sys.argv[1:]):
+        _, shown = flags.FLAGS.module_help(main.__module__).split(":\n", 1)
+        print(f"{usage}\nFlags:\n{shown}")
+        return
     logging.set_verbosity(logging.WARNING)
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
 
@@ -42,7 +43,7 @@ def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
             fail(str(error))
 
     try:
-        app.run(guarded, argv=[in_checkout(argument) for argument in sys.argv])
+        app.run(guarded, argv=arguments(config))
     except (AttributeError, KeyError, TypeError) as error:
         # A mistyped --config field comes out of flag parsing as one of these.
         if "--debug" in sys.argv or flags.FLAGS.is_parsed():
@@ -53,16 +54,29 @@ def run(main: Callable[[list[str]], Any], usage: str | None) -> None:
         fail(f"--config has no field {name!r}. {' '.join(hint)}".rstrip())
 
 
+def arguments(config: str = "") -> list[str]:
+    """Those of this process; --config is a file that is there, and `config` if it is not given."""
+    argv = [in_checkout(argument) for argument in sys.argv]
+    if config and not any(_name(argument) == "config" for argument in argv):
+        argv.insert(1, f"--config={config}")
+    return argv
+
+
+def _name(argument: str) -> str:
+    """Of a flag."""
+    return argument.partition("=")[0].lstrip("-") if argument.startswith("-") else ""
+
+
 def in_checkout(argument: str) -> str:
     """A --config=FILE of the checkout is found from any directory, if there is no such file."""
     flag, equals, value = argument.partition("=")
     file, colon, choice = value.partition(":")
-    there = ROOT / file
-    if flag.lstrip("-") != "config" or pathlib.Path(file).exists():
+    if _name(argument) != "config" or not equals or pathlib.Path(file).exists():
         return argument
-    if not there.is_file():
-        fail(f"--config={file}: no such file, neither here nor below {ROOT}.")
-    return f"{flag}{equals}{there}{colon}{choice}"
+    if not (ROOT / file).is_file():
+        place = f", neither here nor below {ROOT}" if (ROOT / "configs").is_dir() else ""
+        fail(f"--config={file}: no such file{place}.")
+    return f"{flag}={ROOT / file}{colon}{choice}"
 
 
 def fail(message: str) -> None:
@@ -99,37 +113,3 @@ def check_apart(output: pathlib.Path, source: str, flag: str) -> None:
             f"--{flag} would write to {output}, which is the file of --input={source}: name "
             "another."
         )
-
-
-def load_examples(config, split: str = "") -> list[Example]:
-    """The examples of the config's task, of its own split or another; ValueError if there are none.
-
-    Args:
-      config: with task, split and data_dir, where the data lies if not where the task says.
-    """
-    split = split or config.split
-    files = [part for part in config.data_dir.split(",") if part]
-    if found := tasks.load(config.task, split, files=files):
-        return found
-    raise ValueError(f"Task {config.task!r} has no inputs in split {split!r}.")
-
-
-# Fields that configs were given after results had been kept, with the values that change nothing.
-LATER = {"policy": "", "rule": "", "compare": False}
-
-
-def settings(config) -> dict[str, Any]:
-    """A config for `fingerprint`, as JSON.
-
-    Results from before a field was there still belong to it, and so do those of another checkout:
-    directories below it go by their path in there.
-    """
-    found = config.to_dict()
-    kept = {k: v for k, v in found.items() if k not in LATER or v != LATER[k]}
-    return json.loads(json.dumps(kept, default=str).replace(f"{ROOT}/", ""))
-
-
-def fingerprint(*parts: Any) -> str:
-    """A short hash of JSON-able values, to tell whether a file belongs to this run."""
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

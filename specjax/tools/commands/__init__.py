@@ -1,0 +1,1 @@
+"""What the command `specjax` runs; `specjax.tools.cli` finds them here."""

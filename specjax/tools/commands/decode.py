@@ -1,0 +1,299 @@
+"""Decode the lines of a file, speculatively or autoregressively.
+
+    specjax decode --config.target=DIR --config.draft=DIR --input=FILE --output=OUT.jsonl
+
+Fields of the config: target (a directory or hub name), draft (the same; or unigram, bigram, lookup,
+lookup(max_ngram=2), or the import path of one's own), method (speculative or
+autoregressive), gamma, policy (how long drafts are: svip(threshold=0.3), or the import path of
+one's own; what rounds take is measured first for those that weigh it, such as goodput), rule
+(token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0: greedy), top_k (0:
+off), top_p (1: off), max_new_tokens, max_source_len (0: the target's own), seed, samples (draws per
+input), dtype, batch_size, compare. Import paths, and the file of --config itself, are code that
+runs: give none that you would not run.
+
+With --config.compare=True both methods decode every input in turns, once the output is written,
+and are printed side by side: tokens, calls, acceptance, times and the speedup.
+
+Input: one line each, "-" for standard input. Output: a JSON line for each input and sample, in the
+input's order: input, sample, output, tokens, target_calls, drafted, accepted. A run that was cut
+off goes on where it was when the same command is given again. At the end a line with counts, τ and
+tokens a second goes to standard output, or to standard error where the rows go to the former.
+"""
+
+import json
+import pathlib
+import sys
+import time
+import warnings
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+from tqdm import tqdm
+
+from specjax import accept, decoding, drafters, policies, sampling
+from specjax.drafters.base import Drafter
+from specjax.loop import Method
+from specjax.measure import pricing, report, timing
+from specjax.models import hub
+from specjax.models.memory import check_fits
+from specjax.results import summarize
+from specjax.speculative import Speculative
+from specjax.support import command_line, files, runs
+from specjax.tools.commands import defaults
+from specjax.tools.commands.defaults import DTYPES
+from specjax.tools.commands.inputs import read_lines
+
+METHODS = ("speculative", "autoregressive")
+
+
+def main(_) -> None:
+    args, config = flags.FLAGS, flags.FLAGS.config
+    check(config)
+    texts = read_lines(args.input)
+    if not texts:
+        raise ValueError(f"--input={args.input} is empty: give it one input a line.")
+    target, draft = load_pair(config)
+    unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
+    chosen = sampling.sampling(config.temperature, config.top_k, config.top_p)
+    how: dict[str, Any] = {"rule": config.rule or None}
+    speculative = None
+    if draft is not None:
+        how |= {"gamma": config.gamma, "policy": None if unpriced else config.policy or None}
+        speculative = decoding.speculative(target, draft, sampling=chosen, **how)
+    method: Method = speculative or decoding.plain(target, chosen, **how)
+    check_memory(config, texts, target, method)
+    if unpriced:
+        method = speculative = with_prices(speculative, target, texts, config)
+    # Only now, when nothing but decoding can fail, may an old output be replaced.
+    output = open_output(args.output, args.overwrite, config, texts, source=args.input)
+    done = len(output.done) if output else 0
+    rows = decoding.stream(
+        method,
+        target,
+        texts,
+        max_new_tokens=config.max_new_tokens,
+        key=jax.random.key(config.seed),
+        samples=config.samples,
+        batch_size=config.batch_size,
+        max_source_len=config.max_source_len or None,
+        first=done,
+        names=(config.target, config.draft),
+    )
+    total = len(texts) * config.samples
+    begin, made, tokens, calls = time.perf_counter(), 0, 0, 0
+    for row in tqdm(rows, total=total, initial=done, unit="row", disable=None):
+        made, tokens, calls = made + 1, tokens + row.emitted, calls + row.target_calls
+        record = {
+            "input": texts[row.index],
+            "sample": row.sample,
+            "output": row.text,
+            "tokens": row.tokens,
+            "target_calls": row.target_calls,
+            "drafted": row.drafted,
+            "accepted": row.accepted,
+        }
+        if output:
+            output.append(record)
+        else:
+            print(json.dumps(record, ensure_ascii=False), flush=True)
+    beside = sys.stdout if output else sys.stderr  # where no rows are
+    print(took(done, made, tokens, calls, time.perf_counter() - begin), file=beside)
+    if speculative and config.compare:
+        show(speculative, compare(speculative, target, texts, config), beside)
+    elif speculative and (remark := accept.remark(method.rule, method.sampling)):
+        print(f"{remark}.", file=beside)
+
+
+def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Speculative:
+    """The loop with its policy, which is told prices that are measured now, and printed."""
+    policy, prices = pricing.told(
+        config.policy,
+        method,
+        target,
+        texts,
+        max_new_tokens=config.max_new_tokens,
+        key=jax.random.key(config.seed),
+        batch_size=min(config.batch_size, len(texts) * config.samples),
+        max_source_len=config.max_source_len or None,
+        names=(config.target, config.draft),
+    )
+    print(f"{config.policy}: measured {pricing.words(prices)}", file=sys.stderr)
+    return decoding.with_policy(method, policy)
+
+
+def took(before: int, outputs: int, tokens: int, calls: int, seconds: float) -> str:
+    """What a run made, in a sentence; so many outputs were there before."""
+    if not outputs:
+        return f"All {before} outputs were there already."
+    return (
+        f"{outputs} outputs{f', {before} were there already' if before else ''}: {tokens:,} tokens "
+        f"in {calls:,} target calls, τ = {tokens / max(calls, 1):.2f}; {seconds:.1f} s, "
+        f"{tokens / seconds:,.0f} tokens a second, compilation included."
+    )
+
+
+def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timing.Comparison:
+    """Both methods on all inputs that are not blank, one output each."""
+    kept = [text for text in texts if not decoding.is_blank(target, text)]
+    sources = decoding.tokenize(target, kept, config.max_source_len or None)
+    return timing.compare(
+        method,
+        target,
+        sources,
+        max_new_tokens=config.max_new_tokens,
+        key=jax.random.key(config.seed),
+        batch_size=config.batch_size,
+        names=(config.target, config.draft),
+    )
+
+
+def show(method: Speculative, found: timing.Comparison, file: TextIO) -> None:
+    """The comparison as a table, and what it comes to."""
+    both, times = (found.plain, found.spec), found.times
+    counts = [summarize(timed.rows) for timed in both]
+
+    def row(name: str, cell) -> dict[str, str]:
+        return {"name": name} | {str(i): cell(counts[i], both[i]) for i in range(2)}
+
+    rows = [
+        row("outputs", lambda count, _: f"{count.outputs:,}"),
+        row("tokens", lambda count, _: f"{count.tokens:,}"),
+        row("target calls", lambda count, _: f"{count.iterations:,}"),
+        row("tokens per target call", lambda count, _: f"{count.tokens_per_iteration:.2f}"),
+        row("drafted", lambda count, _: f"{count.drafted:,}"),
+        row("accepted", lambda count, _: f"{count.accepted:,}"),
+        row("corrections", lambda count, _: f"{count.corrections:,}"),
+        row("bonus", lambda count, _: f"{count.bonus:,}"),
+        row("seconds", lambda _, timed: f"{np.median(timed.decode):.3f}"),
+        row("seconds, with prefill", lambda _, timed: f"{np.median(timed.end_to_end):.3f}"),
+    ]
+    columns: list[report.Column] = [
+        ("", lambda row: row["name"]),
+        ("autoregressive", lambda row: row["0"]),
+        ("speculative", lambda row: row["1"]),
+    ]
+    rates = ", ".join("–" if rate is None else f"{rate:.2f}" for rate in counts[1].acceptance)
+    expected = (
+        "lost in noise" if times.expected_speedup is None else f"{times.expected_speedup:.2f}"
+    )
+    phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in times.phases.items())
+    console = Console(file=file, width=None if file.isatty() else 140, highlight=False)
+    console.print(report.table(columns, rows, "Both methods"))
+    for line in (
+        f"Accepted of those tested, by position in the draft: {rates}.",
+        f"Speedup {times.measured_speedup:.2f}, with prefill "
+        f"{times.measured_speedup_end_to_end:.2f}; expected of c = {times.c:.3f} and v = "
+        f"{times.v:.2f}: {expected}.",
+        f"Speculative phases, estimated: {phases}.",
+        likeness(method, found),
+    ):
+        console.print(line, soft_wrap=True)
+
+
+def likeness(method: Speculative, found: timing.Comparison) -> str:
+    """Whether the tokens are the same, where they should be; and what the rule says of itself."""
+    pairs = list(zip(found.plain.rows, found.spec.rows, strict=True))
+    same = sum(plain.tokens == spec.tokens for plain, spec in pairs)
+    if same == len(pairs) or method.sampling.greedy:
+        said = f"{same} of {len(pairs)} outputs are the same tokens."
+    else:
+        said = "At temperatures above 0 the methods draw different samples of one distribution."
+    if remark := accept.remark(method.rule, method.sampling):
+        said = said.replace("samples of one distribution", "samples")
+        return f"{said} {remark}."
+    return said
+
+
+def check(config) -> None:
+    """ValueError for what can be told before anything is loaded."""
+    if config.method not in METHODS:
+        raise ValueError(f"method={config.method!r} must be one of {', '.join(METHODS)}.")
+    if config.dtype not in DTYPES:
+        names = ", ".join(repr(name) for name in DTYPES)
+        raise ValueError(f"dtype={config.dtype!r} must be one of {names}.")
+    if not config.target:
+        raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
+    if config.method == "speculative" and not config.draft:
+        raise ValueError(
+            "No draft: give --config.draft=DIR, or lookup, which needs no model; or "
+            "--config.method=autoregressive to do without."
+        )
+    if config.compare and config.method != "speculative":
+        raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
+    drafters.maker(config.draft)  # misspelt, it fails before models are loaded
+    if config.policy:
+        policies.check(config.policy)  # misspelt, it fails before models are loaded
+    if config.rule:
+        accept.load(config.rule)
+
+
+def open_output(
+    path: str, overwrite: bool, config, texts: list[str], *, source: str = "-"
+) -> files.Rows | None:
+    """The output's rows, which may hold those of an earlier run of the same command.
+
+    A file beside the output says which command it belongs to. None: standard output.
+
+    Args:
+      source: the file of the texts, which is never written to.
+    """
+    if path == "-":
+        return None
+    file = pathlib.Path(path)
+    command_line.make_workdir(str(file.parent), flag="output")
+    mark = file.with_name(f".{file.name}.run.json")
+    for written in (file, mark):
+        command_line.check_apart(written, source, flag="output")
+    wanted = {"run": runs.fingerprint(runs.settings(config), texts)}
+    if overwrite:
+        file.unlink(missing_ok=True)
+    found = json.loads(mark.read_text()) if mark.exists() else None
+    if file.exists() and found != wanted:
+        raise ValueError(
+            f"--output={path} exists and comes from another command or input. Name another file, "
+            "or give --overwrite to lose it."
+        )
+    files.write_json(mark, wanted)
+    return files.Rows(file)
+
+
+def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | Drafter | None]:
+    """Target and, for speculation, draft."""
+    dtype = DTYPES[config.dtype]
+    target = hub.load(config.target, dtype=dtype)
+    if config.method == "autoregressive":
+        return target, None
+    return target, drafters.load(config.draft, target, dtype=dtype)
+
+
+def check_memory(config, texts: list[str], target: hub.Checkpoint, method: Method) -> None:
+    """ValueError if what a batch takes does not fit beside what is loaded."""
+    rows = min(config.batch_size, len(texts) * config.samples)
+    texts = sorted(texts, key=len)[-8:]  # among these the most tokens, or nearly as many
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # decoding will say which texts it cuts
+        sources = decoding.tokenize(target, texts, config.max_source_len or None)
+    if not any(sources):
+        return
+    need = decoding.needed(
+        method, target, max(map(len, sources)), rows=rows, max_new_tokens=config.max_new_tokens
+    )
+    check_fits(
+        f"Caches and distributions of {rows} rows",
+        need.state + need.temporary,
+        "Lower batch_size, max_new_tokens or max_source_len, or set dtype=bfloat16.",
+    )
+
+
+def run() -> None:
+    """As a command, with the flags of this process."""
+    config_flags.DEFINE_config_file("config", None, "What to run with; none: the defaults.")
+    flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
+    flags.DEFINE_string("output", "-", "A file of JSON lines, or - for standard output.")
+    flags.DEFINE_bool("overwrite", False, "Replace an output of another run.")
+    flags.mark_flags_as_required(["config", "input"])
+    command_line.run(main, __doc__, config=f"{defaults.__file__}:decode")

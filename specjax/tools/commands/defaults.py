@@ -1,0 +1,54 @@
+"""What the commands are run with where the user says nothing; configs/ builds on it."""
+
+import jax.numpy as jnp
+import ml_collections
+
+DTYPES = {"": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+"""Of the field dtype."""
+
+
+def get_config(command: str) -> ml_collections.ConfigDict:
+    """As --config=FILE:COMMAND calls it."""
+    return {"decode": decode, "select": select}[command]()
+
+
+def decode() -> ml_collections.ConfigDict:
+    """Of `specjax decode` and `specjax doctor`; `specjax decode --help` says what a field does."""
+    config = ml_collections.ConfigDict()
+    config.target = ""  # whose distribution the output follows
+    config.draft = ""  # proposes, lookup among others; not needed by method autoregressive
+    config.method = "speculative"  # or autoregressive
+    config.gamma = 4  # drafted tokens per target call; with a policy the most
+    config.policy = ""  # how long drafts are, such as svip(threshold=0.3); "": gamma tokens
+    config.rule = ""  # what is accepted: block, gumbel, lenient(lenience=0.3); "": the paper's
+    config.compare = False  # decode without the draft too, and print both side by side
+    config.samples = 1  # draws per input
+    config.update(shared())
+    return config
+
+
+def select() -> ml_collections.ConfigDict:
+    """Of `specjax select`; `specjax select --help` says what a field does."""
+    config = ml_collections.ConfigDict()
+    config.target = ""  # whose outputs are to come sooner
+    config.drafts = ""  # names with commas between; unigram, bigram and lookup need no model
+    config.update(shared())
+    config.alpha_inputs = 200  # inputs at most, for α
+    config.timed_inputs = 16  # of those, inputs that are timed, at batch 1
+    config.repeats = 5  # of each timing
+    config.gammas = (1, 2, 3, 5, 7, 10)  # among which the best is sought
+    return config
+
+
+def shared() -> ml_collections.ConfigDict:
+    """The fields of both."""
+    config = ml_collections.ConfigDict()
+    config.temperature = 0.0  # 0: greedy
+    config.top_k = 0  # 0: off
+    config.top_p = 1.0  # 1: off
+    config.max_new_tokens = 128
+    config.max_source_len = 0  # 0: the target's own limit
+    config.seed = 0
+    config.batch_size = 8  # rows at once; `select` times batches of 1
+    config.dtype = ""  # float32, bfloat16; "": float32 on a CPU, elsewhere the checkpoint's
+    return config

@@ -1,0 +1,33 @@
+"""Where a command's inputs come from: the lines of a file, or a task."""
+
+import pathlib
+import sys
+
+from specjax import tasks
+from specjax.support import files
+from specjax.tasks.examples import Example
+
+
+def read_lines(path: str) -> list[str]:
+    """The lines of a file or of standard input, without their ends."""
+    file = pathlib.Path(path)
+    if path != "-" and not file.is_file():
+        raise ValueError(f"--input={path}: no such file. Use - for standard input.")
+    data = sys.stdin.buffer.read() if path == "-" else file.read_bytes()
+    text = files.decode(data, f"--input={path}")
+    # Not splitlines(): form feeds and such belong to a line.
+    lines = text.replace("\r\n", "\n").split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def load_examples(config, split: str = "") -> list[Example]:
+    """The examples of the config's task, of its own split or another; ValueError if there are none.
+
+    Args:
+      config: with task, split and data_dir, where the data lies if not where the task says.
+    """
+    split = split or config.split
+    files = [part for part in config.data_dir.split(",") if part]
+    if found := tasks.load(config.task, split, files=files):
+        return found
+    raise ValueError(f"Task {config.task!r} has no inputs in split {split!r}.")

@@ -1,0 +1,177 @@
+"""Choose a draft: measure candidates on one's own inputs, and say which to use, or none.
+
+    specjax select --config.target=DIR --config.drafts=DIR,DIR,lookup --input=FILE [--workdir=DIR]
+
+Fields of the config: target; drafts (directories, hub names, unigram, bigram, lookup, import paths,
+with commas between; none: the smaller members of the target's family); temperature (0: greedy),
+top_k, top_p, max_new_tokens, max_source_len (0: the target's own), seed, batch_size, dtype,
+alpha_inputs, timed_inputs, repeats, gammas. docs/choosing.md says what is measured and how to read
+it.
+
+Input: one line each, "-" for standard input; a config with a task needs none. With --workdir each
+candidate's row is kept in results.jsonl there, and a run that was cut off goes on where it was.
+"""
+
+import dataclasses
+import functools
+import re
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+from tqdm import tqdm
+
+from specjax.measure import report
+from specjax.measure.provenance import Results, dtype_of
+from specjax.models import hub
+from specjax.models.memory import gigabytes, memory_free
+from specjax.support import command_line, runs
+from specjax.tools import selection
+from specjax.tools.commands import defaults
+from specjax.tools.commands.defaults import DTYPES
+from specjax.tools.commands.inputs import load_examples, read_lines
+from specjax.tools.selection import Candidate, Trial, short
+
+
+def main(_) -> None:
+    args, config = flags.FLAGS, flags.FLAGS.config
+    if config.dtype not in DTYPES:
+        raise ValueError(f"dtype={config.dtype!r} must be one of {', '.join(map(repr, DTYPES))}.")
+    if not config.target:
+        raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
+    drafts = names(config.drafts) or selection.smaller_members(config.target)
+    texts = inputs(args.input, config)
+    results = None
+    if args.workdir:
+        results = open_results(args.workdir, config, drafts, texts, source=args.input or "-")
+    candidates = measure(config, drafts, texts, results)
+    show(candidates, config)
+
+
+def names(drafts: str | Sequence[str]) -> list[str]:
+    """Of a text with commas between; those within a drafter's settings part nothing."""
+    parts = re.split(r",(?![^()]*\))", drafts) if isinstance(drafts, str) else drafts
+    return [part.strip() for part in parts if part.strip()]
+
+
+def inputs(path: str | None, config) -> list[str]:
+    """Those to choose by: the file's, or the task's."""
+    if path is None and "task" not in config:
+        raise ValueError("No inputs: give --input=FILE, one a line, of the kind to be decoded.")
+    if path is None:
+        texts = [example.input for example in load_examples(config)]
+    else:
+        texts = [line for line in read_lines(path) if line.strip()]
+    return texts[: config.alpha_inputs]
+
+
+def open_results(
+    workdir: str, config, drafts: list[str], texts: list[str], *, source: str = "-"
+) -> Results:
+    """Rows of an earlier run of the same command, or none; never the file of the texts."""
+    path = command_line.make_workdir(workdir) / "results.jsonl"
+    command_line.check_apart(path, source, flag="workdir")
+    results = Results(path)
+    mine = runs.fingerprint(runs.settings(config), drafts, texts)
+    if any(row.get("run") != mine for row in results.done):
+        raise ValueError(
+            f"{results.path} holds rows of another command or input. Name another --workdir, or "
+            "delete the file."
+        )
+    return results
+
+
+def measure(
+    config, drafts: list[str], texts: list[str], results: Results | None
+) -> list[Candidate]:
+    """All candidates, in their order; the target is loaded if any is missing."""
+    fields = {field.name for field in dataclasses.fields(Candidate)}
+    done = {
+        row["name"]: Candidate(**{k: v for k, v in row.items() if k in fields})
+        for row in (results.done if results else [])
+    }
+
+    @functools.cache
+    def trial() -> Trial:
+        return Trial(
+            hub.load(config.target, dtype=DTYPES[config.dtype]),
+            texts,
+            drafts,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            max_new_tokens=config.max_new_tokens,
+            max_source_len=config.max_source_len or None,
+            batch_size=config.batch_size,
+            gammas=config.gammas,
+            timed_inputs=config.timed_inputs,
+            repeats=config.repeats,
+            seed=config.seed,
+            dtype=DTYPES[config.dtype],
+        )
+
+    run = runs.fingerprint(runs.settings(config), drafts, texts)
+    for draft in (bar := tqdm([d for d in drafts if d not in done], unit="draft", disable=None)):
+        bar.set_description(short(draft))
+        done[draft] = trial().measure(draft)
+        if results:
+            facts = {"dtype": dtype_of(trial().target), "batch": 1, "seed": config.seed}
+            results.append({**dataclasses.asdict(done[draft]), **facts, "run": run})
+    return [done[draft] for draft in drafts]
+
+
+def show(candidates: list[Candidate], config) -> None:
+    """The table, and the recommendation in words."""
+    # A pipe has no width of its own, and 80 columns would cut the table.
+    console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
+    rows = [dataclasses.asdict(candidate) for candidate in (*candidates, selection.PLAIN)]
+    title = f"Drafts for {short(config.target)}, temperature {config.temperature:g}, batch 1"
+    console.print(report.table(COLUMNS, rows, title))
+    console.print(
+        "α: chance that a drafted token is accepted. agree: how often both models find the same "
+        "token likeliest. c, v: a draft step and a verify pass in target steps. τ: tokens for each "
+        "call of the target. predicted, loop: speedup over plain decoding without prefill; total: "
+        f"with it. memory: both models and their caches at batch {config.batch_size}.\n",
+    )
+    if (free := memory_free()) is not None:
+        console.print(f"Free on this device now: {gigabytes(free)}.\n")
+    for candidate in candidates:
+        for remark in candidate.remarks:
+            console.print(f"{short(candidate.name)}: {remark}.", soft_wrap=True)
+    console.print(selection.recommend(candidates).words, soft_wrap=True)
+
+
+def _number(field: str, form: str = ".2f"):
+    return lambda row: "–" if row["problem"] else format(row[field], form)
+
+
+def _of_draft(field: str, form: str = ".2f"):
+    """What plain decoding has not."""
+    return lambda row: format(row[field], form) if row["gamma"] else "–"
+
+
+COLUMNS: list[report.Column] = [
+    ("draft", lambda row: short(row["name"])),
+    ("fits", lambda row: "no" if row["problem"] else "yes"),
+    ("α", _of_draft("alpha", ".3f")),
+    ("agree", _of_draft("agreement", ".3f")),
+    ("c", _of_draft("c", ".3f")),
+    ("γ", _of_draft("gamma", "d")),
+    ("v(γ)", _of_draft("v")),
+    ("τ", _number("tau")),
+    ("predicted", _number("predicted")),
+    ("loop", _number("speedup")),
+    ("total", _number("speedup_end_to_end")),
+    ("memory", lambda row: gigabytes(row["memory"]) if row["memory"] else "–"),
+]
+
+
+def run() -> None:
+    """As a command, with the flags of this process."""
+    config_flags.DEFINE_config_file("config", None, "What to choose from; none: the defaults.")
+    flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
+    flags.DEFINE_string("workdir", None, "A directory that keeps the rows of an unfinished run.")
+    flags.mark_flags_as_required(["config"])
+    command_line.run(main, __doc__, config=f"{defaults.__file__}:select")

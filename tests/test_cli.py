@@ -1,0 +1,92 @@
+"""The command `specjax`: what it lists, and that it is the code of `python -m experiments.…`."""
+
+import functools
+import json
+import re
+
+import pytest
+
+import command_line
+from command_line import ROOT
+from pairs import TEXTS
+from specjax.tools import cli
+from specjax.tools.commands import defaults
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    return functools.partial(command_line.run, monkeypatch, capsys)
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    file = tmp_path / "in.txt"
+    file.write_text("\n".join(TEXTS[:2]))
+    return f"--input={file}"
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_it_lists_its_commands(words, command):
+    """A line for each, and nothing that is wider than a terminal."""
+    outcome = command("specjax", *words)
+    assert (outcome.status, outcome.stderr) == (0, "")
+    listed = re.findall(r"^  (\w+)  +(\S.*[.])$", outcome.stdout, re.MULTILINE)
+    assert [name for name, _ in listed] == ["decode", "select", "doctor"]
+    assert max(map(len, outcome.stdout.splitlines())) <= 100
+
+
+def test_a_command_that_there_is_not(command):
+    outcome = command("specjax", "decod", "--help")
+    assert (outcome.status, outcome.stdout) == (1, "")
+    assert "no command 'decod': it is one of decode, select, doctor" in outcome.stderr
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("door", ["specjax", "experiments"])
+def test_help(name, door, command):
+    """The same by both doors: fields of the config, and the flags."""
+    module, words = ("specjax", [name]) if door == "specjax" else (f"experiments.{name}", [])
+    outcome = command(module, *words, "--help")
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert f"specjax {name} --config.target=DIR" in outcome.stdout
+    for flag in ("--config", "--input"):
+        assert re.search(rf"^  {flag}: \w+", outcome.stdout, re.MULTILINE), outcome.stdout
+    if name != "doctor":  # which has those of decode
+        for field in defaults.get_config(name):
+            assert re.search(rf"\b{field}\b", outcome.stdout), field
+
+
+def test_decode_by_both_doors(command, pair, inputs, tmp_path):
+    """The same rows with and without the config's file; a rule may lie in the working directory."""
+    (tmp_path / "rule_of_mine.py").write_text("from specjax import BlockRule as Mine\n")
+    flags = [
+        f"--config.target={pair.target.name}", f"--config.draft={pair.draft.name}", inputs,
+        "--config.max_new_tokens=8", "--config.temperature=1.0",
+    ]  # fmt: skip
+    mine = command("specjax", "decode", *flags, "--config.rule=rule_of_mine:Mine", cwd=tmp_path)
+    assert mine.status == 0, mine.stderr
+    named = command("experiments.decode", "--config=configs/decode.py", *flags,
+                    "--config.rule=block")  # fmt: skip
+    assert mine.stdout == named.stdout
+    assert [json.loads(row)["input"] for row in named.stdout.splitlines()] == TEXTS[:2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["decode"], "No target"),
+        (["decode", "--config.gama=3"], 'Did you mean "gamma"'),
+        (["decode", "--config=configs/none.py"], f"neither here nor below {ROOT}"),
+        (["decode", "--config.target=t5", "--config.draft=t5", "stray"], "stray"),
+        (["select"], "No target"),
+        (["select", "--config.draft=x"], 'Did you mean "drafts"'),
+        (["doctor", "--config.target=t5"], "No draft"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(words, said, command, inputs):
+    outcome = command("specjax", *words, inputs)
+    assert (outcome.status, outcome.stdout) == (1, "")
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert said in line

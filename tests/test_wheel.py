@@ -1,0 +1,137 @@
+"""The wheel: `specjax` alone, with its command and what it needs; what `specjax` exports."""
+
+import ast
+import configparser
+import email
+import functools
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+import specjax
+from command_line import ROOT
+from specjax import accept, drafters
+from specjax.tools import cli
+from test_snippets import PYTHON
+
+BUILD = "from setuptools import build_meta; build_meta.build_wheel('.')"
+NEEDS = 77  # of setuptools, as pyproject.toml says
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built without a network, as `pip install .` does it, from a copy: building leaves files."""
+    found = importlib.metadata.distributions(name="setuptools")
+    if max((int(one.version.split(".")[0]) for one in found), default=0) < NEEDS:
+        pytest.skip(f"needs setuptools>={NEEDS}, which make test installs")
+    source = tmp_path_factory.mktemp("source")
+    for name in ("setup.cfg", "pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, source)
+    for name in ("specjax", "experiments", "configs", "tests"):
+        hidden = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, source / name, ignore=hidden)
+    done = subprocess.run([sys.executable, "-c", BUILD], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (path,) = source.glob("*.whl")
+    return path
+
+
+def read(wheel, name):
+    """A file of the wheel's metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (x for x in archive.namelist() if x.endswith(f".dist-info/{name}"))
+        return archive.read(path).decode()
+
+
+def test_it_holds_specjax_alone(wheel):
+    """All of it: a room without __init__.py would be missing."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+    package = {str(path.relative_to(ROOT)) for path in (ROOT / "specjax").rglob("*.py")}
+    assert set(names) == package
+
+
+def test_its_command(wheel):
+    points = configparser.ConfigParser()
+    points.read_string(read(wheel, "entry_points.txt"))
+    assert {name: dict(points[name]) for name in points.sections()} == {
+        "console_scripts": {"specjax": "specjax.tools.cli:main"}
+    }
+    (point,) = importlib.metadata.EntryPoints(
+        importlib.metadata.EntryPoint(name, value, "console_scripts")
+        for name, value in points["console_scripts"].items()
+    )
+    assert point.load() is cli.main
+
+
+def test_it_asks_for_what_it_imports(wheel):
+    """All that is imported with a module; what an extra brings is imported where it is used."""
+    metadata = email.message_from_string(read(wheel, "METADATA"))
+    needed = {
+        re.split(r"[^\w.-]", line)[0].lower().replace("_", "-")
+        for line in metadata.get_all("Requires-Dist")
+        if "extra ==" not in line
+    }
+    of_module = importlib.metadata.packages_distributions()
+    for path in (ROOT / "specjax").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in getattr(node, "names", [])]
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module]
+            elif not isinstance(node, ast.Import):
+                continue
+            for module in {name.split(".")[0] for name in names}:
+                if module in sys.stdlib_module_names or module == "specjax":
+                    continue
+                found = {name.lower().replace("_", "-") for name in of_module.get(module, [])}
+                assert found & needed, f"{path} imports {module}"
+
+
+def test_what_is_plugged_in_is_exported():
+    """Each rule and drafter that has a name, the methods, the protocols; policies by theirs."""
+    assert all(hasattr(specjax, name) for name in specjax.__all__)
+    exported = {name.lower() for name in specjax.__all__}
+    for path in (*accept.NAMES.values(), *drafters.NAMES.values()):
+        assert path.split(":")[1].lower() in exported
+    assert {
+        "AcceptanceRule", "Autoregressive", "Drafter", "Method", "Model", "ModelDrafter", "Policy",
+        "Round", "Sampling", "Speculative", "beam_search", "generate", "load", "measure_alpha",
+        "measure_speedup", "save", "select",
+    } <= set(specjax.__all__)  # fmt: skip
+    assert specjax.policies.load("svip", threshold=0.3)
+
+
+@pytest.mark.slow
+def test_the_readme_works_with_it(wheel, tmp_path):
+    """Its example in a directory that has the families and nothing else of the checkout."""
+    (tmp_path / "families").symlink_to(ROOT / "families")
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (example,) = (
+        block.text
+        for block in PYTHON
+        if block.page.name == "README.md" and "families/parse" in block.text
+    )
+    run = functools.partial(
+        subprocess.run,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+    done = run([sys.executable, "-c", f"{example}\nprint(specjax.__file__)"])
+    assert done.returncode == 0, done.stderr
+    *_, same, file = done.stdout.splitlines()
+    assert (same, file) == ("True", str(site / "specjax" / "__init__.py"))
+    (tmp_path / "in.txt").write_text("parse: return self.line\n")
+    models = "--config.target=families/parse/target", "--config.draft=families/parse/draft-tiny"
+    done = run([sys.executable, "-m", "specjax", "decode", *models, "--input=in.txt"])
+    assert done.returncode == 0, done.stderr
+    assert '"output": "(Return' in done.stdout
