@@ -12,7 +12,7 @@ from specjax.beam.decoding import BeamRow, beam_search
 from specjax.beam.search import Hypothesis
 from specjax.decoding import generate
 from specjax.measure.metrics import Alpha, measure_alpha
-from specjax.measure.timing import Times, measure_speedup
+from specjax.measure.timing import Comparison, measure_speedup
 from specjax.models.hub import Checkpoint, load, save
 from specjax.results import Result, Row, Summary
 from specjax.support import compilation_cache
@@ -25,12 +25,12 @@ __all__ = [
     "BeamRow",
     "Candidate",
     "Checkpoint",
+    "Comparison",
     "Hypothesis",
     "Result",
     "Row",
     "Selection",
     "Summary",
-    "Times",
     "beam_search",
     "generate",
     "load",
