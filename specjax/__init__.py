@@ -10,7 +10,7 @@ switch it off.
 
 from specjax.beam.decoding import BeamRow, beam_search
 from specjax.beam.search import Hypothesis
-from specjax.decoding import generate
+from specjax.generation import generate
 from specjax.measure.metrics import Alpha, measure_alpha
 from specjax.measure.timing import Comparison, measure_speedup
 from specjax.models.hub import Checkpoint, load, save
