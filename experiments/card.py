@@ -26,9 +26,9 @@ from ml_collections import config_flags
 from tqdm import tqdm
 
 from experiments.reproduce.study import count_ngrams
-from specjax.decoding import generate
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
+from specjax.generation import generate
 from specjax.measure import metrics, provenance
 from specjax.models import hub
 from specjax.sampling import sampling

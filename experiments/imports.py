@@ -11,9 +11,9 @@ import graphlib
 import pathlib
 from collections.abc import Iterator
 
-from experiments import common
+from specjax.support import command_line
 
-PACKAGE = common.ROOT / "specjax"
+PACKAGE = command_line.ROOT / "specjax"
 
 
 def modules() -> dict[str, pathlib.Path]:
@@ -91,4 +91,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    common.run(main, __doc__)
+    command_line.run(main, __doc__)

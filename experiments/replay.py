@@ -35,10 +35,9 @@ from jaxtyping import Key
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments import pricing
 from experiments.reproduce.study import short
-from specjax.measure import provenance, report
-from specjax.policies import Policy, Prices, load
+from specjax.measure import pricing, provenance, report
+from specjax.policies import Policy, Prices, load, prices
 from specjax.policies.loading import takes
 from specjax.replay import replay, rollouts
 from specjax.replay.replay import Score
@@ -71,7 +70,9 @@ def main(_) -> None:
             f"--widths={','.join(args.widths)} goes with --c: a trace has the prices of the widths "
             "that it was timed with. Give them to experiments.trace."
         )
-    known = given(args, found.gamma_max) if args.c is not None else pricing.of_row(row["prices"])
+    known = {name: prices(**table) for name, table in row["prices"].items()}
+    if args.c is not None:
+        known = given(args, found.gamma_max)
     table = known[pricing.POLICIES]
     named = [candidate(name, {}, table) for name in args.policies]
     grids = [list(grid(text, table)) for text in args.grid]
@@ -133,8 +134,10 @@ def given(args, gamma_max: int) -> dict[str, Prices]:
         raise ValueError(
             f"--verify={','.join(args.verify)}: give one number, or {gamma_max + 1} of them."
         )
-    widths = pricing.widths_of(args.widths, gamma_max)
-    return pricing.given(args.c, np.resize(verify, gamma_max + 1).tolist(), args.overhead, widths)
+    widths = command_line.widths(args.widths, gamma_max)
+    return pricing.by_formula(
+        args.c, np.resize(verify, gamma_max + 1).tolist(), args.overhead, widths
+    )
 
 
 def candidate(name: str, settings: dict[str, float], table: Prices) -> Candidate:
@@ -181,7 +184,7 @@ def evaluate(
     """A line for each constant γ, the oracle and each candidate.
 
     Args:
-      known: prices by loop, as in `experiments.pricing`.
+      known: prices by loop, as in `specjax.measure.pricing`.
     """
     table, gammas = known[pricing.POLICIES], range(1, found.gamma_max + 1)
     own = [pricing.static_prices(known, gamma) for gamma in gammas]

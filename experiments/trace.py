@@ -18,10 +18,9 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from experiments import pricing
 from experiments.reproduce import speedups, study
 from experiments.reproduce.study import Study, find, short
-from specjax.measure import report
+from specjax.measure import pricing, report
 from specjax.replay import rollouts
 from specjax.support import command_line
 
@@ -47,7 +46,7 @@ def main(_) -> None:
         raise ValueError(f"--gamma_max={gamma_max} and --inputs={args.inputs} must be ≥ 1.")
     with config.unlocked():
         config.trace = {"gamma_max": gamma_max, "inputs": args.inputs, "hidden": args.hidden}
-        config.trace.widths = pricing.widths_of(args.widths, gamma_max)
+        config.trace.widths = command_line.widths(args.widths, gamma_max)
     workdir = command_line.make_workdir(args.workdir)
     on = Study(config, study.open_results(workdir, config))
     rows = fill(on, workdir)
@@ -110,18 +109,18 @@ def priced(on: Study, draft: str, temperature: float) -> dict[str, Any]:
     """At batch 1, from calls of the loops: prices in seconds; c and the longest round in tokens of
     plain decoding."""
     gamma_max, widths = on.config.trace.gamma_max, tuple(on.config.trace.widths)
-    of = on, draft, temperature
+    cell = on, draft, temperature
     gammas = sorted({1, 2, 4, 8, gamma_max} & {*range(1, gamma_max + 1)})
     loops = {
-        pricing.POLICIES: dataclasses.replace(speedups.method(*of, gamma_max), widths=widths),
-        **{pricing.static(gamma): speedups.method(*of, gamma) for gamma in gammas},
+        pricing.POLICIES: dataclasses.replace(speedups.method(*cell, gamma_max), widths=widths),
+        **{pricing.static(gamma): speedups.method(*cell, gamma) for gamma in gammas},
     }
-    found = pricing.measure(*of, loops, on.config.repeats)
+    found = speedups.price(*cell, loops, on.config.repeats)
     table = found[pricing.POLICIES]
     return {
-        "c": float(table.draft / table.token),
+        "c": table.c,
         "round": float(table.rounds(gamma_max)[-1] / table.token),
-        "prices": pricing.as_row(found),
+        "prices": {name: of.as_row() for name, of in found.items()},
     }
 
 

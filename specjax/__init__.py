@@ -23,12 +23,12 @@ from specjax.accept import (
 from specjax.autoregressive import Autoregressive
 from specjax.beam.decoding import BeamRow, beam_search
 from specjax.beam.search import Hypothesis
-from specjax.decoding import generate
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.drafters.ngram import Bigram, PromptLookup, Unigram
+from specjax.generation import generate
 from specjax.loop import Method
 from specjax.measure.metrics import Alpha, measure_alpha
-from specjax.measure.timing import Times, measure_speedup
+from specjax.measure.timing import Comparison, measure_speedup
 from specjax.models.hub import Checkpoint, load, save
 from specjax.models.own import wrap
 from specjax.policies.base import Policy
@@ -51,6 +51,7 @@ __all__ = [
     "BlockRule",
     "Candidate",
     "Checkpoint",
+    "Comparison",
     "Drafter",
     "Filter",
     "GumbelRule",
@@ -70,7 +71,6 @@ __all__ = [
     "Selection",
     "Speculative",
     "Summary",
-    "Times",
     "TokenRule",
     "Unigram",
     "beam_search",

@@ -1,4 +1,4 @@
-"""What a user types: texts in, texts out. Everything jitted lies below, in the two loops."""
+"""Texts in, rows out: batches, buckets, errors. Everything jitted lies below, in the two loops."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,7 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax import drafters, loop
-from specjax.accept import AcceptanceRule, TokenRule, exactness
+from specjax.accept import AcceptanceRule, TokenRule
 from specjax.accept import load as load_rule
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
@@ -23,97 +23,14 @@ from specjax.loop import Method
 from specjax.models.compatibility import check_pair
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
-from specjax.policies import Policy, constant, needs_prices
+from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
-from specjax.results import Result, Row
-from specjax.sampling import Filter, Sampling, as_key, row_keys, sampling
+from specjax.results import Row
+from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.support.ranges import whole
-from specjax.types import Inputs
-
-Text = str | Sequence[int]
-"""An input: a string, or token ids."""
-
-
-def generate(
-    target: Checkpoint,
-    draft: Checkpoint | Drafter | str | None,
-    texts: Sequence[Text],
-    *,
-    gamma: int = 4,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    filters: Sequence[Filter | str] = (),
-    max_new_tokens: int = 128,
-    key: Key[Array, ""] | int | None = None,
-    samples: int = 1,
-    batch_size: int = 8,
-    max_source_len: int | None = None,
-    rule: AcceptanceRule | str | None = None,
-    policy: Policy | str | None = None,
-    widths: Sequence[int] = (),
-) -> Result:
-    """Decode texts speculatively, or autoregressively where `draft` is None.
-
-    The output's distribution is the target's in both cases, unless the rule is not exact
-    (`Result.exact`); at temperature 0 and in float32 the tokens are the same. A row's tokens depend
-    on the key, its index among `texts` and its sample number, and not on the batch.
-
-    Args:
-      target: whose distribution the output follows.
-      draft: a small checkpoint with the same vocabulary, any other drafter, or the name of either
-        (`specjax.drafters.loading.load`); or None.
-      texts: inputs, which an encoder-decoder reads and a decoder-only model continues: strings, or
-        lists of token ids, which are taken as they are. An empty one gives an empty output and a
-        warning, or text from nothing.
-      gamma: drafted tokens per target call, γ ≥ 1; with a policy, the most that it can ask for.
-      temperature, top_k, top_p, filters: see `specjax.sampling.sampling`; temperature 0 is greedy.
-      max_new_tokens: at most this many tokens per row, EOS included.
-      key: randomness, or its seed; default `jax.random.key(0)`.
-      samples: draws for each input.
-      batch_size: rows decoded at once.
-      max_source_len: longer inputs are truncated, with a warning; default: the target's own.
-      rule: acceptance rule, or its name or import path (`specjax.accept.load`); default the
-        paper's `TokenRule`. With "gumbel" plain decoding draws by the same noise: both give the
-        same tokens.
-      policy: draft-length policy, or its name or import path (`specjax.policies.load`); default
-        `constant(gamma)`. Import paths are code that runs. One that is named and needs prices, such
-        as "goodput", gets prices that are measured before decoding, in a few seconds
-        (`measure.pricing.told`). At temperatures above 0 its outputs then vary from run to run,
-        though not their distribution: give prices where a key is to give the same tokens again.
-      widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
-        longer. Each is compiled; worth it where a narrower pass is cheaper.
-
-    Raises:
-      ValueError: a number out of range, target and draft with different vocabularies, or a policy
-        that cannot learn from this rule.
-      FloatingPointError: logits that are not finite; the message names the model.
-    """
-    options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "batch_size": batch_size,
-        "max_source_len": max_source_len,
-        "key": as_key(key),
-        "names": (target.name, "" if draft is None else drafters.name_of(draft)),
-    }
-    chosen = sampling(temperature, top_k, top_p, filters)
-    method: Method
-    if draft is None:
-        method = plain(target, chosen, rule)
-    elif isinstance(policy, str) and needs_prices(policy):
-        from specjax.measure import pricing  # which times what is defined here
-
-        method = speculative(target, draft, gamma=gamma, sampling=chosen, rule=rule, widths=widths)
-        rows = min(batch_size, len(texts) * samples)
-        told, _ = pricing.told(policy, method, target, texts, **options | {"batch_size": rows})
-        method = with_policy(method, told)
-    else:
-        how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
-        method = speculative(target, draft, gamma=gamma, sampling=chosen, **how)
-    exact = draft is None or exactness(method.rule, method.sampling)
-    return Result(list(stream(method, target, texts, samples=samples, **options)), exact)
+from specjax.types import Inputs, Text
 
 
 def build(

@@ -5,11 +5,13 @@ V vocabulary · L layers · H heads · D head size · E model width. A name like
 its shape.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jax import Array
 from jaxtyping import Float, Int
 
+Text = str | Sequence[int]  # an input: a string, or token ids
 Params = Any  # a pytree of arrays
 Cache = Any  # a pytree of arrays with a slot for every position of the buffer
 Context = Any  # a pytree of arrays that decoding only reads

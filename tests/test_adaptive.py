@@ -4,19 +4,19 @@ import dataclasses
 import functools
 import json
 import re
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import command_line
 import test_loops
 from experiments.adaptive import board, pictures
-from experiments.adaptive.race import Counting, against, choose
+from experiments.adaptive.race import Counting, choose
 from pairs import TEXTS
-from specjax import tasks
-from specjax.measure.timing import Timed
+from specjax import Row, tasks
+from specjax.measure.timing import PLAIN, Comparison, quartiles
 from specjax.policies import Policy, constant, head, prices
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
@@ -126,36 +126,33 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     assert (other.status, other.stderr.count("rows of another config")) == (1, 1)
 
 
-def repeats(*seconds):
-    """A method that took so long for its only token, repeat by repeat."""
-    timed = Timed()
-    for each in seconds:
-        timed.start_repeat()
-        timed.add(each, 2 * each, [SimpleNamespace(emitted=1)], None)
-    return timed
+def repeats(**seconds):
+    """Methods that took so long for their only token, repeat by repeat."""
+    took = {name: np.array(each, float)[:, None] for name, each in seconds.items()}
+    rows = {name: [[Row(0, 0, "", [1], 1, 0, 0, [], [])]] for name in took}
+    return Comparison(took, {name: 2 * each for name, each in took.items()}, rows, {})
 
 
 def test_the_best_static_length_is_chosen_on_other_repeats():
     """γ=2 is fastest where it is chosen, in repeats 0, 2 and 4, and slower where it is compared:
     the comparison, and all speedups, are of repeats 1, 3 and 5 alone."""
-    timed = {
-        "plain": repeats(*[10, 12] * 3),
-        "γ=1": repeats(*[5, 6] * 3),
-        "γ=2": repeats(*[4, 8] * 3),
-        "svip": repeats(*[1, 6] * 3),
-    }
-    best, early, rest = choose(timed, "plain", ["γ=1", "γ=2"])
+    took = {PLAIN: [10, 12] * 3, "γ=1": [5, 6] * 3, "γ=2": [4, 8] * 3, "svip": [1, 6] * 3}
+    timed = repeats(**took)
+    best, early, rest = choose(timed, ["γ=1", "γ=2"])
     assert best == "γ=2"
-    assert early == {"plain": 1, "γ=1": 2, "γ=2": 2.5, "svip": 10}
-    assert rest["γ=2"].decode == [8, 8, 8]
-    assert rest["γ=2"].end_to_end == [16, 16, 16]
-    assert against(rest[best], rest["γ=1"])["best"] == pytest.approx(8 / 6)
+    assert early == {PLAIN: 1, "γ=1": 2, "γ=2": 2.5, "svip": 10}
+    assert rest.decode["γ=2"].tolist() == [[8], [8], [8]]
+    assert rest.whole["γ=2"].tolist() == [[16], [16], [16]]
+    assert rest.speedups("svip") == {
+        f"speedup_{kind}": 2 for kind in ("decode", "decode_low", "decode_high", "end_to_end")
+    }
+    assert quartiles("of_best", rest.ratio("γ=1", over=best))["of_best"] == pytest.approx(8 / 6)
     # Ratios within a repeat: what slows one repeat down does not count.
-    slow = {"plain": repeats(10, 12, 100, 12, 10, 12), "γ=1": repeats(5, 6, 50, 6, 5, 6),
-            "γ=2": repeats(4, 8, 60, 8, 4, 8)}  # fmt: skip
-    assert choose(slow, "plain", ["γ=1", "γ=2"])[0] == "γ=2"
+    slow = {PLAIN: [10, 12, 100, 12, 10, 12], "γ=1": [5, 6, 50, 6, 5, 6],
+            "γ=2": [4, 8, 60, 8, 4, 8]}  # fmt: skip
+    assert choose(repeats(**slow), ["γ=1", "γ=2"])[0] == "γ=2"
     with pytest.raises(ValueError, match="repeats must be ≥ 2"):
-        choose({name: of.part(slice(1)) for name, of in timed.items()}, "plain", ["γ=1"])
+        choose(timed.part(slice(1)), ["γ=1"])
 
 
 def row_of(method, speedup, of_best, closed=None, **changes):

@@ -10,6 +10,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import command_line
@@ -18,6 +19,7 @@ from experiments.benchmark import bars, forced, measure, models, peers, tables
 from experiments.benchmark.cases import PARTS, SHAPES, Case, chosen, step_bytes, suite
 from specjax import loop
 from specjax.accept import TokenRule, ends
+from specjax.measure.timing import PLAIN, SPECULATIVE
 from specjax.pytrees import pytree
 
 TINY = Case("tiny", "tiny-draft", batch=32, tokens=40, buffer=48, source=5)
@@ -33,23 +35,23 @@ def both():
 def test_drafted_tokens_are_accepted_with_the_chance_that_is_given(both, temperature):
     case = dataclasses.replace(TINY, temperature=temperature, alpha=0.7)
     target, draft = both
-    call = measure.call(case, target, measure.build(case, target, draft))
-    trials, accepted = int(call.tested.sum()), int(call.accepted.sum())
-    assert all(len(tokens) == case.tokens for tokens in call.tokens)
+    rows = measure.call(case, target, measure.build(case, target, draft))[2]
+    trials, accepted = sum(sum(row.tested) for row in rows), sum(row.accepted for row in rows)
+    assert all(row.emitted == case.tokens for row in rows)
     deviation = math.sqrt(trials * 0.7 * 0.3)  # 1,700 trials: α is seen within .06
     assert abs(accepted - 0.7 * trials) < 5 * deviation
     assert trials > 1000
     # And the rows take as many rounds as that gives: 32 of them, each by itself.
     mean, deviation = forced.rounds(0.7, case.gamma, case.tokens, 1)
-    assert abs(call.calls.mean() - mean) < 4 * deviation / math.sqrt(32)
+    assert abs(np.mean([row.target_calls for row in rows]) - mean) < 4 * deviation / math.sqrt(32)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_certain_acceptance_and_certain_rejection(both, alpha):
     case = dataclasses.replace(TINY, alpha=alpha, batch=2)
-    call = measure.call(case, both[0], measure.build(case, *both))
-    assert call.accepted.tolist() == [30 * alpha] * 2  # 10 rounds of 3 + 1, or 40 of 1
-    assert call.calls.tolist() == [10 if alpha else 40] * 2
+    rows = measure.call(case, both[0], measure.build(case, *both))[2]
+    assert [row.accepted for row in rows] == [30 * alpha] * 2  # 10 rounds of 3 + 1, or 40 of 1
+    assert [row.target_calls for row in rows] == [10 if alpha else 40] * 2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -98,16 +100,16 @@ def test_random_weights_have_their_dtype_and_say_different_things(dtype):
     case = dataclasses.replace(TINY, dtype=dtype, batch=8)
     target, _ = measure.Lab(None).pair(case)
     assert {x.dtype.name for x in jax.tree.leaves(target.model.params)} == {dtype}
-    call = measure.call(case, target, measure.plain_of(case, target))
-    assert len({tuple(tokens) for tokens in call.tokens}) > 4
+    rows = measure.call(case, target, measure.plain_of(case, target))[2]
+    assert len({tuple(row.tokens) for row in rows}) > 4
 
 
 def test_models_that_always_agree_accept_everything():
     case = dataclasses.replace(TINY, weights="agreeing", batch=2)
     target, draft = measure.Lab(None).pair(case)
-    call = measure.call(case, target, measure.build(case, target, draft))
-    assert call.accepted.tolist() == [30, 30]
-    assert call.tokens == [[0] * 40] * 2
+    rows = measure.call(case, target, measure.build(case, target, draft))[2]
+    assert [row.accepted for row in rows] == [30, 30]
+    assert [row.tokens for row in rows] == [[0] * 40] * 2
 
 
 def test_suites_vary_one_factor_at_a_time():
@@ -211,22 +213,22 @@ SETTINGS = types.SimpleNamespace(repeats=2, keys_per_repeat=3, steps=1, bandwidt
 def test_figures_are_averaged_over_keys_that_no_two_repeats_share(both):
     """And say beside the forced α which was seen, and beside τ which was to be expected."""
     case = dataclasses.replace(TINY, batch=2, tokens=8, buffer=16)
-    methods = {"plain": measure.plain_of(case, both[0]), "spec": measure.build(case, *both)}
-    calls = [measure.call(case, both[0], methods["spec"], key) for key in range(6)]
-    rounds = [int(call.calls.max()) for call in calls]
+    methods = {PLAIN: measure.plain_of(case, both[0]), SPECULATIVE: measure.build(case, *both)}
+    calls = [measure.call(case, both[0], methods[SPECULATIVE], key)[2] for key in range(6)]
+    rounds = [max(row.target_calls for row in rows) for rows in calls]
     assert len(set(rounds)) > 1
     order = random.Random(0)
     turns = [
         measure.turn(case, both[0], methods, measure.keys_of(SETTINGS, repeat), order)
         for repeat in (1, 2)
     ]
-    plain, spec = ([taken[name] for taken in turns] for name in methods)
-    row = case.cell | measure._counts(case, spec) | measure._speedup(plain, spec)
+    row = case.cell | measure._counts(case, turns) | measure._speedup(turns, SPECULATIVE)
     row |= forced.expected(row)
     assert row["rounds_by_key"] == [rounds[:3], rounds[3:]]
     assert (row["keys"], row["tau"]) == (6, 8 / (sum(rounds) / 6))
-    tested = sum(int(call.tested.sum()) for call in calls)
-    assert row["alpha_seen"] == sum(int(call.accepted.sum()) for call in calls) / tested
+    every = [row for rows in calls for row in rows]
+    tested = sum(sum(row.tested) for row in every)
+    assert row["alpha_seen"] == sum(row.accepted for row in every) / tested
     mean, deviation = forced.rounds(case.alpha, case.gamma, 8, 2)
     assert row["tau_expected"] == 8 / mean
     assert row["tau_off"] == pytest.approx((mean - sum(rounds) / 6) / deviation * math.sqrt(6))
@@ -380,7 +382,7 @@ def test_transformers_says_the_same_on_the_same_weights():
         case = dataclasses.replace(TINY, weights=weights, batch=1)
         lab = measure.Lab(None)
         target, _ = lab.pair(case)
-        ours = measure.call(case, target, measure.plain_of(case, target)).tokens
+        ours = [row.tokens for row in measure.call(case, target, measure.plain_of(case, target))[2]]
         peer, ids = lab.peer(case), models.sources(case)
         assert peer.generate(ids, case.tokens) == ours
         assert peer.generate(ids, case.tokens, gamma=3) == ours

@@ -13,8 +13,7 @@ from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import cost
-from specjax.measure.cost import Costs
-from specjax.policies import constant
+from specjax.policies import constant, prices
 from specjax.pytrees import pytree
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
@@ -111,19 +110,37 @@ def test_steps_depend_on_one_another():
 def test_measure():
     method, contexts, state = setup(0.0)
     found = cost.measure(method, contexts, state, [4, 1, 4], [2], steps=2, repeats=3)
-    assert list(found.verify) == [1, 4]
-    assert list(found.round) == [2]
-    seconds = [found.target_step, found.draft_step, *found.verify.values(), *found.round.values()]
-    assert all(0 < value < 60 for value in seconds)
+    assert found.gamma_max == 4
+    assert all(0 < seconds < 60 for seconds in (found.token, found.draft, *found.verify.tolist()))
+    assert 0 < found.rounds(4)[2] < 60
     assert found.c > 0
     assert found.v(4) > 0
     assert int(state.rounds[0]) == 0  # not donated
 
 
+def test_medians():
+    """Of each phase; a pass of one position is a target step, and lengths between grow evenly."""
+    took = {("target", 0): 2.0, ("draft", 0): 1.0, ("verify", 1): 3.0, ("verify", 3): 6.0}
+    rounds = {("round", 1): 4.5, ("round", 3): 12.0}
+    found = cost.medians([took | rounds, took | rounds, dict.fromkeys(took | rounds, 99.0)])
+    assert found.verify.tolist() == [2, 3, 4.5, 6]
+    assert found.rest.tolist() == [0.5, 0.5, 1.75, 3]
+    assert found.rounds(3)[jnp.array([1, 3])].tolist() == [4.5, 12]
+    assert [found.v(gamma) for gamma in range(4)] == [1, 1.5, 2.25, 3]
+    alone = cost.medians([took])
+    assert np.isnan([alone.overhead(3), alone.call, alone.plain_call]).all()
+    assert (alone.c, alone.v(3)) == (0.5, 3)
+
+
 def test_units():
     """In target steps: a round of 2 costs 4 = 2 × 0.5 + 1.5 + 1.5."""
-    costs = Costs(target_step=2.0, draft_step=1.0, verify={2: 3.0}, round={2: 8.0})
-    assert (costs.c, costs.v(2), costs.overhead(2)) == (0.5, 1.5, 1.5)
+    found = prices(1.0, [2.0, 2.5, 3.0], rest=3.0, token=2.0)
+    assert (found.c, found.v(2), found.overhead(2)) == (0.5, 1.5, 1.5)
+    assert found.speedup(2, 8, 4) == 0.5
+    assert found.speedup(2, 8, 4, drafted=4) == 2 / 3.5
+    lost = dataclasses.replace(found, rest=found.rest - 9)
+    assert lost.overhead(2) == -3  # raw
+    assert lost.speedup(2, 8, 4) is None
 
 
 def test_rounds_of_calls():
@@ -151,8 +168,8 @@ def test_calls_of_plain_decoding_draw_for_each_token():
     assert len(drawn) > 1
 
 
-def test_fixed_times(monkeypatch):
-    """What a call takes beyond its steps or rounds; `begin` is called for each, and not timed."""
+def test_fixed_times():
+    """What a call takes beyond its steps or rounds; each begins anew, which is not timed."""
     method, contexts, state = setup(0.0)
     plain, begin = plain_setup(0.0)
     begun = []
@@ -161,36 +178,38 @@ def test_fixed_times(monkeypatch):
         return lambda: (begun.append(kind), begin())[1]
 
     calls = [
-        cost.Call(plain, counted("plain", begin), rounds=3),
-        cost.Call(method, counted("speculative", lambda: setup(0.0)[1:]), rounds=2),
+        (plain, counted("plain", begin), 3),
+        (method, counted("speculative", lambda: setup(0.0)[1:]), 2),
     ]
-    meter = cost.Meter(method, contexts, state, rounds=[GAMMA], steps=5, calls=calls)
+    take = cost.stopwatch(method, contexts, state, rounds=[GAMMA], steps=5, calls=calls)
     begun.clear()  # of the compilation
-    meter.take()
+    sample = take()
     assert begun == ["plain", "speculative"]
-    seconds = {"target": 2.0, "draft": 1.0, ("round", GAMMA): 7.0, ("call", 0): 10.0}
-    monkeypatch.setattr(
-        meter, "_seconds", {n: [t] for n, t in (seconds | {("call", GAMMA): 15.0}).items()}
-    )
-    found = meter.costs()
-    assert found.plain_fixed == 10 - 3 * 2
-    assert found.fixed == {GAMMA: 15 - 2 * 7}
+    seconds = {
+        ("target", 0): 2.0, ("draft", 0): 1.0, ("verify", GAMMA): 2.0, ("round", GAMMA): 7.0,
+        ("call", 0, 3): 10.0, ("call", GAMMA, 2): 15.0,
+    }  # fmt: skip
+    assert set(sample) == set(seconds)
+    assert min(sample.values()) > 0
+    found = cost.medians([seconds])
+    assert found.plain_call == 10 - 3 * 2
+    assert found.call == 15 - 2 * 7
 
 
 def test_calls_need_their_round():
     method, contexts, state = setup(0.0)
-    call = cost.Call(method, lambda: (contexts, state), rounds=2)
+    calls = [(method, lambda: (contexts, state), 2)]
     with pytest.raises(ValueError, match="γ=4"):
-        cost.Meter(method, contexts, state, rounds=[2], steps=1, calls=[call])
+        cost.stopwatch(method, contexts, state, rounds=[2], steps=1, calls=calls)
 
 
-def test_call_overhead():
+def test_overhead_with_the_fixed_times_of_calls():
     """30 tokens in 5 rounds: plain 30 · 2 + 6 = 66, speculative 5 · 8 + 4 = 44, a speedup of
     1.5."""
-    costs = Costs(2.0, 1.0, verify={2: 3.0}, round={2: 8.0}, plain_fixed=6.0, fixed={2: 4.0})
-    overhead = costs.call_overhead(2, tokens=30, rounds=5)
-    assert np.isclose(30 / 5 / (2 * costs.c + costs.v(2) + overhead), 66 / 44)
-    free = dataclasses.replace(costs, plain_fixed=0.0, fixed={2: 0.0})
-    assert free.call_overhead(2, tokens=30, rounds=5) == free.overhead(2)
-    cheap = dataclasses.replace(free, round={2: 4.0})
-    assert cheap.call_overhead(2, tokens=30, rounds=5) == -0.5  # raw
+    found = prices(1.0, [2.0, 2.5, 3.0], rest=3.0, token=2.0, call=4.0, plain_call=6.0)
+    overhead = found.overhead(2, tokens=30, rounds=5)
+    assert np.isclose(30 / 5 / (2 * found.c + found.v(2) + overhead), 66 / 44)
+    assert np.isclose(found.speedup(2, 30, 5), 66 / 44)
+    for free in (0.0, jnp.nan):  # none, or not measured
+        none = dataclasses.replace(found, call=jnp.float32(free), plain_call=jnp.float32(free))
+        assert none.overhead(2, tokens=30, rounds=5) == found.overhead(2) == 1.5

@@ -17,6 +17,8 @@ from pairs import EOS_IDS, IDS, TEXTS
 from specjax import decoding, loop
 from specjax.batching import bucket, pack
 from specjax.drafters.base import ModelDrafter
+from specjax.measure import timing
+from specjax.policies import prices
 from specjax.replay import rollouts
 from specjax.sampling import sampling
 from table_models import MarkovModel
@@ -411,34 +413,28 @@ def test_expected_and_measured_speedup(pair):
         pair.target, pair.draft, [*TEXTS[:2], ""], batch_size=2, policy="heuristic", repeats=1
     )
     assert set(found.phases) == {"draft", "verify", "rest"}
-    assert min(found.c, found.v, found.measured_speedup, found.measured_speedup_end_to_end) > 0
-    assert found.expected_speedup is None or found.expected_speedup > 0
+    assert min(found.prices.c, found.prices.v(4), found.speedup, found.speedup_end_to_end) > 0
+    assert found.predicted is None or found.predicted > 0
+    assert found.identical()
 
 
-def test_estimates_by_hand(pair, monkeypatch):
+def test_estimates_by_hand():
     """Two batches of two rows: a batch lasts as long as its slowest row, and drafts as long as the
     row that drafts most."""
-    from specjax.measure import cost, timing
-
-    made = cost.Costs(target_step=1.0, draft_step=0.1, verify={4: 1.5}, round={4: 2.0})
-    monkeypatch.setattr(cost, "measure", lambda *_: made)
 
     def row(calls, drafted, emitted):
         accepted = emitted - calls
         return specjax.Row(0, 0, "", [5] * emitted, calls, drafted, accepted, [0] * 5, [0] * 4)
 
-    rows = [row(3, 12, 9), row(5, 20, 7), row(2, 8, 8), row(2, 0, 2)]
-    method = decoding.build(
-        pair.target, pair.draft, gamma=4, sampling=specjax.sampling.sampling(0.0)
-    )
-    found = timing.estimate(
-        method, pair.target, [[5, 1]] * 2, rows, max_new_tokens=8, key=jax.random.key(0),
-        batch_size=2,
-    )  # fmt: skip
+    batches = [[row(3, 12, 9), row(5, 20, 7)], [row(2, 8, 8), row(2, 0, 2)]]
+    none: dict = {}
+    found = timing.Comparison(none, none, {timing.SPECULATIVE: batches}, none,
+                              prices(0.1, [1.5] * 5, rest=0.1))  # fmt: skip
     # 5 + 2 calls, 9 + 8 tokens and 20 + 8 draft steps; a round's rest is 0.1.
     assert dict(found.phases) == pytest.approx({"draft": 2.8, "verify": 10.5, "rest": 0.7})
-    assert found.expected_speedup == pytest.approx(17 / 14)
-    assert (found.c, found.v) == (0.1, 1.5)
+    assert found.predicted == pytest.approx(17 / 14)
+    with pytest.raises(ValueError, match="`compare` does it"):
+        dataclasses.replace(found, priced=None).predicted  # noqa: B018
 
 
 @pytest.mark.parametrize(

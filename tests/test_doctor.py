@@ -17,10 +17,10 @@ import reference
 from pairs import TEXTS
 from specjax import autoregressive, loop
 from specjax.accept import TokenRule
-from specjax.measure.cost import Costs
 from specjax.measure.metrics import Alpha
 from specjax.models.compatibility import Check
 from specjax.models.memory import Need
+from specjax.policies import prices
 from specjax.sampling import argmax
 from specjax.tools import doctor
 from specjax.tools.doctor import checks, distributions, verdicts
@@ -426,8 +426,8 @@ def test_acceptance_verdicts(alpha, rates, said):
 
 
 def test_speed_verdicts():
-    assert verdicts.speed(Costs(1.0, 0.1, {4: 1.2}, {4: 1.8}), 4).verdict == "pass"
-    found = verdicts.speed(Costs(1.0, 0.5, {4: 1.2}, {4: 3.4}), 4)
+    assert verdicts.speed(prices(0.1, [1.2] * 5, rest=0.2), 4).verdict == "pass"
+    found = verdicts.speed(prices(0.5, [1.2] * 5, rest=0.2), 4)
     assert (found.verdict, "overhead 0.20" in found.seen) == ("warn", True)
 
 

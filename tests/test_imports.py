@@ -23,7 +23,7 @@ def test_a_circle_is_named(monkeypatch):
     found = imports.graph()
     found["accept"].add("speculative")
     monkeypatch.setattr(imports, "graph", lambda: found)
-    with pytest.raises(ValueError, match="in a circle: .*speculative -> accept"):
+    with pytest.raises(ValueError, match=r"in a circle: .*speculative -> accept"):
         imports.main([])
 
 

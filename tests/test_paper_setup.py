@@ -23,7 +23,7 @@ import command_line
 import corpora
 import t5_variants
 from configs import paper as paper_config
-from specjax import decoding, tasks
+from specjax import generate, tasks
 from specjax.batching import bucket
 from specjax.measure import quality
 from specjax.models import hub
@@ -115,7 +115,7 @@ def test_methods_agree_as_the_config_says(name, root, monkeypatch):
 
     def decode(checkpoint, draft, **options):
         options = {**LENGTHS, "max_source_len": config.max_source_len, **options}
-        return decoding.generate(checkpoint, draft, texts, **options)
+        return generate(checkpoint, draft, texts, **options)
 
     greedy = decode(target, None, batch_size=config.batch_size)
     assert len(set(greedy.texts)) > len(texts) / 2

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import inspect
 import json
 
 import jax
@@ -11,13 +12,14 @@ import pytest
 
 import command_line
 import test_loops
-from experiments import pricing as tables
+from experiments.adaptive import board, race
 from pairs import TEXTS
 from specjax import decoding, generate, loop, policies
 from specjax.measure import pricing, timing
 from specjax.measure.pricing import CALL, PLAIN_CALL, TOKEN, Always
 from specjax.policies import prices
 from specjax.sampling import sampling
+from specjax.support import command_line as commands
 from table_models import inputs_of, random_table
 from toy_policies import library
 
@@ -94,7 +96,7 @@ def test_fit():
 
 def spread(found, name):
     """How far measurements of a price are apart, as a share of their mean."""
-    values = [tables.numbers(each)[name] for each in found]
+    values = [board.numbers(each)[name] for each in found]
     return (max(values) - min(values)) / np.mean(values)
 
 
@@ -102,7 +104,7 @@ def test_prices_reproduce():
     """Five measurements with 2% of noise on each call are within 5% of each other. Without calls
     of one round the fixed time of a call is anyone's guess."""
     found = [pricing.fit(LOOPS, calls(noise=0.02, seed=seed)) for seed in range(5)]
-    names = tables.numbers(found[0])
+    names = board.numbers(found[0])
     assert len(names) == 4 + 8 + 2
     assert {name: spread(found, name) for name in names if spread(found, name) > 0.05} == {}
     assert all(0 < table["policies"].error < 0.04 for table in found)
@@ -137,15 +139,15 @@ def test_calls_that_say_nothing():
 def test_a_poor_fit_stops_a_race():
     """By its error, or by its order; a good one does not."""
     found = pricing.fit(LOOPS, calls(noise=0.02))
-    tables.check("draft at T=0", found, 0.05)
+    race.check("draft at T=0", found["policies"], 0.05)
     with pytest.raises(ValueError, match=r"prices of draft at T=0 fit poorly.*price_error=0.001"):
-        tables.check("draft at T=0", found, 0.001)
+        race.check("draft at T=0", found["policies"], 0.001)
     noisy = pricing.fit(LOOPS, calls(noise=0.3))
     with pytest.raises(ValueError, match="nothing is raced"):
-        tables.check("draft at T=0", noisy, 0.05)
+        race.check("draft at T=0", noisy["policies"], 0.05)
     odd = dataclasses.replace(found["policies"], drop=jnp.float32(0.2))
     with pytest.raises(ValueError, match="cheaper by up to 20%"):
-        tables.check("draft at T=0", {"policies": odd}, 0.05)
+        race.check("draft at T=0", odd, 0.05)
 
 
 # --- what is timed ---------------------------------------------------------------------------
@@ -158,22 +160,24 @@ def build(pair, draft, gamma=1, **options):
 def test_turns(pair):
     """Each method once for each text, and not always in the same order; texts have budgets."""
     texts = decoding.tokenize(pair.target, TEXTS[:6])
-    methods = {"plain": build(pair, None), "spec": build(pair, pair.draft, 2)}
+    methods = {timing.PLAIN: build(pair, None), "spec": build(pair, pair.draft, 2)}
     order = []
     found = timing.side_by_side(
         methods, pair.target, texts, max_new_tokens=8, key=jax.random.key(0), repeats=2,
         budgets=[1, 8, 8, 3, 99, 8],
-        note=lambda state: order.append("spec" if state.drafter else "plain"),
+        note=lambda state: order.append("spec" if state.drafter else timing.PLAIN),
     )  # fmt: skip
     turns = [tuple(order[at : at + 2]) for at in range(2, len(order), 2)]  # after the compilation
     assert len(turns) == 2 * 6
-    assert set(turns) == {("plain", "spec"), ("spec", "plain")}
-    plain, spec = found.values()
-    assert [row.index for row in plain.rows] == list(range(6))
-    assert timing.identical(plain, spec)
-    assert spec.decode == pytest.approx([sum(batches) for batches in spec.batches])
-    assert np.shape(spec.batches) == (2, 6)
-    emitted = [row.emitted for row in spec.rows]
+    assert set(turns) == {(timing.PLAIN, "spec"), ("spec", timing.PLAIN)}
+    assert [row.index for row in found.outputs(timing.PLAIN)] == list(range(6))
+    assert found.identical("spec")
+    assert found.decode["spec"].shape == found.whole["spec"].shape == (2, 6)
+    assert np.all(found.decode["spec"] > 0)
+    assert np.all(found.decode["spec"] < found.whole["spec"])
+    emitted = [row.emitted for row in found.outputs("spec")]
+    seconds = found.decode["spec"].sum(axis=1)
+    assert found.per_token("spec") == pytest.approx(seconds / sum(emitted))
     assert emitted[0] == 1
     assert emitted[3] <= 3
     assert max(emitted) <= 8
@@ -268,10 +272,11 @@ def test_rows_and_static_loops():
         "γ=1": prices(0.1, [1.8, 1.9], call=3.0),
         "γ=3": prices(0.1, [2.4, 2.7, 2.7, 2.7], call=3.0),
     }
-    again = tables.of_row(json.loads(json.dumps(tables.as_row(found))))
-    assert jax.tree.all(jax.tree.map(np.array_equal, found, again))
-    assert tables.static_prices(found, 3) is found["γ=3"]
-    between = tables.static_prices(found, 2)
+    for table in found.values():
+        again = prices(**json.loads(json.dumps(table.as_row())))
+        assert jax.tree.all(jax.tree.map(np.array_equal, table, again))
+    assert pricing.static_prices(found, 3) is found["γ=3"]
+    between = pricing.static_prices(found, 2)
     assert rounds(between, 2) == [2.1, 2.4, 2.5]
     assert between.call == 3
 
@@ -286,13 +291,13 @@ def test_rows_and_static_loops():
 )
 def test_given(said, widths, shared):
     """γc + v + overhead; a policy pays for the smallest pass that holds its draft."""
-    assert tables.widths_of(said.split(","), 3) == widths
-    made = tables.given(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
+    assert commands.widths(said.split(","), 3) == widths
+    made = pricing.by_formula(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
     assert rounds(made["policies"]) == shared
-    full = [tables.static_prices(made, gamma).rounds(gamma)[-1] for gamma in (1, 2, 3)]
+    full = [pricing.static_prices(made, gamma).rounds(gamma)[-1] for gamma in (1, 2, 3)]
     assert full == close([1.5, 1.8, 2.1])
     with pytest.raises(ValueError, match="--widths=1,x"):
-        tables.widths_of(["1", "x"], 3)
+        commands.widths(["1", "x"], 3)
 
 
 # --- prices for those who give none ------------------------------------------------------------
@@ -321,6 +326,12 @@ def test_who_needs_prices(tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match=said):
             policies.check(wrong)
+
+
+def test_imports_run_one_way():
+    """What times decoding imports it, and `generate`, which needs both, stands above."""
+    assert "specjax.measure" not in inspect.getsource(decoding)
+    assert "specjax.generation" not in inspect.getsource(pricing) + inspect.getsource(timing)
 
 
 def test_generate_measures_prices(pair, monkeypatch):

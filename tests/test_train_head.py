@@ -9,7 +9,7 @@ import pytest
 
 import command_line
 from pairs import TEXTS
-from specjax import decoding, speculative
+from specjax import decoding, generate, speculative
 from specjax.accept import at_tokens
 from specjax.policies import head, load
 from specjax.sampling import sampling
@@ -52,7 +52,7 @@ def test_all_rounds_are_collected(pair):
     """At temperature 0, as many accepted tokens as `generate` counts before cuts at EOS."""
     config = config_of(pair, temperatures=(0.0,), batch_size=3)
     seen = train_head.collect(config, pair.target, pair.draft, TEXTS)
-    rows = decoding.generate(pair.target, pair.draft, TEXTS, gamma=3, max_new_tokens=12).rows
+    rows = generate(pair.target, pair.draft, TEXTS, gamma=3, max_new_tokens=12).rows
     assert set(np.unique(seen.ratio)) == {0.0, 1.0}
     assert np.all(seen.reached == 1)
     tested = sum(sum(row.tested) for row in rows)
@@ -123,8 +123,8 @@ def test_the_command(pair, tmp_path, monkeypatch, capsys):
     final = json.loads((tmp_path / "run" / "final.json").read_text())
     assert 0 <= final["held_out"]["ranked"] <= 1
     policy = load("head", params=head.load(tmp_path / "run" / "head.npz"), threshold=0.9)
-    found = decoding.generate(pair.target, pair.draft, TEXTS[:2], gamma=3, policy=policy)
-    plain = decoding.generate(pair.target, None, TEXTS[:2])
+    found = generate(pair.target, pair.draft, TEXTS[:2], gamma=3, policy=policy)
+    plain = generate(pair.target, None, TEXTS[:2])
     assert found.tokens == plain.tokens
 
 

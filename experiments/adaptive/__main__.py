@@ -9,7 +9,6 @@ from rich.console import Console
 from tqdm import tqdm
 
 import experiments.adaptive
-from experiments import pricing
 from experiments.adaptive import board, pictures, race
 from experiments.reproduce import pages, study
 from experiments.reproduce.study import Study, open_results
@@ -24,7 +23,7 @@ def main(_) -> None:
     if flags.FLAGS.only_prices:
         for cell in study.keys(config, config.drafts):
             title = " ".join(study.short(str(part)) for part in cell.values())
-            pricing.compare(console, title, race.price(on, cell), race.price(on, cell))
+            board.compare_prices(console, title, race.price(on, cell), race.price(on, cell))
         return
     rows = fill(on)
     sections = [

@@ -1,13 +1,16 @@
 """The leaderboard: what the races say, as tables and in words."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments import pricing
+import numpy as np
+from rich.console import Console
+
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import short
 from specjax.measure import report
-from specjax.measure.pricing import goodness
+from specjax.measure.pricing import POLICIES, goodness
+from specjax.policies import Prices, prices
 
 Row = dict[str, Any]
 
@@ -153,7 +156,7 @@ def one_race(race: Sequence[Row]) -> Section:
         f"α = {first['alpha']:.3f}, c = {first['c']:.3f}; {first['tokens']} tokens in "
         f"{first['timed_inputs']} outputs; the oracle's speedup in replay is "
         f"{first['oracle_speedup']:.2f}.",
-        goodness(pricing.of_row(first["prices"])[pricing.POLICIES]),
+        goodness(prices(**first["prices"][POLICIES])),
         f"Slower than γ={first['best_static'].removeprefix('γ=')}, by more than the quartiles: "
         f"{', '.join(lost)}."
         if lost
@@ -163,3 +166,45 @@ def one_race(race: Sequence[Row]) -> Section:
         else "",
     ]
     return Section(label(first), columns, race, " ".join(s for s in said if s), LEGEND)
+
+
+def numbers(found: Mapping[str, Prices]) -> dict[str, float]:
+    """All prices by name."""
+    table = found[POLICIES]
+    rounds = table.rounds(table.gamma_max).tolist()
+    full = {name: of.rounds(of.gamma_max)[-1].item() for name, of in found.items()}
+    return {
+        "a token of plain decoding": table.token.item(),
+        "a call of plain decoding": table.plain_call.item(),
+        "a speculative call": table.call.item(),
+        "a draft step": table.draft.item(),
+        **{f"a round of {k} drafted tokens": price for k, price in enumerate(rounds)},
+        **{f"a round of {name}": price for name, price in full.items() if name != POLICIES},
+    }
+
+
+def compare_prices(
+    console: Console, title: str, first: Mapping[str, Prices], second: Mapping[str, Prices]
+) -> None:
+    """Print two measurements side by side, each in its own tokens of plain decoding. So a machine
+    that is slower throughout changes nothing.
+    """
+    tokens = [float(found[POLICIES].token) for found in (first, second)]
+    both = zip(numbers(first).items(), numbers(second).values(), strict=True)
+    lines: list[dict[str, Any]] = []
+    for (name, one), two in list(both)[1:]:
+        one, two = one / tokens[0], two / tokens[1]
+        ratio = two / one if one else float("nan")
+        lines.append({"name": name, "first": one, "second": two, "ratio": ratio})
+    columns: list[report.Column] = [
+        ("tokens of plain decoding", lambda line: line["name"]),
+        ("first", lambda line: f"{line['first']:.3f}"),
+        ("second", lambda line: f"{line['second']:.3f}"),
+        ("second / first", lambda line: f"{line['ratio']:.3f}"),
+    ]
+    console.print(report.table(columns, lines, title))
+    worst = max(lines, key=lambda line: abs(np.log(line["ratio"])))
+    console.print(f"Farthest apart: {worst['name']}, {worst['ratio'] - 1:+.1%}.")
+    console.print(f"A token took {1e3 * tokens[0]:.4f} ms, and {1e3 * tokens[1]:.4f} ms then.")
+    for name, found in (("First", first), ("Second", second)):
+        console.print(f"{name}: {goodness(found[POLICIES])}")

@@ -7,19 +7,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from experiments import pricing
-from experiments.pricing import static
 from experiments.replay import Candidate, evaluate
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study
-from specjax import decoding
 from specjax.drafters.base import Drafter
-from specjax.measure import timing
-from specjax.measure.timing import Method, Timed
+from specjax.loop import Method
+from specjax.measure import pricing, timing
+from specjax.measure.pricing import static
+from specjax.measure.timing import PLAIN, Comparison, quartiles
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices, constant, head, load
 from specjax.policies.loading import takes
@@ -28,7 +26,6 @@ from specjax.replay import rollouts
 from specjax.replay.rollouts import Rollouts
 from specjax.speculative import Speculative
 
-PLAIN = "plain decoding"
 ORACLE = "oracle"  # in replay only
 
 
@@ -86,7 +83,7 @@ def price(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:
     of, config = (on, cell["draft"], cell["temperature"]), on.config
     shared = loop(*of, constant(config.gamma_max), config.gamma_max, config.widths)
     loops = {pricing.POLICIES: shared, **static_loops(*of)}
-    return pricing.measure(*of, loops, config.price_repeats)
+    return speedups.price(*of, loops, config.price_repeats)
 
 
 def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
@@ -96,11 +93,10 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
       ValueError: prices that fit poorly, before anything is raced.
     """
     config, draft, temperature = on.config, cell["draft"], cell["temperature"]
-    texts = decoding.tokenize(
-        on.target, on.texts(config.timed_inputs), config.max_source_len or None
-    )
+    texts = speedups.timed_texts(on)
     prices = price(on, cell)
-    pricing.check(f"{draft} at T={temperature:g}", prices, config.price_error)
+    table = prices[pricing.POLICIES]
+    check(f"{draft} at T={temperature:g}", table, config.price_error)
     recorded = record(on, draft, temperature)
     made = build(on, draft, temperature, prices)
     methods: dict[str, Method] = {
@@ -118,32 +114,31 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
         names=(config.target, draft),
         note=lambda state: int(state.drafter[1]) if state.drafter else 0,
     )
-    best, early, timed = choose(everything, PLAIN, [static(gamma) for gamma in config.static])
+    best, early, timed = choose(everything, [static(gamma) for gamma in config.static])
     alpha = on.alpha(draft, temperature, on.outputs(temperature)).value
-    base = timed[PLAIN]
     key = jax.random.key(config.seed)
     replayed = replay_all(on, draft, temperature, made, recorded, prices, key)
     # Of the timed inputs alone, which are fewer.
     same = jax.tree.map(lambda field: field[: len(texts)], recorded)
     foretold = replay_all(on, draft, temperature, made, same, prices, key)
-    table = prices[pricing.POLICIES]
     return [
         {
             "method": name,
             "static": name not in made,
             "settings": policies(on, draft).get(name, {}),
             "alpha": alpha,
-            **timing.speedup(base, timed[name]),
+            **timed.speedups(name),
             "speedup_choosing": early[name],  # on the repeats that nothing else is taken from
-            **{f"of_{key}": value for key, value in against(timed[best], timed[name]).items()},
+            **quartiles("of_best", timed.ratio(name, over=best)),
             "best_static": best,
-            "identical": timing.identical(base, timed[name]) if not temperature else None,
-            **counts(timed[name]),
+            "identical": timed.identical(name) if not temperature else None,
+            **counts(timed, name),
             **replayed[name],
             "predicted": foretold[name]["replayed_speedup"],
             "oracle_speedup": replayed[ORACLE]["replayed_speedup"],
-            "c": float(table.draft / table.token),
-            "prices": pricing.as_row(prices),  # seconds; what policies were told
+            "c": table.c,
+            # In seconds; what policies were told.
+            "prices": {loop: of.as_row() for loop, of in prices.items()},
             "price_error": float(table.error),
             "gamma_max": config.gamma_max,
             "widths": list(config.widths),
@@ -156,47 +151,56 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def check(of: str, table: Prices, limit: float) -> None:
+    """ValueError where prices explain the calls badly that they were fitted to.
+
+    Args:
+      of: what they are prices of, for the error.
+      limit: for the error of a typical call, and for how much a longer draft may seem cheaper.
+    """
+    error, drop = float(table.error), float(table.drop)
+    if max(error, drop) > limit:
+        raise ValueError(
+            f"The prices of {of} fit poorly: a typical call is off by {error:.0%} (the worst by "
+            f"{float(table.largest_error):.0%}), and a longer draft was timed as cheaper by up to "
+            f"{drop:.0%}, where price_error={limit:g} allows {limit:.0%}. Policies would be told "
+            "noise, so nothing is raced. Run again on a machine that does nothing else, with more "
+            "repeats or timed_inputs."
+        )
+
+
 def choose(
-    timed: Mapping[str, Timed], plain: str, candidates: Sequence[str]
-) -> tuple[str, dict[str, float], dict[str, Timed]]:
+    timed: Comparison, candidates: Sequence[str]
+) -> tuple[str, dict[str, float], Comparison]:
     """The fastest of the candidates, by every other repeat; and what the rest of the repeats show.
 
     What looks best on some repeats was lucky in them: compared on these, it would look too good.
 
     Returns:
       The name; the speedup of every method on the repeats that chose, a median of ratios within a
-      repeat; and every method's other repeats.
+      repeat; and the other repeats.
 
     Raises:
       ValueError: a single repeat.
     """
-    if len(timed[plain].batches) < 2:
+    if len(timed.decode[PLAIN]) < 2:
         raise ValueError("repeats must be ≥ 2: some choose the best static γ, the others judge it.")
-    first = {name: of.part(slice(0, None, 2)) for name, of in timed.items()}
-    rest = {name: of.part(slice(1, None, 2)) for name, of in timed.items()}
-    early = {name: timing.speedup(first[plain], of)["speedup_decode"] for name, of in first.items()}
+    first, rest = timed.part(slice(0, None, 2)), timed.part(slice(1, None, 2))
+    early = {name: first.speedups(name)["speedup_decode"] for name in timed.decode}
     return max(candidates, key=lambda name: early[name]), early, rest
 
 
-def against(best: Timed, other: Timed) -> dict[str, float]:
-    """How many times faster than the best static γ, decoding alone: median and quartiles of the
-    ratio within a repeat."""
-    ratio = best.per_token(best.decode) / other.per_token(other.decode)
-    low, median, high = np.quantile(ratio, [0.25, 0.5, 0.75])
-    return {"best": float(median), "best_low": float(low), "best_high": float(high)}
-
-
-def counts(timed: Timed) -> dict[str, Any]:
+def counts(timed: Comparison, name: str) -> dict[str, Any]:
     """Sums over the inputs."""
-    tokens = sum(row.emitted for row in timed.rows)
-    calls = sum(row.target_calls for row in timed.rows)
+    rows = timed.outputs(name)
+    tokens, calls = sum(row.emitted for row in rows), sum(row.target_calls for row in rows)
     return {
         "tau": tokens / calls,
         "tokens": tokens,
         "target_calls": calls,
-        "draft_calls": sum(timed.notes),
-        "drafted": sum(row.drafted for row in timed.rows),
-        "accepted": sum(row.accepted for row in timed.rows),
+        "draft_calls": sum(timed.notes[name]),
+        "drafted": sum(row.drafted for row in rows),
+        "accepted": sum(row.accepted for row in rows),
     }
 
 

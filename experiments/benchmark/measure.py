@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +21,17 @@ from experiments.benchmark.cases import SHAPES, Case, step_bytes
 from specjax import decoding, loop
 from specjax.autoregressive import Autoregressive
 from specjax.loop import Method
-from specjax.measure import cost
+from specjax.measure import cost, timing
+from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison, quartiles
 from specjax.models.hub import Checkpoint
 from specjax.paper import formulas
+from specjax.results import summarize
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.support import command_line
 
 Rivals = dict[str, Callable[[], list[list[int]]]]
+SILENT = "silent"
 PAUSE = 0.2  # seconds after a peer, whose idle threads go on spinning for a while
 
 
@@ -76,81 +79,63 @@ def measure(lab: Lab, case: Case) -> dict[str, Any]:
 # --- both loops and their peers ------------------------------------------------------------------
 
 
-class Call(NamedTuple):
-    """One call of a loop, with one key."""
-
-    decode: float  # seconds of the loop alone
-    whole: float  # with encoders and prefill
-    tokens: list[list[int]]
-    calls: np.ndarray  # of the target, by row
-    drafted: np.ndarray
-    accepted: np.ndarray
-    tested: np.ndarray  # drafted tokens that were accepted or the first to be rejected
-
-
-Turn = dict[str, list[Call]]  # by method: a call for each key of a repeat
-
-
 def decode(lab: Lab, case: Case) -> dict[str, Any]:
     """Both loops, the peers, the phases of a round and the bandwidth, taking turns."""
     config, (target, draft) = lab.config, lab.pair(case)
-    methods: dict[str, Method] = {"autoregressive": plain_of(case, target)}
-    meter = None
+    methods: dict[str, Method] = {PLAIN: plain_of(case, target)}
+    take = None
     if draft is not None:
-        methods["speculative"] = build(case, target, draft)
+        methods[SPECULATIVE] = build(case, target, draft)
     rivals, note = _rivals(lab, case)
-    ours: list[Turn] = []
+    ours: list[Comparison] = []
+    samples: list[cost.Sample] = []
     theirs: dict[str, list[float]] = {name: [] for name in rivals}
     said: dict[str, list[list[int]]] = {}
     speeds, order = [], random.Random(0)
     for repeat in range(config.repeats + 1):  # the first compiles
         ours.append(turn(case, target, methods, keys_of(config, repeat), order))
         # Before the rivals: torch's threads wait for more work at full speed for a while.
-        if meter is not None:
-            meter.take()
+        if take is not None:
+            samples.append(take())
         elif draft is not None:
+            typical = case.tokens, round(_rounds(case))
             calls = [
-                cost.Call(method, functools.partial(begin, case, target, method), count)
-                for method, count in zip(
-                    methods.values(), (case.tokens, round(_rounds(case))), strict=True
-                )
+                (by, functools.partial(begin, case, target, by), count)
+                for by, count in zip(methods.values(), typical, strict=True)
             ]
-            meter = _meter(config, case, target, draft, [case.gamma], [case.gamma], calls)
+            take = _stopwatch(config, case, target, draft, [case.gamma], [case.gamma], calls)
         for name, run in rivals.items():
             since = time.perf_counter()
             said[name] = run()
             theirs[name].append(time.perf_counter() - since)
             time.sleep(PAUSE)
         speeds.append(bandwidth(config.bandwidth_mb))
-    theirs = {name: seconds[1:] for name, seconds in theirs.items()}
-    plain = [taken["autoregressive"] for taken in ours[1:]]
+    theirs, ours = {name: seconds[1:] for name, seconds in theirs.items()}, ours[1:]
     speed = float(np.median(speeds))
     row: dict[str, Any] = {
         "bandwidth_gb_s": speed / 1e9,
         "peer_note": note,
-        "autoregressive": _pace(case, plain, 1e3 * _bytes(case, case.target) / speed)
-        | _against(plain, theirs.get("generate"), said.get("generate")),
+        "autoregressive": _pace(case, ours, PLAIN, 1e3 * _bytes(case, case.target) / speed)
+        | _against(ours, PLAIN, theirs.get("generate"), said.get("generate")),
     }
-    if meter is not None:
-        spec, costs = [taken["speculative"] for taken in ours[1:]], meter.costs()
-        counts = _counts(case, spec)
+    if samples:
+        prices, counts = cost.medians(samples), _counts(case, ours)
         read = case.gamma * _bytes(case, case.draft) + _bytes(case, case.target)
-        row["speculative"] = _pace(case, spec, 1e3 * read / speed / counts["tau"]) | _against(
-            spec, theirs.get("assisted"), said.get("assisted")
+        floor = 1e3 * read / speed / counts["tau"]
+        row["speculative"] = _pace(case, ours, SPECULATIVE, floor) | _against(
+            ours, SPECULATIVE, theirs.get("assisted"), said.get("assisted")
         )
-        taken = counts["tau"], counts["gamma_mean"], costs.c, costs.v(case.gamma)
-        overhead = costs.call_overhead(case.gamma, case.tokens, counts["rounds"])
-        row |= counts | _speedup(plain, spec)
+        taken = counts["tau"], counts["gamma_mean"], prices.c, prices.v(case.gamma)
+        overhead = prices.overhead(case.gamma, case.tokens, counts["rounds"])
+        row |= counts | _speedup(ours, SPECULATIVE)
         row |= forced.expected(case.cell | row)
         row |= {
-            "target_step_ms": 1e3 * costs.target_step,
-            "c": costs.c,
-            "v": costs.v(case.gamma),
+            "target_step_ms": 1e3 * float(prices.token),
+            "c": prices.c,
+            "v": prices.v(case.gamma),
             "overhead": overhead,  # with the share of what a call costs beside its rounds
             # Of an iteration, what is neither a draft step nor the verify pass.
-            "overhead_share": costs.overhead(case.gamma)
-            * costs.target_step
-            / costs.round[case.gamma],
+            "overhead_share": float(prices.rest[-1] / prices.rounds(case.gamma)[-1]),
             "predicted": formulas.walltime_speedup_from_tau(*taken, overhead),
             "predicted_c_v": formulas.walltime_speedup_from_tau(*taken),
         }
@@ -167,8 +152,8 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
     config, (target, draft) = lab.config, lab.pair(case)
     assert draft is not None, "a case of two models"
     methods: dict[str, Method] = {
-        "autoregressive": plain_of(case, target),
-        "silent": decoding.speculative(
+        PLAIN: plain_of(case, target),
+        SILENT: decoding.speculative(
             target,
             draft,
             gamma=case.gamma,
@@ -182,14 +167,13 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
         turn(case, target, methods, keys_of(config, repeat), order)
         for repeat in range(config.repeats + 1)  # the first compiles
     ][1:]
-    plain, spec = ([taken[name] for taken in ours] for name in methods)
     floor_ms = 1e3 * _bytes(case, case.target) / bandwidth(config.bandwidth_mb)
     return {
-        "autoregressive": _pace(case, plain, floor_ms),
-        "silent": _pace(case, spec, floor_ms),
-        "drafted": sum(int(one.drafted.sum()) for calls in spec for one in calls),
+        "autoregressive": _pace(case, ours, PLAIN, floor_ms),
+        "silent": _pace(case, ours, SILENT, floor_ms),
+        "drafted": sum(row.drafted for one in ours for row in one.outputs(SILENT)),
         "keys": config.repeats * config.keys_per_repeat,
-        **_speedup(plain, spec),
+        **_speedup(ours, SILENT),
     }
 
 
@@ -209,15 +193,10 @@ def turn(
     methods: Mapping[str, Method],
     keys: Sequence[int],
     order: random.Random,
-) -> Turn:
-    """Every method once for each key. Their order is drawn anew for each key: a program is some
-    percent faster if it was the last one that ran.
-    """
-    taken: Turn = {name: [] for name in methods}
-    for key in keys:
-        for name in order.sample(list(methods), len(methods)):
-            taken[name].append(call(case, target, methods[name], key))
-    return taken
+) -> Comparison:
+    """One repeat: every method once for each key, in an order drawn anew for each."""
+    runs = {name: functools.partial(call, case, target, by) for name, by in methods.items()}
+    return timing.in_turns(runs, keys, 1, order=order)
 
 
 def build(case: Case, target: Checkpoint, draft: Checkpoint) -> Speculative:
@@ -244,7 +223,7 @@ def begin(case: Case, target: Checkpoint, method: Method, key: int = 0):
     )
 
 
-def call(case: Case, target: Checkpoint, method: Method, key: int = 0) -> Call:
+def call(case: Case, target: Checkpoint, method: Method, key: int = 0) -> timing.Run:
     """Decode the case's inputs once."""
     forces = isinstance(method.rule, forced.ForcedRule)
     first = time.perf_counter()
@@ -255,15 +234,7 @@ def call(case: Case, target: Checkpoint, method: Method, key: int = 0) -> Call:
     end = time.perf_counter()
     decoding.check_finite(state, (case.target, case.draft))
     rows = decoding.read_rows(state, [(b, 0) for b in range(case.batch)], target)
-    return Call(
-        end - middle,
-        end - first,
-        [row.tokens for row in rows],
-        np.array([row.target_calls for row in rows]),
-        np.array([row.drafted for row in rows]),
-        np.array([row.accepted for row in rows]),
-        np.array([sum(row.tested) for row in rows]),
-    )
+    return end - middle, end - first, rows, None
 
 
 def _rivals(lab: Lab, case: Case) -> tuple[Rivals, str]:
@@ -282,60 +253,50 @@ def _rivals(lab: Lab, case: Case) -> tuple[Rivals, str]:
     return rivals, ""
 
 
-def _pace(case: Case, repeats: Sequence[Sequence[Call]], floor_ms: float) -> dict[str, Any]:
+def _pace(case: Case, ours: Sequence[Comparison], name: str, floor_ms: float) -> dict[str, Any]:
     """Milliseconds from one token of a row to its next, and tokens per second of all rows."""
-    per_token = [1e3 * _mean(calls, "decode") / case.tokens for calls in repeats]
+    per_token = [1e3 * one.decode[name].mean() / case.tokens for one in ours]
     ms = float(np.median(per_token))
     return {
-        **_quartiles("ms", per_token),
-        "whole_ms": float(
-            np.median([1e3 * _mean(calls, "whole") / case.tokens for calls in repeats])
-        ),
+        **quartiles("ms", per_token),
+        "whole_ms": float(np.median([1e3 * one.whole[name].mean() / case.tokens for one in ours])),
         "tokens_per_s": 1e3 * case.batch / ms,
         "floor_ms": floor_ms,
         "of_floor": floor_ms / ms,
     }
 
 
-def _mean(calls: Sequence[Call], name: str) -> float:
-    """Seconds, over the keys of a repeat."""
-    return float(np.mean([getattr(one, name) for one in calls]))
-
-
-def _speedup(
-    plain: Sequence[Sequence[Call]], other: Sequence[Sequence[Call]]
-) -> dict[str, float | list[float]]:
-    """Plain decoding's time over the other's, each the mean over a repeat's keys; by repeat too."""
-    speedups = [_mean(a, "decode") / _mean(b, "decode") for a, b in zip(plain, other, strict=True)]
-    return {"speedups": speedups, **_quartiles("speedup", speedups)}
+def _speedup(ours: Sequence[Comparison], name: str) -> dict[str, float | list[float]]:
+    """Plain decoding's time over the other's, each over a repeat's keys; by repeat too."""
+    speedups = [float(one.ratio(name)[0]) for one in ours]
+    return {"speedups": speedups, **quartiles("speedup", speedups)}
 
 
 def _against(
-    repeats: Sequence[Sequence[Call]], seconds: Sequence[float] | None, said: list[list[int]] | None
+    ours: Sequence[Comparison],
+    name: str,
+    seconds: Sequence[float] | None,
+    said: list[list[int]] | None,
 ) -> dict[str, Any]:
     """The peer's whole call beside ours, encoders included; nothing where there is no peer."""
     if not seconds:
         return {}
-    tokens = repeats[-1][-1].tokens
-    ratios = [
-        theirs / _mean(calls, "whole") for theirs, calls in zip(seconds, repeats, strict=True)
-    ]
+    tokens = [row.tokens for row in ours[-1].rows[name][-1]]
+    ratios = [theirs / one.whole[name].mean() for theirs, one in zip(seconds, ours, strict=True)]
     return {
-        **_quartiles("peer_ms", [1e3 * s / len(tokens[0]) for s in seconds]),
-        **_quartiles("times_peer", ratios),
+        **quartiles("peer_ms", [1e3 * s / len(tokens[0]) for s in seconds]),
+        **quartiles("times_peer", ratios),
         "peer_tokens_equal": said == tokens,
     }
 
 
-def _counts(case: Case, repeats: Sequence[Sequence[Call]]) -> dict[str, Any]:
+def _counts(case: Case, ours: Sequence[Comparison]) -> dict[str, Any]:
     """How many tokens a round gave over all keys, in the batch as a whole and by itself."""
     # The loop's own rounds: a finished row waits for the others.
-    rounds = [[int(one.calls.max()) for one in calls] for calls in repeats]
-    every = [one for calls in repeats for one in calls]
-    calls, drafted, accepted, tested = (
-        sum(int(getattr(one, name).sum()) for one in every)
-        for name in ("calls", "drafted", "accepted", "tested")
-    )
+    rounds = [
+        [max(row.target_calls for row in batch) for batch in one.rows[SPECULATIVE]] for one in ours
+    ]
+    counts = summarize([row for one in ours for row in one.outputs()])
     mean = float(np.mean(rounds))
     low, high = np.quantile(case.tokens / np.array(rounds, float), [0.25, 0.75])
     return {
@@ -344,9 +305,10 @@ def _counts(case: Case, repeats: Sequence[Sequence[Call]]) -> dict[str, Any]:
         "tau": case.tokens / mean,
         "tau_low": float(low),
         "tau_high": float(high),
-        "tau_rows": case.batch * case.tokens * len(every) / calls,
-        "gamma_mean": drafted / calls,
-        "alpha_seen": accepted / max(1, tested),
+        "tau_rows": counts.tokens_per_iteration,
+        "gamma_mean": counts.drafted / counts.iterations,
+        # Each token that was tested was accepted, or the first to be rejected.
+        "alpha_seen": counts.accepted / max(1, counts.accepted + counts.corrections),
     }
 
 
@@ -354,11 +316,6 @@ def _rounds(case: Case) -> float:
     """That an output is expected to take."""
     alpha = 1.0 if case.weights == "agreeing" else case.alpha
     return forced.rounds(alpha, case.gamma, case.tokens, case.batch)[0]
-
-
-def _quartiles(name: str, values: Sequence[float]) -> dict[str, float]:
-    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return {name: float(median), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
 # --- phases --------------------------------------------------------------------------------------
@@ -370,33 +327,33 @@ def verify(lab: Lab, case: Case) -> dict[str, Any]:
     if draft is None:
         raise ValueError(f"A case of kind verify needs a draft beside {case.target}.")
     gammas = range(1, case.gamma + 1)
-    meter, speeds = _meter(config, case, target, draft, gammas, []), []
+    take, samples, speeds = _stopwatch(config, case, target, draft, gammas, []), [], []
     for _ in range(config.repeats):
-        meter.take()
+        samples.append(take())
         speeds.append(bandwidth(config.bandwidth_mb))
-    costs, speed = meter.costs(), float(np.median(speeds))
+    prices, speed = cost.medians(samples), float(np.median(speeds))
     floor_ms = 1e3 * _bytes(case, case.target) / speed
     return {
         "bandwidth_gb_s": speed / 1e9,
-        "target_step_ms": 1e3 * costs.target_step,
-        "draft_step_ms": 1e3 * costs.draft_step,
+        "target_step_ms": 1e3 * float(prices.token),
+        "draft_step_ms": 1e3 * float(prices.draft),
         "floor_ms": floor_ms,
-        "of_floor": floor_ms / (1e3 * costs.target_step),
-        "c": costs.c,
-        "v_by_gamma": {str(gamma): costs.v(gamma) for gamma in gammas},
+        "of_floor": floor_ms / (1e3 * float(prices.token)),
+        "c": prices.c,
+        "v_by_gamma": {str(gamma): prices.v(gamma) for gamma in gammas},
     }
 
 
-def _meter(
+def _stopwatch(
     config, case: Case, target: Checkpoint, draft: Checkpoint, gammas, rounds, calls=()
-) -> cost.Meter:
-    """Phases in the middle of an output, where a step costs what the mean one does."""
+) -> Callable[[], cost.Sample]:
+    """Of phases in the middle of an output, where a step costs what the mean one does."""
     method = build(case, target, draft)
     contexts, state = begin(case, target, method)
     length = jnp.full_like(state.length, 1 + case.tokens // 2)
     drafter = state.drafter._replace(end=length - 1)
     state = state.replace(length=length, drafter=drafter, limit=length + case.gamma + 1)
-    return cost.Meter(method, contexts, state, gammas, rounds, steps=config.steps, calls=calls)
+    return cost.stopwatch(method, contexts, state, gammas, rounds, steps=config.steps, calls=calls)
 
 
 def _bytes(case: Case, name: str) -> float:

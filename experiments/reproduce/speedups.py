@@ -4,15 +4,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section, number, percent
 from experiments.reproduce.study import Study, short
 from specjax import decoding
 from specjax.autoregressive import Autoregressive
-from specjax.measure import cost, report, timing
+from specjax.measure import cost, pricing, report, timing
+from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
 from specjax.paper import formulas
+from specjax.policies import Prices
+from specjax.results import summarize
 from specjax.speculative import Speculative
+
+# How plain decoding draws: rows that do not say it are of a time when it drew by Gumbel noise, V
+# numbers a token, which inflated every speedup at temperatures above 0.
+BASELINE = "draws as speculation does"
 
 
 def keys(config) -> list[dict[str, Any]]:
@@ -23,24 +31,21 @@ def keys(config) -> list[dict[str, Any]]:
 def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     """c and v(γ), the γ that the formula picks by them and by α, and the speedup of the loops."""
     config, draft, temperature = on.config, cell["draft"], cell["temperature"]
-    found = study.find(on.results.done, {**cell, "table": "alpha"})
-    if found is None:
+    known = study.find(on.results.done, {**cell, "table": "alpha"})
+    if known is None:
         raise ValueError('tables: "speedup" needs "alpha", which the best γ depends on.')
-    alpha = found["alpha"]
-    texts = decoding.tokenize(
-        on.target, on.texts(config.timed_inputs), config.max_source_len or None
-    )
+    alpha = known["alpha"]
+    texts = timed_texts(on)
     longest = method(on, draft, temperature, max(config.gammas))
     contexts, state = start(on, longest, texts)
-    costs = cost.measure(longest, contexts, state, config.gammas)
+    prices = cost.measure(longest, contexts, state, config.gammas)
     speedups = {
-        gamma: formulas.walltime_speedup(alpha, gamma, costs.c, costs.v(gamma))
+        gamma: formulas.walltime_speedup(alpha, gamma, prices.c, prices.v(gamma))
         for gamma in config.gammas
     }
     gamma = max(speedups, key=lambda g: speedups[g])
-    length = found["tokens"] / found["outputs"]
-    plain, spec, once = timing.race(
-        plain_method(on, temperature),
+    length = known["tokens"] / known["outputs"]
+    found = timing.compare(
         method(on, draft, temperature, gamma),
         on.target,
         texts,
@@ -54,14 +59,74 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "gamma": gamma,
         "alpha": alpha,
         "tau_expected": formulas.expected_tokens(alpha, gamma),
-        "v_by_gamma": {str(g): costs.v(g) for g in config.gammas},
-        "predicted_paper": formulas.walltime_speedup(alpha, gamma, once.c),
-        **timing.outcome(plain, spec, once, gamma),
-        "identical": timing.identical(plain, spec) if temperature == 0 else None,
+        "v_by_gamma": {str(g): prices.v(g) for g in config.gammas},
+        **outcome(found),
+        "predicted_paper": formulas.walltime_speedup(alpha, gamma, found.prices.c),
+        "identical": found.identical() if temperature == 0 else None,
         "batch": 1,
         "timed_inputs": len(texts),
         "repeats": config.repeats,
     }
+
+
+def outcome(found: Comparison) -> dict[str, Any]:
+    """What the comparison showed, as a row: counts, prices, and the speedup measured and predicted.
+
+    `overhead` is with the fixed times of calls; `round_overhead` is a round's own.
+    """
+    prices, counts = found.prices, summarize(found.outputs())
+    gamma, texts = prices.gamma_max, counts.outputs
+    return {
+        "tau": counts.tokens_per_iteration,
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
+        "acceptance_by_position": [
+            None if rate is None else round(rate, 4) for rate in counts.acceptance
+        ],
+        "c": prices.c,
+        "v": prices.v(gamma),
+        "round_overhead": prices.overhead(gamma),
+        "overhead": prices.overhead(gamma, counts.tokens / texts, counts.iterations / texts),
+        "target_step_ms": 1e3 * float(prices.token),
+        "draft_step_ms": 1e3 * float(prices.draft),
+        "predicted": found.predicted,
+        **found.speedups(),
+        "autoregressive_ms_per_token": 1e3 * float(np.median(found.per_token(PLAIN))),
+        "speculative_ms_per_token": 1e3 * float(np.median(found.per_token(SPECULATIVE))),
+        "tokens": counts.tokens,
+        "target_calls": counts.iterations,
+        "baseline": BASELINE,
+    }
+
+
+def timed_texts(on: Study) -> list[list[int]]:
+    """Ids of the inputs that are timed."""
+    config = on.config
+    return decoding.tokenize(
+        on.target, on.texts(config.timed_inputs), config.max_source_len or None
+    )
+
+
+def price(
+    on: Study, draft: str, temperature: float, loops: Mapping[str, Speculative], repeats: int
+) -> dict[str, Prices]:
+    """Of plain decoding and of the loops, at batch 1, on the inputs that are timed.
+
+    Args:
+      loops: `pricing.POLICIES`, and those of static γ by `pricing.static`.
+    """
+    own = {name: [by.gamma_max] for name, by in loops.items() if name != pricing.POLICIES}
+    return pricing.measure(
+        loops,
+        on.target,
+        timed_texts(on),
+        lengths=own,
+        plain=plain_method(on, temperature),
+        max_new_tokens=on.config.max_new_tokens,
+        key=jax.random.key(on.config.seed),
+        repeats=repeats,
+        names=(on.config.target, draft),
+    )
 
 
 def method(on: Study, draft: str, temperature: float, gamma: int) -> Speculative:

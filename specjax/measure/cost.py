@@ -1,18 +1,16 @@
-"""What a step costs here: c, the draft's step in units of the target's, and v(γ), the verify pass.
+"""The phases of a round, timed one by one: a draft step, a target step, verify passes, rounds.
 
 The paper takes v = 1: scoring γ+1 positions costs what one position costs, which holds while
-reading the weights is what takes the time. Here it is measured, and enters the predicted speedup
-τ/(γc + v(γ) + overhead).
+reading the weights is what takes the time. Here it is measured.
 
 A call also takes a fixed time: dispatch, and first rounds on weights that the encoder has driven
-out of the caches. It is measured too, on calls that a `Meter` makes itself (see
-`Costs.call_overhead`).
+out of the caches. It is measured too, on calls that are made for it (`Prices.overhead`).
 """
 
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -23,157 +21,120 @@ import numpy as np
 
 from specjax import sampling as smp
 from specjax.loop import Method
-from specjax.policies import constant
+from specjax.policies import Prices, constant
+from specjax.policies.prices import as_measured
 from specjax.sampling import Purpose
 from specjax.speculative import Contexts, Speculative, dice_for, step
 from specjax.state import State
 
-
-@dataclasses.dataclass(frozen=True)
-class Costs:
-    """Seconds on one machine, at one batch size and buffer length; medians."""
-
-    target_step: (
-        float  # one position: call, head, distribution and draw, as in autoregressive decoding
-    )
-    draft_step: float  # the same for the drafter
-    verify: Mapping[int, float]  # by γ: one target call on γ+1 positions, head and distributions
-    round: Mapping[int, float]  # by γ: a whole round of the loop, everything included
-    plain_fixed: float = 0.0  # an autoregressive call beyond its target steps
-    fixed: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    """By γ: a speculative call beyond its rounds."""
-
-    @property
-    def c(self) -> float:
-        """time(draft) / time(target), the paper's c."""
-        return self.draft_step / self.target_step
-
-    def v(self, gamma: int) -> float:
-        """time(γ+1 positions) / time(1 position)."""
-        return self.verify[gamma] / self.target_step
-
-    def overhead(self, gamma: int) -> float:
-        """What a round takes beyond γ draft steps and the verify pass, in target steps."""
-        return self.round[gamma] / self.target_step - gamma * self.c - self.v(gamma)
-
-    def call_overhead(self, gamma: int, tokens: float, rounds: float) -> float:
-        """`overhead` with the fixed time of a call, for outputs of so many tokens and rounds.
-
-        A plain call takes tokens · target_step + plain_fixed, a speculative one rounds · round +
-        fixed. Their ratio is the speedup, which this overhead makes equal τ/(γc + v + overhead)
-        with τ = tokens/rounds:
-
-            overhead = (round + fixed/rounds) / (target_step + plain_fixed/tokens) − γc − v
-
-        Raw: below 0 where phases timed apart are dearer than within a round.
-        """
-        token = self.target_step + self.plain_fixed / tokens
-        spread = self.round[gamma] + self.fixed[gamma] / rounds
-        return spread / token - gamma * self.c - self.v(gamma)
+# Seconds of ("target", 0), ("draft", 0), ("verify", γ) and ("round", γ), each of one step, and of
+# whole calls ("call", γ, rounds).
+Sample = Mapping[Hashable, float]
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """A call of a loop as decoding makes it, to be timed: right after the encoder has run."""
-
-    method: Method  # its policy drafts γ_max tokens in every round
-    begin: Callable[[], tuple[Any, State]]  # encodes; what `start` returns. The state is donated
-    rounds: int  # about as many as outputs take; the first ones are slower than the rest
-
-
-class Meter:
-    """Times the phases of the loop one by one, compilation excluded.
+def stopwatch(
+    method: Speculative,
+    contexts: Contexts,
+    state: State,
+    gammas: Iterable[int] = (),
+    rounds: Iterable[int] = (),
+    *,
+    steps: int = 20,
+    calls: Iterable[tuple[Method, Callable[[], tuple[Any, State]], int]] = (),
+) -> Callable[[], dict[Hashable, float]]:
+    """Compile the phases and calls. What is returned times each of them once.
 
     Each timing runs `steps` dependent steps inside one jitted loop, so that dispatch does not
-    count; the phases take turns, so that a slow spell of the machine hits all of them; medians.
-    Caches are handed on from one timing to the next, for copying a large one takes as long as a
-    step.
+    count; the phases take turns, so that a slow spell of the machine hits all of them. Caches are
+    handed on from one timing to the next, for copying a large one takes as long as a step.
+
+    Args:
+      contexts, state: from `loop.start`, with a budget and a buffer that leave room for rounds of
+        the largest γ; the state is copied once.
+      gammas: where to measure v.
+      rounds: where to measure a whole round too, as a constant policy runs it.
+      calls: loops of which to measure the fixed time: plain decoding, and a speculative one whose
+        γ_max is among `rounds` and whose policy drafts that many in every round. Each with what
+        encodes and returns as `loop.start` does, right before it is timed, for the state is
+        donated; and with a number of rounds, about as many as outputs take: the first ones are
+        slower than the rest.
+
+    Raises:
+      ValueError: a speculative call whose γ_max is not among `rounds`.
     """
+    rounds = sorted(set(rounds))
+    made = {("call", loop.gamma_max, count): (loop, begin) for loop, begin, count in calls}
+    for _, gamma, _ in made:
+        if gamma and gamma not in rounds:
+            raise ValueError(f"A call with γ={gamma} needs {gamma} among `rounds`.")
+    phases: dict[Hashable, Callable] = {("target", 0): _target_step, ("draft", 0): _draft_step}
+    phases |= {("verify", g): partial(_verify, gamma=g) for g in sorted({*gammas, *rounds})}
+    phases |= {("round", g): partial(_round, gamma=g) for g in rounds}
+    runs = {name: partial(_repeat, phase, steps) for name, phase in phases.items()}
+    runs |= {name: partial(_repeat, _any_round, name[2]) for name in made}
+    jitted = {name: jax.jit(run, donate_argnames="state") for name, run in runs.items()}
+    held = [jax.tree.map(jnp.copy, state)]
 
-    def __init__(
-        self,
-        method: Speculative,
-        contexts: Contexts,
-        state: State,
-        gammas: Iterable[int] = (),
-        rounds: Iterable[int] = (),
-        *,
-        steps: int = 20,
-        calls: Iterable[Call] = (),
-    ):
-        """Compiles the phases and the calls.
+    def arguments(name):
+        if name not in made:
+            return method, contexts, held[0]
+        loop, begin = made[name]
+        return loop, *begin()
 
-        Args:
-          contexts, state: from `loop.start`, with a budget and a buffer that leave room for
-            rounds of the largest γ; the state is copied once.
-          gammas: where to measure v.
-          rounds: where to measure a whole round, as a constant policy runs it.
-          calls: loops of which to measure the fixed time: the autoregressive one, and speculative
-            ones of a γ_max that is among `rounds`.
+    def compile_(name):
+        """What `once` will call: jit finds what was compiled from the same shapes."""
+        by, context, state = arguments(name)
+        jitted[name].lower(by, context, state=state).compile()
 
-        Raises:
-          ValueError: a speculative call whose γ_max is not among `rounds`.
-        """
-        phases: dict[Any, Callable] = {"target": _target_step, "draft": _draft_step}
-        phases |= {
-            ("verify", gamma): partial(_verify, gamma=gamma) for gamma in sorted(set(gammas))
-        }
-        phases |= {("round", gamma): partial(_round, gamma=gamma) for gamma in sorted(set(rounds))}
-        self._calls = {("call", call.method.gamma_max): call for call in calls}
-        for _, gamma in self._calls:
-            if gamma and ("round", gamma) not in phases:
-                raise ValueError(f"A call with γ={gamma} needs {gamma} among `rounds`.")
-        runs = {name: partial(_repeat, phase, steps) for name, phase in phases.items()}
-        runs |= {n: partial(_repeat, _any_round, call.rounds) for n, call in self._calls.items()}
-        self._jitted = {name: jax.jit(run, donate_argnames="state") for name, run in runs.items()}
-        self._seconds: dict[Any, list[float]] = {name: [] for name in runs}
-        self._method, self._contexts, self._steps = method, contexts, steps
-        self._state = jax.tree.map(jnp.copy, state)
-        at_once(self._compile, self._jitted)
-        for name in self._jitted:
-            self._time(name)
-
-    def take(self) -> None:
-        """One timing of every phase and call."""
-        for name, seconds in self._seconds.items():
-            seconds.append(self._time(name))
-
-    def _compile(self, name) -> None:
-        """What `_time` will call: jit finds what was compiled from the same shapes."""
-        method, contexts, state = self._arguments(name)
-        self._jitted[name].lower(method, contexts, state=state).compile()
-
-    def _arguments(self, name):
-        call = self._calls.get(name)
-        return (call.method, *call.begin()) if call else (self._method, self._contexts, self._state)
-
-    def _time(self, name) -> float:
-        """Seconds of a step of a phase, or of a whole call."""
-        method, contexts, state = jax.block_until_ready(self._arguments(name))
+    def once(name) -> float:
+        by, context, state = jax.block_until_ready(arguments(name))
         begin = time.perf_counter()
-        state = jax.block_until_ready(self._jitted[name](method, contexts, state=state))
+        state = jax.block_until_ready(jitted[name](by, context, state=state))
         seconds = time.perf_counter() - begin
-        if name in self._calls:
+        if name in made:
             return seconds
-        self._state = state
-        return seconds / self._steps
+        held[0] = state
+        return seconds / steps
 
-    def costs(self) -> Costs:
-        """Medians of what was taken."""
-        median = {name: float(np.median(values)) for name, values in self._seconds.items()}
-        fixed = {}
-        for name, call in self._calls.items():
-            gamma = name[1]
-            step = median["round", gamma] if gamma else median["target"]
-            fixed[gamma] = median[name] - call.rounds * step
-        return Costs(
-            target_step=median["target"],
-            draft_step=median["draft"],
-            verify={name[1]: t for name, t in median.items() if name[0] == "verify"},
-            round={name[1]: t for name, t in median.items() if name[0] == "round"},
-            plain_fixed=fixed.pop(0, 0.0),
-            fixed=fixed,
-        )
+    at_once(compile_, jitted)
+
+    def take() -> dict[Hashable, float]:
+        return {name: once(name) for name in jitted}
+
+    take()
+    return take
+
+
+def medians(samples: Sequence[Sample]) -> Prices:
+    """Prices from what a `stopwatch` showed: medians.
+
+    Between the draft lengths that were timed `verify` and `rest` grow evenly; a pass of one
+    position is a target step. Without a round `rest` is NaN, and without calls their fixed times.
+    """
+    took: dict[Any, float] = {
+        name: float(np.median([sample[name] for sample in samples])) for name in samples[0]
+    }
+    token, draft = took["target", 0], took["draft", 0]
+    verify = {0: token} | {name[1]: t for name, t in took.items() if name[0] == "verify"}
+    rest = {
+        gamma: t - gamma * draft - verify[gamma]
+        for (kind, gamma, *_), t in took.items()
+        if kind == "round"
+    }
+    fixed = {"call": float("nan"), "plain_call": float("nan")}
+    for (kind, gamma, *count), t in took.items():
+        if kind == "call":
+            step = took["round", gamma] if gamma else token
+            fixed["call" if gamma else "plain_call"] = t - count[0] * step
+    lengths = range(max(verify) + 1)
+    return as_measured(
+        draft=draft,
+        verify=np.interp(lengths, list(verify), list(verify.values())),
+        rest=np.interp(lengths, list(rest), list(rest.values())) if rest else float("nan"),
+        token=token,
+        **fixed,
+        **dict.fromkeys(("error", "largest_error", "drop"), 0.0),
+    )
 
 
 def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> None:
@@ -196,12 +157,10 @@ def measure(
     *,
     steps: int = 20,
     repeats: int = 9,
-) -> Costs:
-    """What a `Meter` shows after `repeats` timings of every phase."""
-    meter = Meter(method, contexts, state, gammas, rounds, steps=steps)
-    for _ in range(repeats):
-        meter.take()
-    return meter.costs()
+) -> Prices:
+    """Prices of `repeats` timings of every phase; see `stopwatch` for the arguments."""
+    take = stopwatch(method, contexts, state, gammas, rounds, steps=steps)
+    return medians([take() for _ in range(repeats)])
 
 
 def _repeat(phase, steps, method, contexts, state):

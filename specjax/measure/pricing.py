@@ -28,8 +28,9 @@ from scipy.optimize import nnls
 
 from specjax import decoding
 from specjax.autoregressive import Autoregressive
+from specjax.loop import Method
 from specjax.measure import timing
-from specjax.measure.timing import Method
+from specjax.measure.timing import PLAIN
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices, load, prices
 from specjax.policies.base import where_active
@@ -37,7 +38,7 @@ from specjax.pytrees import pytree
 from specjax.speculative import Speculative
 from specjax.state import State
 
-PLAIN = "plain decoding"
+POLICIES = "policies"  # the loop that all policies share
 CALL, PLAIN_CALL, TOKEN, BEGIN, DRAFT = "call", "plain call", "token", "begin", "draft"
 
 # What a call is made of: `CALL`, `PLAIN_CALL`, `TOKEN`, and (loop, drafted tokens) for rounds.
@@ -99,7 +100,7 @@ def measure(
             label = f"{name}, {length} drafted"
             made[label] = dataclasses.replace(loop, policy=Always(jnp.int32(length)))
             loop_of[label] = name
-    timed = timing.side_by_side(
+    found = timing.side_by_side(
         made,
         target,
         filled * 2,
@@ -113,8 +114,8 @@ def measure(
     )
     calls = [
         (_work(loop_of.get(label), rounds), seconds)
-        for label, of in timed.items()
-        for rounds, seconds in zip(of.notes, of.by_batch(), strict=True)
+        for label, notes in found.notes.items()
+        for rounds, seconds in zip(notes, np.median(found.decode[label], axis=0), strict=True)
     ]
     return fit({name: passes(loop) for name, loop in loops.items()}, calls)
 
@@ -300,6 +301,52 @@ def told(
     else:  # nothing will be decoded
         found = prices(0.0, [1.0] * (method.gamma_max + 1))
     return load(policy, prices=found), found
+
+
+# --- prices by loop: of `POLICIES`, whose passes are shared, and of static γ ----------------------
+
+
+def static(gamma: int) -> str:
+    """The name of the loop of a static draft length, whose only verify pass has γ + 1 positions."""
+    return f"γ={gamma}"
+
+
+def static_prices(found: Mapping[str, Prices], gamma: int) -> Prices:
+    """Of the loop of a static γ. Between those that were timed the verify pass grows evenly."""
+    if own := found.get(static(gamma)):
+        return own
+    timed = sorted(
+        (of for name, of in found.items() if name != POLICIES), key=lambda of: of.gamma_max
+    )
+    known = [of.gamma_max for of in timed]
+    passes = [np.asarray(of.verify + of.rest) for of in timed]
+    first, full = (float(np.interp(gamma, known, [of[at] for of in passes])) for at in (0, -1))
+    return prices(**timed[0].as_row() | {"verify": [first, *[full] * gamma], "rest": 0.0})
+
+
+def by_formula(
+    c: float, verify: Sequence[float], overhead: float, widths: Sequence[int]
+) -> dict[str, Prices]:
+    """γc + v + overhead, in target steps.
+
+    Args:
+      verify: the verify pass, by the 0 … γ_max drafted tokens that it has room for.
+      widths: those that policies may choose; see `Speculative`.
+    """
+    gamma_max = len(verify) - 1
+    room = [
+        min({w - 1 for w in widths if n < w <= gamma_max} | {gamma_max})
+        for n in range(gamma_max + 1)
+    ]
+    own = {
+        static(gamma): prices(c, [v] * (gamma + 1), rest=overhead)
+        for gamma, v in enumerate(verify)
+        if gamma
+    }
+    return {POLICIES: prices(c, [verify[fits] for fits in room], rest=overhead), **own}
+
+
+# --- in words ------------------------------------------------------------------------------------
 
 
 def words(table: Prices) -> str:

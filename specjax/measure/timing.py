@@ -5,13 +5,13 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Key
+from jaxtyping import Float, Key
 
 from specjax import decoding, drafters, loop
 from specjax.accept import AcceptanceRule
@@ -20,62 +20,159 @@ from specjax.batching import bucket
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import cost
-from specjax.measure.cost import Costs
 from specjax.models.hub import Checkpoint
-from specjax.paper.formulas import walltime_speedup_from_tau
-from specjax.policies import Policy
-from specjax.results import Row, summarize
+from specjax.policies import Policy, Prices
+from specjax.results import Row
 from specjax.sampling import as_key, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.support.ranges import whole
 
-# How plain decoding draws: rows that do not say it are of a time when it drew by Gumbel noise, V
-# numbers a token, which inflated every speedup at temperatures above 0.
-BASELINE = "draws as speculation does"
+PLAIN, SPECULATIVE = "plain decoding", "speculative"
+
+Item = TypeVar("Item")
+# What one run took: seconds of the loop alone, with the encoder and prefill; its rows, and a note.
+Run = tuple[float, float, Sequence[Row], Any]
 
 
-class Timed:
-    """Seconds of one method, by repeat, summed over inputs; and the rows of the last repeat."""
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Methods that decoded the same batches in turns, several times: what each took, by name.
 
-    def __init__(self):
-        self.batches: list[list[float]] = []  # of each batch, the loop alone
-        self.end_to_end: list[float] = []  # with the encoder and prefill
-        self.rows: list[Row] = []
-        self.notes: list[Any] = []  # of the last repeat too
+    `PLAIN` is what the others are compared with, and `SPECULATIVE` the one that is meant where no
+    other is named.
+    """
 
-    def start_repeat(self) -> None:
-        """Begin a new pass over the inputs."""
-        self.batches.append([])
-        self.end_to_end.append(0.0)
-        self.rows, self.notes = [], []
+    decode: Mapping[str, Float[np.ndarray, "R N"]]
+    """Seconds of the loop alone, by repeat and batch."""
+    whole: Mapping[str, Float[np.ndarray, "R N"]]
+    """The same with the encoder and prefill."""
+    rows: Mapping[str, list[list[Row]]]
+    """By batch, of the last repeat."""
+    notes: Mapping[str, list[Any]]
+    """By batch, of the last repeat too."""
+    priced: Prices | None = None
+    """`prices`, where the phases were timed."""
 
-    def add(self, decode: float, end_to_end: float, rows: Sequence[Row], note: Any) -> None:
-        """One batch."""
-        self.batches[-1].append(decode)
-        self.end_to_end[-1] += end_to_end
-        self.rows += rows
-        self.notes.append(note)
+    def outputs(self, name: str = SPECULATIVE) -> list[Row]:
+        """Of all batches, in the order of the inputs."""
+        return [row for batch in self.rows[name] for row in batch]
+
+    def per_token(self, name: str, *, whole: bool = False) -> Float[np.ndarray, " R"]:
+        """Seconds per emitted token, by repeat; with the encoder and prefill if `whole`."""
+        seconds = (self.whole if whole else self.decode)[name].sum(axis=1)
+        return seconds / sum(row.emitted for row in self.outputs(name))
+
+    def ratio(self, name: str = SPECULATIVE, over: str = PLAIN) -> Float[np.ndarray, " R"]:
+        """How many times faster per token than another method, the loops alone, by repeat."""
+        return self.per_token(over) / self.per_token(name)
+
+    def speedups(self, name: str = SPECULATIVE) -> dict[str, float]:
+        """For a row of results: `speedup_decode`, of the loops alone, with its quartiles as the
+        noise, and `speedup_end_to_end`. Medians over repeats of the ratio within one repeat."""
+        ends = self.per_token(PLAIN, whole=True) / self.per_token(name, whole=True)
+        found = quartiles("speedup_decode", self.ratio(name))
+        return found | {"speedup_end_to_end": float(np.median(ends))}
 
     @property
-    def decode(self) -> list[float]:
-        """The loop alone."""
-        return [sum(batches) for batches in self.batches]
+    def speedup(self) -> float:
+        """Measured, the loops alone: the median over repeats."""
+        return self.speedups()["speedup_decode"]
 
-    def part(self, repeats: slice) -> "Timed":
+    @property
+    def speedup_end_to_end(self) -> float:
+        """The same with the encoder and prefill."""
+        return self.speedups()["speedup_end_to_end"]
+
+    @property
+    def prices(self) -> Prices:
+        """Of the speculative loop, whose phases `compare` times one by one: c, v(γ), overhead."""
+        if self.priced is None:
+            raise ValueError("No phases were timed beside these methods: `compare` does it.")
+        return self.priced
+
+    @property
+    def predicted(self) -> float | None:
+        """The speedup that the prices promise for these rounds, see `Prices.speedup`."""
+        return self.prices.speedup(self.prices.gamma_max, *self._lasting())
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of the speculative loop over all batches, by phase: an estimate, from phases that
+        were timed by themselves, since within the jitted loop nothing can be."""
+        _, rounds, drafted = (count * len(self.rows[SPECULATIVE]) for count in self._lasting())
+        return {
+            "draft": drafted * self.prices.draft.item(),
+            "verify": rounds * self.prices.verify[-1].item(),
+            "rest": max(rounds * self.prices.rest[-1].item(), 0.0),
+        }
+
+    def _lasting(self) -> list[float]:
+        """Tokens, rounds and drafted tokens that a batch waits for, means over batches.
+
+        A batch lasts as long as its slowest row, and a round's drafting as long as its longest
+        draft: that is at least what the row that drafts most takes.
+        """
+        counts = [
+            [[row.emitted, row.target_calls, row.drafted] for row in batch]
+            for batch in self.rows[SPECULATIVE]
+        ]
+        return np.mean([np.max(batch, axis=0) for batch in counts], axis=0).tolist()
+
+    def part(self, repeats: slice) -> "Comparison":
         """Some of the repeats, with the rows of the last of all."""
-        some = Timed()
-        some.batches, some.end_to_end = self.batches[repeats], self.end_to_end[repeats]
-        some.rows, some.notes = self.rows, self.notes
-        return some
+        decode, whole = (
+            {name: seconds[repeats] for name, seconds in taken.items()}
+            for taken in (self.decode, self.whole)
+        )
+        return dataclasses.replace(self, decode=decode, whole=whole)
 
-    def by_batch(self) -> list[float]:
-        """The loop alone, of each batch: medians over repeats."""
-        return np.median(self.batches, axis=0).tolist()
+    def identical(self, name: str = SPECULATIVE) -> bool:
+        """Whether it gave the tokens of plain decoding for every input."""
+        both = zip(self.outputs(PLAIN), self.outputs(name), strict=True)
+        return all(one.tokens == another.tokens for one, another in both)
 
-    def per_token(self, seconds: list[float]) -> np.ndarray:
-        """Seconds per emitted token, for each repeat."""
-        return np.array(seconds) / sum(row.emitted for row in self.rows)
+
+def quartiles(name: str, values: Sequence[float] | np.ndarray) -> dict[str, float]:
+    """For a row of results: the median by that name, and both quartiles as name_low, name_high."""
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return {name: float(median), f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+def in_turns(
+    runs: Mapping[str, Callable[[Item], Run]],
+    batches: Sequence[Item],
+    repeats: int,
+    *,
+    between: Callable[[], None] = lambda: None,
+    order: random.Random | None = None,
+) -> Comparison:
+    """Call every run on every batch, again and again, runs taking turns at each batch.
+
+    Their order is drawn anew for each batch: a program is some percent faster if it was the last
+    one that ran.
+
+    Args:
+      runs: by name; what each takes and gives for a batch. They have compiled.
+      between: is called after each batch; what is timed there meets the same machine.
+    """
+    order, turns = order or random.Random(0), list(runs)
+    taken: dict[str, list[list[Run]]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name in runs:
+            taken[name].append([])
+        for batch in batches:
+            order.shuffle(turns)
+            for name in turns:
+                taken[name][-1].append(runs[name](batch))
+            between()
+    decode, whole = (
+        {name: np.array([[run[i] for run in of] for of in all_]) for name, all_ in taken.items()}
+        for i in range(2)
+    )
+    rows = {name: [list(run[2]) for run in all_[-1]] for name, all_ in taken.items()}
+    notes = {name: [run[3] for run in all_[-1]] for name, all_ in taken.items()}
+    return Comparison(decode, whole, rows, notes)
 
 
 def side_by_side(
@@ -91,60 +188,33 @@ def side_by_side(
     names: tuple[str, str] = ("target", "draft"),
     between: Callable[[], None] = lambda: None,
     note: Callable[[State], Any] = lambda state: None,
-) -> dict[str, Timed]:
-    """Decode every text by every method, batch by batch, methods taking turns at each batch.
-
-    Their order is drawn anew for each batch: a program is some percent faster if it was the last
-    one that ran.
+) -> Comparison:
+    """Decode every text by every method, batch by batch, methods taking turns (`in_turns`).
 
     Args:
       texts: ids from `decoding.tokenize`, none empty.
       batch_size: texts decoded at once.
       budgets: new tokens for each text, where it is to have fewer than max_new_tokens.
       names: of target and draft, for errors.
-      between: is called after each batch; what is timed there meets the same machine.
       note: what to keep of each batch's final state.
     """
     batches = [range(len(texts))[at : at + batch_size] for at in range(0, len(texts), batch_size)]
+    begin = partial(start, target=target, texts=texts, max_new_tokens=max_new_tokens, key=key,
+                    rows=len(batches[0]), budgets=budgets)  # fmt: skip
 
-    def once(timed: Timed, method: Method, batch: range) -> None:
-        begin = time.perf_counter()
-        context, state = jax.block_until_ready(
-            start(
-                method,
-                target,
-                texts,
-                batch,
-                max_new_tokens,
-                key,
-                rows=len(batches[0]),
-                budgets=budgets,
-            )
-        )
+    def run(method: Method, batch: range) -> Run:
+        first = time.perf_counter()
+        context, state = jax.block_until_ready(begin(method, batch=batch))
         middle = time.perf_counter()
         state = jax.block_until_ready(loop.decode(method, context, state))
         end = time.perf_counter()
         decoding.check_finite(state, names)
         rows = decoding.read_rows(state, [(index, 0) for index in batch], target)
-        timed.add(end - middle, end - begin, rows, note(state))
+        return end - middle, end - first, rows, note(state)
 
-    def compile_(method: Method) -> None:
-        compiled = Timed()
-        compiled.start_repeat()
-        once(compiled, method, batches[0])
-
-    cost.at_once(compile_, methods.values())
-    timed = {name: Timed() for name in methods}
-    turns, order = list(methods), random.Random(0)
-    for _ in range(repeats):
-        for name in methods:
-            timed[name].start_repeat()
-        for batch in batches:
-            order.shuffle(turns)
-            for name in turns:
-                once(timed[name], methods[name], batch)
-            between()
-    return timed
+    cost.at_once(lambda method: run(method, batches[0]), methods.values())
+    runs = {name: partial(run, method) for name, method in methods.items()}
+    return in_turns(runs, batches, repeats, between=between)
 
 
 def start(
@@ -176,106 +246,6 @@ def start(
     return context, state
 
 
-def race(
-    plain: Autoregressive,
-    spec: Speculative,
-    target: Checkpoint,
-    texts: Sequence[Sequence[int]],
-    *,
-    typical: tuple[float, float],
-    max_new_tokens: int,
-    key: Key[Array, ""],
-    repeats: int,
-    names: tuple[str, str] = ("target", "draft"),
-) -> tuple[Timed, Timed, Costs]:
-    """Both loops at batch 1 on the same inputs; phases and calls are timed in turns with them.
-
-    Args:
-      typical: tokens and rounds of a typical output.
-    """
-    gamma = spec.gamma_max
-    methods: dict[str, Method] = {"autoregressive": plain, "speculative": spec}
-
-    def begin(method: Method):
-        return start(method, target, texts, [0], max_new_tokens, key)
-
-    calls = [
-        cost.Call(method, partial(begin, method), max(1, round(rounds)))
-        for method, rounds in zip(methods.values(), typical, strict=True)
-    ]
-    contexts, state = begin(spec)
-    meter = cost.Meter(spec, contexts, state, [gamma], [gamma], calls=calls)
-    timed = side_by_side(
-        methods,
-        target,
-        texts,
-        max_new_tokens=max_new_tokens,
-        key=key,
-        repeats=repeats,
-        names=names,
-        between=meter.take,
-    )
-    return timed["autoregressive"], timed["speculative"], meter.costs()
-
-
-def outcome(plain: Timed, spec: Timed, costs: Costs, gamma: int) -> dict[str, Any]:
-    """What a `race` showed, as a row: counts, costs, and the speedup measured and predicted by τ.
-
-    `predicted` is τ / (γc + v + overhead), γ being what was drafted: the budget or the drafter may
-    end a draft. None where noise in the timings leaves an iteration no time at all.
-    """
-    counts, texts = summarize(spec.rows), len(spec.rows)
-    tau, drafted = counts.tokens_per_iteration, counts.drafted / counts.iterations
-    overhead = costs.call_overhead(gamma, counts.tokens / texts, counts.iterations / texts)
-    lasts = drafted * costs.c + costs.v(gamma) + overhead > 0
-    return {
-        "tau": tau,
-        "drafted": counts.drafted,
-        "accepted": counts.accepted,
-        "acceptance_by_position": [
-            None if rate is None else round(rate, 4) for rate in counts.acceptance
-        ],
-        "c": costs.c,
-        "v": costs.v(gamma),
-        "round_overhead": costs.overhead(gamma),
-        "overhead": overhead,
-        "target_step_ms": 1e3 * costs.target_step,
-        "draft_step_ms": 1e3 * costs.draft_step,
-        "predicted": walltime_speedup_from_tau(tau, drafted, costs.c, costs.v(gamma), overhead)
-        if lasts
-        else None,
-        **speedup(plain, spec),
-        "autoregressive_ms_per_token": float(1e3 * np.median(plain.per_token(plain.decode))),
-        "speculative_ms_per_token": float(1e3 * np.median(spec.per_token(spec.decode))),
-        "tokens": counts.tokens,
-        "target_calls": counts.iterations,
-        "baseline": BASELINE,
-    }
-
-
-@dataclasses.dataclass(frozen=True)
-class Times:
-    """Where the time goes, and what speculation brings: beside plain decoding, without prefill."""
-
-    phases: Mapping[str, float]
-    """Seconds over all batches, by phase of the loop: an estimate, from phases that were timed by
-    themselves, since within the jitted loop nothing can be."""
-    c: float  # time(draft step) / time(target step), at this batch size
-    v: float  # time(verify pass) / time(target step)
-    expected_speedup: float | None
-    """From the measured c, v and round. None: lost in noise."""
-    measured_speedup: float = float("nan")  # of both loops in turns; NaN: only estimated
-    measured_speedup_end_to_end: float = float("nan")  # the same with prefill
-
-
-class Comparison(NamedTuple):
-    """Both loops on the same inputs."""
-
-    plain: Timed
-    spec: Timed
-    times: Times
-
-
 def measure_speedup(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str,
@@ -293,8 +263,8 @@ def measure_speedup(
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
     repeats: int = 3,
-) -> Times:
-    """What speculation brings over plain decoding on these texts, measured and expected.
+) -> Comparison:
+    """What speculation brings over plain decoding on these texts, measured and predicted.
 
     Both loops decode every text in turns, `repeats` times after a first time that compiles. Blank
     sources of an encoder-decoder are left out. For the arguments and errors see `specjax.generate`;
@@ -320,7 +290,7 @@ def measure_speedup(
         batch_size=batch_size,
         names=(target.name, drafters.name_of(draft)),
         repeats=repeats,
-    ).times
+    )
 
 
 def compare(
@@ -330,87 +300,49 @@ def compare(
     *,
     max_new_tokens: int,
     key: Key[Array, ""],
-    batch_size: int,
+    batch_size: int = 1,
     names: tuple[str, str] = ("target", "draft"),
     repeats: int = 3,
+    typical: tuple[float, float] | None = None,
 ) -> Comparison:
-    """Decode by both loops in turns, and estimate what the phases take.
+    """Decode by plain decoding and by a speculative loop in turns, and time the phases.
+
+    These are timed on the first batch, with drafts of γ_max tokens: after the loops; or in turns
+    with them, the fixed times of both calls too.
 
     Args:
       sources: ids from `decoding.tokenize`, none empty, one output each.
+      typical: tokens and rounds of a typical output, for the fixed times, at batch 1.
     """
     plain = Autoregressive(method.target, method.sampling, method.eos_ids)
-    options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens, "key": key, "batch_size": batch_size
-    }  # fmt: skip
-    timed = side_by_side(
-        {"plain": plain, "spec": method}, target, sources, repeats=repeats, names=names, **options
+    first, gamma = range(min(batch_size, len(sources))), method.gamma_max
+
+    def begin(by: Method):
+        return start(by, target, sources, first, max_new_tokens, key, rows=len(first))
+
+    def stopwatch() -> Callable[[], cost.Sample]:
+        contexts, state = begin(method)
+        both: Sequence[Method] = (plain, method)
+        calls = [
+            (by, partial(begin, by), max(1, round(count)))
+            for by, count in zip(both, typical or (), strict=False)
+        ]
+        return cost.stopwatch(method, contexts, state, [gamma], [gamma], calls=calls)
+
+    samples: list[cost.Sample] = []
+    take = stopwatch() if typical else None
+    found = side_by_side(
+        {PLAIN: plain, SPECULATIVE: method},
+        target,
+        sources,
+        max_new_tokens=max_new_tokens,
+        key=key,
+        repeats=repeats,
+        batch_size=batch_size,
+        names=names,
+        between=lambda: samples.append(take()) if take else None,
     )
-    found = speedup(timed["plain"], timed["spec"])
-    times = dataclasses.replace(
-        estimate(method, target, sources, timed["spec"].rows, **options),
-        measured_speedup=found["speedup_decode"],
-        measured_speedup_end_to_end=found["speedup_end_to_end"],
-    )
-    return Comparison(timed["plain"], timed["spec"], times)
-
-
-def estimate(
-    method: Speculative,
-    target: Checkpoint,
-    sources: Sequence[Sequence[int]],
-    rows: Sequence[Row],
-    *,
-    max_new_tokens: int,
-    key: Key[Array, ""],
-    batch_size: int,
-) -> Times:
-    """Where a run of the jitted loop spent its time, and the speedup to expect.
-
-    c, v and the round are timed on the first batch, with drafts of γ_max tokens, and multiplied by
-    the rounds that each batch took.
-
-    Args:
-      sources: as in `compare`.
-      rows: what the run gave.
-    """
-    gamma, first = method.gamma_max, range(min(batch_size, len(sources)))
-    contexts, state = start(method, target, sources, first, max_new_tokens, key, rows=len(first))
-    costs = cost.measure(method, contexts, state, [gamma], [gamma])
-    # A batch lasts as long as its slowest row, and a round's drafting as long as its longest draft:
-    # that is at least what the row that drafts most takes.
-    batches = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
-    calls = sum(max(row.target_calls for row in batch) for batch in batches)
-    tokens = sum(max(row.emitted for row in batch) for batch in batches)
-    draft_steps = sum(max(row.drafted for row in batch) for batch in batches)
-    drafting, verifying = draft_steps * costs.draft_step, calls * costs.verify[gamma]
-    rest = calls * costs.overhead(gamma) * costs.target_step
-    lasts = drafting + verifying + rest
-    return Times(
-        phases={"draft": drafting, "verify": verifying, "rest": max(rest, 0.0)},
-        c=costs.c,
-        v=costs.v(gamma),
-        expected_speedup=tokens * costs.target_step / lasts if lasts > 0 else None,
-    )
-
-
-def speedup(plain: Timed, other: Timed) -> dict[str, float]:
-    """How many times faster per token: medians over repeats of the ratio within one repeat.
-
-    `speedup_decode` is that of the loops alone, with its quartiles as the noise.
-    """
-    decode_only = plain.per_token(plain.decode) / other.per_token(other.decode)
-    whole = plain.per_token(plain.end_to_end) / other.per_token(other.end_to_end)
-    low, median, high = np.quantile(decode_only, [0.25, 0.5, 0.75])
-    return {
-        "speedup_decode": float(median),
-        "speedup_decode_low": float(low),
-        "speedup_decode_high": float(high),
-        "speedup_end_to_end": float(np.median(whole)),
-    }
-
-
-def identical(plain: Timed, other: Timed) -> bool:
-    """Whether both gave the same tokens for every input."""
-    both = zip(plain.rows, other.rows, strict=True)
-    return all(one.tokens == another.tokens for one, another in both)
+    if take is None:
+        take = stopwatch()
+        samples += [take() for _ in range(9)]
+    return dataclasses.replace(found, priced=cost.medians(samples))

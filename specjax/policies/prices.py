@@ -1,8 +1,10 @@
-"""What rounds and calls take, for whoever weighs tokens against time: one table, in one unit.
+"""What calls and rounds take: the one table of times, in one unit.
 
-Nothing can read a clock inside a jitted loop. `measure.pricing.measure` makes the table from timed
-calls, in seconds. Policies, replay and its oracle read the same one. Only ratios matter to them, so
-that a table in any other unit, target steps for one, does as well.
+Nothing can read a clock inside a jitted loop. The table is made outside it, in seconds, in one of
+two ways: `measure.cost.measure` times the phases of a round one by one, and
+`measure.pricing.measure` times whole calls and fits. Policies, replay, its oracle and every
+predicted speedup read the same table. Only ratios matter to them, so a table in any other unit,
+target steps for one, does as well.
 """
 
 from collections.abc import Sequence
@@ -19,14 +21,15 @@ from specjax.support.ranges import listed, number
 
 @pytree
 class Prices:
-    """Times on one machine at one batch size, all in one unit; float32."""
+    """Times on one machine at one batch size, all in one unit; float32. NaN: not measured."""
 
-    draft: Float[Array, ""]  # c, of one call of the drafter
-    verify: Float[Array, " K"]  # of the verify pass and all else, by 0 … γ_max drafted tokens
+    draft: Float[Array, ""]  # of one call of the drafter, its distribution and draw
+    verify: Float[Array, " K"]  # of a round's target call, by 0 … γ_max drafted tokens
+    rest: Float[Array, " K"]  # of all else in a round; fitted to whole calls, `verify` has it
+    token: Float[Array, ""]  # of plain decoding: one target call, its distribution and draw
     call: Float[Array, ""]  # of a call of the loop, beyond its rounds
-    token: Float[Array, ""]  # of a token of plain decoding; NaN: not measured
-    plain_call: Float[Array, ""]  # of a call of plain decoding, beyond its tokens; or NaN
-    # How far the timed calls are from these prices, as shares; 0 where prices are given.
+    plain_call: Float[Array, ""]  # of a call of plain decoding, beyond its tokens
+    # How far the timed calls are from these prices, as shares; 0 where nothing was fitted.
     error: Float[Array, ""]  # of a call in the middle: the median
     largest_error: Float[Array, ""]
     drop: Float[Array, ""]  # by how much a longer draft or a wider pass was timed as cheaper
@@ -36,6 +39,50 @@ class Prices:
         """The longest draft that has a price."""
         return len(self.verify) - 1
 
+    @property
+    def c(self) -> float:
+        """A draft step in target steps, the paper's c."""
+        return float(self.draft) / float(self.token)
+
+    def v(self, gamma: int) -> float:
+        """The target call of γ+1 positions in target steps; the paper takes 1."""
+        return float(np.asarray(self.verify)[gamma]) / float(self.token)
+
+    def overhead(
+        self, gamma: int, tokens: float | None = None, rounds: float | None = None
+    ) -> float:
+        """What a round takes beyond γ draft steps and the target call, in target steps.
+
+        Given the tokens and rounds of an output, the fixed times of a call have their share. A
+        plain call takes tokens · token + plain_call, a speculative one rounds · round + call. Their
+        ratio is the speedup, and τ/(γc + v + overhead) with τ = tokens/rounds is the same:
+
+            overhead = (round + call/rounds) / (token + plain_call/tokens) − γc − v
+
+        Raw: below 0 where phases timed apart are dearer than within a round.
+        """
+        token, spent = float(self.token), float(np.asarray(self.rounds(self.gamma_max))[gamma])
+        if tokens is not None and rounds is not None and not np.isnan(self.call + self.plain_call):
+            token += float(self.plain_call) / tokens
+            spent += float(self.call) / rounds
+        return spent / token - gamma * self.c - self.v(gamma)
+
+    def speedup(
+        self, gamma: int, tokens: float, rounds: float, drafted: float | None = None
+    ) -> float | None:
+        """Predicted, over plain decoding: τ/(γc + v + overhead), τ = tokens/rounds.
+
+        None where noise in the timings leaves a round no time at all.
+
+        Args:
+          tokens, rounds: of an output; they share the fixed times of a call where these are known.
+          drafted: tokens that its rounds drafted, where that is not γ in each: the budget or the
+            drafter may end a draft.
+        """
+        length = gamma if drafted is None else drafted / rounds
+        lasts = length * self.c + self.v(gamma) + self.overhead(gamma, tokens, rounds)
+        return tokens / rounds / lasts if lasts > 0 else None
+
     def rounds(self, gamma_max: int) -> Float[Array, " K"]:
         """Of whole rounds, by 0 … γ_max drafted tokens."""
         if self.verify.shape != (gamma_max + 1,):
@@ -43,7 +90,8 @@ class Prices:
                 f"The prices are for γ_max={len(self.verify) - 1} and not for {gamma_max}: make "
                 "them for the γ_max that decodes."
             )
-        return self.draft * jnp.arange(gamma_max + 1, dtype=jnp.float32) + self.verify
+        drafts = self.draft * jnp.arange(gamma_max + 1, dtype=jnp.float32)
+        return drafts + self.verify + self.rest
 
     def as_row(self) -> dict[str, Any]:
         """For a file of results: `prices(**row)` reads it."""
@@ -54,8 +102,9 @@ def prices(
     draft: float,
     verify: Sequence[float],
     *,
-    call: float = 0.0,
+    rest: float | Sequence[float] = 0.0,
     token: float = 1.0,
+    call: float = 0.0,
     plain_call: float = 0.0,
     error: float = 0.0,
     largest_error: float = 0.0,
@@ -63,27 +112,31 @@ def prices(
 ) -> Prices:
     """Prices from plain numbers, all in one unit: by default that of a target step.
 
+    Args:
+      verify: by 0 … γ_max drafted tokens.
+      rest: the same, or one number for all of them.
+
     Raises:
       ValueError: a negative price, or verify empty or not positive throughout.
     """
     why = "one for each of 0 … γ_max drafted tokens"
-    table = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
-    for name, value in {"call": call, "token": token, "plain_call": plain_call}.items():
+    times = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
+    draft = number("draft", draft, "[0, ∞)")
+    for name, value in {"token": token, "call": call, "plain_call": plain_call}.items():
         if value < 0:  # NaN: not known
             raise ValueError(f"{name}={value} must be ≥ 0.")
-    rest = {
-        "call": call,
-        "token": token,
-        "plain_call": plain_call,
-        "error": error,
-        "largest_error": largest_error,
-        "drop": drop,
-    }
-    return Prices(
-        jnp.float32(number("draft", draft, "[0, ∞)")),
-        jnp.asarray(table, jnp.float32),
-        **{name: jnp.float32(value) for name, value in rest.items()},
-    )
+    return as_measured(
+        draft=draft, verify=times, rest=rest, token=token, call=call, plain_call=plain_call,
+        error=error, largest_error=largest_error, drop=drop,
+    )  # fmt: skip
+
+
+def as_measured(
+    *, verify: Sequence[float], rest: float | Sequence[float], **times: float
+) -> Prices:
+    """The table as a clock gave it: differences of timings, `rest` or `call`, may be below 0."""
+    fields: dict[str, Any] = times | {"verify": verify, "rest": np.broadcast_to(rest, len(verify))}
+    return Prices(**{name: jnp.asarray(value, jnp.float32) for name, value in fields.items()})
 
 
 def checked(table: Prices | None, *, needed: bool = False) -> Prices | None:

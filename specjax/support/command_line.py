@@ -4,7 +4,7 @@ import pathlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import app, flags, logging
@@ -113,3 +113,14 @@ def check_apart(output: pathlib.Path, source: str, flag: str) -> None:
             f"--{flag} would write to {output}, which is the file of --input={source}: name "
             "another."
         )
+
+
+def widths(said: Sequence[str], gamma_max: int) -> list[int]:
+    """Of verify passes, from a flag: for every length its own, the widest alone, or those named."""
+    if list(said) == ["all"]:
+        return list(range(1, gamma_max + 1))
+    if list(said) == ["none"]:
+        return []
+    if not all(width.isdecimal() and int(width) > 0 for width in said):
+        raise ValueError(f"--widths={','.join(said)} must be all, none or a list of numbers ≥ 1.")
+    return [int(width) for width in said]

@@ -322,12 +322,14 @@ class Trial:
         )
         contexts, state = begin(longest, texts=timed, batch=[0])
         ends = {min(self.gammas), max(self.gammas)}
-        costs = cost.measure(longest, contexts, state, self.gammas, ends)
-        steps = _steps(costs, self.gammas)
+        # Each round that is measured is one more program to compile: those between, by the ends.
+        prices = cost.measure(longest, contexts, state, self.gammas, ends)
+        rounds = np.asarray(prices.rounds(max(self.gammas))) / float(prices.token)
+        steps = {gamma: float(rounds[gamma]) for gamma in self.gammas}
         speedups = {g: formulas.expected_tokens(alpha.value, g) / steps[g] for g in self.gammas}
         gamma = max(speedups, key=speedups.__getitem__)
         raced = timing.side_by_side(
-            {"plain": self._plain, "spec": self._method(loaded, gamma)},
+            {timing.PLAIN: self._plain, timing.SPECULATIVE: self._method(loaded, gamma)},
             self.target,
             timed,
             max_new_tokens=self.max_new_tokens,
@@ -335,7 +337,7 @@ class Trial:
             repeats=self.repeats,
             names=(self.target.name, name),
         )
-        found = timing.speedup(raced["plain"], raced["spec"])
+        found = raced.speedups()
         batch = range(min(self.batch_size, len(texts)))
         contexts, state = jax.eval_shape(
             lambda: begin(longest, texts=texts, batch=batch, rows=self.batch_size)
@@ -351,11 +353,11 @@ class Trial:
             alpha_low=alpha.low,
             alpha_high=alpha.high,
             agreement=agreement.value,
-            c=costs.c,
+            c=prices.c,
             gamma=gamma,
-            v=costs.v(gamma),
+            v=prices.v(gamma),
             steps={str(g): steps[g] for g in self.gammas},
-            tau=summarize(raced["spec"].rows).tokens_per_iteration,
+            tau=summarize(raced.outputs()).tokens_per_iteration,
             tokens=alpha.tokens / len(alpha.overlaps),
             predicted=speedups[gamma],
             speedup=found["speedup_decode"],
@@ -384,17 +386,6 @@ class Trial:
             batch_size=self.batch_size,
             max_source_len=self.max_source_len,
         )
-
-
-def _steps(costs: cost.Costs, gammas: Sequence[int]) -> dict[int, float]:
-    """Target steps of a round, by γ: γc + v(γ) and the rest, which is measured at the smallest and
-    the largest γ. Each round that is measured is one more program to compile."""
-    ends = sorted(costs.round)
-    rest = np.interp(gammas, ends, [costs.overhead(gamma) for gamma in ends])
-    return {
-        gamma: gamma * costs.c + costs.v(gamma) + float(more)
-        for gamma, more in zip(gammas, rest, strict=True)
-    }
 
 
 def counts_ngrams(draft: str | Checkpoint | Drafter) -> bool:

@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from specjax import tasks
-from specjax.decoding import generate
+from specjax.generation import generate
 from specjax.models import hub
 from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5

@@ -153,8 +153,8 @@ def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timin
 
 def show(method: Speculative, found: timing.Comparison, file: TextIO) -> None:
     """The comparison as a table, and what it comes to."""
-    both, times = (found.plain, found.spec), found.times
-    counts = [summarize(timed.rows) for timed in both]
+    both, prices, gamma = (timing.PLAIN, timing.SPECULATIVE), found.prices, method.gamma_max
+    counts = [summarize(found.outputs(name)) for name in both]
 
     def row(name: str, cell) -> dict[str, str]:
         return {"name": name} | {str(i): cell(counts[i], both[i]) for i in range(2)}
@@ -168,8 +168,8 @@ def show(method: Speculative, found: timing.Comparison, file: TextIO) -> None:
         row("accepted", lambda count, _: f"{count.accepted:,}"),
         row("corrections", lambda count, _: f"{count.corrections:,}"),
         row("bonus", lambda count, _: f"{count.bonus:,}"),
-        row("seconds", lambda _, timed: f"{np.median(timed.decode):.3f}"),
-        row("seconds, with prefill", lambda _, timed: f"{np.median(timed.end_to_end):.3f}"),
+        row("seconds", lambda _, name: f"{np.median(found.decode[name].sum(1)):.3f}"),
+        row("seconds, with prefill", lambda _, name: f"{np.median(found.whole[name].sum(1)):.3f}"),
     ]
     columns: list[report.Column] = [
         ("", lambda row: row["name"]),
@@ -177,17 +177,14 @@ def show(method: Speculative, found: timing.Comparison, file: TextIO) -> None:
         ("speculative", lambda row: row["1"]),
     ]
     rates = ", ".join("–" if rate is None else f"{rate:.2f}" for rate in counts[1].acceptance)
-    expected = (
-        "lost in noise" if times.expected_speedup is None else f"{times.expected_speedup:.2f}"
-    )
-    phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in times.phases.items())
+    expected = "lost in noise" if found.predicted is None else f"{found.predicted:.2f}"
+    phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.phases.items())
     console = Console(file=file, width=None if file.isatty() else 140, highlight=False)
     console.print(report.table(columns, rows, "Both methods"))
     for line in (
         f"Accepted of those tested, by position in the draft: {rates}.",
-        f"Speedup {times.measured_speedup:.2f}, with prefill "
-        f"{times.measured_speedup_end_to_end:.2f}; expected of c = {times.c:.3f} and v = "
-        f"{times.v:.2f}: {expected}.",
+        f"Speedup {found.speedup:.2f}, with prefill {found.speedup_end_to_end:.2f}; expected of "
+        f"c = {prices.c:.3f} and v = {prices.v(gamma):.2f}: {expected}.",
         f"Speculative phases, estimated: {phases}.",
         likeness(method, found),
     ):
@@ -196,7 +193,7 @@ def show(method: Speculative, found: timing.Comparison, file: TextIO) -> None:
 
 def likeness(method: Speculative, found: timing.Comparison) -> str:
     """Whether the tokens are the same, where they should be; and what the rule says of itself."""
-    pairs = list(zip(found.plain.rows, found.spec.rows, strict=True))
+    pairs = list(zip(found.outputs(timing.PLAIN), found.outputs(), strict=True))
     same = sum(plain.tokens == spec.tokens for plain, spec in pairs)
     if same == len(pairs) or method.sampling.greedy:
         said = f"{same} of {len(pairs)} outputs are the same tokens."

@@ -28,6 +28,7 @@ from specjax.models.compatibility import compare
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import memory_free
 from specjax.paper import formulas
+from specjax.policies import Prices
 from specjax.results import Result, Row
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
@@ -94,7 +95,7 @@ class Case:
     greedy: list[Row] = dataclasses.field(init=False)  # the same, speculatively
     alpha: float = dataclasses.field(init=False)
     rows: list[Row] = dataclasses.field(init=False)  # at the plan's temperature
-    costs: cost.Costs = dataclasses.field(init=False)
+    costs: Prices = dataclasses.field(init=False)
 
     def speculative(self, temperature: float) -> Speculative:
         """The speculative loop."""

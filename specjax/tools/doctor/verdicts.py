@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from specjax.measure.cost import Costs
 from specjax.measure.metrics import Alpha
 from specjax.models.compatibility import MAX_PADDING, Check
 from specjax.models.memory import Need, gigabytes
+from specjax.policies import Prices
 
 Verdict = Literal["pass", "warn", "fail", "skip"]
 
@@ -216,7 +216,7 @@ def acceptance(alpha: Alpha, tau: float, rates: np.ndarray) -> Finding:
     return warn_if("acceptance", f"{seen}τ {tau:.2f}; by position {shown}", way_out)
 
 
-def speed(costs: Costs, gamma: int) -> Finding:
+def speed(costs: Prices, gamma: int) -> Finding:
     """What a draft step and a verify pass take, in target steps."""
     way_out = ""
     if costs.c >= DEAR:
@@ -225,7 +225,7 @@ def speed(costs: Costs, gamma: int) -> Finding:
             "or less, with few layers above all, or a larger target."
         )
     seen = f"c {costs.c:.3f}, v({gamma}) {costs.v(gamma):.2f}, overhead {costs.overhead(gamma):.2f}"
-    return warn_if("speed", f"{seen}; a target step is {1e3 * costs.target_step:.3g} ms", way_out)
+    return warn_if("speed", f"{seen}; a target step is {1e3 * float(costs.token):.3g} ms", way_out)
 
 
 def speedup(expected: float, gamma: int, best: int) -> Finding:
