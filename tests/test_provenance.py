@@ -1,6 +1,5 @@
 """Rows of results: what each carries, whoever writes it, and what a report says of them."""
 
-import dataclasses
 import json
 import re
 import types
@@ -8,14 +7,13 @@ import types
 import ml_collections
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import experiments.adaptive.__main__ as adaptive
 import experiments.benchmark.__main__ as benchmark
 import experiments.reproduce.__main__ as reproduce
 from command_line import ROOT
 from configs import embedded
-from experiments import replay, select, simulate, trace
+from experiments import replay, select, trace
 from experiments.adaptive import race
 from experiments.benchmark.cases import Case
 from experiments.reproduce import pages, study
@@ -84,15 +82,9 @@ def by_replay(on, tmp_path, monkeypatch, found):
     assert kept["trace_commit"] == "abc"
 
 
-def by_simulate(on, tmp_path, monkeypatch, found):
-    part = simulate.Part("distribution", "", [("a", lambda row: "")], [{"a": 1}], "", Figure())
-    part = dataclasses.replace(part, batch=found.get("batch"))
-    simulate.write(tmp_path, [part], seed=0)
-
-
 WRITERS = {
     "adaptive": by_adaptive, "benchmark": by_benchmark, "replay": by_replay,
-    "reproduce": by_reproduce, "select": by_select, "simulate": by_simulate, "trace": by_trace,
+    "reproduce": by_reproduce, "select": by_select, "trace": by_trace,
 }  # fmt: skip
 # Outputs for a user, the log of a training run, and digits of formulas: no measurements.
 OTHERS = {"decode", "train", "theory"}
