@@ -12,7 +12,7 @@ from experiments.reproduce.study import Study, short
 from specjax import accept
 from specjax.accept import lenient
 from specjax.measure import report
-from specjax.paper.printed import LENIENCES, LENIENT_GREEDY, TABLE_5
+from specjax.paper.printed import GREEDY_LENIENT_ALPHAS, LENIENCES, TABLE_5
 
 GAMMA = 4
 
@@ -111,7 +111,7 @@ def _paper(config, draft: str, temperature: float) -> tuple[float, ...]:
     if task != "EnDe":
         return ()
     if temperature == 0:
-        return LENIENT_GREEDY.alphas if name == "T5-small" else ()
+        return GREEDY_LENIENT_ALPHAS if name == "T5-small" else ()
     return next((row.alphas for row in TABLE_5 if row.draft == name), ())
 
 

@@ -151,25 +151,6 @@ def optimal_gamma(
     return int(best) if best.ndim == 0 else best
 
 
-def oracle_speedup(alpha: Numbers, c: Numbers) -> Floats:
-    """Factor of walltime if each round drafted exactly the tokens that get accepted: §3.5.
-
-    1 / (1 − α + cα): 1 / (1 − α) tokens per target call, as in the paper, with the α / (1 − α)
-    draft steps that they take counted too. For c ≤ 1 no γ of Thm 3.8 is faster.
-    """
-    alpha, c = _alpha(alpha), _c(c)
-    with np.errstate(divide="ignore"):  # a free draft that is always right
-        return _plain(1 / np.asarray(1 - alpha + c * alpha))
-
-
-def minimum_speedup(alpha: Numbers, c: Numbers) -> Floats:
-    """What the best γ speedups at least, (1 + α) / (1 + c) if α > c: Cor 3.9.
-
-    It is the speedup at γ = 1. Where α ≤ c no γ is faster, and 1.0, plain decoding, is the best.
-    """
-    return _plain(np.maximum((1 + _alpha(alpha)) / (1 + _c(c)), 1.0))
-
-
 def d_lk(target_probs: Probs, draft_probs: Probs) -> Floats:
     """D_LK = Σ |p − (p+q)/2| = 1 − Σ min(p, q), p the target's and q the draft's distribution.
 
@@ -189,44 +170,6 @@ def non_iterative_acceptance(target_probs: Probs, draft_probs: Probs) -> Floats:
     target, draft = _distributions(target_probs, draft_probs)
     ratio = np.divide(draft, target, out=np.full_like(target, np.inf), where=target > 0)
     return _plain(ratio.min(-1))
-
-
-def lenient_alpha(target_probs: Probs, draft_probs: Probs, lenience: Numbers) -> Floats:
-    """Chance that a drafted token is accepted under lenience l, Σ min(p/l, q): A.5.
-
-    Args:
-      lenience: l in (0, 1], which multiplies q before the comparison; 1 gives Thm 3.5's β.
-    """
-    lenience = np.asarray(lenience, np.float64)
-    _check(
-        lenience,
-        (lenience > 0) & (lenience <= 1),
-        "lenience",
-        "must lie in (0, 1]; 1 is the "
-        "exact rule, and towards 0 every token that the target can emit is accepted",
-    )
-    target, draft = _distributions(target_probs, draft_probs)
-    return _plain(np.minimum(target / lenience[..., None], draft).sum(-1))
-
-
-def beam_budget(width: Numbers, draft_width: Numbers, gamma: Numbers) -> Ints:
-    """Positions that the target scores in one round of speculative beam search, w + uγ: A.4.
-
-    Args:
-      width: w ≥ 1, of the target's beam search.
-      draft_width: u ≥ w, of the draft's.
-    """
-    width, draft_width, gamma = np.asarray(width), np.asarray(draft_width), _gamma(gamma)
-    _check(width, (width >= 1) & (width == np.floor(width)), "width", "must be a whole number ≥ 1")
-    _check(
-        draft_width,
-        (draft_width >= width) & (draft_width == np.floor(draft_width)),
-        "draft_width",
-        "must be a whole number ≥ width: the target's beams have to be among the "
-        "draft's for a step to be kept",
-    )
-    budget = np.asarray(width + draft_width * gamma).astype(np.int64)
-    return int(budget) if budget.ndim == 0 else budget
 
 
 def _expected_tokens(alpha: np.ndarray, gamma: np.ndarray) -> np.ndarray:
@@ -298,7 +241,6 @@ def _gamma(gamma: Numbers, infinite: bool = False) -> np.ndarray:
     valid = (gamma >= 0) & (gamma == np.floor(gamma))
     if not infinite:
         valid &= np.isfinite(gamma)
-        way_out += "; for the bound over all lengths, oracle_speedup"
     _check(gamma, valid, "gamma", f"must be a whole number ≥ 0; {way_out}")
     return gamma
 
