@@ -77,7 +77,7 @@ def by_select(on, tmp_path, monkeypatch, found):
 def by_replay(on, tmp_path, monkeypatch, found):
     row = {"draft": "x", "temperature": 0.0, "commit": "abc"}
     row |= {"dtype": "float32"} if "batch" in found else {}
-    replay.keep(tmp_path, [{"policy": "svip", "settings": {}}], row, seed=0)
+    replay.keep(tmp_path, [{"policy": "svip"}], row, seed=0)
     (kept,) = rows_of(tmp_path)
     assert kept["trace_commit"] == "abc"
 

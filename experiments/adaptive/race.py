@@ -13,7 +13,7 @@ from jaxtyping import Key
 
 from experiments import pricing
 from experiments.pricing import static
-from experiments.replay import Candidate, evaluate
+from experiments.replay import evaluate
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study
 from specjax import decoding
@@ -264,14 +264,13 @@ def replay_all(
     """What each method, and the oracle, would bring on rollouts along the target's outputs, and the
     share of the time between the best static γ and the oracle that it saves."""
     lines = evaluate(
-        [Candidate(name, {}, loop.policy) for name, loop in made.items()],
+        {name: loop.policy for name, loop in made.items()},
         recorded,
         prices,
         key,
         1 if temperature == 0 else on.config.draws,
     )
     by = {line["policy"]: line for line in lines}
-    by |= {static(gamma): by[f"constant gamma={gamma}"] for gamma in on.config.static}
     return {
         name: {
             "replayed_speedup": by[name]["speedup"],
