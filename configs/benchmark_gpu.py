@@ -39,6 +39,5 @@ def get_config(part: str = "all") -> ml_collections.ConfigDict:
     )
     config.agreeing = (("t5-xxl", "t5-small"),)
     config.silent = (("t5-xxl", "t5-small"),)
-    config.starts = (("t5-xxl", "t5-small"),)
     config.paper_drafts = (f"t5-{draft}",) if draft else DRAFTS
     return config
