@@ -513,7 +513,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert "speedup draft 1.0" in outcome.stderr  # progress, through a pipe too
     assert {path.name for path in work.iterdir()} == {
         "results.jsonl", "report.md", "alphas.png", "speedups.png", "trace.png", "trace.html",
-        "timeline.png", "theory", "ngram.npz",
+        "timeline.png", "ngram.npz",
     }  # fmt: skip
     found = rows((work / "results.jsonl").read_text())
     by = {name: [row for row in found if row["table"] == name] for name in

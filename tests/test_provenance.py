@@ -86,8 +86,8 @@ WRITERS = {
     "adaptive": by_adaptive, "benchmark": by_benchmark, "replay": by_replay,
     "reproduce": by_reproduce, "select": by_select, "trace": by_trace,
 }  # fmt: skip
-# Outputs for a user, the log of a training run, and digits of formulas: no measurements.
-OTHERS = {"decode", "train", "theory"}
+# Outputs for a user and the log of a training run: no measurements.
+OTHERS = {"decode", "train"}
 
 
 def rows_of(directory):
