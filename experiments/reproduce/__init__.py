@@ -5,8 +5,8 @@
 What is made is up to the config's `tables`, in this order (`study.py` has what they share):
 
     alpha     Table 3: α of every draft, n-grams included, over prefixes of the target's
-    speedup      Tables 2 and 4: c, v(γ), the best γ, predicted speedups and the measured one, at
-    batch 1 lenience  Table 5: α and acceptance under lenience
+    speedup   Tables 2 and 4: c, v(γ), the best γ, predicted speedups and the measured one, batch 1
+    lenience  Table 5: α and acceptance under lenience
     quality   whether both methods' outputs are equally good: BLEU, ROUGE or exact outputs
     beam      A.4: how many steps of speculative beam search are kept
 
