@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import command_line
-from configs import benchmark_cpu, benchmark_gpu, benchmark_tpu
+from configs import benchmark_cpu, benchmark_gpu
 from experiments.benchmark import bars, forced, measure, models, peers, tables
 from experiments.benchmark.cases import PARTS, SHAPES, Case, chosen, step_bytes, suite
 from specjax import loop
@@ -111,7 +111,7 @@ def test_models_that_always_agree_accept_everything():
 
 
 def test_suites_vary_one_factor_at_a_time():
-    for made in (benchmark_cpu, benchmark_gpu, benchmark_tpu):
+    for made in (benchmark_cpu, benchmark_gpu):
         config = made.get_config()
         base = Case(**config.base.to_dict()).cell
         parts = suite(config)
