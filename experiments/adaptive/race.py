@@ -274,7 +274,6 @@ def replay_all(
     return {
         name: {
             "replayed_speedup": by[name]["speedup"],
-            "replayed_tau": by[name]["tau"],
             "closed": by[name]["closed"],
         }
         for name in (*map(static, on.config.static), *made, ORACLE)

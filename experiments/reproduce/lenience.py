@@ -46,8 +46,6 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     return {
         "alpha": alpha.value,
         "alpha_visited": visited.value,
-        "visited_low": visited.low,
-        "visited_high": visited.high,
         "acceptance": float(lengths @ np.arange(len(lengths))) / max(tested, 1),
         "tested": tested,
         "tau": sum(row.emitted for row in rows) / sum(row.target_calls for row in rows),
