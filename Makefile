@@ -20,9 +20,10 @@ setup: .venv/setup.stamp  ## .venv with pinned versions
 demo: setup  ## the main job on the embedded family
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:demo --workdir=runs/embedded
 
-results: setup  ## the whole report of both embedded families, as in docs/results
+results: setup  ## the whole reports, of both embedded families and of the formulas, as in docs/results
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/results/parse
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:prose --workdir=runs/results/prose
+	$(BIN)/python -m experiments.theory --workdir=runs/results/theory
 
 test: .venv/test.stamp  ## the tests, but for those that take long
 	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow"

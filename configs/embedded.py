@@ -7,8 +7,8 @@ a GPT-2 that continues English sentences.
 
 Reproduces the paper's tables on a laptop and in miniature. The first takes about 4 minutes on 2
 cores and has Table 3 (α) and Tables 2 and 4 (speedups) of `parse`, on few inputs. `full` is all of
-it on more inputs: n-grams timed too, lenience (Table 5), quality, beams, Figure 5 and the theory;
-`prose` is the same for the decoder-only family. `specjax decode` takes these configs too;
+it on more inputs: n-grams timed too, lenience (Table 5), quality, beams and Figure 5; `prose` is
+the same for the decoder-only family. `specjax decode` takes these configs too;
 inputs of `parse` begin with "parse: ".
 """
 
@@ -46,7 +46,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
         | {"draft-tiny": ("EnDe", "T5-small"), "draft-small": ("EnDe", "T5-base")}
     )
     config.tables = ("alpha", "speedup")
-    config.timeline = full  # Figure 5, and what needs no models
+    config.timeline = full  # Figure 5
     config.temperatures = (0.0, 1.0)
     config.max_new_tokens = 96
     config.alpha_inputs = 200  # outputs over which α is measured

@@ -83,7 +83,7 @@ def get_config(name: str = "t5-3b_en-de") -> ml_collections.ConfigDict:
         for draft, size in zip(config.drafts, DRAFT_SIZES, strict=True)
     }
     config.tables = ("alpha", "speedup", "quality")
-    config.timeline = False  # neither Figure 5 nor what needs no models
+    config.timeline = False  # Figure 5
     config.temperatures = (0.0, 1.0)
     config.max_source_len = 512  # what the checkpoints were trained on; the paper states no length
     config.max_new_tokens = 128  # likewise not stated

@@ -2,13 +2,13 @@
 
     python -m experiments.theory --workdir=runs/theory
 
-prints Table 1 and writes to the workdir: table1.jsonl, figure2.png, figure3.png, figure4.png, and
-report.md, which shows them all.
+prints Table 1 and writes to the workdir: figure2.png, figure3.png, figure4.png, and report.md,
+which shows them all.
 """
 
-import dataclasses
-import json
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from absl import flags
@@ -16,47 +16,36 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
+from specjax.measure import report
 from specjax.paper import formulas
-from specjax.paper.printed import FIGURE_3_ENDS, TABLE_1
-from specjax.support import command_line
-from specjax.support.files import replacing
+from specjax.paper.printed import TABLE_1
+from specjax.support import command_line, files
 
 ALPHAS = np.linspace(0.5, 0.9, 801)
+COSTS = (0.01, 0.02, 0.05, 0.10)  # c of Figure 3's curves
+TITLE = "Table 1: operations and speed at c = ĉ = 0"
+COLUMNS: list[report.Column] = [
+    ("α", lambda row: f"{row['alpha']:g}"),
+    ("γ", lambda row: str(row["gamma"])),
+    ("operations", lambda row: f"{row['operations']:.2f}X"),
+    ("paper", lambda row: f"{row['paper_operations']:.2f}X"),
+    ("speed", lambda row: f"{row['speed']:.2f}X"),
+    ("paper", lambda row: f"{row['paper_speed']:.2f}X"),
+]
 
 
-@dataclasses.dataclass(frozen=True)
-class Computed:
-    """A row of Table 1: what the formulas give, and what the paper prints."""
-
-    alpha: float
-    gamma: int
-    operations: float
-    paper_operations: float
-    speed: float
-    paper_speed: float
-
-    @property
-    def agrees(self) -> bool:
-        """To the last printed digit."""
-        return (round(self.operations, 2), round(self.speed, 2)) == (
-            self.paper_operations,
-            self.paper_speed,
-        )
-
-
-def table1() -> list[Computed]:
-    """Table 1 at c = ĉ = 0."""
+def table1() -> list[dict[str, Any]]:
+    """Its rows: what the formulas give, and what the paper prints."""
     return [
-        Computed(
-            row.alpha,
-            row.gamma,
-            formulas.operations_factor(row.alpha, row.gamma, c_hat=0),
-            row.operations,
-            formulas.walltime_speedup(row.alpha, row.gamma, c=0),
-            row.speed,
-        )
+        {
+            "alpha": row.alpha,
+            "gamma": row.gamma,
+            "operations": formulas.operations_factor(row.alpha, row.gamma, c_hat=0),
+            "paper_operations": row.operations,
+            "speed": formulas.walltime_speedup(row.alpha, row.gamma, c=0),
+            "paper_speed": row.speed,
+        }
         for row in TABLE_1
     ]
 
@@ -80,10 +69,10 @@ def figure2() -> Figure:
 def figure3() -> Figure:
     """The best γ against α, for four costs of the draft."""
     figure, axes = _axes("The best draft length (§3.5)", "optimal γ")
-    for ends, color in zip(FIGURE_3_ENDS, _shades(len(FIGURE_3_ENDS))[::-1], strict=True):
-        gammas = formulas.optimal_gamma(ALPHAS, ends.c)
+    for c, color in zip(COSTS, _shades(len(COSTS))[::-1], strict=True):
+        gammas = formulas.optimal_gamma(ALPHAS, c)
         axes.plot(ALPHAS, gammas, color=color, drawstyle="steps-post")
-        _label(axes, gammas[-1], f"c = {ends.c:g}", color)
+        _label(axes, gammas[-1], f"c = {c:g}", color)
     axes.set_ylim(0, 25)
     return figure
 
@@ -107,68 +96,38 @@ def figure4() -> Figure:
     return figure
 
 
-def report(rows: list[Computed]) -> str:
-    """Everything in Markdown, next to the figures' files."""
-    lines = [
-        "# What the paper's formulas give",
-        "",
-        "## Table 1: operations and speed at c = ĉ = 0",
-        "",
-        "| α | γ | operations | paper | speed | paper |",
-        "|---|---|---|---|---|---|",
-        *(f"| {' | '.join(_cells(row))} |" for row in rows),
-        "",
-        _verdict(rows),
+def verdict(rows: Sequence[dict[str, Any]]) -> str:
+    """Whether every printed digit comes out."""
+    off = [
+        f"α = {row['alpha']:g}, γ = {row['gamma']}"
+        for row in rows
+        if any(round(row[name], 2) != row[f"paper_{name}"] for name in ("operations", "speed"))
     ]
+    return f"Rows that differ: {'; '.join(off)}." if off else "Every digit is the paper's."
+
+
+def write(workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
+    """The figures, and a report that shows them and the table."""
     lowest, highest = ALPHAS[[0, -1]]
     ends = ", ".join(
-        f"{formulas.optimal_gamma(lowest, curve.c)} to {formulas.optimal_gamma(highest, curve.c)} "
-        f"at c = {curve.c:g}"
-        for curve in FIGURE_3_ENDS
+        f"{formulas.optimal_gamma(lowest, c)} to {formulas.optimal_gamma(highest, c)} at c = {c:g}"
+        for c in COSTS
     )
     captions = {
-        2: "Tokens per target call against α. The dotted line is plain decoding.",
-        3: "The γ of the largest speedup against α. "
+        figure2: "Tokens per target call against α. The dotted line is plain decoding.",
+        figure3: "The γ of the largest speedup against α. "
         f"From α = {lowest:g} to {highest:g} it goes from {ends}.",
-        4: "Speed (solid) and arithmetic operations (dotted) against α. A longer draft buys speed "
-        "with operations. As α grows, speed grows and operations fall.",
+        figure4: "Speed (solid) and arithmetic operations (dotted) against α. A longer draft buys "
+        "speed with operations. As α grows, speed grows and operations fall.",
     }
-    for number, text in captions.items():
-        image = f"![Figure {number}](figure{number}.png)"
-        lines += ["", f"## Figure {number}", "", image, "", text]
-    return "\n".join(lines) + "\n"
-
-
-def write(workdir: pathlib.Path) -> list[Computed]:
-    """Compute, draw and write everything; the rows of Table 1.
-
-    A file is replaced when its new content is complete, so a run that is cut off spoils nothing.
-
-    Raises:
-      OSError: the workdir cannot be written.
-    """
-    workdir.mkdir(parents=True, exist_ok=True)
-    rows = table1()
-    for name, figure in (("figure2", figure2()), ("figure3", figure3()), ("figure4", figure4())):
-        with replacing(workdir / f"{name}.png") as part:
-            figure.savefig(part, format="png", dpi=160)
-    jsonl = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
-    for name, text in (("table1.jsonl", jsonl), ("report.md", report(rows))):
-        with replacing(workdir / name) as part:
-            part.write_text(text, encoding="utf-8")
-    return rows
-
-
-def _cells(row: Computed) -> list[str]:
-    factors = (row.operations, row.paper_operations, row.speed, row.paper_speed)
-    return [f"{row.alpha:g}", str(row.gamma), *(f"{factor:.2f}X" for factor in factors)]
-
-
-def _verdict(rows: list[Computed]) -> str:
-    off = [f"α = {row.alpha:g}, γ = {row.gamma}" for row in rows if not row.agrees]
-    if off:
-        return f"Rows that differ from the paper's: {'; '.join(off)}."
-    return "Every digit is the paper's."
+    parts = ["# What the paper's formulas give", f"## {TITLE}"]
+    parts += [report.markdown(COLUMNS, rows), verdict(rows)]
+    for draw, caption in captions.items():
+        name, title = draw.__name__, draw.__name__.replace("figure", "Figure ")
+        with files.replacing(workdir / f"{name}.png") as part:
+            draw().savefig(part, format="png", dpi=160)
+        parts += [f"## {title}", f"![{title}]({name}.png)", caption]
+    files.write_text(workdir / "report.md", "\n\n".join(parts) + "\n")
 
 
 def _axes(title: str, ylabel: str) -> tuple[Figure, Axes]:
@@ -204,22 +163,11 @@ def _label(axes: Axes, height: float, text: str, color: np.ndarray) -> None:
 
 
 def main(_) -> None:
-    workdir = pathlib.Path(flags.FLAGS.workdir)
-    try:
-        rows = write(workdir)
-    except OSError as error:
-        raise SystemExit(
-            f"Cannot write to --workdir={workdir}: {error.strerror or error}. "
-            "Name a directory that you can write to; it is made if it does not exist."
-        ) from error
-    table = Table("α", "γ", "operations", "paper", "speed", "paper", title="Table 1 (c = ĉ = 0)")
-    for column in table.columns:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(*_cells(row))
+    workdir, rows = command_line.make_workdir(flags.FLAGS.workdir), table1()
+    write(workdir, rows)
     console = Console()
-    console.print(table)
-    console.print(_verdict(rows))
+    console.print(report.table(COLUMNS, rows, TITLE))
+    console.print(verdict(rows))
     console.print(f"Figures 2 to 4 and the table: {workdir / 'report.md'}", soft_wrap=True)
 
 

@@ -174,7 +174,6 @@ class Turn(NamedTuple):
 
     slot: Int[Array, ""]  # the next token's, from 0
     going: Bool[Array, " B"]  # rows that may draft it
-    previous: Float[Array, " B"]  # float32, the belief in the token before, a log-probability
     drafting: Drafting
 
 
@@ -205,8 +204,7 @@ def draft_chain(
     lags = not method.policy.fixed
     known = state.tokens, state.length, context, drafting.drafter
     hidden, drafter = method.drafter.begin(*known, lags=lags)
-    zero = jnp.zeros(cap.shape, jnp.float32)
-    first = Turn(jnp.int32(0), cap > 0, zero, drafting._replace(drafter=drafter))
+    first = Turn(jnp.int32(0), cap > 0, drafting._replace(drafter=drafter))
     return jax.lax.while_loop(more, again, propose(hidden, first)).drafting
 
 
@@ -228,7 +226,7 @@ def propose_one(
     finite = turn.drafting.finite & is_finite(logprobs, going)
     if method.sampling.greedy:
         belief = smp.standardize(spoken, smp.sampling(1.0))
-    observation = Observation(slot, going, logprobs, belief, turn.previous, hidden)
+    observation = Observation(slot, going, logprobs, belief, hidden)
     policy, more = method.policy.keep_drafting(policy, observation)
     going &= more
     left = method.rule.given_noise(logprobs, state.keys, state.length + slot)
@@ -243,7 +241,7 @@ def propose_one(
     )
     policy, more = method.policy.go_on(policy, going, trust)
     going &= (drafts.length < cap) & more
-    return Turn(slot + 1, going, trust, Drafting(drafts, turn.drafting.drafter, policy, finite))
+    return Turn(slot + 1, going, Drafting(drafts, turn.drafting.drafter, policy, finite))
 
 
 def no_drafts(method: Speculative, context: Context, state: State) -> Drafts:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import command_line
-from configs import benchmark_cpu, benchmark_gpu, benchmark_tpu
+from configs import benchmark_cpu, benchmark_gpu
 from experiments.benchmark import bars, forced, measure, models, peers, tables
 from experiments.benchmark.cases import PARTS, SHAPES, Case, chosen, step_bytes, suite
 from specjax import loop
@@ -113,7 +113,7 @@ def test_models_that_always_agree_accept_everything():
 
 
 def test_suites_vary_one_factor_at_a_time():
-    for made in (benchmark_cpu, benchmark_gpu, benchmark_tpu):
+    for made in (benchmark_cpu, benchmark_gpu):
         config = made.get_config()
         base = Case(**config.base.to_dict()).cell
         parts = suite(config)
@@ -151,7 +151,7 @@ def made_up(config):
         if row["buffer"] == 2048:
             row["autoregressive"]["ms"] = 11.4
     rows += [{**case.cell, "speedup": 1.03} for case in suite(config)["silent"]]
-    return [*rows, {**suite(config)["start"][0].cell, "cached": {"autoregressive_s": 5.0}}]
+    return rows
 
 
 def test_bars_are_met_missed_or_not_measured():
@@ -164,12 +164,11 @@ def test_bars_are_met_missed_or_not_measured():
             "overhead_share": 0.051,
             "speedup": 1.7,  # drafting nothing, too
             "speedup_at_alpha": 1.69,
-            "cached": {"autoregressive_s": 5.1},
         }
         row["autoregressive"] = {"of_floor": 0.74, "times_peer": 1.5, "ms": row["buffer"]}
         row["speculative"] = {"times_peer": 1.9}
     assert {bar.judge(rows)[1] for bar in bars.bars(config)} == {"missed"}
-    assert tables.judged(config, rows).words == "12 missed."
+    assert tables.judged(config, rows).words == "11 missed."
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -310,7 +309,6 @@ def get_config(part="all"):
     config.shapes = (("tiny", ""),)
     config.agreeing = (("tiny", "tiny-draft"),)
     config.silent = (("tiny", "tiny-draft"),)
-    config.starts = (("tiny", "tiny-draft"),)
     return config
 """
 
@@ -336,7 +334,7 @@ def test_the_command_measures_what_is_missing(monkeypatch, capsys, tmp_path):
     assert outcome.status == 0, outcome.stderr
     path = tmp_path / "out" / "results.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    kinds = ["decode"] * 2 + ["verify", "decode", "decode", "silent", "silent", "start"]
+    kinds = ["decode"] * 2 + ["verify", "decode", "decode", "silent", "silent"]
     assert [row["kind"] for row in rows] == kinds
     base = rows[0]
     assert base["autoregressive"]["of_floor"] > 0
@@ -349,10 +347,7 @@ def test_the_command_measures_what_is_missing(monkeypatch, capsys, tmp_path):
     assert set(rows[2]["v_by_gamma"]) == {"1", "2"}
     assert "speculative" not in rows[3]
     assert rows[4]["alpha_seen"] == 1.0
-    for when in ("cold", "cached"):
-        assert rows[7][when]["speculative_s"] > 0
-        assert rows[7][when]["peak_gb"] > rows[7][when]["weights_gb"]
-    for title in ("Bars", "Decoding", "c and v(γ)", "Start and memory", "Batches", "Where"):
+    for title in ("Bars", "Decoding", "c and v(γ)", "Batches", "Where"):
         assert f"## {title}" in (tmp_path / "out" / "report.md").read_text()
     assert "tiny + tiny-draft B2 T16 S5 N8" in outcome.stdout
     before = path.read_bytes()

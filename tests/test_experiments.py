@@ -523,7 +523,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert "speedup draft 1.0" in outcome.stderr  # progress, through a pipe too
     assert {path.name for path in work.iterdir()} == {
         "results.jsonl", "report.md", "alphas.png", "speedups.png", "trace.png", "trace.html",
-        "timeline.png", "theory", "ngram.npz",
+        "timeline.png", "ngram.npz",
     }  # fmt: skip
     found = rows((work / "results.jsonl").read_text())
     by = {name: [row for row in found if row["table"] == name] for name in
@@ -646,7 +646,7 @@ def test_configs_say_what_they_take():
     """Whatever has an argument lists its values as CHOICES, the default among them."""
     seen = {name for name, _ in configs()}
     assert seen == {path.stem for path in (ROOT / "configs").glob("[!_]*.py")}
-    assert {("adaptive", "wide"), ("benchmark_tpu", "paper-base"), ("train", "head")} <= {
+    assert {("adaptive", "wide"), ("benchmark_gpu", "paper-base"), ("train", "head")} <= {
         *configs()
     }
     for name in seen:

@@ -15,7 +15,6 @@ from specjax import loop, speculative
 from specjax.accept import LenientArgmax, TokenRule, lenient, surviving
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import metrics
-from specjax.paper import formulas
 from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.sampling import row_keys, sampling, standardize
@@ -185,7 +184,6 @@ def test_one_position_by_hand(lenience):
     assert np.all(accepted + replaced <= P / lenience + 1e-12)
     rule = lenient(lenience)
     np.testing.assert_allclose(rule.acceptance(log(P), log(Q)), accepted.sum(), rtol=1e-6)
-    np.testing.assert_allclose(accepted.sum(), formulas.lenient_alpha(P, Q, lenience))
     drafts = jnp.asarray(np.arange(8, dtype=np.int32)[:, None])
     rows = (
         jnp.tile(log(P), (8, 2, 1)),
@@ -331,7 +329,7 @@ def test_measured_acceptance(temperature):
         assert value == 1 or loop.decode._cache_size() == compiled
         assert np.all(state.stats.drafted == 1)
         rates.append(state.stats.accepted.mean())
-        expected = formulas.lenient_alpha(p, q, value)
+        expected = np.minimum(p / value, q).sum()
         if temperature == 0:
             expected = float(p[q.argmax()] >= value * p.max())
         assert abs(rates[-1] - expected) < 4 * np.sqrt(expected * (1 - expected) / rows) + 1e-6

@@ -72,7 +72,6 @@ def seen_of(probs, slot=0, hidden=None) -> Observation:
         jnp.array([True]),
         distribution,
         distribution,
-        jnp.zeros((1,), jnp.float32),
         hidden,
     )
 
@@ -101,9 +100,7 @@ def drafts(policy, state, probs, token) -> tuple:
 def test_observation():
     """Entropy, largest probability and margin of (.5, .5, 0), (1, 0, 0) and (.6, .3, .1)."""
     distribution = jnp.log(jnp.asarray([[0.5, 0.5, 0], [1, 0, 0], [0.6, 0.3, 0.1]], jnp.float32))
-    seen = Observation(
-        jnp.int32(0), jnp.ones(3, bool), distribution, distribution, jnp.zeros(3), distribution
-    )
+    seen = Observation(jnp.int32(0), jnp.ones(3, bool), distribution, distribution, distribution)
     third = -(0.6 * np.log(0.6) + 0.3 * np.log(0.3) + 0.1 * np.log(0.1))
     np.testing.assert_allclose(seen.entropy, [np.log(2), 0, third], rtol=1e-5)
     np.testing.assert_allclose(seen.top1, [0.5, 1, 0.6], rtol=1e-6)

@@ -1,6 +1,5 @@
 """Rows of results: what each carries, whoever writes it, and what a report says of them."""
 
-import dataclasses
 import json
 import re
 import types
@@ -8,14 +7,13 @@ import types
 import ml_collections
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 import experiments.adaptive.__main__ as adaptive
 import experiments.benchmark.__main__ as benchmark
 import experiments.reproduce.__main__ as reproduce
 from command_line import ROOT
 from configs import embedded
-from experiments import replay, simulate, trace
+from experiments import replay, trace
 from experiments.adaptive import race
 from experiments.benchmark.cases import Case
 from experiments.reproduce import pages, study
@@ -80,23 +78,17 @@ def by_select(on, tmp_path, monkeypatch, found):
 def by_replay(on, tmp_path, monkeypatch, found):
     row = {"draft": "x", "temperature": 0.0, "commit": "abc"}
     row |= {"dtype": "float32"} if "batch" in found else {}
-    replay.keep(tmp_path, [{"policy": "svip", "settings": {}}], row, seed=0)
+    replay.keep(tmp_path, [{"policy": "svip"}], row, seed=0)
     (kept,) = rows_of(tmp_path)
     assert kept["trace_commit"] == "abc"
 
 
-def by_simulate(on, tmp_path, monkeypatch, found):
-    part = simulate.Part("distribution", "", [("a", lambda row: "")], [{"a": 1}], "", Figure())
-    part = dataclasses.replace(part, batch=found.get("batch"))
-    simulate.write(tmp_path, [part], seed=0)
-
-
 WRITERS = {
     "adaptive": by_adaptive, "benchmark": by_benchmark, "replay": by_replay,
-    "reproduce": by_reproduce, "select": by_select, "simulate": by_simulate, "trace": by_trace,
+    "reproduce": by_reproduce, "select": by_select, "trace": by_trace,
 }  # fmt: skip
-# Outputs for a user, the log of a training run, and digits of formulas: no measurements.
-OTHERS = {"decode", "train", "theory"}
+# Outputs for a user and the log of a training run: no measurements.
+OTHERS = {"decode", "train"}
 
 
 def rows_of(directory):

@@ -1,8 +1,6 @@
 """The formulas against what the paper prints, their limits, and draws of the distributions they
 describe."""
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -34,10 +32,13 @@ def test_table_1(row):
     assert f"{speed:.2f}" == f"{row.speed:.2f}"
 
 
-@pytest.mark.parametrize("curve", printed.FIGURE_3_ENDS, ids=str)
-def test_ends_of_figure_3(curve):
-    assert formulas.optimal_gamma(0.5, curve.c) == curve.at_alpha_half
-    assert formulas.optimal_gamma(0.9, curve.c) == curve.at_alpha_nine_tenths
+# c of each curve of Figure 3, and its γ at α = .5 and at .9.
+FIGURE_3_ENDS = {0.01: (5, 24), 0.02: (4, 19), 0.05: (3, 13), 0.10: (2, 10)}
+
+
+@pytest.mark.parametrize("c", FIGURE_3_ENDS)
+def test_ends_of_figure_3(c):
+    assert tuple(formulas.optimal_gamma(np.array([0.5, 0.9]), c)) == FIGURE_3_ENDS[c]
 
 
 # Thm 3.8 and its best γ at the α and c of each row of Tables 2 and 4, computed elsewhere.
@@ -51,7 +52,6 @@ def test_expectations_of_tables_2_and_4(number):
     row = printed.TABLES_2_AND_4[number]
     computed = formulas.walltime_speedup(row.alpha, row.gamma, row.c)
     assert f"{computed:.2f}" == GAINS[number]
-    assert computed == pytest.approx(row.expected, abs=row.expected_tolerance)
     assert formulas.optimal_gamma(row.alpha, row.c) == BEST_GAMMAS[number]
     # α and c are rounded to two digits: some pair that rounds to them gives the printed digit.
     low = formulas.walltime_speedup(row.alpha - 0.005, row.gamma, row.c + 0.005)
@@ -61,13 +61,15 @@ def test_expectations_of_tables_2_and_4(number):
 
 
 def test_exactly_three_expectations_are_off_by_more_than_their_digit():
-    off = [
-        row
+    gaps = {
+        (row.task, row.draft, row.temperature): abs(
+            formulas.walltime_speedup(row.alpha, row.gamma, row.c) - row.expected
+        )
         for row in printed.TABLES_2_AND_4
-        if abs(formulas.walltime_speedup(row.alpha, row.gamma, row.c) - row.expected) > 0.05
-    ]
-    assert off == [row for row in printed.TABLES_2_AND_4 if row.expected_tolerance > 0.05]
-    assert len(off) == 3
+    }
+    odd = {("EnDe", "T5-base", 1), ("EnDe", "T5-large", 1), ("CNNDM", "T5-large", 1)}
+    assert {row for row, gap in gaps.items() if gap > 0.05} == odd
+    assert max(gaps.values()) < 0.07
 
 
 def test_tables_agree_on_alpha():
@@ -96,19 +98,9 @@ def test_speedups(alpha, gamma, c, speedup):
 
 
 def test_speedups_of_greedy_lenience():
-    told = printed.LENIENT_GREEDY
-    speedups = formulas.walltime_speedup(np.array(told.alphas), told.gamma, told.c)
-    assert [f"{speedup:.1f}" for speedup in speedups] == [
-        f"{speedup:.1f}" for speedup in told.speedups
-    ]
-
-
-def test_speedups_of_lenient_sampling_do_not_follow_from_the_formula():
-    told = printed.LENIENT_SAMPLING
-    alphas = np.array(told.alphas)
-    best = formulas.walltime_speedup(alphas, formulas.optimal_gamma(alphas, told.c), told.c)
-    assert [f"{speedup:.2f}" for speedup in best] == ["2.33", "2.94", "3.45", "4.79"]
-    assert np.all(best < np.array(told.speedups))
+    """A.5's text: T5-small at γ = 8 and c = .015."""
+    speedups = formulas.walltime_speedup(np.array(printed.GREEDY_LENIENT_ALPHAS), 8, 0.015)
+    assert [f"{speedup:.1f}" for speedup in speedups] == ["3.3", "3.3", "3.9", "4.9"]
 
 
 # Limits and identities
@@ -170,32 +162,10 @@ def test_texts_of_unequal_difficulty_fall_short_of_eq_1():
     assert 1 / calls_per_token.mean() == pytest.approx(formulas.expected_tokens(0.7, np.inf))
 
 
-def test_oracle_speedup_by_simulation():
-    # An oracle drafts exactly the run of tokens that will be accepted. τ has a standard error of
-    # √(α)/(1−α)/√100,000 = 0.0141 around 5, and the speedup of τ, 1/((1−α) + cα), less than that.
-    alpha, c = 0.8, 0.1
-    drafted = np.random.default_rng(0).geometric(1 - alpha, size=100_000) - 1
-    speedup = (drafted + 1).sum() / (1 + c * drafted).sum()
-    assert speedup == pytest.approx(formulas.oracle_speedup(alpha, c), abs=0.05)
-
-
-def test_oracle_bounds_every_gamma():
-    alphas, gammas = np.linspace(0, 1, 51)[:, None], np.arange(60)
-    for c in (0.01, 0.1, 1.0):
-        oracle = formulas.oracle_speedup(alphas, c)
-        assert np.all(formulas.walltime_speedup(alphas, gammas, c) <= oracle * (1 + 1e-12))
-    assert formulas.oracle_speedup(0.9, 0) == pytest.approx(formulas.expected_tokens(0.9, np.inf))
-    assert formulas.oracle_speedup(1.0, 0.0) == np.inf
-
-
 def test_some_gamma_speedups_iff_alpha_exceeds_c():
     alphas, costs = np.linspace(0, 1, 41)[:, None], np.linspace(0, 1, 21)
-    best = formulas.optimal_gamma(alphas, costs, max_gamma=50)
+    best = formulas.optimal_gamma(alphas, costs)
     np.testing.assert_array_equal(best > 0, alphas > costs)
-    speedups = np.where(best > 0, formulas.walltime_speedup(alphas, best, costs), 1.0)
-    assert np.all(speedups >= formulas.minimum_speedup(alphas, costs) * (1 - 1e-12))
-    assert formulas.minimum_speedup(0.5, 0.2) == formulas.walltime_speedup(0.5, 1, 0.2) == 1.25
-    assert formulas.minimum_speedup(0.2, 0.5) == 1
 
 
 def test_optimal_gamma_by_search():
@@ -212,24 +182,23 @@ def test_optimal_gamma_is_the_smallest_of_equals():
         assert formulas.optimal_gamma(alpha, 0.0, v) == 1
 
 
-def test_verify_cost_as_number_table_and_function():
+def test_verify_cost_as_number_and_table():
     table = [1.0, 1.1, 1.3, 1.8, 2.6]
     expected = [formulas.expected_tokens(0.8, g) / (0.1 * g + table[g]) for g in range(5)]
     gammas = np.arange(5)
-    for v in (table, np.array(table), jnp.array(table), table.__getitem__):
+    for v in (table, np.array(table), jnp.array(table)):
         np.testing.assert_allclose(
             formulas.walltime_speedup(0.8, gammas, 0.1, v), expected, rtol=1e-6
         )
         assert formulas.walltime_speedup(0.8, 3, 0.1, v) == pytest.approx(expected[3])
-        assert formulas.optimal_gamma(0.8, 0.1, v, max_gamma=4) == int(np.argmax(expected))
-    assert formulas.optimal_gamma(0.8, 0.1, table) == int(np.argmax(expected))
+        assert formulas.optimal_gamma(0.8, 0.1, v) == int(np.argmax(expected))
     assert formulas.walltime_speedup(0.8, 3, 0.1, v=1.8) == pytest.approx(expected[3])
 
 
 def test_dear_verification_moves_the_optimum():
     assert formulas.optimal_gamma(0.8, 0.05) == 8
-    assert formulas.optimal_gamma(0.8, 0.05, v=lambda gamma: 1 + 0.2 * gamma) == 3
-    assert formulas.optimal_gamma(0.8, 0.05, v=lambda gamma: 1 + gamma) == 0
+    assert formulas.optimal_gamma(0.8, 0.05, v=1 + 0.2 * np.arange(20)) == 3
+    assert formulas.optimal_gamma(0.8, 0.05, v=1 + np.arange(20)) == 0
     # v(0) plays no part: γ = 0 is plain decoding, whose speedup is 1.
     assert formulas.optimal_gamma(0.8, 0.05, v=[3.0, 2.0]) == 0
 
@@ -257,7 +226,6 @@ def test_identities_of_d_lk():
     np.testing.assert_array_equal(formulas.d_lk(target, target), np.zeros(len(target)))
     assert np.all((distance >= 0) & (distance <= 1))
     assert formulas.d_lk([1.0, 0.0], [0.0, 1.0]) == 1
-    np.testing.assert_allclose(1 - distance, formulas.lenient_alpha(target, draft, 1.0), atol=1e-12)
 
 
 def test_overlap_of_a_worked_example():
@@ -270,7 +238,7 @@ def test_overlap_of_a_worked_example():
 def test_non_iterative_acceptance():
     target, draft = random_distributions(1)
     acceptance = formulas.non_iterative_acceptance(target, draft)
-    assert np.all(acceptance <= formulas.lenient_alpha(target, draft, 1.0) + 1e-12)
+    assert np.all(acceptance <= 1 - formulas.d_lk(target, draft) + 1e-12)
     assert np.any(acceptance > 0.01)
     with np.errstate(divide="ignore", invalid="ignore"):  # A.2 as it is printed
         smallest = np.nanmin(draft / target, axis=-1)
@@ -278,22 +246,6 @@ def test_non_iterative_acceptance():
     assert formulas.non_iterative_acceptance([0.5, 0.5], [0.5, 0.5]) == 1
     assert formulas.non_iterative_acceptance([0.0, 1.0], [0.5, 0.5]) == 0.5
     assert formulas.non_iterative_acceptance([0.5, 0.5], [0.0, 1.0]) == 0
-
-
-def test_lenience_only_raises_acceptance():
-    target, draft = random_distributions(2)
-    alphas = [formulas.lenient_alpha(target, draft, lenience) for lenience in printed.LENIENCES]
-    assert np.all(np.diff(alphas, axis=0) >= 0)
-    assert formulas.lenient_alpha([0.2, 0.8], [0.6, 0.4], 0.5) == pytest.approx(0.4 + 0.4)
-    # The chance under the rule itself: draw from q, keep with probability min(1, p/(l·q)).
-    keep = np.minimum(1, np.divide(target, 0.3 * draft, out=np.zeros_like(draft), where=draft > 0))
-    np.testing.assert_allclose((draft * keep).sum(-1), alphas[2], atol=1e-12)
-
-
-def test_beam_budget():
-    assert formulas.beam_budget(4, 6, 3) == 22
-    assert formulas.beam_budget(4, 4, 0) == 4
-    np.testing.assert_array_equal(formulas.beam_budget(2, np.array([2, 5]), 3), [8, 17])
 
 
 # Types, shapes and errors
@@ -304,7 +256,6 @@ def test_floats_give_floats_and_arrays_broadcast():
     assert type(formulas.walltime_speedup(0.5, 3, 0.1)) is float
     assert type(formulas.d_lk(jnp.array([0.5, 0.5]), jnp.array([0.25, 0.75]))) is float
     assert type(formulas.optimal_gamma(0.5, 0.1)) is int
-    assert type(formulas.beam_budget(1, 2, 3)) is int
     alphas, costs = jnp.array([[0.5], [0.75]]), jnp.array([0.0625, 0.125, 0.25])
     speedups = formulas.walltime_speedup(alphas, 3, costs)
     best = formulas.optimal_gamma(alphas, costs)
@@ -324,7 +275,10 @@ EVEN = [0.5, 0.5]
         (lambda: formulas.expected_tokens(np.nan, 3), r"alpha=nan must"),
         (lambda: formulas.expected_tokens(0.5, -1), r"gamma=-1.0 must be a whole number"),
         (lambda: formulas.expected_tokens(0.5, 2.5), r"gamma=2.5 .*walltime_speedup_from_tau"),
-        (lambda: formulas.walltime_speedup(0.5, np.inf, 0.1), r"gamma=inf .*oracle_speedup"),
+        (
+            lambda: formulas.walltime_speedup(0.5, np.inf, 0.1),
+            r"gamma=inf .*walltime_speedup_from_tau",
+        ),
         (lambda: formulas.walltime_speedup(0.5, 3, -0.1), r"c=-0.1 must be ≥ 0"),
         (lambda: formulas.walltime_speedup(0.5, 3, 0.1, v=0), r"v=0.0 must be > 0"),
         (
@@ -343,15 +297,10 @@ EVEN = [0.5, 0.5]
         ),
         (lambda: formulas.operations_factor(0.5, 3, -1), r"c_hat=-1.0 must be ≥ 0"),
         (lambda: formulas.optimal_gamma(1.5, 0.1), r"alpha=1.5 must"),
-        (lambda: formulas.optimal_gamma(0.5, 0.1, v=[1.0]), r"max_gamma=0 must be .* ≥ 1"),
-        (lambda: formulas.oracle_speedup(0.5, -1), r"c=-1.0 must"),
-        (lambda: formulas.minimum_speedup(-1, 0.5), r"alpha=-1.0 must"),
+        (lambda: formulas.optimal_gamma(0.5, 0.1, v=[1.0]), r"v=\[1.0\] ends at γ = 0"),
         (lambda: formulas.d_lk([0.5, 0.6], EVEN), r"sum of target_probs=1.1 must be 1"),
         (lambda: formulas.d_lk(EVEN, [-1.0, 2.0]), r"draft_probs=-1.0 must .* not logits"),
         (lambda: formulas.d_lk(EVEN, [0.5, 0.25, 0.25]), r"2 and 3 tokens; .* same vocabulary"),
-        (lambda: formulas.lenient_alpha(EVEN, EVEN, 0), r"lenience=0.0 must lie in \(0, 1\]"),
-        (lambda: formulas.beam_budget(0, 2, 3), r"width=0 must"),
-        (lambda: formulas.beam_budget(4, 2, 3), r"draft_width=2 must be a whole number ≥ width"),
     ],
 )
 def test_errors_name_the_value_and_the_way_out(call, message):
@@ -362,33 +311,26 @@ def test_errors_name_the_value_and_the_way_out(call, message):
 # experiments/theory.py
 
 
-def test_experiment_writes_table_report_and_figures(tmp_path):
-    rows = experiment.write(tmp_path / "new" / "theory")
-    assert all(row.agrees for row in rows)
-    written = sorted(path.name for path in (tmp_path / "new" / "theory").iterdir())
+def test_experiment_writes_report_and_figures(tmp_path):
+    experiment.write(tmp_path, experiment.table1())
     figures = ["figure2.png", "figure3.png", "figure4.png"]
-    assert written == [*figures, "report.md", "table1.jsonl"]
-    lines = (tmp_path / "new" / "theory" / "table1.jsonl").read_text().splitlines()
-    assert [json.loads(line)["speed"] for line in lines] == [row.speed for row in rows]
-    text = (tmp_path / "new" / "theory" / "report.md").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*figures, "report.md"]
+    text = (tmp_path / "report.md").read_text()
     assert "| 0.9 | 10 | 1.60X | 1.60X | 6.86X | 6.86X |" in text
+    assert "Every digit is the paper's." in text
     assert "5 to 24 at c = 0.01, 4 to 19 at c = 0.02" in text
     assert all(f"({figure})" in text for figure in figures)
+    wrong = [{**row, "paper_speed": 2.0} for row in experiment.table1()[:1]]
+    assert experiment.verdict(wrong) == "Rows that differ: α = 0.6, γ = 2."
 
 
 def test_figures_show_the_papers_curves():
     curves = [line.get_ydata() for line in experiment.figure3().axes[0].lines]
     ends = [(curve[0], curve[-1]) for curve in curves]
-    assert ends == [(e.at_alpha_half, e.at_alpha_nine_tenths) for e in printed.FIGURE_3_ENDS]
+    assert ends == list(FIGURE_3_ENDS.values())
     assert [line.get_ydata()[-1] for line in experiment.figure2().axes[0].lines[:5]] == (
         pytest.approx([1.9, 3.439, 4.68559, 5.6953279, 10])
     )
-
-
-def test_experiment_in_a_place_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="Not a directory"):
-        experiment.write(tmp_path / "file" / "theory")
 
 
 # Outputs that end.

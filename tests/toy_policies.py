@@ -54,7 +54,10 @@ class ConfidenceStop(EntropyStop):
     """Drafts while the token before was likely: draw, keep, then stop."""
 
     def keep_drafting(self, state, seen):
-        return state, seen.previous_logprob > float(np.log(0.5))
+        return state, seen.drafting
+
+    def go_on(self, state, drafting, confidence):
+        return state, drafting & (confidence > float(np.log(0.5)))
 
 
 @pytree

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Key
 
-from experiments.replay import Candidate, evaluate
+from experiments.replay import evaluate
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study
 from specjax.drafters.base import Drafter
@@ -268,18 +268,16 @@ def replay_all(
     """What each method, and the oracle, would bring on rollouts along the target's outputs, and the
     share of the time between the best static γ and the oracle that it saves."""
     lines = evaluate(
-        [Candidate(name, {}, loop.policy) for name, loop in made.items()],
+        {name: loop.policy for name, loop in made.items()},
         recorded,
         prices,
         key,
         1 if temperature == 0 else on.config.draws,
     )
     by = {line["policy"]: line for line in lines}
-    by |= {static(gamma): by[f"constant gamma={gamma}"] for gamma in on.config.static}
     return {
         name: {
             "replayed_speedup": by[name]["speedup"],
-            "replayed_tau": by[name]["tau"],
             "closed": by[name]["closed"],
         }
         for name in (*map(static, on.config.static), *made, ORACLE)

@@ -98,12 +98,6 @@ def _cpu(config) -> list[Bar]:
             for batch in config.buffer_batches
         ),
         Bar("speedup off τ/(γc+v+overhead): the largest at batch 1", 0.1, _surprise, at_most=True),
-        Bar(
-            f"{base.target}: seconds to the first token in a second process",
-            5.0,
-            one({"kind": "start", "target": base.target}, "cached", "autoregressive_s"),
-            at_most=True,
-        ),
     ]
 
 

@@ -18,7 +18,7 @@ SHAPES = {
     "t5-xl": T5Config(32128, 2048, 64, 5120, 24, 24, 32),
     "t5-xxl": T5Config(32128, 4096, 64, 10240, 24, 24, 64),
 }
-KINDS = ("decode", "silent", "verify", "start")
+KINDS = ("decode", "silent", "verify")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Case:
     draft: str = ""  # of SHAPES; "": plain decoding alone
     kind: str = "decode"
     """decode: both loops; silent: plain decoding and a loop that drafts nothing; verify: c and
-    v(1) … v(γ); start: compilation and peak memory."""
+    v(1) … v(γ)."""
     gamma: int = 3
     alpha: float = 0.8  # each drafted token is accepted with this chance
     weights: str = "random"
@@ -65,7 +65,7 @@ class Case:
 
 
 PARTS = (
-    "base", "gamma", "batch", "buffer", "source", "shape", "agree", "silent", "start", "paper",
+    "base", "gamma", "batch", "buffer", "source", "shape", "agree", "silent", "paper",
 )  # fmt: skip
 
 
@@ -93,7 +93,6 @@ def suite(config) -> dict[str, list[Case]]:
             for t, d in config.silent
             for temperature in (0.0, 1.0)
         ],
-        "start": [vary(kind="start", target=t, draft=d) for t, d in config.starts],
         "paper": [
             vary(
                 target=config.paper_target,

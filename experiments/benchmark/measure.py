@@ -1,13 +1,7 @@
 """What a case of each kind measures: in turns, so that a slow spell of the machine hits all."""
 
-import dataclasses
 import functools
-import json
-import os
 import random
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,7 +22,6 @@ from specjax.paper import formulas
 from specjax.results import summarize
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
-from specjax.support import command_line
 
 Rivals = dict[str, Callable[[], list[list[int]]]]
 SILENT = "silent"
@@ -72,7 +65,7 @@ def _names(case: Case) -> list[tuple[str, str, str]]:
 
 def measure(lab: Lab, case: Case) -> dict[str, Any]:
     """The fields of the case's row."""
-    kinds = {"decode": decode, "silent": silent, "verify": verify, "start": start}
+    kinds = {"decode": decode, "silent": silent, "verify": verify}
     return kinds[case.kind](lab, case)
 
 
@@ -396,29 +389,3 @@ def _sum(vector, matrix):
 @jax.jit
 def _product(vector, matrix):
     return vector @ matrix
-
-
-def start(lab: Lab, case: Case) -> dict[str, Any]:
-    """Two processes after each other, of which the second finds what the first compiled."""
-    row: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as cache:
-        settings = {
-            "JAX_COMPILATION_CACHE_DIR": cache,
-            # As `import specjax` has it.
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
-            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        }
-        for name in ("cold", "cached"):
-            command = ["-m", "experiments.benchmark.child", json.dumps(dataclasses.asdict(case))]
-            done = subprocess.run(
-                [sys.executable, *command],
-                cwd=command_line.ROOT,
-                env={**os.environ, **settings},
-                capture_output=True,
-                text=True,
-            )
-            if done.returncode:
-                reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-                raise ValueError(f"The process that starts {case.target} failed: {reason}")
-            row[name] = json.loads(done.stdout.splitlines()[-1])
-    return row

@@ -16,7 +16,7 @@ def sections(config, rows: Sequence[Row]) -> list[Section]:
     """All tables that have rows, the bars first."""
     # Rows of earlier runs lack what is derived of their figures, or have it from another formula.
     rows = [{**row, **(expected(row) if "rounds" in row else {})} for row in rows]
-    made = [judged(config, rows), decoding(rows), silent(rows), verify(rows), start(rows)]
+    made = [judged(config, rows), decoding(rows), silent(rows), verify(rows)]
     made += [batches(config, rows), paper(config, rows)]
     return [section for section in made if section.rows]
 
@@ -191,37 +191,6 @@ def verify(rows: Sequence[Row]) -> Section:
 
 def _verify_cost(gamma: str):
     return lambda row: number(row["v_by_gamma"].get(gamma))
-
-
-def start(rows: Sequence[Row]) -> Section:
-    """Cold and cached starts, and memory."""
-    loops = ("autoregressive", "speculative")
-    lines = [
-        {**row, "loop": loop} for row in select(rows, {"kind": "start"}) for loop in loops
-        if f"{loop}_s" in row["cold"]
-    ]  # fmt: skip
-
-    def seconds(when: str):
-        return lambda line: number(line[when][f"{line['loop']}_s"])
-
-    columns: list[report.Column] = [
-        ("case", named),
-        ("loop", lambda line: line["loop"]),
-        ("cold, s", seconds("cold")),
-        ("cached, s", seconds("cached")),
-        ("weights, GB", lambda line: number(line["cold"]["weights_gb"])),
-        ("peak, GB", lambda line: number(line["cold"]["peak_gb"])),
-        ("peak, cached, GB", lambda line: number(line["cached"]["peak_gb"])),
-    ]
-    return Section(
-        "Start and memory",
-        columns,
-        lines,
-        "",
-        "Seconds from weights in memory to the first token: tracing, compilation and the encoder; "
-        "cached: in a second process, with the persistent cache of the first. Memory is of the "
-        "whole process, both loops and making the weights included.",
-    )
 
 
 def batches(config, rows: Sequence[Row]) -> Section:

@@ -5,12 +5,13 @@
 What is made is up to the config's `tables`, in this order (`study.py` has what they share):
 
     alpha     Table 3: α of every draft, n-grams included, over prefixes of the target's
-    speedup      Tables 2 and 4: c, v(γ), the best γ, predicted speedups and the measured one, at
-    batch 1 lenience  Table 5: α and acceptance under lenience
+    speedup   Tables 2 and 4: c, v(γ), the best γ, predicted speedups and the measured one, batch 1
+    lenience  Table 5: α and acceptance under lenience
     quality   whether both methods' outputs are equally good: BLEU, ROUGE or exact outputs
     beam      A.4: how many steps of speculative beam search are kept
 
-and Table 1 with Figures 2 to 4 (`experiments.theory`), Figure 1 and Figure 5 from one output.
+and Figure 1 and Figure 5 from one output. Table 1 and Figures 2 to 4 need no models:
+`experiments.theory`.
 Writes results.jsonl (a row for each cell and figure), report.md and figures to the workdir. A run
 that was cut off goes on where it was. With --nomeasure nothing is measured and no model loaded:
 report and figures are made of the rows that are there.

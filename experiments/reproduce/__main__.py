@@ -57,8 +57,6 @@ def main(_) -> None:
         raise ValueError(f"{study.results.path} has no table that is complete: measure first.")
     sections = [TABLES[name].section(config, of) for name, of in by_table.items()]
     figures.draw(config, workdir, rows)
-    if config.timeline:
-        sections.append(figures.formulas(workdir))
     pages.write(workdir, f"{config.task}: the paper's tables, measured", sections, rows)
     pages.show(console, sections, rows)
     for row in by_table.get("trace", ()):

@@ -1,4 +1,4 @@
-"""Figures: speedups and α as bars, Figure 1 and Figure 5 from one output, Figures 2 to 4."""
+"""Figures: speedups and α as bars, Figure 1 and Figure 5 from one output."""
 
 import pathlib
 from collections.abc import Sequence
@@ -6,9 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments import theory
 from experiments.reproduce import speedups, timelines, traces
-from experiments.reproduce.pages import Section, paper_alpha
+from experiments.reproduce.pages import paper_alpha
 from experiments.reproduce.study import short
 from specjax.measure import report
 from specjax.support import files
@@ -41,16 +40,6 @@ def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
 def _label(row: dict[str, Any]) -> str:
     mark = speedups.MARK if speedups.inflated(row) else ""
     return f"{short(row['draft'])}\nT={row['temperature']:g}{mark} γ={row['gamma']}"
-
-
-def formulas(workdir: pathlib.Path) -> Section:
-    """Table 1 and Figures 2 to 4, which need no models."""
-    theory.write(workdir / "theory")
-    return Section(
-        "Table 1, Figures 2 to 4: what the formulas give",
-        words="In [theory/report.md](theory/report.md), beside the paper's digits.",
-        images=("theory/figure2.png", "theory/figure3.png", "theory/figure4.png"),
-    )
 
 
 def _save(path: pathlib.Path, figure: Figure) -> None:

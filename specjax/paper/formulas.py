@@ -8,7 +8,7 @@ Every argument may be an array; arrays broadcast. Floats in give a float out, in
 formulas assume, and where that fails, is in docs/theory.md.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from jaxtyping import Float, Num
 
 Numbers = Num[ArrayLike, "..."]
 Probs = Float[ArrayLike, "*batch V"]
-VerifyCost = float | Sequence[float] | Num[ArrayLike, " G"] | Callable[[int], float]
-"""v by γ: one number for all γ, a table with entry γ at index γ, or a function of γ."""
+VerifyCost = float | Sequence[float] | Num[ArrayLike, " G"]
+"""v by γ: one number for all γ, or a table with entry γ at index γ."""
 
 Floats = Any
 """A float where every argument is a number, otherwise a float64 array (Any: callers know which)."""
@@ -125,49 +125,25 @@ def operations_factor(alpha: Numbers, gamma: Numbers, c_hat: Numbers) -> Floats:
     return _plain((gamma * c_hat + gamma + 1) / _expected_tokens(_alpha(alpha), gamma))
 
 
-def optimal_gamma(
-    alpha: Numbers, c: Numbers, v: VerifyCost = 1.0, max_gamma: int | None = None
-) -> Ints:
+def optimal_gamma(alpha: Numbers, c: Numbers, v: VerifyCost = 1.0) -> Ints:
     """The smallest γ that maximises `walltime_speedup`: §3.5.
 
-    0 means: do not speculate. It is the answer where no γ ≥ 1 speedups over plain decoding, whose
-    speedup is 1 (for v = 1 that is α ≤ c, Cor 3.9). Where the speedup still rises at `max_gamma`,
-    as it does for c = 0, the answer is bounded by `max_gamma` and by rounding, not by the formula.
-
-    Args:
-      max_gamma: largest γ tried, ≥ 1; default: the end of the table v, else 1000.
+    0 means: do not speculate. It is the answer where no γ ≥ 1 is faster than plain decoding, whose
+    speedup is 1 (for v = 1 that is α ≤ c, Cor 3.9). Tried are all γ up to the end of the table v,
+    or up to 1000: where the speedup still rises there, as it does for c = 0, the answer is bounded
+    by that and by rounding, not by the formula.
     """
-    if max_gamma is None:
-        max_gamma = 1000 if callable(v) or np.ndim(v) == 0 else len(np.asarray(v)) - 1
-    if max_gamma < 1 or max_gamma != int(max_gamma):
+    longest = 1000 if np.ndim(v) == 0 else len(np.asarray(v)) - 1
+    if longest < 1:
         raise ValueError(
-            f"max_gamma={max_gamma} must be a whole number ≥ 1; a table v needs an "
-            "entry for γ = 0 and one for each γ that may be chosen."
+            f"v={v} ends at γ = {longest}; a table needs an entry for γ = 0 and one for each γ "
+            "that may be chosen."
         )
-    gamma = np.arange(1, int(max_gamma) + 1)
+    gamma = np.arange(1, longest + 1)
     speedups = np.asarray(walltime_speedup(np.asarray(alpha)[..., None], gamma, _last_axis(c), v))
     first = np.argmax(speedups >= speedups.max(-1, keepdims=True) * (1 - _TIE), axis=-1)
     best = np.where(speedups.max(-1) > 1 + _TIE, gamma[first], 0)
     return int(best) if best.ndim == 0 else best
-
-
-def oracle_speedup(alpha: Numbers, c: Numbers) -> Floats:
-    """Factor of walltime if each round drafted exactly the tokens that get accepted: §3.5.
-
-    1 / (1 − α + cα): 1 / (1 − α) tokens per target call, as in the paper, with the α / (1 − α)
-    draft steps that they take counted too. For c ≤ 1 no γ of Thm 3.8 is faster.
-    """
-    alpha, c = _alpha(alpha), _c(c)
-    with np.errstate(divide="ignore"):  # a free draft that is always right
-        return _plain(1 / np.asarray(1 - alpha + c * alpha))
-
-
-def minimum_speedup(alpha: Numbers, c: Numbers) -> Floats:
-    """What the best γ speedups at least, (1 + α) / (1 + c) if α > c: Cor 3.9.
-
-    It is the speedup at γ = 1. Where α ≤ c no γ is faster, and 1.0, plain decoding, is the best.
-    """
-    return _plain(np.maximum((1 + _alpha(alpha)) / (1 + _c(c)), 1.0))
 
 
 def d_lk(target_probs: Probs, draft_probs: Probs) -> Floats:
@@ -191,44 +167,6 @@ def non_iterative_acceptance(target_probs: Probs, draft_probs: Probs) -> Floats:
     return _plain(ratio.min(-1))
 
 
-def lenient_alpha(target_probs: Probs, draft_probs: Probs, lenience: Numbers) -> Floats:
-    """Chance that a drafted token is accepted under lenience l, Σ min(p/l, q): A.5.
-
-    Args:
-      lenience: l in (0, 1], which multiplies q before the comparison; 1 gives Thm 3.5's β.
-    """
-    lenience = np.asarray(lenience, np.float64)
-    _check(
-        lenience,
-        (lenience > 0) & (lenience <= 1),
-        "lenience",
-        "must lie in (0, 1]; 1 is the "
-        "exact rule, and towards 0 every token that the target can emit is accepted",
-    )
-    target, draft = _distributions(target_probs, draft_probs)
-    return _plain(np.minimum(target / lenience[..., None], draft).sum(-1))
-
-
-def beam_budget(width: Numbers, draft_width: Numbers, gamma: Numbers) -> Ints:
-    """Positions that the target scores in one round of speculative beam search, w + uγ: A.4.
-
-    Args:
-      width: w ≥ 1, of the target's beam search.
-      draft_width: u ≥ w, of the draft's.
-    """
-    width, draft_width, gamma = np.asarray(width), np.asarray(draft_width), _gamma(gamma)
-    _check(width, (width >= 1) & (width == np.floor(width)), "width", "must be a whole number ≥ 1")
-    _check(
-        draft_width,
-        (draft_width >= width) & (draft_width == np.floor(draft_width)),
-        "draft_width",
-        "must be a whole number ≥ width: the target's beams have to be among the "
-        "draft's for a step to be kept",
-    )
-    budget = np.asarray(width + draft_width * gamma).astype(np.int64)
-    return int(budget) if budget.ndim == 0 else budget
-
-
 def _expected_tokens(alpha: np.ndarray, gamma: np.ndarray) -> np.ndarray:
     # expm1 keeps the digits that 1 − α^(γ+1) loses near α = 1.
     certain = alpha == 1
@@ -244,32 +182,15 @@ def _round_cost(gamma: np.ndarray, c: Numbers, v: VerifyCost) -> np.ndarray:
 
 
 def _verify_cost(v: VerifyCost, gamma: np.ndarray) -> np.ndarray:
-    if callable(v) or np.ndim(v) > 0:
-        _check(
-            gamma,
-            gamma == np.floor(gamma),
-            "gamma",
-            "must be whole where v depends on γ; pass v as a number, its mean over the rounds",
-        )
-    if callable(v):
-        of_gamma = {g: float(v(int(g))) for g in np.unique(gamma)}
-        cost = np.array([of_gamma[g] for g in gamma.ravel()]).reshape(gamma.shape)
-    elif np.ndim(v) == 0:
-        cost = np.asarray(v, np.float64)
-    else:
-        table = np.asarray(v, np.float64)
-        if table.ndim != 1:
-            raise ValueError(
-                f"v has shape {table.shape}; a table has one axis, with v(γ) at index γ."
-            )
-        _check(
-            gamma,
-            gamma < len(table),
-            "gamma",
-            f"is outside the table v, which ends at γ = "
-            f"{len(table) - 1}; measure v there, or pass a function of γ",
-        )
-        cost = table[gamma.astype(np.int64)]
+    cost = np.asarray(v, np.float64)
+    if cost.ndim > 1:
+        raise ValueError(f"v has shape {cost.shape}; a table has one axis, with v(γ) at index γ.")
+    if cost.ndim == 1:
+        whole = "must be whole where v depends on γ; pass v as a number, its mean over the rounds"
+        _check(gamma, gamma == np.floor(gamma), "gamma", whole)
+        last = len(cost) - 1
+        _check(gamma, gamma <= last, "gamma", f"is outside the table v, which ends at γ = {last}")
+        cost = cost[gamma.astype(np.int64)]
     _check(
         cost,
         (cost > 0) & np.isfinite(cost),
@@ -298,7 +219,6 @@ def _gamma(gamma: Numbers, infinite: bool = False) -> np.ndarray:
     valid = (gamma >= 0) & (gamma == np.floor(gamma))
     if not infinite:
         valid &= np.isfinite(gamma)
-        way_out += "; for the bound over all lengths, oracle_speedup"
     _check(gamma, valid, "gamma", f"must be a whole number ≥ 0; {way_out}")
     return gamma
 

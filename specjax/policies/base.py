@@ -25,7 +25,6 @@ class Observation(NamedTuple):
     drafting: Bool[Array, " B"]  # rows that drafted every token so far
     draft_logprobs: Float[Array, "B V"]  # the distribution that token i would be drawn from
     belief_logprobs: Float[Array, "B V"]  # the same; at temperature 0 softmax(logits), not one-hot
-    previous_logprob: Float[Array, " B"]  # float32, the belief in token i − 1; 0 at i = 0
     hidden: Float[Array, "B E"]  # the drafter's state that the distribution was read from
 
     @property

@@ -39,7 +39,6 @@ class Remembered:
 
     slot: Int[Array, ""]
     drafting: Bool[Array, " N"]
-    previous_logprob: Float[Array, " N"]
     recorded: Rollouts
     look_up: Callable[
         [Array], Array
@@ -132,21 +131,20 @@ def walk(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed
 
         def propose(carry, slot):
             """As the loop does: `speculative.draft`."""
-            state, drafting, drafted, previous, refused = carry
+            state, drafting, drafted, refused = carry
             at, called = (where[:, slot], slot_there[:, slot]), drafting
             drafting &= ~silent[:, slot]
             look_up = partial(_at, rows, *at)
-            seen = Remembered(slot, drafting, previous, rollouts, look_up)
+            seen = Remembered(slot, drafting, rollouts, look_up)
             state, keep = policy.keep_drafting(state, cast(Observation, seen))
             drafting &= keep
             drafted += drafting.astype(jnp.int32)
             refused += (called & ~drafting).astype(jnp.int32)
-            trust = confidence[:, slot]
-            state, go_on = policy.go_on(state, drafting, trust)
-            return (state, drafting & (drafted < cap) & go_on, drafted, trust, refused), None
+            state, go_on = policy.go_on(state, drafting, confidence[:, slot])
+            return (state, drafting & (drafted < cap) & go_on, drafted, refused), None
 
-        first = state, cap > 0, zeros, jnp.zeros(emitted.shape, jnp.float32), found.refused
-        (state, _, drafted, _, refused), _ = jax.lax.scan(propose, first, slots[0])
+        first = state, cap > 0, zeros, found.refused
+        (state, _, drafted, refused), _ = jax.lax.scan(propose, first, slots[0])
         accepted = jnp.minimum(drafted, rejected[:, 0] - length)
         gained = jnp.where(live, jnp.minimum(accepted + 1, emitted - length), 0)
         stats = Round(

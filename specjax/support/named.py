@@ -6,6 +6,7 @@ make("policy", NAMES, "svip(threshold=0.3)"), or "my_module:my_policy(patience=2
 import ast
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -67,6 +68,11 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
             f"{kind.capitalize()} {name!r}: {module_name} has no attribute {attribute!r}."
         )
     return maker
+
+
+def split(texts: str) -> list[str]:
+    """Of "svip(threshold=0.3), goodput": commas within parentheses part nothing."""
+    return [text.strip() for text in re.split(r",(?![^()]*\))", texts) if text.strip()]
 
 
 def takes(kind: str, names: Mapping[str, str], text: str, setting: str) -> bool:
