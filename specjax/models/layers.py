@@ -85,7 +85,7 @@ def arrange(module: nnx.Module, input_first: bool) -> nnx.Module:
 
     XLA's CPU backend multiplies a few rows by an (in, out) matrix at the speed of memory, up to
     five rows in the time of one, and takes three times as long if the matrix is (out, in): that
-    is what makes verifying γ+1 tokens as cheap as decoding one. See docs/performance.md.
+    is what makes verifying γ+1 tokens as cheap as decoding one. docs/performance.md has more.
     """
     for _, layer in nnx.iter_graph(module):
         if getattr(layer, "input_first", input_first) != input_first:
