@@ -100,14 +100,14 @@ def sampling(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
-    filters: Sequence[Filter | str] = (),
+    filters: Sequence[Filter | str] | str = (),
 ) -> Sampling:
     """A `Sampling` from plain numbers; temperature 0 is greedy, and filters nothing.
 
     Args:
       top_k, top_p: see `Truncation`, which comes first.
-      filters: more of them, in this order, or their import paths: "my_module:min_p(0.1)". An import
-        path is code that runs.
+      filters: more of them, in this order, or their import paths, also as one text with commas:
+        "my_module:min_p(0.1)". An import path is code that runs.
 
     Raises:
       ValueError: temperature < 0, not finite or between 0 and `COLDEST`; top_k or top_p as in
@@ -121,8 +121,7 @@ def sampling(
             "float32. 0 is greedy decoding, which is the same but for ties."
         )
     first = truncation(top_k, top_p)
-    if isinstance(filters, str):
-        filters = (filters,)
+    filters = named.split(filters) if isinstance(filters, str) else filters
     chosen = [named.make("filter", NAMES, f) if isinstance(f, str) else f for f in filters]
     for one in chosen:
         if not callable(one):

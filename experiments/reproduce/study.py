@@ -84,7 +84,9 @@ class Study:
 
     def sampling(self, temperature: float) -> Sampling:
         """The distribution of every model."""
-        return sampling.sampling(temperature, self.config.top_k, self.config.top_p)
+        return sampling.sampling(
+            temperature, self.config.top_k, self.config.top_p, self.config.filters
+        )
 
     def decode(
         self,

@@ -14,6 +14,7 @@ from specjax.beam.search import Hypothesis, Stats, n_best
 from specjax.decoding import aligned, check_finite, check_room, pack_for, tokenize
 from specjax.models.compatibility import check_pair
 from specjax.models.hub import Checkpoint
+from specjax.types import Text
 
 COUNTS = tuple(field.name for field in dataclasses.fields(Stats))
 
@@ -35,7 +36,7 @@ class BeamRow:
 def beam_search(
     target: Checkpoint,
     draft: Checkpoint | None,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     *,
     width: int = 4,
     draft_width: int | None = None,

@@ -37,6 +37,7 @@ from specjax.policies.base import where_active
 from specjax.pytrees import pytree
 from specjax.speculative import Speculative
 from specjax.state import State
+from specjax.types import Text
 
 POLICIES = "policies"  # the loop that all policies share
 CALL, PLAIN_CALL, TOKEN, BEGIN, DRAFT = "call", "plain call", "token", "begin", "draft"
@@ -263,7 +264,7 @@ def told(
     policy: str,
     method: Speculative,
     target: Checkpoint,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     *,
     max_new_tokens: int,
     key: Key[Array, ""],
@@ -281,7 +282,8 @@ def told(
       method: the loop that it is for; its own policy does not count.
       batch_size: rows decoded at once.
     """
-    some = [text for text in texts if text.strip()][: max(4, batch_size)]
+    given = [text for text in texts if len(text) and not decoding.is_blank(target, text)]
+    some = given[: max(4, batch_size)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # decoding will say which texts it cuts
         sources = decoding.tokenize(target, some, max_source_len)

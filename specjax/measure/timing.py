@@ -23,10 +23,11 @@ from specjax.measure import cost
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices
 from specjax.results import Row
-from specjax.sampling import as_key, sampling
+from specjax.sampling import Filter, as_key, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.support.ranges import whole
+from specjax.types import Text
 
 PLAIN, SPECULATIVE = "plain decoding", "speculative"
 
@@ -249,12 +250,13 @@ def start(
 def measure_speedup(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     *,
     gamma: int = 4,
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    filters: Sequence[Filter | str] = (),
     max_new_tokens: int = 128,
     key: Key[Array, ""] | int | None = None,
     batch_size: int = 1,
@@ -274,7 +276,7 @@ def measure_speedup(
       ValueError: every text is blank, or repeats < 1.
     """
     whole("repeats", repeats, "[1, ∞)")
-    chosen = sampling(temperature, top_k, top_p)
+    chosen = sampling(temperature, top_k, top_p, filters)
     how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
     method = decoding.speculative(target, draft, gamma=gamma, sampling=chosen, **how)
     decoding.check_texts(texts)

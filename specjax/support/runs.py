@@ -7,7 +7,7 @@ from typing import Any
 from specjax.support.command_line import ROOT
 
 # Fields that configs were given after results had been kept, with the values that change nothing.
-LATER = {"policy": "", "rule": "", "compare": False}
+LATER = {"policy": "", "rule": "", "compare": False, "filters": ""}
 
 
 def settings(config) -> dict[str, Any]:

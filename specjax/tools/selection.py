@@ -25,7 +25,7 @@ from specjax.models.hub.safetensors_files import find_tensors, read_json
 from specjax.models.memory import nbytes
 from specjax.paper import formulas
 from specjax.results import summarize
-from specjax.sampling import Sampling, sampling
+from specjax.sampling import Filter, Sampling, sampling
 from specjax.speculative import Speculative
 
 # Members of one tokenizer, the smallest first.
@@ -227,6 +227,7 @@ class Trial:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    filters: Sequence[Filter | str] = ()
     max_new_tokens: int = 128
     max_source_len: int | None = None
     batch_size: int = 8
@@ -258,7 +259,7 @@ class Trial:
 
     @functools.cached_property
     def _sampling(self) -> Sampling:
-        return sampling(self.temperature, self.top_k, self.top_p)
+        return sampling(self.temperature, self.top_k, self.top_p, self.filters)
 
     @functools.cached_property
     def _plain(self) -> Autoregressive:

@@ -7,9 +7,9 @@ lookup(max_ngram=2), or the import path of one's own), method (speculative or
 autoregressive), gamma, policy (how long drafts are: svip(threshold=0.3), or the import path of
 one's own; what rounds take is measured first for those that weigh it, such as goodput), rule
 (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0: greedy), top_k (0:
-off), top_p (1: off), max_new_tokens, max_source_len (0: the target's own), seed, samples (draws per
-input), dtype, batch_size, compare. Import paths, and the file of --config itself, are code that
-runs: give none that you would not run.
+off), top_p (1: off), filters (import paths, commas between), max_new_tokens, max_source_len (0: the
+target's own), seed, samples (draws per input), dtype, batch_size, compare. Import paths, and the
+file of --config itself, are code that runs: give none that you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
 and are printed side by side: tokens, calls, acceptance, times and the speedup.
@@ -58,7 +58,7 @@ def main(_) -> None:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     target, draft = load_pair(config)
     unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
-    chosen = sampling.sampling(config.temperature, config.top_k, config.top_p)
+    chosen = sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters)
     how: dict[str, Any] = {"rule": config.rule or None}
     speculative = None
     if draft is not None:

@@ -46,6 +46,7 @@ def shared() -> ml_collections.ConfigDict:
     config.temperature = 0.0  # 0: greedy
     config.top_k = 0  # 0: off
     config.top_p = 1.0  # 1: off
+    config.filters = ""  # more, such as my_module:min_p(0.1), with commas between
     config.max_new_tokens = 128
     config.max_source_len = 0  # 0: the target's own limit
     config.seed = 0

@@ -48,7 +48,8 @@ def main(_) -> None:
         **{
             field: config[field]
             for field in (
-                "gamma", "temperature", "top_k", "top_p", "max_new_tokens", "batch_size", "seed"
+                "gamma", "temperature", "top_k", "top_p", "filters", "max_new_tokens", "batch_size",
+                "seed",
             )
         },
     )  # fmt: skip

@@ -4,9 +4,9 @@
 
 Fields of the config: target; drafts (directories, hub names, unigram, bigram, lookup, import paths,
 with commas between; none: the smaller members of the target's family); temperature (0: greedy),
-top_k, top_p, max_new_tokens, max_source_len (0: the target's own), seed, batch_size, dtype,
-alpha_inputs, timed_inputs, repeats, gammas. docs/choosing.md says what is measured and how to read
-it.
+top_k, top_p, filters, max_new_tokens, max_source_len (0: the target's own), seed, batch_size,
+dtype, alpha_inputs, timed_inputs, repeats, gammas. docs/choosing.md says what is measured and how
+to read it.
 
 Input: one line each, "-" for standard input; a config with a task needs none. With --workdir each
 candidate's row is kept in results.jsonl there, and a run that was cut off goes on where it was.
@@ -102,6 +102,7 @@ def measure(
             temperature=config.temperature,
             top_k=config.top_k,
             top_p=config.top_p,
+            filters=config.filters,
             max_new_tokens=config.max_new_tokens,
             max_source_len=config.max_source_len or None,
             batch_size=config.batch_size,

@@ -30,7 +30,7 @@ from specjax.models.memory import memory_free
 from specjax.paper import formulas
 from specjax.policies import Prices
 from specjax.results import Result, Row
-from specjax.sampling import Sampling
+from specjax.sampling import Filter, Sampling
 from specjax.speculative import Speculative
 from specjax.tools.doctor import distributions, verdicts
 from specjax.tools.doctor.verdicts import Finding
@@ -67,6 +67,7 @@ class Plan:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    filters: Sequence[Filter | str] = ()
     max_new_tokens: int = 128
     max_source_len: int | None = None
     batch_size: int = 8
@@ -79,7 +80,7 @@ class Plan:
 
     def sampling(self, temperature: float) -> Sampling:
         """The distribution at another temperature."""
-        return smp.sampling(temperature, self.top_k, self.top_p)
+        return smp.sampling(temperature, self.top_k, self.top_p, self.filters)
 
 
 @dataclasses.dataclass
