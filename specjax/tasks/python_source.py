@@ -1,7 +1,7 @@
 """Tasks from Python source that every machine has.
 
-- `parse`: a statement of one line -> its syntax tree in prefix form (`specjax.tasks.trees`).
-- `summarize`: a function's source without its docstring -> the docstring's first paragraph.
+- `parse`: a statement of one line, or the header of a compound statement -> its syntax tree in
+  prefix form (`specjax.tasks.trees`).
 - `prose`: the first words of a paragraph of a docstring or comment -> the rest of the paragraph.
 
 Validation and test come from the standard library of the running interpreter; training from the
@@ -10,6 +10,10 @@ module's name, so a module never changes sides, and an input that occurs in a he
 dropped from training (and a validation input from test). Within a split, pairs are distinct by
 input (paragraphs of prose as a whole) and ordered by a hash of it: the first n are a random sample,
 the same on every machine with the same sources.
+
+Lines that everyone writes are the exception. Those of keywords alone (`try:`, `return None`) and
+those that two or more held-out modules have (`import sys`) would be missing in training, so they
+are held out by no split, and training has `COPIES` of each.
 """
 
 import ast
@@ -17,12 +21,13 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
-import inspect
+import keyword
 import pathlib
 import platform
+import re
 import sysconfig
-import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tqdm import tqdm
@@ -31,7 +36,7 @@ from specjax.tasks import prose, trees
 from specjax.tasks.examples import Example
 
 SPLITS = ("train", "validation", "test")
-TASKS = ("parse", "summarize", "prose")
+TASKS = ("parse", "prose")
 
 # Import names of the packages that training reads beside the standard library: all of them
 # dependencies of specjax, so a pinned environment has them at known versions.
@@ -47,17 +52,14 @@ _SKIPPED = {
 }  # fmt: skip
 _HELD_OUT_PERCENT = 4  # of the standard library's modules, for validation and for test each
 
-# What the inputs of a task begin with, in T5's text-to-text manner.
-PREFIXES = {"parse": "parse: ", "summarize": "summarize: "}
-
 STATEMENTS = (
     ast.Return, ast.Delete, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Raise, ast.Assert,
-    ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Expr,
+    ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Expr, ast.Pass, ast.Break,
+    ast.Continue, *trees.COMPOUND,
 )  # fmt: skip
 MAX_STATEMENT = 80  # bytes
 MAX_TREE = 240  # characters
-MAX_FUNCTION = 1_000  # characters
-MAX_SUMMARY = 200  # characters
+COPIES = 100  # of a common line (`try:`) in training, where it would be one of 400,000
 
 
 def load(task: str, split: str) -> list[Example]:
@@ -82,7 +84,7 @@ def _load(task: str, split: str) -> tuple[Example, ...]:
     if split == "train":
         files += installed_packages()
     pairs: dict[str, Example] = {}
-    read = {"parse": _parse_pairs, "summarize": _summarize_pairs, "prose": _prose_pairs}[task]
+    read = {"parse": _parse_pairs, "prose": _prose_pairs}[task]
     # Only where it takes long, as the training split does.
     for _, path in tqdm(
         files, f"reading {split}", unit="file", delay=2, mininterval=1, leave=False
@@ -90,9 +92,36 @@ def _load(task: str, split: str) -> tuple[Example, ...]:
         for pair in read(path):
             if (key := _key(task, pair)) not in seen:
                 pairs.setdefault(key, pair)
+    if task == "parse":
+        common = [line for line in pairs if _is_common(line)]
+        if split == "train":
+            pairs |= {f"{line}\n{i}": pairs[line] for line in common for i in range(1, COPIES)}
+        else:
+            for line in common:
+                del pairs[line]
     return tuple(
         pairs[key] for key in sorted(pairs, key=lambda k: hashlib.sha256(k.encode()).digest())
     )
+
+
+def _is_common(line: str) -> bool:
+    """Whether a line says nothing of the module it is in: keywords alone, or in several modules."""
+    if line in _in_several():
+        return True
+    words = re.findall(r"\w+", line)
+    return all(map(keyword.iskeyword, words)) and not set(line) & {"'", '"'}
+
+
+@functools.cache
+def _in_several() -> frozenset[str]:
+    """The lines that two or more of the held-out modules have."""
+    modules = Counter(
+        line
+        for name, path in standard_library()
+        if split_of(name) != "train"
+        for line in {pair.input for pair in _parse_pairs(path)}
+    )
+    return frozenset(line for line, count in modules.items() if count > 1)
 
 
 def _key(task: str, pair: Example) -> str:
@@ -149,37 +178,35 @@ def _parse_pairs(path: pathlib.Path) -> Iterator[Example]:
         return
     lines = [line.encode() for line in syntax[0].split("\n")]  # columns of ast count bytes
     for node in ast.walk(syntax[1]):
-        if not isinstance(node, STATEMENTS) or node.lineno != node.end_lineno:
+        if not isinstance(node, STATEMENTS):
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue  # a docstring
-        source = lines[node.lineno - 1][node.col_offset : node.end_col_offset]
-        if len(source) > MAX_STATEMENT:
+        whole = node.lineno == node.end_lineno
+        if not whole and not isinstance(node, trees.COMPOUND):
             continue
-        tree = trees.write(node)
-        if len(tree) <= MAX_TREE and (text := source.decode()).isprintable():
-            yield Example(PREFIXES["parse"] + text, tree)
+        source = lines[node.lineno - 1][node.col_offset : node.end_col_offset if whole else None]
+        source = source.rstrip()
+        if len(source) > MAX_STATEMENT or not (text := source.decode()).isprintable():
+            continue
+        tree = _tree(text, node)
+        if tree is not None and len(tree) <= MAX_TREE:
+            yield Example(text, tree)
 
 
-def _summarize_pairs(path: pathlib.Path) -> Iterator[Example]:
-    syntax = _syntax(path)
-    if syntax is None:
-        return
-    lines = syntax[0].split("\n")
-    for node in ast.walk(syntax[1]):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        doc = ast.get_docstring(node, clean=True)
-        summary = " ".join(doc.split("\n\n")[0].split()) if doc else ""
-        if not summary or len(summary) > MAX_SUMMARY or len(node.body) < 2:
-            continue
-        first = node.body[0]
-        source = (
-            lines[node.lineno - 1 : first.lineno - 1] + lines[first.end_lineno : node.end_lineno]
-        )
-        text = textwrap.dedent("\n".join(source)).strip()
-        if len(text) <= MAX_FUNCTION:
-            yield Example(PREFIXES["summarize"] + text, inspect.cleandoc(summary))
+def _tree(text: str, node: ast.stmt) -> str | None:
+    """The tree of a line, which is that of the node or its header; None if the line is no such.
+
+    Of a compound statement the line may be only a part of the header, or an `elif`, or have a
+    comment.
+    """
+    if not isinstance(node, trees.COMPOUND):
+        return trees.write(node)
+    try:
+        line = trees.parse(text)
+    except SyntaxError:
+        return None
+    return trees.write(line) if type(line) is type(node) else None
 
 
 def _prose_pairs(path: pathlib.Path) -> Iterator[Example]:
