@@ -129,15 +129,24 @@ def _gpt(model: str) -> ConfigDict:
     config.task = "prose"
     config.family = "gpt2"
     config.max_source_len = 256
-    config.steps = 3000
+    config.steps = 4500
     config.target_tokens = 2048
-    config.buckets = ((0, 24), (0, 48), (0, 80), (0, 136))
+    config.buckets = ((0, 160), (0, 320), (0, 416), (0, 480))
     config.learning_rate = 1.5e-3
-    layers, width, heads = (6, 256, 8) if model == "gpt-target" else (2, 128, 4)
-    config.model = {"n_positions": 256, "n_embd": width, "n_layer": layers, "n_head": heads}
+    layers, width, heads, inner = (
+        (4, 320, 5, 1216) if model == "gpt-target" else (1, 80, 5, 256)  # a twentieth of it
+    )
+    config.model = {
+        "n_positions": 512,
+        "n_embd": width,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_inner": inner,
+    }
     if model == "gpt-draft":
         config.tokenizer = config.teacher = str(FAMILIES / "prose" / "target")
         config.learning_rate = 3e-3
+        config.steps = 3000
         config.teacher_after = 1500
     return config
 
@@ -149,6 +158,7 @@ def _gpt_of_the_paper(model: str) -> ConfigDict:
     config.steps = 100_000  # the paper states neither steps nor batches
     config.warmup_steps = 2000
     config.target_tokens = 1 << 15
+    config.buckets = ((0, 24), (0, 48), (0, 80), (0, 136))  # of sentences
     config.learning_rate = 6e-4
     layers, width, heads = (12, 768, 12) if model == "gpt-97m" else (2, 256, 4)
     config.model = {

@@ -42,7 +42,7 @@ from specjax.tasks.examples import Example
 
 INPUTS = 512
 BUCKETS = ((16, 24), (24, 40), (32, 64), (48, 104))
-TEXT_BUCKETS = ((0, 24), (0, 48), (0, 80), (0, 136))  # of a decoder-only model
+TEXT_BUCKETS = ((0, 160), (0, 320), (0, 480))  # of a decoder-only model
 TOKENS = 1024
 # What a person types first: a line of each kind that `parse` has learned, and one with its body.
 FIRST = (
@@ -57,11 +57,11 @@ INPUTS_ARE = {
     "parse": "Inputs are statements of one line, or headers of compound statements, without a "
     f"prefix, of at most {python_source.MAX_STATEMENT} bytes. Other lines (`else:`, `elif x:`, "
     "`match x:`, a comment) were never among what the models learned.",
-    "prose": "Inputs are the first words of a paragraph, without a prefix.",
+    "prose": "Inputs are the first words of a text, without a prefix.",
 }
 WHAT = {
     "parse": "T5 v1.1 models that turn one Python statement into its syntax tree",
-    "prose": "GPT-2 models that continue paragraphs of docstrings and comments",
+    "prose": "GPT-2 models that continue docstrings and comments",
 }
 
 

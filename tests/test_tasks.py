@@ -13,7 +13,7 @@ import pytest
 
 import corpora
 from specjax import tasks
-from specjax.tasks import batches, jsonl, python_source, trees
+from specjax.tasks import batches, jsonl, prose, python_source, trees
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.batches import Order, Pair
 from specjax.tasks.examples import Example
@@ -131,7 +131,7 @@ def few_modules(monkeypatch):
     some = ("json", "email", "c")
     files = [f for f in python_source.standard_library() if f[0].startswith(some)]
     monkeypatch.setattr(python_source, "standard_library", lambda: files)
-    monkeypatch.setattr(python_source, "installed_packages", list)
+    monkeypatch.setattr(python_source, "installed", lambda packages: [])
     for cached in (python_source._load, python_source._in_several):
         cached.cache_clear()
     yield
@@ -139,21 +139,37 @@ def few_modules(monkeypatch):
         cached.cache_clear()
 
 
-def told_apart(task, pair):
-    """Paragraphs may open alike."""
-    return f"{pair.input}{pair.target}" if task == "prose" else pair.input
-
-
 @pytest.mark.parametrize("task", python_source.TASKS)
-def test_splits_share_no_input(few_modules, task):
+def test_splits_share_nothing(few_modules, task):
+    """No input of parse, and no paragraph of prose; and the same again in the same order."""
     data = {split: tasks.load(task, split) for split in tasks.SPLITS}
-    inputs = {split: {told_apart(task, pair) for pair in data[split]} for split in data}
-    assert all(len(inputs[split]) == len(data[split]) > 0 for split in ("validation", "test"))
-    assert not inputs["train"] & (inputs["validation"] | inputs["test"])
-    assert not inputs["validation"] & inputs["test"]
-    assert inputs["train"]
+    parts = {
+        split: [pair.input for pair in pairs]
+        if task == "parse"
+        else [part for pair in pairs for part in f"{pair.input}{pair.target}".split("\n")]
+        for split, pairs in data.items()
+    }
+    distinct = {split: set(parts[split]) for split in parts}
+    assert all(len(distinct[split]) == len(parts[split]) > 0 for split in ("validation", "test"))
+    assert len(distinct["train"]) == len(parts["train"]) or task == "parse"
+    assert not distinct["train"] & (distinct["validation"] | distinct["test"])
+    assert not distinct["validation"] & distinct["test"]
     python_source._load.cache_clear()
     assert {split: tasks.load(task, split) for split in tasks.SPLITS} == data
+
+
+def test_what_prose_reads():
+    """Packages are held out by module too, but those of extras and tests only train."""
+    files = {split: dict(python_source.files("prose", split)) for split in tasks.SPLITS}
+    packages = {split: {name.split(".")[0] for name in files[split]} for split in files}
+    assert "jax" in packages["test"]
+    assert "scipy" in packages["validation"]
+    assert "_pytest" in packages["train"]
+    more = set(python_source.MORE_PACKAGES)
+    assert not more & (packages["validation"] | packages["test"])
+    assert not set(files["train"].values()) & set(files["test"].values())
+    parsed = {name.split(".")[0] for name, _ in python_source.files("parse", "test")}
+    assert not parsed & set(python_source.PACKAGES)
 
 
 def test_modules_are_split_by_their_names():
@@ -208,20 +224,39 @@ def test_common_lines_are_in_training_alone(few_modules):
 
 
 def test_paragraphs_of_prose(tmp_path):
-    """Docstrings by paragraph, comments by block; no markup, no code, nothing short."""
+    """Of docstrings and comments, in the order of the source; no markup, no code, nothing short."""
     path = tmp_path / "m.py"
     path.write_text(
+        "# A comment can go on over\n# several lines, and it is one.\n"
         "def f(x):\n"
         "    '''Say it  in more than\n    a few plain words, twice.\n\n"
-        "    >>> f(1)  # This is code, and not a sentence of any use.\n\n    Too short.'''\n"
-        "    # A comment can go on over\n    # several lines, and it is one.\n"
+        "    >>> f(1)  # This is code, and not a sentence of any use.\n\n"
+        "    # This stands in a docstring, and is no comment at all.\n\n    Too short.'''\n"
+        "    # Names such as default_factory are words as well.\n"
         "    return 1  # What follows code is not looked at, long as it is.\n"
         "    # A table | has bars, and this | is left out | for that reason.\n"
+        "    # Args: a list of names, and what each of them is there for.\n"
+        "class A:\n    'What comes last in a module is read last, whatever it is.'\n"
     )
-    assert list(python_source._prose_pairs(path)) == [
-        Example("Say it in", " more than a few plain words, twice."),
-        Example("A comment can", " go on over several lines, and it is one."),
+    assert list(python_source._paragraphs(path)) == [
+        "A comment can go on over several lines, and it is one.",
+        "Say it in more than a few plain words, twice.",
+        "Names such as default_factory are words as well.",
+        "What comes last in a module is read last, whatever it is.",
     ]
+
+
+def test_stretches_of_prose():
+    """In order, as long as they may be, and nothing that is too short."""
+    lines = [f"{'x' * 390} {i}" for i in range(9)] + ["x" * 999, "The rest."]
+    found = list(prose.stretches(lines))
+    assert "\n".join(found) == "\n".join(lines)
+    assert [len(text.split("\n")) for text in found] == [3, 3, 3, 2]
+    assert all(len(text) <= prose.LONGEST_STRETCH for text in found)
+    assert list(prose.stretches(["x" * (prose.SHORTEST_STRETCH - 1)])) == []
+    assert list(prose.stretches([])) == []
+    opening, rest = prose.split_opening("One two three four.\nFive.")
+    assert (opening, rest) == ("One two three", " four.\nFive.")
 
 
 def test_provenance(few_modules):
