@@ -3,7 +3,7 @@
     python -m experiments.adaptive --config=configs/adaptive.py --workdir=runs/adaptive
     python -m experiments.adaptive --config=configs/adaptive.py:wide --workdir=runs/adaptive_wide
 
-Three drafts at two temperatures: a bigram, with which no static length speedups anything, and the
+Three drafts at two temperatures: a bigram, with which no static length is faster, and the
 two models. Expect an hour on two idle cores, 10 minutes for each draft and temperature, of which
 prices take 3 (estimated by the number of calls); a run that was cut off goes on. `wide` takes the
 two models and a few policies, whose verify pass always has its full width: 20 minutes. Settings

@@ -32,9 +32,9 @@ from specjax.support.ranges import number
 class AcceptanceRule(Protocol):
     """What the loop needs of a rule; `TokenRule` is the paper's, and the base of the others.
 
-    exact: whether the output keeps the target's distribution. A class says so itself, or a property
-      does, from the rule's parameters; `exactness` reads it, and trusts no base class that did not
-      know what a subclass changes.
+    exact: whether the output keeps the target's distribution. It is a class variable, or a
+      property that reads the rule's parameters. A subclass that changes how tokens are decided must
+      declare it again: `exactness` does not trust what a base class said.
     reveals_shorter: whether a round in which `a` of L drafted tokens were accepted also tells what
       any shorter draft would have got, namely min(a, its length). Policies that learn so need it.
     """
@@ -47,7 +47,7 @@ class AcceptanceRule(Protocol):
         ...
 
     def under(self, sampling: Sampling) -> "AcceptanceRule":
-        """The rule that this one is for a kind of sampling: nearly always itself."""
+        """The rule to use under this kind of sampling: nearly always itself."""
         ...
 
     def target_distribution(
@@ -62,9 +62,8 @@ class AcceptanceRule(Protocol):
         keys: Key[Array, " B"],
         position: Int[Array, " B"],
     ) -> Float[Array, "B V"]:
-        """What is left of a distribution, of the draft's or the target's, once the noise of each
-        row's absolute position is known: the distribution itself, unless both models share that
-        noise."""
+        """The distribution, of the draft or the target, given the noise of each row's absolute
+        position. It is unchanged unless both models share that noise."""
         ...
 
     def acceptance(
@@ -99,7 +98,7 @@ class AcceptanceRule(Protocol):
 def resolve_rule(method: Any) -> None:
     """Put `rule.under(sampling)` in the place of a new method's rule, once and for all.
 
-    What is not a `Sampling` is a placeholder of a pytree function, which builds no method.
+    Nothing is done where jax rebuilds a method with placeholders for its fields.
     """
     if isinstance(method.sampling, Sampling):
         object.__setattr__(method, "rule", method.rule.under(method.sampling))
@@ -219,8 +218,8 @@ class TokenRule:
 class BlockRule(TokenRule):
     """Block verification (Sun et al. 2024): a draft is judged as a whole, and more of it is kept.
 
-    With P₀ = 1 and Pᵢ = min(1, Pᵢ₋₁·p(xᵢ)/q(xᵢ)), what the target has left for the place after i
-    tokens is [Pᵢ·p − q]₊, with q = 0 once the draft has ended; its mass is Zᵢ. The longest i with
+    With P₀ = 1 and Pᵢ = min(1, Pᵢ₋₁·p(xᵢ)/q(xᵢ)), the residual after i tokens is [Pᵢ·p − q]₊, with
+    q = 0 once the draft has ended; its mass is Zᵢ. The longest i with
     uᵢ ≤ hᵢ = Zᵢ/(Zᵢ + 1 − Pᵢ) is accepted, and the next token drawn from what is left there. A
     token that came out badly may thus be kept because a later one came out well.
     """
@@ -273,9 +272,8 @@ class GumbelRule(TokenRule):
     Suresh 2024): a drafted token is kept if it is the one that the target draws there.
 
     So the tokens are those of plain decoding with the same key, whatever the drafter and the
-    policy. Given the noise the target's distribution is one-hot, and the token rule does the rest:
-    any distribution that gives the drafted token a positive probability accepts it exactly if it is
-    the target's.
+    policy. Given the noise the target's distribution is one-hot. So the token rule accepts the
+    drafted token exactly if it is the target's.
     """
 
     exact: ClassVar[bool] = True
@@ -419,7 +417,7 @@ def exactness(rule: AcceptanceRule, sampling: Sampling) -> bool | None:
 
 
 def own_acceptance(rule: AcceptanceRule, sampling: Sampling) -> bool:
-    """Whether `acceptance` belongs to how the rule decides, and is not left over from a base."""
+    """Whether the class that decides about tokens also defines `acceptance`."""
     rule = rule.under(sampling)
     defines, decides = (_depth(rule, names) for names in (("acceptance",), _DECIDING))
     return defines is not None and defines <= (decides or 0)
@@ -445,7 +443,7 @@ def label(rule: AcceptanceRule) -> str:
 
 
 def remark(rule: AcceptanceRule, sampling: Sampling) -> str:
-    """What must stand beside figures of a rule that is not exact: "" if it is."""
+    """A caveat for results of a rule that is not exact; "" for one that is."""
     found = exactness(rule, sampling)
     if found is None:
         return f"{label(rule)} does not say whether it is exact: see specjax.accept.exactness"

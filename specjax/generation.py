@@ -67,7 +67,7 @@ def generate(
         `constant(gamma)`. Import paths are code that runs. One that is named and needs prices, such
         as "goodput", gets prices that are measured before decoding, in a few seconds
         (`measure.pricing.told`). At temperatures above 0 its outputs then vary from run to run,
-        though not their distribution: give prices where a key is to give the same tokens again.
+        though not their distribution. For reproducible tokens pass a policy with prices.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper.
 

@@ -22,11 +22,10 @@ _UNKNOWN: Any = None
 class Round(NamedTuple):
     """One round of every row. What nobody reads is not computed: the jitted loop drops the rest.
 
-    Positions after the first rejection follow a prefix that was thrown away: what stands there is
-    true of that prefix, and not of the output.
+    Entries after the first rejection describe a prefix that was discarded, and not the output.
 
     The fields from `drafts` on hold distributions and states of the models: enough to compute the
-    round's probability. Replay (`replay.py`) knows the others alone and leaves these None.
+    round's probability. Replay knows the others alone and leaves these None.
     """
 
     active: Bool[Array, " B"]  # False: the row had finished, learn nothing from it

@@ -149,7 +149,7 @@ def standardize(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[A
     """Log-probabilities of the distribution that is sampled; −inf where a token cannot be.
 
     At least float32, whatever the logits are. Logits that are not finite (NaN, +inf, or −inf
-    throughout) give NaN in every entry, so that one entry tells.
+    throughout) give NaN in every entry, so checking one entry is enough.
     """
     logits = logits.astype(np.promote_types(logits.dtype, jnp.float32))
     if sampling.greedy:
@@ -167,8 +167,8 @@ def standardize(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[A
 # Randomness. A row's key is fold_in(fold_in(key, input index), sample), so that neither its
 # neighbours nor padding nor the mesh change its tokens. Ratio rules draw by the row's own round:
 # noise reused by position after a rejection would be biased wherever a rule or a policy has read
-# the rejected tail. Plain decoding draws as a round does that drafts nothing. The Gumbel rule draws
-# by absolute position, in both loops.
+# the rejected tail. Plain decoding draws like a round without drafts. The Gumbel rule draws by
+# absolute position, in both loops.
 
 
 class Purpose(enum.IntEnum):
@@ -245,7 +245,7 @@ def draw(keys: Key[Array, " B"], probs: Float[Array, "B V"]) -> Int[Array, " B"]
     times = exponential(keys, count + block, probs.dtype)
     which = race(jnp.sum(blocks, axis=-1), times[:, :count])
     entries = jnp.take_along_axis(blocks, which[:, None, None], axis=1)[:, 0]
-    # Only NaN, which names the last entry, could lead past the end.
+    # Only NaN could index past the end.
     return jnp.minimum(which * block + race(entries, times[:, count:]), width - 1)
 
 

@@ -198,9 +198,9 @@ def draft_chain(
         return propose(hidden, turn._replace(drafting=turn.drafting._replace(drafter=drafter)))
 
     # With a fixed policy the drafter lags by two tokens at most. A round that leaves it out is the
-    # last of all rows: each had one token left. Any other feeds a row's n known tokens, and all
-    # but the last of its d drafted ones, of which it keeps a ≤ d: n + a + 1 are known then, and
-    # n + a − 1 or more were fed; where d = 0, n of n + 1.
+    # last of all rows: each had one token left. Suppose n tokens are known, d are drafted and a are
+    # accepted. With d > 0 the round has fed at least n + a − 1 of the n + a + 1 tokens that are
+    # known then; with d = 0, n of n + 1.
     lags = not method.policy.fixed
     known = state.tokens, state.length, context, drafting.drafter
     hidden, drafter = method.drafter.begin(*known, lags=lags)
@@ -295,7 +295,7 @@ def verify(
     if len(widths) == 1:
         scores, cache = score(full, 0, (None, state.cache))
     else:
-        # Loops of one turn or none: a `lax.switch` copies the caches, and these do not.
+        # A loop of zero or one turns for each width: `lax.switch` would copy the caches.
         longest = jnp.max(drafts.length)
         shapes = jax.eval_shape(partial(score, full, 0), (None, state.cache))[0]
         carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), state.cache
@@ -310,8 +310,8 @@ def verify(
 def _score(method, context, state, block, width, turn, carry) -> tuple[Scores, object]:
     """One pass over the first `width` tokens of the block.
 
-    The turn is 0, but XLA does not know: it would compute, before the loop and for every width,
-    all that does not depend on the cache, and that is half of the first layer.
+    The turn is always 0, but hidden from XLA, which would otherwise compute half of the first layer
+    of every width before the loop.
     """
     rule = method.rule
     tokens = block[:, :width].at[:, 0].add(turn)

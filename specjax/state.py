@@ -11,7 +11,7 @@ from specjax.types import Inputs
 
 
 class Stats(struct.PyTreeNode):
-    """Counts for each row. A cut at EOS cuts the counts too: what follows it never happened."""
+    """Counts for each row. Tokens after EOS are not counted."""
 
     target_calls: Array  # [B] int32, verify passes while the row was alive
     drafted: Array  # [B] int32, drafted tokens submitted to the target

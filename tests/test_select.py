@@ -104,7 +104,7 @@ def test_recommendation():
     said = recommend([slow, fast, broken])
     assert (said.draft, said.gamma) == ("big/fast", fast.gamma)
     assert f"Use fast with gamma={fast.gamma}" in said.words
-    assert f"{fast.speedup_end_to_end:.2f} times as soon" in said.words
+    assert f"{fast.speedup_end_to_end:.2f} times as fast end to end" in said.words
     assert "slow, 0." in said.words
     assert "broken cannot draft: No such directory" in said.words
     # Of equals the smaller.
@@ -140,10 +140,12 @@ def test_plain_decoding_is_a_candidate(totals, wanted):
             first, *reasons = said.words.split("\n")
             assert first.startswith("Use plain decoding: no draft here makes outputs come sooner")
             assert len(reasons) == 2
-            assert "a, 1.03 times as soon: that is no more than timings vary" in said.words
+            assert (
+                "a, 1.03 times as fast end to end: that is no more than timings vary" in said.words
+            )
         else:
             assert f"Use {wanted} with gamma" in said.words
-            assert f"{totals['ab'.index(wanted)]:.2f} times as soon" in said.words
+            assert f"{totals['ab'.index(wanted)]:.2f} times as fast end to end" in said.words
 
 
 def test_a_speedup_within_its_noise_is_none():
@@ -151,7 +153,9 @@ def test_a_speedup_within_its_noise_is_none():
     noisy = dataclasses.replace(candidate(speedup=1.2), speedup_low=0.97, speedup_high=1.4)
     said = recommend([noisy])
     assert said.draft is None
-    assert "1.20 times as soon: that is no more than timings vary (quartiles" in said.words
+    assert (
+        "1.20 times as fast end to end: that is no more than timings vary (quartiles" in said.words
+    )
     assert recommend([dataclasses.replace(noisy, speedup_low=1.1)]).draft == noisy.name
 
 

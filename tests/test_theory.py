@@ -97,7 +97,7 @@ def test_speedups(alpha, gamma, c, speedup):
     assert f"{formulas.walltime_speedup(alpha, gamma, c):.2f}" == speedup
 
 
-def test_speedups_of_greedy_lenience():
+def test_speedup_of_greedy_lenience():
     """A.5's text: T5-small at γ = 8 and c = .015."""
     speedups = formulas.walltime_speedup(np.array(printed.GREEDY_LENIENT_ALPHAS), 8, 0.015)
     assert [f"{speedup:.1f}" for speedup in speedups] == ["3.3", "3.3", "3.9", "4.9"]
@@ -124,7 +124,7 @@ def test_alpha_towards_1_loses_no_digits():
     np.testing.assert_allclose(formulas.expected_tokens(below[1:], 7), series[1:], rtol=1e-14)
 
 
-def test_free_draft_speedups_its_expected_tokens():
+def test_a_free_draft_saves_all_but_the_verify_pass():
     alphas = np.linspace(0, 1, 21)
     for gamma in (1, 5):
         np.testing.assert_array_equal(
@@ -162,7 +162,7 @@ def test_texts_of_unequal_difficulty_fall_short_of_eq_1():
     assert 1 / calls_per_token.mean() == pytest.approx(formulas.expected_tokens(0.7, np.inf))
 
 
-def test_some_gamma_speedups_iff_alpha_exceeds_c():
+def test_some_gamma_is_faster_iff_alpha_exceeds_c():
     alphas, costs = np.linspace(0, 1, 41)[:, None], np.linspace(0, 1, 21)
     best = formulas.optimal_gamma(alphas, costs)
     np.testing.assert_array_equal(best > 0, alphas > costs)

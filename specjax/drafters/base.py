@@ -46,7 +46,7 @@ class Drafter(Protocol):
         """The state with what the target's hidden states tell; by default as it was.
 
         Called once after the prompt has been read, unless it is a single token, and after every
-        round, also one in which nothing was drafted. What is not read is not computed.
+        round, including rounds without drafts. Values that are not read are not computed.
 
         Args:
           tokens: what the target read, at positions start[b] … start[b]+K−1.

@@ -433,7 +433,8 @@ def beats_plain(candidate: Candidate) -> bool:
 def _praise(winner, equals, usable, refused) -> str:
     said = [
         f"Use {short(winner.name)} with gamma={winner.gamma}: outputs come "
-        f"{winner.speedup_end_to_end:.2f} times as soon as without a draft. The loop alone is "
+        f"{winner.speedup_end_to_end:.2f} times as fast end to end as without a draft. The loop "
+        f"alone is "
         f"{winner.speedup:.2f} times as fast (quartiles {winner.speedup_low:.2f} to "
         f"{winner.speedup_high:.2f}; predicted {winner.predicted:.2f}): {winner.tau:.2f} "
         f"tokens for each call of the target, with α = {winner.alpha:.2f} and c = {winner.c:.2f}."
@@ -469,7 +470,8 @@ def why_not(candidate: Candidate) -> str:
     one = candidate
     if one.speedup_end_to_end > 1:
         return (
-            f"{short(one.name)}, {one.speedup_end_to_end:.2f} times as soon: that is no more than "
+            f"{short(one.name)}, {one.speedup_end_to_end:.2f} times as fast end to end: that is no "
+            f"more than "
             f"timings vary (quartiles of the loop {one.speedup_low:.2f} to "
             f"{one.speedup_high:.2f}). Look again with more inputs."
         )
@@ -487,7 +489,7 @@ def why_not(candidate: Candidate) -> str:
     why = " and ".join(said[cause] for cause in causes)
     ways = [] if causes == ("length",) else _ways_out(one)
     way = f" It would pay with {' or '.join(ways)}." if ways else ""
-    return f"{short(one.name)}, {one.speedup_end_to_end:.2f} times as soon: {why}.{way}"
+    return f"{short(one.name)}, {one.speedup_end_to_end:.2f} times as fast end to end: {why}.{way}"
 
 
 def _ways_out(one: Candidate) -> list[str]:
