@@ -23,9 +23,9 @@ from specjax.types import Context, Model
 class Autoregressive:
     """What to decode with: a model, how its tokens are chosen, and the ids that end a row.
 
-    Nothing is drafted, so a rule has an effect only if it defines noise. With `GumbelRule` the tokens
-    are those of speculative decoding under that rule with the same key. Its noise costs V numbers a
-    token, so it is no baseline for the time of other rules.
+    Nothing is drafted, so a rule has an effect only if it defines noise. With `GumbelRule` the
+    tokens are those of speculative decoding under that rule with the same key. Its noise costs V
+    numbers a token, so it is no baseline for the time of other rules.
     """
 
     target: Model
