@@ -1,0 +1,214 @@
+"""A race: plain and speculative decoding of the same inputs, side by side, at their real pace.
+
+    python -m experiments.race
+    python -m experiments.race --config=configs/embedded.py --draft=draft-small --temperature=1
+    python -m experiments.race --save=race.gif
+
+Accepted tokens, rejected ones and the target's own have the colours of the paper's Figure 1. Both
+sides decode one input after the other at batch 1, the encoder included. Rounds are stepped and
+timed first, and then shown: --slow=5 shows them five times as slowly, and says so. Where the output
+is no terminal, one line tells how it went.
+"""
+
+import pathlib
+import tempfile
+import time
+from collections.abc import Sequence
+
+import jax
+from absl import flags
+from matplotlib.animation import FuncAnimation, PillowWriter
+from matplotlib.figure import Figure
+from ml_collections import config_flags
+from rich.columns import Columns
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+from tqdm import tqdm
+
+from experiments.reproduce.study import short
+from specjax import decoding, drafters
+from specjax.measure import race, report
+from specjax.measure.race import Piece, Side
+from specjax.models import hub
+from specjax.sampling import sampling
+from specjax.support import command_line
+from specjax.tools.commands.inputs import load_examples
+
+HEIGHT = 10  # lines of text on each side
+FRAMES_PER_SECOND = 12
+GIF_WIDTH = 48  # characters on each side of the animation
+GIF_SECONDS = 7.0  # of the slower side, as it is shown
+
+
+def main(_) -> None:
+    config, args = flags.FLAGS.config, flags.FLAGS
+    if args.inputs < 1 or args.slow <= 0:
+        raise ValueError(f"--inputs={args.inputs} must be ≥ 1, and --slow={args.slow:g} above 0.")
+    if args.save and pathlib.Path(args.save).suffix != ".gif":
+        raise ValueError(f"--save={args.save} must end in .gif.")
+    sides = run(config, args.draft, args.gamma, args.temperature, args.inputs)
+    console = Console()
+    if args.save:
+        seconds = save(pathlib.Path(args.save), sides, title(config, args))
+        slower = seconds / slowest(sides)
+        print(f"{args.save}: {seconds:.0f} s, {slower:.0f} times slower than it was.")
+    elif console.is_terminal:
+        show(console, sides, args.slow)
+    print(race.outcome(sides))
+
+
+def title(config, args) -> str:
+    """What is run, for the animation."""
+    return (
+        f"{config.task}, draft {short(chosen(config, args.draft))}, γ = {args.gamma}, "
+        f"T = {args.temperature:g}, batch 1"
+    )
+
+
+def chosen(config, draft: str) -> str:
+    """The draft of the config whose name this is, the first one for "", or the name itself."""
+    named = {short(name): name for name in config.drafts}
+    return named.get(draft, draft) if draft else config.drafts[0]
+
+
+def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list[Side]:
+    """Both sides, plain decoding first."""
+    target = hub.load(config.target)
+    examples = load_examples(config)[:inputs]
+    sources = decoding.tokenize(
+        target, [example.input for example in examples], config.max_source_len or None
+    )
+    how = sampling(temperature)
+    loaded = drafters.load(chosen(config, draft), target)
+    methods = {
+        "plain": decoding.plain(target, how),
+        "speculative": decoding.speculative(target, loaded, gamma=gamma, sampling=how),
+    }
+    return [
+        race.record(
+            name,
+            method,
+            target,
+            sources,
+            max_new_tokens=config.max_new_tokens,
+            key=jax.random.key(config.seed),
+            progress=lambda items, name=name: tqdm(items, f"timing {name} decoding", leave=False),
+        )
+        for name, method in methods.items()
+    ]
+
+
+def slowest(sides: Sequence[Side]) -> float:
+    """Seconds of the race."""
+    return max(side.seconds for side in sides)
+
+
+# --- In a terminal -------------------------------------------------------------------------------
+
+
+def show(console: Console, sides: Sequence[Side], slow: float) -> None:
+    """The race in two panels, until the slower side is done."""
+    width = console.width // 2 - 4
+    with Live(console=console, refresh_per_second=30) as live:
+        begin = time.perf_counter()
+        while (now := (time.perf_counter() - begin) / slow) < slowest(sides):
+            live.update(panels(sides, now, width, slow))
+            time.sleep(1 / 30)
+        live.update(panels(sides, slowest(sides), width, slow))
+
+
+def panels(sides: Sequence[Side], now: float, width: int, slow: float) -> Columns:
+    """Both sides as of a time."""
+    pace = "" if slow == 1 else f", {slow:g} times slower than it was"
+    return Columns(
+        [
+            Panel(
+                written(race.screen(side, now, width, HEIGHT)),
+                title=side.name + pace,
+                subtitle=race.clock(side, now),
+                height=HEIGHT + 2,
+                width=width + 4,
+            )
+            for side in sides
+        ]
+    )
+
+
+def written(lines: Sequence[Sequence[Piece]]) -> Text:
+    """Lines in Figure 1's colours."""
+    text = Text()
+    for line in lines:
+        for piece, kind in line:
+            struck = " strike" if kind == "rejected" else ""
+            text.append(piece, style=f"{report.COLOURS[kind]}{struck}")
+        text.append("\n")
+    return text
+
+
+# --- As an animation ------------------------------------------------------------------------------
+
+
+def save(path: pathlib.Path, sides: Sequence[Side], heading: str) -> float:
+    """Write the animation, whole or not at all; the seconds that it takes to watch."""
+    slow = GIF_SECONDS / slowest(sides)
+    count = int(GIF_SECONDS * FRAMES_PER_SECOND)
+    hold = FRAMES_PER_SECOND * 2  # the end stays to be read
+    advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
+    figure = Figure(figsize=(advance * (2 * GIF_WIDTH + 8), 0.21 * (HEIGHT + 4.2)), dpi=100)
+
+    def frame(number: int) -> list:
+        figure.clear()
+        draw(figure, sides, min(number, count) / FRAMES_PER_SECOND / slow, heading, slow)
+        return []
+
+    animation = FuncAnimation(figure, frame, frames=count + hold, cache_frame_data=False)
+    with tempfile.TemporaryDirectory(dir=path.resolve().parent) as folder:
+        made = pathlib.Path(folder) / "race.gif"
+        animation.save(made, writer=PillowWriter(fps=FRAMES_PER_SECOND))
+        made.replace(path)
+    return GIF_SECONDS
+
+
+def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: float) -> None:
+    """One frame."""
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(0, 2 * GIF_WIDTH + 8)
+    axes.set_ylim(HEIGHT + 4.2, 0)
+    mono = {"family": "monospace", "fontsize": 9, "va": "center", "parse_math": False}
+    axes.text(2, 0.7, f"{heading}; {slow:.0f} times slower than it was", fontsize=9, va="center",
+              color="0.4", parse_math=False)  # fmt: skip
+    for column, side in enumerate(sides):
+        left = 2 + column * (GIF_WIDTH + 4)
+        axes.text(left, 1.8, side.name, fontsize=11, weight="bold", va="center")
+        axes.text(left + GIF_WIDTH, 1.8, race.clock(side, now), ha="right", **mono)
+        for row, line in enumerate(race.screen(side, now, GIF_WIDTH, HEIGHT)):
+            x = left
+            for piece, kind in line:
+                colour = report.COLOURS[kind]
+                axes.text(x, 3 + row, piece, color=colour, **mono)
+                if kind == "rejected":
+                    axes.plot([x, x + len(piece)], [3 + row] * 2, color=colour, linewidth=0.8)
+                x += len(piece)
+    x = 2.0
+    for name, kind in (("accepted", "accepted"), ("rejected", "rejected"),
+                       ("the target's own", "corrected")):  # fmt: skip
+        axes.text(x, HEIGHT + 3.5, name, color=report.COLOURS[kind], fontsize=9, va="center")
+        x += len(name) + 2
+
+
+if __name__ == "__main__":
+    config_flags.DEFINE_config_file(
+        "config",
+        str(command_line.ROOT / "configs" / "embedded.py"),
+        "Whose target, drafts and inputs.",
+    )
+    flags.DEFINE_string("draft", "", "One of the config's drafts, or any other; none: the first.")
+    flags.DEFINE_integer("gamma", 7, "Drafted tokens per target call.")
+    flags.DEFINE_float("temperature", 0.0, "0: greedy.")
+    flags.DEFINE_integer("inputs", 16, "Inputs, the first of the config's split.")
+    flags.DEFINE_float("slow", 1.0, "Show the race so many times slower than it was.")
+    flags.DEFINE_string("save", "", "Write an animation, a file that ends in .gif.")
+    command_line.run(main, __doc__)

@@ -1,0 +1,131 @@
+"""The race: real rounds, real times, and what is shown of them."""
+
+import jax
+import pytest
+from PIL import Image
+
+import specjax
+from experiments import race as command
+from pairs import TEXTS
+from specjax import decoding
+from specjax.measure import race
+from specjax.measure.race import Moment, Side
+from specjax.sampling import sampling
+
+BUDGET = 12
+
+
+@pytest.fixture(scope="module")
+def sides(pair):
+    methods = {
+        "plain": decoding.plain(pair.target, sampling(0.0)),
+        "speculative": decoding.speculative(
+            pair.target, pair.draft, gamma=3, sampling=sampling(0.0)
+        ),
+    }
+    sources = decoding.tokenize(pair.target, TEXTS[:3])
+    options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 1}
+    return [
+        race.record(name, one, pair.target, sources, **options) for name, one in methods.items()
+    ]
+
+
+def test_rounds_are_those_of_generate(sides, pair):
+    """As many rounds and tokens as both loops have, and the texts that come out."""
+    for side, draft in zip(sides, (None, pair.draft), strict=True):
+        result = specjax.generate(pair.target, draft, TEXTS[:3], gamma=3, max_new_tokens=BUDGET)
+        rounds = [moment for moment in side.moments if moment.pieces]
+        assert [sum(m.index == i for m in rounds) for i in range(3)] == result.target_calls.tolist()
+        assert side.tokens == sum(result.emitted)
+        for index, text in enumerate(result.texts):
+            kept = [piece for m in rounds if m.index == index for piece, kind in m.pieces
+                    if kind != "rejected"]  # fmt: skip
+            assert "".join(kept) == text
+    kinds = {kind for moment in sides[1].moments for _, kind in moment.pieces}
+    assert kinds == {"accepted", "rejected", "corrected"}
+    assert {kind for m in sides[0].moments for _, kind in m.pieces} == {"corrected"}
+
+
+def test_time_runs_forward(sides):
+    for side in sides:
+        seconds = [moment.seconds for moment in side.moments]
+        assert seconds == sorted(seconds)
+        assert seconds[0] > 0
+        assert len(set(seconds)) == len(seconds)
+
+
+MADE = Side(
+    "made",
+    [
+        Moment(1.0, 0, [], 0),
+        Moment(2.0, 0, [("abc", "accepted"), ("X", "rejected"), ("d", "corrected")], 4),
+        Moment(4.0, 1, [], 4),
+        Moment(5.0, 1, [("e\nf", "corrected")], 7),
+    ],
+)
+
+
+def test_what_is_on_the_screen():
+    assert race.screen(MADE, 0.5, 3, 9) == []
+    assert race.screen(MADE, 2.0, 3, 9) == [
+        [("abc", "accepted")],
+        [("X", "rejected"), ("d", "corrected")],
+    ]
+    assert race.screen(MADE, 9.0, 3, 2) == [
+        [("X", "rejected"), ("d", "corrected")],
+        [("e↵f", "corrected")],
+    ]
+
+
+def test_the_clock_stands_still_at_the_end():
+    assert race.clock(MADE, 0.0) == "0.00 s, 0 tokens, 0 tokens/s"
+    assert race.clock(MADE, 2.5) == "2.50 s, 4 tokens, 2 tokens/s"
+    assert race.clock(MADE, 5.0) == race.clock(MADE, 60.0) == "5.00 s, 7 tokens, 1 tokens/s"
+
+
+def test_the_outcome():
+    fast = Side("fast", [Moment(2.0, 0, [("abc", "accepted")], 7)])
+    assert race.outcome([MADE, fast]).endswith(
+        "fast: 2.00 s, 7 tokens, 4 tokens/s. 2.50 times as fast."
+    )
+
+
+def test_both_panels_have_the_colours(sides, capsys):
+    from rich.console import Console
+
+    end = max(side.seconds for side in sides)
+    console = Console(force_terminal=True, width=120, color_system="truecolor")
+    console.print(command.panels(sides, end, 54, 5.0))
+    shown = capsys.readouterr().out
+    assert "plain, 5 times slower than it was" in shown
+    assert "38;2;46;125;50m" in shown  # accepted
+    assert "9;38;2;198;40;40m" in shown  # rejected, struck
+    assert race.clock(sides[1], end) in shown
+
+
+def test_an_animation(sides, tmp_path, monkeypatch):
+    """All frames, and no half-written file beside it."""
+    monkeypatch.setattr(command, "FRAMES_PER_SECOND", 2)
+    monkeypatch.setattr(command, "GIF_SECONDS", 2.0)
+    (tmp_path / "race.gif").write_bytes(b"an older one")
+    assert command.save(tmp_path / "race.gif", sides, "a pair") == 2.0
+    with Image.open(tmp_path / "race.gif") as image:
+        assert image.n_frames > 3
+        assert image.size[0] > image.size[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["race.gif"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--inputs=0"], "--inputs=0 must be ≥ 1"),
+        (["--slow=0"], "--slow=0 above 0"),
+        (["--save=race.mp4"], "--save=race.mp4 must end in .gif"),
+    ],
+)
+def test_wrong_flags(arguments, message, monkeypatch, capsys):
+    import command_line
+
+    outcome = command_line.run(monkeypatch, capsys, "experiments.race", *arguments)
+    assert outcome.status == 1
+    assert message in outcome.stderr
