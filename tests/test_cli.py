@@ -47,7 +47,7 @@ def test_a_command_that_there_is_not(command):
 def test_help(name, door, command):
     """The same by both doors: fields of the config, and the flags."""
     module, words = ("specjax", [name]) if door == "specjax" else (f"experiments.{name}", [])
-    outcome = command(module, *words, "--help")
+    outcome = command(module, *words, "--help" if door == "specjax" else "--helpshort")
     assert (outcome.status, outcome.stderr) == (0, "")
     assert f"specjax {name} --config.target=DIR" in outcome.stdout
     for flag in ("--config", "--input"):

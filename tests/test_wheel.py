@@ -130,8 +130,5 @@ def test_the_readme_works_with_it(wheel, tmp_path):
     assert done.returncode == 0, done.stderr
     *_, same, file = done.stdout.splitlines()
     assert (same, file) == ("True", str(site / "specjax" / "__init__.py"))
-    (tmp_path / "in.txt").write_text("return self.line\n")
-    models = "--config.target=families/parse/target", "--config.draft=families/parse/draft-tiny"
-    done = run([sys.executable, "-m", "specjax", "decode", *models, "--input=in.txt"])
-    assert done.returncode == 0, done.stderr
-    assert '"output": "(Return' in done.stdout
+    done = run([sys.executable, "-m", "specjax", "--help"])
+    assert done.stdout.startswith("usage: specjax COMMAND"), done.stderr

@@ -25,7 +25,7 @@ def run(main: Callable[[list[str]], Any], usage: str | None, config: str = "") -
     if "config" in flags.FLAGS:
         flags.FLAGS["config"].help += " A Python file, which is run; an argument follows a colon."
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
-    if {"--help", "-help", "-h"} & set(sys.argv[1:]):
+    if {"-h", "--help", "--helpshort"} & set(sys.argv[1:]):
         _, shown = flags.FLAGS.module_help(main.__module__).split(":\n", 1)
         print(f"{usage}\nFlags:\n{shown}")
         return
