@@ -28,6 +28,7 @@ from specjax.replay.replay import Replayed
 from specjax.replay.rollouts import Recorder, Rollouts
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
+from specjax.support import named
 from table_models import inputs_of, random_table, repeat
 from toy_policies import EntropyStop, TailReader, library
 
@@ -414,6 +415,11 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_commas_within_settings_part_nothing():
+    texts = ["svip", "goodput(prior=0.9, memory=0.8)", "m:f"]
+    assert named.split("svip, goodput(prior=0.9, memory=0.8),,m:f") == texts
+
+
 @pytest.mark.slow
 def test_trace_and_replay(command, tmp_path):
     """What they write; going on where all is done; given prices; refusals in one sentence."""
@@ -436,8 +442,8 @@ def test_trace_and_replay(command, tmp_path):
     outcome = job("--policies=heuristic,goodput(prior=0.9, memory=0.8),svip(threshold=0.3)", *costs)
     assert outcome.status == 0, outcome.stderr
     found = {row["policy"]: row for row in lines_of(work / "replay.jsonl")}
-    named = ["heuristic", "goodput(prior=0.9, memory=0.8)", "svip(threshold=0.3)"]
-    assert list(found) == ["γ=1", "γ=2", "oracle", *named]
+    given = ["heuristic", "goodput(prior=0.9, memory=0.8)", "svip(threshold=0.3)"]
+    assert list(found) == ["γ=1", "γ=2", "oracle", *given]
     best = max(found[f"γ={gamma}"]["speedup"] for gamma in (1, 2))
     one = found["γ=1"]
     # A row with one token left drafts none, at the same width.
