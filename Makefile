@@ -19,6 +19,7 @@ setup: .venv/setup.stamp  ## .venv with pinned versions
 
 demo: setup  ## the main job on the embedded family
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:demo --workdir=runs/embedded
+	$(BIN)/python -m experiments.race --inputs=8
 
 results: setup  ## the whole reports, of both embedded families and of the formulas, as in docs/results
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/results/parse

@@ -30,7 +30,7 @@ from absl import flags
 from ml_collections import config_flags
 from tqdm import tqdm
 
-from experiments.reproduce.study import count_ngrams
+from experiments.reproduce.study import counts_in
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.generation import generate
@@ -88,7 +88,7 @@ def measure(config) -> dict[str, Any]:
     drafts: dict[str, hub.Checkpoint | Drafter] = {
         pathlib.PurePath(path).name: hub.load(path) for path in config.drafts
     }
-    counts = load_counts(config, target)
+    counts = counts_in(pathlib.Path(config.target).parent / "ngram.npz", config, target)
     drafters = drafts | {"bigram": ngram.bigram(counts), "unigram": ngram.unigram(counts)}
     texts = [example.input for example in examples[:INPUTS]]
     alphas: dict[str, dict[str, float]] = {name: {} for name in drafters}
@@ -178,15 +178,6 @@ def first(target: hub.Checkpoint, config) -> list[dict[str, str]]:
         {"input": line, "output": output, "tree": trees.write(trees.parse(line))}
         for line, output in zip(FIRST, outputs, strict=True)
     ]
-
-
-def load_counts(config, target: hub.Checkpoint) -> ngram.Counts:
-    """Unigrams and bigrams of the training split's targets."""
-    path = pathlib.Path(config.target).parent / "ngram.npz"
-    if not path.exists():
-        print(f"Counting n-grams of the training split into {path}.")
-        ngram.save(path, count_ngrams(config, target))
-    return ngram.load(path)
 
 
 def loss(model: hub.Checkpoint, examples, *, shuffle: bool = False) -> float:

@@ -19,8 +19,8 @@ from specjax.models import hub
 from specjax.models.language_model import LanguageModel
 from specjax.paper import formulas
 from specjax.pytrees import pytree
+from specjax.support import named
 from specjax.tools import selection
-from specjax.tools.commands import select
 from specjax.tools.selection import Candidate, Trial, reasons, recommend, smaller_members, why_not
 
 BUDGET = 24
@@ -353,7 +353,7 @@ def test_errors_in_one_line(command, flag, words):
 
 
 def test_names():
-    assert select.names("a/b, lookup(max_ngram=2, min_ngram=1),,m:f") == [
+    assert named.split("a/b, lookup(max_ngram=2, min_ngram=1),,m:f") == [
         "a/b", "lookup(max_ngram=2, min_ngram=1)", "m:f"
     ]  # fmt: skip
     assert drafters.name_of("a/b") == "a/b"

@@ -24,7 +24,7 @@ from experiments.reproduce import (
 from experiments.reproduce.study import Study, find, identity, open_results, short
 from specjax.support import command_line
 
-# In the order of the work: speedups need α, and the figures of one output need speedups.
+# Speedups need α, and the figures of one output need speedups.
 TABLES: dict[str, ModuleType] = {
     "alpha": alphas,
     "speedup": speedups,
@@ -61,6 +61,8 @@ def main(_) -> None:
     pages.show(console, sections, rows)
     for row in by_table.get("trace", ()):
         console.print(traces.coloured(row))
+    if timed := by_table.get("speedup"):
+        console.print(speedups.conclusion(timed), soft_wrap=True)
     console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
 
 
@@ -80,11 +82,22 @@ def cells(config, name: str) -> list[dict[str, Any]]:
 def fill(study: Study) -> None:
     """Measure what is missing, cell by cell."""
     config, results = study.config, study.results
-    asked = (cell for name in wanted(config) for cell in cells(config, name))
-    missing = [cell for cell in asked if not find(results.done, cell)]
+    missing = [cell for cell in in_order(config) if not find(results.done, cell)]
     for cell in (bar := tqdm(missing, unit="cell")):
         bar.set_description(" ".join(short(str(part)) for part in cell.values()))
-        results.append({**cell, **TABLES[cell["table"]].measure(study, cell), **identity(study)})
+        row = {**cell, **TABLES[cell["table"]].measure(study, cell), **identity(study)}
+        results.append(row)
+        if cell["table"] == "speedup":
+            bar.write(speedups.told(row))
+
+
+def in_order(config) -> list[dict[str, Any]]:
+    """All cells in the order of the work: each speedup stands right after the α that it needs, so
+    that the first one is there soon."""
+    asked = [cell for name in wanted(config) for cell in cells(config, name)]
+    timed = [{**cell, "table": "alpha"} for cell in asked if cell["table"] == "speedup"]
+    pairs = [one for alpha in timed for one in (alpha, {**alpha, "table": "speedup"})]
+    return pairs + [cell for cell in asked if cell not in pairs]
 
 
 def whole(study: Study) -> dict[str, list[dict[str, Any]]]:

@@ -157,6 +157,26 @@ def start(on: Study, by, texts: Sequence[Sequence[int]], index: int = 0):
     return timing.start(by, on.target, texts, [index], on.config.max_new_tokens, key)
 
 
+def told(row: Mapping[str, Any]) -> str:
+    """One row in a line, as soon as it is there."""
+    return (
+        f"{short(row['draft'])}, T = {row['temperature']:g}, γ = {row['gamma']}: "
+        f"{row['speedup_decode']:.2f} times as fast as plain decoding, "
+        f"{row['speedup_end_to_end']:.2f} with the encoder"
+    )
+
+
+def conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What was won, and why it is not what the formula says."""
+    top = max(rows, key=lambda row: row["speedup_decode"])
+    return (
+        f"{told(top)}; the paper's formula says {top['predicted_paper']:.2f}, for it takes a "
+        f"verify pass to cost one step, which costs {top['v']:.2f} here, and each token to be "
+        f"accepted with the same chance, by which {top['tau_expected']:.1f} tokens would come of a "
+        f"call of the target and not {top['tau']:.1f}."
+    )
+
+
 def section(config, rows: Sequence[dict[str, Any]]) -> Section:
     """A line for each draft and temperature."""
 

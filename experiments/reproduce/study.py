@@ -67,12 +67,7 @@ class Study:
         """Of the training split: those saved beside the target, or made now and kept."""
         beside = pathlib.Path(self.config.target).parent / "ngram.npz"
         own = self.results.path.with_name("ngram.npz")
-        for path in (beside, own):
-            if path.exists():
-                return ngram.load(path)
-        counts = count_ngrams(self.config, self.target)
-        ngram.save(own, counts)
-        return counts
+        return counts_in(beside if beside.exists() else own, self.config, self.target)
 
     @functools.cached_property
     def longest(self) -> tuple[list[list[int]], int]:
@@ -152,13 +147,22 @@ class Study:
         )
 
 
-def count_ngrams(config, target: hub.Checkpoint) -> ngram.Counts:
-    """Unigrams and bigrams of the training split, as the target's tokenizer cuts it."""
+def counts_in(path: pathlib.Path, config, target: hub.Checkpoint) -> ngram.Counts:
+    """Unigrams and bigrams of a file, or of the training split, which are then kept there.
+
+    Args:
+      config: whose training split is counted, as the target's tokenizer cuts it.
+    """
+    if path.exists():
+        return ngram.load(path)
+    print(f"Counting n-grams of the training split into {path}.")
     examples = load_examples(config, "train")
     whole = not target.config.is_encoder_decoder
     pairs = batches.encode(examples, target.tokenizer, decoder_only=whole)
     sequences = (pair.target.tolist() for pair in pairs)
-    return ngram.count(sequences, target.model.vocab_size, target.start_id)
+    counts = ngram.count(sequences, target.model.vocab_size, target.start_id)
+    ngram.save(path, counts)
+    return counts
 
 
 def open_results(workdir: pathlib.Path, config) -> Results:

@@ -14,9 +14,7 @@ candidate's row is kept in results.jsonl there, and a run that was cut off goes 
 
 import dataclasses
 import functools
-import re
 import sys
-from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import config_flags
@@ -27,7 +25,7 @@ from specjax.measure import report
 from specjax.measure.provenance import Results, dtype_of
 from specjax.models import hub
 from specjax.models.memory import gigabytes, memory_free
-from specjax.support import command_line, runs
+from specjax.support import command_line, named, runs
 from specjax.tools import selection
 from specjax.tools.commands import defaults
 from specjax.tools.commands.defaults import DTYPES
@@ -41,19 +39,15 @@ def main(_) -> None:
         raise ValueError(f"dtype={config.dtype!r} must be one of {', '.join(map(repr, DTYPES))}.")
     if not config.target:
         raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
-    drafts = names(config.drafts) or selection.smaller_members(config.target)
+    given = config.drafts
+    drafts = named.split(given) if isinstance(given, str) else list(given)
+    drafts = drafts or selection.smaller_members(config.target)
     texts = inputs(args.input, config)
     results = None
     if args.workdir:
         results = open_results(args.workdir, config, drafts, texts, source=args.input or "-")
     candidates = measure(config, drafts, texts, results)
     show(candidates, config)
-
-
-def names(drafts: str | Sequence[str]) -> list[str]:
-    """Of a text with commas between; those within a drafter's settings part nothing."""
-    parts = re.split(r",(?![^()]*\))", drafts) if isinstance(drafts, str) else drafts
-    return [part.strip() for part in parts if part.strip()]
 
 
 def inputs(path: str | None, config) -> list[str]:
