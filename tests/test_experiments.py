@@ -706,3 +706,33 @@ def test_rows_of_a_file(tmp_path):
     path.write_text("not json\n")
     with pytest.raises(ValueError, match="not a file of rows"):
         files.Rows(path)
+
+
+def test_the_first_speedup_comes_after_its_alpha():
+    """And every cell of every table comes once."""
+    import experiments.reproduce.__main__ as reproduce
+    from configs import embedded
+
+    config = embedded.get_config("full")
+    found = reproduce.in_order(config)
+    assert [cell["table"] for cell in found[:4]] == ["alpha", "speedup"] * 2
+    assert {**found[0], "table": "speedup"} == found[1]
+    every = [one for name in reproduce.wanted(config) for one in reproduce.cells(config, name)]
+    assert len(found) == len(every)
+    assert all(cell in found for cell in every)
+
+
+def test_the_last_words_name_the_best_row():
+    from experiments.reproduce import speedups
+
+    row = {
+        "draft": "families/a/tiny", "temperature": 0.0, "gamma": 7, "speedup_decode": 3.456,
+        "speedup_end_to_end": 2.9, "predicted_paper": 5.5, "v": 1.78, "tau": 6.04,
+        "tau_expected": 7.1,
+    }  # fmt: skip
+    slower = {**row, "draft": "b", "speedup_decode": 2.0}
+    said = speedups.conclusion([slower, row])
+    assert said.startswith("tiny, T = 0, γ = 7: 3.46 times as fast as plain decoding, 2.90 with")
+    assert "formula says 5.50" in said
+    assert "costs 1.78 here" in said
+    assert "7.1 tokens would come of a call of the target and not 6.0." in said
