@@ -235,7 +235,7 @@ def test_goodput():
     assert lengths(goodput(prices(0.6, [1, 1]), prior=0.5), 1, []) == [0]
     for prior, tokens in ((1.0, [1, 2, 3, 4]), (0.0, [1, 1, 1, 1])):
         extreme = goodput(prices(0.1, [1, 1, 1, 1]), prior=prior)
-        rate = extreme.rate(extreme.init(keys_of(1), 3))
+        rate = extreme.rate(extreme.init(keys_of(1), 3), 3)
         np.testing.assert_allclose(rate[0], np.divide(tokens, [1, 1.1, 1.2, 1.3]), rtol=1e-6)
 
 

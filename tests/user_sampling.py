@@ -15,7 +15,7 @@ class MinP(Filter):
     share: Array  # () float32, in (0, 1]
 
     def __call__(self, logits):
-        floor = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(self.share)
+        floor = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(self.share).astype(logits.dtype)
         return jnp.where(logits < floor, -jnp.inf, logits)
 
     def in_numpy(self, logits):

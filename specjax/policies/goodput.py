@@ -133,7 +133,8 @@ class FirstDescent(Goodput):
         return state, drafting & self._pays(state, price)
 
     def update(self, state, round_):
-        hit = _bin(round_.confidence)[:, :, None] == jnp.arange(BINS, dtype=jnp.int32)
+        bins = jnp.arange(BINS, dtype=jnp.int32)[None, None, :]
+        hit = _bin(round_.confidence)[:, :, None] == bins
         hit = (hit & round_.tested[:, :, None]).astype(jnp.float32)
         tally = Tally(
             self.memory * state.tally.accepted + jnp.sum(hit * round_.ratio[:, :, None], axis=1),
