@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import inspect
 import json
 
 import jax
@@ -326,12 +325,6 @@ def test_who_needs_prices(tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match=said):
             policies.check(wrong)
-
-
-def test_imports_run_one_way():
-    """What times decoding imports it, and `generate`, which needs both, stands above."""
-    assert "specjax.measure" not in inspect.getsource(decoding)
-    assert "specjax.generation" not in inspect.getsource(pricing) + inspect.getsource(timing)
 
 
 def test_generate_measures_prices(pair, monkeypatch):
