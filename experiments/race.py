@@ -14,6 +14,8 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import jax
 from absl import flags
@@ -29,6 +31,7 @@ from tqdm import tqdm
 
 from experiments.reproduce.study import short
 from specjax import decoding, drafters
+from specjax.loop import Method
 from specjax.measure import race, report
 from specjax.measure.race import Piece, Side
 from specjax.models import hub
@@ -82,7 +85,7 @@ def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list
     )
     how = sampling(temperature)
     loaded = drafters.load(chosen(config, draft), target)
-    methods = {
+    methods: dict[str, Method] = {
         "plain": decoding.plain(target, how),
         "speculative": decoding.speculative(target, loaded, gamma=gamma, sampling=how),
     }
@@ -94,7 +97,7 @@ def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list
             sources,
             max_new_tokens=config.max_new_tokens,
             key=jax.random.key(config.seed),
-            progress=lambda items, name=name: tqdm(items, f"timing {name} decoding", leave=False),
+            progress=partial(tqdm, desc=f"timing {name} decoding", leave=False),
         )
         for name, method in methods.items()
     ]
@@ -177,7 +180,8 @@ def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: 
     axes.set_axis_off()
     axes.set_xlim(0, 2 * GIF_WIDTH + 8)
     axes.set_ylim(HEIGHT + 4.2, 0)
-    mono = {"family": "monospace", "fontsize": 9, "va": "center", "parse_math": False}
+    mono: dict[str, Any] = {"family": "monospace", "fontsize": 9, "va": "center"}
+    mono["parse_math"] = False
     axes.text(2, 0.7, f"{heading}; {slow:.0f} times slower than it was", fontsize=9, va="center",
               color="0.4", parse_math=False)  # fmt: skip
     for column, side in enumerate(sides):
@@ -192,11 +196,11 @@ def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: 
                 if kind == "rejected":
                     axes.plot([x, x + len(piece)], [3 + row] * 2, color=colour, linewidth=0.8)
                 x += len(piece)
-    x = 2.0
+    at = 2.0
     for name, kind in (("accepted", "accepted"), ("rejected", "rejected"),
                        ("the target's own", "corrected")):  # fmt: skip
-        axes.text(x, HEIGHT + 3.5, name, color=report.COLOURS[kind], fontsize=9, va="center")
-        x += len(name) + 2
+        axes.text(at, HEIGHT + 3.5, name, color=report.COLOURS[kind], fontsize=9, va="center")
+        at += len(name) + 2
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import reference
+import test_loops
 from enumeration import output_distribution
 from reference import total_variation
 from specjax import loop, speculative
 from specjax.accept import LenientArgmax, TokenRule, lenient, surviving
 from specjax.drafters.base import ModelDrafter
-from specjax.measure import metrics
 from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.sampling import row_keys, sampling, standardize
@@ -339,9 +339,9 @@ def test_measured_acceptance(temperature):
 
 def test_overlaps_with_a_rule():
     """β at every prefix of a sequence against numpy, for each l and temperature."""
-    inputs = inputs_of([list(PROMPT)])
     target, draft = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))
     tokens = [1, 0, 0, 1, 1, 0]
+    inputs = inputs_of([tokens[:1]])
     prefixes = [tuple(tokens[:end]) for end in range(1, 7)]
     for temperature in (0.0, 1.0):
         distribution = sampling(temperature)
@@ -349,15 +349,8 @@ def test_overlaps_with_a_rule():
         p = np.array([reference.distribution(row, sampling(1.0)) for row in raw[0]])
         q = np.array([reference.distribution(row, distribution) for row in raw[1]])
         for value in LENIENCES:
-            found = metrics.overlaps(
-                target,
-                ModelDrafter(draft),
-                distribution,
-                inputs,
-                jnp.int32([tokens]),
-                buffer_len=8,
-                rule=lenient(value),
-            )
+            asked = target, ModelDrafter(draft), distribution, inputs, [tokens[1:]]
+            found = test_loops.betas(*asked, lenient(value))
             expected = np.minimum(p / value, q).sum(axis=1)
             if temperature == 0:
                 expected = p[np.arange(6), q.argmax(axis=1)] >= value * p.max(axis=1)

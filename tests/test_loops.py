@@ -14,6 +14,7 @@ from specjax import loop, speculative
 from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
+from specjax.measure import metrics
 from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
@@ -57,6 +58,17 @@ def begin(method, inputs, budget, keys=None, buffer_len=None):
         jnp.asarray(budget),
         buffer_len=buffer_len or prompt_len + int(budget.max()) + 10,
     )
+
+
+def betas(target, drafter, chosen, inputs, outputs, rule=None):
+    """`metrics.overlaps` before each token of the outputs and behind them, (B, T+1)."""
+    rule = TokenRule() if rule is None else rule
+    eos_ids = jnp.int32([-1])
+    method = Speculative(target, drafter, rule, constant(1), chosen, eos_ids, 1)
+    begun = begin(method, inputs, len(outputs[0]))
+    known = jnp.pad(jnp.int32(outputs), ((0, 0), (0, 1)))
+    emitted = jnp.full((len(outputs),), len(outputs[0]), jnp.int32)
+    return metrics.overlaps(method, *begun, known, emitted)
 
 
 def run(method, inputs, budget, **kwargs):

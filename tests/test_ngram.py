@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import test_loops
 from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
 from specjax import autoregressive, loop, speculative
 from specjax.accept import TokenRule
 from specjax.drafters import ngram
 from specjax.drafters.base import is_silent
-from specjax.measure import metrics
 from specjax.policies import constant
 from specjax.sampling import row_keys, sampling
 from table_models import chain, inputs_of, random_table
@@ -330,10 +330,8 @@ def test_faulty_logits_are_still_flagged(value):
 def test_overlap_is_zero_where_nothing_is_proposed():
     """A cycle of 3 at temperature 0: the first three prefixes have no match, then all is right."""
     target, inputs = chain([1, 2, 0]), inputs_of([[0]])
-    tokens = jnp.int32([[0, 1, 2, 0, 1, 2]])
-    betas = metrics.overlaps(
-        target, ngram.PromptLookup(3), sampling(0.0), inputs, tokens, buffer_len=8
-    )
+    output = [[1, 2, 0, 1, 2]]
+    betas = test_loops.betas(target, ngram.PromptLookup(3), sampling(0.0), inputs, output)
     np.testing.assert_array_equal(betas, [[0, 0, 0, 1, 1, 1]])
 
 

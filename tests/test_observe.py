@@ -12,10 +12,13 @@ import test_loops
 from specjax import loop
 from specjax.accept import TokenRule
 from specjax.drafters.base import Drafter, ModelDrafter
+from specjax.measure import along, metrics
 from specjax.policies import constant
 from specjax.pytrees import pytree
+from specjax.replay import rollouts
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
+from specjax.training import train_head
 from specjax.types import Model
 from table_models import inputs_of, random_table
 from toy_policies import Erratic
@@ -86,6 +89,108 @@ def test_a_drafter_sees_the_hidden_states_of_the_text(policy):
         np.testing.assert_array_equal(seen[: length - 1], expected[row, : length - 1])
         assert np.all(np.isnan(seen[length:]))  # a finished row reads its last token too
     assert 0 < state.stats.accepted.sum() < state.stats.drafted.sum()
+
+
+@pytree
+class Echo(Drafter):
+    """Its state is the target's hidden state that it was shown last, and 1 more for each token that
+    it read since: what it drafts has the distribution of that state."""
+
+    vocab_size = V
+
+    def start(self, inputs, buffer_len):
+        return (), jnp.zeros((*inputs.prompt_len.shape, V))
+
+    def observe(self, tokens, start, hidden, count, context, state):
+        last = jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
+        return jnp.where(count[:, None] > 0, last, state)
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        return state, state
+
+    def extend(self, token, position, context, state):
+        return state + 1, state + 1
+
+    def logits(self, hidden):
+        return hidden
+
+
+TARGET = random_table(1, V, forbidden=0, dtype=jnp.float32)
+PROMPTS = inputs_of([[1], [0, 2, 3, 1], [4, 4]])
+FIRST = PROMPTS.prompt_len.tolist()
+
+
+def after_each(tokens) -> np.ndarray:
+    """(B, T, V): the target's hidden state after each token, in one call."""
+    context, cache = TARGET.start(PROMPTS, tokens.shape[1])
+    start = jnp.zeros((ROWS,), jnp.int32)
+    return np.asarray(TARGET(jnp.asarray(tokens), start, context, cache)[0])
+
+
+def shown(tokens) -> np.ndarray:
+    """What `Echo` was shown last when t + 1 tokens are known: the state after t of them."""
+    return np.pad(after_each(tokens)[:, :-1], ((0, 0), (1, 0), (0, 0)))
+
+
+@pytest.fixture(scope="module")
+def known():
+    """Outputs of 5, 2 and 4 tokens, as `along` takes them; and all tokens of each row."""
+    outputs = [[3, 0, 2, 2, 4], [1, 3], [0, 0, 4, 1]]
+    tokens = np.zeros((ROWS, 10), np.int32)
+    for row, output in enumerate(outputs):
+        text = [*PROMPTS.prompt[row, : FIRST[row]].tolist(), *output]
+        tokens[row, : len(text)] = text
+    return outputs, along.padded(outputs, ROWS, 7), tokens
+
+
+def test_alpha_of_a_drafter_that_is_shown_the_target(known):
+    """β by hand, at every position of outputs behind prompts of 1 to 4 tokens."""
+    outputs, padded, tokens = known
+    method = method_of(TARGET, Echo(), constant(GAMMA))
+    begun = test_loops.begin(method, PROMPTS, BUDGET)
+    betas = np.asarray(metrics.overlaps(method, *begun, *padded))
+    p, q = (jax.nn.softmax(x, axis=-1) for x in (after_each(tokens), shown(tokens)))
+    for row, output in enumerate(outputs):
+        here = slice(FIRST[row] - 1, FIRST[row] + len(output))
+        expected = jnp.minimum(p[row, here], q[row, here]).sum(-1)
+        np.testing.assert_allclose(betas[row, : len(output) + 1], expected, rtol=1e-5)
+
+
+def test_rollouts_of_a_drafter_that_is_shown_the_target(known):
+    """What each draft begins with, and what is drafted goes on from there; nothing of a rollout
+    stays for the next."""
+    outputs, padded, tokens = known
+    method = method_of(TARGET, Echo(), rollouts.Recorder(hidden=True))
+    contexts, state = test_loops.begin(method, PROMPTS, BUDGET)
+    index = jnp.arange(ROWS, dtype=jnp.int32)
+    found, _ = rollouts.roll_out(method, contexts, state, index, *padded)
+    states, slots = shown(tokens), np.arange(GAMMA, dtype=np.float32)[:, None]
+    for row, output in enumerate(outputs):
+        for at in range(len(output) + 1):
+            begins = states[row, FIRST[row] + at - 1]
+            np.testing.assert_allclose(found.hidden[row, at], begins + slots, rtol=1e-5)
+            if at < len(output):
+                own = np.asarray(jax.nn.log_softmax(begins))[output[at]]
+                np.testing.assert_allclose(found.own_draft[row, at], own, rtol=1e-5)
+
+
+def test_head_training_of_a_drafter_that_is_shown_the_target():
+    """After each drafted token, in every round: from what was shown before the round."""
+    method = method_of(TARGET, Echo(), constant(GAMMA))
+    contexts, state = test_loops.begin(method, PROMPTS, BUDGET)
+    rounds = []
+    while not np.all(state.done):
+        length = state.length.tolist()
+        state, seen = train_head.observe(method, contexts, state)
+        rounds.append((length, jax.device_get(seen)))
+    states, several = shown(state.tokens), 0
+    for length, seen in rounds:
+        for row, slot in np.argwhere(seen.reached > 0):
+            expected = states[row, length[row] - 1] + np.float32(slot + 1)
+            np.testing.assert_allclose(seen.hidden[row, slot], expected, rtol=1e-5)
+            several += slot > 0
+    assert len(rounds) > 2
+    assert several > 5
 
 
 def test_hidden_states_that_nobody_reads_are_not_kept():

@@ -35,10 +35,12 @@ def test_rounds_are_those_of_generate(sides, pair):
     for side, draft in zip(sides, (None, pair.draft), strict=True):
         result = specjax.generate(pair.target, draft, TEXTS[:3], gamma=3, max_new_tokens=BUDGET)
         rounds = [moment for moment in side.moments if moment.pieces]
-        assert [sum(m.index == i for m in rounds) for i in range(3)] == result.target_calls.tolist()
+        assert [
+            sum(m.source == i for m in rounds) for i in range(3)
+        ] == result.target_calls.tolist()
         assert side.tokens == sum(result.emitted)
         for index, text in enumerate(result.texts):
-            kept = [piece for m in rounds if m.index == index for piece, kind in m.pieces
+            kept = [piece for m in rounds if m.source == index for piece, kind in m.pieces
                     if kind != "rejected"]  # fmt: skip
             assert "".join(kept) == text
     kinds = {kind for moment in sides[1].moments for _, kind in moment.pieces}

@@ -20,6 +20,7 @@ from specjax import generate, tasks
 from specjax.accept import TokenRule
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
+from specjax.measure import along
 from specjax.policies import Policy, constant, prices
 from specjax.policies.entropy import svip
 from specjax.pytrees import pytree
@@ -61,7 +62,7 @@ def recorded(method, inputs, *, hidden=True, keys=None, budget=BUDGET) -> Rollou
     method = dataclasses.replace(method, policy=Recorder(hidden))
     contexts, start = test_loops.begin(method, inputs, budget, keys=keys)
     index = jnp.arange(len(outputs), dtype=jnp.int32)
-    padded = rollouts.padded(outputs, len(outputs))
+    padded = along.padded(outputs, len(outputs), budget + 1)
     found, _ = rollouts.roll_out(method, contexts, start, index, *padded)
     return found
 

@@ -51,7 +51,8 @@ class Drafter(Protocol):
         Args:
           tokens: what the target read, at positions start[b] … start[b]+K−1.
           hidden: the target's, after reading each of them; width E of the target.
-          count: how many of them, from the first, are part of the text. The rest was rejected.
+          count: how many of them, from the first, are part of the text. The rest was rejected, or
+            is padding: a prompt of one token beside longer ones has none to show, and a count of 0.
         """
         return state
 

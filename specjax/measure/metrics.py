@@ -8,7 +8,6 @@ efficiency τ is tokens per target call.
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +17,14 @@ from jaxtyping import Float, Int, Key
 
 from specjax import accept, decoding
 from specjax import sampling as smp
-from specjax.accept import AcceptanceRule, TokenRule
-from specjax.batching import bucket
+from specjax.accept import AcceptanceRule
 from specjax.drafters.base import Drafter, is_silent
+from specjax.measure.along import along, batches
 from specjax.models.hub import Checkpoint
-from specjax.sampling import Sampling
-from specjax.types import Inputs, Model
+from specjax.sampling import Filter, Sampling
+from specjax.speculative import Contexts, Speculative
+from specjax.state import State
+from specjax.types import Text
 
 ENOUGH = 10  # outputs for an interval: a bootstrap over fewer is too narrow
 
@@ -54,57 +55,46 @@ class Alpha:
         )
 
 
-@partial(jax.jit, static_argnames="buffer_len")
+@jax.jit
 def overlaps(
-    target: Model,
-    drafter: Drafter,
-    sampling: Sampling,
-    inputs: Inputs,
-    tokens: Int[Array, "B T"],
-    *,
-    buffer_len: int,
-    rule: AcceptanceRule | None = None,
+    method: Speculative,
+    contexts: Contexts,
+    state: State,
+    outputs: Int[Array, "B T"],
+    emitted: Int[Array, " B"],
 ) -> Float[Array, "B T"]:
-    """β of every prefix: entry [b, t] is Σ min(target, draft) of the token at position t+1.
+    """β of every prefix: entry [b, t] is Σ min(target, draft) of the token after t output tokens.
 
-    The target reads all tokens in one call; the drafter goes through them as it does when it
-    drafts, so that n-grams and models are measured alike. Where it proposes nothing, β is 0.
+    Under a rule that is not exact it is the chance that this rule accepts. The drafter goes through
+    the tokens as it does when it drafts, so that n-grams and models are measured alike. Where it
+    proposes nothing, β is 0.
 
     Args:
-      tokens: prompt and output, right-padded; T < buffer_len.
-      rule: whose chance of acceptance it is; default `TokenRule`.
+      contexts, state, outputs, emitted: as `along` takes them; entries beyond `emitted` are
+        arbitrary.
     """
-    rule = (TokenRule() if rule is None else rule).under(sampling)
-    batch, count = tokens.shape
-    context, cache = target.start(inputs, buffer_len)
-    drafter_context, drafter_state = drafter.start(inputs, buffer_len)
-    zeros = jnp.zeros((batch,), jnp.int32)
-    hidden, _ = target(tokens, zeros, context, cache)
-    buffer = jnp.zeros((batch, buffer_len), jnp.int32).at[:, :count].set(tokens)
+    rule, chosen = method.rule, method.sampling
 
-    def at(state, known):
-        length = jnp.full((batch,), known, jnp.int32)
-        drafter_hidden, state = drafter.begin(buffer, length, drafter_context, state)
-        logits = drafter.logits(drafter_hidden)
-        here = jax.lax.dynamic_slice_in_dim(hidden, known - 1, 1, 1)
-        read = jax.lax.dynamic_slice_in_dim(tokens, known - 1, 1, 1)
-        state = drafter.observe(read, length - 1, here, zeros + 1, drafter_context, state)
-        target_logprobs = rule.target_distribution(target.logits(here[:, 0]), sampling)
-        beta = rule.acceptance(target_logprobs, smp.standardize(logits, sampling))
-        return state, jnp.where(is_silent(logits), 0.0, beta)
+    def beta(state, hidden):
+        known = state.tokens, state.length, contexts.drafter, state.drafter
+        drafter_hidden, drafter = method.drafter.begin(*known, lags=False)
+        logits = method.drafter.logits(drafter_hidden)
+        target_logprobs = rule.target_distribution(method.target.logits(hidden), chosen)
+        found = rule.acceptance(target_logprobs, smp.standardize(logits, chosen))
+        return state.replace(drafter=drafter), jnp.where(is_silent(logits), 0.0, found)
 
-    _, betas = jax.lax.scan(at, drafter_state, jnp.arange(1, count + 1))
-    return betas.T
+    return along(method, contexts, state, outputs, emitted, beta)[1]
 
 
 def measure_alpha(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     *,
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    filters: Sequence[Filter | str] = (),
     max_new_tokens: int = 128,
     key: Key[Array, ""] | int | None = None,
     batch_size: int = 8,
@@ -119,7 +109,7 @@ def measure_alpha(
 
     Raises: as `specjax.generate`.
     """
-    chosen = smp.sampling(temperature, top_k, top_p)
+    chosen = smp.sampling(temperature, top_k, top_p, filters)
     plain = decoding.plain(target, chosen)
     rows = decoding.stream(
         plain,
@@ -147,7 +137,7 @@ def measure_alpha(
 def alpha_of_outputs(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     outputs: Sequence[Sequence[int]],
     *,
     sampling: Sampling,
@@ -167,40 +157,21 @@ def alpha_of_outputs(
             f"{accept.label(method.rule)} decides about tokens in its own way and inherits "
             "`acceptance`, which is another rule's: define it, or measure α without the rule."
         )
-    sources = decoding.tokenize(target, texts, max_source_len)
-    pairs = [(s, o) for s, o in zip(sources, outputs, strict=True) if s and o]
-    if not pairs:
-        raise ValueError("Nothing to measure: every input or output is empty.")
-    # One shape for all batches: a program takes longer to compile than padding takes to compute.
-    width = decoding.common_width([source for source, _ in pairs])
-    encodes = target.config.is_encoder_decoder
-    longest = max((1 if encodes else len(source)) + len(output) for source, output in pairs)
-    count = bucket(longest - 1, smallest=32)
-    rows = bucket(min(batch_size, len(pairs)))
     found: list[np.ndarray] = []
-    for at in range(0, len(pairs), batch_size):
-        chunk = pairs[at : at + batch_size]
-        sources = [source for source, _ in chunk]
-        inputs = decoding.pack_for(target, sources, rows=rows, width=width)
-        first = inputs.prompt_len.tolist()  # each row's first output token stands here
-        ends = [first[row] + len(output) for row, (_, output) in enumerate(chunk)]
-        # The token at each position is scored from those before it: EOS itself is never read.
-        tokens = np.zeros((rows, count), np.int32)
-        tokens[:, : inputs.prompt.shape[1]] = np.asarray(inputs.prompt)[:, :count]
-        for row, (_, output) in enumerate(chunk):
-            tokens[row, first[row] : ends[row] - 1] = output[:-1]
-        betas = np.asarray(
-            overlaps(
-                method.target,
-                method.drafter,
-                sampling,
-                inputs,
-                jnp.asarray(tokens),
-                buffer_len=count + 1,
-                rule=method.rule,
-            )
-        )
-        found += [betas[row, first[row] - 1 : end - 1] for row, end in enumerate(ends)]
+    for batch in batches(
+        method,
+        target,
+        texts,
+        outputs,
+        rounds=False,
+        max_new_tokens=1,
+        key=smp.as_key(None),
+        batch_size=batch_size,
+        max_source_len=max_source_len,
+    ):
+        known = batch.contexts, batch.state, batch.outputs, batch.emitted
+        betas, behind = np.asarray(overlaps(method, *known)), np.asarray(batch.emitted) + 1
+        found += [betas[row, : behind[row]] for row in range(batch.live)]
     value, low, high = mean_interval(found)
     if not np.isfinite(value):
         raise FloatingPointError(

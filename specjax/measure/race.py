@@ -30,7 +30,7 @@ class Moment(NamedTuple):
     """The end of a round, or of the start of an input."""
 
     seconds: float  # since the race began
-    index: int  # of the input
+    source: int  # the number of the input
     pieces: list[Piece]  # of the round; none at the start
     tokens: int  # of all outputs so far
 
@@ -84,7 +84,7 @@ def record(
     moments: list[Moment] = []
     now, tokens = 0.0, 0
     for index in progress(range(len(sources))):
-        runs = [_timed(method, lambda i=index: prepare(i)) for _ in range(1 + repeats)][1:]
+        runs = [_timed(method, partial(prepare, index)) for _ in range(1 + repeats)][1:]
         start, whole = np.median([(start, whole) for start, whole, *_ in runs], axis=0)
         stepped = np.median([steps for *_, steps, _ in runs], axis=0)
         lasted = stepped * whole / stepped.sum()
@@ -147,7 +147,7 @@ def screen(side: Side, seconds: float, width: int, height: int) -> list[list[Pie
     An output begins on a new line. Of a rejected tail the one token that was tested is shown.
     """
     lines: list[list[Piece]] = []
-    for _, group in itertools.groupby(side.at(seconds), key=lambda moment: moment.index):
+    for _, group in itertools.groupby(side.at(seconds), key=lambda moment: moment.source):
         pieces = itertools.chain.from_iterable(moment.pieces for moment in group)
         lines += wrapped(pieces, width)
     return lines[-height:]

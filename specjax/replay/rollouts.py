@@ -24,8 +24,8 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax import decoding, speculative
 from specjax.accept import at_tokens, residual
-from specjax.batching import bucket
 from specjax.drafters.base import Drafter
+from specjax.measure.along import along, batches
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy
 from specjax.pytrees import pytree
@@ -77,8 +77,7 @@ class Noted(NamedTuple):
     """What `Recorder` was shown in a round."""
 
     own: Int[Array, " B"]  # the output's own token where the round begins
-    own_draft: Float[Array, " B"]
-    own_confidence: Float[Array, " B"]
+    own_confidence: Float[Array, "B G"]
     entropy: Float[Array, "B G"]
     top1: Float[Array, "B G"]
     margin: Float[Array, "B G"]
@@ -89,29 +88,17 @@ class Noted(NamedTuple):
 class Recorder(Policy):
     """Drafts γ_max tokens, and notes what policies are shown."""
 
+    fixed = True
     hidden: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def keep_drafting(self, state, seen):
-        def put(all_slots, now):
-            return jax.lax.dynamic_update_index_in_dim(all_slots, now, seen.slot, 1)
+        def put(slots, now):
+            return jax.lax.dynamic_update_index_in_dim(slots, now.astype(jnp.float32), seen.slot, 1)
 
-        def of_own(logprobs):
-            return jnp.take_along_axis(logprobs, state.own[:, None], axis=1)[:, 0]
-
-        def at_first(now, before):
-            return jnp.where(seen.slot == 0, now.astype(jnp.float32), before)
-
-        width = state.hidden.shape[2]
-        new = Noted(
-            state.own,
-            at_first(of_own(seen.draft_logprobs), state.own_draft),
-            at_first(of_own(seen.belief_logprobs), state.own_confidence),
-            put(state.entropy, seen.entropy),
-            put(state.top1, seen.top1),
-            put(state.margin, seen.margin),
-            put(state.hidden, seen.hidden[:, :width].astype(jnp.float32)),
-        )
-        return new, seen.drafting
+        own = jnp.take_along_axis(seen.belief_logprobs, state.own[:, None], axis=1)[:, 0]
+        hidden = seen.hidden[:, : state.hidden.shape[2]]
+        now = own, seen.entropy, seen.top1, seen.margin, hidden
+        return Noted(state.own, *map(put, state[1:], now)), seen.drafting
 
 
 class Rejected(Dice):
@@ -146,47 +133,32 @@ def roll_out(
       model's logits were not finite.
     """
     assert isinstance(method.policy, Recorder)
-    keep_hidden = method.policy.hidden
-    batch, count = outputs.shape
-    first, slots = state.length, jnp.arange(count, dtype=jnp.int32)[None, :]
-    at = jnp.where(slots < emitted[:, None], first[:, None] + slots, state.tokens.shape[1])
-    rows = jnp.arange(batch)[:, None]
-    tokens = state.tokens.at[rows, at].set(outputs, mode="drop")
-    zeros = jnp.zeros((batch,), jnp.int32)
-    # Both caches hold the whole output; a round from within it overwrites what it must not see.
-    hidden, cache = method.target(tokens, zeros, contexts.target, state.cache)
-    known = tokens, first + emitted, contexts.drafter, state.drafter
-    drafter_hidden, drafter = method.drafter.begin(*known)
-    rule = method.rule
+    first, rule, gamma_max = state.length, method.rule, method.gamma_max
+    known = state.tokens, first, contexts.drafter, state.drafter
+    width = jax.eval_shape(method.drafter.begin, *known)[0].shape[1] if method.policy.hidden else 0
 
-    def from_position(offset):
-        offset = jnp.minimum(offset, emitted)
-        length, ended = first + offset, offset == emitted
-        here = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]
-        distribution = rule.target_distribution(method.target.logits(here), method.sampling)
-        own = jnp.take_along_axis(outputs, offset[:, None], axis=1)[:, 0]
-        width = drafter_hidden.shape[1] if keep_hidden else 0
+    def from_position(state, hidden):
+        distribution = rule.target_distribution(method.target.logits(hidden), method.sampling)
+        own = jnp.take_along_axis(state.tokens, state.length[:, None], axis=1)[:, 0]
+        ended = state.length == first + emitted
         start = state.replace(
-            tokens=tokens,
-            length=length,
-            limit=length + method.gamma_max + 1,
-            done=jnp.zeros((batch,), bool),
-            rounds=offset,  # noise of its own for each position
-            cache=cache,
-            drafter=drafter,
-            policy=_nothing(own, method.gamma_max, width),
+            limit=state.length + gamma_max + 1,
+            done=jnp.zeros_like(ended),
+            rounds=state.length - first,  # noise of its own for each position
+            policy=_nothing(own, gamma_max, width),
         )
         # Behind the output nothing is rejected, and its first draft a draw like the others.
         dice = Rejected(jnp.where(ended[:, None], -jnp.inf, distribution))
         drafts, after = speculative.draft(method, contexts.drafter, start, dice)
         scores, after = speculative.verify(method, contexts.target, after, drafts)
-        distributions, noted = scores.logprobs[:, : method.gamma_max], after.policy
+        distributions, noted = scores.logprobs[:, :gamma_max], after.policy
+        own_draft = at_tokens(drafts.logprobs[:, :1], own[:, None])[:, 0]
         probs = jnp.exp(distributions)
         found = {
             "tokens": own,
             "own_target": jnp.take_along_axis(distribution, own[:, None], axis=1)[:, 0],
-            "own_draft": jnp.where(ended, -jnp.inf, noted.own_draft),
-            "own_confidence": noted.own_confidence,
+            "own_draft": jnp.where(ended, -jnp.inf, own_draft),
+            "own_confidence": noted.own_confidence[:, 0],
             "length": drafts.length,
             "drafts": drafts.tokens,
             "target": at_tokens(distributions, drafts.tokens),
@@ -199,22 +171,16 @@ def roll_out(
             "target_entropy": -jnp.sum(jnp.where(probs > 0, probs * distributions, 0.0), axis=-1),
             "hidden": noted.hidden,
         }
-        return found, (after.target_finite, after.draft_finite)
+        return after, found
 
-    found, finite = jax.lax.map(from_position, jnp.arange(count, dtype=jnp.int32))
-    found = {name: jnp.moveaxis(x, 0, 1) for name, x in found.items()}
+    after, found = along(method, contexts, state, outputs, emitted, from_position)
     found = {n: x if x.dtype == jnp.int32 else x.astype(jnp.float32) for n, x in found.items()}
-    target_finite, draft_finite = map(jnp.all, finite)
-    return (
-        Rollouts(input_index, emitted, budget=state.limit - first, **found),
-        state.replace(target_finite=target_finite, draft_finite=draft_finite),
-    )
+    return Rollouts(input_index, emitted, budget=state.limit - first, **found), after
 
 
 def _nothing(own, gamma_max, width) -> Noted:
-    row = jnp.zeros(own.shape, jnp.float32)
     slots = jnp.zeros((*own.shape, gamma_max), jnp.float32)
-    return Noted(own, row, row, slots, slots, slots, jnp.zeros((*slots.shape, width), jnp.float32))
+    return Noted(own, slots, slots, slots, slots, jnp.zeros((*slots.shape, width), jnp.float32))
 
 
 def record(
@@ -245,44 +211,23 @@ def record(
     method = decoding.speculative(
         target, draft, gamma=gamma_max, sampling=sampling, policy=Recorder(hidden)
     )
-    sources = decoding.tokenize(target, texts, max_source_len)
-    chosen = [i for i, source in enumerate(sources) if source and outputs[i]]
-    if not chosen:
-        raise ValueError("Nothing to roll out from: every input or output is empty.")
+    names = target.name, getattr(draft, "name", type(draft).__name__)
     parts = []
-    for first in range(0, len(chosen), batch_size):
-        chunk = chosen[first : first + batch_size]
-        rows = bucket(min(batch_size, len(chosen)))
-        contexts, state = decoding.prepare(
-            method,
-            target,
-            [sources[i] for i in chunk],
-            [(i, 0) for i in chunk],
-            max_new_tokens=max_new_tokens,
-            key=key,
-            rows=rows,
-        )
-        index = jnp.asarray(chunk + [0] * (rows - len(chunk)), jnp.int32)
-        found, state = roll_out(
-            method, contexts, state, index, *padded([outputs[i] for i in chunk], rows)
-        )
-        names = target.name, getattr(draft, "name", type(draft).__name__)
+    for batch in batches(
+        method,
+        target,
+        texts,
+        outputs,
+        rounds=True,
+        max_new_tokens=max_new_tokens,
+        key=key,
+        batch_size=batch_size,
+        max_source_len=max_source_len,
+    ):
+        found, state = roll_out(method, *batch[1:])
         decoding.check_finite(state, names)
-        parts.append(_flat(found, len(chunk)))
+        parts.append(_flat(found, batch.live))
     return _unflat({name: np.concatenate([p[name] for p in parts]) for name in Rollouts._fields})
-
-
-def padded(
-    outputs: Sequence[Sequence[int]], rows: int
-) -> tuple[Int[Array, "rows T"], Int[Array, " rows"]]:
-    """Outputs as `roll_out` takes them, and how many tokens each has."""
-    longest = max(map(len, outputs))
-    ids = np.zeros((rows, bucket(longest + 1, smallest=32)), np.int32)
-    emitted = np.zeros((rows,), np.int32)
-    for row, output in enumerate(outputs):
-        ids[row, : len(output)] = output
-        emitted[row] = len(output)
-    return jnp.asarray(ids), jnp.asarray(emitted)
 
 
 def save(path: str | os.PathLike, rollouts: Rollouts) -> None:

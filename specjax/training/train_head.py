@@ -24,7 +24,7 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from specjax import decoding, speculative, tasks
-from specjax.drafters.base import ModelDrafter
+from specjax.measure.along import reread
 from specjax.models import hub
 from specjax.policies import head
 from specjax.policies.head import HeadParams
@@ -78,10 +78,7 @@ class Seen(NamedTuple):
 def observe(method: Speculative, contexts: Contexts, state: State) -> tuple[State, Seen]:
     """One round, and its drafted tokens (B, γ)."""
     after, round_ = speculative.step(method, contexts, state)
-    assert isinstance(method.drafter, ModelDrafter)
-    # The drafter has not read its last token; one pass reads them all once more.
-    known = round_.drafts.tokens, state.length, contexts.drafter, after.drafter.cache
-    hidden, _ = method.drafter.model(*known)
+    hidden = reread(method, contexts, state, round_.drafts.tokens)
     submitted = round_.submitted & round_.active[:, None]
     ratio = jnp.where(submitted, round_.ratio, 1.0)
     before = jnp.cumprod(jnp.pad(ratio, ((0, 0), (1, 0)), constant_values=1.0)[:, :-1], axis=1)

@@ -1,0 +1,168 @@
+"""Along tokens that are known: what both models say at every position of an output.
+
+The target reads all tokens in one call. The drafter goes through them as in the loop, for it may
+have a state of its own and read the target's hidden states: a round at every position, which keeps
+one token.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+from specjax import decoding, loop
+from specjax.batching import bucket
+from specjax.models.hub import Checkpoint
+from specjax.sampling import row_keys
+from specjax.speculative import Contexts, Speculative
+from specjax.state import State
+from specjax.types import Text
+
+
+def along(
+    method: Speculative,
+    contexts: Contexts,
+    state: State,
+    outputs: Int[Array, "B T"],
+    emitted: Int[Array, " B"],
+    visit: Callable[[State, Float[Array, "B E"]], tuple[State, Any]],
+) -> tuple[State, Any]:
+    """Visit the positions of each row's output one after the other, and the one behind it.
+
+    With prompt [a b] and output [c d], three visits know a b, a b c and a b c d. Before the first
+    the drafter has observed the target's hidden state after a; after each it observes the one after
+    the last known token, as in rounds whose drafts are all rejected. A row that has come to its end
+    stays there, as a finished row does in the loop.
+
+    Args:
+      contexts, state: from `loop.start`, with room for prompt, output and what visits draft.
+      outputs: without the prompt; arbitrary beyond `emitted` < T.
+      visit: takes the state with `length` known tokens, and the target's hidden state after the
+        last of them. It runs the drafter, by `begin` or in a whole draft, and returns the state
+        with what that did to drafter, cache and flags, which go on, and arrays of B rows.
+
+    Returns:
+      The state behind the outputs, and what the T visits returned, (B, T, …).
+    """
+    first, one = state.length, jnp.ones_like(state.length)
+    slots = jnp.arange(outputs.shape[1], dtype=jnp.int32)
+    there = slots[None, :] < emitted[:, None]
+    at = jnp.where(there, first[:, None] + slots[None, :], state.tokens.shape[1])
+    rows = jnp.arange(outputs.shape[0])[:, None]
+    tokens = state.tokens.at[rows, at].set(outputs, mode="drop")
+    hidden, cache = method.target(tokens, one - 1, contexts.target, state.cache)
+
+    def at_slot(state, slot):
+        state = state.replace(length=first + jnp.minimum(slot, emitted))
+        last = state.length - 1
+        here = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
+        after, found = visit(state, here[:, 0])
+        read = jnp.take_along_axis(tokens, last[:, None], axis=1), last, here, one
+        state = state.replace(
+            cache=after.cache,
+            drafter=method.drafter.observe(*read, contexts.drafter, after.drafter),
+            target_finite=after.target_finite,
+            draft_finite=after.draft_finite,
+        )
+        return state, found
+
+    state, found = jax.lax.scan(at_slot, state.replace(tokens=tokens, cache=cache), slots)
+    return state, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), found)
+
+
+def reread(
+    method: Speculative, contexts: Contexts, state: State, drafts: Int[Array, "B G"]
+) -> Float[Array, "B G E"]:
+    """The drafter's hidden state after each token of a round's draft, also after the last.
+
+    Args:
+      state: before the round: what the round taught the drafter, it did not know in drafting.
+    """
+
+    def read(drafter, slot):
+        position = state.length + slot
+        return method.drafter.extend(drafts[:, slot], position, contexts.drafter, drafter)[::-1]
+
+    known = state.tokens, state.length, contexts.drafter, state.drafter
+    _, drafter = method.drafter.begin(*known, lags=not method.policy.fixed)
+    slots = jnp.arange(drafts.shape[1], dtype=jnp.int32)
+    return jnp.moveaxis(jax.lax.scan(read, drafter, slots)[1], 0, 1)
+
+
+class Batch(NamedTuple):
+    """Inputs with the target's outputs for them, as `along` takes them."""
+
+    live: int  # rows from there on are padding
+    contexts: Contexts
+    state: State
+    source: Int[Array, " B"]  # which input each row is
+    outputs: Int[Array, "B T"]
+    emitted: Int[Array, " B"]
+
+
+def batches(
+    method: Speculative,
+    target: Checkpoint,
+    texts: Sequence[Text],
+    outputs: Sequence[Sequence[int]],
+    *,
+    rounds: bool,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    batch_size: int,
+    max_source_len: int | None = None,
+) -> Iterator[Batch]:
+    """Outputs of the target, one for each text, without those where text or output is empty.
+
+    All batches have one shape: a program takes longer to compile than padding takes to compute.
+
+    Args:
+      rounds: whether visits draft rounds, also behind the last token. False: no tokens are drafted,
+        and the last one is left out, since nothing is asked behind it.
+      max_new_tokens: the budget that the outputs had.
+      key: of the randomness in visits, by the input's index.
+
+    Raises:
+      ValueError: every input or output is empty.
+    """
+    sources = decoding.tokenize(target, texts, max_source_len)
+    pairs = enumerate(zip(sources, outputs, strict=True))
+    chosen = [i for i, (source, output) in pairs if source and output]
+    if not chosen:
+        raise ValueError("Nothing to measure: every input or output is empty.")
+    known = {i: outputs[i] if rounds else outputs[i][:-1] for i in chosen}
+    width = decoding.common_width([sources[i] for i in chosen])
+    encodes = target.config.is_encoder_decoder
+    prompts = {i: 1 if encodes else len(sources[i]) for i in chosen}
+    longest = max(prompts[i] + len(known[i]) for i in chosen)
+    beyond = method.gamma_max + 1 if rounds else 0
+    room = bucket(longest + beyond, smallest=32)
+    count = bucket(max(map(len, known.values())) + 1, smallest=32)
+    size = bucket(min(batch_size, len(chosen)))
+    for at in range(0, len(chosen), batch_size):
+        live = chosen[at : at + batch_size]
+        index = jnp.asarray(live + [0] * (size - len(live)), jnp.int32)
+        contexts, state = loop.start(
+            method,
+            decoding.pack_for(target, [sources[i] for i in live], rows=size, width=width),
+            row_keys(key, index, jnp.zeros_like(index)),
+            jnp.full_like(index, max_new_tokens),
+            buffer_len=room if encodes else max(room, width),
+        )
+        read = padded([known[i] for i in live], size, count)
+        yield Batch(len(live), contexts, state, index, *read)
+
+
+def padded(
+    outputs: Sequence[Sequence[int]], rows: int, count: int
+) -> tuple[Int[Array, "rows count"], Int[Array, " rows"]]:
+    """Outputs as `along` takes them, and how many tokens each has, less than `count`."""
+    ids, emitted = np.zeros((rows, count), np.int32), np.zeros((rows,), np.int32)
+    for row, output in enumerate(outputs):
+        ids[row, : len(output)] = output
+        emitted[row] = len(output)
+    return jnp.asarray(ids), jnp.asarray(emitted)
