@@ -39,12 +39,6 @@ class Observation(NamedTuple):
         """The belief's largest probability; float32."""
         return jnp.exp(jnp.max(self.belief_logprobs, axis=-1)).astype(jnp.float32)
 
-    @property
-    def margin(self) -> Float[Array, " B"]:
-        """By how much the largest probability exceeds the second, 0 for equals; float32."""
-        best, second = jnp.exp(jax.lax.top_k(self.belief_logprobs, 2)[0]).T
-        return (best - second).astype(jnp.float32)
-
 
 class Policy(Protocol):
     """What the loop needs of a policy. A subclass overrides what it does otherwise: as it stands,

@@ -55,11 +55,6 @@ class Remembered:
         return self.look_up(self.recorded.top1)
 
     @property
-    def margin(self) -> Float[Array, " N"]:
-        """By how much the largest probability exceeds the second; float32."""
-        return self.look_up(self.recorded.margin)
-
-    @property
     def hidden(self) -> Float[Array, "N E"]:
         """The drafter's state that the distribution was read from; float32."""
         if self.recorded.hidden.shape[-1] == 0:
@@ -74,7 +69,7 @@ class Remembered:
         """Too large to record."""
         raise ValueError(
             "This policy reads distributions over the whole vocabulary, which a trace does not "
-            "hold; it holds their entropy, top1 and margin."
+            "hold; it holds their entropy and top1."
         )
 
     belief_logprobs = draft_logprobs

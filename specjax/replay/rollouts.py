@@ -55,11 +55,8 @@ class Rollouts(NamedTuple):
     overlap: Float[Array, "N T G"]  # Σ min(target, draft)
     entropy: Float[Array, "N T G"]  # of the belief, in nats
     top1: Float[Array, "N T G"]  # its largest probability
-    margin: Float[Array, "N T G"]  # by how much that exceeds the second
     target_entropy: Float[Array, "N T G"]  # of the target's distribution
-    hidden: Float[
-        Array, "N T G E"
-    ]  # the drafter's states that its distributions were read from, or E = 0
+    hidden: Float[Array, "N T G E"]  # the drafter's, which distributions were read from; or E = 0
 
     @property
     def gamma_max(self) -> int:
@@ -80,7 +77,6 @@ class Noted(NamedTuple):
     own_confidence: Float[Array, "B G"]
     entropy: Float[Array, "B G"]
     top1: Float[Array, "B G"]
-    margin: Float[Array, "B G"]
     hidden: Float[Array, "B G E"]
 
 
@@ -97,7 +93,7 @@ class Recorder(Policy):
 
         own = jnp.take_along_axis(seen.belief_logprobs, state.own[:, None], axis=1)[:, 0]
         hidden = seen.hidden[:, : state.hidden.shape[2]]
-        now = own, seen.entropy, seen.top1, seen.margin, hidden
+        now = own, seen.entropy, seen.top1, hidden
         return Noted(state.own, *map(put, state[1:], now)), seen.drafting
 
 
@@ -167,7 +163,6 @@ def roll_out(
             "overlap": rule.acceptance(distributions, drafts.logprobs),
             "entropy": noted.entropy,
             "top1": noted.top1,
-            "margin": noted.margin,
             "target_entropy": -jnp.sum(jnp.where(probs > 0, probs * distributions, 0.0), axis=-1),
             "hidden": noted.hidden,
         }
@@ -180,7 +175,7 @@ def roll_out(
 
 def _nothing(own, gamma_max, width) -> Noted:
     slots = jnp.zeros((*own.shape, gamma_max), jnp.float32)
-    return Noted(own, slots, slots, slots, slots, jnp.zeros((*slots.shape, width), jnp.float32))
+    return Noted(own, slots, slots, slots, jnp.zeros((*slots.shape, width), jnp.float32))
 
 
 def record(
