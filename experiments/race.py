@@ -29,7 +29,6 @@ from rich.panel import Panel
 from rich.text import Text
 from tqdm import tqdm
 
-from experiments.reproduce.study import short
 from specjax import decoding, drafters
 from specjax.loop import Method
 from specjax.measure import race, report
@@ -37,6 +36,7 @@ from specjax.measure.race import Piece, Side
 from specjax.models import hub
 from specjax.sampling import sampling
 from specjax.support import command_line
+from specjax.support.named import short
 from specjax.tools.commands.inputs import load_examples
 
 HEIGHT = 10  # lines of text on each side

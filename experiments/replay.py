@@ -29,7 +29,6 @@ from jax import Array
 from jaxtyping import Key
 from rich.console import Console
 
-from experiments.reproduce.study import short
 from specjax.measure import pricing, provenance, report
 from specjax.policies import Policy, Prices, constant, load, prices
 from specjax.policies.loading import takes
@@ -37,6 +36,7 @@ from specjax.replay import replay, rollouts
 from specjax.replay.replay import Score
 from specjax.replay.rollouts import Rollouts
 from specjax.support import command_line, files, named
+from specjax.support.named import short
 
 
 def main(_) -> None:

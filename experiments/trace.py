@@ -19,10 +19,11 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from experiments.reproduce import speedups, study
-from experiments.reproduce.study import Study, find, short
+from experiments.reproduce.study import Study, find
 from specjax.measure import pricing, report
 from specjax.replay import rollouts
 from specjax.support import command_line
+from specjax.support.named import short
 
 GAMMA_MAX = 8  # where neither flag nor config says it
 COLUMNS: list[report.Column] = [

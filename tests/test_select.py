@@ -20,7 +20,7 @@ from specjax.models.language_model import LanguageModel
 from specjax.paper import formulas
 from specjax.pytrees import pytree
 from specjax.support import named
-from specjax.tools import selection
+from specjax.support.named import short
 from specjax.tools.selection import Candidate, Trial, reasons, recommend, smaller_members, why_not
 
 BUDGET = 24
@@ -358,4 +358,4 @@ def test_names():
     ]  # fmt: skip
     assert drafters.name_of("a/b") == "a/b"
     assert drafters.name_of(specjax.drafters.ngram.PromptLookup(5)) == "PromptLookup"
-    assert selection.short("models/small/") == "small"
+    assert short("models/small/") == "small"

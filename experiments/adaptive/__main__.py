@@ -13,6 +13,7 @@ from experiments.adaptive import board, pictures, race
 from experiments.reproduce import pages, study
 from experiments.reproduce.study import Study, open_results
 from specjax.support import command_line
+from specjax.support.named import short
 
 
 def main(_) -> None:
@@ -22,7 +23,7 @@ def main(_) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
     if flags.FLAGS.only_prices:
         for cell in study.keys(config, config.drafts):
-            title = " ".join(study.short(str(part)) for part in cell.values())
+            title = " ".join(short(str(part)) for part in cell.values())
             board.compare_prices(console, title, race.price(on, cell), race.price(on, cell))
         return
     rows = fill(on)
@@ -49,7 +50,7 @@ def fill(on: Study) -> list[dict]:
     # Methods are compared with each other: those of a race that was cut off run again.
     on.results.keep(lambda row: not any(cell.items() <= row.items() for cell in missing))
     for cell in (bar := tqdm(missing, unit="race", disable=None)):
-        bar.set_description(" ".join(study.short(str(part)) for part in cell.values()))
+        bar.set_description(" ".join(short(str(part)) for part in cell.values()))
         for row in race.measure(on, cell):
             on.results.append({**cell, **row, **study.identity(on)})
         # A process that has all memory maps that Linux allows dies in XLA; programs take some.

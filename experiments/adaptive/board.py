@@ -7,10 +7,10 @@ import numpy as np
 from rich.console import Console
 
 from experiments.reproduce.pages import Section, number
-from experiments.reproduce.study import short
 from specjax.measure import report
 from specjax.measure.pricing import POLICIES, goodness
 from specjax.policies import Prices, prices
+from specjax.support.named import short
 
 Row = dict[str, Any]
 

@@ -21,8 +21,9 @@ from experiments.reproduce import (
     timelines,
     traces,
 )
-from experiments.reproduce.study import Study, find, identity, open_results, short
+from experiments.reproduce.study import Study, find, identity, open_results
 from specjax.support import command_line
+from specjax.support.named import short
 
 # Speedups need α, and the figures of one output need speedups.
 TABLES: dict[str, ModuleType] = {

@@ -8,9 +8,10 @@ import jax
 
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section
-from experiments.reproduce.study import NGRAMS, Study, short
+from experiments.reproduce.study import NGRAMS, Study
 from specjax.measure import report
 from specjax.models.hub import Checkpoint
+from specjax.support.named import short
 
 
 def keys(config) -> list[dict[str, Any]]:

@@ -5,9 +5,10 @@ from typing import Any
 
 from experiments import beam
 from experiments.reproduce.pages import Section
-from experiments.reproduce.study import Study, relative, short
+from experiments.reproduce.study import Study, relative
 from specjax import drafters
 from specjax.measure import report
+from specjax.support.named import short
 
 
 def keys(config) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 
 from experiments.reproduce import speedups, timelines, traces
 from experiments.reproduce.pages import paper_alpha
-from experiments.reproduce.study import short
 from specjax.measure import report
 from specjax.support import files
+from specjax.support.named import short
 
 
 def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:

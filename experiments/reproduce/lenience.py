@@ -8,11 +8,12 @@ import numpy as np
 
 from experiments.reproduce import study
 from experiments.reproduce.pages import Section, number
-from experiments.reproduce.study import Study, short
+from experiments.reproduce.study import Study
 from specjax import accept
 from specjax.accept import lenient
 from specjax.measure import report
 from specjax.paper.printed import GREEDY_LENIENT_ALPHAS, LENIENCES, TABLE_5
+from specjax.support.named import short
 
 GAMMA = 4
 

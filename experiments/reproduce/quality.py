@@ -7,8 +7,9 @@ from typing import Any
 
 from experiments.reproduce import study
 from experiments.reproduce.pages import Section
-from experiments.reproduce.study import Study, short
+from experiments.reproduce.study import Study
 from specjax.measure import quality, report
+from specjax.support.named import short
 
 GAMMA = 4
 

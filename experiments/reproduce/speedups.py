@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section, number, percent
-from experiments.reproduce.study import Study, short
+from experiments.reproduce.study import Study
 from specjax import decoding
 from specjax.autoregressive import Autoregressive
 from specjax.measure import cost, pricing, report, timing
@@ -17,6 +17,7 @@ from specjax.paper import formulas
 from specjax.policies import Prices
 from specjax.results import summarize
 from specjax.speculative import Speculative
+from specjax.support.named import short
 
 # How plain decoding draws: rows that do not say it are of a time when it drew by Gumbel noise, V
 # numbers a token, which inflated every speedup at temperatures above 0.

@@ -191,11 +191,6 @@ def keys(config, drafts: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def short(name: str) -> str:
-    """The last part of a directory or hub name."""
-    return pathlib.PurePath(name).name
-
-
 def relative(name: str) -> str:
     """A directory below the checkout by its path in there; any other name as it is."""
     return str(name).removeprefix(f"{command_line.ROOT}/")

@@ -6,8 +6,9 @@ from typing import Any
 
 from experiments.reproduce import speedups
 from experiments.reproduce.pages import Section
-from experiments.reproduce.study import Study, short
+from experiments.reproduce.study import Study
 from specjax.measure.trace import Event, Timeline, timeline
+from specjax.support.named import short
 
 GAMMAS = (7, 3, 0)  # the paper's; 0 is plain decoding
 

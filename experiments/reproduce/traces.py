@@ -7,9 +7,10 @@ from rich.text import Text
 
 from experiments.reproduce import speedups
 from experiments.reproduce.pages import Section
-from experiments.reproduce.study import Study, short
+from experiments.reproduce.study import Study
 from specjax.measure import report
 from specjax.measure.trace import trace
+from specjax.support.named import short
 
 
 def keys(_) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ make("policy", NAMES, "svip(threshold=0.3)"), or "my_module:my_policy(patience=2
 import ast
 import importlib
 import inspect
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -113,3 +114,8 @@ def _parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
             "texts in quotes, True or False."
         ) from None
     return name.strip(), arguments, settings
+
+
+def short(name: str) -> str:
+    """The last part of a directory or hub name."""
+    return pathlib.PurePath(name).name

@@ -27,6 +27,7 @@ from specjax.paper import formulas
 from specjax.results import summarize
 from specjax.sampling import Filter, Sampling, sampling
 from specjax.speculative import Speculative
+from specjax.support.named import short
 
 # Members of one tokenizer, the smallest first.
 FAMILIES = (
@@ -508,11 +509,6 @@ def _ways_out(one: Candidate) -> list[str]:
     if 0 < most < one.c:
         ways.append(f"c below {most:.2f}")
     return ways
-
-
-def short(name: str) -> str:
-    """The last part of a directory or hub name."""
-    return name.rstrip("/").split("/")[-1]
 
 
 def _join(*sentences: str) -> str:

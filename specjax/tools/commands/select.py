@@ -26,11 +26,12 @@ from specjax.measure.provenance import Results, dtype_of
 from specjax.models import hub
 from specjax.models.memory import gigabytes, memory_free
 from specjax.support import command_line, named, runs
+from specjax.support.named import short
 from specjax.tools import selection
 from specjax.tools.commands import defaults
 from specjax.tools.commands.defaults import DTYPES
 from specjax.tools.commands.inputs import load_examples, read_lines
-from specjax.tools.selection import Candidate, Trial, short
+from specjax.tools.selection import Candidate, Trial
 
 
 def main(_) -> None:
