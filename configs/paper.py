@@ -13,12 +13,12 @@ its lengths, on tiny models and corpora in the hub's layout. What to expect is t
 (T5-XXL v1.1, fine-tuned on each task, one TPU-v4):
 
                        EnDe  T=0   T=1        CNNDM  T=0   T=1
-    α     small              .75   .62               .65   .53
-          base               .80   .68               .73   .55
-          large              .82   .71               .74   .56
+    α        small              .75   .62               .65   .53
+             base               .80   .68               .73   .55
+             large              .82   .71               .74   .56
     speedup  small              3.4   2.6               3.1   2.3
-          base               2.8   2.4               3.0   2.2
-          large              1.7   1.4               2.2   1.7
+             base               2.8   2.4               3.0   2.2
+             large              1.7   1.4               2.2   1.7
 
 Here the checkpoints are other ones, so α will be near these and not equal; a 3B target gets a
 smaller speedup, since a step of it is cheaper beside its draft's. Memory for weights, caches and

@@ -10,7 +10,7 @@ from experiments import imports
 
 def test_no_circle_and_the_page_has_the_table():
     page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    shown = re.search(r"<!-- python -m experiments.imports -->\n(.*?)<!-- end -->", page, re.DOTALL)
+    shown = re.search(r"<!-- imports -->\n(.*?)<!-- end -->", page, re.DOTALL)
     assert shown is not None
     found = imports.graph()
     assert "sampling" in found["accept"]  # the graph is not empty

@@ -205,9 +205,9 @@ def test_the_docstring_prints_the_paper():
         [(f, s) for f in ("alpha", "measured") for s in paper_config.DRAFT_SIZES],
         strict=False,
     ):
-        printed = [float(word) for word in line.split()[-4:]]
+        shown = [float(word) for word in line.split()[-4:]]
         assert size in line
-        assert printed == [
+        assert shown == [
             getattr(row, field)
             for task in ("EnDe", "CNNDM")
             for temperature in (0, 1)
