@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import test_loops
 from specjax import accept
 from specjax import sampling as smp
 from specjax.drafters.base import ModelDrafter
-from specjax.measure import metrics
 from specjax.models import table
 from specjax.paper import formulas
 from specjax.types import Inputs
@@ -45,11 +45,9 @@ def test_draft_of_alpha_by_every_measure():
     np.testing.assert_allclose(1 - formulas.d_lk(target_probs, draft_probs), alphas, atol=1e-12)
     target, draft = table.by_last_token(target_probs), table.by_last_token(draft_probs)
     np.testing.assert_allclose(accept.overlap(target.table, draft.table), alphas, atol=1e-6)
-    output = jnp.array([[0, 1, 1, 0]], jnp.int32)
-    betas = metrics.overlaps(
-        target, ModelDrafter(draft), smp.sampling(), inputs_of([0]), output, buffer_len=8
-    )
-    np.testing.assert_allclose(betas[0], alphas[[0, 1, 1, 0]], atol=1e-6)
+    output = [[0, 1, 1, 0]]  # after the prompt 0: the overlaps after 0, 0, 1, 1, 0
+    betas = test_loops.betas(target, ModelDrafter(draft), smp.sampling(), inputs_of([0]), output)
+    np.testing.assert_allclose(betas[0], alphas[[0, 0, 1, 1, 0]], atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -110,16 +110,6 @@ def test_modules_are_split_by_their_names():
     assert not any(name.split(".")[0] in ("test", "lib2to3", "site-packages") for name in names)
 
 
-def test_summaries_leave_the_docstring_out(tmp_path):
-    path = tmp_path / "m.py"
-    path.write_text(
-        "class A:\n    def f(self):\n        '''Say  it\n        twice.\n\n        More.'''\n"
-        "        return 1\n    def g(self):\n        '''Nothing to show.'''\n"
-    )
-    (pair,) = python_source._summarize_pairs(path)
-    assert pair == Example("summarize: def f(self):\n    return 1", "Say it twice.")
-
-
 def test_paragraphs_of_prose(tmp_path):
     """Docstrings by paragraph, comments by block; no markup, no code, nothing short."""
     path = tmp_path / "m.py"

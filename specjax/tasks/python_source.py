@@ -1,7 +1,6 @@
 """Tasks from Python source that every machine has.
 
 - `parse`: a statement of one line -> its syntax tree in prefix form (`specjax.tasks.trees`).
-- `summarize`: a function's source without its docstring -> the docstring's first paragraph.
 - `prose`: the first words of a paragraph of a docstring or comment -> the rest of the paragraph.
 
 Validation and test come from the standard library of the running interpreter; training from the
@@ -17,11 +16,9 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
-import inspect
 import pathlib
 import platform
 import sysconfig
-import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
 
@@ -31,7 +28,7 @@ from specjax.tasks import prose, trees
 from specjax.tasks.examples import Example
 
 SPLITS = ("train", "validation", "test")
-TASKS = ("parse", "summarize", "prose")
+TASKS = ("parse", "prose")
 
 # Import names of the packages that training reads beside the standard library: all of them
 # dependencies of specjax, so a pinned environment has them at known versions.
@@ -48,7 +45,7 @@ _SKIPPED = {
 _HELD_OUT_PERCENT = 4  # of the standard library's modules, for validation and for test each
 
 # What the inputs of a task begin with, in T5's text-to-text manner.
-PREFIXES = {"parse": "parse: ", "summarize": "summarize: "}
+PREFIXES = {"parse": "parse: "}
 
 STATEMENTS = (
     ast.Return, ast.Delete, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Raise, ast.Assert,
@@ -56,8 +53,6 @@ STATEMENTS = (
 )  # fmt: skip
 MAX_STATEMENT = 80  # bytes
 MAX_TREE = 240  # characters
-MAX_FUNCTION = 1_000  # characters
-MAX_SUMMARY = 200  # characters
 
 
 def load(task: str, split: str) -> list[Example]:
@@ -82,7 +77,7 @@ def _load(task: str, split: str) -> tuple[Example, ...]:
     if split == "train":
         files += installed_packages()
     pairs: dict[str, Example] = {}
-    read = {"parse": _parse_pairs, "summarize": _summarize_pairs, "prose": _prose_pairs}[task]
+    read = {"parse": _parse_pairs, "prose": _prose_pairs}[task]
     # Only where it takes long, as the training split does.
     for _, path in tqdm(
         files, f"reading {split}", unit="file", delay=2, mininterval=1, leave=False
@@ -159,27 +154,6 @@ def _parse_pairs(path: pathlib.Path) -> Iterator[Example]:
         tree = trees.write(node)
         if len(tree) <= MAX_TREE and (text := source.decode()).isprintable():
             yield Example(PREFIXES["parse"] + text, tree)
-
-
-def _summarize_pairs(path: pathlib.Path) -> Iterator[Example]:
-    syntax = _syntax(path)
-    if syntax is None:
-        return
-    lines = syntax[0].split("\n")
-    for node in ast.walk(syntax[1]):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        doc = ast.get_docstring(node, clean=True)
-        summary = " ".join(doc.split("\n\n")[0].split()) if doc else ""
-        if not summary or len(summary) > MAX_SUMMARY or len(node.body) < 2:
-            continue
-        first = node.body[0]
-        source = (
-            lines[node.lineno - 1 : first.lineno - 1] + lines[first.end_lineno : node.end_lineno]
-        )
-        text = textwrap.dedent("\n".join(source)).strip()
-        if len(text) <= MAX_FUNCTION:
-            yield Example(PREFIXES["summarize"] + text, inspect.cleandoc(summary))
 
 
 def _prose_pairs(path: pathlib.Path) -> Iterator[Example]:
