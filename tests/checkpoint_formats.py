@@ -5,6 +5,7 @@
 
 import io
 import json
+import math
 import pickle
 import shutil
 import zipfile
@@ -37,7 +38,7 @@ def sequence(values: tuple[int, ...]) -> bytes:
 
 def tensor(key: str, array: np.ndarray, *, legacy: bool = False) -> bytes:
     """The instructions that push a tensor, contiguous, which has a storage of its own."""
-    strides = tuple(step // array.itemsize for step in np.ascontiguousarray(array).strides)
+    strides = tuple(math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim))
     kind = STORAGES[array.dtype.name].encode()
     storage = b"(" + text("storage") + b"ctorch\n" + kind + b"Storage\n" + text(key) + text("cpu")
     storage += number(array.size) + (b"N" if legacy else b"") + b"tQ"

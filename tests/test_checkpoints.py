@@ -134,7 +134,8 @@ def test_t5x_in_half_precision_and_with_arrays_in_the_file_itself(version, tmp_p
     arrays = {n: a.astype(ml_dtypes.bfloat16) for n, a in t5_variants.tensors(V1_0).items()}
     inline = ("shared.weight", "encoder.block.1.layer.0.SelfAttention.q.weight")
     made = formats.write_t5x(tmp_path / "t5x", arrays, version=version, inline=inline)
-    plain = t5_variants.write(tmp_path / "plain", V1_0, dtype=ml_dtypes.bfloat16)
+    variant = dataclasses.replace(V1_0, config={"relative_attention_max_distance": 128})
+    plain = t5_variants.write(tmp_path / "plain", variant, dtype=ml_dtypes.bfloat16)
     assert_same_params(load(made), load(plain))
 
 
@@ -313,7 +314,10 @@ HOSTILE = {
     "a huge number": (b"\x8b\xff\xff\xff\x7f", "a string of"),
     "an unknown memo": (b"h\x07", "cut short or damaged"),
     "an empty stack": (b"000000", "cut short or damaged"),
-    "an endless nest": (b"]" + b"2a" * 5 + b"\x85" * 100_000 + b"}\x86", "is a tuple and no"),
+    "a deep nest": (b"]" + b"\x85" * 200_000, "entry 'x' is a tuple and no tensor"),
+    "a deep nest for a key": (b"}" + b"]" + b"\x85" * 200_000 + b"Ns", "key of a dict is a tuple"),
+    "copies of copies": (b"]" + b"2a" * 50, "instruction DUP"),
+    "a list of itself": (b"]q\x01h\x01a", "entry 'x' is a list and no tensor"),
 }
 
 

@@ -9,6 +9,7 @@ import abc
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -146,11 +147,10 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 def read_bytes(file: Path, begin: int, count: int) -> bytes:
     """Part of a file; ValueError if it ends before."""
     with file.open("rb") as stream:
+        if not 0 <= begin <= begin + count <= os.fstat(stream.fileno()).st_size:
+            raise ValueError(f"{file} is cut short. {AGAIN}")
         stream.seek(begin)
-        data = stream.read(count)
-    if len(data) < count:
-        raise ValueError(f"{file} is cut short. {AGAIN}")
-    return data
+        return stream.read(count)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -74,19 +74,22 @@ def find(path: Path) -> dict[str, Tensor]:
         start = stream.read(4)
         try:
             if start == ZIP:
-                value, places = _read_zip(path, stream)
+                strided, places = _read_zip(path, stream)
             elif start[:1] == PICKLE:
-                value, places = _read_pickles(stream)
+                strided, places = _read_pickles(stream)
             else:
                 raise Unpickled("it is in neither of the two formats in which torch saves")
-            return _resolve(path, value, places)
+            size = path.stat().st_size
+            return {
+                name: _place(path, name, tensor, places, size) for name, tensor in strided.items()
+            }
         except Unpickled as error:
             raise ValueError(f"{path} cannot be read: {error}. {AGAIN}") from None
         except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
             raise ValueError(f"{path} is cut short or damaged ({error}). {AGAIN}") from None
 
 
-def _read_zip(path: Path, stream: IO[bytes]) -> tuple[Any, dict[str, Place]]:
+def _read_zip(path: Path, stream: IO[bytes]) -> tuple[dict[str, Strided], dict[str, Place]]:
     records = {}
     with zipfile.ZipFile(stream) as archive:
         for info in archive.infolist():
@@ -116,22 +119,19 @@ def _read_zip(path: Path, stream: IO[bytes]) -> tuple[Any, dict[str, Place]]:
         raise Unpickled("its numbers have their bytes in the other order")
     data = f"{prefix}data/"
     places = {n.removeprefix(data): place for n, place in records.items() if n.startswith(data)}
-    return pickles.read(io.BytesIO(content("data.pkl"))), places
+    return _named(pickles.read(io.BytesIO(content("data.pkl")))), places
 
 
-def _read_pickles(stream: IO[bytes]) -> tuple[Any, dict[str, Place]]:
+def _read_pickles(stream: IO[bytes]) -> tuple[dict[str, Strided], dict[str, Place]]:
     stream.seek(0)
     if pickles.read(stream) != MAGIC or pickles.read(stream) != PROTOCOL:
         raise Unpickled("it is a pickle that torch did not save")
     system = pickles.read(stream)
     if type(system) is not dict or system.get("little_endian") is not True:
         raise Unpickled("its numbers have their bytes in the other order")
-    value, keys = pickles.read(stream), pickles.read(stream)
-    sizes = {
-        tensor.storage.key: (tensor.storage.whole, tensor.storage.dtype)
-        for tensor in (value.values() if type(value) is dict else ())
-        if type(tensor) is Strided
-    }
+    strided, keys = _named(pickles.read(stream)), pickles.read(stream)
+    storages = [tensor.storage for tensor in strided.values()]
+    sizes = {storage.key: (storage.whole, storage.dtype) for storage in storages}
     places = {}
     for key in keys if type(keys) is list else ():
         whole, dtype = sizes.get(key, (None, None)) if type(key) is str else (None, None)
@@ -143,23 +143,20 @@ def _read_pickles(stream: IO[bytes]) -> tuple[Any, dict[str, Place]]:
         stream.seek(count, os.SEEK_CUR)
     if stream.tell() > os.fstat(stream.fileno()).st_size:
         raise EOFError("its last storage ends too early")
-    return value, places
+    return strided, places
 
 
-def _resolve(path: Path, value: Any, places: dict[str, Place]) -> dict[str, Tensor]:
-    """Tensors with their places in the file; they share it where they share a storage."""
+def _named(value: Any) -> dict[str, Strided]:
+    """What a file of weights holds: tensors by name."""
     if type(value) is not dict:
         raise Unpickled(f"it holds a {type(value).__name__}, not tensors by name")
-    size = path.stat().st_size
-    found: dict[str, Tensor] = {}
     for name, tensor in value.items():
         if type(name) is not str or type(tensor) is not Strided:
             raise Unpickled(
                 f"its entry {str(name)[:100]!r} is a {type(tensor).__name__} and no tensor, so it "
                 "is no model's file of weights"
             )
-        found[name] = _place(path, name, tensor, places, size)
-    return found
+    return value
 
 
 def _place(
