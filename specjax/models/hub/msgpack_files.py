@@ -27,7 +27,7 @@ from specjax.models.hub.tensors import (
     strided_pieces,
 )
 
-ARRAY, SCALAR = 1, 3  # flax's extension types
+ARRAYS = (1, 3)  # flax's extension types: arrays and scalars of numpy
 CHUNKED = "__msgpack_chunked_array__"
 DEEPEST = 64  # maps within maps
 LONGEST = 1 << 20  # bytes of a name or another string
@@ -62,7 +62,7 @@ def find(path: Path) -> dict[str, Tensor]:
     Raises:
       ValueError: it is cut short, damaged or not flax's, or holds anything but arrays.
     """
-    tree = read_tree(path)
+    tree: Mapping[str, Any] = read_tree(path)
     if set(tree) == {"params"} and isinstance(tree["params"], Mapping):
         tree = tree["params"]
     found: dict[str, Tensor] = {}
@@ -125,7 +125,7 @@ class _Walker:
         self.size = os.fstat(stream.fileno()).st_size
 
     def value(self, depth: int) -> Any:
-        """The value that begins here; arrays as `FlaxTensor`s, scalars of numpy as None."""
+        """The value that begins here; arrays and scalars of numpy as `FlaxTensor`s."""
         if depth > DEEPEST:
             raise _Damaged("maps in maps without end")
         kind = self.integer(1)
@@ -186,15 +186,15 @@ class _Walker:
         if not isinstance(shape, dict) or not isinstance(chunks, dict) or not chunks:
             raise _Damaged("an array lacks its shape or its parts")
         lengths = [shape.get(str(axis)) for axis in range(len(shape))]
-        parts = [chunks.get(str(part)) for part in range(len(chunks))]
+        parts: list[Any] = [chunks.get(str(part)) for part in range(len(chunks))]
         if not all(isinstance(part, FlaxTensor) and part.dtype == parts[0].dtype for part in parts):
             raise _Damaged("a part of an array is none")
         ranges = tuple(place for part in parts for place in part.parts)
         return self.array(lengths, parts[0].dtype.name, ranges)
 
-    def extension(self, count: int, depth: int) -> FlaxTensor | None:
+    def extension(self, count: int, depth: int) -> FlaxTensor:
         kind, end = self.integer(1), self.stream.tell() + count
-        if kind not in (ARRAY, SCALAR):
+        if kind not in ARRAYS:
             raise _Damaged(f"an extension of type {kind}")
         if self.integer(1) != 0x93:
             raise _Damaged("an array is not three things")
@@ -202,7 +202,7 @@ class _Walker:
         place = self.value(depth + 1)
         if self.stream.tell() != end or type(place) is not tuple:
             raise _Damaged("an array has another size than it says")
-        return self.array(shape, dtype, (place,)) if kind == ARRAY else None
+        return self.array(shape, dtype, (place,))
 
     def array(self, shape: Any, dtype: Any, parts: tuple[tuple[int, int], ...]) -> FlaxTensor:
         if type(shape) is not list or not all(type(n) is int and n >= 0 for n in shape):
@@ -219,6 +219,14 @@ def _sized(width: int, read: Callable[[_Walker, int, int], Any]) -> Callable[[_W
     return lambda walker, depth: read(walker, walker.integer(width), depth)
 
 
+def _integer(width: int, signed: bool) -> Callable[[_Walker, int], Any]:
+    return lambda walker, depth: walker.integer(width, signed)
+
+
+def _fixed_extension(count: int) -> Callable[[_Walker, int], Any]:
+    return lambda walker, depth: walker.extension(count, depth)
+
+
 _KINDS: dict[int, Callable[[_Walker, int], Any]] = {
     0xC0: lambda walker, depth: None,
     0xC2: lambda walker, depth: False,
@@ -227,9 +235,9 @@ _KINDS: dict[int, Callable[[_Walker, int], Any]] = {
     **{0xC7 + i: _sized(1 << i, _Walker.extension) for i in range(3)},
     0xCA: lambda walker, depth: walker.number(">f4"),
     0xCB: lambda walker, depth: walker.number(">f8"),
-    **{0xCC + i: lambda walker, _, w=1 << i: walker.integer(w) for i in range(4)},
-    **{0xD0 + i: lambda walker, _, w=1 << i: walker.integer(w, True) for i in range(4)},
-    **{0xD4 + i: lambda walker, depth, n=1 << i: walker.extension(n, depth) for i in range(5)},
+    **{0xCC + i: _integer(1 << i, False) for i in range(4)},
+    **{0xD0 + i: _integer(1 << i, True) for i in range(4)},
+    **{0xD4 + i: _fixed_extension(1 << i) for i in range(5)},
     **{0xD9 + i: _sized(1 << i, lambda walker, n, _: walker.text(n)) for i in range(3)},
     **{0xDC + i: _sized(2 << i, _Walker.list) for i in range(2)},
     **{0xDE + i: _sized(2 << i, _Walker.map) for i in range(2)},

@@ -9,7 +9,7 @@ below. Every other name and instruction is refused.
 import pickletools
 import struct
 from collections.abc import Callable
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def read(stream: IO[bytes]) -> Any:
     """
     machine = _Machine()
     try:
-        for opcode, argument, _ in pickletools.genops(_Bounded(stream)):
+        for opcode, argument, _ in pickletools.genops(cast(IO[bytes], _Bounded(stream))):
             machine.step(opcode.name, argument)
         (value,) = machine.stack
     except Unpickled:
@@ -201,7 +201,8 @@ class _Machine:
             if not least <= len(arguments) <= most:
                 raise Unpickled(f"it gives {function.name} {len(arguments)} arguments")
             dtype = arguments[6] if function.name == "_rebuild_tensor_v3" else None
-            self.stack.append(_tensor(*arguments[:4], dtype))
+            storage, begin, shape, strides = arguments[:4]
+            self.stack.append(_tensor(storage, begin, shape, strides, dtype))
         else:
             raise Unpickled(f"it calls {function.module}.{function.name} as it should not")
 

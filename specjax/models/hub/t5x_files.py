@@ -9,9 +9,9 @@ examples of T5 1.0 and 1.1 (https://github.com/google-research/t5x), one layer a
 
 import ast
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -98,8 +98,9 @@ class ZarrTensor(Tensor):
             except Exception as error:  # tensorstore raises whatever its drivers do
                 raise ValueError(f"{self.file} is damaged ({_first(error)}). {AGAIN}") from None
             yield at, numbers.view(self.dtype) if self.as_bfloat16 else numbers
+            del numbers  # or it would be in memory beside the next
 
-    @cached_property
+    @functools.cached_property
     def store(self) -> Any:
         """tensorstore's view of it."""
         return _open(self.file)
@@ -220,11 +221,12 @@ def _gin(file: Path) -> dict[str, Any]:
         found |= dict(re.findall(r"^\s+(\w+)\s*=\s*(.+?)\s*$", block, re.MULTILINE))
 
     def value(key: str) -> Any:
-        said = found[key]
-        said = macros.get(said[1:], said) if said.startswith("%") else said
+        said: str = found[key]
+        if said.startswith("%"):
+            said = macros.get(said[1:], said)
         try:
             return ast.literal_eval(said)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             raise ValueError(f"{file}: {key} = {said} is no value. {AGAIN}") from None
 
     fields = {ours: value(theirs) for theirs, ours in GIN_FIELDS.items() if theirs in found}
@@ -276,17 +278,26 @@ def _array(directory: Path, path: str, old: bool) -> ZarrTensor:
     return ZarrTensor(folder, dtype, tuple(store.shape), as_bfloat16)
 
 
+@functools.cache
+def _one_thread() -> Any:
+    """Chunks are read one at a time, and each thread would keep memory of its own."""
+    import tensorstore
+
+    limit = {"limit": 1}
+    return tensorstore.Context({"data_copy_concurrency": limit, "file_io_concurrency": limit})
+
+
 def _open(folder: Path) -> Any:
     import tensorstore  # imported here: only these files need it
 
     place = {"driver": "file", "path": str(folder)}
     spec: dict[str, Any] = {"driver": "zarr", "kvstore": place}
     try:
-        store = tensorstore.open(spec, open=True, read=True).result()
+        store = tensorstore.open(spec, open=True, read=True, context=_one_thread()).result()
         if store.spec().to_json()["metadata"].get("fill_value") is None:
             # A chunk that is missing is then lost; else it may be one of the fill value alone.
             spec["fill_missing_data_reads"] = False
-            store = tensorstore.open(spec, open=True, read=True).result()
+            store = tensorstore.open(spec, open=True, read=True, context=_one_thread()).result()
         return store
     except Exception as error:  # tensorstore raises whatever its drivers do
         raise ValueError(f"{folder} cannot be read ({_first(error)}). {AGAIN}") from None

@@ -61,6 +61,7 @@ class Turned(Tensor):
         """Those of the stored tensor, turned."""
         for at, piece in self.stored.pieces():
             yield at[::-1], piece.T
+            del piece
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,6 +84,7 @@ def read_into(tensor: Tensor, out: np.ndarray) -> None:
     """Fill `out`, of the tensor's shape, in its own dtype and strides."""
     for at, piece in tensor.pieces():
         out[at] = piece
+        del piece  # or it would be in memory beside the next
 
 
 def equal(a: Tensor, b: Tensor) -> bool:

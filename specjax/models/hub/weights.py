@@ -1,15 +1,16 @@
 """Which files of a directory or of a hub's repository hold the weights, and the tensors in them."""
 
+import dataclasses
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from specjax.models.hub import msgpack_files, safetensors_files, t5x_files, torch_files
 from specjax.models.hub.tensors import AGAIN, Tensor, read_json
 
 
-class Format(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Format:
     """A kind of file in which Hugging Face's directories hold weights."""
 
     single: str
