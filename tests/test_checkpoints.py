@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pickle
+import re
 import zipfile
 from pathlib import Path
 
@@ -20,10 +21,12 @@ import gpt_variants
 import llama_variants
 import make_checkpoint_data
 import t5_variants
+from experiments import convert as experiment
 from specjax.models import hub
 from specjax.models.hub import convert, load, save, spiece, tensors, torch_files
 from specjax.models.hub.tensors import Held, Turned, equal, read_into
 from specjax.models.hub.weights import find_tensors, wanted
+from specjax.tools import convert as convert_command
 
 DATA = make_checkpoint_data.DATA
 V1_0, V1_1 = t5_variants.VARIANTS["v1_0"], t5_variants.VARIANTS["v1_1"]
@@ -900,3 +903,23 @@ def test_nothing_is_left_of_a_conversion_that_fails(directory):
     with pytest.raises(ValueError, match="wrong checksum"):
         convert(directory, directory.with_name("out"))
     assert [path.name for path in Path(directory.parent).iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("main", [convert_command.main, experiment.main], ids=["tools", "module"])
+def test_convert_from_a_shell(main, directory, tmp_path, capsys):
+    main([str(directory), str(tmp_path / "out"), "--dtype=bfloat16"])
+    said = capsys.readouterr()
+    assert re.fullmatch(rf"{tmp_path / 'out'}: a t5 with 0\.0 MB of .* no tokenizer\n", said.out)
+    assert "weights" in said.err  # the bar
+    assert {t.dtype.name for t in find_tensors(tmp_path / "out").values()} == {"bfloat16"}
+
+
+def test_errors_of_convert_are_one_sentence(directory, tmp_path, capsys):
+    (directory / "pytorch_model.bin").write_bytes(pickle.dumps(Runs(tmp_path / "ran"), 2))
+    with pytest.raises(SystemExit) as left:
+        convert_command.main([str(directory), str(tmp_path / "out")])
+    assert left.value.code == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.search(r"error: .*pytorch_model\.bin cannot be read: it ", said)
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "ran").exists()
