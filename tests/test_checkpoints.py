@@ -156,7 +156,7 @@ def test_the_name_of_a_size_says_the_config(tmp_path, monkeypatch):
 
 def test_t5x_names_of_sizes():
     def version_and_size(name):
-        found = hub.t5x_files.NAMED.search(name)
+        found = hub.t5x_files.NAMED.fullmatch(name)
         return found and found.groups()
 
     assert version_and_size("t5_1_1_xxl") == ("1", "xxl")
@@ -166,6 +166,7 @@ def test_t5x_names_of_sizes():
     assert version_and_size("t5-small") == (None, "small")
     assert version_and_size("mt5_small") is None
     assert version_and_size("t5_smaller") is None
+    assert version_and_size("my_t5_base_with_two_layers") is None
 
 
 def test_safetensors_win(directory):

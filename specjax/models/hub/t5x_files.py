@@ -40,9 +40,7 @@ SIZES = {
         "xxl": (4096, 64, 10240, 24, 64),
     },
 }
-NAMED = re.compile(
-    r"(?<![a-z])t5(?:[._-]v?(?:1[._])?([01]))?[._-](small|base|large|xxl|xl|3b|11b)(?![a-z0-9])"
-)
+NAMED = re.compile(r"t5(?:[._-]v?(?:1[._])?([01]))?[._-](small|base|large|xxl|xl|3b|11b)")
 # gin's names and Hugging Face's, of what tensors have too.
 GIN_FIELDS = {
     "vocab_size": "vocab_size",
@@ -158,8 +156,8 @@ def find(directory: Path) -> dict[str, Tensor]:
 def config(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """The config.json that a T5X checkpoint lacks.
 
-    Shapes tell most of it. `config.gin`, in the directory or the one above, or else the name of
-    a size in the path, such as t5_1_1_small, says it too; what it says must then fit the tensors.
+    Shapes tell most of it. `config.gin`, in the directory or the one above, or else a size for the
+    name of either, such as t5_1_1_small, says it too; what it says must then fit the tensors.
 
     Raises:
       ValueError: the tensors lack what the sizes are read from, or gin asks for another model.
@@ -201,7 +199,7 @@ def _said(directory: Path) -> dict[str, Any]:
         if (place / GIN).is_file():
             return _gin(place / GIN)
     for part in (directory.absolute().name, directory.absolute().parent.name):
-        if found := NAMED.search(part.lower()):
+        if found := NAMED.fullmatch(part.lower()):
             version = "1_1" if found[1] == "1" else "1_0"
             if sizes := SIZES[version].get(found[2]):
                 keys = ("d_model", "d_kv", "d_ff", "num_layers", "num_heads")
