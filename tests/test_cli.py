@@ -32,14 +32,14 @@ def test_it_lists_its_commands(words, command):
     outcome = command("specjax", *words)
     assert (outcome.status, outcome.stderr) == (0, "")
     listed = re.findall(r"^  (\w+)  +(\S.*[.])$", outcome.stdout, re.MULTILINE)
-    assert [name for name, _ in listed] == ["decode", "select", "doctor"]
+    assert [name for name, _ in listed] == ["decode", "select", "doctor", "convert"]
     assert max(map(len, outcome.stdout.splitlines())) <= 100
 
 
 def test_a_command_that_there_is_not(command):
     outcome = command("specjax", "decod", "--help")
     assert (outcome.status, outcome.stdout) == (1, "")
-    assert "no command 'decod': it is one of decode, select, doctor" in outcome.stderr
+    assert "no command 'decod': it is one of decode, select, doctor, convert" in outcome.stderr
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

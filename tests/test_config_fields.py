@@ -15,7 +15,7 @@ import t5_variants
 from specjax.models import hub
 from specjax.models.hub import gpt, llama
 from specjax.models.hub.config_json import FIELDS
-from specjax.models.hub.safetensors_files import INDEX, SINGLE
+from specjax.models.hub.weights import SAFETENSORS
 from specjax.tools import doctor
 from specjax.tools.selection import smaller_members
 
@@ -116,9 +116,14 @@ def test_settings_for_tasks(settings, tmp_path):
         outline(tmp_path)
 
 
+INDEX = SAFETENSORS.index
 WRONG = {
     "weight_map": (INDEX, {"weight_map": {"a": None}}, "puts 'a' into None"),
-    "list in weight_map": (INDEX, {"weight_map": {"a": ["b"]}}, r"puts 'a' into \['b'\]"),
+    "list in weight_map": (
+        SAFETENSORS.index,
+        {"weight_map": {"a": ["b"]}},
+        r"puts 'a' into \['b'\]",
+    ),
     "list of names": (INDEX, {"weight_map": ["a"]}, "has no 'weight_map'"),
     "list": (INDEX, ["a"], "should hold a JSON object"),
     "null": (INDEX, {"a": None}, "has no 'weight_map'"),
@@ -156,9 +161,9 @@ def test_mistyped_fields_are_findings_of_the_doctor(tmp_path):
 @pytest.mark.parametrize("header", [b"[]", b'{"a": null}', b'{"a": []}', b'{"__metadata__": 1}'])
 def test_headers_of_the_wrong_shape(header, tmp_path):
     path, _ = layout("t5", tmp_path)
-    file = path.with_name(SINGLE)
+    file = path.with_name(SAFETENSORS.single)
     file.write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(ValueError, match=SINGLE):
+    with pytest.raises(ValueError, match=SAFETENSORS.single):
         hub.load(tmp_path)
     save_file({"a": np.zeros(1, np.float32)}, file)
     with pytest.raises(ValueError, match=r"config\.json is of another model"):

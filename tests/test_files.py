@@ -11,7 +11,7 @@ import pytest
 
 from specjax import tasks
 from specjax.drafters import ngram
-from specjax.models.hub.safetensors_files import read_json
+from specjax.models.hub.tensors import read_json
 from specjax.policies import head
 from specjax.replay import rollouts
 from specjax.support import files

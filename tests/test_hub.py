@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import warnings
-from typing import Any
 
 import huggingface_hub
 import jax
@@ -23,7 +22,7 @@ import t5_variants
 from specjax import devices
 from specjax.models import hub
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.hub import Checkpoint, load, safetensors_files, save
+from specjax.models.hub import Checkpoint, load, save, tensors
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.models.llama import Llama, Qwen3Config, Rope
@@ -112,7 +111,7 @@ def test_sharded_equals_single(tmp_path, directory):
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
 def test_files_of_other_dtypes(tmp_path, dtype, monkeypatch):
-    monkeypatch.setattr(safetensors_files, "CHUNK", 64)  # several chunks to a tensor
+    monkeypatch.setattr(tensors, "CHUNK", 64)  # several chunks to a tensor
     loaded = load(t5_variants.write(tmp_path, V1_0, dtype=dtype))
     embedding = stored_embedding(loaded)
     assert embedding.dtype == jnp.float32  # the default on a CPU
@@ -221,24 +220,6 @@ def test_no_second_copy_is_made_of_the_weights(directory, monkeypatch):
     model = load(directory).model
     arrays = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(model)]
     assert set(arrays) <= {start for start, _ in places}
-
-
-def test_a_hub_name_downloads_no_pickles(directory, monkeypatch):
-    asked: dict[str, Any] = {}
-
-    def snapshot_download(name, *, allow_patterns):
-        asked.update(name=name, patterns=allow_patterns)
-        return str(directory)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert load("google-t5/t5-small").name == "google-t5/t5-small"
-    assert asked["name"] == "google-t5/t5-small"
-    offered = ["config.json", "model.safetensors", "model-00001-of-00002.safetensors"]
-    refused = ["pytorch_model.bin", "flax_model.msgpack", "onnx/model.safetensors", "tf_model.h5"]
-    kept = huggingface_hub.utils.filter_repo_objects(
-        offered + refused, allow_patterns=asked["patterns"]
-    )
-    assert list(kept) == offered
 
 
 # --- tokenizers --------------------------------------------------------------------------------
@@ -354,21 +335,6 @@ def test_no_weights(directory):
     (directory / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor"):
         load(directory)
-
-
-def test_pickles_only(tmp_path):
-    directory = t5_variants.write(tmp_path / "with space", V1_0)
-    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="convert them once") as error:
-        load(directory)
-    assert f"save_pretrained(sys.argv[1])' '{directory}'" in str(error.value)
-
-
-def test_pickles_only_on_the_hub(directory, monkeypatch):
-    (directory / "model.safetensors").unlink()
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(directory))
-    with pytest.raises(ValueError, match="hf download me/old --local-dir me-old && python -c"):
-        load("me/old")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 8, 300, -1])
@@ -741,12 +707,6 @@ def test_a_gpt_projection_that_lies_the_other_way(gpt_directory):
     name = "transformer.h.1.mlp.c_fc.weight"
     edit_weights(gpt_directory, lambda t: t.update({name: t[name].T.copy()}))
     with pytest.raises(ValueError, match=r"c_fc\.weight' has shape \(64, 16\).* for \(16, 64\)"):
-        load(gpt_directory)
-
-
-def test_pickles_of_a_gpt_name_the_right_class(gpt_directory):
-    (gpt_directory / "model.safetensors").rename(gpt_directory / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="AutoModelForCausalLM"):
         load(gpt_directory)
 
 

@@ -3,10 +3,6 @@
 Skipped where torch is not installed; `pip install torch==2.13.0` gives a CPU build.
 """
 
-import shlex
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,15 +60,6 @@ def saved_by_transformers(directory, variant, **options):
     return directory
 
 
-def run_the_command_of_the_error(directory):
-    """That converts the pickles of a directory without safetensors."""
-    with pytest.raises(ValueError, match="convert them once") as error:
-        load(directory)
-    command = shlex.split(str(error.value).splitlines()[-1])
-    assert command[0] == "python"
-    subprocess.run([sys.executable, *command[1:]], check=True, capture_output=True)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_of_what_transformers_saves(name, tmp_path):
     variant = t5_variants.VARIANTS[name]
@@ -109,18 +96,6 @@ def test_shards_of_transformers_making(tmp_path):
     inputs = t5_variants.inputs(variant)
     theirs = torch_logits(tmp_path, *inputs)
     np.testing.assert_allclose(our_logits(tmp_path, inputs), theirs, rtol=0, atol=1e-4)
-
-
-def test_the_command_in_the_error_converts_pickles(tmp_path):
-    variant = t5_variants.VARIANTS["v1_1"]
-    directory = t5_variants.write(tmp_path / "with 'quote", variant)
-    inputs = t5_variants.inputs(variant)
-    before = our_logits(directory, inputs)
-    weights = {name: torch.tensor(array) for name, array in t5_variants.tensors(variant).items()}
-    torch.save(weights, directory / "pytorch_model.bin")
-    (directory / "model.safetensors").unlink()
-    run_the_command_of_the_error(directory)
-    np.testing.assert_array_equal(our_logits(directory, inputs), before)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -228,15 +203,3 @@ def test_a_gpt_in_half_precision_in_both_directions(tmp_path):
     save(tmp_path, original, dtype=jnp.bfloat16)
     theirs = torch_causal_logits(tmp_path, tokens)
     np.testing.assert_allclose(our_causal_logits(tmp_path, tokens), theirs, rtol=0, atol=1e-4)
-
-
-def test_the_command_in_the_error_converts_pickles_of_a_gpt(tmp_path):
-    variant = gpt_variants.VARIANTS["tied"]
-    directory = gpt_variants.write(tmp_path / "with 'quote", variant)
-    tokens = gpt_variants.texts()
-    before = our_causal_logits(directory, tokens)
-    weights = {name: torch.tensor(array) for name, array in gpt_variants.tensors(variant).items()}
-    torch.save(weights, directory / "pytorch_model.bin")
-    (directory / "model.safetensors").unlink()
-    run_the_command_of_the_error(directory)
-    np.testing.assert_array_equal(our_causal_logits(directory, tokens), before)

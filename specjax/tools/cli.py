@@ -7,9 +7,9 @@ import os
 import sys
 
 from specjax.support.command_line import fail
-from specjax.tools.commands import decode, doctor, select
+from specjax.tools.commands import convert, decode, doctor, select
 
-COMMANDS = {"decode": decode, "select": select, "doctor": doctor}
+COMMANDS = {"decode": decode, "select": select, "doctor": doctor, "convert": convert}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -21,7 +21,8 @@ from specjax.drafters.base import Drafter
 from specjax.measure import cost, metrics, timing
 from specjax.models import compatibility, hub
 from specjax.models.hub import Checkpoint
-from specjax.models.hub.safetensors_files import find_tensors, read_json
+from specjax.models.hub.tensors import read_json
+from specjax.models.hub.weights import find_tensors
 from specjax.models.memory import nbytes
 from specjax.paper import formulas
 from specjax.results import summarize

@@ -1,16 +1,17 @@
-"""Hugging Face checkpoints: `load` one from a directory or the hub, `save` one to a directory.
+"""Checkpoints: `load` one from a directory or the hub, `save` one, `convert` one to safetensors.
 
-Only safetensors are read (a pickle can run code). Weights go one tensor at a time to their place
-in the fused parameters, in the dtype they will have, so loading needs hardly more memory than the
-model itself.
+Weights in safetensors, in torch's pickles (which are read, never run), in flax's msgpack and in
+T5X's zarr folders come in by one door, `tensors`. They go a piece at a time to their place in the
+fused parameters, in the dtype they will have, so loading needs hardly more memory than the model
+itself.
 """
 
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
-import shlex
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,18 +24,11 @@ import numpy as np
 from flax import nnx
 
 from specjax import devices
-from specjax.models.hub import gpt, llama, t5
+from specjax.models.hub import gpt, llama, spiece, t5, t5x_files
 from specjax.models.hub.config_json import check_fields
-from specjax.models.hub.safetensors_files import (
-    INDEX,
-    SINGLE,
-    Tensor,
-    find_tensors,
-    read_into,
-    read_json,
-    read_metadata,
-    write_file,
-)
+from specjax.models.hub.safetensors_files import read_metadata, write_file
+from specjax.models.hub.tensors import Held, Tensor, read_into, read_json
+from specjax.models.hub.weights import SAFETENSORS, find_tensors, wanted
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.models.memory import check_fits, nbytes
@@ -90,17 +84,6 @@ FAMILIES = {
     },
 }
 
-DOWNLOADED = [
-    "config.json",
-    "generation_config.json",
-    SINGLE,
-    "model-*-of-*.safetensors",
-    INDEX,
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spiece.model",
-]
 DEFAULT_MAX_SOURCE_LEN = 512  # what T5 was trained on; where no file says otherwise
 
 
@@ -141,8 +124,9 @@ def load(
     """Load a model, its config and its tokenizer.
 
     Args:
-      name: a directory in Hugging Face's layout, or a name on the hub, such as
-        "google-t5/t5-small", of which only safetensors, configs and tokenizer are downloaded.
+      name: a directory in Hugging Face's layout or in T5X's, or a name on the hub, such as
+        "google-t5/t5-small", of which configs, tokenizer and one format of weights are downloaded:
+        safetensors if there are any, else torch's, else flax's. docs/checkpoints.md has them all.
       dtype: of the parameters. None: float32 on a CPU, which has no fast half precision; elsewhere
         that of the files, except that float16 becomes bfloat16 (T5's activations overflow float16).
       device: what holds the parameters and runs the model, or its platform: "cpu", "gpu" or "tpu".
@@ -154,7 +138,7 @@ def load(
       ValueError: the model type is not supported, a file is damaged or does not fit its config, or
         the device has not the memory for the parameters, or there is no such device.
     """
-    checkpoint, read = _outline(name, dtype, device)
+    checkpoint, module, tensors = _outline(name, dtype, device)
     dtype = jax.tree.leaves(checkpoint.model)[0].dtype
     narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
     check_fits(
@@ -163,7 +147,13 @@ def load(
         f"Choose a smaller model{narrower}, or free memory first.",
         device=devices.find(device),
     )
-    return dataclasses.replace(checkpoint, model=read())
+    family, found = FAMILIES[checkpoint.config.model_type], devices.find(device)
+    names = family.tensor_names(checkpoint.config)
+    placed = None if device is None else found
+    filled = _read_params(module, names, tensors, family.turned, placed)
+    vocab_size = checkpoint.model.vocab_size
+    model = LanguageModel.of(filled, vocab_size, platform=found.platform)
+    return dataclasses.replace(checkpoint, model=model)
 
 
 def outline(
@@ -179,14 +169,14 @@ def outline(
 
 def _outline(
     name: str | os.PathLike, dtype: Any, device: jax.Device | str | None
-) -> tuple[Checkpoint, Callable[[], LanguageModel]]:
-    """A checkpoint without weights, and the function that reads them."""
+) -> tuple[Checkpoint, nnx.Module, dict[str, Tensor]]:
+    """A checkpoint without weights, its module, and the tensors to fill that with."""
     platform = devices.find(device).platform
     directory = _locate(name)
-    raw, generation = _read_configs(directory)
+    raw, generation, found = _read_configs(directory)
     family = _family(raw, directory)
     _warn_of_unfollowed_settings(name, raw, generation)
-    tensors = family.select_tensors(raw, _find_weights(directory, name, family))
+    tensors = family.select_tensors(raw, find_tensors(directory) if found is None else found)
     # Hugging Face moved these from one file to the other; the newer place wins.
     ids = ("decoder_start_token_id", "bos_token_id", "pad_token_id", "eos_token_id")
     raw = {**raw, **{key: generation[key] for key in ids if generation.get(key) is not None}}
@@ -196,8 +186,7 @@ def _outline(
     vocab_size = _real_vocab_size(tokenizer, config.vocab_size, directory)
     dtype = _choose_dtype(dtype, tensors, platform)
     module = _without_params(family, config, dtype, platform)
-    names = family.tensor_names(config)
-    _check_tensors(tensors, _wanted(module, names), family.turned)
+    _check_tensors(tensors, _wanted(module, family.tensor_names(config)), family.turned)
     with _naming(directory):
         max_source_len = _max_source_len(tokenizer, raw, config)
     checkpoint = Checkpoint(
@@ -210,13 +199,7 @@ def _outline(
         prefix=_prefix(raw, directory),
         metadata=_metadata(directory),
     )
-
-    def read() -> LanguageModel:
-        placed = None if device is None else devices.find(device)
-        filled = _read_params(module, names, tensors, family.turned, placed)
-        return LanguageModel.of(filled, vocab_size, platform=platform)
-
-    return checkpoint, read
+    return checkpoint, module, tensors
 
 
 def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = jnp.float32) -> None:
@@ -229,13 +212,72 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
       checkpoint: what to write. `checkpoint.metadata` goes into the safetensors header.
       dtype: float32, bfloat16 or float16, of the stored weights.
     """
-    directory = Path(directory)
+    family = FAMILIES[checkpoint.config.model_type]
+    names = family.tensor_names(checkpoint.config)
+    tensors: dict[str, Tensor] = {}
+    module = checkpoint.model.module()
+    turned = _turned(module)
+    for path, variable in nnx.to_flat_state(nnx.state(module)):
+        array = np.asarray(variable[...])
+        for name, part in _split(array.T if path in turned else array, names[path]).items():
+            tensors[name] = Held.of(part.T if name.endswith(family.turned) else part)
+    _save(Path(directory), checkpoint, tensors, np.dtype(dtype))
+
+
+def convert(
+    name: str | os.PathLike,
+    directory: str | os.PathLike,
+    *,
+    dtype: Any = None,
+    progress: Callable[[int, int], Any] = lambda written, whole: None,
+) -> Checkpoint:
+    """Write what `load` can read as `save` would, without holding it in memory.
+
+    Afterwards the directory loads at the speed of safetensors, in transformers too.
+
+    Args:
+      name: a checkpoint, as in `load`.
+      directory: made if need be; files of the same names in it are replaced.
+      dtype: float32, bfloat16 or float16, of the stored weights. None: the widest of the source's,
+        at most float32.
+      progress: is told after each tensor how many bytes of how many are written.
+
+    Returns:
+      The checkpoint, with shapes for parameters.
+
+    Raises:
+      FileNotFoundError: there is no such checkpoint, or a file of it is missing.
+      ValueError: as `load`.
+    """
+    checkpoint, _, tensors = _outline(name, None, "cpu")
+    if dtype is None:
+        dtype = max((t.dtype for t in tensors.values()), key=lambda d: d.itemsize)
+    chosen = np.dtype(jnp.float32 if np.dtype(dtype).itemsize > 4 else dtype)
+    whole = sum(math.prod(t.shape) for t in tensors.values()) * chosen.itemsize
+    written = 0
+
+    def report(count: int) -> None:
+        nonlocal written
+        written += count
+        progress(written, whole)
+
+    _save(Path(directory), checkpoint, tensors, chosen, report)
+    return checkpoint
+
+
+def _save(
+    directory: Path,
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, Tensor],
+    dtype: np.dtype,
+    progress: Callable[[int], Any] = lambda count: None,
+) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     part = directory.with_name(f".{directory.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     try:
-        _write(part, checkpoint, np.dtype(dtype))
+        _write(part, checkpoint, tensors, dtype, progress)
         if directory.exists():
             for file in sorted(part.iterdir()):
                 os.replace(file, directory / file.name)
@@ -257,15 +299,13 @@ def _locate(name: str | os.PathLike) -> Path:
     """The directory itself, or that of the hub's files in the local cache."""
     path = Path(name)
     if path.is_dir():
-        return path
+        return path if (path / "config.json").is_file() else t5x_files.latest(path)
     if path.exists():
         raise ValueError(f"{path} is a file; give the directory that holds config.json.")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", str(name)):
         raise FileNotFoundError(f"No such directory: {path}.")
-    from huggingface_hub import snapshot_download  # imported here: local use must not need it
-
     try:
-        return Path(snapshot_download(str(name), allow_patterns=DOWNLOADED))
+        return _download(str(name))
     except Exception as error:  # the client raises many kinds, offline, mistyped, private, ...
         reason = str(error).strip().split("\n")[0]
         raise FileNotFoundError(
@@ -275,9 +315,30 @@ def _locate(name: str | os.PathLike) -> Path:
         ) from error
 
 
-def _read_configs(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json and, empty where there is none, generation_config.json."""
+def _download(name: str) -> Path:
+    """Files of the hub that are needed and not yet here; the list of them is asked for first."""
+    import huggingface_hub  # imported here: local use must not need it
+
+    try:
+        files = huggingface_hub.list_repo_files(name)
+    except Exception as error:  # without a network what was downloaded before serves
+        with contextlib.suppress(Exception):
+            return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+        raise error
+    return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted(files)))
+
+
+def _read_configs(
+    directory: Path,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor] | None]:
+    """config.json and, empty where there is none, generation_config.json.
+
+    Where T5X left no config.json, it is told by the tensors, which come third.
+    """
     config, generation = directory / "config.json", directory / "generation_config.json"
+    if not config.is_file() and t5x_files.is_checkpoint(directory):
+        tensors = t5x_files.find(directory)
+        return t5x_files.config(directory, tensors), {}, tensors
     if not config.is_file():
         raise FileNotFoundError(
             f"{directory} has no config.json: not a Hugging Face checkpoint, or an incomplete one."
@@ -290,7 +351,7 @@ def _read_configs(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             for task, settings in (found[-1].get("task_specific_params") or {}).items():
                 with _naming(f"task_specific_params, {task!r}"):
                     check_fields(settings)
-    return found[0], found[1] if len(found) > 1 else {}
+    return found[0], found[1] if len(found) > 1 else {}, None
 
 
 @contextlib.contextmanager
@@ -312,30 +373,10 @@ def _family(raw: Mapping[str, Any], directory: Path) -> Family:
     return FAMILIES[kind]
 
 
-def _find_weights(directory: Path, name: str | os.PathLike, family: Family) -> dict[str, Tensor]:
-    if (directory / SINGLE).is_file() or (directory / INDEX).is_file():
-        return find_tensors(directory)
-    local = directory == Path(name)
-    if local and not any(directory.glob("*.bin")):
-        raise FileNotFoundError(
-            f"{directory} has no weights: neither {SINGLE} nor {INDEX}. Copy or download them too."
-        )
-    place = shlex.quote(str(name) if local else str(name).replace("/", "-"))
-    fetch = "" if local else f"hf download {name} --local-dir {place} && "
-    auto = "Seq2SeqLM" if family.config_class.is_encoder_decoder else "CausalLM"
-    raise ValueError(
-        f"{name} has no safetensors, only weights in another format. Pickles (.bin) can run code "
-        "when they are read; if you trust them, convert them once, where torch is installed:\n"
-        f"  {fetch}python -c 'import sys, transformers as t; "
-        f"t.AutoModelFor{auto}.from_pretrained(sys.argv[1])"
-        f".save_pretrained(sys.argv[1])' {place}"
-    )
-
-
 def _metadata(directory: Path) -> dict[str, str]:
-    if not (directory / SINGLE).is_file():
+    if not (directory / SAFETENSORS.single).is_file():
         return {}
-    stored = read_metadata(directory / SINGLE)
+    stored = read_metadata(directory / SAFETENSORS.single)
     return {key: value for key, value in stored.items() if key != "format"}
 
 
@@ -427,14 +468,15 @@ def _check_tensors(
             "config.json describes. Copy or download both again."
         )
     for name, shape in shapes.items():
-        if tensors[name].dtype.kind in "bu":
+        if tensors[name].dtype.kind in "biu":
             raise ValueError(
-                f"{place}: {name!r} is stored as {tensors[name].dtype}; weights should be floats."
+                f"{tensors[name].file}: {name!r} is stored as {tensors[name].dtype}; weights "
+                "should be floats."
             )
         if tensors[name].shape != shape:
             raise ValueError(
-                f"{place}: {name!r} has shape {tensors[name].shape}, but config.json asks for "
-                f"{shape}. Copy or download both again."
+                f"{tensors[name].file}: {name!r} has shape {tensors[name].shape}, but config.json "
+                f"asks for {shape}. Copy or download both again."
             )
 
 
@@ -462,11 +504,16 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def _load_tokenizer(directory: Path) -> Any:
     """The tokenizer, or None where the directory has none."""
-    files = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
+    # What is imported here takes a second, and advises to install torch, which is not used.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    files = ("tokenizer.json", "tokenizer_config.json")
+    pieces = spiece.find(directory)
+    if pieces is None and t5x_files.is_checkpoint(directory):
+        pieces = spiece.find(directory.absolute().parent)  # beside all steps of a run
+    if pieces is not None and not (directory / files[0]).is_file():
+        return spiece.load(pieces)
     if not any((directory / file).is_file() for file in files):
         return None
-    # Imported here because it takes a second; it also advises to install torch, which is not used.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
 
     try:
@@ -592,7 +639,13 @@ def _warn_of_unfollowed_settings(
 # --- writing -----------------------------------------------------------------------------------
 
 
-def _write(directory: Path, checkpoint: Checkpoint, dtype: np.dtype) -> None:
+def _write(
+    directory: Path,
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, Tensor],
+    dtype: np.dtype,
+    progress: Callable[[int], Any],
+) -> None:
     config = checkpoint.config
     if not hasattr(config, "model_type"):
         raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
@@ -609,15 +662,7 @@ def _write(directory: Path, checkpoint: Checkpoint, dtype: np.dtype) -> None:
     raw = limit | family.config_to_hub(config) | ids | kind
     _write_json(directory / "config.json", raw)
     _write_json(directory / "generation_config.json", ids)
-    names = family.tensor_names(config)
-    tensors: dict[str, np.ndarray] = {}
-    module = checkpoint.model.module()
-    turned = _turned(module)
-    for path, variable in nnx.to_flat_state(nnx.state(module)):
-        array = np.asarray(variable[...], dtype)
-        for name, part in _split(array.T if path in turned else array, names[path]).items():
-            tensors[name] = part.T if name.endswith(family.turned) else part
-    write_file(directory / SINGLE, tensors, checkpoint.metadata)
+    write_file(directory / SAFETENSORS.single, tensors, dtype, checkpoint.metadata, progress)
     if checkpoint.tokenizer is not None:
         checkpoint.tokenizer.save_pretrained(str(directory))
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from specjax.models.hub.safetensors_files import Tensor, equal
+from specjax.models.hub.tensors import Tensor, equal
 from specjax.support.ranges import LARGEST
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.hub.config_json import check_built, check_sizes, fill_in, is_copy, with_prefix
-from specjax.models.hub.safetensors_files import Tensor
+from specjax.models.hub.tensors import Tensor
 
 # What transformers assumes where config.json is silent: the smallest GPT-2.
 DEFAULTS: dict[str, Any] = {

@@ -21,7 +21,7 @@ from typing import Any
 from flax import nnx
 
 from specjax.models.hub.config_json import check_built, check_sizes, is_copy, with_prefix
-from specjax.models.hub.safetensors_files import Tensor
+from specjax.models.hub.tensors import Tensor
 from specjax.models.llama import Llama, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Rope
 from specjax.support.ranges import LARGEST
 

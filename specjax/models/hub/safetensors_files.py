@@ -2,78 +2,70 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes  # teaches numpy, and with it safetensors, the name "bfloat16" too
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-DTYPES = {**FLOATS, "BOOL": np.bool_, "U8": np.uint8}  # some files hold masks, which are not read
-CHUNK = 1 << 22  # bytes read at once
-_AGAIN = "Copy or download it again."
+from specjax.models.hub import tensors
+from specjax.models.hub.tensors import AGAIN, DTYPES, At, Tensor, read_into
+
+# Their names in a header, and ours.
+NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "BOOL": "bool",
+    "U8": "uint8",
+}
+FLOATS = [stored for stored, name in NAMES.items() if name in tensors.FLOATS]
 
 
-class Tensor(NamedTuple):
-    """Where a tensor lies."""
+@dataclass(frozen=True)
+class SafeTensor(Tensor):
+    """A tensor of a safetensors file."""
 
-    file: Path
     name: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
+
+    def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
+        """A few rows at a time.
+
+        The file is opened anew for each: safetensors maps it into memory, where the pages that
+        were read count as a second copy until it is closed. It costs less than 0.5 ms with 500
+        tensors.
+        """
+        if not self.shape:
+            with _open(self.file) as file:
+                yield (), file.get_tensor(self.name)
+            return
+        length, *rest = self.shape
+        count = max(1, tensors.CHUNK // max(1, math.prod(rest) * self.dtype.itemsize))
+        others = [slice(0, size) for size in rest]
+        for begin in range(0, length, count):
+            end = min(begin + count, length)
+            with _open(self.file) as file:
+                rows = file.get_slice(self.name)[begin:end]
+            yield (slice(begin, end), *others), rows
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ValueError that names the file if it is not one."""
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}). {_AGAIN}") from None
-    if type(value) is not dict:
-        raise ValueError(f"{path} should hold a JSON object, not a {type(value).__name__}.")
-    return value
-
-
-def find_tensors(directory: Path) -> dict[str, Tensor]:
-    """All tensors of a directory by name, from one file or from the shards of an index.
-
-    Raises:
-      FileNotFoundError: there is neither, or a shard is missing.
-      ValueError: a file is cut short or damaged, or holds other tensors than the index says.
-    """
-    if (directory / SINGLE).is_file():
-        return _tensors(directory / SINGLE)
-    if not (directory / INDEX).is_file():
-        raise FileNotFoundError(f"{directory} has neither {SINGLE} nor {INDEX}.")
-    shard_of = read_json(directory / INDEX).get("weight_map")
-    if not isinstance(shard_of, dict) or not shard_of:
-        raise ValueError(f"{directory / INDEX} has no 'weight_map'. {_AGAIN}")
-    for name, shard in shard_of.items():
-        if not isinstance(shard, str):
-            raise ValueError(
-                f"{directory / INDEX}: 'weight_map' puts {name!r} into {shard!r}, which should be "
-                f"the name of a file. {_AGAIN}"
-            )
-    shards = {}
-    for shard in sorted(set(shard_of.values())):
-        if not (directory / shard).is_file():
-            raise FileNotFoundError(
-                f"{directory / shard} is missing, but {INDEX} lists it. Copy or download it too."
-            )
-        shards[shard] = _tensors(directory / shard)
-    for name, shard in shard_of.items():
-        if name not in shards[shard]:
-            raise ValueError(
-                f"{directory / shard} has no tensor {name!r}, but {INDEX} puts it there. The files "
-                "belong to different checkpoints: copy or download them again."
-            )
-    return {name: shards[shard][name] for name, shard in shard_of.items()}
+def find(path: Path) -> dict[str, Tensor]:
+    """All tensors of one file by name; ValueError if it is cut short or damaged."""
+    found: dict[str, Tensor] = {}
+    with _open(path) as file:
+        for name in file.keys():  # noqa: SIM118
+            entry = file.get_slice(name)
+            if (stored := entry.get_dtype()) not in NAMES:
+                raise ValueError(
+                    f"{path}: {name!r} is stored as {stored}; supported are {', '.join(FLOATS)}."
+                )
+            dtype = DTYPES[NAMES[stored]]
+            found[name] = SafeTensor(path, dtype, tuple(entry.get_shape()), name)
+    return found
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -82,30 +74,40 @@ def read_metadata(path: Path) -> dict[str, str]:
         return file.metadata() or {}
 
 
-def read_into(tensor: Tensor, out: np.ndarray) -> None:
-    """Fill `out`, of the tensor's shape, in its own dtype and strides."""
-    at = 0
-    for rows in _chunks(tensor):
-        out[at : at + len(rows)] = rows
-        at += len(rows)
+def write_file(
+    path: Path,
+    source: Mapping[str, Tensor],
+    dtype: np.dtype,
+    metadata: Mapping[str, str],
+    progress: Callable[[int], Any] = lambda count: None,
+) -> None:
+    """Write one file that transformers reads too (`format: pt` says how names are meant).
 
+    Tensors are read one after the other, and only one is held in memory.
 
-def equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same numbers, without holding either in memory."""
-    if a == b:
-        return True
-    return (a.shape, a.dtype) == (b.shape, b.dtype) and all(
-        np.array_equal(x, y) for x, y in zip(_chunks(a), _chunks(b), strict=True)
-    )
-
-
-def write_file(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write one file that transformers reads too (`format: pt` says how names are meant)."""
-    path.touch()
-    mode = path.stat().st_mode
-    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-    save_file(contiguous, path, metadata={"format": "pt", **metadata})
-    path.chmod(mode)  # safetensors 0.8 makes a file that only its owner may read
+    Args:
+      path: the file; one that is there is replaced.
+      source: the tensors, by the names that they get.
+      dtype: that they get, float32, bfloat16 or float16.
+      metadata: strings for the header.
+      progress: is told after each tensor how many bytes of it were written.
+    """
+    stored = next(key for key, name in NAMES.items() if name == dtype.name)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+    end = 0
+    for name in sorted(source):
+        begin, end = end, end + math.prod(source[name].shape) * dtype.itemsize
+        shape = list(source[name].shape)
+        header[name] = {"dtype": stored, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in sorted(source):
+            array = np.empty(source[name].shape, dtype)
+            read_into(source[name], array)
+            array.tofile(file)
+            progress(array.nbytes)
 
 
 @contextmanager
@@ -115,32 +117,4 @@ def _open(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="numpy") as file:
             yield file
     except SafetensorError as error:
-        raise ValueError(f"{path} is cut short or damaged ({error}). {_AGAIN}") from None
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file by name."""
-    found = {}
-    with _open(path) as file:
-        for name in file.keys():  # noqa: SIM118
-            entry = file.get_slice(name)
-            if (stored := entry.get_dtype()) not in DTYPES:
-                raise ValueError(
-                    f"{path}: {name!r} is stored as {stored}; supported are {', '.join(FLOATS)}."
-                )
-            found[name] = Tensor(path, name, np.dtype(DTYPES[stored]), tuple(entry.get_shape()))
-    return found
-
-
-def _chunks(tensor: Tensor) -> Iterator[np.ndarray]:
-    """A tensor a few rows at a time.
-
-    The file is opened anew for each: safetensors maps it into memory, where the pages that were
-    read count as a second copy until it is closed. It costs less than 0.5 ms with 500 tensors.
-    """
-    length, *rest = tensor.shape
-    count = max(1, CHUNK // max(1, math.prod(rest) * tensor.dtype.itemsize))
-    for begin in range(0, length, count):
-        with _open(tensor.file) as file:
-            rows = file.get_slice(tensor.name)[begin : min(begin + count, length)]
-        yield rows
+        raise ValueError(f"{path} is cut short or damaged ({error}). {AGAIN}") from None

@@ -14,7 +14,7 @@ from typing import Any
 from flax import nnx
 
 from specjax.models.hub.config_json import check_sizes, fill_in, is_copy
-from specjax.models.hub.safetensors_files import Tensor, equal
+from specjax.models.hub.tensors import Tensor, equal
 from specjax.models.t5 import T5, T5Config
 
 # What transformers assumes where config.json is silent: T5 v1.0 small.

@@ -1,0 +1,11 @@
+"""Write a checkpoint of any format as safetensors.
+
+    python -m experiments.convert SOURCE DIRECTORY
+
+docs/checkpoints.md says what SOURCE can be.
+"""
+
+from specjax.tools.commands.convert import main
+
+if __name__ == "__main__":
+    main()

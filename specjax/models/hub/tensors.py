@@ -1,0 +1,166 @@
+"""The one door by which weights come in: tensors by name, known before any of them is read.
+
+A source of weights is a dict from names to `Tensor`s. Shape and dtype come from headers; numbers
+are read on demand, a piece at a time, to where they belong. What the files are is nobody's business
+beyond this: safetensors, pickles, msgpack and zarr each have a module that fills such a dict.
+"""
+
+import abc
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # teaches numpy the name "bfloat16" too
+import numpy as np
+
+FLOATS = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+# Some files hold masks or counters beside the weights; they are found, and never read.
+DTYPES = FLOATS | {
+    name: np.dtype(name) for name in ("bool", "uint8", "int8", "int16", "int32", "int64")
+}
+CHUNK = 1 << 22  # bytes read at once
+AGAIN = "Copy or download it again."
+At = tuple[slice, ...]  # where a piece lies in its tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor(abc.ABC):
+    """A tensor in a file. Two that are equal lie in the same place."""
+
+    file: Path
+    """For messages: the file that holds it."""
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+    @abc.abstractmethod
+    def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
+        """All of its numbers once, a few megabytes at a time, each piece with its place."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Turned(Tensor):
+    """A matrix that the file holds the other way round."""
+
+    stored: Tensor
+
+    @classmethod
+    def of(cls, stored: Tensor) -> "Turned":
+        """The transpose of a tensor."""
+        return cls(stored.file, stored.dtype, stored.shape[::-1], stored)
+
+    def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
+        """Those of the stored tensor, turned."""
+        for at, piece in self.stored.pieces():
+            yield at[::-1], piece.T
+            del piece
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Held(Tensor):
+    """A tensor that is in memory already, to be written."""
+
+    array: np.ndarray
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "Held":
+        """An array as a tensor."""
+        return cls(Path("memory"), array.dtype, array.shape, array)
+
+    def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
+        """One."""
+        yield tuple(slice(None) for _ in self.shape), self.array
+
+
+def read_into(tensor: Tensor, out: np.ndarray) -> None:
+    """Fill `out`, of the tensor's shape, in its own dtype and strides."""
+    for at, piece in tensor.pieces():
+        out[at] = piece
+        del piece  # or it would be in memory beside the next
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, without holding either in memory."""
+    if a == b:
+        return True
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    for (at, x), (there, y) in zip(a.pieces(), b.pieces(), strict=False):
+        if at != there:  # they are laid out differently: one of them is read as a whole
+            whole = np.empty(b.shape, b.dtype)
+            read_into(b, whole)
+            return all(np.array_equal(x, whole[at]) for at, x in a.pieces())
+        if not np.array_equal(x, y):
+            return False
+    return True
+
+
+def strided_pieces(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: np.dtype,
+    read: Callable[[int, int], bytes],
+) -> Iterator[tuple[At, np.ndarray]]:
+    """Pieces of a tensor in the order in which its numbers lie in the file.
+
+    Args:
+      shape: any; nothing is read of an empty tensor.
+      strides: elements from one index to the next, ≥ 0, one for each axis.
+      dtype: of the numbers, as they are stored.
+      read: gives `count` bytes from byte `begin` of the tensor on.
+    """
+    if 0 in shape:
+        return
+    strides = tuple(stride if size > 1 else 0 for size, stride in zip(shape, strides, strict=True))
+    # How far the last element of an index along the outermost axis is from the first.
+    outer = max(range(len(shape)), key=lambda axis: strides[axis], default=None)
+    inner = 1 + sum(
+        (size - 1) * stride
+        for axis, (size, stride) in enumerate(zip(shape, strides, strict=True))
+        if axis != outer
+    )
+    size, stride = (1, 0) if outer is None else (shape[outer], strides[outer])
+    count = max(1, (CHUNK // dtype.itemsize - inner) // max(1, stride) + 1)
+    for begin in range(0, size, count):
+        some = min(count, size - begin)
+        span = (some - 1) * stride + inner
+        data = np.frombuffer(read(begin * stride * dtype.itemsize, span * dtype.itemsize), dtype)
+        whole = [slice(0, length) for length in shape]
+        if outer is not None:
+            whole[outer] = slice(begin, begin + some)
+        lengths = [place.stop - place.start for place in whole]
+        steps = [stride * dtype.itemsize for stride in strides]
+        yield tuple(whole), np.lib.stride_tricks.as_strided(data, lengths, steps, writeable=False)
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides, in elements, of a tensor whose last index moves fastest."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def read_bytes(file: Path, begin: int, count: int) -> bytes:
+    """Part of a file; ValueError if it ends before."""
+    with file.open("rb") as stream:
+        if not 0 <= begin <= begin + count <= os.fstat(stream.fileno()).st_size:
+            raise ValueError(f"{file} is cut short. {AGAIN}")
+        stream.seek(begin)
+        return stream.read(count)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; ValueError that names the file if it is not one."""
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}). {AGAIN}") from None
+    if type(value) is not dict:
+        raise ValueError(f"{path} should hold a JSON object, not a {type(value).__name__}.")
+    return value

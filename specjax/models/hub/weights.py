@@ -1,0 +1,135 @@
+"""Which files of a directory or of a hub's repository hold the weights, and the tensors in them."""
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+from specjax.models.hub import msgpack_files, safetensors_files, t5x_files, torch_files
+from specjax.models.hub.tensors import AGAIN, Tensor, read_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A kind of file in which Hugging Face's directories hold weights."""
+
+    single: str
+    """All weights in one file."""
+    index: str
+    """Or this, which says in which file each is."""
+    shards: str
+    """And a pattern for their names."""
+    find: Callable[[Path], dict[str, Tensor]]
+    """Of one file."""
+    named: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
+    """With the names that torch's models have."""
+
+
+SAFETENSORS = Format(
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*-of-*.safetensors",
+    safetensors_files.find,
+)
+TORCH = Format(
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "pytorch_model-*-of-*.bin",
+    torch_files.find,
+)
+FLAX = Format(
+    "flax_model.msgpack",
+    "flax_model.msgpack.index.json",
+    "flax_model-*-of-*.msgpack",
+    msgpack_files.find,
+    msgpack_files.as_in_torch,
+)
+FORMATS = (SAFETENSORS, TORCH, FLAX)  # the best first: the only one that is read where it lies
+POINTER = b"version https://git-lfs"
+# What there is beside weights.
+CONFIGS = ("config.json", "generation_config.json")
+TOKENIZERS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "spiece.model")
+
+
+def wanted(files: Iterable[str]) -> list[str]:
+    """Of all files of a repository those to download: one format of weights, the best there is."""
+    offered = [file for file in files if "/" not in file]
+    kept = [
+        file for pattern in (*CONFIGS, *TOKENIZERS) for file in fnmatch.filter(offered, pattern)
+    ]
+    if "tokenizer.json" in kept and "spiece.model" in kept:
+        kept.remove("spiece.model")  # the same, slower to read
+    for form in FORMATS:
+        if form.single in offered:
+            return [*kept, form.single]
+        if form.index in offered:
+            return [*kept, form.index, *fnmatch.filter(offered, form.shards)]
+    return kept
+
+
+def find_tensors(directory: Path) -> dict[str, Tensor]:
+    """All tensors of a directory by name, from one file, the shards of an index or T5X's folders.
+
+    Where there are several formats, the best is read.
+
+    Raises:
+      FileNotFoundError: there are no weights, or a shard is missing.
+      ValueError: a file is cut short or damaged, or holds other tensors than the index says.
+    """
+    for form in FORMATS:
+        if (directory / form.single).is_file():
+            return form.named(_find(form, directory / form.single))
+        if (directory / form.index).is_file():
+            return form.named(_sharded(directory, form))
+    if t5x_files.is_checkpoint(directory):
+        return t5x_files.find(directory)
+    names = " nor ".join(form.single for form in FORMATS)
+    raise FileNotFoundError(
+        f"{directory} has no weights that are read here: neither {names}, nor an index of shards "
+        "of one of them, nor T5X's `checkpoint`. Copy or download them too."
+    )
+
+
+def _find(form: Format, file: Path) -> dict[str, Tensor]:
+    with file.open("rb") as stream:
+        if stream.read(len(POINTER)) == POINTER:
+            raise ValueError(
+                f"{file} is no file of weights but git-lfs's pointer to one: run `git lfs pull`."
+            )
+    return form.find(file)
+
+
+def _sharded(directory: Path, form: Format) -> dict[str, Tensor]:
+    index = directory / form.index
+    shard_of = read_json(index).get("weight_map")
+    if not isinstance(shard_of, dict) or not shard_of:
+        raise ValueError(f"{index} has no 'weight_map'. {AGAIN}")
+    for name, shard in shard_of.items():
+        if not isinstance(shard, str) or PurePosixPath(shard).name != shard:
+            raise ValueError(
+                f"{index}: 'weight_map' puts {name!r} into {shard!r}, which should be "
+                f"the name of a file. {AGAIN}"
+            )
+    shards = {}
+    for shard in sorted(set(shard_of.values())):
+        if not (directory / shard).is_file():
+            raise FileNotFoundError(
+                f"{directory / shard} is missing, but {form.index} lists it. Copy or download it "
+                "too."
+            )
+        shards[shard] = _find(form, directory / shard)
+    different = "The files belong to different checkpoints: copy or download them again."
+    for name, shard in shard_of.items():
+        if name not in shards[shard]:
+            raise ValueError(
+                f"{directory / shard} has no tensor {name!r}, but {form.index} puts it there. "
+                f"{different}"
+            )
+    for shard, tensors in shards.items():
+        for name in tensors:
+            if shard_of.get(name) != shard:
+                raise ValueError(
+                    f"{directory / shard} has a tensor {name!r}, which {form.index} does not put "
+                    f"there. {different}"
+                )
+    return {name: shards[shard][name] for name, shard in shard_of.items()}
