@@ -98,7 +98,7 @@ class Batch(NamedTuple):
     live: int  # rows from there on are padding
     contexts: Contexts
     state: State
-    index: Int[Array, " B"]  # of each row's input
+    input_index: Int[Array, " B"]
     outputs: Int[Array, "B T"]
     emitted: Int[Array, " B"]
 
