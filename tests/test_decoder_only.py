@@ -186,7 +186,7 @@ def test_alpha(target, draft, tokenizer, temperature):
         else:
             expected.append(np.minimum(*both).sum(-1))
     for found, wanted in zip(alpha.overlaps, expected, strict=True):
-        np.testing.assert_allclose(found, wanted, atol=1e-5)
+        np.testing.assert_allclose(found, wanted, atol=2e-5)
     assert alpha.tokens == sum(map(len, outputs))
     assert 0.2 < alpha.value < 0.98
 

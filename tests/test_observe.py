@@ -94,22 +94,36 @@ def test_a_drafter_sees_the_hidden_states_of_the_text(policy):
 @pytree
 class Echo(Drafter):
     """Its state is the target's hidden state that it was shown last, and 1 more for each token that
-    it read since: what it drafts has the distribution of that state."""
+    it read since: what it drafts has the distribution of that state. NaN, if a round begins and it
+    was not shown the state of the last token but one, which was read before the round.
+    """
 
     vocab_size = V
 
     def start(self, inputs, buffer_len):
-        return (), jnp.zeros((*inputs.prompt_len.shape, V))
+        rows = inputs.prompt_len.shape
+        return (), (jnp.zeros((*rows, V)), jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.int32))
 
     def observe(self, tokens, start, hidden, count, context, state):
-        last = jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
-        return jnp.where(count[:, None] > 0, last, state)
+        last = jnp.maximum(count - 1, 0)[:, None]
+        token = jnp.take_along_axis(tokens, last, axis=1)[:, 0]
+        shown = jnp.take_along_axis(hidden, last[:, :, None], axis=1)[:, 0]
+        some = count > 0
+        return (
+            jnp.where(some[:, None], shown, state[0]),
+            jnp.where(some, start + count, state[1]),
+            jnp.where(some, token, state[2]),
+        )
 
     def begin(self, tokens, length, context, state, *, lags=True):
-        return state, state
+        hidden, end, token = state
+        read = jnp.take_along_axis(tokens, jnp.maximum(end - 1, 0)[:, None], axis=1)[:, 0]
+        right = (end == length - 1) & ((end == 0) | (token == read))
+        return jnp.where(right[:, None], hidden, jnp.nan), state
 
     def extend(self, token, position, context, state):
-        return state + 1, state + 1
+        hidden, *where = state
+        return hidden + 1, (hidden + 1, *where)
 
     def logits(self, hidden):
         return hidden

@@ -99,7 +99,7 @@ class Batch(NamedTuple):
     live: int  # rows from there on are padding
     contexts: Contexts
     state: State
-    source: Int[Array, " B"]  # which input each row is
+    input_index: Int[Array, " B"]
     outputs: Int[Array, "B T"]
     emitted: Int[Array, " B"]
 
