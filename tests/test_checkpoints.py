@@ -26,7 +26,7 @@ from specjax.models import hub
 from specjax.models.hub import convert, load, save, spiece, tensors, torch_files
 from specjax.models.hub.tensors import Held, Turned, equal, read_into
 from specjax.models.hub.weights import find_tensors, wanted
-from specjax.tools import convert as convert_command
+from specjax.tools.commands import convert as convert_command
 
 DATA = make_checkpoint_data.DATA
 V1_0, V1_1 = t5_variants.VARIANTS["v1_0"], t5_variants.VARIANTS["v1_1"]

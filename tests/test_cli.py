@@ -42,7 +42,7 @@ def test_a_command_that_there_is_not(command):
     assert "no command 'decod': it is one of decode, select, doctor, convert" in outcome.stderr
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "convert"])
 @pytest.mark.parametrize("door", ["specjax", "experiments"])
 def test_help(name, door, command):
     """The same by both doors: fields of the config, and the flags."""
@@ -55,6 +55,15 @@ def test_help(name, door, command):
     if name != "doctor":  # which has those of decode
         for field in defaults.get_config(name):
             assert re.search(rf"\b{field}\b", outcome.stdout), field
+
+
+@pytest.mark.parametrize("words", [("specjax", "convert"), ("experiments.convert",)])
+def test_help_of_convert(words, command):
+    """It has no config: a source, a directory and a dtype."""
+    outcome = command(*words, "--help")
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert re.search(r"^usage: specjax convert .*\n? *SOURCE DIRECTORY", outcome.stdout)
+    assert "{float32,bfloat16,float16}" in outcome.stdout
 
 
 def test_decode_by_both_doors(command, pair, inputs, tmp_path):

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
 def usage() -> str:
     """A line for each command."""
     lines = [
-        f"  {name:<8}{(module.__doc__ or '').splitlines()[0]}" for name, module in COMMANDS.items()
+        f"  {name:<9}{(module.__doc__ or '').splitlines()[0]}" for name, module in COMMANDS.items()
     ]
     return "\n".join(
         [

@@ -211,7 +211,12 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
       directory: made if need be; files of the same names in it are replaced.
       checkpoint: what to write. `checkpoint.metadata` goes into the safetensors header.
       dtype: float32, bfloat16 or float16, of the stored weights.
+
+    Raises:
+      ValueError: a model of one's own, of no family.
     """
+    if not hasattr(checkpoint.config, "model_type"):
+        raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
     family = FAMILIES[checkpoint.config.model_type]
     names = family.tensor_names(checkpoint.config)
     tensors: dict[str, Tensor] = {}
@@ -647,8 +652,6 @@ def _write(
     progress: Callable[[int], Any],
 ) -> None:
     config = checkpoint.config
-    if not hasattr(config, "model_type"):
-        raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
     family = FAMILIES[config.model_type]
     ids = {
         start_field(config): checkpoint.start_id,
