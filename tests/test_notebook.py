@@ -3,7 +3,7 @@
 import ast
 import json
 
-from experiments.common import ROOT
+from specjax.support.command_line import ROOT
 
 NOTEBOOK = ROOT / "notebooks" / "01_how_it_works.ipynb"
 
