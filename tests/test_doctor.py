@@ -74,7 +74,7 @@ def edit_config(directory, **fields):
 
 def test_a_draft_as_good_as_its_target(pair):
     """Sampling, with filters: everything is accepted."""
-    names = but("greedy identity", "sampling distribution", "speed", "speedup")
+    names = but("greedy identity", "draws", "speed", "speedup")
     found = examine(pair.target.name, pair.twin.name, names=names, temperature=0.8, top_k=50)
     assert found["acceptance"].verdict == "pass"
     assert "by position 1.00 1.00 1.00" in found["acceptance"].seen
@@ -255,7 +255,7 @@ def test_a_loop_that_keeps_every_draft(pair, planted):
     planted(TokenRule, "stop", accept_everything)
     found = examine(pair.target.name, pair.draft.name, names=but("speed"), temperature=0.3)
     assert found["greedy identity"].verdict == "fail"
-    assert found["sampling distribution"].verdict == "fail"
+    assert found["draws"].verdict == "fail"
     assert found["acceptance"].verdict == "skip"
     plain, spec = p_values(found)
     assert spec < verdicts.LAW_P < plain
@@ -273,9 +273,7 @@ def test_a_plain_loop_that_is_wrong(pair, planted):
 
 def p_values(found):
     """What the line of the distribution says of plain decoding and of speculation."""
-    return [
-        float(value) for value in re.findall(r"p=([^ ,]+)", found["sampling distribution"].seen)
-    ]
+    return [float(value) for value in re.findall(r"p=([^ ,]+)", found["draws"].seen)]
 
 
 # --- distributions
@@ -472,10 +470,10 @@ def test_a_pair_in_order(pair, command, tmp_path):
     *lines, last = outcome.stdout.splitlines()
     shown = {line[6:23].strip(): line for line in lines if not line.startswith(" ")}
     assert list(shown) == NAMES
-    for name in (*NAMES[: NAMES.index("outputs")], "greedy identity", "sampling distribution"):
+    for name in (*NAMES[: NAMES.index("outputs")], "greedy identity", "draws"):
         assert shown[name].startswith("pass  "), shown[name]
     assert "2 of 2 outputs" in shown["greedy identity"]
-    assert "(1024 draws of " in shown["sampling distribution"]
+    assert "(1024 draws of " in shown["draws"]
     assert "0 fail, 0 skip" in last
 
 

@@ -400,7 +400,7 @@ CHECKS = (
     Check("logits", logits, PAIR[:-1]),
     Check("outputs", outputs, PAIR),
     Check("greedy identity", identity, PAIR),
-    Check("sampling distribution", distribution, PAIR),
+    Check("draws", distribution, PAIR),
     Check("acceptance", acceptance, (*PAIR, "greedy identity")),
     Check("speed", speed, PAIR),
     Check("speedup", speedup, ("acceptance", "speed")),

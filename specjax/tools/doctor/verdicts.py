@@ -185,9 +185,9 @@ def distribution(p_values: Mapping[str, float], draws: int, outcomes: int) -> Fi
     said = ", ".join(f"{name} p={value:.2g}" for name, value in p_values.items())
     seen = f"{said} ({draws} draws of {outcomes} outcomes)"
     if min(p_values.values()) >= LAW_P:
-        return Finding("sampling distribution", "pass", seen)
+        return Finding("draws", "pass", seen)
     return Finding(
-        "sampling distribution",
+        "draws",
         "fail",
         seen,
         "Run it again with another --config.seed. If it stays, a drafter of your own gives another "
