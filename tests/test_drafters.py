@@ -73,7 +73,7 @@ def test_what_takes_a_draft_takes_its_name(pair, tmp_path):
     study = Study(config, files.Rows(tmp_path / "results.jsonl"))
     assert study.draft("lookup(max_ngram=2)") == lookup
     plan = doctor.Plan(pair.target.name, "lookup", texts=TEXTS, max_new_tokens=24, gamma=3)
-    left_out = ("sampling distribution", "speed", "speedup")  # which take long to compile
+    left_out = ("draws", "speed", "speedup")  # which take long to compile
     chosen = [check for check in doctor.CHECKS if check.name not in left_out]
     found = {finding.name: finding for finding in doctor.examine(plan, chosen)}
     assert {finding.verdict for finding in found.values()} <= {"pass", "warn"}
