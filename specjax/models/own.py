@@ -40,7 +40,7 @@ def wrap(
     Args:
       model: a Flax NNX module that holds parameters only, or any pytree; with a `vocab_size` and
         the methods of `specjax.types.Model`.
-      eos_ids: any of these ends a row. None: rows end by their length.
+      eos_ids: any of these ends a row. Where there are none, rows end by their length.
       start_id: the prompt of every row of an encoder-decoder; elsewhere that of an empty text.
       pad_id: fills what lies beyond a row's end; no model sees it.
       encoder_decoder: whether inputs are sources, and not prompts.
