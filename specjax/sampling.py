@@ -28,8 +28,8 @@ NAMES = {"truncation": "specjax.sampling:truncation"}
 class Filter(Protocol):
     """What leaves tokens out of the distribution that is sampled: a pytree of numbers.
 
-    Numbers are traced, so that another one compiles nothing; the class is static. A filter acts along
-    the last axis. docs/own.md has min-p.
+    Numbers are traced, so that another one compiles nothing; the class is static. A filter acts
+    along the last axis. docs/own.md has min-p.
     """
 
     @abstractmethod

@@ -10,6 +10,7 @@ from pairs import TEXTS
 from specjax import decoding
 from specjax.measure import race
 from specjax.measure.race import Moment, Side
+from specjax.measure.trace import TracedRound
 from specjax.sampling import sampling
 
 BUDGET = 12
@@ -54,6 +55,21 @@ def test_time_runs_forward(sides):
         assert seconds == sorted(seconds)
         assert seconds[0] > 0
         assert len(set(seconds)) == len(seconds)
+
+
+def test_rounds_are_scaled_to_the_loops_own_time(pair, monkeypatch):
+    """Medians of runs after the first: starts of .5 s, loops of 2 s, rounds stepped in 1 and 3."""
+    rounds = [TracedRound([], [], [5]), TracedRound([6], [7], [8])]
+    runs = [(9.0, 9.0, [9.0, 9.0], rounds)] + [
+        (0.5 + off, 2.0 + off, [1.0 + off, 3.0 + off], rounds) for off in (-0.1, 0.0, 0.1)
+    ]
+    given = iter(runs * 2)
+    monkeypatch.setattr(race, "_timed", lambda *_: next(given))
+    method = decoding.plain(pair.target, sampling(0.0))
+    options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 3}
+    side = race.record("made", method, pair.target, [[3, 1], [4, 1]], **options)
+    assert [m.seconds for m in side.moments] == pytest.approx([0.5, 1.0, 2.5, 3.0, 3.5, 5.0])
+    assert [m.tokens for m in side.moments] == [0, 1, 3, 3, 4, 6]
 
 
 MADE = Side(
