@@ -18,12 +18,15 @@ from specjax.accept import (
     LenientArgmax,
     LenientRule,
     TokenRule,
+    TypicalRule,
     lenient,
+    typical,
 )
 from specjax.autoregressive import Autoregressive
 from specjax.beam.decoding import BeamRow, beam_search
 from specjax.beam.search import Hypothesis
 from specjax.drafters.base import Drafter, ModelDrafter
+from specjax.drafters.medusa import Medusa
 from specjax.drafters.ngram import Bigram, PromptLookup, Unigram
 from specjax.generation import generate
 from specjax.loop import Method
@@ -59,6 +62,7 @@ __all__ = [
     "Inputs",
     "LenientArgmax",
     "LenientRule",
+    "Medusa",
     "Method",
     "Model",
     "ModelDrafter",
@@ -72,6 +76,7 @@ __all__ = [
     "Speculative",
     "Summary",
     "TokenRule",
+    "TypicalRule",
     "Unigram",
     "beam_search",
     "generate",
@@ -81,5 +86,6 @@ __all__ = [
     "measure_speedup",
     "save",
     "select",
+    "typical",
     "wrap",
 ]

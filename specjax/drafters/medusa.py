@@ -1,0 +1,285 @@
+"""Medusa (Cai et al. 2024): heads on the target's last hidden state, each for one token ahead; and
+Hydra (Ankner et al. 2024), whose heads also read the tokens before the one that they propose.
+
+With n known tokens the target has read n − 1 of them. Its hidden state after the last of those, the
+feature, gave token n − 1 through the target's own head. Head k, from 1, reads the same feature for
+token n + k − 1:
+
+    x + SiLU(W x + b), one such block or several; then a linear head, its own or the target's
+
+Hydra's first block reads W [x; e(n−1); …; e(n+k−2)]: the embeddings of the newest known token and
+of those drafted since, each divided by its root mean square. Heads hold no cache and feed nothing
+back, so a rejected token leaves nothing behind: a round begins with the feature that the target
+itself computed.
+
+Where a row has no feature yet, nothing is proposed: in the first round of a T5, whose prompt is one
+start token, and of any prompt of one token. That round is a round of plain decoding. Behind the
+last head the draft ends too.
+"""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from specjax.drafters.base import Drafter
+from specjax.models.hub import safetensors_files, torch_files
+from specjax.models.hub.tensors import read_into, read_json
+from specjax.models.language_model import LanguageModel
+from specjax.models.layers import project
+from specjax.pytrees import pytree
+
+
+@pytree
+class Block:
+    """x + SiLU(W [x; read] + b). Weights are (in, out), whatever the platform."""
+
+    weight: Float[Array, "I E"]  # I = E, and E more for each token that is read
+    bias: Float[Array, " E"]
+
+    def __call__(
+        self, x: Float[Array, "*batch E"], read: Float[Array, "*batch R"] | None = None
+    ) -> Float[Array, "*batch E"]:
+        given = x if read is None else jnp.concatenate([x, read], axis=-1)
+        bias = jnp.expand_dims(self.bias, tuple(range(x.ndim - 1)))
+        return x + jax.nn.silu(project(given, self.weight, True) + bias)
+
+
+@pytree
+class Head:
+    """What proposes the token at one place of a draft."""
+
+    blocks: tuple[Block, ...]
+    linear: Float[Array, "E V"] | None = None  # None: the target's head
+
+    def __call__(
+        self, feature: Float[Array, "*batch E"], read: Float[Array, "*batch R"] | None
+    ) -> Float[Array, "*batch E"]:
+        """The state that logits are read from."""
+        first, *others = self.blocks
+        x = first(feature, read)
+        for block in others:
+            x = block(x)
+        return x
+
+    def logits(self, x: Float[Array, "*batch E"], target: LanguageModel) -> Array:
+        """(…, V), float32 at least."""
+        if self.linear is None:
+            return target.logits(x)
+        return project(x, self.linear, True, np.promote_types(x.dtype, jnp.float32))
+
+
+class Shown(NamedTuple):
+    """What a row's heads read."""
+
+    feature: Float[Array, "B E"]  # the target's hidden state after the last token but one
+    there: Bool[Array, " B"]  # whether there is one
+    slot: Int[Array, " B"]  # tokens drafted in this round; the same in all rows
+    path: Int[Array, "B N"]  # the newest known token, then the drafted ones; N = 0: Medusa
+
+
+@pytree
+class Medusa(Drafter):
+    """The heads of a target; Hydra's where their first blocks have room for tokens.
+
+    What `begin` and `extend` return is the head's state and one number more: the slot that it is
+    for, or −1 where nothing is proposed.
+    """
+
+    target: LanguageModel  # for its head and its embedding: the same arrays, no copies
+    heads: tuple[Head, ...]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
+
+    @property
+    def hydra(self) -> bool:
+        """Whether the heads read tokens."""
+        inputs, width = self.heads[0].blocks[0].weight.shape
+        return inputs > width
+
+    def start(self, inputs, buffer_len):
+        rows, like = inputs.prompt.shape[0], self.heads[0].blocks[0].bias
+        return (), Shown(
+            feature=jnp.zeros((rows, like.shape[0]), like.dtype),
+            there=jnp.zeros((rows,), bool),
+            slot=jnp.zeros((rows,), jnp.int32),
+            path=jnp.zeros((rows, len(self.heads) if self.hydra else 0), jnp.int32),
+        )
+
+    def observe(self, tokens, start, hidden, count, context, state):
+        """The last hidden state that belongs to the text; of a count of 0 nothing."""
+        last = jnp.maximum(count - 1, 0)[:, None, None]
+        feature = jnp.take_along_axis(hidden, last, axis=1)[:, 0].astype(state.feature.dtype)
+        some = count > 0
+        return state._replace(
+            feature=jnp.where(some[:, None], feature, state.feature), there=state.there | some
+        )
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        newest = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]
+        return self._propose(newest, state._replace(slot=jnp.zeros_like(length)))
+
+    def extend(self, token, position, context, state):
+        return self._propose(token, state._replace(slot=state.slot + 1))
+
+    def _propose(self, token: Int[Array, " B"], state: Shown) -> tuple[Array, Shown]:
+        """For the place after `token`, which comes at `slot` of the path."""
+        here = jnp.arange(state.path.shape[1], dtype=jnp.int32)[None, :] == state.slot[:, None]
+        state = state._replace(path=jnp.where(here, token[:, None], state.path))
+        x = self._at(state.slot, self._state_of, state.feature, state.path)
+        proposes = state.there & (state.slot < len(self.heads))
+        slot = jnp.where(proposes, state.slot, -1).astype(x.dtype)
+        return jnp.concatenate([x, slot[:, None]], axis=1), state
+
+    def logits(self, hidden):
+        x, slot = hidden[:, :-1], hidden[:, -1]
+        if self.heads[0].linear is None:
+            logits = self.target.logits(x)
+        else:
+            logits = self._at(slot.astype(jnp.int32), self._logits_of, x)
+        return jnp.where(slot[:, None] >= 0, logits, -jnp.inf)
+
+    def _at(self, slot: Int[Array, " B"], of_head: Any, *operands: Array) -> Array:
+        """of_head(k, …) of one head: all rows that draft are at one slot.
+
+        A branch for each head, so that the weights of one alone are read, and none are copied.
+        """
+        branches = [partial(of_head, k) for k in range(len(self.heads))]
+        return jax.lax.switch(jnp.max(slot), branches, *operands)  # which clamps the index
+
+    def _state_of(self, k: int, feature: Array, path: Array) -> Array:
+        return self.heads[k](feature, self.read(path[:, : k + 1]) if self.hydra else None)
+
+    def _logits_of(self, k: int, x: Array) -> Array:
+        return self.heads[k].logits(x, self.target)
+
+    def read(self, tokens: Int[Array, "*batch N"]) -> Float[Array, "*batch R"]:
+        """The embeddings of N tokens side by side, each divided by its root mean square, so that
+        heads learn alike on targets whose embeddings are of all sizes."""
+        embedded = self.target.module().embed(tokens)
+        wide = embedded.astype(np.promote_types(embedded.dtype, jnp.float32))
+        unit = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-12)
+        return unit.astype(embedded.dtype).reshape(*tokens.shape[:-1], -1)
+
+    # Files. Tensors have the names of the original repository, and its layout, (out, in).
+
+    def settings(self) -> dict[str, Any]:
+        """What `from_tensors` needs beside the tensors."""
+        return {
+            "medusa_num_heads": len(self.heads),
+            "medusa_num_layers": len(self.heads[0].blocks),
+            "hydra": self.hydra,
+            "own_head": self.heads[0].linear is not None,
+        }
+
+    def tensors(self) -> dict[str, Array]:
+        """The heads' parameters by name; nothing of the target."""
+        found = {}
+        for k, head in enumerate(self.heads):
+            for i, block in enumerate(head.blocks):
+                found[f"medusa_head.{k}.{i}.linear.weight"] = block.weight.T
+                found[f"medusa_head.{k}.{i}.linear.bias"] = block.bias
+            if head.linear is not None:
+                found[f"medusa_head.{k}.{len(head.blocks)}.weight"] = head.linear.T
+        return found
+
+    @classmethod
+    def from_tensors(
+        cls, settings: Mapping[str, Any], tensors: Mapping[str, Any], target: LanguageModel
+    ) -> "Medusa":
+        """The drafter that `settings` and `tensors` describe, in the target's dtype.
+
+        Args:
+          settings: of `settings`, or the config.json of published heads, which are Medusa's and
+            have linear heads of their own.
+          tensors: arrays by name; "medusa_head." may be missing. Rows of a linear head beyond the
+            target's vocabulary are padding.
+
+        Raises:
+          ValueError: a setting or a tensor is missing, or does not fit the target.
+        """
+        for name in ("medusa_num_heads", "medusa_num_layers"):
+            if type(settings.get(name)) is not int or settings[name] < 1:
+                raise ValueError(
+                    f"{name}={settings.get(name)!r} must be a whole number ≥ 1: how many heads "
+                    "there are, and how many blocks each has."
+                )
+        layers = settings["medusa_num_layers"]
+        hydra, own_head = settings.get("hydra", False), settings.get("own_head", True)
+        width, dtype = width_of(target)
+        size = target.vocab_size
+
+        def take(name: str, *shape: int) -> np.ndarray:
+            found = tensors.get(f"medusa_head.{name}", tensors.get(name))
+            if found is None:
+                raise ValueError(
+                    f"There is no tensor medusa_head.{name}; the settings ask for "
+                    f"{settings['medusa_num_heads']} heads of {layers} blocks."
+                )
+            fits = found.shape == shape
+            if name.endswith(f".{layers}.weight"):
+                fits = found.shape[1:] == shape[1:] and found.shape[0] >= shape[0]
+            if not fits:
+                raise ValueError(
+                    f"medusa_head.{name} has shape {tuple(found.shape)}, and {shape} fits a target "
+                    f"of width {width} with {size} ids: these heads belong to another target."
+                )
+            return np.asarray(found)[: shape[0]]
+
+        def block(k: int, i: int) -> Block:
+            inputs = width * (k + 2) if hydra and i == 0 else width
+            weight = take(f"{k}.{i}.linear.weight", width, inputs)
+            return Block(put(weight.T), put(take(f"{k}.{i}.linear.bias", width)))
+
+        def put(array: np.ndarray) -> Array:
+            return jnp.asarray(array, dtype)
+
+        heads = []
+        for k in range(settings["medusa_num_heads"]):
+            linear = put(take(f"{k}.{layers}.weight", size, width).T) if own_head else None
+            heads.append(Head(tuple(block(k, i) for i in range(layers)), linear))
+        return cls(target, tuple(heads))
+
+
+def width_of(target: LanguageModel) -> tuple[int, Any]:
+    """E of a target, and the dtype of its hidden states."""
+    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    found = jax.eval_shape(lambda model, ids: model.module().embed(ids), target, ids)
+    return found.shape[-1], found.dtype
+
+
+FILES = {  # of the original repository; the older heads are pickles
+    "medusa_lm_head.safetensors": safetensors_files.find,
+    "medusa_lm_head.pt": torch_files.find,
+}
+
+
+def load_published(directory: str | os.PathLike, target: LanguageModel) -> Medusa:
+    """Heads that FasterDecoding/Medusa trained: config.json, and one of `FILES`.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: a file is damaged, or the heads do not fit the target.
+    """
+    place = pathlib.Path(directory)
+    settings = read_json(place / "config.json")
+    file = next((place / name for name in FILES if (place / name).is_file()), None)
+    if file is None:
+        raise FileNotFoundError(f"{place} has none of {', '.join(FILES)}; copy or download one.")
+    arrays = {}
+    for name, tensor in FILES[file.name](file).items():
+        arrays[name] = np.empty(tensor.shape, tensor.dtype)
+        read_into(tensor, arrays[name])
+    try:
+        return Medusa.from_tensors(settings, arrays, target)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
