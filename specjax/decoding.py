@@ -80,7 +80,7 @@ def speculative(
         target_model, draft_model = aligned(target, draft)
         drafter: Drafter = ModelDrafter(draft_model)
     else:
-        target_model, drafter = target.model, draft
+        target_model, drafter = draft.sees(target.model), draft
         if drafter.vocab_size != target_model.vocab_size:
             raise ValueError(
                 f"The drafter's {drafter.vocab_size} ids are not the target's "

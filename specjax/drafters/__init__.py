@@ -1,7 +1,7 @@
 """Drafters: where proposals come from."""
 
 from specjax.drafters.base import Drafter, ModelDrafter
-from specjax.drafters.loading import NAMES, beside, counts_ngrams, load, maker, name_of
+from specjax.drafters.loading import NAMES, beside, counts_ngrams, load, maker, name_of, parameters
 
 __all__ = [
     "NAMES",
@@ -12,4 +12,5 @@ __all__ = [
     "load",
     "maker",
     "name_of",
+    "parameters",
 ]

@@ -360,12 +360,13 @@ class Decoder(nnx.Module):
     """What the decoders of all families share: ids in, logits out, and a cache.
 
     A family sets `config`, `embedding` (V, E), `input_first` and, unless its embeddings are tied,
-    `head` (V, E), and defines `cache_shape` and `__call__`.
+    `head` (V, E), and defines `cache_shape`, `final_norm` and `states`.
     """
 
     config: Any
     embedding: nnx.Param
     head: nnx.Param
+    norm: Any
     input_first: bool  # of the head; see `arrange`
 
     @property
@@ -389,9 +390,21 @@ class Decoder(nnx.Module):
         cache = tuple(empty(*shape, self.embedding.dtype) for _ in range(layers))
         return self.encode(inputs.source, inputs.source_len), cache
 
+    @property
+    def final_norm(self) -> nnx.Module:
+        """What stands between the last layer and the head."""
+        return self.norm
+
     def __call__(
         self, tokens: Array, start: Array, context: Any, cache: tuple[KV, ...] | None
     ) -> tuple[Array, tuple[KV, ...]]:
+        """Run K tokens per row: (B, K, E) after the final norm, and the cache. See `states`."""
+        states, cache = self.states(tokens, start, context, cache)
+        return self.final_norm(states[-1]), cache
+
+    def states(
+        self, tokens: Array, start: Array, context: Any, cache: tuple[KV, ...] | None
+    ) -> tuple[list[Array], tuple[KV, ...]]:
         """Run K tokens per row at positions start[b] … start[b]+K−1.
 
         Args:
@@ -402,7 +415,7 @@ class Decoder(nnx.Module):
             is 0, as in training.
 
         Returns:
-          hidden: (B, K, E), after the final norm.
+          states: L + 1 of (B, K, E): what enters the first layer, and what leaves each.
           cache: with slots start … start+K−1 overwritten.
         """
         raise NotImplementedError
