@@ -277,7 +277,8 @@ class Eagle(Drafter):
         few = self.module.few(hidden)
         # A gather: a scatter of the rows takes a loop on a CPU.
         found = few.at[..., self.row_of].get(mode="clip")
-        return jnp.where(self.row_of < self.config.rows, found, -jnp.inf)
+        known = jnp.broadcast_to(self.row_of < self.config.rows, found.shape)
+        return jnp.where(known, found, -jnp.inf)
 
     @property
     def target_dtype(self) -> Any:
@@ -449,8 +450,9 @@ def fresh(
     _without_params(config, target, jnp.float32)  # refuses what does not fit
     network = _network(config, target, seed, jnp.float32)
     if version == 3:
-        network.norm.scale.set_value(module.final_norm.scale[...].astype(jnp.float32))
-        network.head.weight.set_value(_head_rows(module)[ids].astype(jnp.float32))
+        # Copies: training donates what it starts from.
+        network.norm.scale.set_value(jnp.array(module.final_norm.scale[...], jnp.float32))
+        network.head.weight.set_value(jnp.array(_head_rows(module)[ids], jnp.float32))
     first = devices.input_first(devices.device_of(target.model).platform)
     return _of(target, arrange(network, input_first=first), ids if version == 3 else None)
 
