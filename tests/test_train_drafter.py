@@ -185,6 +185,6 @@ def test_wrong_settings(config):
     with pytest.raises(ValueError, match="steps=0 must be at least 1"):
         dataclasses.replace(config, steps=0)
     with pytest.raises(ValueError, match="unexpected keyword argument 'speed'"):
-        dataclasses.replace(config, settings={"speed": 1}).trainer
+        _ = dataclasses.replace(config, settings={"speed": 1}).trainer
     with pytest.raises(ValueError, match="There is no trainer 'owl'"):
-        dataclasses.replace(config, drafter="owl").trainer
+        _ = dataclasses.replace(config, drafter="owl").trainer

@@ -441,7 +441,7 @@ def fresh(
             num_hidden_layers=1,
             num_attention_heads=heads,
             bos_token_id=target.start_id,
-            pad_token_id=target.pad_id,
+            pad_token_id=target.start_id,
         ),
         taps=taps if version == 3 else (),
         rows=0 if ids is None or version == 1 else len(ids),
