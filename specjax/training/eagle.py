@@ -29,7 +29,7 @@ from jaxtyping import Float, Int, Key
 from specjax.drafters import eagle
 from specjax.drafters.eagle import Eagle, Source
 from specjax.models.hub import Checkpoint
-from specjax.models.layers import KV, attend
+from specjax.models.layers import KV, MASKED, attend
 from specjax.models.llama import Rotation
 from specjax.support import named
 from specjax.support.ranges import number, whole
@@ -86,7 +86,7 @@ def unrolled(
     groups = config.layer.num_attention_heads // config.layer.num_key_value_heads
     positions = jnp.arange(count)[None, :]
     causal = module.bias(jnp.zeros((1,), jnp.int32), count, count).within
-    own = jnp.tile(jnp.where(jnp.eye(count, dtype=bool), 0.0, -1e30), (groups, 1))[None, None]
+    own = jnp.tile(jnp.where(jnp.eye(count, dtype=bool), 0.0, MASKED), (groups, 1))[None, None]
     seen: list[KV] = []
     found = []
     for step in range(steps):
