@@ -91,6 +91,19 @@ def test_another_target_is_refused_by_name(tmp_path):
         attached.load(tmp_path, target)
 
 
+def test_a_drafter_in_memory_of_another_target_is_refused():
+    """But not one of the same weights, loaded once more."""
+    target = target_of("gpt")
+    drafter = eagle_of(target, 1)
+    again = dataclasses.replace(target, model=jax.tree.map(jnp.array, target.model))
+    for fitting in (target, again):
+        attached.check_target(drafter, fitting)
+    for other, words in ((target_of("gpt", seed=3), "other weights"), (target_of("gpt", 6), "6")):
+        with pytest.raises(ValueError, match=f"The drafter Eagle belongs to .* has .*{words}"):
+            specjax.generate(other, drafter, [[3, 1]])
+    attached.check_target(PromptLookup(5), target)
+
+
 def test_damaged_directories(tmp_path):
     target = target_of("gpt")
     attached.save(tmp_path, eagle_of(target, 1), target)

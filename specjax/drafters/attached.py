@@ -12,6 +12,7 @@ A new kind is a class with `settings`, `tensors` and `from_tensors` (`Attached`)
 `KINDS`.
 """
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
@@ -163,14 +164,16 @@ def width(model: Model) -> int:
     return jax.eval_shape(call, model).shape[-1]
 
 
-def fingerprint(model: Model) -> list[str]:
+def fingerprint(model: Model) -> list[str] | None:
     """A few numbers of every parameter, evenly spaced along its diagonal from corner to corner.
 
     So they do not depend on whether a matrix is turned (`layers.arrange`), hardly on the dtype, and
-    a target of any size is read in a moment.
+    a target of any size is read in a moment. None for an outline, which has no numbers.
     """
-    found = []
-    for leaf in jax.tree.leaves(model):
+    found, leaves = [], jax.tree.leaves(model)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        return None
+    for leaf in leaves:
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             share = np.linspace(0, 1, POINTS)
             at = tuple(np.rint(share * (size - 1)).astype(int) for size in leaf.shape)
@@ -180,10 +183,23 @@ def fingerprint(model: Model) -> list[str]:
     return [" ".join(f"{x:.6g}" for x in row.astype(np.float64)) for row in jax.device_get(found)]
 
 
-def check(place: pathlib.Path, described: Any, target: Checkpoint) -> None:
+def check_target(drafter: Drafter, target: Checkpoint) -> None:
+    """ValueError if a drafter shares the arrays of another target than this.
+
+    The same target loaded again is the same. Drafters without a field `target` fit any.
+    """
+    model = getattr(drafter, "target", None)
+    mine, its = jax.tree.leaves(target.model), jax.tree.leaves(model)
+    same = len(mine) == len(its) and all(x is y for x, y in zip(mine, its, strict=True))
+    if model is not None and not same:
+        its_own = dataclasses.replace(target, name="it was loaded with", model=model)
+        check(type(drafter).__name__, describe(its_own), target)
+
+
+def check(place: str | pathlib.Path, described: Any, target: Checkpoint) -> None:
     """ValueError, which names both, if a drafter was made for another target than this."""
     if not isinstance(described, dict):
-        raise ValueError(f"{place / CONFIG} does not say which target the drafter belongs to.")
+        raise ValueError(f"{place} does not say which target the drafter belongs to.")
     sizes = {
         "model_type": getattr(target.config, "model_type", ""),
         "vocab_size": target.model.vocab_size,
@@ -195,11 +211,10 @@ def check(place: pathlib.Path, described: Any, target: Checkpoint) -> None:
             raise _other(
                 place, described, target, f"{words[field]} {value!r}", described.get(field)
             )
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(target.model)):
-        return  # an outline has no weights to compare
-    stored, found = described.get("fingerprint"), fingerprint(target.model)
-    rows = stored if isinstance(stored, list) else []
-    theirs, ours = (np.array([row.split() for row in x], float) for x in (rows, found))
+    both = described.get("fingerprint"), fingerprint(target.model)
+    if None in both:
+        return
+    theirs, ours = (np.array([row.split() for row in rows], float) for rows in both)
     if theirs.shape != ours.shape or not np.allclose(theirs, ours, **TOLERANCE):  # type: ignore[arg-type]
         raise _other(place, described, target, "other weights", None)
 
