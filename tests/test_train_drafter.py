@@ -127,7 +127,7 @@ def test_losses_by_hand():
     p = np.exp(known.logprobs)
     each = 2.0 * near - 0.5 * (p * draft).sum(-1)
     real = np.asarray(known.real)
-    assert found.count == real.sum() == sum(len(pair.target) for pair in PAIRS)
+    assert found.positions == real.sum() == sum(len(pair.target) for pair in PAIRS)
     np.testing.assert_allclose(found.total, (each * real).sum(), rtol=1e-5)
     alpha = np.minimum(p, np.exp(draft)).sum(-1)
     np.testing.assert_allclose(found.seen["alpha_1"], (alpha * real).sum() / real.sum(), rtol=1e-5)

@@ -7,6 +7,7 @@ from typing import Any
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import NGRAMS, Study
+from specjax.drafters import parameters
 from specjax.measure import report
 from specjax.support.named import short
 
@@ -28,7 +29,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "tokens": alpha.tokens,
         "outputs": len(alpha.overlaps),
         "batch": on.config.batch_size,
-        "parameters": drafters.parameters(draft),
+        "parameters": parameters(draft),
     }
 
 

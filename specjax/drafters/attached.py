@@ -112,16 +112,16 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
                 f"{place / CONFIG}: {DRAFTER}={kind!r} is no kind of drafter that is loaded here; "
                 f"those are {', '.join(KINDS)}."
             )
-        names = dict.fromkeys(stored)
+        names = {name: name for name in stored}
     else:
         settings, names = published.layout(place, raw, stored, target)
         kind = "eagle"
     tensors = {}
-    for name in names:
+    for name, new in names.items():
         tensor = stored[name]
         array = np.empty(tensor.shape, tensor.dtype if tensor.dtype.kind in "iu" else wide)
         read_into(tensor, array)
-        tensors[names[name] or name] = array
+        tensors[new] = array
     maker: Any = named.find("drafter", KINDS, kind)
     try:
         return maker.from_tensors(settings, tensors, target)

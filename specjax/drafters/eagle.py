@@ -113,7 +113,7 @@ class Network(nnx.Module):
         self.attention = SelfAttention(layer, inputs=2 * width if taps else width, **options)
         self.feed_forward_norm = norm()
         self.feed_forward = FeedForward(layer, **options)
-        if config.cross:
+        if encoder is not None:
             self.cross_norm, self.cross = norm(), CrossAttention(encoder, **options)
         if taps:
             self.embedding_norm, self.feature_norm, self.norm = norm(), norm(), norm()

@@ -6,7 +6,7 @@ V vocabulary, L layers, H heads, D head size, E model width, F feed-forward widt
 Weights are (out, in), as in Hugging Face checkpoints, unless `arrange` has turned them.
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax import Array
 from specjax import devices
 from specjax.types import Inputs
 
+M = TypeVar("M", bound=nnx.Module)
 # Added to the logit of a slot that a query must not see. Finite, so that a row of which every
 # slot is masked gives some average and not NaN; far below any real logit, so that exp gives 0.
 MASKED = -1e30
@@ -80,7 +81,7 @@ def project(x: Array, weight: Array, input_first: bool, dtype: Any = None) -> Ar
     return out.reshape(*x.shape[:-1], -1)
 
 
-def arrange(module: nnx.Module, input_first: bool) -> nnx.Module:
+def arrange(module: M, input_first: bool) -> M:
     """Turn all projections of a module in place, one at a time, and return it.
 
     XLA's CPU backend multiplies a few rows by an (in, out) matrix at the speed of memory, up to
@@ -391,7 +392,7 @@ class Decoder(nnx.Module):
         return self.encode(inputs.source, inputs.source_len), cache
 
     @property
-    def final_norm(self) -> nnx.Module:
+    def final_norm(self) -> Any:
         """What stands between the last layer and the head."""
         return self.norm
 

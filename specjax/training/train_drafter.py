@@ -58,7 +58,7 @@ class Losses(NamedTuple):
     """Of a batch."""
 
     total: Float[Array, ""]  # summed over positions
-    count: Float[Array, ""]  # of positions
+    positions: Float[Array, ""]  # how many
     seen: dict[str, Float[Array, ""]]  # means over positions that are worth a look, such as α
 
 
@@ -306,7 +306,7 @@ def _step(
     def mean(params):
         drafter = with_params(begun, params)
         found = trainer.loss(drafter, known_tokens(drafter, batch), key)
-        return found.total / jnp.maximum(found.count, 1)
+        return found.total / jnp.maximum(found.positions, 1)
 
     loss, gradient = jax.value_and_grad(mean)(progress.params)
     updates, opt_state = optimizer.update(gradient, progress.opt_state, progress.params)
@@ -322,9 +322,9 @@ def measure(config: DrafterConfig, drafter: Any, pairs: Sequence[batches.Pair]) 
     """The mean loss over pairs, as `held_out_loss`, and what else the loss shows."""
     cut = batches.in_order(pairs, config.buckets, config.target_tokens)
     found = jax.device_get([_losses(config.trainer, drafter, batch) for batch in cut])
-    counts = np.array([losses.count for losses in found])
+    counts = np.array([losses.positions for losses in found])
     shown = {
-        name: float(sum(losses.seen[name] * losses.count for losses in found) / counts.sum())
+        name: float(sum(losses.seen[name] * losses.positions for losses in found) / counts.sum())
         for name in found[0].seen
     }
     return {"held_out_loss": float(sum(f.total for f in found) / counts.sum()), **shown}

@@ -29,7 +29,7 @@ from specjax.models.hub.safetensors_files import read_metadata, write_file
 from specjax.models.hub.tensors import Held, Tensor, read_into, read_json
 from specjax.models.hub.weights import SAFETENSORS, find_tensors, wanted
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import arrange
+from specjax.models.layers import M, arrange
 from specjax.models.memory import check_fits, nbytes
 from specjax.support import files
 
@@ -226,12 +226,12 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
 
 
 def filled(
-    module: nnx.Module,
+    module: M,
     names: Mapping[tuple, dict[str, int]],
     tensors: Mapping[str, Tensor],
     *,
     device: jax.Device | None = None,
-) -> nnx.Module:
+) -> M:
     """A module of shapes (`nnx.eval_shape`) with the parameters that lie in tensors.
 
     Args:
@@ -448,12 +448,12 @@ def _wanted(
 
 
 def _read_params(
-    module: nnx.Module,
+    module: M,
     names: Mapping[tuple, dict[str, int]],
     tensors: Mapping[str, Tensor],
     stored_turned: tuple[str, ...],
     device: jax.Device | None,
-) -> nnx.Module:
+) -> M:
     """The module with the files' parameters, one read after the other.
 
     Args:
