@@ -6,6 +6,7 @@
     python -m experiments.train --config=configs/train.py:gpt-target  --workdir=runs/gpt-target
     python -m experiments.train --config=configs/train.py:gpt-draft   --workdir=runs/gpt-draft
     python -m experiments.train --config=configs/train.py:head        --workdir=runs/head
+    python -m experiments.train --config=configs/train.py:eagle-parse --workdir=runs/eagle-parse
 
 The drafts learn from the data first and then from the probabilities of the shipped target; for
 another target add --config.teacher=runs/target/model --config.tokenizer=runs/target/model.
@@ -27,6 +28,10 @@ Reading the sources takes another minute or two. docs/training.md tells how this
 for draft-tiny add --config.draft=families/parse/draft-tiny, and expect a weighted loss of .51 on
 held-out rounds, where a constant has .88, and a rejected token below an accepted one 90 times in
 100.
+
+`eagle-parse`, `eagle-prose`, `eagle3-parse` and `eagle3-prose` are drafters that read the shipped
+targets' hidden states (`specjax.training.train_drafter`); for another target add
+--config.target=runs/target/model. docs/drafters.md has what they reach.
 
 `gpt-97m` and `gpt-6m` have the shapes of the paper's GPT-like pair: 8,000 tokens, heads of their
 own (only then are there 97M and 6M parameters), GELU. NOT RUN: the paper trains on lm1b, which is
@@ -52,14 +57,19 @@ CHOICES = (
     "gpt-97m",
     "gpt-6m",
     "head",
+    "eagle-parse",
+    "eagle-prose",
+    "eagle3-parse",
+    "eagle3-prose",
 )
 
 
 def get_config(model: str = "target") -> ConfigDict:
     """The config of one model of the families.
 
-    `specjax.training.train.TrainConfig` explains the fields, and those of `head` are in
-    `specjax.training.train_head.HeadConfig`.
+    `specjax.training.train.TrainConfig` explains the fields; those of `head` are in
+    `specjax.training.train_head.HeadConfig`, those of drafters in
+    `specjax.training.train_drafter.DrafterConfig`.
 
     Raises:
       ValueError: no such model.
@@ -68,6 +78,8 @@ def get_config(model: str = "target") -> ConfigDict:
         raise ValueError(f"no model {model!r}: choose from {', '.join(CHOICES)}")
     if model == "head":
         return _head()
+    if model.startswith("eagle"):
+        return _eagle(*model.split("-"))
     if model in ("gpt-97m", "gpt-6m"):
         return _gpt_of_the_paper(model)
     return _gpt(model) if model.startswith("gpt-") else _t5(model)
@@ -157,6 +169,40 @@ def _gpt_of_the_paper(model: str) -> ConfigDict:
         "n_head": heads,
         "tie_word_embeddings": False,
     }
+    return config
+
+
+def _eagle(kind: str, task: str) -> ConfigDict:
+    config = ConfigDict()
+    config.drafter = "eagle"
+    config.target = str(FAMILIES / task / "target")
+    config.task = task
+    config.task_file = ""
+    config.max_examples = 0
+    config.seed = 0
+    config.log_every = 50
+    config.eval_every = 1000
+    config.eval_examples = 512
+    config.checkpoint_every = 250
+    config.clip = 1.0
+    config.warmup_steps = 100
+    config.decay_share = 1.0
+    config.learning_rate = 1e-3
+    config.steps = 3000
+    like = _t5("target") if task == "parse" else _gpt("gpt-target")
+    config.target_tokens = 1024
+    config.buckets = like.buckets
+    config.settings = ConfigDict()
+    config.settings.divergence = "cross_entropy"
+    config.settings.steps = 1 if kind == "eagle" else 3
+    if kind == "eagle":
+        config.settings.version = 1
+        config.settings.feature_weight = 1.0
+        config.settings.token_weight = 1.0  # .1 at the published size of features and vocabulary
+        config.settings.noise = 0.1
+    else:
+        config.settings.version = 3
+        config.settings.frequent = 1024
     return config
 
 

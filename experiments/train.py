@@ -5,7 +5,8 @@
 An interrupted run goes on from its latest checkpoint with the same command, and a finished one with
 more steps; other settings need another workdir. The workdir holds the
 loss curve, the metrics, a few decoded samples and, at the end, model/: a Hugging Face directory.
-configs/train.py:head trains no model but the acceptance head of a draft, head.npz.
+configs/train.py:head trains no model but the acceptance head of a draft, head.npz, and
+configs/train.py:eagle-parse a drafter that belongs to one target, drafter/.
 Fields of the config can be set one by one: --config.steps=100 --config.model.d_model=64.
 """
 
@@ -16,7 +17,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from specjax.support import command_line, files, runs
-from specjax.training import train, train_head
+from specjax.training import train, train_drafter, train_head
 
 
 def main(_) -> None:
@@ -27,6 +28,12 @@ def main(_) -> None:
         claim(workdir, config)
         print(json.dumps(train_head.run(head, workdir), indent=2))
         print(f"The head is {workdir / 'head.npz'}; policies look for it beside the draft.")
+        return
+    if "drafter" in config:
+        chosen = train_drafter.from_config_dict(config)
+        claim(workdir, config, may_grow=("steps",))
+        print(json.dumps(train_drafter.run(chosen, workdir), indent=2))
+        print(f"The drafter is {workdir / 'drafter'}: name it as the draft of {chosen.target}.")
         return
     settings = train.from_config_dict(config)
     claim(workdir, config, may_grow=("steps",))

@@ -18,6 +18,7 @@ from specjax.accept import AcceptanceRule, TokenRule
 from specjax.accept import load as load_rule
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
+from specjax.drafters import attached
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.loop import Method
 from specjax.models.compatibility import check_pair
@@ -80,7 +81,8 @@ def speculative(
         target_model, draft_model = aligned(target, draft)
         drafter: Drafter = ModelDrafter(draft_model)
     else:
-        target_model, drafter = target.model, draft
+        attached.check_target(draft, target)
+        target_model, drafter = draft.sees(target.model), draft
         if drafter.vocab_size != target_model.vocab_size:
             raise ValueError(
                 f"The drafter's {drafter.vocab_size} ids are not the target's "

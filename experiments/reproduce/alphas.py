@@ -4,13 +4,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import NGRAMS, Study
+from specjax.drafters import parameters
 from specjax.measure import report
-from specjax.models.hub import Checkpoint
 from specjax.support.named import short
 
 
@@ -24,7 +22,6 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     temperature = cell["temperature"]
     alpha = on.alpha(cell["draft"], temperature, on.outputs(temperature))
     draft = on.draft(cell["draft"])
-    sizes = [x.size for x in jax.tree.leaves(draft.model)] if isinstance(draft, Checkpoint) else [0]
     return {
         "alpha": alpha.value,
         "low": alpha.low,
@@ -32,7 +29,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "tokens": alpha.tokens,
         "outputs": len(alpha.overlaps),
         "batch": on.config.batch_size,
-        "parameters": sum(sizes),
+        "parameters": parameters(draft),
     }
 
 

@@ -1,7 +1,8 @@
 """Drafters: where proposals come from."""
 
+from specjax.drafters.attached import is_one as is_attached
 from specjax.drafters.base import Drafter, ModelDrafter
-from specjax.drafters.loading import NAMES, beside, counts_ngrams, load, maker, name_of
+from specjax.drafters.loading import NAMES, beside, counts_ngrams, load, maker, name_of, parameters
 
 __all__ = [
     "NAMES",
@@ -9,7 +10,9 @@ __all__ = [
     "ModelDrafter",
     "beside",
     "counts_ngrams",
+    "is_attached",
     "load",
     "maker",
     "name_of",
+    "parameters",
 ]

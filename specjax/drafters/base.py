@@ -34,6 +34,13 @@ class Drafter(Protocol):
         """A read-only context, and the state before the first round. The prompt is in `inputs`."""
         ...
 
+    def sees(self, target: Model) -> Model:
+        """The target as it must be wrapped for `observe`, with the same distributions; as it is.
+
+        EAGLE-3 asks for the states of more layers.
+        """
+        return target
+
     def observe(
         self,
         tokens: Int[Array, "B K"],

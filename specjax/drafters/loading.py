@@ -9,7 +9,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from specjax.drafters import ngram
+import jax
+
+from specjax.drafters import attached, ngram
 from specjax.drafters.base import Drafter
 from specjax.models import hub
 from specjax.models.hub import Checkpoint
@@ -33,19 +35,22 @@ def load(
 
     Args:
       draft: one of `NAMES`, or "module:attribute" of a function or class that makes a drafter,
-        either with settings, "lookup(max_ngram=2)"; or the directory or hub name of a model. An
-        import path is code, and runs. A directory with a drafter's name is "./lookup".
+        either with settings, "lookup(max_ngram=2)"; or the directory or hub name of a model, or the
+        directory of a drafter that belongs to the target (`attached`). An import path is code, and
+        runs. A directory with a drafter's name is "./lookup".
       target: whose ids are drafted. What makes a drafter is given `target`, `vocab_size` and
         `counts` if it takes arguments of these names.
-      dtype: of a model, see `specjax.load`.
+      dtype: of a model, see `specjax.load`; of what belongs to the target, by default the target's.
       counts: of n-grams; default: ngram.npz beside the target's directory.
 
     Raises:
       ValueError, FileNotFoundError: there is no such drafter or model, it does not take these
-        settings, or n-grams have no counts.
+        settings, n-grams have no counts, or it belongs to another target.
     """
     make = maker(draft)
     if make is None:
+        if attached.is_one(draft):
+            return attached.load(draft, target, dtype=dtype)
         return hub.load(draft, dtype=dtype)
     offered: dict[str, Callable[[], Any]] = {
         "target": lambda: target,
@@ -63,6 +68,14 @@ def maker(draft: str) -> Callable[..., Drafter] | None:
     if name in NAMES or (":" in name and not pathlib.Path(draft).exists()):
         return named.find("drafter", NAMES, name)
     return None
+
+
+def parameters(draft: Checkpoint | Drafter) -> int:
+    """How many numbers a model has, or a drafter has of its own beside its target's."""
+    if isinstance(draft, Checkpoint):
+        return sum(x.size for x in jax.tree.leaves(draft.model))
+    own = draft.tensors().values() if hasattr(draft, "tensors") else ()
+    return sum(x.size for x in own if x.dtype.kind != "i")
 
 
 def counts_ngrams(draft: str) -> bool:

@@ -144,10 +144,10 @@ class GPT(Decoder):
         config = self.config
         return config.n_layer, config.n_head, config.n_embd // config.n_head
 
-    def __call__(
+    def states(
         self, tokens: Array, start: Array, context: tuple[()], cache: tuple[KV, ...] | None
-    ) -> tuple[Array, tuple[KV, ...]]:
-        """See `Decoder.__call__`.
+    ) -> tuple[list[Array], tuple[KV, ...]]:
+        """See `Decoder.states`.
 
         Tokens past the last learned position share it: they may only be drafted ones that are
         never kept, or padding.
@@ -159,8 +159,9 @@ class GPT(Decoder):
         bias = causal_bias(start, count, slots)
         last = self.config.n_positions - 1
         x = self.embed(tokens) + self.positions[...][jnp.minimum(positions, last)]
-        written = []
+        states, written = [x], []
         for i, layer in enumerate(self.layers):
             x, kv = layer(x, start, bias, None if cache is None else cache[i])
+            states.append(x)
             written.append(kv)
-        return self.norm(x), tuple(written)
+        return states, tuple(written)

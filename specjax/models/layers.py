@@ -6,7 +6,7 @@ V vocabulary, L layers, H heads, D head size, E model width, F feed-forward widt
 Weights are (out, in), as in Hugging Face checkpoints, unless `arrange` has turned them.
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax import Array
 from specjax import devices
 from specjax.types import Inputs
 
+M = TypeVar("M", bound=nnx.Module)
 # Added to the logit of a slot that a query must not see. Finite, so that a row of which every
 # slot is masked gives some average and not NaN; far below any real logit, so that exp gives 0.
 MASKED = -1e30
@@ -80,7 +81,7 @@ def project(x: Array, weight: Array, input_first: bool, dtype: Any = None) -> Ar
     return out.reshape(*x.shape[:-1], -1)
 
 
-def arrange(module: nnx.Module, input_first: bool) -> nnx.Module:
+def arrange(module: M, input_first: bool) -> M:
     """Turn all projections of a module in place, one at a time, and return it.
 
     XLA's CPU backend multiplies a few rows by an (in, out) matrix at the speed of memory, up to
@@ -360,12 +361,13 @@ class Decoder(nnx.Module):
     """What the decoders of all families share: ids in, logits out, and a cache.
 
     A family sets `config`, `embedding` (V, E), `input_first` and, unless its embeddings are tied,
-    `head` (V, E), and defines `cache_shape` and `__call__`.
+    `head` (V, E), and defines `cache_shape`, `final_norm` and `states`.
     """
 
     config: Any
     embedding: nnx.Param
     head: nnx.Param
+    norm: Any
     input_first: bool  # of the head; see `arrange`
 
     @property
@@ -389,9 +391,21 @@ class Decoder(nnx.Module):
         cache = tuple(empty(*shape, self.embedding.dtype) for _ in range(layers))
         return self.encode(inputs.source, inputs.source_len), cache
 
+    @property
+    def final_norm(self) -> Any:
+        """What stands between the last layer and the head."""
+        return self.norm
+
     def __call__(
         self, tokens: Array, start: Array, context: Any, cache: tuple[KV, ...] | None
     ) -> tuple[Array, tuple[KV, ...]]:
+        """Run K tokens per row: (B, K, E) after the final norm, and the cache. See `states`."""
+        states, cache = self.states(tokens, start, context, cache)
+        return self.final_norm(states[-1]), cache
+
+    def states(
+        self, tokens: Array, start: Array, context: Any, cache: tuple[KV, ...] | None
+    ) -> tuple[list[Array], tuple[KV, ...]]:
         """Run K tokens per row at positions start[b] … start[b]+K−1.
 
         Args:
@@ -402,7 +416,7 @@ class Decoder(nnx.Module):
             is 0, as in training.
 
         Returns:
-          hidden: (B, K, E), after the final norm.
+          states: L + 1 of (B, K, E): what enters the first layer, and what leaves each.
           cache: with slots start … start+K−1 overwritten.
         """
         raise NotImplementedError

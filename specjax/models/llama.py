@@ -200,11 +200,12 @@ class Rotation(NamedTuple):
 class SelfAttention(nnx.Module):
     """Queries, keys and values from one fused projection; G query heads share one of the others."""
 
-    def __init__(self, config: LlamaConfig, *, rngs, dtype):
+    def __init__(self, config: LlamaConfig, *, inputs: int = 0, rngs, dtype):
+        """`inputs`: the width of what is read; 0: the model's."""
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         width, size = config.hidden_size, config.head_dim
         self.qkv = Linear(
-            width,
+            inputs or width,
             (self.heads + 2 * self.kv_heads) * size,
             INITIAL_STD,
             bias=config.qkv_bias or config.attention_bias,
@@ -223,7 +224,12 @@ class SelfAttention(nnx.Module):
         self, x: Array, start: Array, bias: CausalBias, rotation: Rotation, cache: KV | None
     ):
         """(B, K, E) → (B, K, E) and the cache; `bias` is that of `for_groups`."""
-        batch, count, _ = x.shape
+        queries, new = self.project(x, rotation)
+        mixed, cache = attend_and_write(queries, new, cache, bias, start)
+        return self.merge(mixed), cache
+
+    def project(self, x: Array, rotation: Rotation) -> tuple[Array, KV]:
+        """(B, K, E) → queries (B, kv_heads, G·K, D), scaled, and keys and values of K slots."""
         parts = split_heads(self.qkv(x), self.heads + 2 * self.kv_heads)
         ends = [self.heads, self.heads + self.kv_heads]
         queries, keys, values = jnp.split(parts, ends, axis=1)
@@ -231,11 +237,16 @@ class SelfAttention(nnx.Module):
             queries, keys = self.query_norm(queries), self.key_norm(keys)
         queries, keys = rotation(queries) * queries.shape[-1] ** -0.5, rotation(keys)
         # The G heads of a group lie below one another as G·K queries, so no key is copied for them.
-        grouped = queries.reshape(batch, self.kv_heads, -1, queries.shape[-1])
-        mixed, cache = attend_and_write(grouped, KV.of(keys, values), cache, bias, start)
-        apart = mixed.reshape(batch, -1, count, self.kv_heads, queries.shape[-1])
+        grouped = queries.reshape(len(x), self.kv_heads, -1, queries.shape[-1])
+        return grouped, KV.of(keys, values)
+
+    def merge(self, mixed: Array) -> Array:
+        """(B, G·K, kv_heads·D), what the queries of `project` found → (B, K, E)."""
+        batch, groups = len(mixed), self.heads // self.kv_heads
+        count, size = mixed.shape[1] // groups, mixed.shape[2] // self.kv_heads
+        apart = mixed.reshape(batch, groups, count, self.kv_heads, size)
         together = jnp.moveaxis(apart, 1, 3).reshape(batch, count, -1)  # (B, K, kv_heads·G·D)
-        return self.output(together), cache
+        return self.output(together)
 
 
 def for_groups(bias: CausalBias, groups: int) -> CausalBias:
@@ -298,10 +309,10 @@ class Llama(Decoder):
         config = self.config
         return config.num_hidden_layers, config.num_key_value_heads, config.head_dim
 
-    def __call__(
+    def states(
         self, tokens: Array, start: Array, context: tuple[()], cache: tuple[KV, ...] | None
-    ) -> tuple[Array, tuple[KV, ...]]:
-        """See `Decoder.__call__`."""
+    ) -> tuple[list[Array], tuple[KV, ...]]:
+        """See `Decoder.states`."""
         del context
         config, windows, count = self.config, self.config.windows, tokens.shape[1]
         slots = count if cache is None else cache[0].values.shape[2]
@@ -312,8 +323,9 @@ class Llama(Decoder):
         }
         rotation = Rotation.at(start[:, None] + jnp.arange(count)[None, :], config)
         x = self.embed(tokens)
-        written = []
+        states, written = [x], []
         for i, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):
             x, kv = layer(x, start, biases[window], rotation, None if cache is None else cache[i])
+            states.append(x)
             written.append(kv)
-        return self.norm(x), tuple(written)
+        return states, tuple(written)

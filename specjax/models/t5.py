@@ -266,8 +266,22 @@ class T5(Decoder):
         """See `Decoder.cache_shape`."""
         return self.config.num_decoder_layers, self.config.num_heads, self.config.d_kv
 
+    @property
+    def final_norm(self) -> RMSNorm:
+        """See `Decoder.final_norm`."""
+        return self.decoder_norm
+
     def encode(self, source: Array, source_len: Array) -> Context:
         """Run the encoder once and project its output for every decoder layer.
+
+        Args: as of `read`.
+        """
+        encoded, source_bias = self.read(source, source_len)
+        cross = tuple(layer.cross.project(encoded) for layer in self.decoder)
+        return Context(cross, source_bias, None)
+
+    def read(self, source: Array, source_len: Array) -> tuple[Array, Array]:
+        """The encoder's output, (B, S, E), and the bias of its slots, (B, 1, 1, S).
 
         Args:
           source: (B, S) int32, right-padded.
@@ -282,19 +296,17 @@ class T5(Decoder):
         x = self.embed(source)
         for layer in self.encoder:
             x = layer(x, bias)
-        encoded = self.encoder_norm(x)
-        cross = tuple(layer.cross.project(encoded) for layer in self.decoder)
-        return Context(cross, source_bias, None)
+        return self.encoder_norm(x), source_bias
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, tuple[KV, ...]]:
         """Encode, and make an empty cache of `buffer_len` slots."""
         context, cache = super().start(inputs, buffer_len)
         return context._replace(self_bias=self.decoder_bias.by_offset(buffer_len)), cache
 
-    def __call__(
+    def states(
         self, tokens: Array, start: Array, context: Context, cache: tuple[KV, ...] | None
-    ) -> tuple[Array, tuple[KV, ...]]:
-        """See `Decoder.__call__`."""
+    ) -> tuple[list[Array], tuple[KV, ...]]:
+        """See `Decoder.states`."""
         count = tokens.shape[1]
         slots = count if cache is None else cache[0].values.shape[2]
         by_offset = context.self_bias
@@ -305,12 +317,13 @@ class T5(Decoder):
         before = jnp.where(old, slide(by_offset, start, count, slots), MASKED)
         self_bias = CausalBias(before, within)
         x = self.embed(tokens)
-        written = []
+        states, written = [x], []
         for i, layer in enumerate(self.decoder):
             layer_cache = None if cache is None else cache[i]
             x, kv = layer(x, start, self_bias, context.cross[i], context.cross_bias, layer_cache)
+            states.append(x)
             written.append(kv)
-        return self.decoder_norm(x), tuple(written)
+        return states, tuple(written)
 
     def logits(self, hidden: Array) -> Array:
         """(..., E) → (..., V)."""

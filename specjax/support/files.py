@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -68,6 +69,28 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_within(directory: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A directory to write files to, which go to `directory` at the end unless there was an error.
+
+    Each appears whole or not at all, and a new directory only when it is complete. Parents are made
+    if need be, and files of the same names replaced.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    part = directory.with_name(f".{directory.name}.{os.getpid()}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    try:
+        yield part
+        if directory.exists():
+            for file in sorted(part.iterdir()):
+                os.replace(file, directory / file.name)
+        else:
+            os.replace(part, directory)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

@@ -346,11 +346,10 @@ class Trial:
             lambda: begin(longest, texts=texts, batch=batch, rows=self.batch_size)
         )
         held = longest.target, longest.drafter, contexts, state.cache, state.drafter
-        model = loaded.model if isinstance(loaded, Checkpoint) else ()
         return Candidate(
             name=name,
             remarks=self._remarks(name, loaded),
-            parameters=sum(x.size for x in jax.tree.leaves(model)),
+            parameters=drafters.parameters(loaded),
             memory=nbytes(held),
             alpha=alpha.value,
             alpha_low=alpha.low,

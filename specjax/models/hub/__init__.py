@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -30,8 +29,9 @@ from specjax.models.hub.safetensors_files import read_metadata, write_file
 from specjax.models.hub.tensors import Held, Tensor, read_into, read_json
 from specjax.models.hub.weights import SAFETENSORS, find_tensors, wanted
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import arrange
+from specjax.models.layers import M, arrange
 from specjax.models.memory import check_fits, nbytes
+from specjax.support import files
 
 
 class Family(NamedTuple):
@@ -84,6 +84,7 @@ FAMILIES = {
     },
 }
 
+DRAFTER = "specjax_drafter"  # the field of config.json that names a drafter's kind
 DEFAULT_MAX_SOURCE_LEN = 512  # what T5 was trained on; where no file says otherwise
 
 
@@ -150,9 +151,9 @@ def load(
     family, found = FAMILIES[checkpoint.config.model_type], devices.find(device)
     names = family.tensor_names(checkpoint.config)
     placed = None if device is None else found
-    filled = _read_params(module, names, tensors, family.turned, placed)
+    full = _read_params(module, names, tensors, family.turned, placed)
     vocab_size = checkpoint.model.vocab_size
-    model = LanguageModel.of(filled, vocab_size, platform=found.platform)
+    model = LanguageModel.of(full, vocab_size, platform=found.platform)
     return dataclasses.replace(checkpoint, model=model)
 
 
@@ -218,15 +219,48 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
     if not hasattr(checkpoint.config, "model_type"):
         raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
     family = FAMILIES[checkpoint.config.model_type]
-    names = family.tensor_names(checkpoint.config)
-    tensors: dict[str, Tensor] = {}
     module = checkpoint.model.module()
-    turned = _turned(module)
+    arrays = unfilled(module, family.tensor_names(checkpoint.config), family.turned)
+    tensors = {name: Held.of(array) for name, array in arrays.items()}
+    _save(Path(directory), checkpoint, tensors, np.dtype(dtype))
+
+
+def filled(
+    module: M,
+    names: Mapping[tuple, dict[str, int]],
+    tensors: Mapping[str, Tensor],
+    *,
+    device: jax.Device | None = None,
+) -> M:
+    """A module of shapes (`nnx.eval_shape`) with the parameters that lie in tensors.
+
+    Args:
+      names: for each parameter's path the tensors that it is made of, row after row, each with its
+        share of the rows.
+      device: where they stay; None: jax's own choice.
+
+    Raises:
+      ValueError: a tensor is missing, surplus, of another shape, or holds no floats.
+    """
+    _check_tensors(tensors, _wanted(module, names), ())
+    return _read_params(module, names, tensors, (), device)
+
+
+def unfilled(
+    module: nnx.Module, names: Mapping[tuple, dict[str, int]], stored_turned: tuple[str, ...] = ()
+) -> dict[str, np.ndarray]:
+    """What `filled` reads: a module's parameters under the names of their tensors.
+
+    Args:
+      names: as in `filled`.
+      stored_turned: how the names of tensors end that the files hold as (in, out).
+    """
+    turned, found = _turned(module), {}
     for path, variable in nnx.to_flat_state(nnx.state(module)):
         array = np.asarray(variable[...])
         for name, part in _split(array.T if path in turned else array, names[path]).items():
-            tensors[name] = Held.of(part.T if name.endswith(family.turned) else part)
-    _save(Path(directory), checkpoint, tensors, np.dtype(dtype))
+            found[name] = part.T if name.endswith(stored_turned) else part
+    return found
 
 
 def convert(
@@ -277,19 +311,8 @@ def _save(
     dtype: np.dtype,
     progress: Callable[[int], Any] = lambda count: None,
 ) -> None:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    part = directory.with_name(f".{directory.name}.{os.getpid()}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    try:
+    with files.replacing_within(directory) as part:
         _write(part, checkpoint, tensors, dtype, progress)
-        if directory.exists():
-            for file in sorted(part.iterdir()):
-                os.replace(file, directory / file.name)
-        else:
-            os.replace(part, directory)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def start_field(config: Any) -> str:
@@ -325,12 +348,12 @@ def _download(name: str) -> Path:
     import huggingface_hub  # imported here: local use must not need it
 
     try:
-        files = huggingface_hub.list_repo_files(name)
+        offered = huggingface_hub.list_repo_files(name)
     except Exception as error:  # without a network what was downloaded before serves
         with contextlib.suppress(Exception):
             return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
         raise error
-    return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted(files)))
+    return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted(offered)))
 
 
 def _read_configs(
@@ -369,6 +392,12 @@ def _naming(place: str | Path) -> Iterator[None]:
 
 
 def _family(raw: Mapping[str, Any], directory: Path) -> Family:
+    if DRAFTER in raw:
+        raise ValueError(
+            f"{directory} holds no model but a drafter of the kind {raw[DRAFTER]!r}, which belongs "
+            "to one target. Give its directory as the draft, specjax.generate(target, directory, "
+            "…), or load it by specjax.drafters.load(directory, target)."
+        )
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(
@@ -419,12 +448,12 @@ def _wanted(
 
 
 def _read_params(
-    module: nnx.Module,
+    module: M,
     names: Mapping[tuple, dict[str, int]],
     tensors: Mapping[str, Tensor],
     stored_turned: tuple[str, ...],
     device: jax.Device | None,
-) -> nnx.Module:
+) -> M:
     """The module with the files' parameters, one read after the other.
 
     Args:
@@ -511,13 +540,13 @@ def _load_tokenizer(directory: Path) -> Any:
     """The tokenizer, or None where the directory has none."""
     # What is imported here takes a second, and advises to install torch, which is not used.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    files = ("tokenizer.json", "tokenizer_config.json")
+    names = ("tokenizer.json", "tokenizer_config.json")
     pieces = spiece.find(directory)
     if pieces is None and t5x_files.is_checkpoint(directory):
         pieces = spiece.find(directory.absolute().parent)  # beside all steps of a run
-    if pieces is not None and not (directory / files[0]).is_file():
+    if pieces is not None and not (directory / names[0]).is_file():
         return spiece.load(pieces)
-    if not any((directory / file).is_file() for file in files):
+    if not any((directory / name).is_file() for name in names):
         return None
     from transformers import AutoTokenizer
 

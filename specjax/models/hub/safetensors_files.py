@@ -22,6 +22,7 @@ NAMES = {
     "BF16": "bfloat16",
     "BOOL": "bool",
     "U8": "uint8",
+    "I64": "int64",
 }
 FLOATS = [stored for stored, name in NAMES.items() if name in tensors.FLOATS]
 

@@ -170,10 +170,12 @@ def examine(plan: Plan, checks: Sequence[Check] = ()) -> Iterator[Finding]:
 def files(case: Case, role: str) -> Finding:
     """Config, headers of the weights and tokenizer can be read, and fit one another."""
     name = getattr(case.plan, role)
-    if role == "draft" and drafters.maker(name):
+    if role == "draft" and (drafters.maker(name) or drafters.is_attached(name)):
         target = hub.outline(case.plan.target, dtype=case.plan.dtype)
         case.draft = drafters.load(name, target)
-        return Finding(f"{role} files", "pass", f"{name}, a drafter without a model")
+        count = drafters.parameters(case.draft)
+        own = f"a drafter of {count:,} parameters" if count else "a drafter without a model"
+        return Finding(f"{role} files", "pass", f"{name}, {own}")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = hub.outline(name, dtype=case.plan.dtype)
@@ -240,6 +242,13 @@ def weights(case: Case) -> Finding:
         finite = [bool(jnp.all(jnp.isfinite(leaf))) for _, leaf in leaves]
         bad += [f"{role}.{name}" for name, fine in zip(names, finite, strict=True) if not fine]
         count += len(leaves)
+    if drafters.is_attached(case.plan.draft):  # it shares the weights that are loaded now
+        case.draft = drafters.load(case.plan.draft, case.target)
+        bad += [
+            f"draft.{name}"
+            for name, array in case.draft.tensors().items()  # type: ignore[union-attr]
+            if not np.all(np.isfinite(array))
+        ]
     return verdicts.weights(bad, count)
 
 

@@ -1,0 +1,228 @@
+"""Drafters that belong to one target: saved, loaded with it, and refused with any other.
+
+A directory holds
+
+    config.json        {"specjax_drafter": kind, "settings": {…}, "target": what `describe` says}
+    model.safetensors  the drafter's own parameters; what it shares with its target is not stored
+
+    attached.save("runs/eagle", drafter, target)
+    drafter = attached.load("runs/eagle", target)
+
+A new kind is a class with `settings`, `tensors` and `from_tensors` (`Attached`) and a line in
+`KINDS`.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save as as_safetensors
+
+from specjax import devices
+from specjax.drafters import published
+from specjax.drafters.base import Drafter
+from specjax.models.hub import DRAFTER, Checkpoint
+from specjax.models.hub.tensors import read_into, read_json
+from specjax.models.hub.weights import SAFETENSORS, find_tensors
+from specjax.support import files, named
+from specjax.types import Inputs, Model
+
+KINDS = {"eagle": "specjax.drafters.eagle:Eagle"}
+CONFIG = "config.json"
+POINTS = 3  # of each parameter that a fingerprint holds
+# bfloat16 keeps 8 bits, and numbers below 6e-5 lose bits in float16.
+TOLERANCE = {"rtol": 2.0**-7, "atol": 1e-6}
+
+
+class Attached(Protocol):
+    """What a drafter has beside `Drafter`, so that it can be saved and loaded."""
+
+    def settings(self) -> dict[str, Any]:
+        """All that is no array, as JSON holds it."""
+        ...
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Its own parameters, floats or int64, by name. Nothing of the target's."""
+        ...
+
+    @classmethod
+    def from_tensors(
+        cls, settings: Mapping[str, Any], tensors: Mapping[str, np.ndarray], target: Checkpoint
+    ) -> Drafter:
+        """The drafter again. Floats come in the dtype that it is to have."""
+        ...
+
+
+def save(
+    directory: str | os.PathLike, drafter: Any, target: Checkpoint, *, dtype: Any = np.float16
+) -> None:
+    """Write a drafter's directory; each file appears whole or not at all.
+
+    Args:
+      drafter: of one of `KINDS`.
+      target: that it belongs to.
+      dtype: float32, bfloat16 or float16, of the stored parameters.
+
+    Raises:
+      ValueError: a drafter of no such kind.
+    """
+    path = f"{type(drafter).__module__}:{type(drafter).__qualname__}"
+    kind = next((kind for kind, place in KINDS.items() if place == path), None)
+    if kind is None:
+        raise ValueError(
+            f"{type(drafter).__name__} is no drafter that is saved; those are {', '.join(KINDS)}."
+        )
+    stored = {
+        name: np.ascontiguousarray(array if array.dtype.kind == "i" else array.astype(dtype))
+        for name, array in drafter.tensors().items()
+    }
+    config = {DRAFTER: kind, "settings": drafter.settings(), "target": describe(target)}
+    with files.replacing_within(pathlib.Path(directory)) as part:
+        (part / SAFETENSORS.single).write_bytes(as_safetensors(stored, {"format": "pt"}))
+        files.write_json(part / CONFIG, config)
+
+
+def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None) -> Drafter:
+    """A drafter that `save` wrote, or a published EAGLE head (`published`).
+
+    Args:
+      target: that it belongs to. If only its outline is there (`hub.outline`), its weights are not
+        compared.
+      dtype: of the drafter's parameters; None: the target's.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: the target is another one, of another width, vocabulary or with other weights; or
+        a file is damaged.
+    """
+    place = pathlib.Path(directory)
+    raw = read_json(place / CONFIG)
+    stored = find_tensors(place)
+    wide = np.dtype(dtype or jax.tree.leaves(target.model)[0].dtype)
+    if DRAFTER in raw:
+        check(place, raw.get("target"), target)
+        kind, settings = raw[DRAFTER], raw.get("settings")
+        if kind not in KINDS or not isinstance(settings, dict):
+            raise ValueError(
+                f"{place / CONFIG}: {DRAFTER}={kind!r} is no kind of drafter that is loaded here; "
+                f"those are {', '.join(KINDS)}."
+            )
+        names = {name: name for name in stored}
+    else:
+        settings, names = published.layout(place, raw, stored, target)
+        kind = "eagle"
+    tensors = {}
+    for name, new in names.items():
+        tensor = stored[name]
+        array = np.empty(tensor.shape, tensor.dtype if tensor.dtype.kind in "iu" else wide)
+        read_into(tensor, array)
+        tensors[new] = array
+    maker: Any = named.find("drafter", KINDS, kind)
+    try:
+        return maker.from_tensors(settings, tensors, target)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{place} cannot be loaded: {error}") from error
+
+
+def is_one(directory: str | os.PathLike) -> bool:
+    """Whether `load` reads this directory, and `specjax.load` does not."""
+    place = pathlib.Path(directory)
+    if not (place / CONFIG).is_file():
+        return False
+    raw = read_json(place / CONFIG)
+    return DRAFTER in raw or published.is_head(place, raw)
+
+
+# --- which target --------------------------------------------------------------------------------
+
+
+def describe(target: Checkpoint) -> dict[str, Any]:
+    """The target as config.json has it: its name, kind, sizes and fingerprint."""
+    path = pathlib.PurePath(target.name)
+    return {
+        "name": "/".join(path.parts[-2:]) if path.is_absolute() else target.name,
+        "model_type": getattr(target.config, "model_type", ""),
+        "vocab_size": target.model.vocab_size,
+        "width": width(target.model),
+        "fingerprint": fingerprint(target.model),
+    }
+
+
+def width(model: Model) -> int:
+    """E, of a model's hidden states. Nothing is computed."""
+    one = jnp.zeros((1, 1), jnp.int32)
+    inputs = Inputs(one, one[0] + 1, one, one[0] + 1)
+
+    def call(model):
+        return model(one, one[0], *model.start(inputs, 1))[0]
+
+    return jax.eval_shape(call, model).shape[-1]
+
+
+def fingerprint(model: Model) -> list[str] | None:
+    """A few numbers of every parameter, evenly spaced along its diagonal from corner to corner.
+
+    So they do not depend on whether a matrix is turned (`layers.arrange`), hardly on the dtype, and
+    a target of any size is read in a moment. None for an outline, which has no numbers.
+    """
+    found, leaves = [], jax.tree.leaves(model)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        return None
+    for leaf in leaves:
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            share = np.linspace(0, 1, POINTS)
+            at = tuple(np.rint(share * (size - 1)).astype(int) for size in leaf.shape)
+            # On a CPU the array is read where it lies; elsewhere nothing but these numbers moves.
+            here = np.asarray(leaf) if devices.device_of(leaf).platform == "cpu" else leaf
+            found.append(here[at] if at else here[None].repeat(POINTS))
+    return [" ".join(f"{x:.6g}" for x in row.astype(np.float64)) for row in jax.device_get(found)]
+
+
+def check_target(drafter: Drafter, target: Checkpoint) -> None:
+    """ValueError if a drafter shares the arrays of another target than this.
+
+    The same target loaded again is the same. Drafters without a field `target` fit any.
+    """
+    model = getattr(drafter, "target", None)
+    mine, its = jax.tree.leaves(target.model), jax.tree.leaves(model)
+    same = len(mine) == len(its) and all(x is y for x, y in zip(mine, its, strict=True))
+    if model is not None and not same:
+        its_own = dataclasses.replace(target, name="it was loaded with", model=model)
+        check(type(drafter).__name__, describe(its_own), target)
+
+
+def check(place: str | pathlib.Path, described: Any, target: Checkpoint) -> None:
+    """ValueError, which names both, if a drafter was made for another target than this."""
+    if not isinstance(described, dict):
+        raise ValueError(f"{place} does not say which target the drafter belongs to.")
+    sizes = {
+        "model_type": getattr(target.config, "model_type", ""),
+        "vocab_size": target.model.vocab_size,
+        "width": width(target.model),
+    }
+    words = {"model_type": "the model type", "vocab_size": "a vocabulary of", "width": "the width"}
+    for field, value in sizes.items():
+        if described.get(field) != value:
+            raise _other(
+                place, described, target, f"{words[field]} {value!r}", described.get(field)
+            )
+    both = described.get("fingerprint"), fingerprint(target.model)
+    if None in both:
+        return
+    theirs, ours = (np.array([row.split() for row in rows], float) for rows in both)
+    if theirs.shape != ours.shape or not np.allclose(theirs, ours, **TOLERANCE):  # type: ignore[arg-type]
+        raise _other(place, described, target, "other weights", None)
+
+
+def _other(place, described, target, mine: str, theirs: Any) -> ValueError:
+    instead = "" if theirs is None else f", where its own has {theirs!r}"
+    return ValueError(
+        f"The drafter {place} belongs to the target {described.get('name')!r}, and "
+        f"{target.name!r} has {mine}{instead}. Decode with its own target, or train a drafter for "
+        "this one (experiments.train, configs/train.py:eagle-parse)."
+    )

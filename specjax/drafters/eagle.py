@@ -1,0 +1,478 @@
+"""EAGLE: one layer that goes on where the target stopped, from the target's own hidden states.
+
+EAGLE-1 (Li et al. 2024, 2401.15077) predicts the target's next feature, which is the hidden state
+that its head reads, and lets that head say the token. EAGLE-3 (2503.01840) reads the states of
+three of the target's layers, predicts tokens alone, and has a head of its own over frequent ids.
+
+Let f_s be the target's feature after token x_s. Slot s of the one layer reads the pair
+
+    (f_{s−1}, embedding of x_s)    and says h_s, from which the token x_{s+1} is drawn.
+
+While it drafts there is no f_{s−1}, and h_{s−1} stands for it. Once the target has read the block,
+`observe` runs it through the layer again, now with the target's true features one to the left: that
+overwrites the slots which drafting made from guesses. With known tokens a b c and drafts [d e], of
+which d is accepted and x follows:
+
+    begin    slot 2  (f_1, c)  → h_2, d drawn
+    extend   slot 3  (h_2, d)  → h_3, e drawn
+    target   reads [c d e]     → f_2, f_3 and one that is of no use
+    observe  slots 2, 3, 4     (f_1, c) (f_2, d) (f_3, e)
+    begin    slot 4  (f_3, x)  → over what was rejected
+
+The embedding is the target's, and so is the head of EAGLE-1: the same arrays, and none of them is
+stored. Of an encoder-decoder the layer may read the encoder's output too, by cross-attention.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+
+from specjax import devices
+from specjax.drafters.base import Drafter
+from specjax.models import hub
+from specjax.models.hub import Checkpoint
+from specjax.models.hub import llama as names_of
+from specjax.models.hub.tensors import Held
+from specjax.models.language_model import LanguageModel
+from specjax.models.layers import (
+    KV,
+    MASKED,
+    CausalBias,
+    Decoder,
+    Linear,
+    RMSNorm,
+    arrange,
+    causal_bias,
+    empty,
+    project,
+)
+from specjax.models.llama import (
+    INITIAL_STD,
+    FeedForward,
+    LlamaConfig,
+    Rotation,
+    SelfAttention,
+    for_groups,
+)
+from specjax.models.t5 import CrossAttention, T5Config
+from specjax.models.tapped import Tapped, decoder_of
+from specjax.pytrees import pytree
+from specjax.types import Inputs, Model
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleConfig:
+    """What an EAGLE is made of. Without taps it is an EAGLE-1, with them an EAGLE-3."""
+
+    layer: LlamaConfig
+    """Of one layer, as wide as the target."""
+    taps: tuple[int, ...] = ()
+    """After how many of the target's layers a state is taken: of EAGLE-3, three."""
+    rows: int = 0
+    """Of EAGLE-3's own head, one for each frequent id."""
+    fuse_bias: bool = False
+    """Whether the projection of pairs or taps has a bias."""
+    residual_normed: bool = False
+    """EAGLE-3: whether the residual stream begins behind the feature's norm."""
+    first_learned: bool = True
+    """Whether a learned feature stands for f_{−1}. If not, no other slot sees slot 0, and a round
+    that must begin there has zeros for the feature."""
+    cross: bool = False
+    """Whether the layer reads the encoder's output."""
+
+
+class Source(NamedTuple):
+    """The encoder's output, as the layer reads it."""
+
+    kv: KV  # of S slots
+    bias: Array  # (B, 1, 1, S)
+
+
+class Network(nnx.Module):
+    """The parameters of an EAGLE: a Llama layer without a first norm, or with one for each half."""
+
+    def __init__(
+        self, config: EagleConfig, encoder: T5Config | None, *, rngs: nnx.Rngs, dtype=jnp.float32
+    ):
+        layer, width, taps = config.layer, config.layer.hidden_size, len(config.taps)
+
+        def norm() -> RMSNorm:
+            return RMSNorm(width, layer.rms_norm_eps, dtype=dtype)
+
+        options: dict[str, Any] = {"rngs": rngs, "dtype": dtype}
+        inputs = (taps or 2) * width
+        self.config = config
+        self.fuse = Linear(inputs, width, inputs**-0.5, bias=config.fuse_bias, **options)
+        self.attention = SelfAttention(layer, inputs=2 * width if taps else width, **options)
+        self.feed_forward_norm = norm()
+        self.feed_forward = FeedForward(layer, **options)
+        if encoder is not None:
+            self.cross_norm, self.cross = norm(), CrossAttention(encoder, **options)
+        if taps:
+            self.embedding_norm, self.feature_norm, self.norm = norm(), norm(), norm()
+            self.head = Linear(width, config.rows, INITIAL_STD, **options)
+        if config.first_learned:
+            self.first = nnx.Param(jnp.zeros((width,), dtype))
+
+    def feature(self, hidden: Array) -> Array:
+        """(..., F) of the target → (..., E) as a pair has it."""
+        if not self.config.taps:
+            return hidden
+        return self.fuse(hidden[..., self.config.layer.hidden_size :])
+
+    def __call__(
+        self,
+        embedded: Array,
+        feature: Array,
+        start: Array,
+        cache: KV | None,
+        source: Source | tuple[()],
+    ) -> tuple[Array, KV]:
+        """K pairs of each row, (B, K, E) each, in slots start … start+K−1 → h, and the cache."""
+        count = embedded.shape[1]
+        slots = count if cache is None else cache.values.shape[2]
+        rotation = Rotation.at(start[:, None] + jnp.arange(count)[None, :], self.config.layer)
+        residual, x = self.enter(embedded, feature)
+        bias = self.bias(start, count, slots)
+        attended, cache = self.attention(x, start, bias, rotation, cache)
+        return self.leave(residual + attended, source), cache
+
+    def enter(self, embedded: Array, feature: Array) -> tuple[Array, Array]:
+        """Pairs → the residual stream, and what attention reads."""
+        if not self.config.taps:
+            fused = self.fuse(jnp.concatenate([embedded, feature], axis=-1))
+            return fused, fused
+        normed = self.feature_norm(feature)
+        x = jnp.concatenate([self.embedding_norm(embedded), normed], axis=-1)
+        return (normed if self.config.residual_normed else feature), x
+
+    def leave(self, x: Array, source: Source | tuple[()]) -> Array:
+        """The residual stream after self-attention → h."""
+        if source:
+            x = x + self.cross(self.cross_norm(x), source.kv, source.bias)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+    def bias(self, start: Array, count: int, slots: int) -> CausalBias:
+        """Causal; where there is no first feature, slot 0 is seen by itself alone."""
+        bias = causal_bias(start, count, slots)
+        if not self.config.first_learned:
+            query, key = jnp.arange(count)[:, None], jnp.arange(count)[None, :]
+            first = (start[:, None, None] + key[None] == 0) & (key != query)[None]
+            bias = bias._replace(
+                before=bias.before.at[..., 0].set(MASKED),
+                within=jnp.where(first[:, None], MASKED, bias.within),
+            )
+        layer = self.config.layer
+        return for_groups(bias, layer.num_attention_heads // layer.num_key_value_heads)
+
+    def few(self, hidden: Array) -> Array:
+        """EAGLE-3's own head: (..., E) → (..., rows), in at least float32."""
+        wide = np.promote_types(hidden.dtype, jnp.float32)
+        return project(self.norm(hidden), self.head.weight[...], self.head.input_first, wide)
+
+
+class State(NamedTuple):
+    """What an EAGLE keeps of a row."""
+
+    cache: KV  # of the one layer; slots that are known hold pairs with true features
+    true: Float[Array, "B E"]  # the target's feature of the last token that it has read
+    guess: Float[Array, "B E"]  # h of the last token that was drafted from
+
+
+@pytree
+class Eagle(Drafter):
+    """An EAGLE-1 or EAGLE-3 of one target. Made by `fresh`, `from_tensors` or `attached.load`."""
+
+    target: LanguageModel
+    """Whose embedding, head and encoder it reads; shared."""
+    params: Any
+    """Its own."""
+    ids: Int[Array, " N"] | None
+    """EAGLE-3: the target's id of each row of its head."""
+    row_of: Int[Array, " V"] | None
+    """EAGLE-3: the row of each id of the target; N where it has none."""
+    graphdef: nnx.GraphDef = dataclasses.field(metadata={"static": True})
+    config: EagleConfig = dataclasses.field(metadata={"static": True})
+
+    @property
+    def vocab_size(self) -> int:
+        return self.target.vocab_size
+
+    @property
+    def module(self) -> Network:
+        """The network with its parameters."""
+        return nnx.merge(self.graphdef, self.params, copy=True)
+
+    @property
+    def dtype(self) -> Any:
+        """Of its parameters, its cache and its features."""
+        return jax.tree.leaves(self.params)[0].dtype
+
+    def sees(self, target: Model) -> Model:
+        decoder_of(target, "EAGLE")
+        return Tapped(target, self.config.taps) if self.config.taps else target  # type: ignore[arg-type]
+
+    def start(self, inputs: Inputs, buffer_len: int):
+        """Runs the target's encoder once more, if the layer reads the source."""
+        layer, module = self.config.layer, self.module
+        batch = inputs.prompt.shape[0]
+        heads, size = layer.num_key_value_heads, layer.head_dim
+        first = jnp.zeros((layer.hidden_size,), self.dtype)
+        if self.config.first_learned:
+            first = module.first[...]
+        first = jnp.broadcast_to(first[None, :], (batch, len(first)))
+        cache = empty(batch, heads, buffer_len, size, self.dtype)
+        return self.read(inputs.source, inputs.source_len), State(cache, first, first)
+
+    def read(self, source: Int[Array, "B S"], source_len: Int[Array, " B"]) -> Source | tuple[()]:
+        """What the layer reads of the source; () where it does not."""
+        if not self.config.cross:
+            return ()
+        encoded, bias = self.target.module().read(source, source_len)
+        return Source(self.module.cross.project(encoded.astype(self.dtype)), bias)
+
+    def observe(self, tokens, start, hidden, count, context, state):
+        """Run the block again, each token beside the true feature of the one before it."""
+        features = self.features(hidden)
+        before = jnp.concatenate([state.true[:, None], features[:, :-1]], axis=1)
+        _, cache = self._run(tokens, before, start, context, state.cache)
+        last = jnp.maximum(count - 1, 0)[:, None, None]
+        newest = jnp.take_along_axis(features, last, axis=1)[:, 0]
+        return State(cache, jnp.where(count[:, None] > 0, newest, state.true), state.guess)
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        """Nothing ever lags: `observe` comes in every round."""
+        newest = length - 1
+        token = jnp.take_along_axis(tokens, newest[:, None], axis=1)
+        return self._guess(token, state.true, newest, context, state)
+
+    def extend(self, token, position, context, state):
+        return self._guess(token[:, None], state.guess, position, context, state)
+
+    def _guess(self, token, feature, position, context, state):
+        hidden, cache = self._run(token, feature[:, None], position, context, state.cache)
+        return hidden[:, 0], State(cache, state.true, hidden[:, 0])
+
+    def _run(self, tokens, features, start, context, cache):
+        return self.module(self.embed(tokens), features, start, cache, context)
+
+    def features(self, hidden: Float[Array, "*batch F"]) -> Float[Array, "*batch E"]:
+        """The target's hidden states as pairs have them."""
+        return self.module.feature(hidden.astype(self.dtype))
+
+    def embed(self, tokens: Int[Array, "B K"]) -> Float[Array, "B K E"]:
+        """By the target's table."""
+        return self.target.module().embed(tokens).astype(self.dtype)
+
+    def logits(self, hidden):
+        if self.row_of is None:
+            return self.target.logits(hidden.astype(self.target_dtype))
+        few = self.module.few(hidden)
+        # A gather: a scatter of the rows takes a loop on a CPU.
+        found = few.at[..., self.row_of].get(mode="clip")
+        known = jnp.broadcast_to(self.row_of < self.config.rows, found.shape)
+        return jnp.where(known, found, -jnp.inf)
+
+    @property
+    def target_dtype(self) -> Any:
+        """Of the features that the target's head reads."""
+        return self.target.module().embedding.dtype
+
+    # --- files -----------------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        """For `from_tensors`, as JSON holds them."""
+        return settings_of(self.config)
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Its own parameters by the names of the published heads; d2t[i] is ids[i] − i."""
+        found = hub.unfilled(self.module, tensor_names(self.config))
+        if self.ids is not None:
+            found["d2t"] = np.asarray(self.ids, np.int64) - np.arange(len(self.ids))
+        return found
+
+    @classmethod
+    def from_tensors(
+        cls, settings: Mapping[str, Any], tensors: Mapping[str, np.ndarray], target: Checkpoint
+    ) -> "Eagle":
+        """An EAGLE of `target` from what `settings` and `tensors` gave.
+
+        Raises:
+          ValueError: the parts do not fit together, or the target has not the layers.
+        """
+        layer = names_of.config_from_hub(settings["layer"], {})
+        config = EagleConfig(**{**settings, "layer": layer, "taps": tuple(settings["taps"])})
+        floats = {name: Held.of(x) for name, x in tensors.items() if name != "d2t"}
+        dtype = next(iter(floats.values())).dtype
+        module = _without_params(config, target, dtype)
+        ids = None
+        if config.taps:
+            offsets = tensors.get("d2t", np.zeros(config.rows, np.int64))
+            ids = np.asarray(offsets, np.int64) + np.arange(len(offsets))
+        return _of(target, hub.filled(module, tensor_names(config), floats), ids)
+
+
+def settings_of(config: EagleConfig) -> dict[str, Any]:
+    """See `Eagle.settings`."""
+    layer = {"model_type": config.layer.model_type, **names_of.config_to_hub(config.layer)}
+    return {**dataclasses.asdict(config), "taps": list(config.taps), "layer": layer}
+
+
+def _of(target: Checkpoint, module: Network, ids: np.ndarray | None) -> Eagle:
+    graphdef, params = nnx.split(module)
+    config, row_of = module.config, None
+    if ids is not None:
+        size = target.model.vocab_size
+        if len(ids) != config.rows:
+            raise ValueError(f"{len(ids)} ids are not those of a head of {config.rows} rows.")
+        real = (ids >= 0) & (ids < size)  # the embedding's padding is never drafted
+        row_of = np.full(size, config.rows, np.int32)
+        row_of[ids[real]] = np.flatnonzero(real)
+    return Eagle(
+        target=target.model,
+        params=nnx.to_pure_dict(params),
+        ids=None if ids is None else jnp.asarray(ids, jnp.int32),
+        row_of=None if row_of is None else jnp.asarray(row_of),
+        graphdef=graphdef,
+        config=config,
+    )
+
+
+def _without_params(config: EagleConfig, target: Checkpoint, dtype: Any) -> Network:
+    """A network of shapes; ValueError where the target cannot have it."""
+    module = decoder_of(target.model, "EAGLE")
+    layers = module.cache_shape()[0]
+    if wrong := [tap for tap in config.taps if not 0 <= tap <= layers]:
+        raise ValueError(
+            f"taps={config.taps}: {target.name} has {layers} layers, so {wrong[0]} is none of its "
+            f"states 0 … {layers}. Name others."
+        )
+    if config.cross and not isinstance(target.config, T5Config):
+        raise ValueError(
+            f"cross=True: {target.name} has no encoder whose output could be read; set cross=False."
+        )
+    first = devices.input_first(devices.device_of(target.model).platform)
+    return nnx.eval_shape(lambda: arrange(_network(config, target, 0, dtype), input_first=first))
+
+
+def _network(config: EagleConfig, target: Checkpoint, seed: int, dtype: Any) -> Network:
+    encoder = target.config if config.cross else None
+    return Network(config, encoder, rngs=nnx.Rngs(seed), dtype=dtype)
+
+
+def tensor_names(config: EagleConfig) -> dict[tuple, dict[str, int]]:
+    """For each parameter's path the tensors that it is made of, as the published heads name them.
+
+    The cross-attention and the first feature, which those do not have, are named as they are here.
+    """
+    place = "midlayer" if config.taps else "layers.0"
+    found: dict[tuple, dict[str, int]] = {("fuse", "weight"): {"fc.weight": 1}}
+    if config.fuse_bias:
+        found["fuse", "bias"] = {"fc.bias": 1}
+    prefix = f"{names_of.PREFIX}layers.0"
+    for path, parts in names_of.tensor_names(config.layer).items():
+        if path[:2] == ("layers", 0) and path[2] != "attention_norm":
+            found[path[2:]] = {place + name[len(prefix) :]: n for name, n in parts.items()}
+    if config.taps:
+        found["embedding_norm", "scale"] = {f"{place}.input_layernorm.weight": 1}
+        found["feature_norm", "scale"] = {f"{place}.hidden_norm.weight": 1}
+        found["norm", "scale"] = {"norm.weight": 1}
+        found["head", "weight"] = {"lm_head.weight": 1}
+    if config.cross:
+        found["cross_norm", "scale"] = {"cross_norm.weight": 1}
+        for part in ("query", "kv", "output"):
+            found["cross", part, "weight"] = {f"cross.{part}.weight": 1}
+    if config.first_learned:
+        found["first",] = {"first": 1}
+    return found
+
+
+# --- from scratch --------------------------------------------------------------------------------
+
+
+def fresh(
+    target: Checkpoint,
+    *,
+    version: int = 1,
+    heads: int = 0,
+    inner: int = 0,
+    taps: tuple[int, ...] = (),
+    ids: np.ndarray | None = None,
+    cross: bool | None = None,
+    seed: int = 0,
+) -> Eagle:
+    """An EAGLE to be trained (`training.eagle`), in float32. The target's weights stay as they are.
+
+    Args:
+      target: of the T5, GPT-2 or Llama layout.
+      version: 1 or 3.
+      heads: of its attention; 0: one for 64 numbers of the target's width, and at least 4.
+      inner: width of the feed-forward layer; 0: twice the target's width.
+      taps: of EAGLE-3; (): the published ones, after 2, L/2 and L − 3 layers, or after 1, L/2 and
+        L − 1 where there are fewer than eight.
+      ids: of EAGLE-3's head, each once; None: all that the target has.
+      cross: whether to read the encoder's output; None: if there is an encoder. Tasks that copy
+        need it.
+
+    Raises:
+      ValueError: no such version, or settings that do not fit the target.
+    """
+    if version not in (1, 3):
+        raise ValueError(f"version={version!r} must be 1 or 3.")
+    module = decoder_of(target.model, "EAGLE")
+    width, layers = width_of(module), module.cache_shape()[0]
+    size = target.model.vocab_size
+    if version == 3:
+        taps = taps or default_taps(layers)
+        ids = np.arange(size) if ids is None else np.asarray(ids)
+    heads = heads or max(4, width // 64)
+    config = EagleConfig(
+        layer=LlamaConfig(
+            vocab_size=module.config.vocab_size,
+            hidden_size=width,
+            intermediate_size=inner or 2 * width,
+            num_hidden_layers=1,
+            num_attention_heads=heads,
+            bos_token_id=target.start_id,
+            pad_token_id=target.start_id,
+        ),
+        taps=taps if version == 3 else (),
+        rows=0 if ids is None or version == 1 else len(ids),
+        cross=target.config.is_encoder_decoder if cross is None else cross,
+    )
+    _without_params(config, target, jnp.float32)  # refuses what does not fit
+    network = _network(config, target, seed, jnp.float32)
+    if version == 3:
+        # Copies: training donates what it starts from.
+        network.norm.scale.set_value(jnp.array(module.final_norm.scale[...], jnp.float32))
+        network.head.weight.set_value(jnp.array(_head_rows(module)[ids], jnp.float32))
+    first = devices.input_first(devices.device_of(target.model).platform)
+    return _of(target, arrange(network, input_first=first), ids if version == 3 else None)
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """After which of the target's layers EAGLE-3 taps it."""
+    return (2, layers // 2, layers - 3) if layers >= 8 else (1, layers // 2, max(layers - 1, 1))
+
+
+def width_of(module: Decoder) -> int:
+    """E, of the embedding and of the features."""
+    shape = module.embedding.shape
+    turned = module.config.tie_word_embeddings and module.input_first
+    return shape[0] if turned else shape[1]
+
+
+def _head_rows(module: Decoder) -> Array:
+    """(V, E) of the target's head, with what its `logits` multiplies by."""
+    weight = module.turned_weight()[...]
+    rows = weight.T if module.input_first else weight
+    if getattr(module.config, "scale_decoder_outputs", False):
+        rows = rows * jnp.asarray(module.config.d_model**-0.5, rows.dtype)
+    return rows

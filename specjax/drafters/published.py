@@ -1,0 +1,117 @@
+"""EAGLE heads for targets of the Llama layout as others publish them: which tensor is what.
+
+Read from SafeAILab/EAGLE (EAGLE-1 and EAGLE-3), sgl-project/SpecForge (EAGLE-3) and
+vllm-project/speculators (both):
+
+                    EAGLE-1                       EAGLE-3
+    projection      fc | fusion_fc                fc, of three taps
+    layer           layers.0.* | transformer.*    midlayer.* | layers.0.*
+    head            the target's                  norm, lm_head; d2t[i] + i is the target's id
+    config.json     a Llama's of one layer        the same, and draft_vocab_size; speculators has
+                                                  it in transformer_layer_config
+
+A tap after j layers is what enters layer j. speculators counts so in
+`eagle_aux_hidden_state_layer_ids`; SpecForge names in `eagle_config` the layers that a tap leaves,
+one less each. A head's own copy of the target's embedding is not read.
+
+No published head has a feature before the first token, so slot 0 is seen by no other.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from specjax.drafters import eagle
+from specjax.models.hub import Checkpoint
+from specjax.models.hub import llama as names_of
+from specjax.models.hub.tensors import Tensor
+from specjax.models.hub.weights import find_tensors
+from specjax.models.tapped import decoder_of
+
+PLACES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}  # what speculators calls otherwise
+# Copies of the target's, and what follows from d2t.
+LEFT = ("embed_tokens.weight", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")
+# Variants that are not built, by the fields that ask for them.
+UNBUILT = ("layernorms", "norm_before_fc", "norm_output", "fc_norm")
+
+
+def is_head(place: pathlib.Path, raw: Mapping[str, Any]) -> bool:
+    """Whether a directory's tensors are those of an EAGLE."""
+    if "speculators_model_type" in raw or "draft_vocab_size" in raw:
+        return True
+    if raw.get("num_hidden_layers") != 1:
+        return False
+    try:
+        found = find_tensors(place)
+    except (OSError, ValueError):
+        return False  # what is wrong will be said by those who load it
+    return "fc.weight" in found and "layers.0.self_attn.q_proj.weight" in found
+
+
+def layout(
+    place: pathlib.Path, raw: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Checkpoint
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Settings and the names of tensors, as `Eagle.from_tensors` takes them.
+
+    Returns:
+      settings, and for each tensor of the files that is read the name that it is given.
+
+    Raises:
+      ValueError: a variant that is not built, or a target of another width or vocabulary.
+    """
+    kind = raw.get("speculators_model_type", "eagle")
+    if kind not in ("eagle", "eagle3"):
+        raise ValueError(
+            f"{place}: speculators_model_type={kind!r} is no EAGLE, which is all that is read of "
+            "published drafters."
+        )
+    nested = raw.get("eagle_config") or {}
+    if unbuilt := [name for name in UNBUILT if raw.get(name) or nested.get(name)]:
+        raise ValueError(f"{place}: {unbuilt[0]} is not supported; take a head without it.")
+    own: dict[str, Any] = {"model_type": "llama", **(raw.get("transformer_layer_config") or raw)}
+    layer = names_of.config_from_hub({**own, "num_hidden_layers": 1}, {})
+    if own.get("num_hidden_layers", 1) != 1:
+        raise ValueError(
+            f"{place}: num_hidden_layers={own['num_hidden_layers']}, and a head of one layer is "
+            "all that is read. Take another."
+        )
+    module = decoder_of(target.model, "EAGLE")
+    given = raw.get("target_hidden_size") or layer.hidden_size
+    for what, theirs, ours in (
+        ("width", layer.hidden_size, eagle.width_of(module)),
+        ("width", given, eagle.width_of(module)),
+        ("vocabulary", layer.vocab_size, module.config.vocab_size),
+    ):
+        if theirs != ours:
+            raise ValueError(
+                f"The head {place} is for a target of {what} {theirs}, and {target.name} has "
+                f"{ours}. Load its own target, or take another head."
+            )
+    names = {name: _ours(name) for name in tensors if name not in LEFT}
+    three = "lm_head.weight" in names
+    if three:
+        names = {name: new.replace("layers.0.", "midlayer.") for name, new in names.items()}
+    config = eagle.EagleConfig(
+        layer=layer,
+        taps=_taps(raw, module.cache_shape()[0]) if three else (),
+        rows=tensors["lm_head.weight"].shape[0] if three else 0,
+        fuse_bias="fc.bias" in names.values(),
+        residual_normed=bool(raw.get("norm_before_residual")),
+        first_learned=False,
+    )
+    return eagle.settings_of(config), names
+
+
+def _ours(name: str) -> str:
+    for theirs, ours in PLACES.items():
+        if name.startswith(theirs):
+            return ours + name[len(theirs) :]
+    return name
+
+
+def _taps(raw: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    if given := raw.get("eagle_aux_hidden_state_layer_ids"):
+        return tuple(given)
+    if given := (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids"):
+        return tuple(layer + 1 for layer in given)
+    return (2, layers // 2, layers - 3)

@@ -1,0 +1,345 @@
+"""Training a drafter that belongs to one target, which stays as it is.
+
+`run(config, directory)` does everything and can be interrupted at any time: the same call goes on
+from the latest checkpoint with the very batches that would have come. In the directory:
+
+    drafter/        the result, as `drafters.attached` reads it
+    checkpoints/    orbax: parameters, optimizer state and step
+    metrics.jsonl   a row per `log_every` steps and per evaluation
+    curve.png       loss against steps
+    final.json      loss and α on the test split
+
+A kind of drafter is a `Trainer`, how to begin and a loss, and a line in `TRAINERS`. Its drafter has
+a field `target`, which is shared and frozen; all other floats in it are trained.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from jax import Array
+from jaxtyping import Float, Int, Key
+from tqdm import tqdm
+
+from specjax import tasks
+from specjax.drafters import attached
+from specjax.models import hub
+from specjax.models.hub import Checkpoint
+from specjax.support import files, named
+from specjax.tasks import batches
+from specjax.tasks.batches import Batch
+from specjax.training import train
+
+TRAINERS = {"eagle": "specjax.training.eagle:EagleTrainer"}
+
+
+class Known(NamedTuple):
+    """A batch of known tokens, and what the target makes of them. Position 0 is the start token."""
+
+    tokens: Int[Array, "B T"]  # that the target read
+    following: Int[Array, "B T"]  # the token after each
+    real: Float[Array, "B T"]  # 1 where that is no padding, else 0
+    hidden: Float[Array, "B T F"]  # the target's after each, as the drafter sees it
+    logprobs: Float[Array, "B T V"]  # the target's, of the token after each
+    source: Int[Array, "B S"]
+    source_len: Int[Array, " B"]
+
+
+class Losses(NamedTuple):
+    """Of a batch."""
+
+    total: Float[Array, ""]  # summed over positions
+    positions: Float[Array, ""]  # how many
+    seen: dict[str, Float[Array, ""]]  # means over positions that are worth a look, such as α
+
+
+class Trainer(Protocol):
+    """A kind of drafter, to be trained."""
+
+    def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> Any:
+        """A drafter that knows nothing. `counts`: how often each id is in the training data."""
+        ...
+
+    def loss(self, drafter: Any, known: Known, key: Key[Array, ""] | None) -> Losses:
+        """Pure; without a key, as in evaluation, nothing is random."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterConfig:
+    """What to train and how; `configs/train.py` has those of the embedded families."""
+
+    drafter: str  # one of TRAINERS, or the import path of a trainer
+    target: str  # directory of the model that it belongs to
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the trainer
+    task: str = "parse"
+    task_file: str = ""  # of the jsonl task: "train.jsonl,validation.jsonl,test.jsonl"
+    max_examples: int = 0  # of the training split; 0: all
+    steps: int = 3000
+    target_tokens: int = 1024  # of a batch, padding included
+    buckets: tuple[tuple[int, int], ...] = ((16, 24), (24, 40), (32, 64), (48, 104))
+    learning_rate: float = 1e-3
+    warmup_steps: int = 100
+    decay_share: float = 1.0  # the last share of the steps, in which the rate falls to zero
+    clip: float = 1.0  # global norm of the gradient
+    seed: int = 0
+    log_every: int = 50
+    eval_every: int = 1000
+    eval_examples: int = 512
+    checkpoint_every: int = 250
+
+    def __post_init__(self):
+        for name in ("steps", "target_tokens", "log_every", "eval_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if not 0 <= self.decay_share <= 1:
+            raise ValueError(f"decay_share={self.decay_share} must be in [0, 1].")
+
+    @functools.cached_property
+    def trainer(self) -> Trainer:
+        """As `drafter` and `settings` say."""
+        return named.make("trainer", TRAINERS, self.drafter, **self.settings)
+
+
+def from_config_dict(config: Mapping[str, Any]) -> DrafterConfig:
+    """A DrafterConfig of an ml_collections ConfigDict, lists as tuples."""
+    values = dict(config)
+    values["settings"] = dict(values.get("settings", {}))
+    values["buckets"] = tuple(tuple(map(int, bucket)) for bucket in values["buckets"])
+    return DrafterConfig(**values)
+
+
+def known_tokens(drafter: Any, batch: Batch) -> Known:
+    """A batch with what the target of a drafter makes of it, in one call."""
+    model = drafter.sees(drafter.target)
+    following = jnp.asarray(batch.target)
+    source, source_len = jnp.asarray(batch.source), jnp.asarray(batch.source_len)
+    module = drafter.target.module()
+    start_id = jnp.full((len(following), 1), module.config.start_id, jnp.int32)
+    tokens = jnp.concatenate([start_id, following[:, :-1]], axis=1)
+    context = module.encode(source, source_len)
+    hidden, _ = model(tokens, jnp.zeros((1,), jnp.int32), context, None)
+    real = (following != batches.PAD).astype(jnp.float32)
+    logprobs = jax.nn.log_softmax(model.logits(hidden), axis=-1)
+    return Known(tokens, following, real, hidden, logprobs, source, source_len)
+
+
+def params_of(drafter: Any) -> list[Array]:
+    """What is trained: the floats of a drafter that are not its target's."""
+    return [leaf for leaf in _own(drafter)[0] if _is_float(leaf)]
+
+
+def with_params(drafter: Any, params: Sequence[Array]) -> Any:
+    """The drafter with others instead of `params_of`."""
+    leaves, treedef = _own(drafter)
+    left = iter(params)
+    own = jax.tree.unflatten(treedef, [next(left) if _is_float(x) else x for x in leaves])
+    return dataclasses.replace(own, target=drafter.target)
+
+
+def _own(drafter: Any) -> tuple[list[Any], Any]:
+    return jax.tree.flatten(dataclasses.replace(drafter, target=None))
+
+
+def _is_float(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+# --- steps that can be gone on with --------------------------------------------------------------
+
+
+class Progress(NamedTuple):
+    """What changes from step to step."""
+
+    params: Any
+    opt_state: Any
+
+
+def fit(
+    progress: Progress,
+    step: Callable[[Progress, Any, int], tuple[Progress, Array]],
+    source: Callable[[int], Iterator[Any]],
+    evaluate: Callable[[Progress], dict[str, float]],
+    config: DrafterConfig,
+    directory: pathlib.Path,
+) -> Progress:
+    """Steps with checkpoints, a log and a curve, from the latest checkpoint on.
+
+    Args:
+      step: of progress, batch and its number; gives a loss too.
+      source: the batches from a step on.
+      evaluate: what `eval_every` steps are measured by.
+
+    Raises:
+      ValueError: a run of more steps, or a loss that is not finite.
+    """
+    with ocp.CheckpointManager(
+        (directory / "checkpoints").absolute(),
+        options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
+    ) as manager:
+        begin = manager.latest_step() or 0
+        if begin > config.steps:
+            raise ValueError(
+                f"{directory} has a drafter of {begin} steps, more than steps={config.steps}: name "
+                "another directory, or as many steps or more."
+            )
+        if begin:
+            found = manager.restore(begin, args=ocp.args.StandardRestore(_named(progress)))
+            treedef = jax.tree.structure(progress)
+            progress = jax.tree.unflatten(treedef, [found[name] for name in sorted(found)])
+        log = train.open_log(directory / "metrics.jsonl", keep_to=begin)
+        losses, since, batches_ = [], time.perf_counter(), source(begin)
+        evaluated = {row["step"] for row in log.done if "held_out_loss" in row}
+
+        def due(every: int, at: int) -> bool:
+            return at % every == 0 or at == config.steps
+
+        def look(at: int) -> None:
+            log.append({"step": at, **evaluate(progress)})
+            train.draw_curve(log.done, directory / "curve.png")
+
+        if begin and begin not in evaluated and due(config.eval_every, begin):
+            look(begin)  # it was interrupted after the checkpoint
+        for at in tqdm(range(begin + 1, config.steps + 1), unit="step", mininterval=1.0):
+            progress, loss = step(progress, next(batches_), at)
+            losses.append(loss)
+            if due(config.log_every, at):
+                mean = float(jnp.stack(losses).mean())
+                if not np.isfinite(mean):
+                    raise ValueError(
+                        f"the loss is {mean} at step {at}: lower learning_rate="
+                        f"{config.learning_rate} and start again from an empty workdir"
+                    )
+                seconds = (time.perf_counter() - since) / len(losses)
+                log.append({"step": at, "train_loss": mean, "seconds_per_step": seconds})
+                losses, since = [], time.perf_counter()
+            if due(config.checkpoint_every, at):
+                manager.save(at, args=ocp.args.StandardSave(_named(progress)))
+            if due(config.eval_every, at):
+                look(at)
+                since = time.perf_counter()
+    return progress
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    """Leaves by their number: what orbax restores into is as flat as what was saved."""
+    return {f"{i:04d}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
+
+
+# --- a run ---------------------------------------------------------------------------------------
+
+
+def run(config: DrafterConfig, directory: str | os.PathLike) -> dict[str, Any]:
+    """Trains, or goes on training, and writes the drafter; returns what final.json holds.
+
+    Raises:
+      ValueError: a field of the config, the data, the target or a file of the directory is at
+        fault.
+    """
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    target = hub.load(config.target, dtype=jnp.float32)
+    if target.tokenizer is None:
+        raise ValueError(
+            f"{config.target} has no tokenizer, which the pairs of {config.task} need."
+        )
+    pairs = _pairs(config, target)
+    ids = np.concatenate([pair.target for pair in pairs["train"]])
+    counts = np.bincount(ids, minlength=target.model.vocab_size)[: target.model.vocab_size]
+    drafter = config.trainer.init(target, counts, config.seed)
+    params = [jnp.array(x) for x in params_of(drafter)]  # copies: a step donates them
+    optimizer = train.optimizer(config)  # type: ignore[arg-type]
+    key = jax.random.key(config.seed)
+    order = batches.Order(
+        batches.lengths(pairs["train"]), config.buckets, config.target_tokens, config.seed
+    )
+
+    def source(begin: int) -> Iterator[Batch]:
+        for bucket, chosen in order.from_step(begin):
+            members = [pairs["train"][i] for i in chosen]
+            yield batches.collate(members, config.buckets[bucket])
+
+    def evaluate(progress: Progress, split: str = "validation") -> dict[str, float]:
+        kept = pairs[split][: config.eval_examples] if split == "validation" else pairs[split]
+        return measure(config, with_params(drafter, progress.params), kept)
+
+    one_step = functools.partial(_step, config.trainer, optimizer)
+    progress = fit(
+        Progress(params, optimizer.init(params)),
+        lambda progress, batch, at: one_step(progress, drafter, batch, jax.random.fold_in(key, at)),
+        source,
+        evaluate,
+        config,
+        directory,
+    )
+    attached.save(directory / "drafter", with_params(drafter, progress.params), target)
+    final = {
+        "parameters": sum(x.size for x in jax.tree.leaves(progress.params)),
+        "steps": config.steps,
+        "test_examples": len(pairs["test"]),
+        **evaluate(progress, "test"),
+    }
+    files.write_json(directory / "final.json", final)
+    return final
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
+def _step(
+    trainer: Trainer,
+    optimizer: optax.GradientTransformation,
+    progress: Progress,
+    begun: Any,
+    batch: Batch,
+    key: Key[Array, ""],
+) -> tuple[Progress, Array]:
+    """One step of the optimizer, and the mean loss before it. `begun`: the drafter at first."""
+
+    def mean(params):
+        drafter = with_params(begun, params)
+        found = trainer.loss(drafter, known_tokens(drafter, batch), key)
+        return found.total / jnp.maximum(found.positions, 1)
+
+    loss, gradient = jax.value_and_grad(mean)(progress.params)
+    updates, opt_state = optimizer.update(gradient, progress.opt_state, progress.params)
+    return Progress(optax.apply_updates(progress.params, updates), opt_state), loss
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _losses(trainer: Trainer, drafter: Any, batch: Batch) -> Losses:
+    return trainer.loss(drafter, known_tokens(drafter, batch), None)
+
+
+def measure(config: DrafterConfig, drafter: Any, pairs: Sequence[batches.Pair]) -> dict[str, float]:
+    """The mean loss over pairs, as `held_out_loss`, and what else the loss shows."""
+    cut = batches.in_order(pairs, config.buckets, config.target_tokens)
+    found = jax.device_get([_losses(config.trainer, drafter, batch) for batch in cut])
+    counts = np.array([losses.positions for losses in found])
+    shown = {
+        name: float(sum(losses.seen[name] * losses.positions for losses in found) / counts.sum())
+        for name in found[0].seen
+    }
+    return {"held_out_loss": float(sum(f.total for f in found) / counts.sum()), **shown}
+
+
+def _pairs(config: DrafterConfig, target: Checkpoint) -> dict[str, list[batches.Pair]]:
+    """Ids of all splits, by the target's tokenizer."""
+    places = [pathlib.Path(part) for part in config.task_file.split(",") if part]
+    tokenizer = target.tokenizer
+    tokenizer.model_max_length = 10**9  # buckets decide what is too long, and need no warning
+    found = {}
+    for split in tasks.SPLITS:
+        examples = tasks.load(config.task, split, files=places)
+        if split == "train" and config.max_examples:
+            examples = examples[: config.max_examples]
+        whole = not target.config.is_encoder_decoder
+        found[split] = batches.encode(examples, tokenizer, decoder_only=whole)
+    return found

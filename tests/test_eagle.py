@@ -1,0 +1,323 @@
+"""EAGLE-1 and EAGLE-3: what they say, and that it is said from the target's true features."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eagles
+import test_loops
+from eagles import EOS, KINDS, eagle_of, features_of, target_of
+from enumeration import output_distribution
+from reference import chi_square, sequence_distribution, total_variation
+from specjax import generate, loop, speculative
+from specjax.accept import BlockRule, TokenRule
+from specjax.autoregressive import Autoregressive
+from specjax.drafters import eagle
+from specjax.drafters.eagle import State
+from specjax.models.layers import Decoder
+from specjax.models.memory import nbytes
+from specjax.models.tapped import Tapped
+from specjax.policies import constant
+from specjax.sampling import row_keys, sampling
+from specjax.speculative import Speculative
+from table_models import inputs_of, repeat
+from toy_policies import Erratic, OneOf
+
+VERSIONS = (1, 3)
+GAMMA = 3
+NEVER = jnp.int32([-1])
+SLOW = pytest.mark.slow
+CLOSE = 1e-3  # of log-probabilities whose logits are of the order of 1,000, in float32
+# One token beside longer ones; a T5 begins with its start token alone and reads a source.
+PROMPTS = [[1], [0, 2, 3, 1], [4, 4]]
+SOURCES = [[3, 1, 4], [2, 1], [4, 0, 3, 1]]
+
+
+def inputs_for(target):
+    if target.config.is_encoder_decoder:
+        return inputs_of([[0]] * len(SOURCES), SOURCES)
+    return inputs_of(PROMPTS)
+
+
+def method_of(
+    target, drafter, *, policy=None, distribution=None, rule=None, eos=NEVER, gamma=GAMMA
+):
+    return Speculative(
+        drafter.sees(target.model), drafter, rule or TokenRule(), policy or constant(gamma),
+        distribution or sampling(1.0), eos, gamma,
+    )  # fmt: skip
+
+
+# --- against a reference -------------------------------------------------------------------------
+
+
+@jax.jit
+def run_and_ask(method, contexts, state):
+    """Rounds until all rows are done, and before each what the drafter says first, by length."""
+
+    def body(carry):
+        state, said, lengths, slot = carry
+        known = state.tokens, state.length, contexts.drafter, state.drafter
+        hidden, _ = method.drafter.begin(*known)
+        said = said.at[slot].set(method.drafter.logits(hidden))
+        lengths = lengths.at[slot].set(jnp.where(state.done, 0, state.length))
+        return method.step(contexts, state)[0], said, lengths, slot + 1
+
+    rows, size = state.tokens.shape[0], method.target.vocab_size
+    said, lengths = jnp.zeros((24, rows, size)), jnp.zeros((24, rows), jnp.int32)
+    state, said, lengths, _ = jax.lax.while_loop(
+        lambda carry: jnp.any(~carry[0].done), body, (state, said, lengths, jnp.int32(0))
+    )
+    return state.tokens, state.stats, said, lengths
+
+
+def expected_logits(target, drafter, tokens):
+    """(B, T, V) of a plain pass over the known text with the target's true features."""
+    inputs = inputs_for(target)
+    hidden = features_of(drafter, inputs.source, inputs.source_len, tokens)
+    if drafter.config.cross:
+        before = np.asarray(drafter.features(jnp.asarray(hidden)))[:, :-1]
+        first = np.broadcast_to(drafter.module.first[...], (len(tokens), 1, before.shape[2]))
+        source = drafter.read(inputs.source, inputs.source_len)
+        embedded = drafter.embed(jnp.asarray(tokens))
+        features = jnp.concatenate([first, before], axis=1)
+        start = jnp.zeros((len(tokens),), jnp.int32)
+        return np.asarray(
+            drafter.logits(drafter.module(embedded, features, start, None, source)[0])
+        )
+    table = np.asarray(drafter.embed(jnp.arange(target.model.vocab_size)[None])[0])
+    parts = drafter.settings(), drafter.tensors(), table
+
+    def head(x):
+        return np.asarray(target.model.logits(jnp.asarray(x, jnp.float32)))
+
+    return np.stack(
+        [eagles.reference(*parts, head, *row) for row in zip(hidden, tokens, strict=True)]
+    )
+
+
+def disagreement(target, drafter, policy) -> float:
+    """The largest difference between the loop's and the reference's log-probabilities."""
+    method = method_of(target, drafter, policy=policy)
+    begun = test_loops.begin(method, inputs_for(target), [9, 7, 8])
+    tokens, stats, said, lengths = jax.device_get(run_and_ask(method, *begun))
+    assert 0 < stats.accepted.sum() < stats.drafted.sum()
+    rounds, rows = np.nonzero(lengths)
+    assert len(rounds) > 9
+    expected = expected_logits(target, drafter, tokens)[rows, lengths[rounds, rows] - 1]
+    found, expected = (
+        np.asarray(jax.nn.log_softmax(jnp.asarray(x, jnp.float32), axis=-1))
+        for x in (said[rounds, rows], expected)
+    )
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+    finite = np.isfinite(expected)
+    return float(np.abs(found[finite] - expected[finite]).max())
+
+
+@pytest.mark.parametrize(
+    ("kind", "version"), [("t5", 1), ("t5", 3), ("gpt", 3), pytest.param("llama", 1, marks=SLOW)]
+)
+def test_a_round_begins_from_true_features(kind, version):
+    """After rejections, in rounds without drafts, beside rows of other lengths: what a round says
+    first is what one pass over the known text says, in numpy for a target without an encoder."""
+    target = target_of(kind)
+    assert disagreement(target, eagle_of(target, version), Erratic()) < CLOSE
+
+
+def test_a_head_without_a_first_feature():
+    """As published ones are: slot 0 is seen by no other."""
+    target = target_of("llama")
+    drafter = eagle_of(target, 1, first_learned=False)
+    assert disagreement(target, drafter, constant(GAMMA)) < CLOSE
+
+
+def test_features_that_stay_from_drafting_are_seen(monkeypatch):
+    """`observe` keeps the newest true feature, but does not run the block again."""
+    plain = eagle.Eagle.observe
+
+    def lazy(self, tokens, start, hidden, count, context, state):
+        true = plain(self, tokens, start, hidden, count, context, state).true
+        return State(state.cache, true, state.guess)
+
+    monkeypatch.setattr(eagle.Eagle, "observe", lazy)
+    jax.clear_caches()
+    target = target_of("gpt")
+    assert disagreement(target, eagle_of(target, 1), constant(GAMMA)) > 1e-2
+
+
+def test_a_feature_shifted_by_one_is_seen(monkeypatch):
+    """Tokens beside the feature after them instead of the one before."""
+    plain = eagle.Eagle._run
+
+    def shifted(self, tokens, features, start, context, cache):
+        features = features if tokens.shape[1] == 1 else jnp.roll(features, -1, axis=1)
+        return plain(self, tokens, features, start, context, cache)
+
+    monkeypatch.setattr(eagle.Eagle, "_run", shifted)
+    jax.clear_caches()
+    target = target_of("gpt")
+    assert disagreement(target, eagle_of(target, 1), constant(GAMMA)) > 1e-2
+
+
+# --- exactness -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+SAMPLINGS = {"greedy": sampling(0.0), "warm": sampling(0.7)}
+POLICIES = constant(2), Erratic()
+RULES = {"token": TokenRule(), "block": BlockRule()}
+
+
+@functools.cache
+def pair_of(kind: str, version: int, dtype):
+    target = target_of(kind, 3, dtype)
+    options = {"ids": np.array([0, 2])} if version == 3 else {}
+    return target, eagle_of(target, version, **options)
+
+
+QUICK = [("t5", 1, "token", "warm"), ("gpt", 3, "block", "warm")]
+CASES = [
+    pytest.param(*case, marks=() if case in QUICK else SLOW)
+    for case in itertools.product(["t5", "gpt"], VERSIONS, RULES, SAMPLINGS)
+]
+
+
+@pytest.mark.parametrize(("kind", "version", "rule", "distribution"), CASES)
+def test_enumerated_distribution_is_the_targets(kind, version, rule, distribution, double):
+    """All outputs of up to 4 tokens over 3, through the real step, EOS and the limit included, for
+    both policies: TV < 1e-6."""
+    target, drafter = pair_of(kind, version, jnp.float64)
+    inputs = inputs_of([[0]], [[1, 0, 1]]) if kind == "t5" else inputs_of([[1, 0]])
+    chosen = SAMPLINGS[distribution]
+    expected = sequence_distribution(drafter.sees(target.model), inputs, chosen, {EOS}, 4)
+    for which in range(len(POLICIES)):
+        policy = OneOf(POLICIES, jnp.int32(which))  # compiles once
+        options = {"policy": policy, "distribution": chosen, "rule": RULES[rule], "gamma": 2}
+        method = method_of(target, drafter, eos=jnp.int32([EOS]), **options)
+        assert total_variation(output_distribution(method, inputs, 4), expected) < 1e-6
+
+
+@pytest.mark.parametrize("version", [1, pytest.param(3, marks=SLOW)])
+def test_samples_follow_the_target(version):
+    """65,536 outputs of up to 4 tokens of the real jitted loop, a fifth or more in several rounds:
+    p > 1e-4."""
+    rows, samples, length = 1 << 13, 1 << 16, 4
+    target, drafter = pair_of("gpt", version, jnp.float32)
+    method = method_of(
+        target, drafter, distribution=SAMPLINGS["warm"], eos=jnp.int32([EOS]), gamma=2
+    )
+    inputs, zeros = repeat(inputs_of([[1, 0]]), rows), jnp.zeros((rows,), jnp.int32)
+    counts: dict[tuple, int] = {}
+    several = 0
+    for first in range(0, samples, rows):
+        keys = row_keys(jax.random.key(0), zeros, jnp.arange(first, first + rows, dtype=jnp.int32))
+        state = loop.decode(method, *loop.start(method, inputs, keys, zeros + length, buffer_len=9))
+        tokens, ends, rounds = jax.device_get((state.tokens, state.length, state.rounds))
+        several += int((rounds > 1).sum())
+        for row, end in zip(tokens, ends, strict=True):
+            output = tuple(row[2:end].tolist())
+            counts[output] = counts.get(output, 0) + 1
+    expected = sequence_distribution(
+        method.target, inputs_of([[1, 0]]), SAMPLINGS["warm"], {EOS}, length
+    )
+    assert several > 0.2 * samples
+    assert chi_square(counts, expected) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [("t5", 3), ("gpt", 1), ("llama", 3), *(pytest.param(*case, marks=SLOW) for case in
+     (("t5", 1), ("gpt", 3), ("llama", 1)))],
+)  # fmt: skip
+def test_greedy_tokens_are_those_of_plain_decoding(kind, version):
+    """With ragged rows, and texts that end apart."""
+    target = target_of(kind, 12)
+    texts = [[3, 1], [5, 6, 7, 1], [4], [9, 8, 3, 1, 1]]
+    drafter = eagle_of(target, version)
+    found = generate(target, drafter, texts, gamma=3, max_new_tokens=20)
+    assert found.tokens == generate(target, None, texts, max_new_tokens=20).tokens
+    assert len({len(row) for row in found.tokens}) > 1
+    assert np.sum(found.drafted) > 0
+
+
+# --- taps ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tapped_target_is_the_target(kind):
+    """The same tokens and the same hidden states; each tap is what leaves a layer."""
+    target = target_of(kind)
+    tapped = Tapped(target.model, (0, 1, 2))
+    inputs, begun = inputs_for(target), []
+    for model in (target.model, tapped):
+        method = Autoregressive(model, sampling(0.0), NEVER)
+        begun.append(loop.decode(method, *test_loops.begin(method, inputs, 9)).tokens)
+    np.testing.assert_array_equal(*begun)
+    module: Decoder = target.model.module()
+    context = module.encode(inputs.source, inputs.source_len)
+    call = inputs.prompt, jnp.zeros((1,), jnp.int32), context, None
+    states, _ = module.states(*call)
+    final, *taps = np.split(np.asarray(tapped(*call)[0]), 4, axis=-1)
+    np.testing.assert_array_equal(final, target.model(*call)[0])
+    for tap, state in zip(taps, states, strict=True):
+        np.testing.assert_array_equal(tap, state)
+
+
+def test_taps_that_nobody_reads_cost_nothing():
+    """The compiled loop has as many operations as without them, and none of their width."""
+    target = target_of("gpt")
+    costs = []
+    for model in (target.model, Tapped(target.model, (0, 1, 2))):
+        method = Autoregressive(model, sampling(0.0), NEVER)
+        begun = test_loops.begin(method, inputs_for(target), 9)
+        compiled = loop.decode.lower(method, *begun).compile()
+        assert ",32]" not in compiled.as_text()
+        costs.append(compiled.cost_analysis()["flops"])
+    assert costs[0] == costs[1]
+
+
+# --- what is shared ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_targets_arrays_are_shared_and_not_stored(version):
+    target = target_of("t5")
+    drafter = eagle_of(target, version)
+    places = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(target.model)}
+    shared = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(drafter.target)}
+    assert shared == places
+    assert nbytes((target.model, drafter)) == nbytes(drafter)
+    sizes = {array.shape for array in drafter.tensors().values()}
+    assert target.model.module().embedding.shape not in sizes
+
+
+def test_a_target_that_has_no_layers_to_reach():
+    with pytest.raises(ValueError, match="needs a target of the T5, GPT-2 or Llama layout"):
+        eagle_of(target_of("gpt"), 3).sees(object())
+    with pytest.raises(ValueError, match=r"taps=\(0, 1, 9\).* has 2 layers, so 9 is none"):
+        eagle.fresh(target_of("gpt"), version=3, taps=(0, 1, 9))
+    with pytest.raises(ValueError, match="has no encoder"):
+        eagle.fresh(target_of("gpt"), cross=True)
+    with pytest.raises(ValueError, match="version=2 must be 1 or 3"):
+        eagle.fresh(target_of("gpt"), version=2)
+
+
+def test_a_round_can_be_stepped():
+    """Rounds without drafts move the newest true feature on."""
+    target = target_of("gpt")
+    drafter = eagle_of(target, 1)
+    method = method_of(target, drafter, policy=constant(GAMMA))
+    contexts, state = test_loops.begin(method, inputs_for(target), 1)
+    after, _ = jax.jit(speculative.step)(method, contexts, state)
+    assert not np.any(np.asarray(after.drafter.true == state.drafter.true).all(axis=1))
+    assert dataclasses.replace(drafter).config == drafter.config

@@ -1,0 +1,206 @@
+"""Training an EAGLE: what is unrolled is what is drafted, nothing is seen ahead, and it learns."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eagles import eagle_of, target_of
+from pairs import TEXTS
+from specjax import drafters
+from specjax.tasks import batches
+from specjax.tasks.batches import Pair
+from specjax.training import eagle, train_drafter
+from specjax.training.eagle import EagleTrainer, unrolled
+from specjax.training.train_drafter import DrafterConfig, known_tokens
+from specjax.types import Inputs
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+STEPS = 3
+PAIRS = [
+    Pair(np.array([3, 1, 4]), np.array([4, 3, 3, 1, 4, 2])),
+    Pair(np.array([2, 1]), np.array([1, 4, 3, 2])),
+]
+
+
+def batch_of(target):
+    encodes = target.config.is_encoder_decoder
+    pairs = PAIRS if encodes else [Pair(np.zeros(0, np.int32), p.target) for p in PAIRS]
+    return batches.collate(pairs, (4 if encodes else 0, 7))
+
+
+@jax.jit
+def drafted(drafter, known, begin):
+    """Logits of a round that begins with `begin` known tokens and drafts the text's own tokens."""
+    batch, count = known.tokens.shape
+    inputs = Inputs(known.source, known.source_len, known.tokens, jnp.full((batch,), count))
+    context, state = drafter.start(inputs, count + STEPS)
+    zeros = jnp.zeros((batch,), jnp.int32)
+    state = drafter.observe(known.tokens, zeros, known.hidden, zeros + begin - 1, context, state)
+    padded = jnp.pad(known.tokens, ((0, 0), (0, STEPS)))
+    hidden, state = drafter.begin(padded, zeros + begin, context, state)
+    said = [drafter.logits(hidden)]
+    for step in range(1, STEPS):
+        token = padded[:, begin + step - 1]
+        hidden, state = drafter.extend(token, zeros + begin + step - 1, context, state)
+        said.append(drafter.logits(hidden))
+    return jnp.stack(said, axis=1)
+
+
+def features_before(drafter, known):
+    features = drafter.features(known.hidden)
+    first = jnp.broadcast_to(drafter.module.first[...], (len(features), 1, features.shape[2]))
+    return jnp.concatenate([first, features[:, :-1]], axis=1)
+
+
+def run_unrolled(drafter, known):
+    before = features_before(drafter, known)
+    source = drafter.read(known.source, known.source_len)
+    return unrolled(drafter, known.tokens, before, source, STEPS)
+
+
+@jax.jit
+def said_along(drafter, known):
+    """h and log-probabilities of each unrolled step."""
+    found = run_unrolled(drafter, known)
+    return [(hidden, jax.nn.log_softmax(drafter.logits(hidden))) for hidden in found]
+
+
+@pytest.mark.parametrize(("kind", "version"), [("t5", 3), ("gpt", 1)])
+def test_what_is_unrolled_is_what_is_drafted(kind, version):
+    """Row t of step i is the token i of a draft that began with t + 1 known tokens: the true keys
+    up to t, its own after that, each at its position."""
+    target = target_of(kind)
+    drafter = eagle_of(target, version)
+    known = jax.jit(known_tokens)(drafter, batch_of(target))
+    said = said_along(drafter, known)
+    count = known.tokens.shape[1]
+    for row in (0, 1, 3):
+        expected = drafted(drafter, known, row + 1)
+        for step in range(min(STEPS, count - row)):
+            found = said[step][1][:, row]
+            wanted = jax.nn.log_softmax(expected[:, step])
+            np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-3)
+
+
+def looks_ahead(drafter, known) -> bool:
+    """Whether what row t of step i says changes with the tokens after t + i or features after t."""
+    said = jax.jit(run_unrolled)(drafter, known)
+    at = 3
+    changed = known._replace(
+        tokens=known.tokens.at[:, at + 1 :].set(0),
+        hidden=known.hidden.at[:, at:].multiply(2.0),
+    )
+    other = jax.jit(run_unrolled)(drafter, changed)
+    for step in range(STEPS):
+        row = at - step
+        if not np.array_equal(said[step][:, : row + 1], other[step][:, : row + 1]):
+            return True
+    return False
+
+
+def test_no_row_reads_its_own_token(monkeypatch):
+    """Nor a later feature; and if each read the token that it is to say, that would be seen."""
+    target = target_of("gpt")
+    drafter = eagle_of(target, 1)
+    known = jax.jit(known_tokens)(drafter, batch_of(target))
+    assert not looks_ahead(drafter, known)
+    plain = eagle.moved
+    monkeypatch.setattr(eagle, "moved", lambda x, steps: plain(x, steps + 1))
+    jax.clear_caches()
+    assert looks_ahead(drafter, known)
+
+
+def test_losses_by_hand():
+    """EAGLE-1: smooth-L1 and cross-entropy over the real positions, without noise."""
+    target = target_of("gpt")
+    drafter = eagle_of(target, 1)
+    known = jax.jit(known_tokens)(drafter, batch_of(target))
+    trainer = EagleTrainer(token_weight=0.5, feature_weight=2.0)
+    found = jax.jit(lambda *args: trainer.loss(*args, None))(drafter, known)
+    hidden, draft = said_along(drafter, known)[0]
+    distance = np.abs(hidden - known.hidden)  # whose features are the hidden states themselves
+    near = np.where(distance < 1, distance**2 / 2, distance - 0.5).mean(-1)
+    p = np.exp(known.logprobs)
+    each = 2.0 * near - 0.5 * (p * draft).sum(-1)
+    real = np.asarray(known.real)
+    assert found.positions == real.sum() == sum(len(pair.target) for pair in PAIRS)
+    np.testing.assert_allclose(found.total, (each * real).sum(), rtol=1e-5)
+    alpha = np.minimum(p, np.exp(draft)).sum(-1)
+    np.testing.assert_allclose(found.seen["alpha_1"], (alpha * real).sum() / real.sum(), rtol=1e-5)
+
+
+def test_a_head_over_some_ids_learns_the_targets_distribution_over_them():
+    """Its cross-entropy is −Σ p log q over its ids, and its α counts what it can say."""
+    target = target_of("gpt")
+    drafter = eagle_of(target, 3, ids=np.array([0, 2, 3]))
+    known = jax.jit(known_tokens)(drafter, batch_of(target))
+    trainer = EagleTrainer(version=3, steps=2, decay=0.5)
+    found = jax.jit(lambda *args: trainer.loss(*args, None))(drafter, known)
+    real, total = np.asarray(known.real), 0.0
+    for step, (_, logprobs) in enumerate(said_along(drafter, known)[:2]):
+        count = real.shape[1] - step
+        draft = np.asarray(logprobs)[:, :count, [0, 2, 3]]
+        p = np.exp(known.logprobs)[:, step:, [0, 2, 3]]
+        total -= 0.5**step * ((p * draft).sum(-1) * real[:, step:]).sum()
+    np.testing.assert_allclose(found.total, total, rtol=1e-4)
+
+
+@pytest.fixture
+def config(pair, tmp_path):
+    rows = [json.dumps({"input": text, "target": text}) for text in TEXTS]
+    for split in ("train", "validation", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    return DrafterConfig(
+        "eagle", pair.target.name, {"heads": 2, "inner": 16, "token_weight": 1.0}, task="jsonl",
+        task_file=str(tmp_path), steps=30, target_tokens=64, buckets=((16, 16),), warmup_steps=2,
+        learning_rate=1e-2, log_every=5, eval_every=15, checkpoint_every=10,
+    )  # fmt: skip
+
+
+def rows_of(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_learns_and_writes_a_drafter(config, pair, tmp_path):
+    work = tmp_path / "work"
+    final = train_drafter.run(config, work)
+    losses = [row["train_loss"] for row in rows_of(work) if "train_loss" in row]
+    assert losses[-1] < 0.8 * losses[0]
+    assert final["alpha_1"] > 0
+    assert {path.name for path in work.iterdir()} == {
+        "checkpoints", "metrics.jsonl", "curve.png", "final.json", "drafter",
+    }  # fmt: skip
+    found = drafters.load(str(work / "drafter"), pair.target)
+    assert drafters.parameters(found) == final["parameters"]
+    with pytest.raises(ValueError, match="has a drafter of 30 steps, more than steps=5"):
+        train_drafter.run(dataclasses.replace(config, steps=5), work)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_cut_goes_on(config, tmp_path):
+    """After 20 of 30 steps: with the losses and the drafter of one that was not."""
+    whole = dataclasses.replace(config, decay_share=0.0)
+    once, cut = tmp_path / "once", tmp_path / "cut"
+    finals = [train_drafter.run(whole, once)]
+    train_drafter.run(dataclasses.replace(whole, steps=20), cut)
+    finals.append(train_drafter.run(whole, cut))
+    losses = [
+        [(row["step"], row["train_loss"]) for row in rows_of(place) if "train_loss" in row]
+        for place in (once, cut)
+    ]
+    assert [step for step, _ in losses[1]] == [5, 10, 15, 20, 25, 30]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert finals[0] == pytest.approx(finals[1], rel=1e-5)
+
+
+def test_wrong_settings(config):
+    with pytest.raises(ValueError, match="steps=0 must be at least 1"):
+        dataclasses.replace(config, steps=0)
+    with pytest.raises(ValueError, match="unexpected keyword argument 'speed'"):
+        _ = dataclasses.replace(config, settings={"speed": 1}).trainer
+    with pytest.raises(ValueError, match="There is no trainer 'owl'"):
+        _ = dataclasses.replace(config, drafter="owl").trainer
