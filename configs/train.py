@@ -29,9 +29,9 @@ for draft-tiny add --config.draft=families/parse/draft-tiny, and expect a weight
 held-out rounds, where a constant has .88, and a rejected token below an accepted one 90 times in
 100.
 
-`eagle-parse`, `eagle-prose`, `eagle3-parse` and `eagle3-prose` are drafters that read the shipped
-targets' hidden states (`specjax.training.train_drafter`); for another target add
---config.target=runs/target/model. docs/drafters.md has what they reach.
+`eagle-parse`, `eagle3-parse`, `medusa-parse`, `hydra-parse` and the same of `prose` are drafters
+that read the shipped targets' hidden states (`specjax.training.train_drafter`); for another add
+--config.target=runs/target/model. docs/drafters.md tells more of them.
 
 `gpt-97m` and `gpt-6m` have the shapes of the paper's GPT-like pair: 8,000 tokens, heads of their
 own (only then are there 97M and 6M parameters), GELU. NOT RUN: the paper trains on lm1b, which is
@@ -61,6 +61,10 @@ CHOICES = (
     "eagle-prose",
     "eagle3-parse",
     "eagle3-prose",
+    "medusa-parse",
+    "medusa-prose",
+    "hydra-parse",
+    "hydra-prose",
 )
 
 
@@ -78,8 +82,8 @@ def get_config(model: str = "target") -> ConfigDict:
         raise ValueError(f"no model {model!r}: choose from {', '.join(CHOICES)}")
     if model == "head":
         return _head()
-    if model.startswith("eagle"):
-        return _eagle(*model.split("-"))
+    if model.startswith(("eagle", "medusa", "hydra")):
+        return _attached(*model.split("-"))
     if model in ("gpt-97m", "gpt-6m"):
         return _gpt_of_the_paper(model)
     return _gpt(model) if model.startswith("gpt-") else _t5(model)
@@ -172,9 +176,9 @@ def _gpt_of_the_paper(model: str) -> ConfigDict:
     return config
 
 
-def _eagle(kind: str, task: str) -> ConfigDict:
+def _attached(kind: str, task: str) -> ConfigDict:
     config = ConfigDict()
-    config.drafter = "eagle"
+    config.drafter = "eagle" if kind.startswith("eagle") else "medusa"
     config.target = str(FAMILIES / task / "target")
     config.task = task
     config.task_file = ""
@@ -192,17 +196,18 @@ def _eagle(kind: str, task: str) -> ConfigDict:
     like = _t5("target") if task == "parse" else _gpt("gpt-target")
     config.target_tokens = 1024
     config.buckets = like.buckets
-    config.settings = ConfigDict()
-    config.settings.divergence = "cross_entropy"
-    config.settings.steps = 1 if kind == "eagle" else 3
-    if kind == "eagle":
-        config.settings.version = 1
-        config.settings.feature_weight = 1.0
-        config.settings.token_weight = 1.0  # .1 at the published size of features and vocabulary
-        config.settings.noise = 0.1
-    else:
-        config.settings.version = 3
-        config.settings.frequent = 1024
+    config.settings = ConfigDict({"divergence": "cross_entropy"})
+    config.settings.update(
+        {
+            # A token weighs .1 at the published size of features and vocabulary.
+            "eagle": {
+                "version": 1, "steps": 1, "feature_weight": 1.0, "token_weight": 1.0, "noise": 0.1,
+            },
+            "eagle3": {"version": 3, "steps": 3, "frequent": 1024},
+            "medusa": {"heads": 4},
+            "hydra": {"heads": 4, "hydra": True},
+        }[kind]
+    )  # fmt: skip
     return config
 
 

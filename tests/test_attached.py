@@ -17,6 +17,7 @@ from specjax.drafters.ngram import PromptLookup
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.tools import doctor
+from specjax.training import medusa
 
 
 def loaded_again(target, drafter, directory, **options):
@@ -39,6 +40,15 @@ def test_what_is_saved_is_loaded(kind, version, tmp_path):
     assert raw["specjax_drafter"] == "eagle"
     assert raw["target"]["name"] == f"tiny {kind}"
     assert drafters.parameters(found) == sum(x.size for x in jax.tree.leaves(drafter.params))
+
+
+def test_medusa_too(tmp_path):
+    target = target_of("gpt")
+    drafter = medusa.init(target.model, 2, hydra=True)
+    found = loaded_again(target, drafter, tmp_path)
+    assert jax.tree.structure(found) == jax.tree.structure(drafter)
+    assert found.target is target.model
+    assert drafters.parameters(found) == sum(x.size for x in jax.tree.leaves(drafter.heads))
 
 
 def test_half_precision_by_default(tmp_path):

@@ -28,6 +28,7 @@ from specjax.drafters.medusa import Block, Head, Medusa
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Llama, LlamaConfig
+from specjax.models.own import wrap
 from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
@@ -328,7 +329,7 @@ def test_the_targets_arrays_are_shared():
     """Head and embedding are the target's buffers; what is stored is the blocks alone."""
     model = target("llama")
     made = init(model, HEADS, hydra=True)
-    again = Medusa.from_tensors(made.settings(), made.tensors(), model)
+    again = Medusa.from_tensors(made.settings(), made.tensors(), wrap(model))
     for one in (made, again):
         assert pointers(one.target) == pointers(model)
         sizes = [x.size for x in jax.tree.leaves(one.heads)]
@@ -342,7 +343,7 @@ def test_settings_and_tensors_give_it_again(kind):
     made = drafter(kind)
     settings = json.loads(json.dumps(made.settings()))
     tensors = {name: np.asarray(x) for name, x in made.tensors().items()}
-    again = Medusa.from_tensors(settings, tensors, made.target)
+    again = Medusa.from_tensors(settings, tensors, wrap(made.target))
     assert jax.tree.structure(again) == jax.tree.structure(made)
     jax.tree.map(np.testing.assert_array_equal, again, made)
 
@@ -370,7 +371,7 @@ def published(directory, form: str, layers: int = 2, rows: int = V) -> dict[str,
 def test_published_heads(tmp_path, form):
     """Both formats, names with and without a prefix: logits of each head within 1e-5 of numpy."""
     tensors, model = published(tmp_path, form), target("llama")
-    loaded = medusa.load_published(tmp_path, model)
+    loaded = medusa.load_published(tmp_path, wrap(model))
     tokens, one = jnp.int32([[3, 9]]), jnp.int32([1])
     hidden = np.random.default_rng(0).normal(size=(1, 1, E)).astype(np.float32)
     _, state = loaded.start(inputs_of([[3, 9]]), 8)
@@ -394,17 +395,17 @@ def test_heads_that_do_not_fit(tmp_path):
     tensors = published(tmp_path, "pt", rows=V - 5)
     model, settings = target("llama"), {"medusa_num_heads": 2, "medusa_num_layers": 2}
     with pytest.raises(ValueError, match=r"0\.2\.weight has shape \(25, 12\).*with 28 ids"):
-        medusa.load_published(tmp_path, model)
+        medusa.load_published(tmp_path, wrap(model))
     with pytest.raises(ValueError, match=r"shape.*of width 24 with 37 ids.*another target"):
-        medusa.load_published(tmp_path, target("t5"))
+        medusa.load_published(tmp_path, wrap(target("t5")))
     wide = {f"{k}.2.weight": np.zeros((V, E), np.float32) for k in range(2)}
     with pytest.raises(ValueError, match=r"no tensor medusa_head\.2\.2\.weight"):
-        Medusa.from_tensors({**settings, "medusa_num_heads": 3}, tensors | wide, model)
+        Medusa.from_tensors({**settings, "medusa_num_heads": 3}, tensors | wide, wrap(model))
     with pytest.raises(ValueError, match=r"medusa_num_heads=0 must be"):
-        Medusa.from_tensors({**settings, "medusa_num_heads": 0}, tensors, model)
+        Medusa.from_tensors({**settings, "medusa_num_heads": 0}, tensors, wrap(model))
     (tmp_path / "medusa_lm_head.pt").unlink()
     with pytest.raises(FileNotFoundError, match=r"none of medusa_lm_head\.safetensors"):
-        medusa.load_published(tmp_path, model)
+        medusa.load_published(tmp_path, wrap(model))
 
 
 def test_generate_and_alpha(pair):

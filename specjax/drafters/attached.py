@@ -32,7 +32,10 @@ from specjax.models.hub.weights import SAFETENSORS, find_tensors
 from specjax.support import files, named
 from specjax.types import Inputs, Model
 
-KINDS = {"eagle": "specjax.drafters.eagle:Eagle"}
+KINDS = {
+    "eagle": "specjax.drafters.eagle:Eagle",
+    "medusa": "specjax.drafters.medusa:Medusa",
+}
 CONFIG = "config.json"
 POINTS = 3  # of each parameter that a fingerprint holds
 # bfloat16 keeps 8 bits, and numbers below 6e-5 lose bits in float16.

@@ -30,7 +30,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from specjax.drafters.base import Drafter
-from specjax.models.hub import safetensors_files, torch_files
+from specjax.models.hub import Checkpoint, safetensors_files, torch_files
 from specjax.models.hub.tensors import read_into, read_json
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import project
@@ -194,7 +194,7 @@ class Medusa(Drafter):
 
     @classmethod
     def from_tensors(
-        cls, settings: Mapping[str, Any], tensors: Mapping[str, Any], target: LanguageModel
+        cls, settings: Mapping[str, Any], tensors: Mapping[str, Any], target: Checkpoint
     ) -> "Medusa":
         """The drafter that `settings` and `tensors` describe, in the target's dtype.
 
@@ -215,8 +215,9 @@ class Medusa(Drafter):
                 )
         layers = settings["medusa_num_layers"]
         hydra, own_head = settings.get("hydra", False), settings.get("own_head", True)
-        width, dtype = width_of(target)
-        size = target.vocab_size
+        model: Any = target.model
+        width, dtype = width_of(model)
+        size = model.vocab_size
 
         def take(name: str, *shape: int) -> np.ndarray:
             found = tensors.get(f"medusa_head.{name}", tensors.get(name))
@@ -247,7 +248,7 @@ class Medusa(Drafter):
         for k in range(settings["medusa_num_heads"]):
             linear = put(take(f"{k}.{layers}.weight", size, width).T) if own_head else None
             heads.append(Head(tuple(block(k, i) for i in range(layers)), linear))
-        return cls(target, tuple(heads))
+        return cls(model, tuple(heads))
 
 
 def width_of(target: LanguageModel) -> tuple[int, Any]:
@@ -263,7 +264,7 @@ FILES = {  # of the original repository; the older heads are pickles
 }
 
 
-def load_published(directory: str | os.PathLike, target: LanguageModel) -> Medusa:
+def load_published(directory: str | os.PathLike, target: Checkpoint) -> Medusa:
     """Heads that FasterDecoding/Medusa trained: config.json, and one of `FILES`.
 
     Raises:

@@ -11,17 +11,24 @@ gradients are taken by the heads alone.
     (value, each), gradients = jax.value_and_grad(loss_of, has_aux=True)(drafter.heads)
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from specjax.drafters.medusa import Block, Head, Medusa, width_of
+from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
+from specjax.support import named
 from specjax.support.ranges import whole
+from specjax.training import train_drafter
+from specjax.training.eagle import DIVERGENCES
+from specjax.training.train_drafter import Losses
 
 # (target_logprobs (N, V), draft_logprobs (N, V), tokens (N,)) to (N,).
 Divergence = Callable[[Array, Array, Array], Array]
@@ -33,8 +40,8 @@ class Known(NamedTuple):
 
     tokens: Int[Array, "B T"]  # prompt and output, as the target reads them; right-padded
     counts: Bool[Array, "B T"]  # tokens to be predicted: those of the output, EOS included
-    hidden: Float[Array, "B T E"]  # the target's, after each token
-    logits: Float[Array, "B T V"]  # the target's, of the token after each
+    hidden: Float[Array, "B T E"]  # the target's, after each token; that of the last is not read
+    logits: Float[Array, "B T V"]  # the target's, of the token after each, likewise
 
 
 def init(
@@ -101,7 +108,7 @@ def loss(
     means = []
     for k, said in enumerate(along(drafter, known.tokens, known.hidden)):
         tokens, counts = (x[:, 2 + k :].reshape(-1) for x in (known.tokens, known.counts))
-        target = known.logits[:, 1 + k : -1]
+        target = known.logits[:, 1 + k :][:, : said.shape[1]]
         target, draft = (
             jax.nn.log_softmax(x.reshape(-1, x.shape[-1]).astype(said.dtype), axis=-1)
             for x in (target, said)
@@ -121,3 +128,38 @@ def cross_entropy(
     """−log q(token), as the original trains."""
     del target_logprobs
     return -jnp.take_along_axis(draft_logprobs, tokens[:, None], axis=1)[:, 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaTrainer:
+    """What `train_drafter` needs of a kind: how to begin, and the loss."""
+
+    heads: int = 4
+    layers: int = 1
+    hydra: bool = False
+    own_head: bool = False
+    """These four are those of `init`."""
+    decay: float = DECAY
+    divergence: str = "cross_entropy"
+    """One of `eagle.DIVERGENCES`, or the import path of another."""
+
+    def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> Medusa:
+        """Heads that say what the target's own says: nothing in them is random."""
+        del counts, seed
+        model: Any = target.model
+        return init(model, self.heads, layers=self.layers, hydra=self.hydra, own_head=self.own_head)
+
+    def loss(self, drafter: Medusa, known: train_drafter.Known, key: Any) -> Losses:
+        """See `loss`, per token; `loss_k` is the mean of head k."""
+        del key
+        start = jnp.zeros((len(known.tokens), 1), bool)
+        text = Known(
+            tokens=jnp.concatenate([known.tokens, known.following[:, -1:]], axis=1),
+            counts=jnp.concatenate([start, known.real > 0], axis=1),
+            hidden=known.hidden,
+            logits=known.logprobs,
+        )
+        divergence: Any = named.find("divergence", DIVERGENCES, self.divergence)
+        value, each = loss(drafter, text, divergence, self.decay)
+        count = known.real.sum()
+        return Losses(value * count, count, {f"loss_{k}": x for k, x in enumerate(each, start=1)})

@@ -39,7 +39,10 @@ from specjax.tasks import batches
 from specjax.tasks.batches import Batch
 from specjax.training import train
 
-TRAINERS = {"eagle": "specjax.training.eagle:EagleTrainer"}
+TRAINERS = {
+    "eagle": "specjax.training.eagle:EagleTrainer",
+    "medusa": "specjax.training.medusa:MedusaTrainer",
+}
 
 
 class Known(NamedTuple):
