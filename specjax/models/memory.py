@@ -42,8 +42,9 @@ def temporaries(compiled: jax.stages.Compiled) -> int:
 
 
 def nbytes(tree: Any) -> int:
-    """Of all arrays, or shapes of arrays, in a pytree."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    """Of all arrays, or shapes of arrays, in a pytree. What several parts share counts once."""
+    leaves = {id(leaf): leaf for leaf in jax.tree.leaves(tree)}
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
 
 
 def memory_free(device: jax.Device | None = None) -> int | None:

@@ -7,6 +7,7 @@ depends on the bucketed distance and is shared by all layers of a stack.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -265,6 +266,11 @@ class T5(Decoder):
     def cache_shape(self) -> tuple[int, int, int]:
         """See `Decoder.cache_shape`."""
         return self.config.num_decoder_layers, self.config.num_heads, self.config.d_kv
+
+    def keep(self, layers: Sequence[int]) -> None:
+        """See `Decoder.keep`."""
+        self.decoder = nnx.List(self.decoder[i] for i in layers)
+        self.config = dataclasses.replace(self.config, num_decoder_layers=len(layers))
 
     def encode(self, source: Array, source_len: Array) -> Context:
         """Run the encoder once and project its output for every decoder layer.

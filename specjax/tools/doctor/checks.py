@@ -173,7 +173,8 @@ def files(case: Case, role: str) -> Finding:
     if role == "draft" and drafters.maker(name):
         target = hub.outline(case.plan.target, dtype=case.plan.dtype)
         case.draft = drafters.load(name, target)
-        return Finding(f"{role} files", "pass", f"{name}, a drafter without a model")
+        what = "made of models" if isinstance(case.draft, Checkpoint) else "without a model"
+        return Finding(f"{role} files", "pass", f"{name}, a drafter {what}")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = hub.outline(name, dtype=case.plan.dtype)
@@ -233,10 +234,22 @@ def weights(case: Case) -> Finding:
     for role in case.checkpoints:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # `files` has said it
-            loaded = hub.load(getattr(case.plan, role), dtype=case.plan.dtype)
+            name, dtype = getattr(case.plan, role), case.plan.dtype
+            loaded: Any = (
+                hub.load(name, dtype=dtype)
+                if role == "target"
+                else drafters.load(name, case.target, dtype=dtype)
+            )
         setattr(case, role, loaded)
-        leaves = jax.tree.leaves_with_path(loaded.model.params)
-        names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+        leaves = [
+            (path, leaf)
+            for path, leaf in jax.tree.leaves_with_path(loaded.model)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+        ]
+        names = [
+            jax.tree_util.keystr(path, simple=True, separator=".").removeprefix("params.")
+            for path, _ in leaves
+        ]
         finite = [bool(jnp.all(jnp.isfinite(leaf))) for _, leaf in leaves]
         bad += [f"{role}.{name}" for name, fine in zip(names, finite, strict=True) if not fine]
         count += len(leaves)
