@@ -18,6 +18,7 @@ from specjax.accept import BlockRule, TokenRule
 from specjax.batching import pack
 from specjax.drafters import frequent, ngram
 from specjax.drafters.base import started
+from specjax.drafters.kangaroo import kangaroo
 from specjax.models import table
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.memory import nbytes, temporaries
@@ -154,7 +155,7 @@ def test_models_that_have_no_layers_or_no_head():
     ):
         with pytest.raises(ValueError, match=r"mine has no .* GPT-2"):
             make(own)
-    with pytest.raises(ValueError, match="PromptLookup has no head"):
+    with pytest.raises(ValueError, match="PromptLookup has no layers and head"):
         specjax.frequent(ngram.PromptLookup(9), [1])
 
 
@@ -221,10 +222,15 @@ def both(target):
     return specjax.frequent(specjax.early_exit(target, (0, 2)), [1])
 
 
+def adapter(target):
+    return kangaroo(target, 1)
+
+
 CASES = {  # family and draft
     "early exit, llama": ("llama", exits),
     "frequent ids, gpt2": ("gpt2", few_ids),
     "both, t5": ("t5", both),
+    "adapter, gpt2": ("gpt2", adapter),
 }
 RULES = {"token": TokenRule(), "block": BlockRule()}
 SAMPLINGS = {
@@ -311,7 +317,7 @@ def test_by_name():
         assert np.sum(np.asarray(few.model.row_of) < 512) == len({*counted, *target.eos_ids})
     with pytest.raises(ValueError, match=r"early_exit.*missing a required argument: 'layers'"):
         drafters.load("early_exit", target)
-    with pytest.raises(ValueError, match="PromptLookup has no head"):
+    with pytest.raises(ValueError, match="PromptLookup has no layers and head"):
         drafters.load("frequent(draft='lookup')", target)
 
 

@@ -8,10 +8,12 @@ Zhang et al. 2023, 2309.08168).
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from flax import nnx
 
+from specjax.drafters import loading
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import Decoder
@@ -32,21 +34,28 @@ def early_exit(target: Checkpoint, layers: int | Sequence[int]) -> Checkpoint:
     Raises:
       ValueError: layers that are not there, none or all of them, or a model of no such family.
     """
-    model = target.model
-    module = model.module() if isinstance(model, LanguageModel) else None
-    if not isinstance(module, Decoder):
-        raise ValueError(
-            f"{target.name} has no layers that early_exit knows: its model must be a T5, a GPT-2 "
-            "or of the Llama layout, as specjax.load gives it. Take another draft."
-        )
+    module = decoder_of(target, "early_exit")
     module.keep(chosen(layers, module.cache_shape()[0]))
     graphdef, params = nnx.split(module)
     return dataclasses.replace(
         target,
         name=f"early_exit(layers={layers})",
-        model=dataclasses.replace(model, graphdef=graphdef, params=nnx.to_pure_dict(params)),
+        model=dataclasses.replace(target.model, graphdef=graphdef, params=nnx.to_pure_dict(params)),
         config=module.config,
     )
+
+
+def decoder_of(checkpoint: Any, purpose: str) -> Decoder:
+    """The checkpoint's module; ValueError, which names the purpose, if it is of no known family."""
+    model = getattr(checkpoint, "model", None)
+    module = model.module() if isinstance(model, LanguageModel) else None
+    if not isinstance(module, Decoder):
+        raise ValueError(
+            f"{loading.name_of(checkpoint)} has no layers and head that {purpose} knows: it must "
+            "be a T5, a GPT-2 or a model of the Llama layout, as specjax.load gives it. Take "
+            "another draft, or this one as it is."
+        )
+    return module
 
 
 def chosen(layers: int | Sequence[int], count: int) -> list[int]:

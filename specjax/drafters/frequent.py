@@ -18,9 +18,9 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.drafters import loading, ngram
+from specjax.drafters.exits import decoder_of
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import Decoder
 from specjax.pytrees import pytree
 from specjax.support.ranges import listed, number, whole
 from specjax.types import Cache, Context, Inputs
@@ -69,13 +69,7 @@ def frequent(draft: Checkpoint, ids: Sequence[int]) -> Checkpoint:
     Raises:
       ValueError: no ids, an id that is not the draft's, or a model of no such family.
     """
-    model: Any = getattr(draft, "model", None)
-    module = model.module() if isinstance(model, LanguageModel) else None
-    if not isinstance(module, Decoder):
-        raise ValueError(
-            f"{loading.name_of(draft)} has no head that frequent knows: it must be a T5, a GPT-2 "
-            "or a model of the Llama layout, as specjax.load gives it. Use it as it is."
-        )
+    module, model = decoder_of(draft, "frequent"), draft.model
     size = model.vocab_size
     given = {whole("ids", one, f"[0, {size - 1}]", "the ids of the draft") for one in _list(ids)}
     chosen = np.array(sorted(given | {one for one in draft.eos_ids if one < size}), np.int32)
