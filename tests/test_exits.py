@@ -171,14 +171,14 @@ def test_its_logits_are_the_drafts_own(family, platform):
     few = specjax.frequent(draft, ids)
     full, found = logits_of(draft.model), logits_of(few.model)
     kept = sorted({*ids, EOS})
-    np.testing.assert_allclose(found[:, kept], full[:, kept], rtol=1e-6)
+    np.testing.assert_allclose(found[:, kept], full[:, kept], rtol=1e-5, atol=1e-5)
     outside = np.delete(found, kept, axis=1)
     assert outside.shape == (4, 35)
     assert np.all(outside == -np.inf)
     assert few.name.endswith("5 ids)")
     if platform == "cpu":
         everything = specjax.frequent(draft, np.arange(40))
-        np.testing.assert_allclose(logits_of(everything.model), full, rtol=1e-6)
+        np.testing.assert_allclose(logits_of(everything.model), full, rtol=1e-5, atol=1e-5)
 
 
 def test_only_the_rows_of_the_head_are_new():
@@ -215,11 +215,11 @@ def exits(target):
 
 def few_ids(target):
     """Of another model: id 1 can never be drafted."""
-    return specjax.frequent(random_model(target.name, 3, seed=5, dtype=jnp.float64), [0])
+    return specjax.frequent(random_model(target.name, 3, seed=5, layers=2, dtype=jnp.float64), [0])
 
 
 def both(target):
-    return specjax.frequent(specjax.early_exit(target, (0, 2)), [1])
+    return specjax.frequent(specjax.early_exit(target, [1]), [1])
 
 
 def adapter(target):
@@ -232,6 +232,7 @@ CASES = {  # family and draft
     "both, t5": ("t5", both),
     "adapter, gpt2": ("gpt2", adapter),
 }
+SEEDS = {"t5": 2, "gpt2": 2, "llama": 4}  # neither certain of a token nor ended at once
 RULES = {"token": TokenRule(), "block": BlockRule()}
 SAMPLINGS = {
     "greedy": {"temperature": 0.0},
@@ -252,7 +253,7 @@ def double():
 def bias(case, rule, distribution, policy, **fault) -> float:
     """Total variation between the loop's distribution and the target's."""
     family, make = CASES[case]
-    target = random_model(family, 3, dtype=jnp.float64)
+    target = random_model(family, 3, layers=2, seed=SEEDS[family], dtype=jnp.float64)
     chosen = sampling(**SAMPLINGS[distribution])
     inputs = inputs_of([[0]], [[2, 1, 1]]) if family == "t5" else inputs_of([[1, 0]])
     asked = OneOf(tuple(POLICIES.values()), jnp.int32(list(POLICIES).index(policy)))

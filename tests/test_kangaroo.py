@@ -21,7 +21,7 @@ FAMILIES = ("t5", "gpt2", "llama")
 
 def moved(adapter):
     """Another adapter."""
-    return jax.tree.map(lambda x: x + 0.1 * jnp.arange(x.size).reshape(x.shape) / x.size, adapter)
+    return jax.tree.map(lambda x: x + jnp.linspace(0.0, 0.1, x.size).reshape(x.shape), adapter)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -40,7 +40,7 @@ def test_it_starts_as_an_exit_and_is_read_back(family):
     # As stored they do not depend on the platform's layout.
     elsewhere = random_model(family, 40, platform="gpu")
     there = Kangaroo.from_tensors(other.settings(), other.tensors(), elsewhere)
-    np.testing.assert_allclose(logits_of(there.model), expected, rtol=1e-4)
+    np.testing.assert_allclose(logits_of(there.model), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_adapter_of_another_target_is_refused():
@@ -58,7 +58,7 @@ def forward_kl(target_logprobs, draft_logprobs, tokens):
     return (jnp.exp(target_logprobs) * (target_logprobs - draft_logprobs)).sum(-1)
 
 
-def test_training_moves_the_adapter_alone():
+def test_training_moves_the_adapter_alone(standard_promotion):
     """40 steps on one batch bring the draft's distributions close to the target's."""
     target = random_model("gpt2", 12)
     of_adapter = functools.partial(

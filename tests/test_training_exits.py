@@ -27,7 +27,9 @@ def parts(family):
     return checkpoint, *nnx.split(checkpoint.model.module())
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def loss_of(graphdef, params):
+    """Sum and count over the batch."""
     return train.data_loss(graphdef, params, BATCH)
 
 
@@ -78,7 +80,7 @@ def test_later_layers_are_left_out_more_often_and_more_so_later():
     np.testing.assert_array_equal(one(jnp.float32(0.7)), one(jnp.float32(0.7)))
 
 
-def test_a_run_learns_to_exit():
+def test_a_run_learns_to_exit(standard_promotion):
     """60 steps of the trainer on one batch: the exit's own loss falls far only if it is taught."""
     _, graphdef, params = parts("gpt2")
     config = train.TrainConfig(steps=60, warmup_steps=1, learning_rate=3e-2)

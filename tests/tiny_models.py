@@ -15,8 +15,8 @@ from specjax.models.t5 import T5Config
 FAMILIES = ("t5", "t5 tied", "gpt2", "llama", "mistral")
 
 
-def config_of(family: str, vocab_size: int, layers: int = 3):
-    """Three layers, of the decoder if there is an encoder too."""
+def config_of(family: str, vocab_size: int, layers: int):
+    """So many layers, of the decoder if there is an encoder too."""
     llama = {
         "vocab_size": vocab_size,
         "hidden_size": 8,
@@ -49,10 +49,17 @@ def config_of(family: str, vocab_size: int, layers: int = 3):
 
 
 def random_model(
-    family: str, vocab_size: int, *, seed: int = 0, dtype=jnp.float32, eos: int = 2, platform=None
+    family: str,
+    vocab_size: int,
+    *,
+    layers: int = 3,
+    seed: int = 0,
+    dtype=jnp.float32,
+    eos: int = 2,
+    platform=None,
 ) -> Checkpoint:
     """Weights so strong that every token before changes what comes next."""
-    config = config_of(family, vocab_size)
+    config = config_of(family, vocab_size, layers)
     rngs = nnx.Rngs(seed)
     module = hub.FAMILIES[config.model_type].build(config, rngs=rngs, dtype=dtype)
     rng = np.random.default_rng(seed)

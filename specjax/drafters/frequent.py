@@ -57,7 +57,7 @@ class FrequentHead:
         return padded.at[..., self.row_of[: self.vocab_size]].get(mode="promise_in_bounds")
 
 
-def frequent(draft: Checkpoint, ids: Sequence[int]) -> Checkpoint:
+def frequent(draft: Checkpoint, ids: Sequence[int] | np.ndarray) -> Checkpoint:
     """The draft with a head over some ids. Its other arrays are the draft's own.
 
     The rows are gathered once, here. The ids that end a row are always among them.

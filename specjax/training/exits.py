@@ -78,7 +78,7 @@ def left_out(params: nnx.State, dropout: float, progress: Array) -> Float[Array,
 
     Layer l of L is left out with probability dropout · (2^(l/(L−1)) − 1) · (2^progress − 1).
     """
-    count = 1 + max(path[1] for path, _ in nnx.to_flat_state(params) if _is_output(path))
+    count = len({path[1] for path, _ in nnx.to_flat_state(params) if _is_output(path)})
     depth = jnp.exp2(jnp.arange(count) / max(count - 1, 1)) - 1
     chances = dropout * depth * (jnp.exp2(progress) - 1)
     bits = jax.lax.bitcast_convert_type(progress, jnp.int32)

@@ -217,16 +217,18 @@ class Trainer:
     @functools.cached_property
     def step(self):
         """(params, optimizer state, batch) → the same after one step, and nats a token."""
-        return self._step_of(lambda *model, batch, constants: data_loss(*model, batch), None)
+        return self._step_of(
+            lambda graphdef, params, batch, constants: data_loss(graphdef, params, batch), None
+        )
 
     @functools.cached_property
     def step_with_teacher(self):
         """As `step`, but towards the teacher's probabilities."""
         assert self.teacher is not None
-        graphdef, teacher_params = self.teacher
+        teacher, teacher_params = self.teacher
 
-        def loss(*model, batch, constants):
-            return teacher_loss(*model, (graphdef, constants), batch)
+        def loss(graphdef, params, batch, constants):
+            return teacher_loss(graphdef, params, (teacher, constants), batch)
 
         return self._step_of(loss, teacher_params)
 
@@ -239,7 +241,7 @@ class Trainer:
         @functools.partial(jax.jit, donate_argnums=(0, 1))
         def step(params, opt_state, batch, constants):
             _, done = optax.tree_utils.tree_get_all_with_path(opt_state, "count")[0]
-            progress = done / self.steps
+            progress = done.astype(jnp.float32) / self.steps
             value, gradient = jax.value_and_grad(mean)(params, batch, constants, progress)
             updates, opt_state = self.optimizer.update(gradient, opt_state, params)
             return optax.apply_updates(params, updates), opt_state, value
