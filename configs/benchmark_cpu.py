@@ -5,8 +5,8 @@
 
 Base case: T5-base v1.1 with T5-small as draft, γ=3, α=.8, batch 1, float32. Needs 12 GB of memory,
 and as much again where torch is installed for the peers. Parts: base, gamma, batch, buffer, source,
-shape, agree, silent; all of them by default, 24 cases. 20 of them took half an hour on 2 idle cores
-with one key each; 20 keys take longer.
+shape, frequent, agree, silent; all of them by default, 25 cases. 20 of them took half an hour on 2
+idle cores with one key each; 20 keys take longer.
 """
 
 import ml_collections
@@ -55,6 +55,7 @@ def get_config(part: str = "all") -> ml_collections.ConfigDict:
         ("t5-small", ""),
         ("t5-large", "t5-small"),
     )
+    config.shares = (0.25,)  # of the ids that the draft's head reads
     config.agreeing = (("t5-large", "t5-small"),)
     config.silent = (("t5-base", "t5-small"), ("embedded", "embedded-draft"))
     config.paper_target = "t5-xxl"  # of Tables 2 and 4, with these drafts

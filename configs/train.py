@@ -97,6 +97,9 @@ def _common() -> ConfigDict:
     config.vocab_size = 2048
     config.teacher = ""  # "": learn from the data
     config.teacher_after = 0  # steps on the data before the teacher's probabilities replace it
+    config.exits = ()  # numbers of layers after which the model learns to exit
+    config.exit_weight = 1.0  # of their mean loss, beside 1 for the model's own
+    config.layer_dropout = 0.0  # with which the last layer is left out at the end
     config.warmup_steps = 100
     config.decay_share = 1.0
     config.clip = 1.0

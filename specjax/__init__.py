@@ -26,6 +26,8 @@ from specjax.autoregressive import Autoregressive
 from specjax.beam.decoding import BeamRow, beam_search
 from specjax.beam.search import Hypothesis
 from specjax.drafters.base import Drafter, ModelDrafter
+from specjax.drafters.exits import early_exit
+from specjax.drafters.frequent import frequent
 from specjax.drafters.medusa import Medusa
 from specjax.drafters.ngram import Bigram, PromptLookup, Unigram
 from specjax.generation import generate
@@ -79,6 +81,8 @@ __all__ = [
     "TypicalRule",
     "Unigram",
     "beam_search",
+    "early_exit",
+    "frequent",
     "generate",
     "lenient",
     "load",

@@ -50,6 +50,8 @@ def sequence_distribution(model, inputs, sampling, eos_ids, budget: int) -> dict
     prompt = tuple(int(t) for t in inputs.prompt[0, : int(inputs.prompt_len[0])])
     alive = {(): 1.0}
     for _ in range(budget):
+        if not alive:
+            break
         prefixes = [prompt + output for output in alive]
         rows = logits_after(model, inputs, prefixes, len(prompt) + budget)
         grown: dict[tuple, float] = {}

@@ -144,8 +144,16 @@ def made_up(config):
     base = Case(**config.base.to_dict())
     pace = {"of_floor": 0.75, "times_peer": 3.0, "ms": 10.0}
     fields = {"autoregressive": pace, "speculative": {"times_peer": 2.0}}
-    fields |= {"speedup": 1.8, "speedup_at_alpha": 1.7, "predicted": 2.0, "overhead_share": 0.05}
-    cases = [base, *suite(config)["buffer"], *suite(config)["shape"], *suite(config)["agree"]]
+    fields |= {
+        "speedup": 1.8,
+        "speedup_at_alpha": 1.7,
+        "predicted": 2.0,
+        "overhead_share": 0.05,
+        "c": 0.22,
+    }
+    parts = suite(config)
+    cases = [case for name in ("buffer", "shape", "frequent", "agree") for case in parts[name]]
+    cases.insert(0, base)
     rows = [{**case.cell, **json.loads(json.dumps(fields))} for case in cases]
     for row in rows:
         if row["buffer"] == 2048:
@@ -163,12 +171,13 @@ def test_bars_are_met_missed_or_not_measured():
         row |= {
             "overhead_share": 0.051,
             "speedup": 1.7,  # drafting nothing, too
-            "speedup_at_alpha": 1.69,
+            "speedup_at_alpha": 1.39,
+            "c": 0.23,
         }
         row["autoregressive"] = {"of_floor": 0.74, "times_peer": 1.5, "ms": row["buffer"]}
         row["speculative"] = {"times_peer": 1.9}
     assert {bar.judge(rows)[1] for bar in bars.bars(config)} == {"missed"}
-    assert tables.judged(config, rows).words == "11 missed."
+    assert tables.judged(config, rows).words == "13 missed."
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -334,7 +343,7 @@ def test_the_command_measures_what_is_missing(monkeypatch, capsys, tmp_path):
     assert outcome.status == 0, outcome.stderr
     path = tmp_path / "out" / "results.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    kinds = ["decode"] * 2 + ["verify", "decode", "decode", "silent", "silent"]
+    kinds = ["decode"] * 2 + ["verify"] + ["decode"] * 3 + ["silent"] * 2
     assert [row["kind"] for row in rows] == kinds
     base = rows[0]
     assert base["autoregressive"]["of_floor"] > 0
@@ -346,7 +355,7 @@ def test_the_command_measures_what_is_missing(monkeypatch, capsys, tmp_path):
     assert base["speedup_at_alpha"] == pytest.approx(wanted)
     assert set(rows[2]["v_by_gamma"]) == {"1", "2"}
     assert "speculative" not in rows[3]
-    assert rows[4]["alpha_seen"] == 1.0
+    assert (rows[4]["share"], rows[5]["alpha_seen"]) == (0.25, 1.0)
     for title in ("Bars", "Decoding", "c and v(γ)", "Batches", "Where"):
         assert f"## {title}" in (tmp_path / "out" / "report.md").read_text()
     assert "tiny + tiny-draft B2 T16 S5 N8" in outcome.stdout

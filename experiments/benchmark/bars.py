@@ -55,6 +55,7 @@ def _cpu(config) -> list[Bar]:
     base = Case(**config.base.to_dict())
     plain = {"kind": "decode", "weights": "random", "batch": 1}
     large = {"target": "t5-large", "draft": "t5-small", "gamma": 3}
+    few = {"target": base.target, "draft": base.draft, "gamma": 3, "share": 0.25, "alpha": 0.8}
     here = plain | {"target": base.target, "buffer": base.buffer, "source": base.source}
     return [
         Bar(
@@ -81,6 +82,17 @@ def _cpu(config) -> list[Bar]:
             "the same, always agreeing: times transformers' assisted generation",
             2.0,
             one(plain | large | {"weights": "agreeing"}, "speculative", "times_peer"),
+        ),
+        Bar(
+            f"{base.target} with {base.draft}, its head over a quarter of the ids: c",
+            0.22,
+            one(plain | few, "c"),
+            at_most=True,
+        ),
+        Bar(
+            "the same, α=.8, γ=3: speedup over plain decoding",
+            1.4,
+            one(plain | few, "speedup_at_alpha"),
         ),
         Bar(
             "overhead of the loop, of an iteration: the largest at batch 1",

@@ -41,6 +41,7 @@ class Case:
     tokens: int = 32  # of every row's output
     dtype: str = "float32"
     temperature: float = 0.0
+    share: float = 1.0  # of the ids that the draft's head reads, see `specjax.frequent`
 
     def __post_init__(self):
         for name, allowed in (
@@ -52,6 +53,8 @@ class Case:
             if (value := getattr(self, name)) not in allowed:
                 known = ", ".join(filter(None, allowed))
                 raise ValueError(f"{name}={value!r}: choose one of {known}.")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share={self.share}: it must lie in (0, 1]; 1 reads the whole head.")
         if self.buffer < (room := 1 + self.tokens + self.gamma + 1):
             raise ValueError(
                 f"buffer={self.buffer} cannot hold the start token, {self.tokens} tokens and a "
@@ -65,7 +68,7 @@ class Case:
 
 
 PARTS = (
-    "base", "gamma", "batch", "buffer", "source", "shape", "agree", "silent", "paper",
+    "base", "gamma", "batch", "buffer", "source", "shape", "frequent", "agree", "silent", "paper",
 )  # fmt: skip
 
 
@@ -87,6 +90,7 @@ def suite(config) -> dict[str, list[Case]]:
         "buffer": [vary(batch=b, buffer=t) for b in config.buffer_batches for t in config.buffers],
         "source": [vary(source=source) for source in config.sources],
         "shape": [vary(target=target, draft=draft) for target, draft in config.shapes],
+        "frequent": [vary(share=share) for share in config.shares],
         "agree": [vary(target=t, draft=d, weights="agreeing") for t, d in config.agreeing],
         "silent": [
             vary(kind="silent", target=t, draft=d, temperature=temperature)
@@ -116,18 +120,20 @@ def chosen(config) -> list[Case]:
     return list(dict.fromkeys(case for name in names for case in parts[name]))
 
 
-def step_bytes(config: T5Config, *, batch: int, source: int, slots: float, itemsize: int) -> float:
+def step_bytes(
+    config: T5Config, *, batch: int, source: int, slots: float, itemsize: int, share: float = 1.0
+) -> float:
     """What a decoder step must read at least, however many positions it has.
 
-    Every weight of the decoder and the head once; keys and values of the source and of the `slots`
-    filled so far, for every row. Not counted: what is written, activations, the rows of the
-    embedding and the position biases, which are thousands of times smaller; the weights that
-    project the encoder's output, which are read once per input.
+    Every weight of the decoder and the head's `share` of rows once; keys and values of the source
+    and of the `slots` filled so far, for every row. Not counted: what is written, activations, the
+    rows of the embedding and the position biases, which are thousands of times smaller; the weights
+    that project the encoder's output, which are read once per input.
     """
     width, inner = config.d_model, config.num_heads * config.d_kv
     gates = 2 if config.feed_forward_proj.startswith("gated-") else 1
     attention = 4 * width * inner + 2 * width * inner  # self: q, k, v, o; cross: q, o
     layer = attention + (gates + 1) * width * config.d_ff + 3 * width
-    weights = config.num_decoder_layers * layer + width + config.vocab_size * width
+    weights = config.num_decoder_layers * layer + width + round(share * config.vocab_size) * width
     cache = config.num_decoder_layers * batch * 2 * inner * (source + slots)
     return float(itemsize * (weights + cache))

@@ -44,9 +44,10 @@ class Lab:
             self._peer = None, None
         for key in names:
             if key not in self._models:
-                name, dtype, weights = key
-                self._models[key] = models.make(name, dtype=dtype, weights=weights)
-                jax.block_until_ready(self._models[key].model.params)
+                name, dtype, weights, share = key
+                made = models.make(name, dtype=dtype, weights=weights, share=share)
+                jax.block_until_ready(jax.tree.leaves(made.model))
+                self._models[key] = made
         found = [self._models[key] for key in names]
         return found[0], found[1] if case.draft else None
 
@@ -54,13 +55,14 @@ class Lab:
         """transformers with the same models."""
         pair, (_, peer) = self.pair(case), self._peer
         if peer is None:
-            peer = peers.Transformers(*pair)
+            peer = peers.Transformers(pair[0], pair[1] if case.share == 1 else None)
             self._peer = _names(case), peer
         return peer
 
 
-def _names(case: Case) -> list[tuple[str, str, str]]:
-    return [(name, case.dtype, case.weights) for name in (case.target, case.draft) if name]
+def _names(case: Case) -> list[tuple[str, str, str, float]]:
+    both = (case.target, 1.0), (case.draft, case.share)
+    return [(name, case.dtype, case.weights, share) for name, share in both if name]
 
 
 def measure(lab: Lab, case: Case) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
     }
     if samples:
         prices, counts = cost.medians(samples), _counts(case, ours)
-        read = case.gamma * _bytes(case, case.draft) + _bytes(case, case.target)
+        read = case.gamma * _bytes(case, case.draft, case.share) + _bytes(case, case.target)
         floor = 1e3 * read / speed / counts["tau"]
         row["speculative"] = _pace(case, ours, SPECULATIVE, floor) | _against(
             ours, SPECULATIVE, theirs.get("assisted"), said.get("assisted")
@@ -241,7 +243,7 @@ def _rivals(lab: Lab, case: Case) -> tuple[Rivals, str]:
     peer, ids = lab.peer(case), models.sources(case)
     rivals: Rivals = {"generate": functools.partial(peer.generate, ids, case.tokens)}
     # With random weights its assistant would be right once in 32,000 times.
-    if case.draft and case.weights == "agreeing" and case.batch == 1:
+    if case.draft and case.weights == "agreeing" and case.batch == case.share == 1:
         rivals["assisted"] = functools.partial(peer.generate, ids, case.tokens, case.gamma)
     return rivals, ""
 
@@ -349,13 +351,14 @@ def _stopwatch(
     return cost.stopwatch(method, contexts, state, gammas, rounds, steps=config.steps, calls=calls)
 
 
-def _bytes(case: Case, name: str) -> float:
+def _bytes(case: Case, name: str, share: float = 1.0) -> float:
     return step_bytes(
         SHAPES[name],
         batch=case.batch,
         source=case.source,
         slots=(case.tokens + 1) / 2,  # the mean over an output
         itemsize=jnp.dtype(case.dtype).itemsize,
+        share=share,
     )
 
 

@@ -10,6 +10,7 @@ from flax import nnx
 from experiments.benchmark.cases import SHAPES, Case
 from specjax import devices
 from specjax.batching import pack
+from specjax.drafters.frequent import frequent
 from specjax.models.hub import Checkpoint, t5
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
@@ -19,13 +20,13 @@ from specjax.types import Inputs
 ATTENTION = (("qkv",), ("query",), ("kv",))
 
 
-def make(name: str, *, dtype: str, weights: str) -> Checkpoint:
+def make(name: str, *, dtype: str, weights: str, share: float = 1.0) -> Checkpoint:
     """A T5 of `SHAPES` that no token ends, so that every output has the length it was given.
 
     Made leaf by leaf in its own dtype and place, so that it takes no more memory than it has.
 
     Args:
-      weights: see `Case`.
+      weights, share: see `Case`. Below 1 the ids are drawn at random: time depends on how many.
     """
     config = SHAPES[name]
     abstract = nnx.eval_shape(
@@ -50,7 +51,11 @@ def make(name: str, *, dtype: str, weights: str) -> Checkpoint:
             array = _draw(key, std, shape=slot.shape, dtype=slot.dtype)
         filled[path] = slot.replace(array)
     module = nnx.merge(graphdef, nnx.from_flat_state(filled))
-    return Checkpoint(name, LanguageModel.of(module), config, eos_ids=())
+    made = Checkpoint(name, LanguageModel.of(module), config, eos_ids=())
+    if share == 1:
+        return made
+    count = round(share * config.vocab_size)
+    return frequent(made, np.random.default_rng(0).choice(config.vocab_size, count, replace=False))
 
 
 @partial(jax.jit, static_argnames=("shape", "dtype"))

@@ -15,7 +15,7 @@ from specjax.paper.printed import TABLES_2_AND_4
 def sections(config, rows: Sequence[Row]) -> list[Section]:
     """All tables that have rows, the bars first."""
     # Rows of earlier runs lack what is derived of their figures, or have it from another formula.
-    rows = [{**row, **(expected(row) if "rounds" in row else {})} for row in rows]
+    rows = [{"share": 1.0} | row | (expected(row) if "rounds" in row else {}) for row in rows]
     made = [judged(config, rows), decoding(rows), silent(rows), verify(rows)]
     made += [batches(config, rows), paper(config, rows)]
     return [section for section in made if section.rows]
@@ -108,6 +108,8 @@ def decoding(rows: Sequence[Row]) -> Section:
 def named(row: Row) -> str:
     """A case in a few words: B rows, T the buffer, S the source, N the tokens."""
     said = [row["target"] + (f" + {row['draft']}" if row["draft"] else "")]
+    if row["share"] < 1:
+        said += [f"over {row['share']:.0%} of the ids"]
     said += [f"B{row['batch']} T{row['buffer']} S{row['source']} N{row['tokens']}"]
     if row["dtype"] != "float32":
         said.append(row["dtype"])

@@ -21,6 +21,8 @@ NAMES = {
     "unigram": "specjax.drafters.ngram:unigram",
     "bigram": "specjax.drafters.ngram:bigram",
     "lookup": "specjax.drafters.ngram:PromptLookup",
+    "early_exit": "specjax.drafters.exits:early_exit",
+    "frequent": "specjax.drafters.frequent:by_counts",
 }
 
 

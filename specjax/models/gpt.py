@@ -6,6 +6,7 @@ on is its prompt.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
@@ -143,6 +144,11 @@ class GPT(Decoder):
         """See `Decoder.cache_shape`."""
         config = self.config
         return config.n_layer, config.n_head, config.n_embd // config.n_head
+
+    def keep(self, layers: Sequence[int]) -> None:
+        """See `Decoder.keep`."""
+        self.layers = nnx.List(self.layers[i] for i in layers)
+        self.config = dataclasses.replace(self.config, n_layer=len(layers))
 
     def states(
         self, tokens: Array, start: Array, context: tuple[()], cache: tuple[KV, ...] | None

@@ -6,6 +6,7 @@ V vocabulary, L layers, H heads, D head size, E model width, F feed-forward widt
 Weights are (out, in), as in Hugging Face checkpoints, unless `arrange` has turned them.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
@@ -272,8 +273,8 @@ def by_blocks(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Arr
             queries, KV(keys, values), jnp.where(seen[None, None, None, :], MASKED, before)
         )
 
-    blocks = jax.lax.div(jnp.max(start) + (size - 1), size)
-    first = jax.lax.div(jnp.asarray(bias.first, jnp.int32), size)
+    blocks = jax.lax.div(jnp.max(start) + (size - 1), jnp.int32(size))
+    first = jax.lax.div(jnp.asarray(bias.first, jnp.int32), jnp.int32(size))
     return jax.lax.fori_loop(first, blocks, block, own)
 
 
@@ -361,7 +362,7 @@ class Decoder(nnx.Module):
     """What the decoders of all families share: ids in, logits out, and a cache.
 
     A family sets `config`, `embedding` (V, E), `input_first` and, unless its embeddings are tied,
-    `head` (V, E), and defines `cache_shape`, `final_norm` and `states`.
+    `head` (V, E), and defines `cache_shape`, `final_norm`, `keep` and `states`.
     """
 
     config: Any
@@ -377,6 +378,10 @@ class Decoder(nnx.Module):
 
     def cache_shape(self) -> tuple[int, int, int]:
         """Number of layers, heads of each, and their size D."""
+        raise NotImplementedError
+
+    def keep(self, layers: Sequence[int]) -> None:
+        """Leave out all layers but these, of the decoder if there is an encoder too; in place."""
         raise NotImplementedError
 
     def encode(self, source: Array, source_len: Array) -> Any:

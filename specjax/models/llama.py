@@ -7,6 +7,7 @@ differ in biases, norms and windows, as their configs say.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -308,6 +309,14 @@ class Llama(Decoder):
         """See `Decoder.cache_shape`."""
         config = self.config
         return config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+
+    def keep(self, layers: Sequence[int]) -> None:
+        """See `Decoder.keep`."""
+        self.layers = nnx.List(self.layers[i] for i in layers)
+        full = tuple(i for i, layer in enumerate(layers) if layer in self.config.full_layers)
+        self.config = dataclasses.replace(
+            self.config, num_hidden_layers=len(layers), full_layers=full
+        )
 
     def states(
         self, tokens: Array, start: Array, context: tuple[()], cache: tuple[KV, ...] | None

@@ -7,6 +7,7 @@ depends on the bucketed distance and is shared by all layers of a stack.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -270,6 +271,11 @@ class T5(Decoder):
     def final_norm(self) -> RMSNorm:
         """See `Decoder.final_norm`."""
         return self.decoder_norm
+
+    def keep(self, layers: Sequence[int]) -> None:
+        """See `Decoder.keep`."""
+        self.decoder = nnx.List(self.decoder[i] for i in layers)
+        self.config = dataclasses.replace(self.config, num_decoder_layers=len(layers))
 
     def encode(self, source: Array, source_len: Array) -> Context:
         """Run the encoder once and project its output for every decoder layer.

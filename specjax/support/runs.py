@@ -7,7 +7,10 @@ from typing import Any
 from specjax.support.command_line import ROOT
 
 # Fields that configs were given after results had been kept, with the values that change nothing.
-LATER = {"policy": "", "rule": "", "compare": False, "filters": ""}
+LATER = {
+    "policy": "", "rule": "", "compare": False, "filters": "",
+    "exits": (), "exit_weight": 1.0, "layer_dropout": 0.0,
+}  # fmt: skip
 
 
 def settings(config) -> dict[str, Any]:

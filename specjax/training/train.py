@@ -43,6 +43,7 @@ from specjax.tasks import batches, python_source, trees
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.batches import Batch, Pair
 from specjax.tasks.examples import Example
+from specjax.training.exits import Exits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,9 @@ class TrainConfig:
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of T5Config, GPTConfig
     teacher: str = ""  # directory of a model to learn the probabilities of; "": learn the data
     teacher_after: int = 0  # steps on the data before the teacher's probabilities replace it
+    exits: tuple[int, ...] = ()  # layers after which the model learns to exit, `training.exits`
+    exit_weight: float = 1.0  # of the mean loss of the exits, beside 1 for the model's own
+    layer_dropout: float = 0.0  # with which the last layer is left out at the end
     steps: int = 1000
     target_tokens: int = 1024  # of a batch, padding included
     buckets: tuple[tuple[int, int], ...] = ((16, 24), (24, 40), (32, 64), (48, 104))
@@ -81,6 +85,7 @@ class TrainConfig:
             raise ValueError(f"family={self.family!r} must be one of {', '.join(hub.FAMILIES)}")
         if not 0 <= self.decay_share <= 1:
             raise ValueError(f"decay_share={self.decay_share} must be in [0, 1]")
+        Exits(self.exits, self.exit_weight, self.layer_dropout)
 
     @property
     def decoder_only(self) -> bool:
@@ -93,6 +98,7 @@ def from_config_dict(config: Mapping[str, Any]) -> TrainConfig:
     values = dict(config)
     values["model"] = dict(values.get("model", {}))
     values["buckets"] = tuple(tuple(map(int, bucket)) for bucket in values["buckets"])
+    values["exits"] = tuple(values.get("exits", ()))
     return TrainConfig(**values)
 
 
@@ -205,31 +211,38 @@ class Trainer:
         default_factory=optax.identity  # losses alone need none
     )
     teacher: tuple[Any, Any] | None = None  # graphdef and parameters
+    exits: Exits = dataclasses.field(default_factory=Exits)
+    steps: int = 1  # of the run
 
     @functools.cached_property
     def step(self):
         """(params, optimizer state, batch) → the same after one step, and nats a token."""
-        return self._step_of(lambda params, batch, _: data_loss(self.graphdef, params, batch), None)
+        return self._step_of(
+            lambda graphdef, params, batch, constants: data_loss(graphdef, params, batch), None
+        )
 
     @functools.cached_property
     def step_with_teacher(self):
         """As `step`, but towards the teacher's probabilities."""
         assert self.teacher is not None
-        graphdef, teacher_params = self.teacher
+        teacher, teacher_params = self.teacher
 
-        def loss(params, batch, teacher_params):
-            return teacher_loss(self.graphdef, params, (graphdef, teacher_params), batch)
+        def loss(graphdef, params, batch, constants):
+            return teacher_loss(graphdef, params, (teacher, constants), batch)
 
         return self._step_of(loss, teacher_params)
 
     def _step_of(self, loss, constants):
-        def mean(params, batch, constants):
-            total, count = loss(params, batch, constants)
+        def mean(params, batch, constants, progress):
+            by = functools.partial(loss, batch=batch, constants=constants)
+            total, count = self.exits(by, self.graphdef, params, progress)
             return total / count
 
         @functools.partial(jax.jit, donate_argnums=(0, 1))
         def step(params, opt_state, batch, constants):
-            value, gradient = jax.value_and_grad(mean)(params, batch, constants)
+            _, done = optax.tree_utils.tree_get_all_with_path(opt_state, "count")[0]
+            progress = done.astype(jnp.float32) / self.steps
+            value, gradient = jax.value_and_grad(mean)(params, batch, constants, progress)
             updates, opt_state = self.optimizer.update(gradient, opt_state, params)
             return optax.apply_updates(params, updates), opt_state, value
 
@@ -332,7 +345,11 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
     tokenizer = _tokenizer(config, data["train"], directory)
     shape = _shape(config, tokenizer)
     graphdef, params = make_model(shape, config.seed)
-    trainer = Trainer(graphdef, optimizer(config), _teacher(config, tokenizer))
+    exits = Exits(config.exits, config.exit_weight, config.layer_dropout)
+    exits.check(nnx.merge(graphdef, params).cache_shape()[0])
+    trainer = Trainer(
+        graphdef, optimizer(config), _teacher(config, tokenizer), exits=exits, steps=config.steps
+    )
     pairs = batches.encode(data["train"], tokenizer, decoder_only=config.decoder_only)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
     opt_state = trainer.optimizer.init(params)

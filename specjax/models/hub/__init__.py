@@ -214,9 +214,10 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
       dtype: float32, bfloat16 or float16, of the stored weights.
 
     Raises:
-      ValueError: a model of one's own, of no family.
+      ValueError: a model of one's own, of no family, or one whose head is not its own.
     """
-    if not hasattr(checkpoint.config, "model_type"):
+    kept = isinstance(checkpoint.model, LanguageModel) and hasattr(checkpoint.config, "model_type")
+    if not kept:
         raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
     family = FAMILIES[checkpoint.config.model_type]
     module = checkpoint.model.module()

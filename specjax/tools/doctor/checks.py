@@ -235,10 +235,22 @@ def weights(case: Case) -> Finding:
     for role in case.checkpoints:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # `files` has said it
-            loaded = hub.load(getattr(case.plan, role), dtype=case.plan.dtype)
+            name, dtype = getattr(case.plan, role), case.plan.dtype
+            loaded: Any = (
+                hub.load(name, dtype=dtype)
+                if role == "target"
+                else drafters.load(name, case.target, dtype=dtype)
+            )
         setattr(case, role, loaded)
-        leaves = jax.tree.leaves_with_path(loaded.model.params)
-        names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+        leaves = [
+            (path, leaf)
+            for path, leaf in jax.tree.leaves_with_path(loaded.model)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+        ]
+        names = [
+            jax.tree_util.keystr(path, simple=True, separator=".").removeprefix("params.")
+            for path, _ in leaves
+        ]
         finite = [bool(jnp.all(jnp.isfinite(leaf))) for _, leaf in leaves]
         bad += [f"{role}.{name}" for name, fine in zip(names, finite, strict=True) if not fine]
         count += len(leaves)

@@ -1,0 +1,116 @@
+"""A head over frequent ids: a model drafts from a part of its vocabulary (FR-Spec, Zhao et al.
+2025, 2502.14856).
+
+Most of what is written takes few of the ids, and the head of a small model is much of what a step
+of it reads. Ids outside have probability 0 in the draft. The target may still say them: as after
+any token that a draft cannot propose, the residual does, so the output's distribution stays as it
+is.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from specjax.drafters import loading, ngram
+from specjax.drafters.exits import decoder_of
+from specjax.models.hub import Checkpoint
+from specjax.models.language_model import LanguageModel
+from specjax.pytrees import pytree
+from specjax.support.ranges import listed, number, whole
+from specjax.types import Cache, Context, Inputs
+
+
+@pytree
+class FrequentHead:
+    """A model with the rows of some ids for a head: −inf is the logit of all others."""
+
+    model: LanguageModel
+    rows: Array  # (N, E) of its head, or (E, N) where projections are turned; see `layers.arrange`
+    row_of: Int[Array, " V"]  # of each id; N where it has none
+    vocab_size: int = dataclasses.field(metadata={"static": True})
+
+    def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
+        """See `Model.start`."""
+        return self.model.start(inputs, buffer_len)
+
+    def __call__(
+        self, tokens: Int[Array, "B K"], start: Int[Array, " B"], context: Context, cache: Cache
+    ) -> tuple[Float[Array, "B K E"], Cache]:
+        """See `Model.__call__`."""
+        return self.model(tokens, start, context, cache)
+
+    def logits(self, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
+        """See `Model.logits`. Ids without a row read an entry past the last: on a CPU that takes
+        less time than a scatter of the N logits.
+        """
+        module = self.model.module()
+        module.turned_weight().set_value(self.rows)
+        few = module.logits(hidden)
+        room = [(0, 0)] * (few.ndim - 1) + [(0, 1)]
+        padded = jnp.pad(few, room, constant_values=-jnp.inf)
+        return padded.at[..., self.row_of[: self.vocab_size]].get(mode="promise_in_bounds")
+
+
+def frequent(draft: Checkpoint, ids: Sequence[int] | np.ndarray) -> Checkpoint:
+    """The draft with a head over some ids. Its other arrays are the draft's own.
+
+    The rows are gathered once, here. The ids that end a row are always among them.
+
+    Args:
+      draft: a T5, a GPT-2 or a model of the Llama layout, whole or an `early_exit`.
+      ids: in any order; `most_frequent` picks them by counts.
+
+    Raises:
+      ValueError: no ids, an id that is not the draft's, or a model of no such family.
+    """
+    module, model = decoder_of(draft, "frequent"), draft.model
+    size = model.vocab_size
+    given = {whole("ids", one, f"[0, {size - 1}]", "the ids of the draft") for one in _list(ids)}
+    chosen = np.array(sorted(given | {one for one in draft.eos_ids if one < size}), np.int32)
+    row_of = np.full(size, len(chosen), np.int32)
+    row_of[chosen] = np.arange(len(chosen))
+    head, axis = module.turned_weight().get_value(), int(module.input_first)
+    if isinstance(head, jax.Array):
+        rows: Any = jnp.take(head, chosen, axis=axis)
+    else:  # an outline has shapes
+        shape = [*head.shape]
+        shape[axis] = len(chosen)
+        rows = jax.ShapeDtypeStruct(tuple(shape), head.dtype)
+    return dataclasses.replace(
+        draft,
+        name=f"frequent({draft.name}, {len(chosen)} ids)",
+        model=FrequentHead(model, rows, jnp.asarray(row_of), size),  # type: ignore[arg-type]
+    )
+
+
+def _list(ids: Any) -> list[Any]:
+    return listed("ids", ids.tolist() if isinstance(ids, np.ndarray) else ids)
+
+
+def most_frequent(counts: ngram.Counts, share: float) -> list[int]:
+    """The share of all ids that was counted most often, at least one; of equals the smallest."""
+    share = number("share", share, "(0, 1]", "1 keeps all ids")
+    order = np.argsort(-counts.unigram, kind="stable")
+    return order[: max(1, round(share * len(order)))].tolist()
+
+
+def by_counts(
+    draft: str, target: Checkpoint, counts: ngram.Counts, share: float = 0.25
+) -> Checkpoint:
+    """`frequent` of a model by name, over the ids that were counted most often: "frequent" among
+    `drafters.NAMES`. The ids that end the target's rows are among them too.
+
+    Raises:
+      ValueError, FileNotFoundError: as `frequent`, share outside (0, 1], or there is no such model.
+    """
+    loaded = loading.load(draft, target, counts=lambda: counts)
+    size = loaded.model.vocab_size if isinstance(loaded, Checkpoint) else 0
+    ids = {*most_frequent(counts, share), *target.eos_ids}
+    made = frequent(loaded, [one for one in ids if one < size] or [0])  # type: ignore[arg-type]
+    return dataclasses.replace(made, name=f"frequent(draft={draft!r}, share={share:g})")

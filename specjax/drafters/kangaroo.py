@@ -1,0 +1,121 @@
+"""Kangaroo (Liu et al. 2024, 2404.18911): the target's first layers, an adapter, the target's head.
+
+The adapter is one layer of the target's own kind with a norm after it, and it is all that is
+trained (`training.kangaroo`). It starts as a copy of the layer that follows the exit and of the
+final norm, so an untrained Kangaroo is an `early_exit` of one layer more.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specjax.drafters.base import ModelDrafter
+from specjax.drafters.exits import chosen, decoder_of
+from specjax.models.hub import Checkpoint
+from specjax.models.language_model import LanguageModel
+from specjax.pytrees import pytree
+from specjax.types import Params
+
+Adapter = dict[str, Params]  # "layer" and "norm", nested as in the target's parameters
+
+
+@pytree
+class Kangaroo(ModelDrafter):
+    """Drafts as the model does that it holds, whose arrays are the target's but for the adapter."""
+
+    model: LanguageModel
+    layers: int = dataclasses.field(metadata={"static": True})  # of the target that run
+
+    @property
+    def adapter(self) -> Adapter:
+        """Its own parameters, in the layout of the platform."""
+        return adapter_of(self.model.params, self.layers)
+
+    def settings(self) -> dict[str, Any]:
+        """What is no array."""
+        return {"layers": self.layers}
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Its own parameters by name, "layer.attention.qkv.weight", projections (out, in)."""
+        turned = self.model.module().input_first
+        return {
+            _name(path): np.asarray(_turn(leaf, turned))
+            for path, leaf in jax.tree.leaves_with_path(self.adapter)
+        }
+
+    @classmethod
+    def from_tensors(
+        cls, settings: Mapping[str, Any], tensors: Mapping[str, np.ndarray], target: Checkpoint
+    ) -> "Kangaroo":
+        """The drafter again.
+
+        Raises:
+          ValueError: a tensor is missing, or has the shape of another target's layer.
+        """
+        start = kangaroo(target, **settings)
+        turned = start.model.module().input_first
+
+        def read(path, leaf):
+            name, wanted = _name(path), _turn(leaf, turned).shape
+            found = getattr(tensors.get(name), "shape", None)
+            if found != wanted:
+                raise ValueError(
+                    f"The adapter's {name} has shape {found}, and {target.name} asks for {wanted}: "
+                    "it belongs to another target."
+                )
+            return jnp.asarray(_turn(tensors[name], turned), leaf.dtype)
+
+        adapter = jax.tree.map_with_path(read, start.adapter)
+        return cls(adapted(target.model, start.layers, adapter), start.layers)
+
+
+def kangaroo(target: Checkpoint, layers: int = 2) -> Kangaroo:
+    """The drafter before training.
+
+    Args:
+      target: a T5, a GPT-2 or a model of the Llama layout.
+      layers: how many of the target's run before the adapter.
+
+    Raises:
+      ValueError: as `early_exit`, or `layers` is no number.
+    """
+    count = decoder_of(target, "kangaroo").cache_shape()[0]
+    layers = len(chosen(int(layers), count))
+    adapter = jax.tree.map(jnp.copy, adapter_of(target.model.params, layers))
+    return Kangaroo(adapted(target.model, layers, adapter), layers)
+
+
+def adapter_of(params: Params, layers: int) -> Adapter:
+    """The layer after the exit, and the final norm."""
+    stack, norm = _places(params)
+    return {"layer": params[stack][layers], "norm": params[norm]}
+
+
+def adapted(target: LanguageModel, layers: int, adapter: Adapter) -> LanguageModel:
+    """The target's first layers, the adapter and the target's head, of the same arrays."""
+    module = target.module()
+    module.keep(range(layers + 1))
+    graphdef, state = nnx.split(module)
+    params = nnx.to_pure_dict(state)
+    stack, norm = _places(params)
+    params[stack][layers], params[norm] = adapter["layer"], adapter["norm"]
+    return dataclasses.replace(target, graphdef=graphdef, params=params)
+
+
+def _places(params: Params) -> tuple[str, str]:
+    """Where a family has its layers and its final norm."""
+    return ("decoder", "decoder_norm") if "decoder" in params else ("layers", "norm")
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _turn(array: Any, turned: bool) -> Any:
+    """A layer's matrices are projections, and its vectors are not."""
+    return array.T if turned and array.ndim == 2 else array

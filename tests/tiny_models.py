@@ -1,0 +1,70 @@
+"""Random models of every family, small enough to enumerate, made without files."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from specjax.models import hub
+from specjax.models.gpt import GPTConfig
+from specjax.models.hub import Checkpoint
+from specjax.models.language_model import LanguageModel
+from specjax.models.llama import LlamaConfig, MistralConfig
+from specjax.models.t5 import T5Config
+
+FAMILIES = ("t5", "t5 tied", "gpt2", "llama", "mistral")
+
+
+def config_of(family: str, vocab_size: int, layers: int):
+    """So many layers, of the decoder if there is an encoder too."""
+    llama = {
+        "vocab_size": vocab_size,
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "bos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    t5 = {
+        "vocab_size": vocab_size,
+        "d_model": 8,
+        "d_kv": 4,
+        "d_ff": 12,
+        "num_layers": 1,
+        "num_decoder_layers": layers,
+        "num_heads": 2,
+        "relative_attention_num_buckets": 4,
+    }
+    if family == "gpt2":
+        ids = {"bos_token_id": 0, "pad_token_id": 0}
+        return GPTConfig(vocab_size, n_positions=64, n_embd=8, n_layer=layers, n_head=2, **ids)
+    if family == "llama":
+        return LlamaConfig(**llama)
+    if family == "mistral":
+        return MistralConfig(**llama, sliding_window=3, tie_word_embeddings=True)
+    tied = {"tie_word_embeddings": True, "scale_decoder_outputs": True}
+    return T5Config(**t5, **(tied if family == "t5 tied" else {}))
+
+
+def random_model(
+    family: str,
+    vocab_size: int,
+    *,
+    layers: int = 3,
+    seed: int = 0,
+    dtype=jnp.float32,
+    eos: int = 2,
+    platform=None,
+) -> Checkpoint:
+    """Weights so strong that every token before changes what comes next."""
+    config = config_of(family, vocab_size, layers)
+    rngs = nnx.Rngs(seed)
+    module = hub.FAMILIES[config.model_type].build(config, rngs=rngs, dtype=dtype)
+    rng = np.random.default_rng(seed)
+    params = nnx.state(module)
+    drawn = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), dtype), params)
+    nnx.update(module, drawn)
+    model = LanguageModel.of(module, platform=platform)
+    return Checkpoint(family, model, config, eos_ids=(eos,))
