@@ -8,8 +8,7 @@ a GPT-2 that continues English sentences.
 Reproduces the paper's tables on a laptop and in miniature. The first takes about 4 minutes on 2
 cores and has Table 3 (α) and Tables 2 and 4 (speedups) of `parse`, on few inputs. `full` is all of
 it on more inputs: n-grams timed too, lenience (Table 5), quality, beams and Figure 5; `prose` is
-the same for the decoder-only family. `specjax decode` takes these configs too;
-inputs of `parse` begin with "parse: ".
+the same for the decoder-only family. `specjax decode` takes these configs too.
 """
 
 import pathlib

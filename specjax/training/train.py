@@ -39,7 +39,7 @@ from specjax.models import hub
 from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5
 from specjax.support import files
-from specjax.tasks import batches, python_source, trees
+from specjax.tasks import batches, trees
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.batches import Batch, Pair
 from specjax.tasks.examples import Example
@@ -264,7 +264,6 @@ def as_checkpoint(
     *,
     name: str,
     max_source_len: int,
-    prefix: str = "",
     metadata=None,
 ) -> hub.Checkpoint:
     """A trained model as the rest of specjax has it."""
@@ -276,7 +275,6 @@ def as_checkpoint(
         tokenizer=tokenizer,
         eos_ids=(tokenizer.eos_token_id,),
         max_source_len=max_source_len,
-        prefix=prefix,
         metadata=metadata or {},
     )
 
@@ -443,7 +441,6 @@ class _Evaluation:
             self.tokenizer,
             name=str(self.directory),
             max_source_len=self.config.max_source_len,
-            prefix=python_source.PREFIXES.get(self.config.task, ""),
             metadata=metadata,
         )
 
