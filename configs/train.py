@@ -15,11 +15,11 @@ target token and the share of exact trees among 256 greedy outputs; minutes on t
 shared with other work:
 
                 parameters   loss   exact   well-formed   steps   minutes
-    target       7,346,176   .032     .91           .95   4,500        19
-    draft-small    918,656   .099     .70           .77   4,000         5
-    draft-tiny     361,152   .172     .62           .72   4,000         3
-    gpt-target   5,328,896  3.820      –             –   3,000        40
-    gpt-draft      691,712  3.955      –             –   3,000         8
+    target      18,687,360   not yet measured             4,500
+    draft-small    918,656  not yet measured             4,000
+    draft-tiny     361,152  not yet measured             4,000
+    gpt-target   5,587,584  not yet measured             4,500
+    gpt-draft      272,496  not yet measured             3,000
 
 Reading the sources takes another minute or two. docs/training.md tells how this came about.
 
