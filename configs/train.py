@@ -1,5 +1,6 @@
 """The embedded families: `parse`, a T5 v1.1 with two drafts, and `prose`, a GPT-2 with one.
 
+    python -m experiments.train --config=configs/train.py:target-small --workdir=runs/target-small
     python -m experiments.train --config=configs/train.py:target      --workdir=runs/target
     python -m experiments.train --config=configs/train.py:draft-small --workdir=runs/draft-small
     python -m experiments.train --config=configs/train.py:draft-tiny  --workdir=runs/draft-tiny
@@ -44,6 +45,7 @@ from ml_collections import ConfigDict
 from configs.embedded import FAMILIES
 
 CHOICES = (
+    "target-small",
     "target",
     "draft-small",
     "draft-tiny",
@@ -79,6 +81,7 @@ def _common() -> ConfigDict:
     config.max_examples = 0  # 0: all
     config.tokenizer = ""  # "": train one
     config.vocab_size = 2048
+    config.grow = ""  # "": start from scratch
     config.teacher = ""  # "": learn from the data
     config.teacher_after = 0  # steps on the data before the teacher's probabilities replace it
     config.warmup_steps = 100
@@ -101,12 +104,13 @@ def _t5(model: str) -> ConfigDict:
     config.steps = 4500
     config.target_tokens = 1024
     config.buckets = ((16, 24), (24, 40), (32, 64), (48, 104))
-    config.learning_rate = 5e-4
+    config.learning_rate = 6e-4
     config.eval_every = 500
-    # A step of the target's decoder reads 12.7M float32 parameters, 51 MB, head included and the
+    # A step of the target's decoder reads 12.6M float32 parameters, 50 MB, head included and the
     # encoder's keys and values not: more than the caches of common processors hold.
     encoder, decoder, width, heads, size, inner = {
-        "target": (2, 6, 384, 6, 64, 960),
+        "target": (2, 6, 256, 16, 32, 1600),
+        "target-small": (2, 4, 256, 8, 32, 512),
         "draft-small": (1, 1, 128, 4, 32, 256),
         "draft-tiny": (1, 1, 64, 4, 16, 128),
     }[model]
@@ -118,7 +122,11 @@ def _t5(model: str) -> ConfigDict:
         "num_decoder_layers": decoder,
         "num_heads": heads,
     }
-    if model != "target":
+    if model == "target":
+        config.tokenizer = config.grow = "runs/target-small/model"
+        config.learning_rate = 4e-4
+        config.steps = 3000
+    elif model.startswith("draft-"):
         config.tokenizer = config.teacher = str(FAMILIES / "parse" / "target")
         config.learning_rate = 2e-3
         config.steps = 4000

@@ -240,6 +240,19 @@ def test_a_teacher_must_share_the_vocabulary(whole, config, tmp_path):
         train.run(other, tmp_path)
 
 
+def test_a_run_that_grows_starts_where_the_small_one_ended(whole, config, tmp_path):
+    directory, final = whole
+    model = str(directory / "model")
+    larger = dict(TINY, d_ff=2 * TINY["d_ff"], num_decoder_layers=2)
+    held = dataclasses.replace(
+        config, grow=model, tokenizer=model, model=larger, steps=1, learning_rate=0.0
+    )
+    grown = train.run(held, tmp_path)
+    assert grown["parameters"] > final["parameters"]
+    # The small model was written in half precision.
+    assert grown["held_out_loss"] == pytest.approx(final["held_out_loss"], abs=2e-3)
+
+
 def test_diverged_training_stops(config, tmp_path):
     wild = dataclasses.replace(config, learning_rate=1e30, warmup_steps=0)
     with pytest.raises(ValueError, match="lower learning_rate"):
