@@ -125,7 +125,7 @@ def _t5(model: str) -> ConfigDict:
     if model == "target":
         config.tokenizer = config.grow = "runs/target-small/model"
         config.learning_rate = 4e-4
-        config.steps = 3000
+        config.steps = 4000
     elif model.startswith("draft-"):
         config.tokenizer = config.teacher = str(FAMILIES / "parse" / "target")
         config.learning_rate = 2e-3

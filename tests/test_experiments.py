@@ -728,11 +728,22 @@ def test_the_last_words_name_the_best_row():
     row = {
         "draft": "families/a/tiny", "temperature": 0.0, "gamma": 7, "speedup_decode": 3.456,
         "speedup_end_to_end": 2.9, "predicted_paper": 5.5, "v": 1.78, "tau": 6.04,
-        "tau_expected": 7.1,
+        "tau_expected": 7.1, "cores": 2, "device": "Toaster",
     }  # fmt: skip
     slower = {**row, "draft": "b", "speedup_decode": 2.0}
     said = speedups.conclusion([slower, row])
     assert said.startswith("tiny, T = 0, γ = 7: 3.46 times as fast as plain decoding, 2.90 with")
     assert "formula says 5.50" in said
     assert "costs 1.78 here" in said
-    assert "7.1 tokens would come of a call of the target and not 6.0." in said
+    assert said.endswith("7.1 tokens would come of a call of the target and not 6.0.")
+
+
+def test_the_last_words_name_a_machine_that_is_in_the_way():
+    from experiments.reproduce import speedups
+
+    row = {"v": 1.8, "speedup_decode": 1.5, "gamma": 7, "cores": 1, "device": "Toaster"}
+    assert speedups.here(row) == ""
+    dear = speedups.here({**row, "v": 4.2})
+    assert dear.startswith(" On 1 core of this Toaster a verify pass of 8 tokens takes 4.2 times")
+    lost = speedups.here({**row, "speedup_decode": 0.9, "cores": 2})
+    assert lost.startswith(" On 2 cores of this Toaster this draft is too slow")
