@@ -1,5 +1,6 @@
 """The embedded families: `parse`, a T5 v1.1 with two drafts, and `prose`, a GPT-2 with one.
 
+    python -m experiments.train --config=configs/train.py:target-small --workdir=runs/target-small
     python -m experiments.train --config=configs/train.py:target      --workdir=runs/target
     python -m experiments.train --config=configs/train.py:draft-small --workdir=runs/draft-small
     python -m experiments.train --config=configs/train.py:draft-tiny  --workdir=runs/draft-tiny
@@ -16,11 +17,11 @@ target token and the share of exact trees among 256 greedy outputs; minutes on t
 shared with other work:
 
                 parameters   loss   exact   well-formed   steps   minutes
-    target       7,346,176   .032     .91           .95   4,500        19
-    draft-small    918,656   .099     .70           .77   4,000         5
-    draft-tiny     361,152   .172     .62           .72   4,000         3
-    gpt-target   5,328,896  3.820      –             –   3,000        40
-    gpt-draft      691,712  3.955      –             –   3,000         8
+    target      18,687,360   not yet measured             4,500
+    draft-small    918,656  not yet measured             4,000
+    draft-tiny     361,152  not yet measured             4,000
+    gpt-target   5,587,584  not yet measured             4,500
+    gpt-draft      272,496  not yet measured             3,000
 
 Reading the sources takes another minute or two. docs/training.md tells how this came about.
 
@@ -49,6 +50,7 @@ from ml_collections import ConfigDict
 from configs.embedded import FAMILIES
 
 CHOICES = (
+    "target-small",
     "target",
     "draft-small",
     "draft-tiny",
@@ -95,6 +97,7 @@ def _common() -> ConfigDict:
     config.max_examples = 0  # 0: all
     config.tokenizer = ""  # "": train one
     config.vocab_size = 2048
+    config.grow = ""  # "": start from scratch
     config.teacher = ""  # "": learn from the data
     config.teacher_after = 0  # steps on the data before the teacher's probabilities replace it
     config.exits = ()  # numbers of layers after which the model learns to exit
@@ -121,20 +124,28 @@ def _t5(model: str) -> ConfigDict:
     config.target_tokens = 1024
     config.buckets = ((16, 24), (24, 40), (32, 64), (48, 104))
     config.learning_rate = 6e-4
-    layers, width, heads, inner = {
-        "target": (4, 256, 8, 512),
-        "draft-small": (1, 128, 4, 256),
-        "draft-tiny": (1, 64, 4, 128),
+    config.eval_every = 500
+    # A step of the target's decoder reads 12.6M float32 parameters, 50 MB, head included and the
+    # encoder's keys and values not: more than the caches of common processors hold.
+    encoder, decoder, width, heads, size, inner = {
+        "target": (2, 6, 256, 16, 32, 1600),
+        "target-small": (2, 4, 256, 8, 32, 512),
+        "draft-small": (1, 1, 128, 4, 32, 256),
+        "draft-tiny": (1, 1, 64, 4, 16, 128),
     }[model]
     config.model = {
         "d_model": width,
-        "d_kv": 16 if model == "draft-tiny" else 32,
+        "d_kv": size,
         "d_ff": inner,
-        "num_layers": layers,
-        "num_decoder_layers": layers,
+        "num_layers": encoder,
+        "num_decoder_layers": decoder,
         "num_heads": heads,
     }
-    if model != "target":
+    if model == "target":
+        config.tokenizer = config.grow = "runs/target-small/model"
+        config.learning_rate = 4e-4
+        config.steps = 4000
+    elif model.startswith("draft-"):
         config.tokenizer = config.teacher = str(FAMILIES / "parse" / "target")
         config.learning_rate = 2e-3
         config.steps = 4000
@@ -147,15 +158,24 @@ def _gpt(model: str) -> ConfigDict:
     config.task = "prose"
     config.family = "gpt2"
     config.max_source_len = 256
-    config.steps = 3000
+    config.steps = 4500
     config.target_tokens = 2048
-    config.buckets = ((0, 24), (0, 48), (0, 80), (0, 136))
+    config.buckets = ((0, 160), (0, 320), (0, 416), (0, 480))
     config.learning_rate = 1.5e-3
-    layers, width, heads = (6, 256, 8) if model == "gpt-target" else (2, 128, 4)
-    config.model = {"n_positions": 256, "n_embd": width, "n_layer": layers, "n_head": heads}
+    layers, width, heads, inner = (
+        (4, 320, 5, 1216) if model == "gpt-target" else (1, 80, 5, 256)  # a twentieth of it
+    )
+    config.model = {
+        "n_positions": 512,
+        "n_embd": width,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_inner": inner,
+    }
     if model == "gpt-draft":
         config.tokenizer = config.teacher = str(FAMILIES / "prose" / "target")
         config.learning_rate = 3e-3
+        config.steps = 3000
         config.teacher_after = 1500
     return config
 
@@ -167,6 +187,7 @@ def _gpt_of_the_paper(model: str) -> ConfigDict:
     config.steps = 100_000  # the paper states neither steps nor batches
     config.warmup_steps = 2000
     config.target_tokens = 1 << 15
+    config.buckets = ((0, 24), (0, 48), (0, 80), (0, 136))  # of sentences
     config.learning_rate = 6e-4
     layers, width, heads = (12, 768, 12) if model == "gpt-97m" else (2, 256, 4)
     config.model = {

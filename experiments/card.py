@@ -10,6 +10,9 @@ training pairs; of an encoder-decoder, shuffled inputs cost the target at least 
 and of `parse`, most trees are well-formed. The counts lie in ngram.npz beside the models, and are
 made if they are not there.
 
+The card of `parse` also says what becomes of a line of each kind that a person may type, and lists
+the kinds of statements of the split with their shares and accuracies.
+
 Writes README.md and card.json to the workdir; exit status 1 if a check fails.
 """
 
@@ -17,6 +20,8 @@ import json
 import pathlib
 import sys
 import textwrap
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,26 +38,33 @@ from specjax.measure import metrics, provenance
 from specjax.models import hub
 from specjax.sampling import sampling
 from specjax.support import command_line, files
-from specjax.tasks import batches, python_source
+from specjax.tasks import batches, python_source, trees
+from specjax.tasks.examples import Example
 from specjax.tools.commands.inputs import load_examples
 from specjax.training import train
 
 INPUTS = 512
 BUCKETS = ((16, 24), (24, 40), (32, 64), (48, 104))
-TEXT_BUCKETS = ((0, 24), (0, 48), (0, 80), (0, 136))  # of a decoder-only model
+TEXT_BUCKETS = ((0, 160), (0, 320), (0, 480))  # of a decoder-only model
 TOKENS = 1024
-STATEMENTS = ", ".join(kind.__name__ for kind in python_source.STATEMENTS)
+# What a person types first: a line of each kind that `parse` has learned, and one with its body.
+FIRST = (
+    "x = 1", "total += price", "count: int = 0", "print('hello')", "return x + y", "pass", "break",
+    "continue", "import numpy as np", "from os import path", "del x", "raise ValueError('no')",
+    "assert x > 0", "global x", "nonlocal x", "for i in range(10):", "while True:", "if x > 0:",
+    "with open(path) as file:", "def f(x, y=1):", "class Foo(Bar):", "try:", "if x: return y",
+    "async for line in lines:", "async with lock:", "async def main():",
+)  # fmt: skip
 # What inputs have to look like.
 INPUTS_ARE = {
-    "parse": f"Every input begins with `{python_source.PREFIXES['parse']}`, as in `parse: x = 1`: "
-    "config.json says so, nothing adds it, and without it most trees are wrong. The models learned "
-    f"from statements of one line, of at most {python_source.MAX_STATEMENT} bytes, and of these "
-    f"kinds alone: {STATEMENTS}.",
-    "prose": "Inputs are the first words of a paragraph, without a prefix.",
+    "parse": "Inputs are statements of one line, or headers of compound statements, without a "
+    f"prefix, of at most {python_source.MAX_STATEMENT} bytes. Other lines (`else:`, `elif x:`, "
+    "`match x:`, a comment) were never among what the models learned.",
+    "prose": "Inputs are the first words of a text, without a prefix.",
 }
 WHAT = {
     "parse": "T5 v1.1 models that turn one Python statement into its syntax tree",
-    "prose": "GPT-2 models that continue paragraphs of docstrings and comments",
+    "prose": "GPT-2 models that continue docstrings and comments",
 }
 
 
@@ -92,6 +104,7 @@ def measure(config) -> dict[str, Any]:
             )
             if temperature == 0:
                 scores = train.score(config.task, result.texts, examples[:INPUTS])
+                kinds = by_kind(loaded, examples[:INPUTS], result.texts)
             bar.update()
             for name, drafter in drafters.items():
                 alphas[name][f"T={temperature:g}"] = metrics.alpha_of_outputs(
@@ -129,6 +142,7 @@ def measure(config) -> dict[str, Any]:
         "losses": losses,
         "shuffled_loss": mixed,
         "greedy": {"inputs": len(texts), **scores},
+        **({"kinds": kinds, "first": first(target, config)} if config.task == "parse" else {}),
         "alpha": alphas,
         "parameters": {name: size(model) for name, model in models.items()},
         "shapes": {name: shape(model) for name, model in models.items()},
@@ -137,6 +151,33 @@ def measure(config) -> dict[str, Any]:
         "training_data": json.loads(target.metadata.get("training_data", "{}")),
         "environment": provenance.environment(),
     }
+
+
+def by_kind(
+    loaded: Sequence[Example], asked: Sequence[Example], outputs: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Of each kind of tree, most frequent first: its share of the loaded pairs, and how many of
+    the inputs asked for are of it and how many of those came out exact.
+    """
+    kinds = [trees.kind(example.target) for example in asked]
+    exact = [o == example.target for o, example in zip(outputs, asked, strict=True)]
+    return {
+        kind: {
+            "share": count / len(loaded),
+            "inputs": kinds.count(kind),
+            "exact": sum(right for k, right in zip(kinds, exact, strict=True) if k == kind),
+        }
+        for kind, count in Counter(trees.kind(e.target) for e in loaded).most_common()
+    }
+
+
+def first(target: hub.Checkpoint, config) -> list[dict[str, str]]:
+    """What the target makes of the lines of `FIRST`, beside the tree of each."""
+    outputs = generate(target, None, FIRST, max_new_tokens=config.max_new_tokens).texts
+    return [
+        {"input": line, "output": output, "tree": trees.write(trees.parse(line))}
+        for line, output in zip(FIRST, outputs, strict=True)
+    ]
 
 
 def loss(model: hub.Checkpoint, examples, *, shuffle: bool = False) -> float:
@@ -206,6 +247,7 @@ def readme(config, card: dict[str, Any]) -> str:
             f"Greedy outputs of the target: {outputs}.",
             *([f"With shuffled inputs its loss is {shuffled:.3f}."] if shuffled else []),
             "",
+            *(kinds_in_words(card) if "kinds" in card else []),
             "## Fit to ship",
             "",
             *(f"- [{'x' if ok else ' '}] {name}" for name, ok in card["checks"].items()),
@@ -221,6 +263,36 @@ def readme(config, card: dict[str, Any]) -> str:
             "",
         ]
     )
+
+
+def kinds_in_words(card: dict[str, Any]) -> list[str]:
+    """The kinds of statements in Markdown: what to type, and how often the target is right."""
+    rows = [
+        f"| `{line['input']}` | {trees.kind(line['tree'])} "
+        f"| {'yes' if line['output'] == line['tree'] else 'no: `' + line['output'] + '`'} |"
+        for line in card["first"]
+    ]
+    found = [
+        f"| {kind} | {row['share']:.1%} | {row['exact']} of {row['inputs']} |"
+        for kind, row in card["kinds"].items()
+    ]
+    return [
+        "## What to type",
+        "",
+        "A line of each kind that the models have learned. A header comes out with an empty body.",
+        "",
+        "| line | kind | its tree comes out |",
+        "|---|---|---|",
+        *rows,
+        "",
+        f"The kinds of the {card['split']} split, and how many greedy outputs are exact. Lines",
+        "that many modules have, such as `pass` and `try:`, are in training alone.",
+        "",
+        "| kind | share | exact |",
+        "|---|---|---|",
+        *found,
+        "",
+    ]
 
 
 def alpha(card: dict[str, Any], name: str, temperature: str) -> str:

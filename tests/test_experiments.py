@@ -18,13 +18,13 @@ import pytest
 import command_line
 import specjax
 from command_line import ROOT
-from experiments import beam, replay
+from experiments import beam, card, replay
 from experiments.reproduce import study
 from pairs import TEXTS
 from specjax import accept, policies, tasks
-from specjax.models import hub
 from specjax.support import files, runs
-from specjax.tasks import python_source
+from specjax.tasks import python_source, trees
+from specjax.tasks.examples import Example
 from specjax.tools.commands import decode as decode_command
 from specjax.tools.commands import defaults
 
@@ -134,25 +134,36 @@ def test_configs_are_found_anywhere(decode, pair, inputs, tmp_path):
             assert Path(config[field]).is_dir()
 
 
-def test_the_prefix_of_parse():
-    """Where a user meets the family, and in the notebook that decodes with it."""
-    prefix = python_source.PREFIXES["parse"]
-    for name in ("target", "draft-small", "draft-tiny"):
-        assert hub.outline(ROOT / "families" / "parse" / name).prefix == prefix
-    for page in ("README.md", "families/parse/README.md", "docs/troubleshooting.md"):
-        assert f"`{prefix}`" in (ROOT / page).read_text()
+def test_what_to_type():
+    """The card shows a line of each kind that `parse` has; the notebook decodes no others."""
+    assert {type(trees.parse(line)) for line in card.FIRST} == set(python_source.STATEMENTS)
     book = json.loads((ROOT / "notebooks" / "02_adaptive_gamma.ipynb").read_text())
     code = ["".join(c["source"]) for c in book["cells"] if c["cell_type"] == "code"]
     (cell,) = [cell for cell in code if "texts = [" in cell]
-    lists = {
-        node.targets[0].id: node.value
+    for line in next(
+        ast.literal_eval(node.value)
         for node in ast.parse(cell).body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.ListComp)
+        if isinstance(node, ast.Assign) and node.targets[0].id == "texts"
+    ):
+        assert isinstance(trees.parse(line), python_source.STATEMENTS)
+
+
+def test_kinds_in_the_card():
+    pairs = [
+        Example(line, trees.write(trees.parse(line)))
+        for line in ("x = 1", "x = 2", "y = 3", "for i in x:")
+    ]
+    found = card.by_kind(pairs, pairs[1:], [pairs[1].target, "", pairs[3].target])
+    assert found == {
+        "Assign": {"share": 0.75, "inputs": 2, "exact": 1},
+        "For": {"share": 0.25, "inputs": 1, "exact": 1},
     }
-    assert ast.unparse(lists["texts"]) == "[f'parse: {statement}' for statement in statements]"
-    for statement in ast.literal_eval(lists["statements"]):
-        (parsed,) = ast.parse(statement).body
-        assert isinstance(parsed, python_source.STATEMENTS)
+    first = [{"input": "pass", "output": "Pass", "tree": "Pass"}]
+    first += [{"input": "try:", "output": "(Try", "tree": "(Try)"}]
+    text = "\n".join(card.kinds_in_words({"split": "test", "kinds": found, "first": first}))
+    assert "| `pass` | Pass | yes |" in text
+    assert "| `try:` | Try | no: `(Try` |" in text
+    assert "| Assign | 75.0% | 1 of 2 |" in text
 
 
 def test_decode_by_policy_and_rule(decode, pair):
@@ -717,11 +728,22 @@ def test_the_last_words_name_the_best_row():
     row = {
         "draft": "families/a/tiny", "temperature": 0.0, "gamma": 7, "speedup_decode": 3.456,
         "speedup_end_to_end": 2.9, "predicted_paper": 5.5, "v": 1.78, "tau": 6.04,
-        "tau_expected": 7.1,
+        "tau_expected": 7.1, "cores": 2, "device": "Toaster",
     }  # fmt: skip
     slower = {**row, "draft": "b", "speedup_decode": 2.0}
     said = speedups.conclusion([slower, row])
     assert said.startswith("tiny, T = 0, γ = 7: 3.46 times as fast as plain decoding, 2.90 with")
     assert "formula says 5.50" in said
     assert "costs 1.78 here" in said
-    assert "7.1 tokens would come of a call of the target and not 6.0." in said
+    assert said.endswith("7.1 tokens would come of a call of the target and not 6.0.")
+
+
+def test_the_last_words_name_a_machine_that_is_in_the_way():
+    from experiments.reproduce import speedups
+
+    row = {"v": 1.8, "speedup_decode": 1.5, "gamma": 7, "cores": 1, "device": "Toaster"}
+    assert speedups.here(row) == ""
+    dear = speedups.here({**row, "v": 4.2})
+    assert dear.startswith(" On 1 core of this Toaster a verify pass of 8 tokens takes 4.2 times")
+    lost = speedups.here({**row, "speedup_decode": 0.9, "cores": 2})
+    assert lost.startswith(" On 2 cores of this Toaster this draft is too slow")

@@ -152,12 +152,12 @@ def test_greedy_has_no_noise():
 # A trained pair, in float32.
 
 STATEMENTS = [
-    "parse: return self.line",
-    "parse: x = y + 1",
-    "parse: raise ValueError(name)",
-    "parse: for name in names: print(name)",
-    "parse: import os, sys",
-    "parse: assert value, 'none'",
+    "return self.line",
+    "x = y + 1",
+    "raise ValueError(name)",
+    "for name in names: print(name)",
+    "import os, sys",
+    "assert value, 'none'",
 ]
 BUDGET = 48
 

@@ -4,6 +4,7 @@ import ast
 import itertools
 import json
 import sys
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 
 import corpora
 from specjax import tasks
-from specjax.tasks import batches, jsonl, python_source, trees
+from specjax.tasks import batches, jsonl, prose, python_source, trees
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.batches import Order, Pair
 from specjax.tasks.examples import Example
@@ -24,7 +25,6 @@ GOLDEN = [
     ("a[1:] += b", "(AugAssign (Subscript (Name a) (Slice (Constant 1))) Add (Name b))"),
     ("-b", "(Expr (UnaryOp USub (Name b)))"),
     ("from . import x as y", "(ImportFrom ~ [(alias x y)] 1)"),
-    ("pass", "Pass"),
     ("x = '(a) ~'", "(Assign [(Name x)] (Constant '(a) ~'))"),
     ("x: int", "(AnnAssign (Name x) (Name int) ~ 1)"),
     ("g = lambda *a, b=...: None", None),
@@ -35,6 +35,13 @@ GOLDEN = [
     ("raise E from None", None),
     ("global a, b", None),
     ("x = True, None, b'\\x00\"', 'it\\'s \"'", None),
+    ("pass", "Pass"),
+    ("if x: return y", "(If (Name x) [(Return (Name y))])"),
+    ("while x: pass", "(While (Name x) [Pass])"),
+    ("for i in x: break", None),
+    ("class A(B, k=1): x = 1; y = 2", None),
+    ("def f(a, /, b: int = 1, *c, d, e=2, **g) -> str: return a", None),
+    ("async def f(): await x", None),
 ]  # fmt: skip
 
 
@@ -49,6 +56,49 @@ def test_tree_of_a_statement_and_back(source, tree):
     assert trees.is_well_formed(text)
 
 
+HEADERS = [
+    ("for i in range(10):", "(For (Name i) (Call (Name range) [(Constant 10)]))"),
+    ("while True:", "(While (Constant True))"),
+    ("if x > 0:", "(If (Compare (Name x) [Gt] [(Constant 0)]))"),
+    ("with a as b, c:", "(With [(withitem (Name a) (Name b)) (withitem (Name c))])"),
+    ("def f():", "(FunctionDef f (arguments))"),
+    (
+        "def f(x, y=1) -> t:",
+        "(FunctionDef f (arguments [] [(arg x) (arg y)] ~ [] [] ~ [(Constant 1)]) [] [] (Name t))",
+    ),
+    ("class Foo(Bar):", "(ClassDef Foo [(Name Bar)])"),
+    ("class Foo:", "(ClassDef Foo)"),
+    ("try:", "(Try)"),
+    ("async for i in x:", "(AsyncFor (Name i) (Name x))"),
+    ("async with x:", "(AsyncWith [(withitem (Name x))])"),
+    ("async def f():", "(AsyncFunctionDef f (arguments))"),
+]
+
+
+@pytest.mark.parametrize(("line", "tree"), HEADERS)
+def test_tree_of_a_header_and_back(line, tree):
+    assert trees.write(trees.parse(line)) == tree
+    assert trees.write(trees.read(tree)) == tree
+    assert trees.is_well_formed(tree)
+    assert trees.kind(tree) == type(trees.parse(line)).__name__
+
+
+def test_headers_are_of_every_kind():
+    assert {type(trees.parse(line)) for line, _ in HEADERS} == set(trees.COMPOUND)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "elif x:", "else:", "except E:", "for i in x:  # all:", "for i in", "@f", "x = 1; y = 2",
+        "", "if x: return:", "def f(a,", "try: pass", "lambda:", "x:",
+    ],
+)  # fmt: skip
+def test_what_is_not_one_line(line):
+    with pytest.raises(SyntaxError):
+        trees.parse(line)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -57,7 +107,11 @@ def test_tree_of_a_statement_and_back(source, tree):
         "(Return (Constant x))", "(Expr (BinOp (Name a) Plus (Name b)))", "(Constant 'a)",
         "(Return (Name 1))", "(Return Name)", "(Assign [] (Name x))", "(Name x)",
         "(Return (BinOp (Name a) ~ (Name b)))", "(Return (Compare (Name a) [Eq] [(Name b)))",
-        "(Return (Compare (Name a) [] [(Name b)]))",
+        "(Return (Compare (Name a) [] [(Name b)]))", "(For (Name i))", "(While)",
+        "(For (Name i) (Constant 1) 2)", "(If (Name x) [] [Pass])", "Try", "(Try [])",
+        "(If (Name x) [(While (Name y))])",
+        "(FunctionDef f (arguments) [] [(Name d)])", "(FunctionDef f)", "(Pass)", "pass",
+        "(ExceptHandler)", "(Module)", "(Module [Pass])",
     ],
 )  # fmt: skip
 def test_what_is_not_a_tree(text):
@@ -67,8 +121,8 @@ def test_what_is_not_a_tree(text):
 def test_held_out_trees_read_back():
     for example in tasks.load("parse", "test"):
         assert trees.is_well_formed(example.target), example
-        statement = ast.parse(example.input.removeprefix("parse: "))
-        assert ast.dump(ast.parse(ast.unparse(trees.read(example.target)))) == ast.dump(statement)
+        assert trees.write(trees.read(example.target)) == example.target
+        assert trees.write(trees.parse(example.input)) == example.target
 
 
 @pytest.fixture
@@ -77,28 +131,45 @@ def few_modules(monkeypatch):
     some = ("json", "email", "c")
     files = [f for f in python_source.standard_library() if f[0].startswith(some)]
     monkeypatch.setattr(python_source, "standard_library", lambda: files)
-    monkeypatch.setattr(python_source, "installed_packages", list)
-    python_source._load.cache_clear()
+    monkeypatch.setattr(python_source, "installed", lambda packages: [])
+    for cached in (python_source._load, python_source._in_several):
+        cached.cache_clear()
     yield
-    python_source._load.cache_clear()
-
-
-def told_apart(task, pair):
-    """Paragraphs may open alike."""
-    return f"{pair.input}{pair.target}" if task == "prose" else pair.input
+    for cached in (python_source._load, python_source._in_several):
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize("task", python_source.TASKS)
-def test_splits_share_no_input(few_modules, task):
+def test_splits_share_nothing(few_modules, task):
+    """No input of parse, and no paragraph of prose; and the same again in the same order."""
     data = {split: tasks.load(task, split) for split in tasks.SPLITS}
-    inputs = {split: {told_apart(task, pair) for pair in data[split]} for split in data}
-    assert all(len(inputs[split]) == len(data[split]) > 0 for split in tasks.SPLITS)
-    assert not inputs["train"] & (inputs["validation"] | inputs["test"])
-    assert not inputs["validation"] & inputs["test"]
-    prefix = "" if task == "prose" else f"{task}: "
-    assert all(pair.input.startswith(prefix) for pair in data["train"])
+    parts = {
+        split: [pair.input for pair in pairs]
+        if task == "parse"
+        else [part for pair in pairs for part in f"{pair.input}{pair.target}".split("\n")]
+        for split, pairs in data.items()
+    }
+    distinct = {split: set(parts[split]) for split in parts}
+    assert all(len(distinct[split]) == len(parts[split]) > 0 for split in ("validation", "test"))
+    assert len(distinct["train"]) == len(parts["train"]) or task == "parse"
+    assert not distinct["train"] & (distinct["validation"] | distinct["test"])
+    assert not distinct["validation"] & distinct["test"]
     python_source._load.cache_clear()
     assert {split: tasks.load(task, split) for split in tasks.SPLITS} == data
+
+
+def test_what_prose_reads():
+    """Packages are held out by module too, but those of extras and tests only train."""
+    files = {split: dict(python_source.files("prose", split)) for split in tasks.SPLITS}
+    packages = {split: {name.split(".")[0] for name in files[split]} for split in files}
+    assert "jax" in packages["test"]
+    assert "scipy" in packages["validation"]
+    assert "_pytest" in packages["train"]
+    more = set(python_source.MORE_PACKAGES)
+    assert not more & (packages["validation"] | packages["test"])
+    assert not set(files["train"].values()) & set(files["test"].values())
+    parsed = {name.split(".")[0] for name, _ in python_source.files("parse", "test")}
+    assert not parsed & set(python_source.PACKAGES)
 
 
 def test_modules_are_split_by_their_names():
@@ -110,21 +181,82 @@ def test_modules_are_split_by_their_names():
     assert not any(name.split(".")[0] in ("test", "lib2to3", "site-packages") for name in names)
 
 
-def test_paragraphs_of_prose(tmp_path):
-    """Docstrings by paragraph, comments by block; no markup, no code, nothing short."""
+def test_lines_of_parse(tmp_path):
+    """Statements of one line and headers; no parts of either, no comments, no docstrings."""
     path = tmp_path / "m.py"
     path.write_text(
+        "class A(B):\n"
+        "    'A docstring.'\n"
+        "    @decorated\n"
+        "    def f(self):\n"
+        "        try:\n"
+        "            for i in x:  # with a comment:\n"
+        "                if i: return 1\n"
+        "                elif j:\n"
+        "                    break\n"
+        "        except* E:\n"
+        "            pass; x = 1\n"
+        "    async def g(\n"
+        "        self,\n"
+        "    ):\n"
+        "        await h(\n"
+        "            1)\n"
+    )
+    found = {pair.input: pair.target for pair in python_source._parse_pairs(path)}
+    assert found == {
+        "class A(B):": "(ClassDef A [(Name B)])",
+        "def f(self):": "(FunctionDef f (arguments [] [(arg self)]))",
+        "return 1": "(Return (Constant 1))",
+        "if i: return 1": "(If (Name i) [(Return (Constant 1))])",
+        "break": "Break",
+        "pass": "Pass",
+        "x = 1": "(Assign [(Name x)] (Constant 1))",
+    }
+
+
+def test_common_lines_are_in_training_alone(few_modules):
+    """And often, since a person types them first."""
+    counts = {s: Counter(pair.input for pair in tasks.load("parse", s)) for s in tasks.SPLITS}
+    for line in ("try:", "pass", "return None", "import re"):
+        assert [counts[split][line] for split in tasks.SPLITS] == [python_source.COPIES, 0, 0]
+    rare = [line for line in counts["train"] if counts["train"][line] == 1]
+    assert len(rare) > 0.9 * len(counts["train"])
+
+
+def test_paragraphs_of_prose(tmp_path):
+    """Of docstrings and comments, in the order of the source; no markup, no code, nothing short."""
+    path = tmp_path / "m.py"
+    path.write_text(
+        "# A comment can go on over\n# several lines, and it is one.\n"
         "def f(x):\n"
         "    '''Say it  in more than\n    a few plain words, twice.\n\n"
-        "    >>> f(1)  # This is code, and not a sentence of any use.\n\n    Too short.'''\n"
-        "    # A comment can go on over\n    # several lines, and it is one.\n"
+        "    >>> f(1)  # This is code, and not a sentence of any use.\n\n"
+        "    # This stands in a docstring, and is no comment at all.\n\n    Too short.'''\n"
+        "    # Names such as default_factory are words as well.\n"
         "    return 1  # What follows code is not looked at, long as it is.\n"
         "    # A table | has bars, and this | is left out | for that reason.\n"
+        "    # Args: a list of names, and what each of them is there for.\n"
+        "class A:\n    'What comes last in a module is read last, whatever it is.'\n"
     )
-    assert list(python_source._prose_pairs(path)) == [
-        Example("Say it in", " more than a few plain words, twice."),
-        Example("A comment can", " go on over several lines, and it is one."),
+    assert list(python_source._paragraphs(path)) == [
+        "A comment can go on over several lines, and it is one.",
+        "Say it in more than a few plain words, twice.",
+        "Names such as default_factory are words as well.",
+        "What comes last in a module is read last, whatever it is.",
     ]
+
+
+def test_stretches_of_prose():
+    """In order, as long as they may be, and nothing that is too short."""
+    lines = [f"{'x' * 390} {i}" for i in range(9)] + ["x" * 999, "The rest."]
+    found = list(prose.stretches(lines))
+    assert "\n".join(found) == "\n".join(lines)
+    assert [len(text.split("\n")) for text in found] == [3, 3, 3, 2]
+    assert all(len(text) <= prose.LONGEST_STRETCH for text in found)
+    assert list(prose.stretches(["x" * (prose.SHORTEST_STRETCH - 1)])) == []
+    assert list(prose.stretches([])) == []
+    opening, rest = prose.split_opening("One two three four.\nFive.")
+    assert (opening, rest) == ("One two three", " four.\nFive.")
 
 
 def test_provenance(few_modules):
@@ -133,7 +265,7 @@ def test_provenance(few_modules):
     assert json.loads(json.dumps(record)) == record
     assert record["pairs"]["test"] == len(data["test"])
     assert record["packages"]["jax"]
-    changed = {**data, "test": [Example("parse: x", "y"), *data["test"][1:]]}
+    changed = {**data, "test": [Example("x", "y"), *data["test"][1:]]}
     assert tasks.provenance("parse", changed)["sha256"]["test"] != record["sha256"]["test"]
 
 
@@ -253,7 +385,7 @@ def test_tokenizer_gives_every_example_back(tokenizer):
 def test_an_identifier_has_the_same_pieces_everywhere(tokenizer):
     name = "unlikely_identifier"
     pieces = tokenizer(name)["input_ids"][:-1]
-    for text in (f"parse: x.{name} = 1", f"(Assign [(Attribute (Name x) {name})] (Constant 1))"):
+    for text in (f"x.{name} = 1", f"(Assign [(Attribute (Name x) {name})] (Constant 1))"):
         ids = tokenizer(text)["input_ids"]
         assert any(ids[i : i + len(pieces)] == pieces for i in range(len(ids)))
 

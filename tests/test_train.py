@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from configs import train as configured
 from experiments import train as command
 from specjax import tasks
 from specjax.models import hub
@@ -238,7 +240,40 @@ def test_a_teacher_must_share_the_vocabulary(whole, config, tmp_path):
         train.run(other, tmp_path)
 
 
+def test_a_run_that_grows_starts_where_the_small_one_ended(whole, config, tmp_path):
+    directory, final = whole
+    model = str(directory / "model")
+    larger = dict(TINY, d_ff=2 * TINY["d_ff"], num_decoder_layers=2)
+    held = dataclasses.replace(
+        config, grow=model, tokenizer=model, model=larger, steps=1, learning_rate=0.0
+    )
+    grown = train.run(held, tmp_path)
+    assert grown["parameters"] > final["parameters"]
+    # The small model was written in half precision.
+    assert grown["held_out_loss"] == pytest.approx(final["held_out_loss"], abs=2e-3)
+
+
 def test_diverged_training_stops(config, tmp_path):
     wild = dataclasses.replace(config, learning_rate=1e30, warmup_steps=0)
     with pytest.raises(ValueError, match="lower learning_rate"):
         train.run(wild, tmp_path)
+
+
+def test_sizes_of_the_embedded_families():
+    """A step of parse's decoder reads 50 MB or more; prose's draft is a twentieth of its target."""
+
+    def leaves(name):
+        said = configured.get_config(name)
+        family = hub.FAMILIES[said.family]
+        ids = {"bos_token_id": 1} if said.family == "gpt2" else {}
+        shape = family.config_class(vocab_size=said.vocab_size, pad_token_id=0, **ids, **said.model)
+        model = nnx.eval_shape(lambda: family.build(shape, rngs=nnx.Rngs(0), dtype=jnp.float32))
+        flat = jax.tree_util.tree_flatten_with_path(nnx.state(model))[0]
+        return {jax.tree_util.keystr(path): math.prod(leaf.shape) for path, leaf in flat}
+
+    target = leaves("target")
+    read = [n for at, n in target.items() if "decoder" in at and "['cross']['kv']" not in at]
+    (head,) = [n for at, n in target.items() if "head" in at]
+    assert 4 * (sum(read) + head) >= 50e6
+    assert 20 * sum(leaves("gpt-draft").values()) <= sum(leaves("gpt-target").values())
+    assert 2 * sum(sum(leaves(n).values()) for n in ("gpt-target", "gpt-draft")) <= 12e6

@@ -168,13 +168,30 @@ def told(row: Mapping[str, Any]) -> str:
 
 
 def conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What was won, and why it is not what the formula says."""
+    """What was won, why it is not what the formula says, and what this machine has to do with it."""
     top = max(rows, key=lambda row: row["speedup_decode"])
     return (
         f"{told(top)}; the paper's formula says {top['predicted_paper']:.2f}, for it takes a "
         f"verify pass to cost one step, which costs {top['v']:.2f} here, and each token to be "
         f"accepted with the same chance, by which {top['tau_expected']:.1f} tokens would come of a "
-        f"call of the target and not {top['tau']:.1f}."
+        f"call of the target and not {top['tau']:.1f}.{here(top)}"
+    )
+
+
+DEAR = 2.5  # steps that a verify pass takes where it is the processor that limits the speedup
+
+
+def here(row: Mapping[str, Any]) -> str:
+    """A sentence on the machine, where a verify pass is dear on it or nothing was won."""
+    cores = f"{row['cores']} core{'' if row['cores'] == 1 else 's'} of this {row['device']}"
+    if row["v"] <= DEAR and row["speedup_decode"] > 1:
+        return ""
+    if row["v"] <= DEAR:
+        return f" On {cores} this draft is too slow or too often wrong for this target."
+    return (
+        f" On {cores} a verify pass of {row['gamma'] + 1} tokens takes {row['v']:.1f} times as "
+        "long as one token: arithmetic takes the time here and not the reading of weights, which "
+        "is what speculation saves. More cores, or an accelerator, bring more."
     )
 
 

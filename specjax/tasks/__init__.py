@@ -1,7 +1,7 @@
 """Where inputs and references come from: named tasks, each with train, validation and test pairs.
 
-parse           a Python statement of one line -> its syntax tree
-prose           nothing -> a paragraph of a docstring or comment: unconditional text
+parse           a Python statement of one line, or a header -> its syntax tree
+prose           three words -> some paragraphs of docstrings and comments: unconditional text
 wmt14_en_de     English -> German, of the paper
 cnn_dailymail   a news article -> its highlights, of the paper
 jsonl           one's own pairs, from files
@@ -75,5 +75,5 @@ def provenance(task: str, data: Mapping[str, Sequence[Example]]) -> dict[str, An
         "task": task,
         "pairs": {split: len(pairs) for split, pairs in data.items()},
         "sha256": {split: python_source.digest(pairs) for split, pairs in data.items()},
-        **(python_source.versions() if task in python_source.TASKS else {}),
+        **(python_source.versions(task) if task in python_source.TASKS else {}),
     }

@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One pair. `input` carries the task's prefix ("parse: …"); `target` should come out."""
+    """One pair. `input` carries the task's prefix, if it has one; `target` should come out."""
 
     input: str
     target: str

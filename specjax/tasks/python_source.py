@@ -1,14 +1,21 @@
 """Tasks from Python source that every machine has.
 
-- `parse`: a statement of one line -> its syntax tree in prefix form (`specjax.tasks.trees`).
-- `prose`: the first words of a paragraph of a docstring or comment -> the rest of the paragraph.
+- `parse`: a statement of one line, or the header of a compound statement -> its syntax tree in
+  prefix form (`specjax.tasks.trees`).
+- `prose`: the first words of a stretch of a module's docstrings and comments -> the rest of it
+  (`specjax.tasks.prose`).
 
-Validation and test come from the standard library of the running interpreter; training from the
-rest of it and from the installed packages of `PACKAGES`. The split is by module, by a hash of the
-module's name, so a module never changes sides, and an input that occurs in a held-out module is
-dropped from training (and a validation input from test). Within a split, pairs are distinct by
-input (paragraphs of prose as a whole) and ordered by a hash of it: the first n are a random sample,
-the same on every machine with the same sources.
+Validation and test come from modules of the standard library of the running interpreter, and those
+of `prose` from the packages in `PACKAGES` too; training from all other modules of these, and for
+`prose` from `MORE_PACKAGES`. The split is by module, by a hash of the module's name, so a module
+never changes sides, and what occurs in a held-out module, an input of `parse` or a paragraph of
+`prose`, is dropped from training (and what validation has, from test). Within a split, inputs and
+paragraphs are distinct, and pairs are ordered by a hash: the first n are a random sample, the same
+on every machine with the same sources.
+
+Lines that everyone writes are the exception. Those of keywords alone (`try:`, `return None`) and
+those that two or more held-out modules have (`import sys`) would be missing in training, so they
+are held out by no split, and training has `COPIES` of each.
 """
 
 import ast
@@ -16,10 +23,13 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import keyword
 import pathlib
 import platform
+import re
 import sysconfig
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tqdm import tqdm
@@ -30,11 +40,24 @@ from specjax.tasks.examples import Example
 SPLITS = ("train", "validation", "test")
 TASKS = ("parse", "prose")
 
-# Import names of the packages that training reads beside the standard library: all of them
-# dependencies of specjax, so a pinned environment has them at known versions.
+# Import names of the packages that are read beside the standard library: all of them dependencies
+# of specjax, so a pinned environment has them at known versions.
 PACKAGES = (
     "absl", "etils", "flax", "fsspec", "huggingface_hub", "jax", "matplotlib", "ml_collections",
     "numpy", "optax", "orbax", "scipy", "tqdm", "transformers",
+)  # fmt: skip
+
+# What else requirements.lock has for the extras and for tests, and is written in English: training
+# of `prose` reads those that are installed.
+MORE_PACKAGES = (
+    "IPython", "PIL", "_pytest", "anyio", "attr", "click", "datasets", "dateutil", "filelock",
+    "fontTools", "google", "httpcore2", "httpx2", "humanize", "ipykernel", "jaxlib", "jaxtyping",
+    "jedi", "joblib", "jsonschema", "jupyter_client", "jupyter_core", "lxml", "markdown_it",
+    "mpl_toolkits", "mypy", "mypyc", "nbclient", "nbformat", "nltk", "opt_einsum", "packaging",
+    "pandas", "parso", "pathspec", "pexpect", "portalocker", "prometheus_client",
+    "prompt_toolkit", "psutil", "pyarrow", "pydantic", "pydantic_core", "pygments",
+    "pyparsing", "rich", "sacrebleu", "tornado", "traitlets", "treescope", "typer", "wcwidth",
+    "xdist", "yaml", "zmq",
 )  # fmt: skip
 
 # Not source that people write, or a second copy of something: tests, tables, generated data.
@@ -42,17 +65,16 @@ _SKIPPED = {
     "test", "tests", "testing", "idle_test", "lib2to3", "site-packages", "dist-packages",
     "__pycache__", "encodings", "pydoc_data", "turtledemo", "__phello__", "_vendor",
 }  # fmt: skip
-_HELD_OUT_PERCENT = 4  # of the standard library's modules, for validation and for test each
-
-# What the inputs of a task begin with, in T5's text-to-text manner.
-PREFIXES = {"parse": "parse: "}
+_HELD_OUT_PERCENT = 4  # of modules, for validation and for test each
 
 STATEMENTS = (
     ast.Return, ast.Delete, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Raise, ast.Assert,
-    ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Expr,
+    ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Expr, ast.Pass, ast.Break,
+    ast.Continue, *trees.COMPOUND,
 )  # fmt: skip
 MAX_STATEMENT = 80  # bytes
 MAX_TREE = 240  # characters
+COPIES = 100  # of a common line (`try:`) in training, where it would be one of 400,000
 
 
 def load(task: str, split: str) -> list[Example]:
@@ -70,37 +92,82 @@ def load(task: str, split: str) -> list[Example]:
 
 @functools.cache
 def _load(task: str, split: str) -> tuple[Example, ...]:
-    seen: set[str] = set()
+    known: set[str] = set()
     for held_out in SPLITS[1 : {"train": 3, "validation": 1, "test": 2}[split]]:
-        seen.update(_key(task, pair) for pair in _load(task, held_out))
-    files = [(name, path) for name, path in standard_library() if split_of(name) == split]
-    if split == "train":
-        files += installed_packages()
+        known.update(part for pair in _load(task, held_out) for part in _parts(task, pair))
     pairs: dict[str, Example] = {}
-    read = {"parse": _parse_pairs, "prose": _prose_pairs}[task]
-    # Only where it takes long, as the training split does.
+    # A bar only where it takes long, as the training split does.
     for _, path in tqdm(
-        files, f"reading {split}", unit="file", delay=2, mininterval=1, leave=False
+        files(task, split), f"reading {split}", unit="file", delay=2, mininterval=1, leave=False
     ):
-        for pair in read(path):
-            if (key := _key(task, pair)) not in seen:
-                pairs.setdefault(key, pair)
+        for pair in _new_pairs(task, path, known):
+            pairs["".join(_parts(task, pair))] = pair
+    if task == "parse":
+        common = [line for line in pairs if _is_common(line)]
+        if split == "train":
+            pairs |= {f"{line}\n{i}": pairs[line] for line in common for i in range(1, COPIES)}
+        else:
+            for line in common:
+                del pairs[line]
     return tuple(
         pairs[key] for key in sorted(pairs, key=lambda k: hashlib.sha256(k.encode()).digest())
     )
 
 
-def _key(task: str, pair: Example) -> str:
-    """What pairs are told apart by: inputs, but paragraphs may open alike."""
-    return pair.input + pair.target if task == "prose" else pair.input
+def _parts(task: str, pair: Example) -> list[str]:
+    """What no other split has, and the split once: the input, or paragraphs."""
+    return [pair.input] if task == "parse" else (pair.input + pair.target).split("\n")
+
+
+def _new_pairs(task: str, path: pathlib.Path, known: set[str]) -> Iterator[Example]:
+    """The pairs of a file without what is known, which they are added to."""
+    if task == "prose":
+        new = [line for line in dict.fromkeys(_paragraphs(path)) if line not in known]
+        known.update(new)
+        for stretch in prose.stretches(new):
+            yield Example(*prose.split_opening(stretch))
+        return
+    for pair in _parse_pairs(path):
+        if pair.input not in known:
+            known.add(pair.input)
+            yield pair
+
+
+def _is_common(line: str) -> bool:
+    """Whether a line says nothing of the module it is in: keywords alone, or in several modules."""
+    if line in _in_several():
+        return True
+    words = re.findall(r"\w+", line)
+    return all(map(keyword.iskeyword, words)) and not set(line) & {"'", '"'}
+
+
+@functools.cache
+def _in_several() -> frozenset[str]:
+    """The lines that two or more of the held-out modules have."""
+    modules = Counter(
+        line
+        for name, path in standard_library()
+        if split_of(name) != "train"
+        for line in {pair.input for pair in _parse_pairs(path)}
+    )
+    return frozenset(line for line, count in modules.items() if count > 1)
 
 
 def split_of(module: str) -> str:
-    """The split of a module of the standard library, by a hash of its name: `json.decoder`."""
+    """The split of a module, by a hash of its name: `json.decoder`."""
     percent = int.from_bytes(hashlib.sha256(module.encode()).digest()[:8], "big") % 100
     if percent < _HELD_OUT_PERCENT:
         return "test"
     return "validation" if percent < 2 * _HELD_OUT_PERCENT else "train"
+
+
+def files(task: str, split: str) -> list[tuple[str, pathlib.Path]]:
+    """(module, file) of all that a split of a task reads."""
+    whole, parted = installed(PACKAGES), standard_library()
+    if task == "prose":
+        whole, parted = installed(MORE_PACKAGES), parted + whole
+    found = [(name, path) for name, path in parted if split_of(name) == split]
+    return found + whole if split == "train" else found
 
 
 def standard_library() -> list[tuple[str, pathlib.Path]]:
@@ -108,10 +175,10 @@ def standard_library() -> list[tuple[str, pathlib.Path]]:
     return _modules(pathlib.Path(sysconfig.get_path("stdlib")), prefix=())
 
 
-def installed_packages() -> list[tuple[str, pathlib.Path]]:
-    """(module, file) of the packages in `PACKAGES` that are installed, sorted by name."""
+def installed(packages: Iterable[str]) -> list[tuple[str, pathlib.Path]]:
+    """(module, file) of those packages that are installed, sorted by name."""
     files = []
-    for package in PACKAGES:
+    for package in packages:
         spec = importlib.util.find_spec(package)
         for location in (spec.submodule_search_locations or ()) if spec else ():
             files += _modules(pathlib.Path(location), prefix=(package,))
@@ -144,24 +211,41 @@ def _parse_pairs(path: pathlib.Path) -> Iterator[Example]:
         return
     lines = [line.encode() for line in syntax[0].split("\n")]  # columns of ast count bytes
     for node in ast.walk(syntax[1]):
-        if not isinstance(node, STATEMENTS) or node.lineno != node.end_lineno:
+        if not isinstance(node, STATEMENTS):
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue  # a docstring
-        source = lines[node.lineno - 1][node.col_offset : node.end_col_offset]
-        if len(source) > MAX_STATEMENT:
+        whole = node.lineno == node.end_lineno
+        if not whole and not isinstance(node, trees.COMPOUND):
             continue
-        tree = trees.write(node)
-        if len(tree) <= MAX_TREE and (text := source.decode()).isprintable():
-            yield Example(PREFIXES["parse"] + text, tree)
+        source = lines[node.lineno - 1][node.col_offset : node.end_col_offset if whole else None]
+        source = source.rstrip()
+        if len(source) > MAX_STATEMENT or not (text := source.decode()).isprintable():
+            continue
+        tree = _tree(text, node)
+        if tree is not None and len(tree) <= MAX_TREE:
+            yield Example(text, tree)
 
 
-def _prose_pairs(path: pathlib.Path) -> Iterator[Example]:
+def _tree(text: str, node: ast.stmt) -> str | None:
+    """The tree of a line, which is that of the node or its header; None if the line is no such.
+
+    Of a compound statement the line may be only a part of the header, or an `elif`, or have a
+    comment.
+    """
+    if not isinstance(node, trees.COMPOUND):
+        return trees.write(node)
+    try:
+        line = trees.parse(text)
+    except SyntaxError:
+        return None
+    return trees.write(line) if type(line) is type(node) else None
+
+
+def _paragraphs(path: pathlib.Path) -> Iterator[str]:
     syntax = _syntax(path)
-    if syntax is None:
-        return
-    for paragraph in prose.paragraphs(*syntax):
-        yield Example(*prose.split_opening(paragraph))
+    if syntax is not None:
+        yield from prose.paragraphs(*syntax)
 
 
 def digest(pairs: Iterable[Example]) -> str:
@@ -173,14 +257,15 @@ def digest(pairs: Iterable[Example]) -> str:
     return total.hexdigest()
 
 
-def versions() -> dict:
-    """Of the interpreter and the packages that the pairs come from, as JSON data."""
+def versions(task: str) -> dict:
+    """Of the interpreter and the packages that the pairs of a task come from, as JSON data."""
     distributions = importlib.metadata.packages_distributions()
+    packages = PACKAGES + (MORE_PACKAGES if task == "prose" else ())
     return {
         "python": platform.python_version(),
         "packages": {
             package: importlib.metadata.version(distributions[package][0])
-            for package in PACKAGES
+            for package in packages
             if package in distributions
         },
     }

@@ -14,6 +14,8 @@ The grammar (`write` produces exactly this, with single spaces; `read` accepts i
   and trailing fields that are empty (None, [] or 0), as the arguments and keywords of `f()`:
   `(Call (Name f))`. An empty field before one that is not empty is `~`, `[]` or `0`.
 - The value of a `Constant` is its `repr`, and an ellipsis is `...`.
+- The header of a compound statement has an empty body, which only the text of a header can have:
+  `for i in x:` is `(For (Name i) (Name x))`, and `try:` is `(Try)`.
 
 So a tree has one spelling, and reading undoes writing.
 """
@@ -22,8 +24,15 @@ import ast
 import re
 
 _LEFT_OUT = {"ctx", "kind", "type_comment"}
-_OPERATOR_FIELDS = {"op", "ops"}  # the only fields in which a bare word is a node
+# The only fields in which a bare word is a node.
+_BARE_FIELDS = {"op", "ops", "body", "orelse", "finalbody"}
 _ABSENT = "~"
+
+COMPOUND = (
+    ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.AsyncWith, ast.FunctionDef,
+    ast.AsyncFunctionDef, ast.ClassDef, ast.Try,
+)  # fmt: skip
+_BLOCKS = ("body", "orelse", "handlers", "finalbody", "decorator_list")  # not of a header
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -99,7 +108,7 @@ def _read_field(tokens: list, at: int, field: str) -> tuple[object, int]:
         raise ValueError(f"unexpected {token!r} in field {field!r}")
     if token == _ABSENT:
         return None, at + 1
-    if field in _OPERATOR_FIELDS or field == "body":
+    if field in _BARE_FIELDS:
         if (cls := _node_class(token))._fields:
             raise ValueError(f"{token} has fields, so it needs its brackets")
         return cls(), at + 1
@@ -132,7 +141,8 @@ def _read_node(tokens: list, at: int) -> tuple[ast.AST, int]:
 # What an omitted trailing field stands for: an empty list, a zero, or (all others) None.
 _LISTS = {
     "args", "keywords", "elts", "values", "names", "targets", "ops", "comparators", "generators",
-    "ifs", "posonlyargs", "kwonlyargs", "kw_defaults", "defaults",
+    "ifs", "posonlyargs", "kwonlyargs", "kw_defaults", "defaults", "bases", "items", "body",
+    "orelse", "handlers", "finalbody", "decorator_list", "type_params",
 }  # fmt: skip
 _EMPTY: dict[tuple[str, str], int | list] = {
     ("ImportFrom", "level"): 0, ("AnnAssign", "simple"): 0, ("comprehension", "is_async"): 0,
@@ -156,15 +166,52 @@ def _node_class(name: str) -> type[ast.AST]:
     return cls
 
 
-def is_well_formed(text: str) -> bool:
-    """Whether a text is the tree of some statement, in this grammar's one spelling.
+def parse(line: str) -> ast.stmt:
+    """The statement of one line: a whole one, or a header (`for i in x:`), whose body is empty.
 
-    It must read as a tree; Python must be able to print that tree as source; and the source must
-    parse to a tree that is written as the very same text.
+    Raises:
+      SyntaxError: the line is neither, or is several statements.
+    """
+    if line.endswith(":"):
+        # A comment would swallow the body, and then there is none.
+        end = "\nfinally: pass" if line.startswith("try") else ""
+        return _header(_only(f"{line} pass{end}"))
+    return _only(line)
+
+
+def _only(source: str) -> ast.stmt:
+    body = ast.parse(source).body
+    if len(body) != 1:
+        raise SyntaxError(f"{len(body)} statements instead of one: {source!r}")
+    return body[0]
+
+
+def _header(statement: ast.stmt) -> ast.stmt:
+    """The statement without what its header does not say, in place."""
+    for block in _BLOCKS:
+        if hasattr(statement, block):
+            setattr(statement, block, [])
+    return statement
+
+
+def is_well_formed(text: str) -> bool:
+    """Whether a text is the tree of some statement or header, in this grammar's one spelling.
+
+    It must read as a tree; Python must be able to print that tree as source, a header with a body;
+    and the source must parse to a tree that is written as the very same text.
     """
     try:
-        source = ast.unparse(read(text))
-        body = ast.parse(source).body
-        return len(body) == 1 and write(body[0]) == text
+        tree = read(text)
+        if not isinstance(tree, COMPOUND) or tree.body:
+            return write(_only(ast.unparse(tree))) == text
+        tree.body = [ast.Pass()]
+        if isinstance(tree, ast.Try):
+            tree.finalbody = [ast.Pass()]
+        return write(_header(_only(ast.unparse(tree)))) == text
     except Exception:  # `unparse` trusts its tree, and fails in as many ways as a tree can be wrong
         return False
+
+
+def kind(text: str) -> str:
+    """The class of a tree, from its text: `For` of `(For (Name i) (Name x))`, `Pass` of `Pass`."""
+    return re.split(r"[ ()]", text.removeprefix("("), maxsplit=1)[0]

@@ -37,13 +37,15 @@ from specjax import tasks
 from specjax.generation import generate
 from specjax.models import hub
 from specjax.models.language_model import LanguageModel
+from specjax.models.layers import arrange
 from specjax.models.t5 import T5
 from specjax.support import files
-from specjax.tasks import batches, python_source, trees
+from specjax.tasks import batches, trees
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.batches import Batch, Pair
 from specjax.tasks.examples import Example
 from specjax.training.exits import Exits
+from specjax.training.grow import grow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +60,7 @@ class TrainConfig:
     max_source_len: int = 64
     family: str = "t5"  # or gpt2, which learns input and target as one text
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of T5Config, GPTConfig
+    grow: str = ""  # directory of a trained T5 to start from, see `specjax.training.grow`
     teacher: str = ""  # directory of a model to learn the probabilities of; "": learn the data
     teacher_after: int = 0  # steps on the data before the teacher's probabilities replace it
     exits: tuple[int, ...] = ()  # layers after which the model learns to exit, `training.exits`
@@ -105,14 +108,21 @@ def from_config_dict(config: Mapping[str, Any]) -> TrainConfig:
 # --- The model and its loss ---------------------------------------------------------------------
 
 
-def make_model(config: Any, seed: int) -> tuple[nnx.GraphDef, nnx.State]:
-    """Parameters of a `T5Config`, `GPTConfig` or `LlamaConfig`, ready for training from scratch.
+def make_model(
+    config: Any, seed: int, small: hub.Checkpoint | None = None
+) -> tuple[nnx.GraphDef, nnx.State]:
+    """Parameters of a `T5Config`, `GPTConfig` or `LlamaConfig`, ready for training.
 
-    They are the family's own; a T5's are improved by `look_around`.
+    They are the family's own; a T5's are improved by `look_around`, or start as a smaller one.
+
+    Raises:
+      ValueError: the small model cannot grow to this shape.
     """
     model = hub.FAMILIES[config.model_type].build(config, rngs=nnx.Rngs(seed), dtype=jnp.float32)
     if isinstance(model, T5):
         look_around(model)
+    if small is not None:
+        grow(arrange(small.model.module(), input_first=False), model)
     return nnx.split(model)
 
 
@@ -277,7 +287,6 @@ def as_checkpoint(
     *,
     name: str,
     max_source_len: int,
-    prefix: str = "",
     metadata=None,
 ) -> hub.Checkpoint:
     """A trained model as the rest of specjax has it."""
@@ -289,7 +298,6 @@ def as_checkpoint(
         tokenizer=tokenizer,
         eos_ids=(tokenizer.eos_token_id,),
         max_source_len=max_source_len,
-        prefix=prefix,
         metadata=metadata or {},
     )
 
@@ -344,11 +352,16 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
     _say(f"{len(data['train']):,} pairs to train on. Making the tokenizer and the model.")
     tokenizer = _tokenizer(config, data["train"], directory)
     shape = _shape(config, tokenizer)
-    graphdef, params = make_model(shape, config.seed)
+    graphdef, params = make_model(shape, config.seed, _other(config, "grow", tokenizer))
     exits = Exits(config.exits, config.exit_weight, config.layer_dropout)
     exits.check(nnx.merge(graphdef, params).cache_shape()[0])
+    teacher = _other(config, "teacher", tokenizer)
     trainer = Trainer(
-        graphdef, optimizer(config), _teacher(config, tokenizer), exits=exits, steps=config.steps
+        graphdef,
+        optimizer(config),
+        teacher and (teacher.model.graphdef, teacher.model.params),
+        exits=exits,
+        steps=config.steps,
     )
     pairs = batches.encode(data["train"], tokenizer, decoder_only=config.decoder_only)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
@@ -460,7 +473,6 @@ class _Evaluation:
             self.tokenizer,
             name=str(self.directory),
             max_source_len=self.config.max_source_len,
-            prefix=python_source.PREFIXES.get(self.config.task, ""),
             metadata=metadata,
         )
 
@@ -533,15 +545,15 @@ def _tokenizer(config: TrainConfig, examples: Sequence[Example], directory: path
     return loaded
 
 
-def _teacher(config: TrainConfig, tokenizer) -> tuple[Any, Any] | None:
-    if not config.teacher:
+def _other(config: TrainConfig, field: str, tokenizer) -> hub.Checkpoint | None:
+    """The model that a field names, if it names one."""
+    name = getattr(config, field)
+    if not name:
         return None
-    teacher = hub.load(config.teacher)
-    if teacher.tokenizer.get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"the teacher {config.teacher} has another vocabulary: set tokenizer={config.teacher!r}"
-        )
-    return teacher.model.graphdef, teacher.model.params
+    found = hub.load(name)
+    if found.tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(f"{field}={name!r} has another vocabulary: set tokenizer={name!r}")
+    return found
 
 
 def open_log(path: pathlib.Path, keep_to: int) -> files.Rows:
