@@ -81,6 +81,11 @@ def _common() -> ConfigDict:
     config.vocab_size = 2048
     config.teacher = ""  # "": learn from the data
     config.teacher_after = 0  # steps on the data before the teacher's probabilities replace it
+    config.divergence = "forward_kl"  # by which it is learned, see `specjax.training.divergences`
+    config.prefixes = "data"  # at which: data, target, draft, or shares such as "data=1, draft=3"
+    config.prefix_temperature = 1.0  # of what models write there
+    config.prefix_inputs = 512  # that a model writes outputs for at once
+    config.refresh_every = 100  # steps after which it writes others
     config.warmup_steps = 100
     config.decay_share = 1.0
     config.clip = 1.0

@@ -128,7 +128,7 @@ def test_hard_distributions(name):
     assert np.isfinite(gradient).all()
     if name != "kl_ce":
         assert values[list(HARD).index("both one-hot, equal")] == pytest.approx(0, abs=1e-6)
-    # The draft is to raise what the target has. TV says nothing there, nor do those that weigh by q.
+    # The draft is to raise what the target has. What weighs by q says nothing there.
     raised = np.asarray(gradient)[list(HARD).index("next to nothing"), :2].min() < -0.1
     assert raised == (name in ("forward_kl", "neg_log_beta", "kl_tv", "kl_ce"))
 

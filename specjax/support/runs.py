@@ -7,7 +7,11 @@ from typing import Any
 from specjax.support.command_line import ROOT
 
 # Fields that configs were given after results had been kept, with the values that change nothing.
-LATER = {"policy": "", "rule": "", "compare": False, "filters": ""}
+LATER = {
+    "policy": "", "rule": "", "compare": False, "filters": "",
+    "divergence": "forward_kl", "prefixes": "data", "prefix_temperature": 1.0,
+    "prefix_inputs": 512, "refresh_every": 100,
+}  # fmt: skip
 
 
 def settings(config) -> dict[str, Any]:

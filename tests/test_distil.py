@@ -1,0 +1,232 @@
+"""Learning from a teacher: divergences that teach, prefixes from where they should be, a run that
+was cut off, and the table of divergences and sources."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import tasks
+from specjax.models import hub
+from specjax.support.files import Rows
+from specjax.tasks import batches
+from specjax.tasks import tokenizer as tokenizers
+from specjax.training import divergences, prefixes, train
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+T5 = {
+    "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 4,
+}  # fmt: skip
+GPT = {"n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_inner": 16}
+FAMILIES = {"t5": (T5, ((24, 32),)), "gpt2": (GPT, ((0, 32),))}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_once(tmp_path_factory):
+    """A run that goes on compiles what the one before it did."""
+    names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+    before = [getattr(jax.config, name) for name in names]
+    for name, value in zip(names, (str(tmp_path_factory.mktemp("cache")), 0.0), strict=True):
+        jax.config.update(name, value)
+    yield
+    for name, value in zip(names, before, strict=True):
+        jax.config.update(name, value)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> str:
+    directory, names = tmp_path_factory.mktemp("pairs"), []
+    for split, numbers in zip(tasks.SPLITS, (range(80), range(80, 88), range(88, 96)), strict=True):
+        rows = [{"input": f"x{i} = ", "target": f"{i % 7}; y = {i % 5}"} for i in numbers]
+        names.append(directory / f"{split}.jsonl")
+        names[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ",".join(map(str, names))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def config(request, files, tmp_path_factory) -> train.TrainConfig:
+    """A draft that learns at all kinds of prefixes from a teacher of its own shape."""
+    shape, buckets = FAMILIES[request.param]
+    config = train.TrainConfig(
+        task="jsonl", task_file=files, vocab_size=265, family=request.param, model=shape, steps=13,
+        target_tokens=128, buckets=buckets, learning_rate=2e-2, warmup_steps=2, log_every=11,
+        eval_every=100, eval_examples=4, sample_examples=1, checkpoint_every=7,
+        prefixes="data=1, target=1, draft=2", prefix_temperature=0.0, prefix_inputs=8,
+        refresh_every=4, teacher="not yet",
+    )  # fmt: skip
+    directory = tmp_path_factory.mktemp("teacher")
+    texts = (e.input + e.target for e in train_split(config))
+    tokenizer = tokenizers.to_transformers(
+        tokenizers.train(texts, config.vocab_size, decoder_only=config.decoder_only), 64
+    )
+    shape = train._shape(config, tokenizer)
+    model = train.make_model(shape, seed=1)
+    made = train.as_checkpoint(shape, *model, tokenizer, name="teacher", max_source_len=64)
+    hub.save(directory / "model", made)
+    name = str(directory / "model")
+    return dataclasses.replace(config, tokenizer=name, teacher=name)
+
+
+def train_split(config):
+    return tasks.load("jsonl", "train", files=config.task_file.split(","))
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """A run that was not interrupted, and its final figures."""
+    directory = tmp_path_factory.mktemp("whole")
+    with jax.numpy_dtype_promotion("standard"):
+        return directory, train.run(config, directory)
+
+
+def pools(directory):
+    return {path.stem: dict(np.load(path)) for path in sorted((directory / "prefixes").iterdir())}
+
+
+def test_a_run_that_was_cut_off_has_the_same_end(config, whole, tmp_path, monkeypatch):
+    """In the middle of a pool of the draft's: pools begin every 4 steps, the checkpoint is at 7."""
+    directory, final = whole
+    append = Rows.append
+
+    def interrupted(log, row):
+        if row.get("step") == 11:
+            raise KeyboardInterrupt
+        append(log, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train.run(config, tmp_path)
+    assert list(pools(tmp_path)) == [
+        f"{who}-{i:04d}" for who in ("draft", "target") for i in range(3)
+    ]
+    (tmp_path / "prefixes" / "target-0001.npz").unlink()  # can be made again
+    assert train.run(config, tmp_path) == final
+    weights = [hub.load(at / "model").model.params for at in (directory, tmp_path)]
+    for a, b in zip(*map(jax.tree.leaves, weights), strict=True):
+        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, pools(directory), pools(tmp_path))
+    # The draft of then is gone.
+    (tmp_path / "prefixes" / "draft-0003.npz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"draft-0003\.npz is gone.*an empty workdir"):
+        train.run(dataclasses.replace(config, steps=14), tmp_path)
+
+
+def test_pools_hold_what_models_write(config, whole):
+    """The target's outputs, and the draft's as it is when each pool begins."""
+    made = pools(whole[0])
+    target = hub.load(config.teacher)
+    start = train.make_model(target.config, config.seed)
+    first = train.as_checkpoint(
+        target.config, *start, target.tokenizer, name="draft", max_source_len=64
+    )
+    texts = [example.input for example in train_split(config)]
+    for pool, model in (("target-0000", target), ("target-0003", target), ("draft-0000", first)):
+        chosen = made[pool]["inputs"].tolist()
+        assert len(set(chosen)) == 8
+        outputs = np.split(made[pool]["ids"], made[pool]["ends"][:-1])
+        asked = [texts[i] for i in chosen]
+        key = jax.random.key(5)  # which greedy outputs do not depend on
+        alone = prefixes.write(model, asked, room=32, temperature=0.0, key=key)
+        assert [ids.tolist() for ids in outputs] == alone
+        assert max(map(len, outputs)) <= 32
+        begun = target.tokenizer(asked[0])["input_ids"][1:] if config.decoder_only else []
+        assert outputs[0].tolist()[: len(begun)] == begun
+    assert set(made["target-0000"]["inputs"]) != set(made["target-0001"]["inputs"])
+    np.testing.assert_array_equal(made["target-0001"]["inputs"], made["draft-0001"]["inputs"])
+    assert made["target-0001"]["ids"].tolist() != made["draft-0001"]["ids"].tolist()
+    later = made["draft-0003"]
+    asked = [texts[i] for i in later["inputs"]]
+    alone = prefixes.write(first, asked, room=32, temperature=0.0, key=jax.random.key(5))
+    assert np.concatenate(alone).tolist() != later["ids"].tolist()  # it has learned since
+
+
+def batches_of(config, directory, count, begin=0, **writers):
+    """The source, its batches, and all targets of the data as bytes."""
+    data, tokenizer = train_split(config), hub.load(config.teacher).tokenizer
+    pairs = batches.encode(data, tokenizer, decoder_only=config.decoder_only)
+    order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
+    source = prefixes.Prefixes(
+        [e.input for e in data], pairs, order, writers, directory, prefixes.shares(config.prefixes),
+        after=config.teacher_after, temperature=1.0, inputs=8, refresh_every=8,
+    )  # fmt: skip
+    found = source.from_step(begin)
+    return source, [next(found) for _ in range(count)], {p.target.tobytes() for p in pairs}
+
+
+def test_batches_have_the_prefixes_that_were_asked_for(config, tmp_path):
+    target = hub.load(config.teacher)
+    config = dataclasses.replace(config, prefixes="data=1, target=3", teacher_after=6)
+    source, made, known = batches_of(config, tmp_path, 40, target=lambda: target)
+
+    def of_data(batch):
+        return all(row[row > 0].tobytes() in known for row in batch.target)
+
+    names = [source.source(step) for step in range(40)]
+    assert names[:6] == ["data"] * 6
+    assert 4 <= names[6:].count("data") <= 14  # of 34, a quarter
+    for said, batch in zip(names, made, strict=True):
+        assert of_data(batch) == (said == "data")
+    # From any step on they are the same.
+    _, again, _ = batches_of(config, tmp_path, 3, begin=21)
+    for a, b in zip(made[21:24], again, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, a, b)
+    # At a temperature above 0 the seed decides what is written.
+    for seed, name in ((0, "same"), (9, "other")):
+        elsewhere = dataclasses.replace(config, seed=seed)
+        batches_of(elsewhere, tmp_path / name, 8, target=lambda: target)
+    ids = [
+        np.load(at / "target-0000.npz")["ids"].tolist()
+        for at in (tmp_path, tmp_path / "same", tmp_path / "other")
+    ]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_data_alone_asks_no_model(config, tmp_path):
+    """The batches are the order's own."""
+    config = dataclasses.replace(config, prefixes="data")
+    source, made, _ = batches_of(config, tmp_path / "none", 3)
+    for batch, (bucket, chosen) in zip(made, source.order.from_step(0), strict=False):
+        expected = batches.collate([source.pairs[i] for i in chosen], config.buckets[bucket])
+        jax.tree.map(np.testing.assert_array_equal, batch, expected)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_starts_from_a_model_of_its_shape(config):
+    found = hub.load(config.teacher)
+    shape = train._shape(config, found.tokenizer)
+    graphdef, params = train.make_model(shape, 7, found)
+    again = train.as_checkpoint(
+        shape, graphdef, params, found.tokenizer, name="again", max_source_len=64
+    )
+    for a, b in zip(*(jax.tree.leaves(x.model.params) for x in (found, again)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_shares():
+    assert prefixes.shares("draft") == {"draft": 1.0}
+    assert prefixes.shares("data=1, draft=3") == {"data": 0.25, "draft": 0.75}
+    assert prefixes.shares("data, target") == {"data": 0.5, "target": 0.5}
+
+
+@pytest.mark.parametrize("name", divergences.NAMES)
+def test_each_divergence_teaches(name):
+    """A draft of another start comes nearer to its teacher, as this divergence measures it."""
+    shape = train._shape(train.TrainConfig(model=T5), range(11))
+    graphdef, params = train.make_model(shape, seed=0)
+    teacher = train.make_model(shape, seed=1)
+    config = train.TrainConfig(steps=20, learning_rate=1e-2, warmup_steps=1)
+    trainer = train.Trainer(graphdef, train.optimizer(config), teacher, divergences.load(name))
+    rng = np.random.default_rng(0)
+    batch = batches.Batch(
+        rng.integers(2, 11, (4, 6), np.int32), np.full(4, 6, np.int32),
+        rng.integers(2, 11, (4, 8), np.int32),
+    )  # fmt: skip
+    opt_state, losses = trainer.optimizer.init(params), []
+    for _ in range(20):
+        params, opt_state, loss = trainer.step_with_teacher(params, opt_state, batch)
+        losses.append(float(loss))
+    assert losses[-1] < 0.7 * losses[0]
