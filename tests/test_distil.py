@@ -1,14 +1,20 @@
 """Learning from a teacher: divergences that teach, prefixes from where they should be, a run that
 was cut off, and the table of divergences and sources."""
 
+import copy
 import dataclasses
+import functools
 import json
 
 import jax
 import numpy as np
+import optax
 import pytest
 
+from configs import distil as configs_distil
+from experiments import distil
 from specjax import tasks
+from specjax.measure import report
 from specjax.models import hub
 from specjax.support.files import Rows
 from specjax.tasks import batches
@@ -46,18 +52,31 @@ def files(tmp_path_factory) -> str:
     return ",".join(map(str, names))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def config(request, files, tmp_path_factory) -> train.TrainConfig:
+@pytest.fixture(scope="module")
+def of_family(files, tmp_path_factory):
     """A draft that learns at all kinds of prefixes from a teacher of its own shape."""
-    shape, buckets = FAMILIES[request.param]
+
+    def made(name):
+        with jax.numpy_dtype_promotion("standard"):
+            return make(name, files, tmp_path_factory.mktemp("teacher"))
+
+    return functools.cache(made)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def config(request, of_family) -> train.TrainConfig:
+    return of_family(request.param)
+
+
+def make(family, files, directory) -> train.TrainConfig:
+    shape, buckets = FAMILIES[family]
     config = train.TrainConfig(
-        task="jsonl", task_file=files, vocab_size=265, family=request.param, model=shape, steps=13,
+        task="jsonl", task_file=files, vocab_size=265, family=family, model=shape, steps=13,
         target_tokens=128, buckets=buckets, learning_rate=2e-2, warmup_steps=2, log_every=11,
-        eval_every=100, eval_examples=4, sample_examples=1, checkpoint_every=7,
+        eval_every=100, eval_examples=4, sample_examples=8, checkpoint_every=7,
         prefixes="data=1, target=1, draft=2", prefix_temperature=0.0, prefix_inputs=8,
         refresh_every=4, teacher="not yet",
     )  # fmt: skip
-    directory = tmp_path_factory.mktemp("teacher")
     texts = (e.input + e.target for e in train_split(config))
     tokenizer = tokenizers.to_transformers(
         tokenizers.train(texts, config.vocab_size, decoder_only=config.decoder_only), 64
@@ -212,21 +231,140 @@ def test_shares():
     assert prefixes.shares("data, target") == {"data": 0.5, "target": 0.5}
 
 
-@pytest.mark.parametrize("name", divergences.NAMES)
-def test_each_divergence_teaches(name):
-    """A draft of another start comes nearer to its teacher, as this divergence measures it."""
-    shape = train._shape(train.TrainConfig(model=T5), range(11))
-    graphdef, params = train.make_model(shape, seed=0)
+def test_each_divergence_teaches():
+    """Drafts of one start come nearer to their teacher, each as its divergence measures it."""
+    shape = train._shape(train.TrainConfig(family="gpt2", model=GPT), _Ids())
+    graphdef, start = train.make_model(shape, seed=0)
     teacher = train.make_model(shape, seed=1)
-    config = train.TrainConfig(steps=20, learning_rate=1e-2, warmup_steps=1)
-    trainer = train.Trainer(graphdef, train.optimizer(config), teacher, divergences.load(name))
-    rng = np.random.default_rng(0)
-    batch = batches.Batch(
-        rng.integers(2, 11, (4, 6), np.int32), np.full(4, 6, np.int32),
-        rng.integers(2, 11, (4, 8), np.int32),
-    )  # fmt: skip
-    opt_state, losses = trainer.optimizer.init(params), []
-    for _ in range(20):
-        params, opt_state, loss = trainer.step_with_teacher(params, opt_state, batch)
-        losses.append(float(loss))
-    assert losses[-1] < 0.7 * losses[0]
+    teacher[1]["embedding"]["weight"][...] *= 20  # far from flat
+    target = np.random.default_rng(0).integers(2, 11, (4, 8), np.int32)
+    batch = batches.Batch(np.zeros((4, 0), np.int32), np.zeros(4, np.int32), target)
+    everyone = [divergences.load(name) for name in divergences.NAMES]
+    adam = optax.adam(1e-2)
+
+    def loss(params, which):
+        """One program for all of them."""
+
+        def chosen(*distributions):
+            return jax.lax.switch(which, everyone, *distributions)
+
+        total, count = train.teacher_loss(graphdef, params, teacher, batch, chosen)
+        return total / count
+
+    @jax.jit
+    def step(params, opt_state, which):
+        value, gradient = jax.value_and_grad(loss)(params, which)
+        updates, opt_state = adam.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    for which, name in enumerate(divergences.NAMES):
+        params, opt_state, losses = start, adam.init(start), []
+        for _ in range(40):
+            params, opt_state, value = step(params, opt_state, which)
+            losses.append(float(value))
+        assert losses[-1] < 0.7 * losses[0], name
+
+
+class _Ids:
+    """A tokenizer of 11 ids, as a model's shape asks for it."""
+
+    eos_token_id = 1
+
+    def __len__(self):
+        return 11
+
+
+# The table of divergences and sources.
+
+
+@pytest.fixture(scope="module")
+def bench(of_family):
+    """The reduced config, on the tiny pair."""
+    config = of_family("t5")
+    found = configs_distil.get_config("quick")
+    found.task = found.train.task = "jsonl"
+    found.data_dir = found.train.task_file = config.task_file
+    found.target = found.train.teacher = found.train.tokenizer = config.teacher
+    found.divergences, found.prefixes = ("tv", "forward_kl"), ("target",)
+    found.train.family, found.train.model = config.family, dict(config.model)
+    found.train.steps, found.train.refresh_every, found.train.prefix_inputs = 3, 2, 8
+    found.train.buckets, found.train.target_tokens = config.buckets, config.target_tokens
+    found.train.eval_examples, found.train.sample_examples = 4, 8
+    found.start.steps = 2
+    found.alpha_inputs, found.tau_inputs, found.max_new_tokens = 8, 8, 32
+    found.gamma, found.batch_size = 2, 8
+    return found
+
+
+def test_the_table(bench, tmp_path, monkeypatch):
+    lab = distil.Laboratory(bench, tmp_path)
+    trained = []
+    run = train.run
+
+    def counted(settings, directory):
+        trained.append((settings.divergence, settings.prefixes, settings.seed, settings.grow))
+        return run(settings, directory)
+
+    monkeypatch.setattr(train, "run", counted)
+    append = lab.results.append
+
+    def interrupted(row):
+        append(row)
+        if len(lab.results.done) == 7:  # the start, no teacher, one run and half of another
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(lab.results, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        distil.fill(lab)
+    before = lab.results.done.copy()
+    again = distil.Laboratory(bench, tmp_path)
+    distil.fill(again)
+    rows = again.results.done
+    assert rows[:7] == before
+    start = str(tmp_path / "start" / "model")
+    first = [("tv", "target"), ("forward_kl", "target")]
+    assert trained[:2] == [("forward_kl", "data", 0, ""), ("forward_kl", "data", 0, start)]
+    assert trained[2:4] == [(*pair, 0, start) for pair in first]  # none of them twice
+    lines = distil.table(bench, rows)
+    assert [(line["divergence"], line["prefixes"]) for line in lines[2:]] == first
+    marked = {line["mark"]: line for line in lines if line["mark"]}
+    scores = [line["score"] for line in lines[2:]]
+    assert marked["best"]["score"] == max(scores)
+    assert marked["worst"]["score"] == min(scores)
+    assert [line["seeds"] for line in lines] == [1 + bool(line["mark"]) for line in lines]
+    assert {one[:3] for one in trained[4:]} == {
+        (line["divergence"], line["prefixes"], 1) for line in marked.values()
+    }
+    assert len(rows) == 2 * (4 + 2)
+    assert {row["steps"] for row in rows} == {2, 3}
+    for row in rows:
+        assert 0 <= row["alpha"] <= 1
+        assert 1 <= row["tau"] <= 3
+    # All runs of a seed learn at the same outputs of the target.
+    assert sorted(path.name for path in (tmp_path / "prefixes" / "0").iterdir()) == [
+        "target-0000.npz", "target-0001.npz",
+    ]  # fmt: skip
+    said = distil.words(lines)
+    assert f"The best is {marked['best']['divergence']} at the prefixes" in said
+    shown = report.markdown(distil.headings(bench), lines)
+    assert shown.count("| best |") == shown.count("| worst |") == 1
+    assert "| start | data | 1 | " in shown
+
+
+def test_the_budget_is_equal(bench, tmp_path):
+    """Runs differ in what they are named by, and in nothing else."""
+    lab = distil.Laboratory(bench, tmp_path)
+    vars(lab)["start"] = tmp_path
+    settings = [lab.settings_of(cell) for cell in distil.cells(bench)[1:]]
+    names = ("divergence", "prefixes", "seed", "teacher")
+    same = [{k: v for k, v in vars(one).items() if k not in names} for one in settings]
+    assert all(one == same[0] for one in same)
+    assert [bool(one.teacher) for one in settings] == [False, True, True]
+
+
+def test_mistakes_are_named_before_the_first_step(bench, tmp_path):
+    wrong = copy.deepcopy(bench)
+    wrong.divergences = ("tv", "kl")
+    with pytest.raises(ValueError, match="no divergence 'kl'"):
+        distil.fill(distil.Laboratory(wrong, tmp_path))
+    assert not (tmp_path / "start").exists()
