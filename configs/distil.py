@@ -37,6 +37,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.split = "validation+test" if prose else "test"  # prose has few texts
     config.data_dir = ""  # the task knows where its data lies
     config.target = str(FAMILIES / config.task / "target")
+    config.drafts = ()  # those that are trained here
     config.divergences = (
         "forward_kl", "reverse_kl", "jsd", "tv", "neg_log_beta", "kl_tv(rate=3)",
         "kl_ce(weight=0.1)",

@@ -16,6 +16,7 @@ from experiments import distil
 from specjax import tasks
 from specjax.measure import report
 from specjax.models import hub
+from specjax.models.gpt import GPTConfig
 from specjax.support.files import Rows
 from specjax.tasks import batches
 from specjax.tasks import tokenizer as tokenizers
@@ -163,14 +164,14 @@ def test_pools_hold_what_models_write(config, whole):
     assert np.concatenate(alone).tolist() != later["ids"].tolist()  # it has learned since
 
 
-def batches_of(config, directory, count, begin=0, **writers):
+def batches_of(config, directory, count, begin=0, target=None):
     """The source, its batches, and all targets of the data as bytes."""
     data, tokenizer = train_split(config), hub.load(config.teacher).tokenizer
     pairs = batches.encode(data, tokenizer, decoder_only=config.decoder_only)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
     source = prefixes.Prefixes(
-        [e.input for e in data], pairs, order, writers, directory, prefixes.shares(config.prefixes),
-        after=config.teacher_after, temperature=1.0, inputs=8, refresh_every=8,
+        [e.input for e in data], pairs, order, target, None, directory,
+        prefixes.shares(config.prefixes), after=config.teacher_after, temperature=1.0, inputs=8, refresh_every=8,
     )  # fmt: skip
     found = source.from_step(begin)
     return source, [next(found) for _ in range(count)], {p.target.tobytes() for p in pairs}
@@ -179,7 +180,7 @@ def batches_of(config, directory, count, begin=0, **writers):
 def test_batches_have_the_prefixes_that_were_asked_for(config, tmp_path):
     target = hub.load(config.teacher)
     config = dataclasses.replace(config, prefixes="data=1, target=3", teacher_after=6)
-    source, made, known = batches_of(config, tmp_path, 40, target=lambda: target)
+    source, made, known = batches_of(config, tmp_path, 40, target=target)
 
     def of_data(batch):
         return all(row[row > 0].tobytes() in known for row in batch.target)
@@ -196,7 +197,7 @@ def test_batches_have_the_prefixes_that_were_asked_for(config, tmp_path):
     # At a temperature above 0 the seed decides what is written.
     for seed, name in ((0, "same"), (9, "other")):
         elsewhere = dataclasses.replace(config, seed=seed)
-        batches_of(elsewhere, tmp_path / name, 8, target=lambda: target)
+        batches_of(elsewhere, tmp_path / name, 8, target=target)
     ids = [
         np.load(at / "target-0000.npz")["ids"].tolist()
         for at in (tmp_path, tmp_path / "same", tmp_path / "other")
@@ -233,10 +234,10 @@ def test_shares():
 
 def test_each_divergence_teaches():
     """Drafts of one start come nearer to their teacher, each as its divergence measures it."""
-    shape = train._shape(train.TrainConfig(family="gpt2", model=GPT), _Ids())
+    shape = GPTConfig(vocab_size=11, bos_token_id=1, pad_token_id=0, **GPT)
     graphdef, start = train.make_model(shape, seed=0)
-    teacher = train.make_model(shape, seed=1)
-    teacher[1]["embedding"]["weight"][...] *= 20  # far from flat
+    sharp = jax.tree.map(lambda x: 5 * x, train.make_model(shape, seed=1)[1])
+    teacher = graphdef, sharp
     target = np.random.default_rng(0).integers(2, 11, (4, 8), np.int32)
     batch = batches.Batch(np.zeros((4, 0), np.int32), np.zeros(4, np.int32), target)
     everyone = [divergences.load(name) for name in divergences.NAMES]
@@ -263,15 +264,6 @@ def test_each_divergence_teaches():
             params, opt_state, value = step(params, opt_state, which)
             losses.append(float(value))
         assert losses[-1] < 0.7 * losses[0], name
-
-
-class _Ids:
-    """A tokenizer of 11 ids, as a model's shape asks for it."""
-
-    eos_token_id = 1
-
-    def __len__(self):
-        return 11
 
 
 # The table of divergences and sources.

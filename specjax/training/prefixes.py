@@ -62,7 +62,8 @@ class Prefixes:
       texts: inputs of the training data, as they are decoded.
       pairs: the training data.
       order: of the data's batches; its buckets, size and seed are those of pools too.
-      writers: who writes, by source: the target, and the draft as it is at that moment.
+      target: whose outputs are asked for, or None where they are not.
+      draft: gives the draft as it is at that moment.
       directory: of pools; made if need be.
       shares: of the steps after the first `after`, by source; those before are of the data.
       temperature: of what models write.
@@ -73,7 +74,8 @@ class Prefixes:
     texts: Sequence[str]
     pairs: Sequence[Pair]
     order: Order
-    writers: Mapping[str, Callable[[], Checkpoint]]
+    target: Checkpoint | None
+    draft: Callable[[], Checkpoint]
     directory: pathlib.Path
     shares: Mapping[str, float]
     after: int
@@ -84,7 +86,7 @@ class Prefixes:
     def from_step(self, step: int) -> Iterator[Batch]:
         """The batches of steps step, step + 1, …, counted from 0, without end.
 
-        Writers are asked when the first batch of a pool is, and not before.
+        The draft is asked for with the first batch of a pool, and not before.
 
         Raises:
           FileNotFoundError: a pool of the draft, begun before `step`, is gone.
@@ -134,11 +136,13 @@ class Prefixes:
         """Decode the inputs of a pool, short ones first: rows of a batch end together then."""
         rng = np.random.default_rng((self.order.seed, period, 2))
         known = np.concatenate(self.order.members)
-        chosen = rng.choice(known, min(self.inputs, len(known)), replace=False)
-        chosen = sorted(chosen.tolist(), key=lambda i: (len(self.pairs[i].source), i))
+        some = rng.choice(known, min(self.inputs, len(known)), replace=False).tolist()
+        chosen = sorted(some, key=lambda i: (len(self.pairs[i].source), i))
         seed = jax.random.fold_in(jax.random.key(self.order.seed), period)
+        writer = self.draft() if source == "draft" else self.target
+        assert writer is not None, "the config is checked: prefixes of a target need one"
         outputs = write(
-            self.writers[source](),
+            writer,
             [self.texts[i] for i in chosen],
             room=self.order.buckets[-1][1],
             temperature=self.temperature,

@@ -210,7 +210,8 @@ def teacher_loss(
     real = (target != batches.PAD).astype(jnp.float32)
     logits = [teacher_forced(*model, batch) for model in (teacher, (graphdef, params))]
     size = min(one.shape[-1] for one in logits)  # either may pad the vocabulary
-    losses = divergence(*(jax.nn.log_softmax(one[:, :size]) for one in logits), target)
+    log_p, log_q = (jax.nn.log_softmax(one[:, :size]) for one in logits)
+    losses = divergence(log_p, log_q, target)
     return (losses * real).sum(), real.sum()
 
 
@@ -370,7 +371,7 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
     trainer = Trainer(
         graphdef,
         optimizer(config),
-        teacher and (teacher.model.graphdef, teacher.model.params),
+        None if teacher is None else (teacher.model.graphdef, teacher.model.params),
         divergences.load(config.divergence),
     )
     pairs = batches.encode(data["train"], tokenizer, decoder_only=config.decoder_only)
@@ -410,7 +411,8 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
             [example.input for example in data["train"]],
             pairs,
             order,
-            {"target": lambda: teacher, "draft": lambda: follow.checkpoint(params)},
+            teacher,
+            lambda: follow.checkpoint(params),
             directory / "prefixes",
             prefixes.shares(config.prefixes),
             after=config.teacher_after,
