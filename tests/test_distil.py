@@ -94,21 +94,14 @@ def train_split(config):
     return tasks.load("jsonl", "train", files=config.task_file.split(","))
 
 
-@pytest.fixture(scope="module")
-def whole(config, tmp_path_factory):
-    """A run that was not interrupted, and its final figures."""
-    directory = tmp_path_factory.mktemp("whole")
-    with jax.numpy_dtype_promotion("standard"):
-        return directory, train.run(config, directory)
-
-
 def pools(directory):
     return {path.stem: dict(np.load(path)) for path in sorted((directory / "prefixes").iterdir())}
 
 
-def test_a_run_that_was_cut_off_has_the_same_end(config, whole, tmp_path, monkeypatch):
+def test_a_run_that_was_cut_off_has_the_same_end(of_family, tmp_path, monkeypatch):
     """In the middle of a pool of the draft's: pools begin every 4 steps, the checkpoint is at 7."""
-    directory, final = whole
+    config, whole, cut = of_family("gpt2"), tmp_path / "whole", tmp_path / "cut"
+    final = train.run(config, whole)
     append = Rows.append
 
     def interrupted(log, row):
@@ -119,60 +112,96 @@ def test_a_run_that_was_cut_off_has_the_same_end(config, whole, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Rows, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            train.run(config, tmp_path)
-    assert list(pools(tmp_path)) == [
-        f"{who}-{i:04d}" for who in ("draft", "target") for i in range(3)
-    ]
-    (tmp_path / "prefixes" / "target-0001.npz").unlink()  # can be made again
-    assert train.run(config, tmp_path) == final
-    weights = [hub.load(at / "model").model.params for at in (directory, tmp_path)]
+            train.run(config, cut)
+    assert list(pools(cut)) == [f"{who}-{i:04d}" for who in ("draft", "target") for i in range(3)]
+    (cut / "prefixes" / "target-0001.npz").unlink()  # can be made again
+    assert train.run(config, cut) == final
+    weights = [hub.load(at / "model").model.params for at in (whole, cut)]
     for a, b in zip(*map(jax.tree.leaves, weights), strict=True):
         np.testing.assert_array_equal(a, b)
-    jax.tree.map(np.testing.assert_array_equal, pools(directory), pools(tmp_path))
-    # The draft of then is gone.
-    (tmp_path / "prefixes" / "draft-0003.npz").unlink()
+    made = pools(whole)
+    jax.tree.map(np.testing.assert_array_equal, made, pools(cut))
+    # What the draft writes is what it was when the pool began, which is gone.
+    first = started(config)
+    same = [
+        np.concatenate(greedy(first, config, made[f"draft-{i:04d}"]["inputs"])).tolist()
+        == made[f"draft-{i:04d}"]["ids"].tolist()
+        for i in range(4)
+    ]
+    assert same == [True, False, False, False]
+    (cut / "prefixes" / "draft-0003.npz").unlink()
     with pytest.raises(FileNotFoundError, match=r"draft-0003\.npz is gone.*an empty workdir"):
-        train.run(dataclasses.replace(config, steps=14), tmp_path)
+        train.run(dataclasses.replace(config, steps=14), cut)
 
 
-def test_pools_hold_what_models_write(config, whole):
-    """The target's outputs, and the draft's as it is when each pool begins."""
-    made = pools(whole[0])
+def started(config) -> hub.Checkpoint:
+    """The draft before its first step."""
     target = hub.load(config.teacher)
     start = train.make_model(target.config, config.seed)
-    first = train.as_checkpoint(
+    return train.as_checkpoint(
         target.config, *start, target.tokenizer, name="draft", max_source_len=64
     )
+
+
+def greedy(model, config, inputs):
+    """What a model writes for some inputs of the training data, which depends on no key."""
     texts = [example.input for example in train_split(config)]
-    for pool, model in (("target-0000", target), ("target-0003", target), ("draft-0000", first)):
-        chosen = made[pool]["inputs"].tolist()
-        assert len(set(chosen)) == 8
-        outputs = np.split(made[pool]["ids"], made[pool]["ends"][:-1])
-        asked = [texts[i] for i in chosen]
-        key = jax.random.key(5)  # which greedy outputs do not depend on
-        alone = prefixes.write(model, asked, room=32, temperature=0.0, key=key)
-        assert [ids.tolist() for ids in outputs] == alone
+    asked = [texts[i] for i in inputs]
+    return prefixes.write(model, asked, room=32, temperature=0.0, key=jax.random.key(5))
+
+
+def test_pools_hold_what_models_write(config, tmp_path):
+    target, draft = hub.load(config.teacher), started(config)
+    config = dataclasses.replace(config, prefixes="target, draft")
+    source, made, _ = batches_of(
+        config, tmp_path / "prefixes", 9, 0, target, draft, temperature=0.0
+    )
+    kept = pools(tmp_path)
+    assert list(kept) == ["draft-0000", "draft-0001", "target-0000", "target-0001"]
+    for name, pool in kept.items():
+        assert len(set(pool["inputs"].tolist())) == 8
+        outputs = [ids.tolist() for ids in np.split(pool["ids"], pool["ends"][:-1])]
+        writer = target if "target" in name else draft
+        assert outputs == greedy(writer, config, pool["inputs"])
         assert max(map(len, outputs)) <= 32
-        begun = target.tokenizer(asked[0])["input_ids"][1:] if config.decoder_only else []
-        assert outputs[0].tolist()[: len(begun)] == begun
-    assert set(made["target-0000"]["inputs"]) != set(made["target-0001"]["inputs"])
-    np.testing.assert_array_equal(made["target-0001"]["inputs"], made["draft-0001"]["inputs"])
-    assert made["target-0001"]["ids"].tolist() != made["draft-0001"]["ids"].tolist()
-    later = made["draft-0003"]
-    asked = [texts[i] for i in later["inputs"]]
-    alone = prefixes.write(first, asked, room=32, temperature=0.0, key=jax.random.key(5))
-    assert np.concatenate(alone).tolist() != later["ids"].tolist()  # it has learned since
+        for i, ids in zip(pool["inputs"], outputs, strict=True):
+            if config.decoder_only:
+                text = train_split(config)[i].input
+                begun = target.tokenizer(text, add_special_tokens=False)["input_ids"]
+                assert ids[: len(begun)] == begun
+    assert set(kept["target-0000"]["inputs"]) != set(kept["target-0001"]["inputs"])
+    np.testing.assert_array_equal(kept["target-0001"]["inputs"], kept["draft-0001"]["inputs"])
+    assert kept["target-0001"]["ids"].tolist() != kept["draft-0001"]["ids"].tolist()
+    # Rows of a batch are inputs of the data with the output that was written for them.
+    pool = kept[f"{source.source(0)}-0000"]
+    outputs = np.split(pool["ids"], pool["ends"][:-1])
+    written = {
+        (source.pairs[i].source.tobytes(), np.trim_zeros(ids, "b").tobytes())
+        for i, ids in zip(pool["inputs"], outputs, strict=True)
+    }
+    batch = made[0]
+    for ids, size, output in zip(batch.source, batch.source_len, batch.target, strict=True):
+        assert (ids[:size].tobytes(), np.trim_zeros(output, "b").tobytes()) in written
 
 
-def batches_of(config, directory, count, begin=0, target=None):
+def batches_of(config, directory, count, begin=0, target=None, draft=None, temperature=1.0):
     """The source, its batches, and all targets of the data as bytes."""
     data, tokenizer = train_split(config), hub.load(config.teacher).tokenizer
     pairs = batches.encode(data, tokenizer, decoder_only=config.decoder_only)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
     source = prefixes.Prefixes(
-        [e.input for e in data], pairs, order, target, None, directory,
-        prefixes.shares(config.prefixes), after=config.teacher_after, temperature=1.0, inputs=8, refresh_every=8,
-    )  # fmt: skip
+        [e.input for e in data],
+        pairs,
+        order,
+        target,
+        lambda: draft,
+        directory,
+        prefixes.shares(config.prefixes),
+        after=config.teacher_after,
+        temperature=temperature,
+        inputs=8,
+        refresh_every=8,
+    )
     found = source.from_step(begin)
     return source, [next(found) for _ in range(count)], {p.target.tobytes() for p in pairs}
 
@@ -285,16 +314,41 @@ def bench(of_family):
     found.start.steps = 2
     found.alpha_inputs, found.tau_inputs, found.max_new_tokens = 8, 8, 32
     found.gamma, found.batch_size = 2, 8
+    found.temperatures = (0.5, 1.0)  # which share their programs
     return found
 
 
-def test_the_table(bench, tmp_path, monkeypatch):
+def noisy(settings, directory):
+    """Instead of training: the target with noise, and the files that a run leaves."""
+    target = hub.load(settings.tokenizer)
+    rng = np.random.default_rng(list(f"{settings}".encode()))
+    params = jax.tree.map(
+        lambda x: x + 0.3 * x.std() * rng.normal(size=x.shape).astype(np.float32),
+        target.model.params,
+    )
+    model = dataclasses.replace(target.model, params=params)
+    hub.save(directory / "model", dataclasses.replace(target, model=model))
+    (directory / "checkpoints").mkdir(exist_ok=True)
+    final = {"steps": settings.steps, "held_out_loss": 1.0}
+    (directory / "final.json").write_text(json.dumps(final))
+    Rows(directory / "metrics.jsonl").append(
+        {"step": settings.steps, "train_loss": 1.0, "seconds_per_step": 20.0}
+    )
+    if settings.prefixes == "target" and settings.teacher:
+        for name in ("target-0000.npz", "target-0001.npz"):
+            (directory / "prefixes" / name).touch()
+
+
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_table(bench, tmp_path, monkeypatch, trains):
+    """Cut off, gone on with, and marked; with models that were trained, and with any others."""
     lab = distil.Laboratory(bench, tmp_path)
-    trained = []
-    run = train.run
+    trained, lent = [], []
+    run = train.run if trains else noisy
 
     def counted(settings, directory):
         trained.append((settings.divergence, settings.prefixes, settings.seed, settings.grow))
+        lent.append(len(list((directory / "prefixes").glob("*"))))
         return run(settings, directory)
 
     monkeypatch.setattr(train, "run", counted)
@@ -317,27 +371,26 @@ def test_the_table(bench, tmp_path, monkeypatch):
     first = [("tv", "target"), ("forward_kl", "target")]
     assert trained[:2] == [("forward_kl", "data", 0, ""), ("forward_kl", "data", 0, start)]
     assert trained[2:4] == [(*pair, 0, start) for pair in first]  # none of them twice
+    # All runs of a seed learn at the same outputs of the target.
+    assert lent == [0, 0, 0, 2, 0, 2]
     lines = distil.table(bench, rows)
     assert [(line["divergence"], line["prefixes"]) for line in lines[2:]] == first
     marked = {line["mark"]: line for line in lines if line["mark"]}
     scores = [line["score"] for line in lines[2:]]
     assert marked["best"]["score"] == max(scores)
     assert marked["worst"]["score"] == min(scores)
-    assert [line["seeds"] for line in lines] == [1 + bool(line["mark"]) for line in lines]
-    assert {one[:3] for one in trained[4:]} == {
-        (line["divergence"], line["prefixes"], 1) for line in marked.values()
-    }
+    assert [line["seeds"] for line in lines] == [1, 1, 2, 2]
+    assert sorted(one[:3] for one in trained[4:]) == sorted((*pair, 1) for pair in first)
     assert len(rows) == 2 * (4 + 2)
-    assert {row["steps"] for row in rows} == {2, 3}
+    assert [row["steps"] for row in rows] == [2, 2, *[3] * 10]
     for row in rows:
         assert 0 <= row["alpha"] <= 1
         assert 1 <= row["tau"] <= 3
-    # All runs of a seed learn at the same outputs of the target.
-    assert sorted(path.name for path in (tmp_path / "prefixes" / "0").iterdir()) == [
-        "target-0000.npz", "target-0001.npz",
-    ]  # fmt: skip
+        assert trains or row["seconds"] == 20 * row["steps"]
+    assert not list(tmp_path.glob("runs/*/checkpoints"))
+    assert len(list(tmp_path.glob("runs/*/model"))) == 5
     said = distil.words(lines)
-    assert f"The best is {marked['best']['divergence']} at the prefixes" in said
+    assert f"The best is {marked['best']['divergence']} at the prefixes target" in said
     shown = report.markdown(distil.headings(bench), lines)
     assert shown.count("| best |") == shown.count("| worst |") == 1
     assert "| start | data | 1 | " in shown
