@@ -46,6 +46,12 @@ def main(_) -> None:
     lab = Laboratory(config, workdir)
     if flags.FLAGS.measure:
         fill(lab)
+    show(lab)
+
+
+def show(lab: "Laboratory") -> None:
+    """Print the table and write report.md; ValueError if nothing was measured."""
+    config, workdir = lab.config, lab.workdir
     lines = table(config, lab.results.done)
     if not lines:
         raise ValueError(f"{lab.results.path} has no rows: measure first.")

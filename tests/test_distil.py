@@ -14,7 +14,6 @@ import pytest
 from configs import distil as configs_distil
 from experiments import distil
 from specjax import tasks
-from specjax.measure import report
 from specjax.models import hub
 from specjax.models.gpt import GPTConfig
 from specjax.support.files import Rows
@@ -219,6 +218,8 @@ def test_batches_have_the_prefixes_that_were_asked_for(config, tmp_path):
     assert 4 <= names[6:].count("data") <= 14  # of 34, a quarter
     for said, batch in zip(names, made, strict=True):
         assert of_data(batch) == (said == "data")
+    period = zip(names[6:14], made[6:14], strict=True)
+    assert len({b.target.tobytes() for said, b in period if said == "target"}) > 1
     # From any step on they are the same.
     _, again, _ = batches_of(config, tmp_path, 3, begin=21)
     for a, b in zip(made[21:24], again, strict=True):
@@ -340,7 +341,7 @@ def noisy(settings, directory):
 
 
 @pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_table(bench, tmp_path, monkeypatch, trains):
+def test_the_table(bench, tmp_path, monkeypatch, capsys, trains):
     """Cut off, gone on with, and marked; with models that were trained, and with any others."""
     lab = distil.Laboratory(bench, tmp_path)
     trained, lent = [], []
@@ -389,11 +390,12 @@ def test_the_table(bench, tmp_path, monkeypatch, trains):
         assert trains or row["seconds"] == 20 * row["steps"]
     assert not list(tmp_path.glob("runs/*/checkpoints"))
     assert len(list(tmp_path.glob("runs/*/model"))) == 5
-    said = distil.words(lines)
-    assert f"The best is {marked['best']['divergence']} at the prefixes target" in said
-    shown = report.markdown(distil.headings(bench), lines)
+    distil.show(again)
+    shown = (tmp_path / "report.md").read_text()
+    assert f"The best is {marked['best']['divergence']} at the prefixes target" in shown
     assert shown.count("| best |") == shown.count("| worst |") == 1
     assert "| start | data | 1 | " in shown
+    assert "best" in capsys.readouterr().out
 
 
 def test_the_budget_is_equal(bench, tmp_path):
