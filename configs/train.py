@@ -103,6 +103,11 @@ def _common() -> ConfigDict:
     config.exits = ()  # numbers of layers after which the model learns to exit
     config.exit_weight = 1.0  # of their mean loss, beside 1 for the model's own
     config.layer_dropout = 0.0  # with which the last layer is left out at the end
+    config.divergence = "forward_kl"  # by which it is learned, see `specjax.training.divergences`
+    config.prefixes = "data"  # at which: data, target, draft, or shares such as "data=1, draft=3"
+    config.prefix_temperature = 1.0  # of what models write there
+    config.prefix_inputs = 512  # that a model writes outputs for at once
+    config.refresh_every = 100  # steps after which it writes others
     config.warmup_steps = 100
     config.decay_share = 1.0
     config.clip = 1.0

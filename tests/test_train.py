@@ -20,7 +20,7 @@ from specjax.support.files import Rows
 from specjax.tasks import batches
 from specjax.tasks.batches import Pair
 from specjax.tasks.examples import Example
-from specjax.training import train
+from specjax.training import divergences, train
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -182,10 +182,15 @@ def test_losses_against_plain_formulas():
     expected = -sum(logprobs[r, t, i] for r, p in enumerate(pairs) for t, i in enumerate(p.target))
     assert count == 5
     np.testing.assert_allclose(total, expected, rtol=1e-5)
-    itself, _ = train.teacher_loss(graphdef, params, (graphdef, params), batch)
+    padded = T5Config(vocab_size=13, **TINY)  # whose last two ids the draft has not
+    teacher = train.make_model(padded, seed=1)
+    kl = divergences.load("forward_kl")
+    found, count = train.teacher_loss(graphdef, params, teacher, batch, kl)
+    theirs = jax.nn.log_softmax(train.teacher_forced(*teacher, batch)[:, :11]).reshape(2, 5, 11)
     real = (batch.target > 0)[..., None]
-    entropy = -(jnp.exp(logprobs) * logprobs * real).sum()
-    np.testing.assert_allclose(itself, entropy, rtol=1e-5)
+    assert count == 5
+    expected = (jnp.exp(theirs) * (theirs - logprobs) * real).sum()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_padding_changes_no_loss():
@@ -226,7 +231,19 @@ def test_scores():
 
 @pytest.mark.parametrize(
     ("field", "message"),
-    [({"steps": 0}, "steps=0 must be at least 1"), ({"decay_share": 2.0}, "decay_share=2.0")],
+    [
+        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"decay_share": 2.0}, "decay_share=2.0"),
+        ({"refresh_every": 0}, "refresh_every=0 must be at least 1"),
+        ({"prefix_inputs": 0}, "prefix_inputs=0 must be at least 1"),
+        ({"prefix_temperature": -1.0}, r"prefix_temperature=-1.0 must be a number ≥ 0"),
+        ({"divergence": "kl"}, "no divergence 'kl': it is one of forward_kl"),
+        ({"prefixes": "drafts"}, "'drafts' must be one of data, target, draft"),
+        ({"prefixes": "data, data"}, "'data' must be one of .* at most once"),
+        ({"prefixes": "data=x"}, "the share of data must be a number above 0"),
+        ({"prefixes": "data=1, draft=0"}, "the share of draft must be a number above 0"),
+        ({"prefixes": "draft"}, "prefixes='draft' are to learn a teacher's .*: name the teacher"),
+    ],
 )
 def test_wrong_settings(field, message):
     with pytest.raises(ValueError, match=message):

@@ -168,7 +168,7 @@ def told(row: Mapping[str, Any]) -> str:
 
 
 def conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What was won, why it is not what the formula says, and what this machine has to do with it."""
+    """What was won, why it is not what the formula says, and what the machine has to do with it."""
     top = max(rows, key=lambda row: row["speedup_decode"])
     return (
         f"{told(top)}; the paper's formula says {top['predicted_paper']:.2f}, for it takes a "

@@ -10,6 +10,8 @@ from specjax.support.command_line import ROOT
 LATER = {
     "policy": "", "rule": "", "compare": False, "filters": "",
     "exits": (), "exit_weight": 1.0, "layer_dropout": 0.0,
+    "divergence": "forward_kl", "prefixes": "data", "prefix_temperature": 1.0,
+    "prefix_inputs": 512, "refresh_every": 100,
 }  # fmt: skip
 
 

@@ -1,9 +1,13 @@
 """A larger T5 that computes what a trained smaller one computes, and goes on learning from there.
 
+A model of any family starts as one of its own shape.
+
 A deep or wide T5 learns to copy much more slowly than a small one (docs/training.md). So the target
 of `parse` is trained small first. What is added then counts for nothing yet, as in Net2Net (Chen et
 al. 2016): units and heads that nothing reads, and layers that add nothing to what passes by them.
 """
+
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -14,19 +18,22 @@ from specjax.models.t5 import T5, T5Config
 GROWING = ("d_ff", "num_heads", "num_layers", "num_decoder_layers")
 
 
-def grow(small: T5, large: T5) -> None:
+def grow(small: Any, large: Any) -> None:
     """Make `large` compute what `small` computes, up to rounding, in place.
 
     Heads, feed-forward units and layers that only `large` has keep the parameters that they have,
     but for the projections that read them, which become 0. New layers come last.
 
     Args:
-      small, large: with weights that lie (out, in), as in training.
+      small, large: with weights that lie (out, in), as in training; T5s, or of one shape.
 
     Raises:
       ValueError: `large` has less of something in `GROWING`, or differs in anything else.
     """
     _check(small.config, large.config)
+    if vars(small.config) == vars(large.config):
+        nnx.update(large, nnx.state(small))
+        return
     known, grown = (_parameters(model) for model in (small, large))
     for path, param in grown.items():
         reads_what_is_new = path[-2:] == ("output", "weight")
@@ -38,7 +45,9 @@ def grow(small: T5, large: T5) -> None:
         param.set_value(whole)
 
 
-def _check(small: T5Config, large: T5Config) -> None:
+def _check(small: Any, large: Any) -> None:
+    if type(small) is not type(large):
+        raise ValueError(f"A {small.model_type} model cannot become one of {large.model_type}.")
     for name, value in vars(small).items():
         now = getattr(large, name)
         if now < value if name in GROWING else now != value:

@@ -5,6 +5,7 @@ from the latest checkpoint with the very batches that would have come. In the di
 
     tokenizer/      trained on the task's training pairs, or copied from another model
     checkpoints/    orbax: parameters, optimizer state and step
+    prefixes/       what models wrote for a draft to learn at, see `specjax.training.prefixes`
     metrics.jsonl   a row per `log_every` steps and per evaluation
     curve.png       loss against steps
     samples.jsonl   greedy outputs of a few held-out inputs, at each evaluation
@@ -40,12 +41,16 @@ from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.models.t5 import T5
 from specjax.support import files
+from specjax.support.ranges import number
 from specjax.tasks import batches, trees
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.batches import Batch, Pair
 from specjax.tasks.examples import Example
+from specjax.training import divergences, prefixes
+from specjax.training.divergences import Divergence
 from specjax.training.exits import Exits
 from specjax.training.grow import grow
+from specjax.training.prefixes import Prefixes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +65,17 @@ class TrainConfig:
     max_source_len: int = 64
     family: str = "t5"  # or gpt2, which learns input and target as one text
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of T5Config, GPTConfig
-    grow: str = ""  # directory of a trained T5 to start from, see `specjax.training.grow`
+    grow: str = ""  # directory of a model to start from; a smaller T5 grows (`training.grow`)
     teacher: str = ""  # directory of a model to learn the probabilities of; "": learn the data
     teacher_after: int = 0  # steps on the data before the teacher's probabilities replace it
     exits: tuple[int, ...] = ()  # layers after which the model learns to exit, `training.exits`
     exit_weight: float = 1.0  # of the mean loss of the exits, beside 1 for the model's own
     layer_dropout: float = 0.0  # with which the last layer is left out at the end
+    divergence: str = "forward_kl"  # from the teacher, see `specjax.training.divergences`
+    prefixes: str = "data"  # at which: data, target, draft, or shares such as "data=1, draft=3"
+    prefix_temperature: float = 1.0  # of what models write
+    prefix_inputs: int = 512  # that a model writes outputs for at once
+    refresh_every: int = 100  # steps after which it writes others
     steps: int = 1000
     target_tokens: int = 1024  # of a batch, padding included
     buckets: tuple[tuple[int, int], ...] = ((16, 24), (24, 40), (32, 64), (48, 104))
@@ -81,7 +91,10 @@ class TrainConfig:
     checkpoint_every: int = 500
 
     def __post_init__(self):
-        for name in ("steps", "target_tokens", "log_every", "eval_every", "checkpoint_every"):
+        for name in (
+            "steps", "target_tokens", "log_every", "eval_every", "checkpoint_every",
+            "prefix_inputs", "refresh_every",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.family not in hub.FAMILIES:
@@ -89,6 +102,13 @@ class TrainConfig:
         if not 0 <= self.decay_share <= 1:
             raise ValueError(f"decay_share={self.decay_share} must be in [0, 1]")
         Exits(self.exits, self.exit_weight, self.layer_dropout)
+        divergences.load(self.divergence)
+        number("prefix_temperature", self.prefix_temperature, "[0, ∞)")
+        if prefixes.shares(self.prefixes).keys() != {"data"} and not self.teacher:
+            raise ValueError(
+                f"prefixes={self.prefixes!r} are to learn a teacher's probabilities at: name the "
+                "teacher"
+            )
 
     @property
     def decoder_only(self) -> bool:
@@ -188,12 +208,16 @@ def data_loss(graphdef, params, batch: Batch) -> tuple[Array, Array]:
     return (losses * real).sum(), real.sum()
 
 
-def teacher_loss(graphdef, params, teacher: tuple[Any, Any], batch: Batch) -> tuple[Array, Array]:
-    """Sum of cross-entropies with the teacher's probabilities instead of the data, and number."""
-    real = (batch.target.reshape(-1) != batches.PAD).astype(jnp.float32)
-    logits = teacher_forced(graphdef, params, batch)
-    probs = jax.lax.stop_gradient(jax.nn.softmax(teacher_forced(*teacher, batch)))
-    losses = jax.nn.logsumexp(logits, axis=-1) - (probs * logits).sum(-1)
+def teacher_loss(
+    graphdef, params, teacher: tuple[Any, Any], batch: Batch, divergence: Divergence
+) -> tuple[Array, Array]:
+    """Sum of divergences from the teacher's distribution of each token of a batch, and number."""
+    target = jnp.asarray(batch.target).reshape(-1)
+    real = (target != batches.PAD).astype(jnp.float32)
+    logits = [teacher_forced(*model, batch) for model in (teacher, (graphdef, params))]
+    size = min(one.shape[-1] for one in logits)  # either may pad the vocabulary
+    log_p, log_q = (jax.nn.log_softmax(one[:, :size]) for one in logits)
+    losses = divergence(log_p, log_q, target)
     return (losses * real).sum(), real.sum()
 
 
@@ -221,6 +245,7 @@ class Trainer:
         default_factory=optax.identity  # losses alone need none
     )
     teacher: tuple[Any, Any] | None = None  # graphdef and parameters
+    divergence: Divergence = dataclasses.field(default_factory=divergences.ForwardKL)
     exits: Exits = dataclasses.field(default_factory=Exits)
     steps: int = 1  # of the run
 
@@ -233,12 +258,12 @@ class Trainer:
 
     @functools.cached_property
     def step_with_teacher(self):
-        """As `step`, but towards the teacher's probabilities."""
+        """As `step`, but towards the teacher's probabilities; the loss is the divergence."""
         assert self.teacher is not None
         teacher, teacher_params = self.teacher
 
         def loss(graphdef, params, batch, constants):
-            return teacher_loss(graphdef, params, (teacher, constants), batch)
+            return teacher_loss(graphdef, params, (teacher, constants), batch, self.divergence)
 
         return self._step_of(loss, teacher_params)
 
@@ -340,6 +365,7 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
 
     Raises:
       ValueError: a field of the config, the data or a file of the directory is at fault.
+      FileNotFoundError: a file that the run goes on with is gone.
     """
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -359,9 +385,10 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
     trainer = Trainer(
         graphdef,
         optimizer(config),
-        teacher and (teacher.model.graphdef, teacher.model.params),
-        exits=exits,
-        steps=config.steps,
+        None if teacher is None else (teacher.model.graphdef, teacher.model.params),
+        divergences.load(config.divergence),
+        exits,
+        config.steps,
     )
     pairs = batches.encode(data["train"], tokenizer, decoder_only=config.decoder_only)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
@@ -396,15 +423,28 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
         losses, since = [], time.perf_counter()
         bar = tqdm(initial=begin, total=config.steps, unit="step", smoothing=0.05, mininterval=1.0)
         compiled: set[Any] = set()
-        source = order.from_step(begin)
+        source = Prefixes(
+            [example.input for example in data["train"]],
+            pairs,
+            order,
+            teacher,
+            lambda: follow.checkpoint(params),
+            directory / "prefixes",
+            prefixes.shares(config.prefixes),
+            after=config.teacher_after,
+            temperature=config.prefix_temperature,
+            inputs=config.prefix_inputs,
+            refresh_every=config.refresh_every,
+        )
+        coming = source.from_step(begin)
         for step in range(begin + 1, config.steps + 1):
-            bucket, chosen = next(source)
-            batch = batches.collate([pairs[i] for i in chosen], config.buckets[bucket])
-            taught = config.teacher and step > config.teacher_after
+            batch = next(coming)
+            taught = teacher is not None and step > config.teacher_after
             one_step = trainer.step_with_teacher if taught else trainer.step
-            if (program := (bucket, bool(taught))) not in compiled:
+            shape_of_batch = batch.source.shape[1], batch.target.shape[1]
+            if (program := (shape_of_batch, taught)) not in compiled:
                 compiled.add(program)
-                bar.set_description(f"compiling for {config.buckets[bucket]}")
+                bar.set_description(f"compiling for {shape_of_batch}")
             params, opt_state, loss = one_step(params, opt_state, batch)
             losses.append(loss)
             bar.set_description("training", refresh=False)
