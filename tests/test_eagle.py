@@ -169,7 +169,8 @@ def test_a_feature_shifted_by_one_is_seen(monkeypatch):
 
 @pytest.fixture
 def double():
-    with jax.enable_x64(True):
+    """With JAX's ordinary casts: positions become int64 here and there in the families."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         yield
 
 

@@ -272,8 +272,8 @@ def by_blocks(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Arr
             queries, KV(keys, values), jnp.where(seen[None, None, None, :], MASKED, before)
         )
 
-    blocks = jax.lax.div(jnp.max(start) + (size - 1), size)
-    first = jax.lax.div(jnp.asarray(bias.first, jnp.int32), size)
+    blocks = jax.lax.div(jnp.max(start) + (size - 1), jnp.int32(size))
+    first = jax.lax.div(jnp.asarray(bias.first, jnp.int32), jnp.int32(size))
     return jax.lax.fori_loop(first, blocks, block, own)
 
 
