@@ -38,7 +38,11 @@ def louder(module: nnx.Module, by: float, dtype, seed: int = 1) -> None:
     leaves, treedef = jax.tree.flatten(nnx.state(module))
     rng = np.random.default_rng(seed)
     leaves = [
-        jnp.asarray(by * np.asarray(x, np.float64) + 0.1 * rng.normal(size=x.shape), dtype)
+        jnp.asarray(
+            (by if x.ndim > 1 else 1.0) * np.asarray(x, np.float64)  # norms stay near 1
+            + 0.1 * rng.normal(size=x.shape),
+            dtype,
+        )
         for x in leaves
     ]
     nnx.update(module, jax.tree.unflatten(treedef, leaves))

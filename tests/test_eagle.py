@@ -32,7 +32,7 @@ VERSIONS = (1, 3)
 GAMMA = 3
 NEVER = jnp.int32([-1])
 SLOW = pytest.mark.slow
-CLOSE = 1e-3  # of log-probabilities whose logits are of the order of 1,000, in float32
+CLOSE = 2e-4  # of log-probabilities in float32
 # One token beside longer ones; a T5 begins with its start token alone and reads a source.
 PROMPTS = [[1], [0, 2, 3, 1], [4, 4]]
 SOURCES = [[3, 1, 4], [2, 1], [4, 0, 3, 1]]
@@ -169,7 +169,8 @@ def test_a_feature_shifted_by_one_is_seen(monkeypatch):
 
 @pytest.fixture
 def double():
-    with jax.enable_x64(True):
+    """With JAX's ordinary casts: positions become int64 here and there in the families."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         yield
 
 
@@ -200,6 +201,7 @@ def test_enumerated_distribution_is_the_targets(kind, version, rule, distributio
     inputs = inputs_of([[0]], [[1, 0, 1]]) if kind == "t5" else inputs_of([[1, 0]])
     chosen = SAMPLINGS[distribution]
     expected = sequence_distribution(drafter.sees(target.model), inputs, chosen, {EOS}, 4)
+    assert sum(p > 0.01 for p in expected.values()) > 6 or chosen.greedy
     for which in range(len(POLICIES)):
         policy = OneOf(POLICIES, jnp.int32(which))  # compiles once
         options = {"policy": policy, "distribution": chosen, "rule": RULES[rule], "gamma": 2}

@@ -214,10 +214,12 @@ def check(place: str | pathlib.Path, described: Any, target: Checkpoint) -> None
             raise _other(
                 place, described, target, f"{words[field]} {value!r}", described.get(field)
             )
-    both = described.get("fingerprint"), fingerprint(target.model)
-    if None in both:
+    stored, found = described.get("fingerprint"), fingerprint(target.model)
+    if stored is None or found is None:
         return
-    theirs, ours = (np.array([row.split() for row in rows], float) for rows in both)
+    theirs, ours = (
+        np.array([row.split() for row in rows]).astype(np.float64) for rows in (stored, found)
+    )
     if theirs.shape != ours.shape or not np.allclose(theirs, ours, **TOLERANCE):  # type: ignore[arg-type]
         raise _other(place, described, target, "other weights", None)
 
