@@ -225,7 +225,7 @@ def _attached(kind: str, task: str) -> ConfigDict:
     like = _t5("target") if task == "parse" else _gpt("gpt-target")
     config.target_tokens = 1024
     config.buckets = like.buckets
-    config.settings = ConfigDict({"divergence": "cross_entropy"})
+    config.settings = ConfigDict({"divergence": "forward_kl"})
     config.settings.update(
         {
             # A token weighs .1 at the published size of features and vocabulary.

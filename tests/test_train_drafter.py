@@ -115,7 +115,7 @@ def test_no_row_reads_its_own_token(monkeypatch):
 
 
 def test_losses_by_hand():
-    """EAGLE-1: smooth-L1 and cross-entropy over the real positions, without noise."""
+    """EAGLE-1: smooth-L1 and forward KL over the real positions, without noise."""
     target = target_of("gpt")
     drafter = eagle_of(target, 1)
     known = jax.jit(known_tokens)(drafter, batch_of(target))
@@ -125,7 +125,7 @@ def test_losses_by_hand():
     distance = np.abs(hidden - known.hidden)  # whose features are the hidden states themselves
     near = np.where(distance < 1, distance**2 / 2, distance - 0.5).mean(-1)
     p = np.exp(known.logprobs)
-    each = 2.0 * near - 0.5 * (p * draft).sum(-1)
+    each = 2.0 * near + 0.5 * (p * (known.logprobs - draft)).sum(-1)
     real = np.asarray(known.real)
     assert found.positions == real.sum() == sum(len(pair.target) for pair in PAIRS)
     np.testing.assert_allclose(found.total, (each * real).sum(), rtol=1e-5)
@@ -134,7 +134,7 @@ def test_losses_by_hand():
 
 
 def test_a_head_over_some_ids_learns_the_targets_distribution_over_them():
-    """Its cross-entropy is −Σ p log q over its ids, and its α counts what it can say."""
+    """Its loss is KL over its ids, weighed by their mass; its α counts what it can say."""
     target = target_of("gpt")
     drafter = eagle_of(target, 3, ids=np.array([0, 2, 3]))
     known = jax.jit(known_tokens)(drafter, batch_of(target))
@@ -145,7 +145,8 @@ def test_a_head_over_some_ids_learns_the_targets_distribution_over_them():
         count = real.shape[1] - step
         draft = np.asarray(logprobs)[:, :count, [0, 2, 3]]
         p = np.exp(known.logprobs)[:, step:, [0, 2, 3]]
-        total -= 0.5**step * ((p * draft).sum(-1) * real[:, step:]).sum()
+        among = np.log(p / p.sum(-1, keepdims=True))
+        total += 0.5**step * ((p * (among - draft)).sum(-1) * real[:, step:]).sum()
     np.testing.assert_allclose(found.total, total, rtol=1e-4)
 
 

@@ -17,8 +17,6 @@ is a HASS (Zhang et al. 2024, 2408.15766).
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,25 +29,10 @@ from specjax.drafters.eagle import Eagle, Source
 from specjax.models.hub import Checkpoint
 from specjax.models.layers import KV, MASKED, attend
 from specjax.models.llama import Rotation
-from specjax.support import named
 from specjax.support.ranges import number, whole
+from specjax.training import divergences
+from specjax.training.divergences import Divergence
 from specjax.training.train_drafter import Known, Losses
-
-Divergence = Callable[[Array, Array, Array], Array]
-"""(target_logprobs[N, V], draft_logprobs[N, V], tokens[N]) → [N]; its gradient trains the draft."""
-
-
-def cross_entropy(
-    target_logprobs: Float[Array, "N V"],
-    draft_logprobs: Float[Array, "N V"],
-    tokens: Int[Array, " N"],
-) -> Float[Array, " N"]:
-    """−Σ p log q in nats, whose gradient is that of KL(p ‖ q)."""
-    del tokens
-    return -(jnp.exp(target_logprobs) * draft_logprobs).sum(-1)
-
-
-DIVERGENCES = {"cross_entropy": "specjax.training.eagle:cross_entropy"}
 
 
 def smooth_l1(x: Float[Array, "*batch E"], y: Float[Array, "*batch E"]) -> Float[Array, "*batch"]:
@@ -131,8 +114,8 @@ class EagleTrainer:
     token_weight: float = 0.1
     """Both of EAGLE-1; EAGLE-3 has tokens alone."""
     noise: float = 0.1
-    divergence: str = "cross_entropy"
-    """One of `DIVERGENCES`, or the import path of another."""
+    divergence: str = "forward_kl"
+    """From the target's distribution: see `divergences.load`."""
 
     def __post_init__(self):
         object.__setattr__(self, "taps", tuple(self.taps))
@@ -159,13 +142,12 @@ class EagleTrainer:
 
     def loss(self, drafter: Eagle, known: Known, key: Key[Array, ""] | None) -> Losses:
         """See `losses`; without a key there is no noise."""
-        divergence: Any = named.find("divergence", DIVERGENCES, self.divergence)
         one = self.version == 1
         return losses(
             drafter,
             known,
             key,
-            divergence=divergence,
+            divergence=divergences.load(self.divergence),
             steps=self.steps or (1 if one else 4),
             decay=self.decay,
             feature_weight=self.feature_weight if one else 0.0,
@@ -189,8 +171,8 @@ def losses(
     """The loss of a batch, and α of each unrolled step: Σ min(target, draft).
 
     A head over frequent ids is compared with the target's distribution over them, each position
-    weighed by the mass that the target gives them: for the cross-entropy this is the exact one,
-    less the part that no such head can change.
+    weighed by the mass that the target gives them: for forward KL this is the exact one, less the
+    part that no such head can change.
     """
     features = drafter.features(known.hidden)
     first = drafter.module.first[...] if drafter.config.first_learned else 0 * features[0, 0]

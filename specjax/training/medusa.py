@@ -6,13 +6,13 @@ gradients are taken by the heads alone.
     drafter = init(target, heads=4)
 
     def loss_of(heads):
-        return loss(dataclasses.replace(drafter, heads=heads), known, cross_entropy)
+        return loss(dataclasses.replace(drafter, heads=heads), known, divergence)
 
     (value, each), gradients = jax.value_and_grad(loss_of, has_aux=True)(drafter.heads)
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -24,14 +24,11 @@ from jaxtyping import Bool, Float, Int
 from specjax.drafters.medusa import Block, Head, Medusa, width_of
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
-from specjax.support import named
 from specjax.support.ranges import whole
-from specjax.training import train_drafter
-from specjax.training.eagle import DIVERGENCES
+from specjax.training import divergences, train_drafter
+from specjax.training.divergences import Divergence
 from specjax.training.train_drafter import Losses
 
-# (target_logprobs (N, V), draft_logprobs (N, V), tokens (N,)) to (N,).
-Divergence = Callable[[Array, Array, Array], Array]
 DECAY = 0.8  # the loss of head k has the weight .8^k
 
 
@@ -120,16 +117,6 @@ def loss(
     return jnp.sum(weights * each), each
 
 
-def cross_entropy(
-    target_logprobs: Float[Array, "N V"],
-    draft_logprobs: Float[Array, "N V"],
-    tokens: Int[Array, " N"],
-) -> Float[Array, " N"]:
-    """−log q(token), as the original trains."""
-    del target_logprobs
-    return -jnp.take_along_axis(draft_logprobs, tokens[:, None], axis=1)[:, 0]
-
-
 @dataclasses.dataclass(frozen=True)
 class MedusaTrainer:
     """What `train_drafter` needs of a kind: how to begin, and the loss."""
@@ -140,8 +127,8 @@ class MedusaTrainer:
     own_head: bool = False
     """These four are those of `init`."""
     decay: float = DECAY
-    divergence: str = "cross_entropy"
-    """One of `eagle.DIVERGENCES`, or the import path of another."""
+    divergence: str = "forward_kl"
+    """From the target's distribution: see `divergences.load`."""
 
     def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> Medusa:
         """Heads that say what the target's own says: nothing in them is random."""
@@ -159,7 +146,7 @@ class MedusaTrainer:
             hidden=known.hidden,
             logits=known.logprobs,
         )
-        divergence: Any = named.find("divergence", DIVERGENCES, self.divergence)
+        divergence = divergences.load(self.divergence)
         value, each = loss(drafter, text, divergence, self.decay)
         count = known.real.sum()
         return Losses(value * count, count, {f"loss_{k}": x for k, x in enumerate(each, start=1)})
