@@ -149,7 +149,7 @@ def _t5(model: str) -> ConfigDict:
     if model == "target":
         config.tokenizer = config.grow = "runs/target-small/model"
         config.learning_rate = 4e-4
-        config.steps = 4000
+        config.steps = 6000
     elif model.startswith("draft-"):
         config.tokenizer = config.teacher = str(FAMILIES / "parse" / "target")
         config.learning_rate = 2e-3
@@ -163,7 +163,7 @@ def _gpt(model: str) -> ConfigDict:
     config.task = "prose"
     config.family = "gpt2"
     config.max_source_len = 256
-    config.steps = 4500
+    config.steps = 6000
     config.target_tokens = 2048
     config.buckets = ((0, 160), (0, 320), (0, 416), (0, 480))
     config.learning_rate = 1.5e-3

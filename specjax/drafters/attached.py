@@ -34,6 +34,7 @@ from specjax.types import Inputs, Model
 
 KINDS = {
     "eagle": "specjax.drafters.eagle:Eagle",
+    "kangaroo": "specjax.drafters.kangaroo:Kangaroo",
     "medusa": "specjax.drafters.medusa:Medusa",
 }
 CONFIG = "config.json"
