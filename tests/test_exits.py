@@ -283,17 +283,21 @@ def test_ids_off_by_one_are_seen(double):
     assert found > 1e-3
 
 
-@pytest.mark.parametrize("family", ["t5", "gpt2", "llama"])
-def test_greedy_tokens_are_those_of_plain_decoding(family):
-    """Rows of other lengths that end apart; EOS, budgets; some drafts are accepted."""
-    target = wide(family)
+@pytest.mark.parametrize(("family", "seed"), [("t5", 1), ("gpt2", 2), ("llama", 2)])
+def test_greedy_tokens_are_those_of_plain_decoding(family, seed):
+    """Rows of other lengths, some of which end apart. A head over the ids that the target says
+    proposes nothing else; one over half of the ids is refused elsewhere."""
+    target = wide(family, seed=seed)
     options = {"max_new_tokens": 14, "temperature": 0.0, "batch_size": 4}
     plain = specjax.generate(target, None, PROMPTS, **options)
-    close = specjax.early_exit(target, (0, 1))
-    for draft in (close, specjax.frequent(close, range(20)), specjax.frequent(target, range(20))):
+    exit_ = specjax.early_exit(target, 2)
+    said = specjax.frequent(target, sorted({token for row in plain.tokens for token in row}))
+    kept = []
+    for draft in (exit_, specjax.frequent(exit_, range(20)), said):
         found = specjax.generate(target, draft, PROMPTS, gamma=3, **options)
         assert found.tokens == plain.tokens, draft.name
-    assert 0 < found.accepted.sum() < found.drafted.sum()
+        kept.append(found.accepted.sum() / found.drafted.sum())
+    assert kept[2] > 0.8 > kept[1]
 
 
 # --- by name ------------------------------------------------------------------------------------
