@@ -13,15 +13,15 @@ The drafts learn from the data first and then from the probabilities of the ship
 another target add --config.teacher=runs/target/model --config.tokenizer=runs/target/model.
 
 What to expect on the test split (Python 3.11.7 and the pinned packages; one run each), nats per
-target token and the share of exact trees among 256 greedy outputs; minutes on two cores that were
-shared with other work:
+target token and the share of exact trees among 256 greedy outputs:
 
-                parameters   loss   exact   well-formed   steps   minutes
-    target      18,687,360   not yet measured             4,500
-    draft-small    918,656  not yet measured             4,000
-    draft-tiny     361,152  not yet measured             4,000
-    gpt-target   5,587,584  not yet measured             4,500
-    gpt-draft      272,496  not yet measured             3,000
+                parameters   loss   exact   well-formed   steps
+    target-small  6,034,432  .050    .80           .88   4,500
+    target       18,226,176  .022    .88           .94   6,000
+    draft-small     918,656  .135    .58           .72   4,000
+    draft-tiny      361,152  .272    .36           .58   4,000
+    gpt-target    5,587,584 3.555      –             –   6,000
+    gpt-draft       272,496 4.150      –             –   3,000
 
 Reading the sources takes another minute or two. docs/training.md tells how this came about.
 
