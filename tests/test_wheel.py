@@ -97,8 +97,8 @@ def test_what_is_plugged_in_is_exported():
     """Each rule and drafter that has a name, the methods, the protocols; policies by theirs."""
     assert all(hasattr(specjax, name) for name in specjax.__all__)
     exported = {name.lower() for name in specjax.__all__}
-    for path in (*accept.NAMES.values(), *drafters.NAMES.values()):
-        assert path.split(":")[1].lower() in exported
+    for name, path in (accept.NAMES | drafters.NAMES).items():
+        assert {name, path.split(":")[1].lower()} & exported
     assert {
         "AcceptanceRule", "Autoregressive", "Drafter", "Method", "Model", "ModelDrafter", "Policy",
         "Round", "Sampling", "Speculative", "beam_search", "generate", "load", "measure_alpha",
