@@ -16,8 +16,8 @@ class Tapped:
     """The same model, with a hidden state of (1 + N)·E numbers: the final one, then the taps.
 
     Implements the `Model` protocol. `logits` reads the first E, so the distributions are the
-    model's, bit for bit, and where nobody reads the taps XLA computes nothing more. A tap is the
-    state as it leaves a layer, before any norm.
+    model's, bit for bit, and where nobody reads the taps the program has not one operation more. A
+    tap is the state as it leaves a layer, before any norm.
     """
 
     model: LanguageModel
