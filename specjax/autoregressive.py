@@ -34,6 +34,7 @@ class Autoregressive:
     rule: AcceptanceRule = dataclasses.field(default_factory=TokenRule)
 
     gamma_max: ClassVar[int] = 0
+    slots: ClassVar[int] = 1
 
     def __post_init__(self):
         resolve_rule(self)

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import drafters, loop
+from specjax import drafters, loop, trees
 from specjax.accept import AcceptanceRule, TokenRule
 from specjax.accept import load as load_rule
 from specjax.autoregressive import Autoregressive
@@ -31,6 +31,8 @@ from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.support.ranges import whole
+from specjax.trees import BestFirst, Chain, FixedTree, Shape
+from specjax.trees.speculative import TreeSpeculative
 from specjax.types import Inputs, Text
 
 
@@ -43,12 +45,18 @@ def build(
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
+    tree: Shape | str | None = None,
 ) -> Method:
-    """`plain` where `draft` is None, else `speculative`."""
+    """`plain` where `draft` is None; else `speculative`, or `branching` if the tree is no chain."""
     if draft is None:
         return plain(target, sampling, rule)
-    options: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
-    return speculative(target, draft, gamma=gamma, sampling=sampling, **options)
+    shape = trees.load(tree)
+    options: dict[str, Any] = {"rule": rule, "policy": policy}
+    if not isinstance(shape, Chain):
+        if widths:
+            raise ValueError(f"widths={tuple(widths)} are of chains; a tree has one verify pass.")
+        return branching(target, draft, shape, sampling=sampling, **options)
+    return speculative(target, draft, gamma=gamma, sampling=sampling, widths=widths, **options)
 
 
 def plain(
@@ -74,20 +82,7 @@ def speculative(
     Raises: as `generate`.
     """
     fixed = constant(gamma)  # checks gamma, which bounds any policy
-    if isinstance(draft, str):
-        draft = drafters.load(draft, target)
-    if isinstance(draft, Checkpoint):
-        check_pair(target, draft)
-        target_model, draft_model = aligned(target, draft)
-        drafter: Drafter = ModelDrafter(draft_model)
-    else:
-        attached.check_target(draft, target)
-        target_model, drafter = draft.sees(target.model), draft
-        if drafter.vocab_size != target_model.vocab_size:
-            raise ValueError(
-                f"The drafter's {drafter.vocab_size} ids are not the target's "
-                f"{target_model.vocab_size}: both must have distributions over the same ids."
-            )
+    target_model, drafter = pair(target, draft)
     made = Speculative(
         target=target_model,
         drafter=drafter,
@@ -101,6 +96,66 @@ def speculative(
     if policy is None:
         return made
     return with_policy(made, load_policy(policy) if isinstance(policy, str) else policy)
+
+
+def branching(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str,
+    shape: FixedTree | BestFirst,
+    *,
+    sampling: Sampling,
+    rule: AcceptanceRule | str | None = None,
+    policy: Policy | str | None = None,
+) -> TreeSpeculative:
+    """Speculative decoding with trees. Checks that the pair fits, and that both can branch.
+
+    Raises: as `generate`.
+    """
+    target_model, drafter = pair(target, draft)
+    if not getattr(target_model, "branches", False):
+        raise ValueError(
+            f"{target.name} cannot score a tree: its model takes no `layout` "
+            '(specjax.types.BranchingModel). Take tree="chain".'
+        )
+    if not drafter.branches:
+        raise ValueError(
+            f"{type(drafter).__name__} proposes one token alone after a text, so its drafts cannot "
+            'branch. Take another drafter, or tree="chain".'
+        )
+    chosen = constant(shape.depth) if policy is None else policy
+    chosen = load_policy(chosen) if isinstance(chosen, str) else chosen
+    if not chosen.fixed:
+        raise ValueError(
+            f"{type(chosen).__name__} decides about chains. Trees go with the policies that fix "
+            'the depth, such as "constant".'
+        )
+    return TreeSpeculative(
+        target=target_model,
+        drafter=drafter,
+        rule=_rule(rule),
+        policy=chosen,
+        sampling=sampling,
+        eos_ids=jnp.asarray(target.eos_ids, jnp.int32),
+        shape=shape,
+    )
+
+
+def pair(target: Checkpoint, draft: Checkpoint | Drafter | str) -> tuple[Any, Drafter]:
+    """The target as the drafter sees it, and the drafter; ValueError if they do not fit."""
+    if isinstance(draft, str):
+        draft = drafters.load(draft, target)
+    if isinstance(draft, Checkpoint):
+        check_pair(target, draft)
+        target_model, draft_model = aligned(target, draft)
+        return target_model, ModelDrafter(draft_model)
+    attached.check_target(draft, target)
+    target_model, drafter = draft.sees(target.model), draft
+    if drafter.vocab_size != target_model.vocab_size:
+        raise ValueError(
+            f"The drafter's {drafter.vocab_size} ids are not the target's "
+            f"{target_model.vocab_size}: both must have distributions over the same ids."
+        )
+    return target_model, drafter
 
 
 def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
@@ -373,7 +428,7 @@ def prepare(
 
 
 def _room(method: Method, inputs: Inputs, max_new_tokens: int) -> int:
-    room = inputs.prompt.shape[1] + max_new_tokens + method.gamma_max + 1
+    room = inputs.prompt.shape[1] + max_new_tokens + method.slots
     return bucket(room, smallest=32)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, drafters
+from specjax import decoding, drafters, trees
 from specjax.accept import AcceptanceRule, exactness
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
@@ -18,6 +18,7 @@ from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, needs_prices
 from specjax.results import Result
 from specjax.sampling import Filter, as_key, sampling
+from specjax.trees import Chain, Shape
 from specjax.types import Text
 
 
@@ -39,6 +40,7 @@ def generate(
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
+    tree: Shape | str | None = None,
 ) -> Result:
     """Decode texts speculatively, or autoregressively where `draft` is None.
 
@@ -70,6 +72,9 @@ def generate(
         though not their distribution. For reproducible tokens pass a policy with prices.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper.
+      tree: the shape of drafts, or its name (`specjax.trees.load`): "chain" by default,
+        "fixed(branches=(3, 2, 1))", "best_first(width=4, depth=4, nodes=16)". A tree has its own
+        depth, and gamma is not read.
 
     Raises:
       ValueError: a number out of range, target and draft with different vocabularies, or a policy
@@ -85,9 +90,9 @@ def generate(
     }
     chosen = sampling(temperature, top_k, top_p, filters)
     method: Method
-    if draft is None:
-        method = decoding.plain(target, chosen, rule)
-    elif isinstance(policy, str) and needs_prices(policy):
+    shape = trees.load(tree)
+    plain = draft is None or not isinstance(shape, Chain)
+    if not plain and isinstance(policy, str) and needs_prices(policy):
         method = decoding.speculative(
             target, draft, gamma=gamma, sampling=chosen, rule=rule, widths=widths
         )
@@ -95,7 +100,7 @@ def generate(
         told, _ = pricing.told(policy, method, target, texts, **options | {"batch_size": rows})
         method = decoding.with_policy(method, told)
     else:
-        how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
-        method = decoding.speculative(target, draft, gamma=gamma, sampling=chosen, **how)
+        how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths, "tree": shape}
+        method = decoding.build(target, draft, gamma=gamma, sampling=chosen, **how)
     exact = draft is None or exactness(method.rule, method.sampling)
     return Result(list(decoding.stream(method, target, texts, samples=samples, **options)), exact)

@@ -31,7 +31,12 @@ class Method(Protocol):
 
     @property
     def gamma_max(self) -> int:
-        """The most tokens that a round drafts; a round's call of the target sees one more."""
+        """The most tokens, one after the other, that a round drafts."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Tokens that a round's call of the target sees: slots that it writes."""
         ...
 
     def start(
@@ -59,7 +64,7 @@ def start(
     Args:
       keys: one for each (input, sample), see `sampling.row_keys`.
       budget: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
-      buffer_len: ≥ prompt + budget + gamma_max + 1.
+      buffer_len: ≥ prompt + budget + slots.
     """
     return method.start(inputs, keys, budget, buffer_len)
 

@@ -44,6 +44,8 @@ class Round(NamedTuple):
     stop: Float[Array, "B K"] = _UNKNOWN  # P(exactly i drafted tokens are accepted)
     next_probs: Float[Array, "B V"] = _UNKNOWN
     next_token: Int[Array, " B"] = _UNKNOWN
+    nodes: Any = None  # of a tree, `trees.nodes.Nodes`; `drafts` is unknown then
+    node: Int[Array, " B"] | None = None  # at which acceptance ended
 
     @property
     def gamma_max(self) -> int:

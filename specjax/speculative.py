@@ -48,6 +48,11 @@ class Speculative:
     def __post_init__(self):
         resolve_rule(self)
 
+    @property
+    def slots(self) -> int:
+        """See `Method.slots`."""
+        return self.gamma_max + 1
+
     def start(self, inputs, keys, budget, buffer_len):
         return start(self, inputs, keys, budget, buffer_len)
 

@@ -53,7 +53,7 @@ def begin(
 
     Args:
       budget: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
-      buffer_len: T ≥ prompt + budget + gamma_max + 1, so that a verify pass never leaves it.
+      buffer_len: T ≥ prompt + budget + slots of a round, so that a verify pass never leaves it.
     """
     batch, prompt_len = inputs.prompt.shape
     tokens = jnp.zeros((batch, buffer_len), jnp.int32).at[:, :prompt_len].set(inputs.prompt)
@@ -93,11 +93,17 @@ def commit(
     accepted: Int[Array, " B"],
     next_token: Int[Array, " B"],
     eos_ids: Int[Array, " N"],
+    submitted: Int[Array, " B"] | None = None,
 ) -> State:
     """Append each row's accepted drafts and next token, up to the first EOS or the budget.
 
     With drafts [a b c], accepted 2 and next token x a row gets [a b x]; if b is EOS it gets
     [a b] and is done, and x counts nowhere. Finished rows get nothing.
+
+    Args:
+      drafts: of a tree, the path that was accepted.
+      draft_len: how many tokens one after the other were submitted.
+      submitted: all tokens that were, where they are more, as in a tree.
     """
     gamma = drafts.shape[1]
     slot = jnp.arange(gamma + 1, dtype=jnp.int32)[None, :]
@@ -130,7 +136,7 @@ def commit(
         rounds=state.rounds + alive,
         stats=Stats(
             target_calls=stats.target_calls + alive,
-            drafted=stats.drafted + alive * draft_len,
+            drafted=stats.drafted + alive * (draft_len if submitted is None else submitted),
             accepted=stats.accepted + alive * kept,
             emitted=stats.emitted + gained,
             accepted_lengths=stats.accepted_lengths

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 Text = str | Sequence[int]  # an input: a string, or token ids
 Params = Any  # a pytree of arrays
@@ -28,6 +28,18 @@ class Inputs(NamedTuple):
     source_len: Int[Array, " B"]
     prompt: Int[Array, "B P"]
     prompt_len: Int[Array, " B"]  # ≥ 1
+
+
+class Layout(NamedTuple):
+    """How the K tokens of one call lie in a tree; R is B, or 1 where all rows have one tree.
+
+    Token k is written to slot start + k as ever, and stands at position start + depth[k]. Its query
+    sees all slots before the call, and those of the call that `seen` says: its ancestors and
+    itself.
+    """
+
+    depth: Int[Array, "R K"]
+    seen: Bool[Array, "R K K"]  # by query, then by slot of the call
 
 
 class Model(Protocol):
@@ -52,9 +64,24 @@ class Model(Protocol):
 
         Their keys and values overwrite those slots; the query at position t sees slots ≤ t. There
         is no length in the cache, so rolling back is starting at a smaller position.
+
+        A model that verifies trees takes one argument more, `layout=`, a `Layout`, and has
+        `compact` (`BranchingModel`).
         """
         ...
 
     def logits(self, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
         """Unnormalised log-probabilities of the next token, V = vocab_size."""
+        ...
+
+
+class BranchingModel(Model, Protocol):
+    """A target that can score a tree in one call."""
+
+    def compact(self, cache: Cache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Cache:
+        """The cache with one path of the tree that the last call wrote from slot `start` on.
+
+        What token path[i] of the call left in its slot is copied to slot start + 1 + i, for all i
+        at once. Then the cache is as if the path alone had been fed, behind token 0.
+        """
         ...

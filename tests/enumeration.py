@@ -91,7 +91,7 @@ def _first(method, inputs, budget):
         repeat(inputs, STATES),
         row_keys(jax.random.key(0), zeros, zeros),
         jnp.full((STATES,), budget, jnp.int32),
-        buffer_len=prompt_len + budget + method.gamma_max + 1,
+        buffer_len=prompt_len + budget + method.slots,
     )
 
 
@@ -111,7 +111,8 @@ def _expander(step, drawn_from):
     # Nearly all of the time goes into compiling, none into running.
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def expand(method, contexts, state):
-        forced = _outcomes(method.target.vocab_size, method.gamma_max)
+        drawn = 0 if getattr(method, "chosen", False) else method.slots - 1
+        forced = _outcomes(method.target.vocab_size, drawn, method.slots)
         count = len(forced[1])
 
         def spread(x):
@@ -126,11 +127,12 @@ def _expander(step, drawn_from):
     return expand
 
 
-def _outcomes(vocab_size, gamma_max):
-    """Everything that dice can say in a round: drafts (O, γ), counts (O,), next tokens (O,)."""
-    axes = [range(vocab_size)] * gamma_max + [range(gamma_max + 1), range(vocab_size)]
+def _outcomes(vocab_size, drawn, ends):
+    """Everything that dice can say in a round: drawn tokens (O, drawn), where acceptance ends (O,),
+    next tokens (O,)."""
+    axes = [range(vocab_size)] * drawn + [range(ends), range(vocab_size)]
     table = jnp.asarray(np.array(list(itertools.product(*axes)), np.int32))
-    return table[:, :gamma_max], table[:, gamma_max], table[:, gamma_max + 1]
+    return table[:, :drawn], table[:, drawn], table[:, drawn + 1]
 
 
 def _chance(round_, drawn_from):
@@ -138,13 +140,19 @@ def _chance(round_, drawn_from):
 
     Tokens past the end of a draft are arbitrary: they count as drawn uniformly.
     """
-    drafts = round_.drafts
-    distributions = drafts.logprobs if drawn_from is None else drawn_from(drafts.logprobs)
-    vocab_size, gamma = distributions.shape[2], distributions.shape[1]
-    submitted = jnp.arange(gamma, dtype=jnp.int32)[None, :] < drafts.length[:, None]
-    each = jnp.where(submitted, jnp.exp(at_tokens(distributions, drafts.tokens)), 1 / vocab_size)
-    drawn = jnp.prod(each, axis=1)
-    stopped = jnp.take_along_axis(round_.stop, round_.accepted[:, None], axis=1)[:, 0]
+    ending, drafts = round_.accepted, round_.drafts
+    if round_.nodes is None:
+        slots = jnp.arange(round_.gamma_max, dtype=jnp.int32)
+        submitted = slots[None, :] < drafts.length[:, None]
+    else:
+        ending, drafts, submitted = round_.node, round_.nodes, round_.nodes.submitted
+    drawn = jnp.ones(len(ending))
+    if drafts.logprobs is not None:
+        distributions = drafts.logprobs if drawn_from is None else drawn_from(drafts.logprobs)
+        each = jnp.exp(at_tokens(distributions, drafts.tokens))
+        each = jnp.where(submitted, each, 1 / distributions.shape[2])
+        drawn = jnp.prod(each, axis=1)
+    stopped = jnp.take_along_axis(round_.stop, ending[:, None], axis=1)[:, 0]
     last = jnp.take_along_axis(round_.next_probs, round_.next_token[:, None], axis=1)[:, 0]
     possible = drawn > 0
     possible &= jnp.where(possible, stopped, 0) != 0

@@ -5,6 +5,8 @@ stale, missing or misplaced cache entry changes the distribution. `MarkovModel` 
 token alone, for tests that write the expected tokens down.
 """
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,14 +54,28 @@ class TableModel:
             context = jnp.take_along_axis(hashes, inputs.source_len[:, None] - 1, axis=1)[:, 0]
         return context, cache
 
-    def __call__(self, tokens, start, context, cache):
+    def __call__(self, tokens, start, context, cache, layout=None):
         """The "hidden" state is the row of the table."""
         slots = start[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         rows = jnp.arange(tokens.shape[0])[:, None]
+        before = jnp.pad(_hash(cache, 0), ((0, 0), (1, 0)))  # entry t: of the slots before t
         cache = cache.at[rows, slots].set(tokens, mode="drop")
-        seen = jnp.take_along_axis(_hash(cache, 0), slots, axis=1, mode="clip")
+        if layout is None:
+            seen = jnp.take_along_axis(_hash(cache, 0), slots, axis=1, mode="clip")
+        else:
+            factors = jnp.asarray(_MULTIPLIERS[0])[start[:, None] + layout.depth]
+            own = (tokens.astype(jnp.uint32) + np.uint32(1)) * factors
+            own = jnp.where(layout.seen, own[:, None, :], np.uint32(0)).sum(-1, dtype=jnp.uint32)
+            seen = jnp.take_along_axis(before, start[:, None], axis=1) + own
         index = _scramble(seen ^ context[:, None]) % np.uint32(self.table.shape[0])
         return self.table[index], cache
+
+    branches: ClassVar[bool] = True
+
+    def compact(self, cache, start, path):
+        rows = jnp.arange(len(path))[:, None]
+        to = start[:, None] + 1 + jnp.arange(path.shape[1], dtype=jnp.int32)[None, :]
+        return cache.at[rows, to].set(cache[rows, start[:, None] + path], mode="drop")
 
     def logits(self, hidden):
         return hidden

@@ -1,7 +1,7 @@
 """Drafters: where proposals come from. A model drafts by decoding autoregressively itself."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,9 @@ class Drafter(Protocol):
         def vocab_size(self) -> int:
             """Width of its logits."""
             ...
+
+    branches: ClassVar[bool] = True
+    """Whether more than one token may come after a text; if not, drafts cannot be trees."""
 
     @abstractmethod
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Any]:

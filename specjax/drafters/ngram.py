@@ -9,6 +9,7 @@ is −inf throughout proposes no token, and the row's draft ends there.
 """
 
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -237,18 +238,27 @@ class PromptLookup(Drafter):
     tokens; of equals, the most recent. With known tokens a b c a b and n = 2, c is proposed, then
     a, b and c again. Its distribution is one-hot; where nothing matches it proposes nothing.
 
-    Both decisions depend on the prefix alone, so the output's distribution stays the target's.
+    With `matches` > 1, for trees, the best matches that are followed by different tokens propose
+    one each, every next one with half the probability.
+
+    All decisions depend on the prefix alone, so the output's distribution stays the target's.
 
     Raises:
-      ValueError: not 1 ≤ min_ngram ≤ max_ngram.
+      ValueError: not 1 ≤ min_ngram ≤ max_ngram, or matches < 1.
     """
 
     vocab_size: int = dataclasses.field(metadata={"static": True})
     max_ngram: int = dataclasses.field(default=3, metadata={"static": True})
     min_ngram: int = dataclasses.field(default=1, metadata={"static": True})
+    matches: int = dataclasses.field(default=1, metadata={"static": True})
+
+    @property
+    def branches(self) -> bool:  # type: ignore[override]
+        """See `Drafter.branches`."""
+        return self.matches > 1
 
     def __post_init__(self):
-        for name in ("vocab_size", "max_ngram", "min_ngram"):
+        for name in ("vocab_size", "max_ngram", "min_ngram", "matches"):
             whole(name, getattr(self, name), "[1, ∞)")
         if self.min_ngram > self.max_ngram:
             raise ValueError(
@@ -279,7 +289,7 @@ class PromptLookup(Drafter):
     def _look_up(
         self, source: Int[Array, "B S+1"], known: Int[Array, "B T"], length: Int[Array, " B"]
     ) -> Float[Array, "B V"]:
-        """0 for the proposed id and −inf for the rest, or −inf throughout."""
+        """−n·log 2 for the n-th best id, from 0, and −inf for the rest, or −inf throughout."""
         text = jnp.concatenate([source, known], axis=1)
         here = jnp.arange(text.shape[1], dtype=jnp.int32)[None, :]
         last = source.shape[1] + length[:, None] - 1
@@ -293,13 +303,17 @@ class PromptLookup(Drafter):
         following = jnp.roll(text, -1, axis=1)
         found = (matched >= self.min_ngram) & (following != _NOTHING)
         rank = jnp.where(found, matched * text.shape[1] + here, -1)
-        best = jnp.max(rank, axis=1, keepdims=True)
-        at = jnp.maximum(best, 0) % text.shape[1]
-        proposed = jnp.where(
-            best >= 0, jnp.take_along_axis(following, at, axis=1), jnp.int32(_NOTHING)
-        )
         ids = jnp.arange(self.vocab_size, dtype=jnp.int32)[None, :]
-        return jnp.where(ids == proposed, 0.0, -jnp.inf)
+        logits = jnp.full((text.shape[0], self.vocab_size), -jnp.inf)
+        for place in range(self.matches):
+            best = jnp.max(rank, axis=1, keepdims=True)
+            at = jnp.maximum(best, 0) % text.shape[1]
+            proposed = jnp.where(
+                best >= 0, jnp.take_along_axis(following, at, axis=1), jnp.int32(_NOTHING)
+            )
+            logits = jnp.where(ids == proposed, -place * math.log(2.0), logits)
+            rank = jnp.where(following == proposed, -1, rank)
+        return logits
 
 
 def _up_to(ids: Int[Array, "B T"], length: Int[Array, " B"]) -> Int[Array, "B T"]:

@@ -23,8 +23,10 @@ from specjax.models.layers import (
     Linear,
     attend_and_write,
     causal_bias,
+    chain,
     split_heads,
 )
+from specjax.types import Layout
 
 ACTIVATIONS = {
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
@@ -151,7 +153,12 @@ class GPT(Decoder):
         self.config = dataclasses.replace(self.config, n_layer=len(layers))
 
     def states(
-        self, tokens: Array, start: Array, context: tuple[()], cache: tuple[KV, ...] | None
+        self,
+        tokens: Array,
+        start: Array,
+        context: tuple[()],
+        cache: tuple[KV, ...] | None,
+        layout: Layout | None = None,
     ) -> tuple[list[Array], tuple[KV, ...]]:
         """See `Decoder.states`.
 
@@ -161,8 +168,8 @@ class GPT(Decoder):
         del context
         count = tokens.shape[1]
         slots = count if cache is None else cache[0].values.shape[2]
-        positions = start[:, None] + jnp.arange(count)[None, :]
-        bias = causal_bias(start, count, slots)
+        positions = start[:, None] + (layout or chain(count)).depth
+        bias = causal_bias(start, count, slots, layout=layout)
         last = self.config.n_positions - 1
         x = self.embed(tokens) + self.positions[...][jnp.minimum(positions, last)]
         states, written = [x], []

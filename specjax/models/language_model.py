@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from specjax import devices
 from specjax.models.layers import arrange
 from specjax.pytrees import pytree
-from specjax.types import Cache, Context, Inputs
+from specjax.types import Cache, Context, Inputs, Layout
 
 
 @pytree
@@ -58,10 +58,26 @@ class LanguageModel:
         return self.module().start(inputs, buffer_len)
 
     def __call__(
-        self, tokens: Int[Array, "B K"], start: Int[Array, " B"], context: Context, cache: Cache
+        self,
+        tokens: Int[Array, "B K"],
+        start: Int[Array, " B"],
+        context: Context,
+        cache: Cache,
+        layout: Layout | None = None,
     ) -> tuple[Float[Array, "B K E"], Cache]:
         """See `Model.__call__`."""
-        return self.module()(tokens, start, context, cache)
+        # A module of one's own may not know of trees.
+        options = {} if layout is None else {"layout": layout}
+        return self.module()(tokens, start, context, cache, **options)
+
+    def compact(self, cache: Cache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Cache:
+        """See `BranchingModel.compact`."""
+        return self.module().compact(cache, start, path)
+
+    @property
+    def branches(self) -> bool:
+        """Whether it is a `BranchingModel`."""
+        return hasattr(self.module(), "compact")
 
     def logits(self, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
         """See `Model.logits`. Padding is cut off here, so no rule and no filter ever sees it."""

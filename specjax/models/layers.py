@@ -16,7 +16,7 @@ from flax import nnx
 from jax import Array
 
 from specjax import devices
-from specjax.types import Inputs
+from specjax.types import Inputs, Layout
 
 M = TypeVar("M", bound=nnx.Module)
 # Added to the logit of a slot that a query must not see. Finite, so that a row of which every
@@ -177,28 +177,38 @@ class CausalBias(NamedTuple):
     """What is added to the scores of K queries, on slots from before the call and on its own K."""
 
     before: Array  # (B or 1, H or 1, K or 1, T) float32, MASKED from each row's `start` on
-    within: Array  # (1, H or 1, K, K) float32, MASKED ahead of the query
+    within: Array  # (B or 1, H or 1, K, K) float32, MASKED ahead of the query
     first: Array | int = 0  # () int32: a slot before which no query looks
 
 
-def causal_bias(start: Array, count: int, slots: int, window: int = 0) -> CausalBias:
+def chain(count: int) -> Layout:
+    """K tokens one after the other."""
+    depth = jnp.arange(count)[None, :]
+    return Layout(depth, depth[:, :, None] >= depth[:, None, :])
+
+
+def causal_bias(
+    start: Array, count: int, slots: int, window: int = 0, layout: Layout | None = None
+) -> CausalBias:
     """The bias where positions add nothing: a query sees itself and all slots before it.
 
     Args:
       start: (B,) int32, the position of each row's first query.
       count: K.
       slots: T.
-      window: the query at t sees only slots in (t − window, t]. 0: it sees all of them.
+      window: the query at t sees only positions in (t − window, t]. 0: it sees all of them.
+      layout: None: the K tokens are one after the other.
     """
-    back = jnp.arange(count)[:, None] - jnp.arange(count)[None, :]
-    near = (back >= 0) & (back < window) if window else back >= 0
+    depth, near = layout or chain(count)
+    if window:
+        near = near & (depth[:, :, None] - depth[:, None, :] < window)
     slot, row = jnp.arange(slots)[None, None, None, :], start[:, None, None, None]
     old = slot < row
     first: Array | int = 0
     if 0 < window < slots:
-        old &= slot > row + jnp.arange(count)[None, None, :, None] - window
+        old &= slot > row + depth[:, None, :, None] - window
         first = jnp.maximum(jnp.min(start) - window + 1, 0)
-    before, within = (jnp.where(seen, 0.0, MASKED) for seen in (old, near[None, None]))
+    before, within = (jnp.where(seen, 0.0, MASKED) for seen in (old, near[:, None]))
     return CausalBias(before, within, first)
 
 
@@ -308,30 +318,42 @@ def write(cache: KV, new: KV, start: Array) -> KV:
     )
 
 
+def compact(cache: KV, start: Array, path: Array) -> KV:
+    """Copy what token path[b, i] of a call from `start` on wrote to slot start[b] + 1 + i.
+
+    Args:
+      path: (B, D) int32.
+    """
+    rows = jnp.arange(len(path))[:, None]
+    place, to = start[:, None] + path, start[:, None] + 1 + jnp.arange(path.shape[1])[None, :]
+    return KV(
+        cache.keys.at[rows, :, :, to].set(cache.keys[rows, :, :, place], mode="drop"),
+        cache.values.at[rows, :, to].set(cache.values[rows, :, place], mode="drop"),
+    )
+
+
 def empty(batch: int, heads: int, length: int, head_size: int, dtype=jnp.float32) -> KV:
     """A cache of zeros. It has no length: which slots count is decided by each query's position."""
     keys = jnp.zeros((batch, heads, head_size, length), dtype)
     return KV(keys, jnp.zeros((batch, heads, length, head_size), dtype))
 
 
-def slide(by_offset: Array, start: Array, queries: int, slots: int) -> Array:
+def slide(by_offset: Array, positions: Array, slots: int) -> Array:
     """Rows of a bias that depends on slot − query alone, cut out of one vector.
 
     Args:
       by_offset: (H, 2N) float32; entry N + o is the bias of a slot at offset o from its query.
-      start: (B,) int32, the position of each row's first query.
-      queries: K.
+      positions: (B, K) int32, of the queries.
       slots: T ≤ N.
 
     Returns:
-      (B, H, K, T): entry [b, h, k, s] is by_offset[h, N + s − (start[b] + k)].
+      (B, H, K, T): entry [b, h, k, s] is by_offset[h, N + s − positions[b, k]].
     """
     reach = by_offset.shape[1] // 2
 
     def one(position):
         return jax.lax.dynamic_slice_in_dim(by_offset, reach - position, slots, axis=1)
 
-    positions = start[:, None] + jnp.arange(queries)[None, :]
     return jnp.moveaxis(jax.vmap(jax.vmap(one))(positions), 1, 2)
 
 
@@ -402,14 +424,29 @@ class Decoder(nnx.Module):
         return self.norm
 
     def __call__(
-        self, tokens: Array, start: Array, context: Any, cache: tuple[KV, ...] | None
+        self,
+        tokens: Array,
+        start: Array,
+        context: Any,
+        cache: tuple[KV, ...] | None,
+        layout: Layout | None = None,
     ) -> tuple[Array, tuple[KV, ...]]:
         """Run K tokens per row: (B, K, E) after the final norm, and the cache. See `states`."""
-        states, cache = self.states(tokens, start, context, cache)
+        states, cache = self.states(tokens, start, context, cache, layout)
         return self.final_norm(states[-1]), cache
 
+    def compact(self, cache: tuple[KV, ...], start: Array, path: Array) -> tuple[KV, ...]:
+        """See `BranchingModel.compact`. Keys hold no position, or that of root and depth, so they
+        are copied as they are."""
+        return tuple(compact(kv, start, path) for kv in cache)
+
     def states(
-        self, tokens: Array, start: Array, context: Any, cache: tuple[KV, ...] | None
+        self,
+        tokens: Array,
+        start: Array,
+        context: Any,
+        cache: tuple[KV, ...] | None,
+        layout: Layout | None = None,
     ) -> tuple[list[Array], tuple[KV, ...]]:
         """Run K tokens per row at positions start[b] … start[b]+K−1.
 
@@ -419,6 +456,7 @@ class Decoder(nnx.Module):
           context: from `start`, or from `encode` where there is no cache.
           cache: from `start` or the previous call. None: the tokens are the whole text and `start`
             is 0, as in training.
+          layout: of the tokens in a tree; None: one after the other.
 
         Returns:
           states: L + 1 of (B, K, E): what enters the first layer, and what leaves each.

@@ -25,8 +25,10 @@ from specjax.models.layers import (
     RMSNorm,
     attend_and_write,
     causal_bias,
+    chain,
     split_heads,
 )
+from specjax.types import Layout
 
 INITIAL_STD = 0.02
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -319,7 +321,12 @@ class Llama(Decoder):
         )
 
     def states(
-        self, tokens: Array, start: Array, context: tuple[()], cache: tuple[KV, ...] | None
+        self,
+        tokens: Array,
+        start: Array,
+        context: tuple[()],
+        cache: tuple[KV, ...] | None,
+        layout: Layout | None = None,
     ) -> tuple[list[Array], tuple[KV, ...]]:
         """See `Decoder.states`."""
         del context
@@ -327,10 +334,10 @@ class Llama(Decoder):
         slots = count if cache is None else cache[0].values.shape[2]
         groups = config.num_attention_heads // config.num_key_value_heads
         biases = {
-            window: for_groups(causal_bias(start, count, slots, window), groups)
+            window: for_groups(causal_bias(start, count, slots, window, layout), groups)
             for window in set(windows)
         }
-        rotation = Rotation.at(start[:, None] + jnp.arange(count)[None, :], config)
+        rotation = Rotation.at(start[:, None] + (layout or chain(count)).depth, config)
         x = self.embed(tokens)
         states, written = [x], []
         for i, (layer, window) in enumerate(zip(self.layers, windows, strict=True)):

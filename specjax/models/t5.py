@@ -25,10 +25,11 @@ from specjax.models.layers import (
     RMSNorm,
     attend,
     attend_and_write,
+    chain,
     slide,
     split_heads,
 )
-from specjax.types import Inputs
+from specjax.types import Inputs, Layout
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,
@@ -241,6 +242,20 @@ class RelativeBias(nnx.Module):
         return jnp.where((offsets <= 0)[None, :], bias, MASKED)
 
 
+def bias_within(by_offset: Array, count: int, layout: Layout | None) -> Array:
+    """The bias among the K tokens of a call, (R, H, K, K): in a tree by the difference of depths.
+
+    Args:
+      by_offset: as `RelativeBias.by_offset` gives it.
+    """
+    if layout is None:
+        return slide(by_offset, jnp.arange(count)[None, :], count)
+    depth, seen = layout
+    offset = depth[:, None, :] - depth[:, :, None]
+    bias = by_offset[:, by_offset.shape[1] // 2 + offset]  # (H, R, K, K)
+    return jnp.where(seen[:, None], jnp.moveaxis(bias, 0, 1), MASKED)
+
+
 class T5(Decoder):
     """Parameters of a T5 and the pure functions `encode`, `start`, `__call__` and `logits`."""
 
@@ -293,11 +308,11 @@ class T5(Decoder):
           source: (B, S) int32, right-padded.
           source_len: (B,) int32, ≥ 1.
         """
-        batch, length = source.shape
+        length = source.shape[1]
         padding = jnp.arange(length)[None, :] >= source_len[:, None]
         source_bias = jnp.where(padding, MASKED, 0.0)[:, None, None, :]
-        start = jnp.zeros((batch,), jnp.int32)
-        position_bias = slide(self.encoder_bias.by_offset(length), start[:1], length, length)
+        place = jnp.arange(length)[None, :]
+        position_bias = slide(self.encoder_bias.by_offset(length), place, length)
         bias = position_bias + source_bias
         x = self.embed(source)
         for layer in self.encoder:
@@ -310,7 +325,12 @@ class T5(Decoder):
         return context._replace(self_bias=self.decoder_bias.by_offset(buffer_len)), cache
 
     def states(
-        self, tokens: Array, start: Array, context: Context, cache: tuple[KV, ...] | None
+        self,
+        tokens: Array,
+        start: Array,
+        context: Context,
+        cache: tuple[KV, ...] | None,
+        layout: Layout | None = None,
     ) -> tuple[list[Array], tuple[KV, ...]]:
         """See `Decoder.states`."""
         count = tokens.shape[1]
@@ -318,10 +338,10 @@ class T5(Decoder):
         by_offset = context.self_bias
         if by_offset is None:
             by_offset = self.decoder_bias.by_offset(slots)
-        within = slide(by_offset, jnp.zeros((1,), jnp.int32), count, count)
+        depth, _ = layout or chain(count)
         old = jnp.arange(slots)[None, None, None, :] < start[:, None, None, None]
-        before = jnp.where(old, slide(by_offset, start, count, slots), MASKED)
-        self_bias = CausalBias(before, within)
+        before = jnp.where(old, slide(by_offset, start[:, None] + depth, slots), MASKED)
+        self_bias = CausalBias(before, bias_within(by_offset, count, layout))
         x = self.embed(tokens)
         states, written = [x], []
         for i, layer in enumerate(self.decoder):

@@ -6,6 +6,8 @@ but its distributions are given, so α, the output's distribution and the speedu
 compared.
 """
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -36,9 +38,15 @@ class Table:
         """There is nothing to encode and nothing to remember."""
         return (), ()
 
-    def __call__(self, tokens, start, context, cache):
-        """The "hidden" state (B, K, V) is the row of the table itself."""
+    branches: ClassVar[bool] = True
+
+    def __call__(self, tokens, start, context, cache, layout=None):
+        """The "hidden" state (B, K, V) is the row of the table itself, wherever a token stands."""
         return self.table[tokens if self.order else jnp.zeros_like(tokens)], cache
+
+    def compact(self, cache, start, path):
+        """Nothing is remembered."""
+        return cache
 
     def logits(self, hidden):
         return hidden

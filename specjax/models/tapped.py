@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import Decoder
 from specjax.pytrees import pytree
-from specjax.types import Cache, Context, Inputs
+from specjax.types import Cache, Context, Inputs, Layout
 
 
 @pytree
@@ -34,13 +34,27 @@ class Tapped:
         return self.model.start(inputs, buffer_len)
 
     def __call__(
-        self, tokens: Int[Array, "B K"], start: Int[Array, " B"], context: Context, cache: Cache
+        self,
+        tokens: Int[Array, "B K"],
+        start: Int[Array, " B"],
+        context: Context,
+        cache: Cache,
+        layout: Layout | None = None,
     ) -> tuple[Float[Array, "B K F"], Cache]:
         """See `Model.__call__`; F = (1 + N)·E."""
         module = self.model.module()
-        states, cache = module.states(tokens, start, context, cache)
+        states, cache = module.states(tokens, start, context, cache, layout)
         taps = (states[layer] for layer in self.layers)
         return jnp.concatenate([module.final_norm(states[-1]), *taps], axis=-1), cache
+
+    def compact(self, cache: Cache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Cache:
+        """See `BranchingModel.compact`."""
+        return self.model.compact(cache, start, path)
+
+    @property
+    def branches(self) -> bool:
+        """See `LanguageModel.branches`."""
+        return self.model.branches
 
     def logits(self, hidden: Float[Array, "*batch F"]) -> Float[Array, "*batch V"]:
         """See `Model.logits`."""

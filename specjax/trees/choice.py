@@ -1,0 +1,98 @@
+"""The best fixed tree for a pair, from what was measured (Sequoia's programme, 2402.12374).
+
+Let p_r be the chance that the r-th child of a node is accepted, and every node be like any other.
+A node is then accepted with the product of the chances on the way to it, and a tree's expected
+number of accepted tokens is the sum over its nodes. Of all trees with n nodes and depth d the best
+is found by a programme over nodes, depths and ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specjax.support.ranges import number, whole
+from specjax.trees.shapes import FixedTree, fixed
+
+
+class Choice(NamedTuple):
+    """A tree, and what is expected of it."""
+
+    shape: FixedTree
+    tokens: float  # per call of the target, its own one included
+    speedup: float  # tokens / (depth · draft + verify(nodes))
+
+
+def best_trees(
+    by_rank: Sequence[float], sizes: Sequence[int], depth: int, draw: str = "without"
+) -> dict[tuple[int, int], tuple[FixedTree, float]]:
+    """For each number of nodes and each depth up to `depth` the best tree, and its tokens.
+
+    Args:
+      by_rank: the chance that a node's first, second, … child is accepted, and no earlier one.
+      sizes: numbers of nodes.
+      depth: of the deepest trees.
+      draw: how children come, see `FixedTree`.
+
+    Raises:
+      ValueError: a chance outside [0, 1], or a size or depth below 1.
+    """
+    chances = [number("by_rank", p, "[0, 1]") for p in by_rank]
+    sizes = sorted({whole("sizes", size, "[1, ∞)") for size in sizes})
+    most, depth = max(sizes), whole("depth", depth, "[1, ∞)")
+    # gain[d][r, n]: of at most n nodes below a node, in children from rank r on, d levels deep.
+    gain = [np.zeros((len(chances) + 1, most + 1))]
+    taken = []  # how many of the n go to child r and below it
+    for _ in range(depth):
+        best = np.zeros((len(chances) + 1, most + 1))
+        part = np.zeros(best.shape, int)
+        for rank in reversed(range(len(chances))):
+            for count in range(1, most + 1):
+                size = np.arange(1, count + 1)
+                below = gain[-1][0, size - 1]
+                value = chances[rank] * (1 + below) + best[rank + 1, count - size]
+                at = int(value.argmax())
+                best[rank, count], part[rank, count] = value[at], size[at]
+        gain.append(best)
+        taken.append(part)
+
+    def paths(levels: int, count: int, prefix: tuple[int, ...]) -> list[tuple[int, ...]]:
+        found, rank = [], 0
+        while levels and count and rank < len(chances):
+            size = int(taken[levels - 1][rank, count])
+            found += [(*prefix, rank), *paths(levels - 1, size - 1, (*prefix, rank))]
+            count, rank = count - size, rank + 1
+        return found
+
+    found = {}
+    for size in sizes:
+        for levels in range(1, min(depth, size) + 1):
+            ranks = paths(levels, size, ())
+            if len(ranks) == size:  # else there is no such tree: too few levels and ranks
+                tree = fixed(paths=ranks, draw=draw)
+                found[size, levels] = tree, float(1 + gain[levels][0, size])
+    return found
+
+
+def choose(
+    by_rank: Sequence[float],
+    sizes: Sequence[int],
+    depth: int,
+    draft: float,
+    verify: Callable[[int], float],
+    draw: str = "without",
+) -> list[Choice]:
+    """For each number of nodes the tree with the largest expected speedup.
+
+    Args:
+      draft: what a level costs, in steps of the target.
+      verify: what a call of the target costs that sees so many tokens, in its steps.
+      others: see `best_trees`.
+    """
+    made = best_trees(by_rank, sizes, depth, draw)
+    found: dict[int, Choice] = {}
+    for (size, levels), (shape, tokens) in made.items():
+        one = Choice(shape, tokens, tokens / (levels * draft + verify(size + 1)))
+        if size not in found or one.speedup > found[size].speedup:
+            found[size] = one
+    return [found[size] for size in sorted(found)]

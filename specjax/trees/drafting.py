@@ -1,0 +1,264 @@
+"""Drafting a tree: level by level, the branches of a level side by side.
+
+Any drafter can do it. Its state after a node is a value, so a child starts from a copy of its
+parent's, as in beam search, and `extend` runs for all branches of a level in one call (`vmap`).
+A drafter of half the target's size would copy much; those that pay are small.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from specjax import sampling as smp
+from specjax.drafters.base import Drafter, is_silent
+from specjax.sampling import Sampling
+from specjax.state import State, is_finite
+from specjax.trees.nodes import Nodes, all_rows, taken
+from specjax.trees.shapes import BestFirst, FixedTree
+from specjax.types import Context
+
+
+class Level(NamedTuple):
+    """The nodes of one depth that have children, M of them."""
+
+    nodes: Int[Array, "R M"]
+    states: Any  # the drafter's after each; leaves (B, M, …)
+    logprobs: Float[Array, "B M V"]  # of the next token, under the sampling
+    belief: Float[Array, "B M V"]  # at temperature 1 where decoding is greedy, else the same
+    speaks: Bool[Array, "B M"]  # False: the drafter proposes nothing
+
+
+class Drafted(NamedTuple):
+    """What drafting made."""
+
+    nodes: Nodes
+    levels: list[Level]  # from the root's on
+    finite: Bool[Array, ""]
+
+
+def root(method: Any, context: Context, state: State) -> Level:
+    """The known tokens."""
+    known = state.tokens, state.length, context, state.drafter
+    hidden, drafter = method.drafter.begin(*known)
+    states = jax.tree.map(lambda x: x[:, None], drafter)
+    return level(method, jnp.zeros((1, 1), jnp.int32), states, hidden[:, None])
+
+
+def expand(
+    method: Any,
+    context: Context,
+    above: Level,
+    at: Int[Array, "B M"],
+    nodes: Int[Array, "R M"],
+    tokens: Int[Array, "B M"],
+    position: Int[Array, " B"],
+) -> Level:
+    """The drafter after M tokens, each behind a node of the level above.
+
+    Args:
+      at: the place of each token's parent among the nodes above.
+      nodes: their own numbers.
+      position: of the tokens.
+    """
+    states = taken(above.states, at)
+    grow = jax.vmap(method.drafter.extend, in_axes=(1, None, None, 1), out_axes=1)
+    hidden, states = grow(tokens, position, context, states)
+    return level(method, nodes, states, hidden)
+
+
+def level(method: Any, nodes: Array, states: Any, hidden: Float[Array, "B M E"]) -> Level:
+    """A level with what the drafter says there."""
+    drafter: Drafter = method.drafter
+    sampling: Sampling = method.sampling
+    logits = jax.vmap(drafter.logits, in_axes=1, out_axes=1)(hidden)
+    silent = is_silent(logits)
+    spoken = jnp.where(silent[..., None], 0.0, logits)
+    logprobs = belief = smp.standardize(spoken, sampling)
+    if sampling.greedy:
+        belief = smp.standardize(spoken, smp.sampling(1.0))
+    return Level(nodes, states, logprobs, belief, ~silent)
+
+
+def finite(level: Level, state: State) -> Bool[Array, ""]:
+    """Whether the drafter gave distributions where rows are alive."""
+    live = ~state.done[:, None] & level.speaks
+    flat = level.logprobs.reshape(-1, level.logprobs.shape[-1])
+    return is_finite(flat, live.reshape(-1))
+
+
+# --- a fixed tree --------------------------------------------------------------------------------
+
+
+def fixed(method: Any, context: Context, state: State, cap: Int[Array, " B"], dice: Any) -> Drafted:
+    """The nodes of `method.shape`, as deep as `cap` allows in each row."""
+    shape: FixedTree = method.shape
+    levels = [root(method, context, state)]
+    parts: list[Nodes] = []  # by level
+    submitted = {0: jnp.ones_like(state.done)}  # by node
+    for depth in range(shape.depth):
+        inner = shape.inner(depth)
+        if depth:
+            above, tokens = shape.inner(depth - 1), parts[-1].tokens
+            first = int(np.flatnonzero(shape.depths == depth)[0])
+            at = np.array([above.index(int(shape.parent[node])) for node in inner], np.int32)
+            chosen = tokens[:, np.array(inner) - first]
+            number = jnp.array([inner], jnp.int32)
+            at = jnp.broadcast_to(jnp.asarray(at)[None, :], chosen.shape)
+            place = state.length + depth - 1
+            levels.append(expand(method, context, levels[-1], at, number, chosen, place))
+        parts.append(_children(method, state, levels[-1], inner, depth, cap, submitted, dice))
+    joined = Nodes(
+        tokens=jnp.concatenate([part.tokens for part in parts], axis=1),
+        parent=jnp.asarray(shape.parent)[None, :],
+        depth=jnp.asarray(shape.depths)[None, :],
+        submitted=jnp.concatenate([part.submitted for part in parts], axis=1),
+        logprobs=None
+        if method.chosen
+        else jnp.concatenate([part.logprobs for part in parts], axis=1),
+        belief=jnp.concatenate([part.belief for part in parts], axis=1),
+    )
+    sound = jnp.all(jnp.stack([finite(one, state) for one in levels]))
+    return Drafted(joined, levels, sound)
+
+
+def _children(
+    method: Any,
+    state: State,
+    above: Level,
+    inner: list[int],
+    depth: int,
+    cap: Int[Array, " B"],
+    submitted: dict[int, Bool[Array, " B"]],
+    dice: Any,
+) -> Nodes:
+    """The children of a level's inner nodes, in level order; `submitted` gets them too."""
+    shape: FixedTree = method.shape
+    children = [shape.children(node) for node in inner]
+    position = state.length + depth
+    left = above.belief if method.chosen else above.logprobs
+    given = jax.vmap(method.rule.given_noise, in_axes=(1, None, None), out_axes=1)
+    draw = jax.vmap(dice.draft, in_axes=(None, 0, 1), out_axes=1)
+    by_rank = []
+    for rank in range(max(map(len, children))):
+        # A node with fewer children draws in vain, in the slot of its last.
+        slots = jnp.array([of[min(rank, len(of) - 1)] - 1 for of in children], jnp.int32)
+        if method.chosen:
+            token = smp.argmax(left)
+        else:
+            token = draw(state, slots, given(left, state.keys, position))
+        belief = jnp.take_along_axis(above.belief, token[..., None], axis=2)[..., 0]
+        possible = jnp.max(left, axis=-1) > -jnp.inf  # else no token is left for one more child
+        by_rank.append((token, left, belief.astype(jnp.float32), possible))
+        if method.chosen or shape.draw == "without":
+            left = without(left, token)
+    found = []
+    for place, (node, of) in enumerate(zip(inner, children, strict=True)):
+        for rank, child in enumerate(of):
+            token, law, belief, possible = (x[:, place] for x in by_rank[rank])
+            there = submitted[node] & above.speaks[:, place] & possible & (depth < cap)
+            submitted[child] = there
+            found.append((token, law, belief, there))
+    tokens, laws, beliefs, theres = (jnp.stack(x, axis=1) for x in zip(*found, strict=True))
+    return Nodes(tokens, jnp.zeros((1, 1)), jnp.zeros((1, 1)), theres, laws, beliefs)
+
+
+def without(logprobs: Float[Array, "*batch V"], token: Int[Array, "*batch"]) -> Array:
+    """The distribution with a token left out, normalised again; −inf throughout if none is left."""
+    ids = jnp.arange(logprobs.shape[-1], dtype=jnp.int32)
+    hit = jnp.expand_dims(ids, tuple(range(token.ndim))) == token[..., None]
+    rest = jnp.where(hit, -jnp.inf, logprobs)
+    total = jax.nn.logsumexp(rest, axis=-1, keepdims=True)
+    some = total > -jnp.inf
+    return jnp.where(some, rest - jnp.where(some, total, 0.0), -jnp.inf)
+
+
+# --- a tree that follows the beliefs -------------------------------------------------------------
+
+
+def best_first(
+    method: Any, context: Context, state: State, cap: Int[Array, " B"], dice: Any
+) -> Drafted:
+    """The best nodes of `method.shape`, in each row its own."""
+    del dice  # nothing is drawn
+    shape: BestFirst = method.shape
+    width = min(shape.width, method.target.vocab_size)
+    rows = state.length.shape[0]
+    levels = [root(method, context, state)]
+    path = jnp.zeros((rows, 1), jnp.float32)  # log of the belief in the way to each inner node
+    tokens, parents, depths, beliefs, paths = [], [], [], [], []
+    count = 0  # candidates so far; candidate i has the number i + 1
+    for depth in range(1, shape.depth + 1):
+        above = levels[-1]
+        belief, token = jax.lax.top_k(above.belief.astype(jnp.float32), width)  # (B, M, W)
+        there = above.speaks & (depth <= cap)[:, None]
+        total = jnp.where(there[..., None], path[..., None] + belief, -jnp.inf)
+        size = token.shape[1] * width
+        tokens.append(token.reshape(rows, size))
+        beliefs.append(belief.reshape(rows, size))
+        paths.append(total.reshape(rows, size))
+        parents.append(jnp.repeat(all_rows(above.nodes, state.length), width, axis=1))
+        depths.append(jnp.full((rows, size), depth, jnp.int32))
+        if depth < shape.depth:
+            path, at = jax.lax.top_k(paths[-1], width)
+            number = count + 1 + at
+            levels.append(
+                expand(method, context, above, at // width, number,
+                       jnp.take_along_axis(tokens[-1], at, axis=1), state.length + depth - 1)
+            )  # fmt: skip
+        count += size
+    drafted = [jnp.concatenate(x, axis=1) for x in (tokens, parents, depths, beliefs, paths)]
+    # Of equals the first: a parent before its children.
+    _, kept = jax.lax.top_k(drafted[-1], shape.nodes)
+    kept = jnp.sort(kept, axis=1)
+    tokens_, parents_, depths_, beliefs_, paths_ = (
+        jnp.take_along_axis(x, kept, axis=1) for x in drafted
+    )
+    at = jnp.arange(rows)[:, None]
+    places = jnp.arange(1, shape.nodes + 1, dtype=jnp.int32)[None, :]
+    renumber = jnp.zeros((rows, count + 1), jnp.int32).at[at, kept + 1].set(places)
+    nodes = Nodes(
+        tokens=tokens_,
+        parent=jnp.pad(jnp.take_along_axis(renumber, parents_, axis=1), ((0, 0), (1, 0))),
+        depth=jnp.pad(depths_, ((0, 0), (1, 0))),
+        submitted=paths_ > -jnp.inf,
+        logprobs=None,
+        belief=beliefs_,
+    )
+    # A node that was expanded and not kept is no place of the tree.
+    levels = [levels[0]] + [
+        one._replace(nodes=_or_none(jnp.take_along_axis(renumber, one.nodes, axis=1)))
+        for one in levels[1:]
+    ]
+    sound = jnp.all(jnp.stack([finite(one, state) for one in levels]))
+    return Drafted(nodes, levels, sound)
+
+
+def _or_none(node: Int[Array, "B M"]) -> Int[Array, "B M"]:
+    return jnp.where(node > 0, node, -1)
+
+
+# --- afterwards ----------------------------------------------------------------------------------
+
+
+def state_at(levels: list[Level], path: Int[Array, "B D"], accepted: Int[Array, " B"]) -> Any:
+    """The drafter's state after the last node of the accepted path that was expanded.
+
+    Args:
+      path: the nodes at depths 1 … D.
+      accepted: how many of them are.
+    """
+    found = jax.tree.map(lambda x: x[:, 0], levels[0].states)
+    for depth, one in enumerate(levels[1:], start=1):
+        hit = (one.nodes == path[:, depth - 1, None]) & (depth <= accepted)[:, None]
+        at = jnp.argmax(hit, axis=1, keepdims=True)
+        here = jnp.any(hit, axis=1)
+
+        def choose(old, new, here=here):
+            return jnp.where(here.reshape(-1, *(1,) * (old.ndim - 1)), new[:, 0], old)
+
+        found = jax.tree.map(choose, found, taken(one.states, at))
+    return found

@@ -1,0 +1,165 @@
+"""Shapes of a round's draft: a chain, a tree that is fixed, or one that follows the beliefs.
+
+    load("chain"), load("fixed(branches=(3, 2, 1, 1))"), load("fixed(paths=((0,), (0, 0), (1,)))"),
+    load("best_first(width=4, depth=4, nodes=16)")
+
+Shapes are static: they are part of what is compiled.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from specjax.support import named
+from specjax.support.ranges import whole
+
+NAMES = {
+    "chain": "specjax.trees.shapes:Chain",
+    "fixed": "specjax.trees.shapes:fixed",
+    "best_first": "specjax.trees.shapes:BestFirst",
+}
+DRAWS = ("without", "with", "top")
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """One token after the other: `specjax.speculative`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedTree:
+    """A tree that is the same in every round. `fixed` makes one."""
+
+    parents: tuple[int, ...]
+    """Of nodes 1 … N in level order, siblings together; 0 is the root."""
+    draw: str = "without"
+    """How a node's children come: drawn without or with replacement, or chosen, the most likely."""
+
+    def __post_init__(self):
+        depth, last = [0], 0
+        for node, parent in enumerate(self.parents, start=1):
+            whole(f"parents[{node - 1}]", parent, f"[{last}, {node - 1}]", "nodes come by levels")
+            depth.append(depth[parent] + 1)
+            last = parent
+        if not self.parents:
+            raise ValueError("A tree needs one node beside the root.")
+        if self.draw not in DRAWS:
+            raise ValueError(f"draw={self.draw!r}: choose one of {', '.join(DRAWS)}.")
+
+    @property
+    def nodes(self) -> int:
+        """N."""
+        return len(self.parents)
+
+    @cached_property
+    def parent(self) -> np.ndarray:
+        """(N + 1,) int32, that of the root the root itself."""
+        return np.array([0, *self.parents], np.int32)
+
+    @cached_property
+    def depths(self) -> np.ndarray:
+        """(N + 1,) int32."""
+        depth = np.zeros(len(self.parent), np.int32)
+        for node in range(1, len(depth)):
+            depth[node] = depth[self.parent[node]] + 1
+        return depth
+
+    @property
+    def depth(self) -> int:
+        """The longest path."""
+        return int(self.depths[-1])
+
+    def children(self, node: int) -> list[int]:
+        """In drawn order."""
+        return [child for child in range(1, len(self.parent)) if self.parent[child] == node]
+
+    def inner(self, depth: int) -> list[int]:
+        """The nodes at a depth that have children."""
+        return [int(v) for v in np.flatnonzero(self.depths == depth) if self.children(int(v))]
+
+
+@dataclasses.dataclass(frozen=True)
+class BestFirst:
+    """EAGLE-2's tree (Li et al. 2024, 2406.16858): the likeliest nodes by the drafter's beliefs.
+
+    On each level `width` nodes are expanded, those whose path has the largest belief; each gets its
+    `width` most likely children. Of all candidates the `nodes` best are verified.
+    """
+
+    width: int
+    depth: int
+    nodes: int
+
+    def __post_init__(self):
+        for name in ("width", "depth", "nodes"):
+            whole(name, getattr(self, name), "[1, ∞)")
+        if self.nodes > self.candidates:
+            raise ValueError(
+                f"nodes={self.nodes}, but width={self.width} and depth={self.depth} give no more "
+                f"than {self.candidates}: lower nodes, or widen the tree."
+            )
+
+    @property
+    def candidates(self) -> int:
+        """How many nodes there are to choose from."""
+        return self.width + (self.depth - 1) * self.width**2
+
+
+Shape = Chain | FixedTree | BestFirst
+
+
+def fixed(
+    branches: Sequence[int] = (),
+    paths: Sequence[Sequence[int]] = (),
+    draw: str = "without",
+) -> FixedTree:
+    """A `FixedTree` from either description.
+
+    Args:
+      branches: how many children each node has, by depth: (3, 2) is 3 nodes with 2 each.
+      paths: nodes by the ranks of their children on the way: (0,) is the root's first child, and
+        (0, 1) its second one. A path needs its beginning and its smaller siblings among them.
+      draw: see `FixedTree`.
+
+    Raises:
+      ValueError: none or both of them, a number below 1, or paths that are no tree.
+    """
+    if bool(branches) == bool(paths):
+        raise ValueError("fixed needs either branches=(…) or paths=(…).")
+    if branches:
+        counts = [whole("branches", count, "[1, ∞)") for count in branches]
+        level, parents = [0], []
+        for count in counts:
+            first = len(parents) + 1
+            parents += [node for node in level for _ in range(count)]
+            level = list(range(first, len(parents) + 1))
+        return FixedTree(tuple(parents), draw)
+    asked = {tuple(whole("paths", rank, "[0, ∞)") for rank in path) for path in paths}
+    ordered = sorted(asked, key=lambda path: (len(path), path))
+    number = {(): 0} | {path: i for i, path in enumerate(ordered, start=1)}
+    for path in ordered:
+        left = () if not path else (*path[:-1], path[-1] - 1)
+        for needed in (path[:-1], left) if path and path[-1] else (path[:-1],):
+            if not path or needed not in number:
+                raise ValueError(
+                    f"paths has {path}, but not {needed}: a path needs its beginning and its "
+                    "smaller siblings."
+                )
+    return FixedTree(tuple(number[path[:-1]] for path in ordered), draw)
+
+
+def load(shape: "Shape | str | None") -> "Shape":
+    """A shape by name, or as it is; None is a chain.
+
+    Raises:
+      ValueError: no such shape, or settings that it does not take.
+    """
+    if shape is None:
+        return Chain()
+    if isinstance(shape, str):
+        shape = named.make("tree", NAMES, shape)
+    if not isinstance(shape, Chain | FixedTree | BestFirst):
+        raise ValueError(f"tree={shape!r} is no shape: choose from {', '.join(NAMES)}.")
+    return shape
