@@ -10,23 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import specjax
 from enumeration import output_distribution
 from reference import chi_square, sequence_distribution, total_variation
-from specjax import accept, autoregressive, decoding, drafters, loop, speculative, trees
+from specjax import accept, autoregressive, loop, speculative, trees
 from specjax import sampling as smp
-from specjax.drafters import eagle, ngram
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.state import unfinished
-from specjax.training import medusa
 from specjax.trees import BestFirst, fixed
 from specjax.trees.choice import best_trees, choose
 from specjax.trees.nodes import Nodes, comes_before, layout, lineage, path_to
 from specjax.trees.rules import Follow, Sibling, Traversal
 from specjax.trees.speculative import TreeSpeculative
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
-from tiny_models import FAMILIES, random_model
 
 EOS = 2
 PROMPT = [1, 0]
@@ -238,10 +234,7 @@ def test_traversal_may_accept_less_than_the_sibling_rule(double):
     """Without replacement, with four tokens; it never happened with random distributions."""
     root = {(): [0.6, 0.4, 0, 0]}, {(): [0.8, 0.2, 0, 0]}
     after = [0.5, 0, 0.1, 0.4], [0.1, 0.8, 0.1, 0]
-    target, draft = (
-        first | {(0,): row}
-        for first, row in zip(root, after, strict=True)
-    )
+    target, draft = (first | {(0,): row} for first, row in zip(root, after, strict=True))
     accepted = {}
     for name, rule in RULES.items():
         shape = fixed(branches=(1, 2), draw="without")
@@ -603,129 +596,6 @@ def test_the_budget_caps_the_depth():
     state = state.replace(limit=state.length + jnp.array([2, 1]))
     _, round_ = method.step(begun(method, inputs_of([PROMPT, PROMPT]), 9)[0], state)
     assert round_.nodes.submitted.sum(1).tolist() == [2, 0]
-
-
-# --- every family ---------------------------------------------------------------------------------
-
-TREE = fixed(paths=((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (2, 0, 0)))
-
-
-def inputs_for(target, rows=3):
-    rng = np.random.default_rng(5)
-    texts = [rng.integers(3, target.model.vocab_size, size=n).tolist() for n in (7, 2, 5)][:rows]
-    return decoding.pack_for(target, texts, rows=rows)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_tree_in_one_call_is_each_path_by_itself(family):
-    """Hidden states of all nodes, and the cache after a path has been moved together, in rows whose
-    texts are of different lengths."""
-    target = random_model(family, 12)
-    model, inputs = target.model, inputs_for(target)
-    rng = np.random.default_rng(1)
-    known = jnp.asarray(rng.integers(3, 12, size=(3, 5)), jnp.int32)  # behind the prompt
-    length = inputs.prompt_len - 1 + jnp.array([5, 3, 4])
-
-    def before():
-        context, cache = drafters.base.started(model, inputs, 40)
-        _, cache = model(known, inputs.prompt_len - 1, context, cache)
-        return context, cache
-
-    tokens = jnp.asarray(rng.integers(3, 12, size=(3, TREE.nodes + 1)), jnp.int32)
-    depth = jnp.asarray(TREE.depths)[None, :]
-    lines = lineage(jnp.asarray(TREE.parent)[None, :], depth, TREE.depth)
-    context, cache = before()
-    found, written = model(tokens, length, context, cache, layout(lines, depth))
-    for node in range(TREE.nodes + 1):
-        path = [int(n) for n in lines[0, node] if n <= TREE.nodes]
-        wanted, fed = model(tokens[:, jnp.array(path)], length, *before())
-        np.testing.assert_allclose(found[:, node], wanted[:, -1], rtol=2e-5, atol=2e-5)
-        moved = model.compact(written, length, path_to(lines, jnp.full((3,), node)))
-        for one, other in zip(jax.tree.leaves(moved), jax.tree.leaves(fed), strict=True):
-            axis = 3 if one.shape[2] != 40 else 2
-            kept = jnp.arange(40) < (length + len(path))[:, None]
-            kept = kept[:, None, None, :] if axis == 3 else kept[:, None, :, None]
-            np.testing.assert_allclose(
-                jnp.where(kept, one, 0), jnp.where(kept, other, 0), rtol=2e-5, atol=2e-5
-            )
-
-
-def test_a_tree_that_forgets_depths_is_another(monkeypatch):
-    """The test above would see positions by slot."""
-    target = random_model("llama", 12)
-    context, cache = drafters.base.started(target.model, inputs_for(target), 40)
-    tokens = jnp.full((3, TREE.nodes + 1), 5, jnp.int32)
-    depth = jnp.asarray(TREE.depths)[None, :]
-    lines = lineage(jnp.asarray(TREE.parent)[None, :], depth, TREE.depth)
-    right = layout(lines, depth)
-    wrong = right._replace(depth=jnp.arange(TREE.nodes + 1)[None, :])
-    start = jnp.array([6, 1, 4])
-    one, other = (target.model(tokens, start, context, cache, by)[0] for by in (right, wrong))
-    assert float(jnp.abs(one - other)[:, -1].max()) > 1e-2
-
-
-SHAPES_OF_LOOPS = ["fixed(branches=(3, 2, 1))", "best_first(width=3, depth=3, nodes=8)"]
-
-
-@pytest.mark.parametrize("tree", SHAPES_OF_LOOPS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_plain_decodings(family, tree):
-    """Rows of different lengths, alone and side by side; the draft is right now and then."""
-    target = random_model(family, 12)
-    draft = dataclasses.replace(target, model=shaken(target.model))
-    texts = [[3, 4, 5, 6, 7], [8, 9], [10, 3, 4, 4], [5], [6, 6, 6]]
-    plain = specjax.generate(target, None, texts, max_new_tokens=17)
-    for rows in (1, 4, 16):
-        options = {"max_new_tokens": 17, "batch_size": rows, "tree": tree}
-        found = specjax.generate(target, draft, texts, **options)
-        assert found.tokens == plain.tokens
-    assert found.accepted.sum() > 0
-    assert found.drafted.sum() > found.accepted.sum()
-
-
-def shaken(model, noise=0.03):
-    """The same model with some noise on every weight."""
-    rng = np.random.default_rng(3)
-    return jax.tree.map(lambda x: x + noise * rng.normal(size=x.shape).astype(x.dtype), model)
-
-
-@pytest.mark.parametrize("kind", ["eagle 1", "eagle 3", "medusa", "hydra", "lookup", "bigram"])
-@pytest.mark.parametrize("family", ["t5", "llama"])
-def test_every_drafter_that_branches(family, kind):
-    """Greedy identity with drafters that read the target, and with those that read text alone."""
-    target = random_model(family, 12)
-    made = {
-        "eagle 1": lambda: eagle.fresh(target, version=1),
-        "eagle 3": lambda: eagle.fresh(target, version=3),
-        "medusa": lambda: medusa.init(target.model, heads=3),
-        "hydra": lambda: medusa.init(target.model, heads=3, hydra=True),
-        "lookup": lambda: ngram.PromptLookup(12, matches=2),
-        "bigram": lambda: ngram.bigram(ngram.count([[3, 4, 5, 6, 3, 4, 7, 2]], 12, 0)),
-    }[kind]()
-    texts = [[3, 4, 5, 6, 7, 3, 4], [8, 9, 8], [10, 3, 4, 4]]
-    plain = specjax.generate(target, None, texts, max_new_tokens=13)
-    for tree in SHAPES_OF_LOOPS:
-        found = specjax.generate(target, made, texts, max_new_tokens=13, tree=tree)
-        assert found.tokens == plain.tokens
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"draft": "lookup"}, "PromptLookup proposes one token"),
-        ({"widths": (1, 2)}, "widths"),
-        ({"policy": "svip"}, "decides about chains"),
-        ({"policy": "goodput"}, "prices|chains"),
-        ({"rule": "typical", "temperature": 1.0}, "TypicalRule is a rule for chains"),
-        ({"tree": "bush"}, "chain, fixed, best_first"),
-    ],
-)
-def test_what_trees_cannot_do_is_refused(options, said):
-    target = random_model("llama", 12)
-    known = {"draft": target, "tree": "fixed(branches=(2,))"} | options
-    draft = known.pop("draft")
-    with pytest.raises(ValueError, match=said):
-        specjax.generate(target, draft, [[3, 4]], max_new_tokens=4, **known)
 
 
 # --- the best tree --------------------------------------------------------------------------------
