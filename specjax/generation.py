@@ -91,8 +91,8 @@ def generate(
     chosen = sampling(temperature, top_k, top_p, filters)
     method: Method
     shape = trees.load(tree)
-    plain = draft is None or not isinstance(shape, Chain)
-    if not plain and isinstance(policy, str) and needs_prices(policy):
+    priced = isinstance(shape, Chain) and isinstance(policy, str) and needs_prices(policy)
+    if draft is not None and isinstance(policy, str) and priced:
         method = decoding.speculative(
             target, draft, gamma=gamma, sampling=chosen, rule=rule, widths=widths
         )

@@ -6,7 +6,7 @@ its shape.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jax import Array
 from jaxtyping import Bool, Float, Int
@@ -65,8 +65,7 @@ class Model(Protocol):
         Their keys and values overwrite those slots; the query at position t sees slots ≤ t. There
         is no length in the cache, so rolling back is starting at a smaller position.
 
-        A model that verifies trees takes one argument more, `layout=`, a `Layout`, and has
-        `compact` (`BranchingModel`).
+        A model that scores trees is a `BranchingModel`.
         """
         ...
 
@@ -77,6 +76,19 @@ class Model(Protocol):
 
 class BranchingModel(Model, Protocol):
     """A target that can score a tree in one call."""
+
+    branches: ClassVar[bool] = True
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B K"],
+        start: Int[Array, " B"],
+        context: Context,
+        cache: Cache,
+        layout: Layout | None = None,
+    ) -> tuple[Float[Array, "B K E"], Cache]:
+        """As `Model.__call__`; with a layout the tokens lie in a tree."""
+        ...
 
     def compact(self, cache: Cache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Cache:
         """The cache with one path of the tree that the last call wrote from slot `start` on.

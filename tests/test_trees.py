@@ -187,7 +187,7 @@ def test_a_chain_is_judged_as_by_the_chains_rule(rule, of_chain, double):
     nodes, lines, known = chain_of()
     stop, following = rule.endings(jnp.exp(known[0]), nodes, lines)
     np.testing.assert_allclose(stop, of_chain.stop(*known), atol=1e-12)
-    for accepted in range(nodes.count + 1):
+    for accepted in range(nodes.size + 1):
         at = jnp.full((len(stop),), accepted, jnp.int32)
         possible = np.asarray(stop[:, accepted]) > 1e-9
         np.testing.assert_allclose(
@@ -272,7 +272,7 @@ class ForgetsDuplicates(Sibling):
     """With replacement, a token that was rejected before takes nothing away."""
 
     def endings(self, target_probs, nodes, lines):
-        parent = jnp.broadcast_to(nodes.parent, (len(nodes.tokens), nodes.count + 1))[:, 1:]
+        parent = jnp.broadcast_to(nodes.parent, (len(nodes.tokens), nodes.size + 1))[:, 1:]
         alike = (nodes.tokens[:, :, None] == nodes.tokens[:, None]) & (
             parent[:, :, None] == parent[:, None]
         )

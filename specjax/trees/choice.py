@@ -38,8 +38,8 @@ def best_trees(
       ValueError: a chance outside [0, 1], or a size or depth below 1.
     """
     chances = [number("by_rank", p, "[0, 1]") for p in by_rank]
-    sizes = sorted({whole("sizes", size, "[1, ∞)") for size in sizes})
-    most, depth = max(sizes), whole("depth", depth, "[1, ∞)")
+    counts = sorted({whole("sizes", size, "[1, ∞)") for size in sizes})
+    most, depth = counts[-1], whole("depth", depth, "[1, ∞)")
     # gain[d][r, n]: of at most n nodes below a node, in children from rank r on, d levels deep.
     gain = [np.zeros((len(chances) + 1, most + 1))]
     taken = []  # how many of the n go to child r and below it
@@ -48,11 +48,11 @@ def best_trees(
         part = np.zeros(best.shape, int)
         for rank in reversed(range(len(chances))):
             for count in range(1, most + 1):
-                size = np.arange(1, count + 1)
-                below = gain[-1][0, size - 1]
-                value = chances[rank] * (1 + below) + best[rank + 1, count - size]
+                share = np.arange(1, count + 1)
+                below = gain[-1][0, share - 1]
+                value = chances[rank] * (1 + below) + best[rank + 1, count - share]
                 at = int(value.argmax())
-                best[rank, count], part[rank, count] = value[at], size[at]
+                best[rank, count], part[rank, count] = value[at], share[at]
         gain.append(best)
         taken.append(part)
 
@@ -64,8 +64,8 @@ def best_trees(
             count, rank = count - size, rank + 1
         return found
 
-    found = {}
-    for size in sizes:
+    found: dict[tuple[int, int], tuple[FixedTree, float]] = {}
+    for size in counts:
         for levels in range(1, min(depth, size) + 1):
             ranks = paths(levels, size, ())
             if len(ranks) == size:  # else there is no such tree: too few levels and ranks

@@ -97,32 +97,39 @@ def fixed(method: Any, context: Context, state: State, cap: Int[Array, " B"], di
     """The nodes of `method.shape`, as deep as `cap` allows in each row."""
     shape: FixedTree = method.shape
     levels = [root(method, context, state)]
-    parts: list[Nodes] = []  # by level
+    parts: list[Children] = []  # by level
     submitted = {0: jnp.ones_like(state.done)}  # by node
     for depth in range(shape.depth):
         inner = shape.inner(depth)
         if depth:
             above, tokens = shape.inner(depth - 1), parts[-1].tokens
             first = int(np.flatnonzero(shape.depths == depth)[0])
-            at = np.array([above.index(int(shape.parent[node])) for node in inner], np.int32)
             chosen = tokens[:, np.array(inner) - first]
-            number = jnp.array([inner], jnp.int32)
-            at = jnp.broadcast_to(jnp.asarray(at)[None, :], chosen.shape)
-            place = state.length + depth - 1
+            at = jnp.array([[above.index(int(shape.parent[node])) for node in inner]], jnp.int32)
+            at = jnp.broadcast_to(at, chosen.shape)
+            number, place = jnp.array([inner], jnp.int32), state.length + depth - 1
             levels.append(expand(method, context, levels[-1], at, number, chosen, place))
         parts.append(_children(method, state, levels[-1], inner, depth, cap, submitted, dice))
+    tokens, laws, beliefs, there = (jnp.concatenate(x, axis=1) for x in zip(*parts, strict=True))
     joined = Nodes(
-        tokens=jnp.concatenate([part.tokens for part in parts], axis=1),
+        tokens=tokens,
         parent=jnp.asarray(shape.parent)[None, :],
         depth=jnp.asarray(shape.depths)[None, :],
-        submitted=jnp.concatenate([part.submitted for part in parts], axis=1),
-        logprobs=None
-        if method.chosen
-        else jnp.concatenate([part.logprobs for part in parts], axis=1),
-        belief=jnp.concatenate([part.belief for part in parts], axis=1),
+        submitted=there,
+        logprobs=None if method.chosen else laws,
+        belief=beliefs,
     )
     sound = jnp.all(jnp.stack([finite(one, state) for one in levels]))
     return Drafted(joined, levels, sound)
+
+
+class Children(NamedTuple):
+    """The nodes of one depth, M of them; see `Nodes`."""
+
+    tokens: Int[Array, "B M"]
+    logprobs: Float[Array, "B M V"]
+    belief: Float[Array, "B M"]
+    submitted: Bool[Array, "B M"]
 
 
 def _children(
@@ -134,7 +141,7 @@ def _children(
     cap: Int[Array, " B"],
     submitted: dict[int, Bool[Array, " B"]],
     dice: Any,
-) -> Nodes:
+) -> Children:
     """The children of a level's inner nodes, in level order; `submitted` gets them too."""
     shape: FixedTree = method.shape
     children = [shape.children(node) for node in inner]
@@ -161,9 +168,8 @@ def _children(
             token, law, belief, possible = (x[:, place] for x in by_rank[rank])
             there = submitted[node] & above.speaks[:, place] & possible & (depth < cap)
             submitted[child] = there
-            found.append((token, law, belief, there))
-    tokens, laws, beliefs, theres = (jnp.stack(x, axis=1) for x in zip(*found, strict=True))
-    return Nodes(tokens, jnp.zeros((1, 1)), jnp.zeros((1, 1)), theres, laws, beliefs)
+            found.append(Children(token, law, belief, there))
+    return jax.tree.map(lambda *parts: jnp.stack(parts, axis=1), *found)
 
 
 def without(logprobs: Float[Array, "*batch V"], token: Int[Array, "*batch"]) -> Array:

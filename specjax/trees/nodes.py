@@ -5,7 +5,7 @@ so a parent stands before its children, and siblings in the order in which they 
 counts all nodes; R is B, or 1 where all rows have one tree.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ class Nodes(NamedTuple):
     """float32, the drafter's log-probability of the token at temperature 1 after its parent."""
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """N."""
         return self.tokens.shape[1]
 
@@ -82,7 +82,7 @@ def all_rows(tree: Array, like: Array) -> Array:
     return jnp.broadcast_to(tree, (like.shape[0], *tree.shape[1:]))
 
 
-def taken(tree: object, index: Int[Array, "B M"]) -> object:
+def taken(tree: Any, index: Int[Array, "B M"]) -> Any:
     """Entries of axis 1 of every leaf, (B, N, …) → (B, M, …)."""
 
     def take(leaf):

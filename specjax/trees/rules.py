@@ -109,7 +109,7 @@ class Sibling:
 
         ones = jnp.ones(target_probs.shape[:2], target_probs.dtype)
         first = ones, ones, target_probs
-        chance, rejected, left = jax.lax.fori_loop(1, nodes.count + 1, child, first)
+        chance, rejected, left = jax.lax.fori_loop(1, nodes.size + 1, child, first)
         return Endings(_reached(chance, lines) * rejected, left)
 
 
@@ -143,7 +143,7 @@ class Traversal:
             return kept.at[:, c].set(P), left.at[rows, v].set(jnp.where(here[:, None], after_M, M))
 
         ones = jnp.ones(target_probs.shape[:2], target_probs.dtype)
-        kept, left = jax.lax.fori_loop(1, nodes.count + 1, child, (ones, target_probs))
+        kept, left = jax.lax.fori_loop(1, nodes.size + 1, child, (ones, target_probs))
         kept = kept.at[:, 0].set(1.0)
         before = comes_before(lines)
         passed = jnp.prod(jnp.where(before, 1.0 - kept[:, :, None], 1.0), axis=1)

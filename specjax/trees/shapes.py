@@ -130,7 +130,8 @@ def fixed(
         raise ValueError("fixed needs either branches=(…) or paths=(…).")
     if branches:
         counts = [whole("branches", count, "[1, ∞)") for count in branches]
-        level, parents = [0], []
+        level: list[int] = [0]
+        parents: list[int] = []
         for count in counts:
             first = len(parents) + 1
             parents += [node for node in level for _ in range(count)]

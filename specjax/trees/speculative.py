@@ -9,6 +9,8 @@ output's distribution is the target's.
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,12 +65,18 @@ class TreeSpeculative:
         return self.sampling.greedy or isinstance(self.shape, BestFirst) or self.shape.draw == "top"
 
     @property
+    def dynamic(self) -> bool:
+        """Whether rows have trees of their own."""
+        return isinstance(self.shape, BestFirst)
+
+    @property
     def tree_rule(self) -> TreeRule:
         """See `trees.rules`."""
         return of_chain(self.rule, chosen=self.chosen)
 
     def start(self, inputs, keys, budget, buffer_len):
-        return start(self, inputs, keys, budget, buffer_len)
+        method: Any = self  # it has all that a `Speculative` needs to start
+        return start(method, inputs, keys, budget, buffer_len)
 
     def step(self, context, state, dice=None):
         return step(self, context, state, dice)
@@ -82,8 +90,7 @@ def step(
     policy, allowed = method.policy.begin(state.policy, method.gamma_max)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
     cap = jnp.where(state.done, 0, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room))
-    grow = drafting.best_first if isinstance(method.shape, BestFirst) else drafting.fixed
-    nodes, levels, finite = grow(method, contexts.drafter, state, cap, dice)
+    nodes, levels, finite = grow(method)(method, contexts.drafter, state, cap, dice)
     lines = lineage(nodes.parent, nodes.depth, method.gamma_max)
 
     block = block_of(state, nodes)
@@ -143,6 +150,11 @@ def step(
         policy=method.policy.update(after.policy, round_),
     )
     return after, round_
+
+
+def grow(method: TreeSpeculative) -> Callable[..., drafting.Drafted]:
+    """What drafts the method's shape."""
+    return drafting.best_first if method.dynamic else drafting.fixed
 
 
 def block_of(state: State, nodes: Nodes) -> Int[Array, "B C"]:

@@ -1,0 +1,201 @@
+"""Which tree is worth it: acceptance by rank, the best tree of each size, and what it brings.
+
+    python -m experiments.trees --config=configs/trees.py:prose --workdir=runs/trees-prose
+
+For each draft and temperature of the config: how often the drafter's first, second, … choice is the
+target's token; what calls of the target cost by the number of their tokens; from both the best tree
+of each size (`specjax.trees.choice`) with its predicted speedup; then plain decoding, chains and
+these trees on the same inputs in turns. Writes results.jsonl and report.md to the workdir. A run
+that was cut off goes on where it was.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+from tqdm import tqdm
+
+from experiments.reproduce import pages, speedups, study
+from experiments.reproduce.pages import Section, number
+from experiments.reproduce.study import Study, identity, open_results
+from specjax import decoding
+from specjax.loop import Method
+from specjax.measure import cost, report, timing, tree_cost
+from specjax.measure.ranks import acceptance_by_rank
+from specjax.results import summarize
+from specjax.speculative import Speculative
+from specjax.support import command_line
+from specjax.support.named import short
+from specjax.trees.choice import Choice, choose
+from specjax.trees.speculative import TreeSpeculative
+
+ACCELERATOR = 1.0  # v where reading the weights takes all of the time
+
+
+def main(_) -> None:
+    config = flags.FLAGS.config
+    workdir = command_line.make_workdir(flags.FLAGS.workdir)
+    on = Study(config, open_results(workdir, config))
+    done = [{name: row[name] for name in ("draft", "temperature")} for row in on.results.done]
+    missing = [cell for cell in study.keys(config, config.drafts) if cell not in done]
+    for cell in tqdm(missing, unit="pair"):
+        for row in measure(on, **cell):
+            on.results.append({**cell, **row, **identity(on)})
+    rows = on.results.done
+    sections = [section(rows, cell) for cell in study.keys(config, config.drafts)]
+    pages.write(workdir, f"{config.task}: trees", sections, rows)
+    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
+    pages.show(console, sections, rows)
+    console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+
+
+def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
+    """A row for each method."""
+    config, texts = on.config, speedups.timed_texts(on)
+    outputs = on.outputs(temperature)
+    by_rank = acceptance_by_rank(
+        on.target,
+        on.draft(draft),
+        on.texts(len(outputs)),
+        outputs,
+        sampling=on.sampling(temperature),
+        batch_size=config.batch_size,
+        max_source_len=config.max_source_len or None,
+    ).tolist()
+    longest = speedups.method(on, draft, temperature, max(config.sizes))
+    prices = cost.measure(longest, *speedups.start(on, longest, texts), config.sizes)
+    costs = prices.c, lambda tokens: float(prices.v(tokens - 1))
+    chosen = choose(by_rank, config.sizes, config.depth, *costs)
+    ahead = choose(by_rank, config.sizes, config.depth, prices.c, lambda _: ACCELERATOR)
+    methods: dict[str, Method] = {timing.PLAIN: speedups.plain_method(on, temperature)}
+    for gamma in config.gammas:
+        methods[f"chain of {gamma}"] = speedups.method(on, draft, temperature, gamma)
+    trees: dict[str, Choice] = {}
+    for one in chosen:
+        for name, tree in variants(on, draft, temperature, one):
+            methods[name], trees[name] = tree, one
+    found = timing.side_by_side(
+        methods,
+        on.target,
+        texts,
+        max_new_tokens=config.max_new_tokens,
+        key=jax.random.key(config.seed),
+        repeats=config.repeats,
+        names=(config.target, draft),
+    )
+    rows = []
+    by_size = {one.shape.nodes: one for one in ahead}
+    for name, method in methods.items():
+        if name == timing.PLAIN:
+            continue
+        counts = summarize(found.outputs(name))
+        row = {
+            "method": name,
+            "nodes": method.slots - 1,
+            "depth": method.gamma_max,
+            "tau": counts.tokens_per_iteration,
+            "drafted": counts.drafted,
+            "accepted": counts.accepted,
+            **found.speedups(name),
+            "identical": found.identical(name) if temperature == 0 else None,
+            **phases(on, method, texts, counts.tokens_per_iteration),
+            "by_rank": [round(p, 4) for p in by_rank],
+            "batch": 1,
+            "timed_inputs": len(texts),
+            "repeats": config.repeats,
+        }
+        if name in trees:
+            one = trees[name]
+            row |= {"parents": list(one.shape.parents), "tau_expected": one.tokens}
+            row |= {"foretold": one.speedup, "on_accelerator": by_size[row["nodes"]].speedup}
+        rows.append(row)
+    return rows
+
+
+def variants(on: Study, draft: str, temperature: float, one: Choice):
+    """(name, method) of a tree: in each way in which its children may come."""
+    config, size = on.config, one.shape.nodes
+    how = [("top", "token")]
+    if temperature > 0:
+        drawn = [draw for draw in config.draws if draw != "top"]
+        how = [("top", "token")] if "top" in config.draws else []
+        how += [(draw, rule) for draw in drawn for rule in config.rules]
+    for draw, rule in how:
+        shape = type(one.shape)(one.shape.parents, draw)
+        method = decoding.branching(
+            on.target, on.draft(draft), shape, sampling=on.sampling(temperature), rule=rule
+        )
+        yield f"tree of {size}, {draw}" + ("" if draw == "top" else f", {rule}"), method
+
+
+def phases(on: Study, method: Method, texts, tau: float) -> dict[str, Any]:
+    """What a round costs in steps, and the speedup that follows from it and from τ."""
+    contexts, state = speedups.start(on, method, texts)
+    if isinstance(method, TreeSpeculative):
+        taken = tree_cost.measure(method, contexts, state)
+        draft, verify = (x / taken.token for x in (taken.draft, taken.verify))
+        return {"draft": draft, "verify": verify, "overhead": taken.overhead,
+                "predicted": taken.speedup(tau)}  # fmt: skip
+    assert isinstance(method, Speculative)
+    gamma = method.gamma_max
+    prices = cost.measure(method, contexts, state, [gamma], [gamma])
+    draft, verify, rest = gamma * prices.c, prices.v(gamma), prices.overhead(gamma)
+    return {"draft": draft, "verify": verify, "overhead": rest,
+            "predicted": tau / (draft + verify + rest)}  # fmt: skip
+
+
+def section(rows: list[dict[str, Any]], cell: Mapping[str, Any]) -> Section:
+    """A line for each method of a draft and temperature."""
+    mine = [row for row in rows if cell.items() <= row.items()]
+    columns: list[report.Column] = [
+        ("method", lambda row: row["method"]),
+        ("nodes", lambda row: str(row["nodes"])),
+        ("depth", lambda row: str(row["depth"])),
+        ("τ", lambda row: number(row["tau"])),
+        ("draft", lambda row: number(row["draft"])),
+        ("verify", lambda row: number(row["verify"])),
+        ("rest", lambda row: number(row["overhead"])),
+        ("predicted", lambda row: number(row["predicted"])),
+        ("decode", lambda row: number(row["speedup_decode"])),
+        ("v = 1", lambda row: number(row.get("on_accelerator"))),
+        ("identical", lambda row: {None: "–", True: "yes", False: "NO"}[row["identical"]]),
+    ]
+    ranks = ", ".join(f"{p:.3f}" for p in mine[0]["by_rank"]) if mine else ""
+    return Section(
+        f"{short(cell['draft'])}, T={cell['temperature']:g}",
+        columns,
+        mine,
+        words(mine),
+        f"The target's probability of the drafter's first, second, … choice: {ranks}. Trees are "
+        "the best of their size by these and by the measured costs. draft, verify, rest: of a "
+        "round, in steps of the target. predicted: τ over their sum. decode: measured, the loops "
+        "alone, medians of interleaved repeats. v = 1: the speedup to expect of the best tree of "
+        "this size where a call of the target costs one step, whatever it reads.",
+        measured=mine,
+    )
+
+
+def words(rows: list[dict[str, Any]]) -> str:
+    """Whether a tree is worth it."""
+    if not rows:
+        return ""
+    chains = [row for row in rows if row["method"].startswith("chain")]
+    trees = [row for row in rows if row["method"].startswith("tree")]
+    chain, tree = (max(of, key=lambda row: row["speedup_decode"]) for of in (chains, trees))
+    off = [row["speedup_decode"] / row["predicted"] for row in rows]
+    return (
+        f"Best chain: {chain['method']}, {chain['speedup_decode']:.2f} times plain decoding. Best "
+        f"tree: {tree['method']}, {tree['speedup_decode']:.2f}. Measured speedups lie "
+        f"{pages.percent(min(off))} to {pages.percent(max(off))} from the predictions."
+    )
+
+
+if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "Pair, sizes and inputs.", lock_config=True)
+    flags.DEFINE_string("workdir", None, "Directory for results and report.")
+    flags.mark_flags_as_required(["config", "workdir"])
+    command_line.run(main, __doc__)
