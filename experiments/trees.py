@@ -67,7 +67,8 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         max_source_len=config.max_source_len or None,
     ).tolist()
     longest = speedups.method(on, draft, temperature, max(config.sizes))
-    prices = cost.measure(longest, *speedups.start(on, longest, texts), config.sizes)
+    contexts, state = speedups.start(on, longest, texts)
+    prices = cost.measure(longest, contexts, state, config.sizes)
     costs = prices.c, lambda tokens: float(prices.v(tokens - 1))
     chosen = choose(by_rank, config.sizes, config.depth, *costs)
     ahead = choose(by_rank, config.sizes, config.depth, prices.c, lambda _: ACCELERATOR)

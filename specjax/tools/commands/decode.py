@@ -4,7 +4,8 @@
 
 Fields of the config: target (a directory or hub name), draft (the same; or unigram, bigram, lookup,
 lookup(max_ngram=2), or the import path of one's own), method (speculative or
-autoregressive), gamma, policy (how long drafts are: svip(threshold=0.3), or the import path of
+autoregressive), gamma, tree (the shape of drafts: chain, fixed(branches=(3, 2)),
+best_first(width=4, depth=4, nodes=16)), policy (how long drafts are: svip(threshold=0.3), or the import path of
 one's own; what rounds take is measured first for those that weigh it, such as goodput), rule
 (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0: greedy), top_k (0:
 off), top_p (1: off), filters (import paths, commas between), max_new_tokens, max_source_len (0: the
@@ -34,7 +35,7 @@ from ml_collections import config_flags
 from rich.console import Console
 from tqdm import tqdm
 
-from specjax import accept, decoding, drafters, policies, sampling
+from specjax import accept, decoding, drafters, policies, sampling, trees
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import pricing, report, timing
@@ -58,16 +59,18 @@ def main(_) -> None:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     target, draft = load_pair(config)
     unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
-    chosen = sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters)
-    how: dict[str, Any] = {"rule": config.rule or None}
-    speculative = None
-    if draft is not None:
-        how |= {"gamma": config.gamma, "policy": None if unpriced else config.policy or None}
-        speculative = decoding.speculative(target, draft, sampling=chosen, **how)
-    method: Method = speculative or decoding.plain(target, chosen, **how)
+    method = decoding.build(
+        target,
+        draft,
+        gamma=config.gamma,
+        sampling=sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters),
+        rule=config.rule or None,
+        policy=None if unpriced else config.policy or None,
+        tree=config.tree,
+    )
     check_memory(config, texts, target, method)
     if unpriced:
-        method = speculative = with_prices(speculative, target, texts, config)
+        method = with_prices(method, target, texts, config)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
     output = open_output(args.output, args.overwrite, config, texts, source=args.input)
     done = len(output.done) if output else 0
@@ -102,9 +105,9 @@ def main(_) -> None:
             print(json.dumps(record, ensure_ascii=False), flush=True)
     beside = sys.stdout if output else sys.stderr  # where no rows are
     print(took(done, made, tokens, calls, time.perf_counter() - begin), file=beside)
-    if speculative and config.compare:
-        show(speculative, compare(speculative, target, texts, config), beside)
-    elif speculative and (remark := accept.remark(method.rule, method.sampling)):
+    if config.compare and isinstance(method, Speculative):
+        show(method, compare(method, target, texts, config), beside)
+    elif draft is not None and (remark := accept.remark(method.rule, method.sampling)):
         print(f"{remark}.", file=beside)
 
 
@@ -221,6 +224,14 @@ def check(config) -> None:
         )
     if config.compare and config.method != "speculative":
         raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
+    if not isinstance(trees.load(config.tree), trees.Chain):
+        if config.compare:
+            raise ValueError(
+                f"compare=True is for chains, and tree={config.tree!r} is none; experiments.trees "
+                "times trees beside chains and plain decoding."
+            )
+        if config.policy and policies.needs_prices(config.policy):
+            raise ValueError(f"policy={config.policy!r} decides about chains: leave out the tree.")
     drafters.maker(config.draft)  # misspelt, it fails before models are loaded
     if config.policy:
         policies.check(config.policy)  # misspelt, it fails before models are loaded

@@ -19,6 +19,7 @@ def decode() -> ml_collections.ConfigDict:
     config.draft = ""  # proposes, lookup among others; not needed by method autoregressive
     config.method = "speculative"  # or autoregressive
     config.gamma = 4  # drafted tokens per target call; with a policy the most
+    config.tree = "chain"  # or fixed(branches=(3, 2)), best_first(width=4, depth=4, nodes=16)
     config.policy = ""  # how long drafts are, such as svip(threshold=0.3); "": gamma tokens
     config.rule = ""  # what is accepted: block, gumbel, lenient(lenience=0.3); "": the paper's
     config.compare = False  # decode without the draft too, and print both side by side
