@@ -57,28 +57,36 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
     """A row for each method."""
     config, texts = on.config, speedups.timed_texts(on)
     outputs = on.outputs(temperature)
-    by_rank = acceptance_by_rank(
-        on.target,
-        on.draft(draft),
-        on.texts(len(outputs)),
-        outputs,
-        sampling=on.sampling(temperature),
-        batch_size=config.batch_size,
-        max_source_len=config.max_source_len or None,
-    ).tolist()
+    ways = [False] if temperature == 0 else [draw != "top" for draw in config.draws]
+    chances = {
+        drawn: acceptance_by_rank(
+            on.target,
+            on.draft(draft),
+            on.texts(len(outputs)),
+            outputs,
+            sampling=on.sampling(temperature),
+            drawn=drawn,
+            batch_size=config.batch_size,
+            max_source_len=config.max_source_len or None,
+        ).tolist()
+        for drawn in ways
+    }
     longest = speedups.method(on, draft, temperature, max(config.sizes))
     contexts, state = speedups.start(on, longest, texts)
     prices = cost.measure(longest, contexts, state, config.sizes)
     costs = prices.c, lambda tokens: float(prices.v(tokens - 1))
-    chosen = choose(by_rank, config.sizes, config.depth, *costs)
-    ahead = choose(by_rank, config.sizes, config.depth, prices.c, lambda _: ACCELERATOR)
     methods: dict[str, Method] = {timing.PLAIN: speedups.plain_method(on, temperature)}
     for gamma in config.gammas:
         methods[f"chain of {gamma}"] = speedups.method(on, draft, temperature, gamma)
-    trees: dict[str, Choice] = {}
-    for one in chosen:
-        for name, tree in variants(on, draft, temperature, one):
-            methods[name], trees[name] = tree, one
+    trees: dict[str, tuple[Choice, Choice, list[float]]] = {}
+    for drawn, by_rank in chances.items():
+        here, there = (
+            choose(by_rank, config.sizes, config.depth, prices.c, verify)
+            for verify in (costs[1], lambda _: ACCELERATOR)
+        )
+        for one, other in zip(here, there, strict=True):
+            for name, tree in variants(on, draft, temperature, one, drawn):
+                methods[name], trees[name] = tree, (one, other, by_rank)
     found = timing.side_by_side(
         methods,
         on.target,
@@ -89,7 +97,6 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         names=(config.target, draft),
     )
     rows = []
-    by_size = {one.shape.nodes: one for one in ahead}
     for name, method in methods.items():
         if name == timing.PLAIN:
             continue
@@ -104,27 +111,25 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
             **found.speedups(name),
             "identical": found.identical(name) if temperature == 0 else None,
             **phases(on, method, texts, counts.tokens_per_iteration),
-            "by_rank": [round(p, 4) for p in by_rank],
             "batch": 1,
             "timed_inputs": len(texts),
             "repeats": config.repeats,
         }
         if name in trees:
-            one = trees[name]
+            one, other, by_rank = trees[name]
             row |= {"parents": list(one.shape.parents), "tau_expected": one.tokens}
-            row |= {"foretold": one.speedup, "on_accelerator": by_size[row["nodes"]].speedup}
+            row |= {"foretold": one.speedup, "on_accelerator": other.speedup}
+            row["by_rank"] = [round(chance, 4) for chance in by_rank]
         rows.append(row)
     return rows
 
 
-def variants(on: Study, draft: str, temperature: float, one: Choice):
-    """(name, method) of a tree: in each way in which its children may come."""
-    config, size = on.config, one.shape.nodes
-    how = [("top", "token")]
-    if temperature > 0:
-        drawn = [draw for draw in config.draws if draw != "top"]
-        how = [("top", "token")] if "top" in config.draws else []
-        how += [(draw, rule) for draw in drawn for rule in config.rules]
+def variants(on: Study, draft: str, temperature: float, one: Choice, drawn: bool):
+    """(name, method) of a tree whose children are drawn, by each rule, or chosen."""
+    size, how = one.shape.nodes, [("top", "token")]
+    if drawn:
+        draws = [draw for draw in on.config.draws if draw != "top"]
+        how = [(draw, rule) for draw in draws for rule in on.config.rules]
     for draw, rule in how:
         shape = type(one.shape)(one.shape.parents, draw)
         method = decoding.branching(
@@ -165,14 +170,18 @@ def section(rows: list[dict[str, Any]], cell: Mapping[str, Any]) -> Section:
         ("v = 1", lambda row: number(row.get("on_accelerator"))),
         ("identical", lambda row: {None: "–", True: "yes", False: "NO"}[row["identical"]]),
     ]
-    ranks = ", ".join(f"{p:.3f}" for p in mine[0]["by_rank"]) if mine else ""
+    shown = {tuple(row["by_rank"]): row["method"] for row in mine if "by_rank" in row}
+    ranks = "; ".join(
+        f"{', '.join(f'{chance:.3f}' for chance in chances)} ({name.split(', ')[1]})"
+        for chances, name in shown.items()
+    )
     return Section(
         f"{short(cell['draft'])}, T={cell['temperature']:g}",
         columns,
         mine,
         words(mine),
-        f"The target's probability of the drafter's first, second, … choice: {ranks}. Trees are "
-        "the best of their size by these and by the measured costs. draft, verify, rest: of a "
+        f"The chance that a node's first, second, … child is accepted: {ranks}. Trees are the best "
+        "of their size by these and by the measured costs. draft, verify, rest: of a "
         "round, in steps of the target. predicted: τ over their sum. decode: measured, the loops "
         "alone, medians of interleaved repeats. v = 1: the speedup to expect of the best tree of "
         "this size where a call of the target costs one step, whatever it reads.",

@@ -9,11 +9,22 @@ import pytest
 
 import specjax
 from specjax import decoding, drafters
+from specjax import sampling as smp
 from specjax.drafters import eagle, ngram
+from specjax.measure import metrics
+from specjax.measure.ranks import acceptance_by_rank
 from specjax.training import medusa
 from specjax.trees import fixed
 from specjax.trees.nodes import layout, lineage, path_to
 from tiny_models import FAMILIES, random_model
+
+
+@pytest.fixture(autouse=True)
+def _programs_of_one_test():
+    """There are many of them, see conftest.py."""
+    yield
+    jax.clear_caches()
+
 
 TREE = fixed(paths=((0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (2, 0, 0)))
 
@@ -138,3 +149,27 @@ def test_what_trees_cannot_do_is_refused(options, said):
     draft = known.pop("draft")
     with pytest.raises(ValueError, match=said):
         specjax.generate(target, draft, [[3, 4]], max_new_tokens=4, **known)
+
+
+def test_acceptance_by_rank():
+    """The first child's chance is α; at temperature 0 the ranks say which choice is the target's."""
+    target = random_model("llama", 12)
+    draft = dataclasses.replace(target, model=shaken(target.model, 0.3))
+    texts = [[3, 4, 5, 6, 7], [8, 9], [10, 3, 4, 4], [5], [6, 6, 6]] * 4
+    for temperature in (0.0, 1.0):
+        chosen = smp.sampling(temperature)
+        plain = specjax.generate(
+            target, None, texts, temperature=temperature, max_new_tokens=17, batch_size=20
+        )
+        options = {"sampling": chosen, "batch_size": 20}
+        known = target, draft, texts, plain.tokens
+        alpha = metrics.alpha_of_outputs(*known, **options).value
+        top = acceptance_by_rank(*known, **options)
+        if temperature == 0:
+            assert top[0] == pytest.approx(alpha, abs=1e-6)
+            assert top.sum() <= 1 + 1e-6
+            continue
+        drawn = acceptance_by_rank(*known, drawn=True, **options)
+        assert drawn[0] == pytest.approx(alpha, abs=0.05)
+        assert 1 - 1e-3 < drawn.sum() < 1 + 1e-5  # ten of twelve tokens: one of them is accepted
+        assert drawn[0] > drawn[1] > drawn[4]

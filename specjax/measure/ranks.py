@@ -1,6 +1,7 @@
-"""How often a drafter's r-th choice is the token that the target says: what trees live on."""
+"""How often the r-th child of a node is accepted: what a tree is worth follows from it."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,26 +11,36 @@ from jaxtyping import Float, Int
 
 from specjax import decoding
 from specjax import sampling as smp
+from specjax.accept import residual
 from specjax.drafters.base import Drafter, is_silent
 from specjax.measure.along import along, batches
 from specjax.models.hub import Checkpoint
-from specjax.sampling import Sampling
+from specjax.sampling import Purpose, Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
+from specjax.trees.drafting import without
 from specjax.types import Text
 
+RANKS = 10
 
-@jax.jit
+
+@partial(jax.jit, static_argnames=("ranks", "drawn"))
 def by_rank(
     method: Speculative,
     contexts: Contexts,
     state: State,
     outputs: Int[Array, "B T"],
     emitted: Int[Array, " B"],
+    *,
+    ranks: int,
+    drawn: bool,
 ) -> Float[Array, "B T R"]:
-    """The target's probability of the drafter's likeliest token, of its second choice, and so on.
+    """At every prefix, the chance that the first, second, … child is accepted.
 
-    Args: as `metrics.overlaps`.
+    Args:
+      outputs, emitted: and the others as `metrics.overlaps` takes them.
+      drawn: whether children are drawn, without replacement, and judged by the sibling rule; else
+        they are the likeliest tokens.
     """
     chosen = method.sampling
 
@@ -37,15 +48,26 @@ def by_rank(
         known = state.tokens, state.length, contexts.drafter, state.drafter
         drafter_hidden, drafter = method.drafter.begin(*known, lags=False)
         logits = method.drafter.logits(drafter_hidden)
-        _, best = jax.lax.top_k(logits, min(RANKS, logits.shape[-1]))
-        target = jnp.exp(smp.standardize(method.target.logits(hidden), chosen))
-        found = jnp.take_along_axis(target, best, axis=1)
-        return state.replace(drafter=drafter), jnp.where(is_silent(logits)[:, None], 0.0, found)
+        silent = is_silent(logits)[:, None]
+        left = jnp.exp(smp.standardize(method.target.logits(hidden), chosen))
+        if not drawn:
+            _, best = jax.lax.top_k(logits, ranks)
+            found = jnp.take_along_axis(left, best, axis=1)
+            return state.replace(drafter=drafter), jnp.where(silent, 0.0, found)
+        law = smp.standardize(jnp.where(silent, 0.0, logits), chosen)
+        reached, accepted = jnp.ones((len(left), 1), left.dtype), []
+        for rank in range(ranks):
+            q = jnp.exp(law)
+            keys = smp.fold(state.keys, state.length, Purpose.DRAFT, rank)
+            token = smp.draw(keys, q)[:, None]
+            at = (jnp.take_along_axis(x, token, axis=1) for x in (left, q))
+            kept = jnp.minimum(1.0, next(at) / jnp.maximum(next(at), jnp.finfo(q.dtype).tiny))
+            accepted.append(reached * kept)
+            reached = reached * (1.0 - kept)
+            left, law = residual(left, q), without(law, token[:, 0])
+        return state.replace(drafter=drafter), jnp.where(silent, 0.0, jnp.concatenate(accepted, 1))
 
     return along(method, contexts, state, outputs, emitted, visit)[1]
-
-
-RANKS = 10
 
 
 def acceptance_by_rank(
@@ -55,18 +77,23 @@ def acceptance_by_rank(
     outputs: Sequence[Sequence[int]],
     *,
     sampling: Sampling,
+    drawn: bool = False,
     batch_size: int = 8,
     max_source_len: int | None = None,
 ) -> Float[np.ndarray, " R"]:
-    """The chance that a child which is the drafter's r-th choice is accepted, r = 1 … 10.
+    """The chance that a node's r-th child is accepted, and no earlier one, r = 1 … 10; means over
+    prefixes of the target's outputs.
 
-    The mean over prefixes of the target's outputs of the target's probability of that token, which
-    no lossless rule exceeds for tokens that are chosen and not drawn.
+    Args:
+      drawn: whether children are drawn without replacement and judged by the sibling rule. If not,
+        they are the drafter's likeliest tokens, and the chances the target's probabilities of them,
+        which no lossless rule exceeds.
 
     Raises: as `metrics.alpha_of_outputs`.
     """
     method = decoding.speculative(target, draft, gamma=1, sampling=sampling)
-    total, count = np.zeros(min(RANKS, method.target.vocab_size)), 0
+    ranks = min(RANKS, method.target.vocab_size)
+    total, count = np.zeros(ranks), 0
     for batch in batches(
         method,
         target,
@@ -79,8 +106,8 @@ def acceptance_by_rank(
         max_source_len=max_source_len,
     ):
         known = batch.contexts, batch.state, batch.outputs, batch.emitted
-        found, behind = np.asarray(by_rank(method, *known)), np.asarray(batch.emitted) + 1
-        for row in range(batch.live):
-            total += found[row, : behind[row]].sum(0)
-            count += int(behind[row])
+        found = np.asarray(by_rank(method, *known, ranks=ranks, drawn=drawn))
+        for row, behind in enumerate(np.asarray(batch.emitted)[: batch.live] + 1):
+            total += found[row, :behind].sum(0)
+            count += int(behind)
     return total / count

@@ -5,12 +5,12 @@
 Fields of the config: target (a directory or hub name), draft (the same; or unigram, bigram, lookup,
 lookup(max_ngram=2), or the import path of one's own), method (speculative or
 autoregressive), gamma, tree (the shape of drafts: chain, fixed(branches=(3, 2)),
-best_first(width=4, depth=4, nodes=16)), policy (how long drafts are: svip(threshold=0.3), or the import path of
-one's own; what rounds take is measured first for those that weigh it, such as goodput), rule
-(token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0: greedy), top_k (0:
-off), top_p (1: off), filters (import paths, commas between), max_new_tokens, max_source_len (0: the
-target's own), seed, samples (draws per input), dtype, batch_size, compare. Import paths, and the
-file of --config itself, are code that runs: give none that you would not run.
+best_first(width=4, depth=4, nodes=16)), policy (how long drafts are: svip(threshold=0.3), or the
+import path of one's own; what rounds take is measured first for those that weigh it, such as
+goodput), rule (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0:
+greedy), top_k (0: off), top_p (1: off), filters (import paths, commas between), max_new_tokens,
+max_source_len (0: the target's own), seed, samples (draws per input), dtype, batch_size, compare.
+Import paths, and the file of --config itself, are code that runs: give none that you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
 and are printed side by side: tokens, calls, acceptance, times and the speedup.
@@ -26,7 +26,7 @@ import pathlib
 import sys
 import time
 import warnings
-from typing import Any, TextIO
+from typing import TextIO
 
 import jax
 import numpy as np
