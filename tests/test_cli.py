@@ -81,6 +81,28 @@ def test_decode_by_both_doors(command, pair, inputs, tmp_path):
     assert [json.loads(row)["input"] for row in named.stdout.splitlines()] == TEXTS[:2]
 
 
+def test_decode_with_a_tree(command, pair, inputs):
+    """The tokens of a chain in as many calls or fewer, and what does not go with a tree."""
+    flags = [
+        "specjax", "decode", f"--config.target={pair.target.name}",
+        f"--config.draft={pair.draft.name}", inputs, "--config.max_new_tokens=12",
+    ]  # fmt: skip
+    chain, tree = (
+        [json.loads(row) for row in command(*flags, *more).stdout.splitlines()]
+        for more in (["--config.gamma=2"], ["--config.tree=fixed(branches=(3, 2))"])
+    )
+    assert [row["tokens"] for row in tree] == [row["tokens"] for row in chain]
+    assert sum(row["target_calls"] for row in tree) <= sum(row["target_calls"] for row in chain)
+    for more, said in (
+        ("--config.compare=True", "is for chains"),
+        ("--config.policy=goodput", "leave out the tree"),
+        ("--config.policy=svip", "decides about chains"),
+    ):
+        outcome = command(*flags, "--config.tree=fixed(branches=(3, 2))", more)
+        assert outcome.status == 1
+        assert said in outcome.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
