@@ -99,6 +99,7 @@ def get_config(name: str = "t5-3b_en-de") -> ml_collections.ConfigDict:
     config.timed_ngrams = ()
     config.repeats = 3  # of each timing, methods taking turns
     config.gammas = (1, 2, 3, 5, 7, 10)  # among which the formula picks
+    config.gamma_by_position = False  # by the rates of each position, not by one α for all
     config.batch_size = 4  # of all that is not timed
     config.dtype = "float32"  # in which outputs at temperature 0 are identical
     return config

@@ -221,7 +221,7 @@ def _attached(kind: str, task: str) -> ConfigDict:
     config.warmup_steps = 100
     config.decay_share = 1.0
     config.learning_rate = 1e-3
-    config.steps = 3000
+    config.steps = 1500 if task == "parse" else 3000 if kind == "eagle" else 2000
     like = _t5("target") if task == "parse" else _gpt("gpt-target")
     config.target_tokens = 1024
     config.buckets = like.buckets

@@ -538,7 +538,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert "speedup draft 1.0" in outcome.stderr  # progress, through a pipe too
     assert {path.name for path in work.iterdir()} == {
         "results.jsonl", "report.md", "alphas.png", "speedups.png", "trace.png", "trace.html",
-        "timeline.png", "ngram.npz",
+        "timeline.png", "positions.png", "ngram.npz",
     }  # fmt: skip
     found = rows((work / "results.jsonl").read_text())
     by = {name: [row for row in found if row["table"] == name] for name in
@@ -579,7 +579,16 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert [row["identical"] for row in by["quality"] if row["temperature"] == 0] == [1.0]
     assert by["beam"][0]["identical"] == by["beam"][0]["inputs"] == 1
     report = (work / "report.md").read_text()
-    for title in ("Table 3", "Tables 2 and 4", "Table 5", "Quality", "A.4", "Figure 1", "Figure 5"):
+    for title in (
+        "All drafts side by side",
+        "Table 3",
+        "Tables 2 and 4",
+        "Table 5",
+        "Quality",
+        "A.4",
+        "Figure 1",
+        "Figure 5",
+    ):
         assert f"## {title}" in report
     for name in ("dtype", "commit", "device"):
         assert f"- {name}: " in report
@@ -587,8 +596,8 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert "Warning" not in report
     sources = re.findall(r"^(\d+) rows?: commit \S+; dtype float32; batch (\d+); seed 0\.$",
                          report, re.MULTILINE)  # fmt: skip
-    assert sources == [("4", "16"), ("2", "1"), ("16", "16"), ("2", "16"), ("1", "8"), ("1", "1"),
-                       ("3", "1")]  # fmt: skip
+    assert sources == [("2", "1"), ("4", "16"), ("2", "1"), ("16", "16"), ("2", "16"), ("1", "8"),
+                       ("1", "1"), ("3", "1")]  # fmt: skip
     (traced,) = by["trace"]
     said = f"γ={traced['gamma']}, T=0: {traced['tokens']} tokens in {traced['target_calls']} target"
     assert f"$[b]$\ndraft, {said} calls" in outcome.stdout

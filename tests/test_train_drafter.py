@@ -203,7 +203,15 @@ def test_a_run_that_was_cut_goes_on(config, tmp_path):
     ]
     assert [step for step, _ in losses[1]] == [5, 10, 15, 20, 25, 30]
     np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert all(final.pop("minutes") > 0 for final in finals)
     assert finals[0] == pytest.approx(finals[1], rel=1e-5)
+
+
+def test_minutes_of_a_log():
+    rows = [(5, 0.1), (10, 0.2), (12, 0.5)]
+    log = [{"step": step, "seconds_per_step": seconds} for step, seconds in rows]
+    log.insert(1, {"step": 5, "held_out_loss": 1.0})
+    assert train_drafter.minutes(log) == pytest.approx((0.5 + 1.0 + 1.0) / 60)
 
 
 def test_wrong_settings(config):

@@ -10,7 +10,7 @@ from specjax.paper.printed import TABLES_2_AND_4
 SHAPES = {
     "tiny": T5Config(64, 16, 8, 24, 2, 2, 2),
     "tiny-draft": T5Config(64, 8, 8, 16, 1, 1, 1),
-    "embedded": T5Config(2048, 256, 32, 512, 4, 4, 8),
+    "embedded": T5Config(2048, 256, 32, 1600, 2, 6, 16),
     "embedded-draft": T5Config(2048, 128, 32, 256, 1, 1, 4),
     "t5-small": T5Config(32128, 512, 64, 1024, 8, 8, 6),
     "t5-base": T5Config(32128, 768, 64, 2048, 12, 12, 12),

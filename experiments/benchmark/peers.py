@@ -58,9 +58,11 @@ class Transformers:
         Args:
           gamma: tokens of the assistant in every round, however sure it is. 0: no assistant.
         """
-        torch = self._torch
+        torch, library = self._torch, self._transformers
         given = torch.tensor(ids, device=self._device)
-        options = {}
+        # A cache that grows: its own has as many layers as the encoder, and the decoder has more.
+        one, other = library.DynamicCache(), library.DynamicCache()
+        options: dict[str, Any] = {"past_key_values": library.EncoderDecoderCache(one, other)}
         if gamma:
             options["assistant_model"] = self._draft
             drafting = self._draft.generation_config

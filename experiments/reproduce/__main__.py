@@ -17,6 +17,7 @@ from experiments.reproduce import (
     lenience,
     pages,
     quality,
+    side_by_side,
     speedups,
     timelines,
     traces,
@@ -57,6 +58,9 @@ def main(_) -> None:
     if not rows:
         raise ValueError(f"{study.results.path} has no table that is complete: measure first.")
     sections = [TABLES[name].section(config, of) for name, of in by_table.items()]
+    if {"alpha", "speedup"} <= by_table.keys():
+        both = side_by_side.section(config, by_table["alpha"], by_table["speedup"])
+        sections.insert(0, both)
     figures.draw(config, workdir, rows)
     pages.write(workdir, f"{config.task}: the paper's tables, measured", sections, rows)
     pages.show(console, sections, rows)

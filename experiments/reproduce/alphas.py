@@ -30,6 +30,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "outputs": len(alpha.overlaps),
         "batch": on.config.batch_size,
         "parameters": parameters(draft),
+        "training_minutes": on.training_minutes(cell["draft"]),
     }
 
 

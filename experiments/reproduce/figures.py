@@ -28,6 +28,10 @@ def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
         )
         labels = [_label(row) for row in timed]
         _save(workdir / "speedups.png", report.draw_speedups(timed, labels, note))
+        _save(
+            workdir / "positions.png",
+            report.draw_positions(timed, [short(r["draft"]) for r in timed]),
+        )
     if traced := of.get("trace"):
         (row,) = traced
         said = row["lines"], row["input"], traces.setting(row)

@@ -40,17 +40,16 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     longest = method(on, draft, temperature, max(config.gammas))
     contexts, state = start(on, longest, texts)
     prices = cost.measure(longest, contexts, state, config.gammas)
-    speedups = {
-        gamma: formulas.walltime_speedup(alpha, gamma, prices.c, prices.v(gamma))
-        for gamma in config.gammas
-    }
-    gamma = max(speedups, key=lambda g: speedups[g])
+    tokens = {gamma: formulas.expected_tokens(alpha, gamma) for gamma in config.gammas}
+    if config.gamma_by_position:
+        tokens = tokens_by_position(on, draft, temperature)
+    gamma = max(tokens, key=lambda g: tokens[g] / (g * prices.c + prices.v(g)))
     length = known["tokens"] / known["outputs"]
     found = timing.compare(
         method(on, draft, temperature, gamma),
         on.target,
         texts,
-        typical=(length, length / formulas.expected_tokens(alpha, gamma)),
+        typical=(length, length / tokens[gamma]),
         max_new_tokens=config.max_new_tokens,
         key=jax.random.key(config.seed),
         repeats=config.repeats,
@@ -68,6 +67,19 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "timed_inputs": len(texts),
         "repeats": config.repeats,
     }
+
+
+def tokens_by_position(on: Study, draft: str, temperature: float) -> dict[int, float]:
+    """Tokens per target call for each γ, from how often each position of the longest is accepted.
+
+    Drafters that read the target are right less often the longer they draft, which one α for all
+    positions cannot say: it would take too long a γ.
+    """
+    config = on.config
+    rows = on.decode(draft, temperature, config.alpha_inputs, gamma=max(config.gammas))
+    rates = [rate or 0.0 for rate in summarize(rows).acceptance]
+    kept = np.cumsum(np.cumprod(rates))
+    return {gamma: 1.0 + float(kept[gamma - 1]) for gamma in config.gammas}
 
 
 def outcome(found: Comparison) -> dict[str, Any]:

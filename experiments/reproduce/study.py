@@ -15,6 +15,7 @@ from specjax.drafters.base import Drafter
 from specjax.measure import metrics
 from specjax.measure.provenance import Results, dtype_of
 from specjax.models import hub
+from specjax.models.hub.tensors import read_json
 from specjax.results import Row
 from specjax.sampling import Sampling
 from specjax.support import command_line, runs
@@ -57,6 +58,11 @@ class Study:
             )
             self._draft = {name: loaded}
         return self._draft[name]
+
+    def training_minutes(self, name: str) -> float | None:
+        """As the run that made a draft says beside it; None where nothing does."""
+        final = pathlib.Path(self.path(name)).parent / "final.json"
+        return read_json(final).get("minutes") if final.is_file() else None
 
     def path(self, name: str) -> str:
         """The config's own name of a draft that a cell names by `relative`."""
@@ -192,8 +198,8 @@ def keys(config, drafts: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def relative(name: str) -> str:
-    """A directory below the checkout by its path in there; any other name as it is."""
-    return str(name).removeprefix(f"{command_line.ROOT}/")
+    """Directories below the checkout by their path in there; any other name as it is."""
+    return str(name).replace(f"{command_line.ROOT}/", "")
 
 
 def identity(on: Study) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.ft2font import FT2Font
+from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 from rich.text import Text
 
@@ -313,4 +314,37 @@ def draw_alphas(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure
     axes.set_xlabel("α")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=3)
+    return figure
+
+
+def draw_positions(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
+    """How often the n-th drafted token is accepted if those before it were: a line for each draft.
+
+    Args:
+      rows: with temperature and acceptance_by_position, in which None stands for no such token.
+      labels: of each row's draft.
+    """
+    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
+    figure = Figure(figsize=(4.2 * len(temperatures) + 1.6, 3.6), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(1, len(temperatures), sharey=True))
+    styles = {name: {"color": f"C{i % 10}", "marker": "osD^v<>P*X"[i % 10]}
+              for i, name in enumerate(dict.fromkeys(labels))}  # fmt: skip
+    for axes, temperature in zip(panels, temperatures, strict=True):
+        for row, name in zip(rows, labels, strict=True):
+            if row["temperature"] == temperature:
+                rates = [math.nan if r is None else r for r in row["acceptance_by_position"]]
+                axes.plot(range(1, len(rates) + 1), rates, markersize=4, label=name, **styles[name])
+        axes.set_title(f"T={temperature:g}", fontsize=10)
+        axes.set_xlabel("drafted token")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylim(0, 1.02)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("accepted, if those before were")
+    named = {
+        name: line
+        for axes in panels
+        for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8,
+                  loc="outside right upper")  # fmt: skip
     return figure

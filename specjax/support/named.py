@@ -117,5 +117,8 @@ def _parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def short(name: str) -> str:
-    """The last part of a directory or hub name."""
-    return pathlib.PurePath(name).name
+    """The last part of a directory or hub name; of what training wrote, that of its run."""
+    if "(" in name:
+        return re.sub(r"[^'\"(]*/", "", name)
+    path = pathlib.PurePath(name)
+    return path.parent.name if path.name in ("drafter", "model") and path.parent.name else path.name

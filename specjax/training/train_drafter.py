@@ -288,11 +288,19 @@ def run(config: DrafterConfig, directory: str | os.PathLike) -> dict[str, Any]:
     final = {
         "parameters": sum(x.size for x in jax.tree.leaves(progress.params)),
         "steps": config.steps,
+        "minutes": minutes(files.Rows(directory / "metrics.jsonl").done),
         "test_examples": len(pairs["test"]),
         **evaluate(progress, "test"),
     }
     files.write_json(directory / "final.json", final)
     return final
+
+
+def minutes(log: Sequence[Mapping[str, Any]]) -> float:
+    """That the steps of a log took, without evaluations and the reading of data."""
+    timed = [row for row in log if "seconds_per_step" in row]
+    counts = np.diff([0, *(row["step"] for row in timed)])
+    return sum(counts * [row["seconds_per_step"] for row in timed]) / 60
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2,))
