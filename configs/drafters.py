@@ -29,10 +29,11 @@ def get_config(task: str = "prose") -> ml_collections.ConfigDict:
         f"early_exit(layers={layers})",
         *(f"runs/{kind}-{task}/drafter" for kind in TRAINED),
     )
-    config.ngrams = config.timed_ngrams = ("bigram", "lookup")
+    config.ngrams = config.timed_ngrams = ("lookup",)
     config.tables = ("alpha", "speedup")
     config.timeline = False
     config.alpha_inputs = 200
     config.gammas = (1, 2, 3, 4, 5, 7, 10)
+    config.timed_inputs = 12
     config.gamma_by_position = True
     return config

@@ -18,11 +18,12 @@ def get_config(task: str = "prose") -> ml_collections.ConfigDict:
         raise ValueError(f"configs/trees.py:{task}: choose one of {', '.join(CHOICES)}.")
     config = embedded.get_config("prose" if task == "prose" else "all")
     config.drafts = config.drafts[-1:]
-    config.gammas = (1, 2, 3, 4, 5, 7)  # chains
+    config.gammas = (2, 3, 5)  # chains
     config.sizes = (4, 8, 16, 32, 64)  # nodes
     config.depth = 8  # at most
     config.draws = ("top", "without")  # how children come, at temperatures above 0
     config.rules = ("token", "block")  # for drawn ones
     config.alpha_inputs = 64  # outputs on which acceptance by rank is measured
     config.timed_inputs = 8
+    config.repeats = 3
     return config
