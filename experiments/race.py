@@ -22,6 +22,7 @@ from absl import flags
 from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.figure import Figure
 from ml_collections import config_flags
+from PIL import Image, ImageSequence
 from rich.columns import Columns
 from rich.console import Console
 from rich.live import Live
@@ -170,8 +171,23 @@ def save(path: pathlib.Path, sides: Sequence[Side], heading: str) -> float:
     with tempfile.TemporaryDirectory(dir=path.resolve().parent) as folder:
         made = pathlib.Path(folder) / "race.gif"
         animation.save(made, writer=PillowWriter(fps=FRAMES_PER_SECOND))
+        share_palette(made)
         made.replace(path)
     return GIF_SECONDS
+
+
+COLOURS = 48  # of an animation: text in few colours, and its edges
+
+
+def share_palette(path: pathlib.Path) -> None:
+    """Give all frames of an animation the few colours of its last one, which makes it a third as
+    large."""
+    with Image.open(path) as animation:
+        frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(animation)]
+        took = [frame.info["duration"] for frame in ImageSequence.Iterator(animation)]
+    palette = frames[-1].quantize(COLOURS, dither=Image.Dither.NONE)
+    first, *others = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames)
+    first.save(path, save_all=True, append_images=others, duration=took, loop=0, optimize=True)
 
 
 def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: float) -> None:
