@@ -99,6 +99,7 @@ def test_it_shares_the_targets_arrays(family):
     own, theirs = jax.tree.leaves(method.target), jax.tree.leaves(method.drafter)
     assert pointers(theirs) < pointers(own) == pointers(jax.tree.leaves(target.model))
     assert nbytes((method.target, method.drafter)) == nbytes(target.model)
+    assert drafters.parameters(draft, target) == 0
     copied = jax.tree.map(jnp.copy, method.drafter)
     assert not pointers(jax.tree.leaves(copied)) & pointers(own)
     assert nbytes((method.target, copied)) > nbytes(target.model)
@@ -188,6 +189,7 @@ def test_only_the_rows_of_the_head_are_new():
     own = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(draft.model)}
     new = [x for x in jax.tree.leaves(few) if x.unsafe_buffer_pointer() not in own]
     assert sorted(x.size for x in new) == [40, 10 * 8]
+    assert drafters.parameters(specjax.frequent(draft, range(10)), draft) == 10 * 8
     with pytest.raises(ValueError, match="no family"):
         specjax.save("nowhere", specjax.frequent(draft, [1]))
 

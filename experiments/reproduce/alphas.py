@@ -29,7 +29,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "tokens": alpha.tokens,
         "outputs": len(alpha.overlaps),
         "batch": on.config.batch_size,
-        "parameters": parameters(draft),
+        "parameters": parameters(draft, on.target),
         "training_minutes": on.training_minutes(cell["draft"]),
     }
 

@@ -72,11 +72,16 @@ def maker(draft: str) -> Callable[..., Drafter] | None:
     return None
 
 
-def parameters(draft: Checkpoint | Drafter) -> int:
-    """How many numbers a model has, or a drafter has of its own beside its target's."""
+def parameters(draft: Checkpoint | Drafter, target: Checkpoint) -> int:
+    """How many numbers a draft has of its own, beside the arrays that it shares with its target.
+
+    Of a drafter those that it would store; counts of n-grams are none.
+    """
     if isinstance(draft, Checkpoint):
-        return sum(x.size for x in jax.tree.leaves(draft.model))
-    own = draft.tensors().values() if hasattr(draft, "tensors") else ()
+        shared = {id(x) for x in jax.tree.leaves(target.model)}
+        own = [x for x in jax.tree.leaves(draft.model) if id(x) not in shared]
+    else:
+        own = list(draft.tensors().values()) if hasattr(draft, "tensors") else []
     return sum(x.size for x in own if x.dtype.kind != "i")
 
 

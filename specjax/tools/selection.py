@@ -349,7 +349,7 @@ class Trial:
         return Candidate(
             name=name,
             remarks=self._remarks(name, loaded),
-            parameters=drafters.parameters(loaded),
+            parameters=drafters.parameters(loaded, self.target),
             memory=nbytes(held),
             alpha=alpha.value,
             alpha_low=alpha.low,
