@@ -152,13 +152,12 @@ def test_features_that_stay_from_drafting_are_seen(monkeypatch):
 
 def test_a_feature_shifted_by_one_is_seen(monkeypatch):
     """Tokens beside the feature after them instead of the one before."""
-    plain = eagle.Eagle._run
+    plain = eagle.Network.remember
 
-    def shifted(self, tokens, features, start, context, cache):
-        features = features if tokens.shape[1] == 1 else jnp.roll(features, -1, axis=1)
-        return plain(self, tokens, features, start, context, cache)
+    def shifted(self, embedded, feature, start, cache):
+        return plain(self, embedded, jnp.roll(feature, -1, axis=1), start, cache)
 
-    monkeypatch.setattr(eagle.Eagle, "_run", shifted)
+    monkeypatch.setattr(eagle.Network, "remember", shifted)
     jax.clear_caches()
     target = target_of("gpt")
     assert disagreement(target, eagle_of(target, 1), constant(GAMMA)) > 1e-2

@@ -9,9 +9,9 @@ Let f_s be the target's feature after token x_s. Slot s of the one layer reads t
     (f_{s−1}, embedding of x_s)    and says h_s, from which the token x_{s+1} is drawn.
 
 While it drafts there is no f_{s−1}, and h_{s−1} stands for it. Once the target has read the block,
-`observe` runs it through the layer again, now with the target's true features one to the left: that
-overwrites the slots which drafting made from guesses. With known tokens a b c and drafts [d e], of
-which d is accepted and x follows:
+`observe` makes the block's keys and values anew, now with the target's true features one to the
+left: that overwrites the slots which drafting made from guesses. With known tokens a b c and drafts
+[d e], of which d is accepted and x follows:
 
     begin    slot 2  (f_1, c)  → h_2, d drawn
     extend   slot 3  (h_2, d)  → h_3, e drawn
@@ -52,6 +52,7 @@ from specjax.models.layers import (
     causal_bias,
     empty,
     project,
+    write,
 )
 from specjax.models.llama import (
     INITIAL_STD,
@@ -143,6 +144,13 @@ class Network(nnx.Module):
         bias = self.bias(start, count, slots)
         attended, cache = self.attention(x, start, bias, rotation, cache)
         return self.leave(residual + attended, source), cache
+
+    def remember(self, embedded: Array, feature: Array, start: Array, cache: KV) -> KV:
+        """What `__call__` writes to the cache; h, and what only it takes, is not computed."""
+        _, x = self.enter(embedded, feature)
+        positions = start[:, None] + jnp.arange(x.shape[1])[None, :]
+        _, new = self.attention.project(x, Rotation.at(positions, self.config.layer))
+        return write(cache, new, start)
 
     def enter(self, embedded: Array, feature: Array) -> tuple[Array, Array]:
         """Pairs → the residual stream, and what attention reads."""
@@ -239,10 +247,11 @@ class Eagle(Drafter):
         return Source(self.module.cross.project(encoded.astype(self.dtype)), bias)
 
     def observe(self, tokens, start, hidden, count, context, state):
-        """Run the block again, each token beside the true feature of the one before it."""
+        """Keys and values of the block anew, each token beside the true feature of the one before
+        it."""
         features = self.features(hidden)
         before = jnp.concatenate([state.true[:, None], features[:, :-1]], axis=1)
-        _, cache = self._run(tokens, before, start, context, state.cache)
+        cache = self.module.remember(self.embed(tokens), before, start, state.cache)
         last = jnp.maximum(count - 1, 0)[:, None, None]
         newest = jnp.take_along_axis(features, last, axis=1)[:, 0]
         return State(cache, jnp.where(count[:, None] > 0, newest, state.true), state.guess)
@@ -257,11 +266,9 @@ class Eagle(Drafter):
         return self._guess(token[:, None], state.guess, position, context, state)
 
     def _guess(self, token, feature, position, context, state):
-        hidden, cache = self._run(token, feature[:, None], position, context, state.cache)
+        pair = self.embed(token), feature[:, None]
+        hidden, cache = self.module(*pair, position, state.cache, context)
         return hidden[:, 0], State(cache, state.true, hidden[:, 0])
-
-    def _run(self, tokens, features, start, context, cache):
-        return self.module(self.embed(tokens), features, start, cache, context)
 
     def features(self, hidden: Float[Array, "*batch F"]) -> Float[Array, "*batch E"]:
         """The target's hidden states as pairs have them."""
