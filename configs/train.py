@@ -26,8 +26,8 @@ target token and the share of exact trees among 256 greedy outputs:
 Reading the sources takes another minute or two. docs/training.md tells how this came about.
 
 `head` is the acceptance head of draft-small (`specjax.training.train_head`), a matter of minutes;
-for draft-tiny add --config.draft=families/parse/draft-tiny, and expect a weighted loss of .51 on
-held-out rounds, where a constant has .88, and a rejected token below an accepted one 90 times in
+for draft-tiny add --config.draft=families/parse/draft-tiny, and expect a weighted loss of .62 on
+held-out rounds, where a constant has .97, and a rejected token below an accepted one 88 times in
 100.
 
 `eagle-parse`, `eagle3-parse`, `medusa-parse`, `hydra-parse` and the same of `prose` are drafters
