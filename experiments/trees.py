@@ -40,17 +40,22 @@ def main(_) -> None:
     config = flags.FLAGS.config
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     on = Study(config, open_results(workdir, config))
-    done = [{name: row[name] for name in ("draft", "temperature")} for row in on.results.done]
-    missing = [cell for cell in study.keys(config, config.drafts) if cell not in done]
-    for cell in tqdm(missing, unit="pair"):
-        for row in measure(on, **cell):
-            on.results.append({**cell, **row, **identity(on)})
+    fill(on)
     rows = on.results.done
     sections = [section(rows, cell) for cell in study.keys(config, config.drafts)]
     pages.write(workdir, f"{config.task}: trees", sections, rows)
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
     pages.show(console, sections, rows)
     console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+
+
+def fill(on: Study) -> None:
+    """Measure every draft and temperature that is missing."""
+    done = [{name: row[name] for name in ("draft", "temperature")} for row in on.results.done]
+    missing = [cell for cell in study.keys(on.config, on.config.drafts) if cell not in done]
+    for cell in tqdm(missing, unit="pair"):
+        for row in measure(on, **cell):
+            on.results.append({**cell, **row, **identity(on)})
 
 
 def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
@@ -144,13 +149,13 @@ def phases(on: Study, method: Method, texts, tau: float) -> dict[str, Any]:
     if isinstance(method, TreeSpeculative):
         taken = tree_cost.measure(method, contexts, state)
         draft, verify = (x / taken.token for x in (taken.draft, taken.verify))
-        return {"draft": draft, "verify": verify, "overhead": taken.overhead,
+        return {"draft_steps": draft, "verify_steps": verify, "overhead": taken.overhead,
                 "predicted": taken.speedup(tau)}  # fmt: skip
     assert isinstance(method, Speculative)
     gamma = method.gamma_max
     prices = cost.measure(method, contexts, state, [gamma], [gamma])
     draft, verify, rest = gamma * prices.c, prices.v(gamma), prices.overhead(gamma)
-    return {"draft": draft, "verify": verify, "overhead": rest,
+    return {"draft_steps": draft, "verify_steps": verify, "overhead": rest,
             "predicted": tau / (draft + verify + rest)}  # fmt: skip
 
 
@@ -162,8 +167,8 @@ def section(rows: list[dict[str, Any]], cell: Mapping[str, Any]) -> Section:
         ("nodes", lambda row: str(row["nodes"])),
         ("depth", lambda row: str(row["depth"])),
         ("τ", lambda row: number(row["tau"])),
-        ("draft", lambda row: number(row["draft"])),
-        ("verify", lambda row: number(row["verify"])),
+        ("draft", lambda row: number(row["draft_steps"])),
+        ("verify", lambda row: number(row["verify_steps"])),
         ("rest", lambda row: number(row["overhead"])),
         ("predicted", lambda row: number(row["predicted"])),
         ("decode", lambda row: number(row["speedup_decode"])),
