@@ -52,7 +52,7 @@ def test_trees(command, pair, tmp_path, monkeypatch, temperature, methods):
         if row["method"].startswith("tree"):
             assert (row["nodes"], len(row["parents"])) == (2, 2)
             assert row["tau_expected"] >= 1
-            assert row["on_accelerator"] >= row["foretold"]
+            assert min(row["on_accelerator"], row["foretold"]) > 0
     assert "Best tree: " in (work / "report.md").read_text()
     assert job().status == 0  # nothing is measured again
     assert len(files.Rows(work / "results.jsonl").done) == len(rows)
