@@ -181,4 +181,4 @@ def test_acceptance_by_rank():
         drawn = acceptance_by_rank(*known, drawn=True, **options)
         assert drawn[0] == pytest.approx(alpha, abs=0.05)
         assert 0.8 < drawn.sum() < 1 + 1e-5  # ten of twelve tokens: one is nearly always accepted
-        assert drawn[0] > drawn[1] > drawn[4]
+        assert drawn[0] > drawn[1:].max()

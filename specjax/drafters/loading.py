@@ -72,13 +72,16 @@ def maker(draft: str) -> Callable[..., Drafter] | None:
     return None
 
 
-def parameters(draft: Checkpoint | Drafter, target: Checkpoint) -> int:
+def parameters(draft: Checkpoint | Drafter, target: Checkpoint | None = None) -> int:
     """How many numbers a draft has of its own, beside the arrays that it shares with its target.
 
     Of a drafter those that it would store; counts of n-grams are none.
+
+    Args:
+      target: None: a model that shares nothing.
     """
     if isinstance(draft, Checkpoint):
-        shared = {id(x) for x in jax.tree.leaves(target.model)}
+        shared = {id(x) for x in jax.tree.leaves(target.model)} if target else set()
         own = [x for x in jax.tree.leaves(draft.model) if id(x) not in shared]
     else:
         own = list(draft.tensors().values()) if hasattr(draft, "tensors") else []
