@@ -10,7 +10,7 @@ import numpy as np
 
 from specjax import sampling as smp
 from specjax.measure import cost
-from specjax.speculative import Contexts, Dice, GreedyDice
+from specjax.speculative import Contexts, dice_for
 from specjax.state import State
 from specjax.trees.nodes import layout, lineage
 from specjax.trees.speculative import TreeSpeculative, grow
@@ -62,9 +62,8 @@ def _looped(phase: Callable, steps: int) -> Callable:
 
 
 def _drafted(method, contexts, state) -> Any:
-    dice = GreedyDice() if method.sampling.greedy else Dice()
     cap = jnp.full_like(state.length, method.gamma_max)
-    return grow(method)(method, contexts.drafter, state, cap, dice)
+    return grow(method)(method, contexts.drafter, state, cap, dice_for(method))
 
 
 def _draft(method, contexts, state):

@@ -11,7 +11,7 @@ Tokens that were chosen, and not drawn, leave nothing to be weighed: `Follow` is
 no lossless rule accepts more. For drawn ones `Follow` is exact too.
 """
 
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,6 @@ class Endings(NamedTuple):
 class TreeRule(Protocol):
     """What a round needs of a rule."""
 
-    needs_drawn: ClassVar[bool]
-    """Whether it reads the distributions that tokens were drawn from."""
-
     def endings(
         self, target_probs: Float[Array, "B C V"], nodes: Nodes, lines: Int[Array, "R C D1"]
     ) -> Endings:
@@ -55,8 +52,6 @@ class Follow:
 
     The children's tokens are distinct, so P(c is followed) = p(x_c). It is exact for any tree.
     """
-
-    needs_drawn: ClassVar[bool] = False
 
     def endings(self, target_probs, nodes, lines):
         """reach[c] = reach[v]·p[v](x_c); at v what is left of p without its children's tokens."""
@@ -89,8 +84,6 @@ class Sibling:
     Sequoia (Chen et al. 2024).
     """
 
-    needs_drawn: ClassVar[bool] = True
-
     def endings(self, target_probs, nodes, lines):
         rows = jnp.arange(len(target_probs))
 
@@ -121,8 +114,6 @@ class Traversal:
     P[c] = min(1, R·M(x)/q[c](x)) for R and M of its parent, which begin as P[v] and p[v] and become
     after each child R' = Z/(Z + 1 − R) and M' = [R·M − q]₊/Z, where Z is the mass of the latter.
     """
-
-    needs_drawn: ClassVar[bool] = True
 
     def endings(self, target_probs, nodes, lines):
         """stop[v] = R[v]·Π (1 − R[u]) over all u before v in post-order, and 1 for the root's R."""

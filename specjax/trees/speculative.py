@@ -23,7 +23,7 @@ from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Round
 from specjax.sampling import Sampling
-from specjax.speculative import Contexts, Dice, GreedyDice, start
+from specjax.speculative import Contexts, Dice, dice_for, start
 from specjax.state import State, commit, is_finite
 from specjax.trees import drafting
 from specjax.trees.nodes import Nodes, layout, lineage, path_to, taken
@@ -86,7 +86,7 @@ def step(
     method: TreeSpeculative, contexts: Contexts, state: State, dice: Dice | None = None
 ) -> tuple[State, Round]:
     """One round for every live row: the loop's body."""
-    dice = dice or (GreedyDice() if method.sampling.greedy else Dice())
+    dice = dice or dice_for(method)
     policy, allowed = method.policy.begin(state.policy, method.gamma_max)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
     cap = jnp.where(state.done, 0, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room))
@@ -126,7 +126,7 @@ def step(
     seen = jnp.pad(path, ((0, 0), (1, 0)))  # the root, and the way to the last accepted node
     hidden = taken(hidden, seen)
     slot = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
-    unknown = jnp.zeros_like(drafted, jnp.float32)
+    unknown = jnp.zeros_like(drafted, jnp.float32)  # policies with a fixed depth read none of it
     round_ = Round(
         active=~state.done,
         drafted=tested,
