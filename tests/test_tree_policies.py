@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from specjax.drafters.base import ModelDrafter
 from specjax.measure import tree_cost
 from specjax.policies import constant, prices
 from specjax.policies.nodes import cut, nodes
+from specjax.pytrees import pytree
 from specjax.trees import BestFirst, FixedTree, fixed
 from specjax.trees import speculative as tree_speculative
 from table_models import inputs_of, random_table
@@ -36,6 +38,7 @@ MIXED = FixedTree((0, 1, 0, 1))
 SHAPES = {"mixed": MIXED, "best first": BestFirst(width=2, depth=2, nodes=4)}
 
 
+@pytree
 class ErraticNodes(Erratic):
     """Numbers of nodes from 0 to 4 that depend on all past rounds, and depths that do."""
 
@@ -114,10 +117,11 @@ def test_narrower_passes_change_no_token(shape):
         assert outputs(full) == outputs(dataclasses.replace(full, widths=(1, 2, 4)))
 
 
+@pytree
 class Counted(ModelDrafter):
     """Counts its calls."""
 
-    calls = 0
+    calls: ClassVar[int] = 0
 
     def extend(self, *args):
         def count(_):

@@ -62,7 +62,7 @@ class BestNodes(Policy):
         price = self.prices.rounds(most)
         chance = state.accepted / jnp.where(state.seen > 0, state.seen, 1.0)
         tokens = 1.0 + jnp.pad(jnp.cumsum(chance, axis=1), ((0, 0), (1, 0)))
-        return jnp.where(state.rounds % self.every == 0, most, argmax(tokens / price))
+        return jnp.where(state.rounds % self.every == 0, most, argmax(tokens / price[None]))
 
     def update(self, state, round_):
         had = round_.nodes.submitted
