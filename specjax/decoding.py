@@ -26,7 +26,7 @@ from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
-from specjax.policies.base import within_a_draft
+from specjax.policies.base import counts_nodes, within_a_draft
 from specjax.results import Row
 from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
@@ -176,6 +176,8 @@ def with_policy(method: M, policy: Policy) -> M:
             f"{name} decides token by token whether a chain goes on. Trees go with policies that "
             'decide before a draft, such as "goodput" and "nodes".'
         )
+    if counts_nodes(policy) and not branches:
+        raise ValueError(f"{name} sets the number of a tree's nodes: give a tree, or leave it out.")
     if policy.needs_shorter and not (method.rule.reveals_shorter and grows_by_levels(method)):
         raise ValueError(
             f"{name} learns from a round what shorter drafts would have got, which "

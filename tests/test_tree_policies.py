@@ -219,6 +219,13 @@ def test_policies_that_are_refused(policy, shape, rule, said, pair):
         assert build(rule=rule, policy=policy).policy
 
 
+def test_a_chain_has_no_nodes(pair):
+    with pytest.raises(ValueError, match="give a tree"):
+        decoding.speculative(
+            pair.target, pair.draft, gamma=2, sampling=smp.sampling(1.0), policy=cut(1, 1)
+        )
+
+
 @pytest.mark.parametrize("policy", ["goodput", "nodes", "cut(depth=1, nodes=2)"])
 def test_generate(policy, pair):
     """Prices are measured where a policy needs them, and greedy tokens are the target's."""
