@@ -46,11 +46,11 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.seeds = (0, 1, 2)  # all for the best and the worst, the first for the others
     # The draft, and how it learns from the target.
     config.train = train.get_config("gpt-draft" if prose else "draft-small")
-    config.train.steps = 300
+    config.train.steps = 200
     config.train.teacher_after = 0
     config.train.warmup_steps = 20
     config.train.learning_rate = 1.5e-3 if prose else 1e-3
-    config.train.max_examples = 50_000  # many more than 300 steps see, and read sooner
+    config.train.max_examples = 20_000  # more than 200 steps see, and read sooner
     config.train.prefix_inputs = 256 if prose else 1024
     config.train.log_every = 50
     config.train.eval_examples = 128
@@ -66,8 +66,8 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     }
     config.temperatures = (0.0, 1.0)
     config.max_new_tokens = 200 if prose else 96
-    config.alpha_inputs = 100 if prose else 200  # outputs over which α is measured
-    config.tau_inputs = 50 if prose else 100  # inputs that are decoded speculatively
+    config.alpha_inputs = 100  # outputs over which α is measured
+    config.tau_inputs = 50  # inputs that are decoded speculatively
     config.gamma = 5
     config.batch_size = 16
     if choice == "quick":

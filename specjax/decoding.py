@@ -5,7 +5,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
+from specjax.policies.base import counts_nodes, within_a_draft
 from specjax.results import Row
 from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
@@ -51,12 +52,10 @@ def build(
     if draft is None:
         return plain(target, sampling, rule)
     shape = trees.load(tree)
-    options: dict[str, Any] = {"rule": rule, "policy": policy}
+    options: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
     if not isinstance(shape, Chain):
-        if widths:
-            raise ValueError(f"widths={tuple(widths)} are of chains; a tree has one verify pass.")
         return branching(target, draft, shape, sampling=sampling, **options)
-    return speculative(target, draft, gamma=gamma, sampling=sampling, widths=widths, **options)
+    return speculative(target, draft, gamma=gamma, sampling=sampling, **options)
 
 
 def plain(
@@ -91,7 +90,7 @@ def speculative(
         sampling=sampling,
         eos_ids=jnp.asarray(target.eos_ids, jnp.int32),
         gamma_max=int(gamma),
-        widths=tuple(whole("widths", width, "[1, ∞)") for width in widths),
+        widths=_widths(widths),
     )
     if policy is None:
         return made
@@ -106,6 +105,7 @@ def branching(
     sampling: Sampling,
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
+    widths: Sequence[int] = (),
 ) -> TreeSpeculative:
     """Speculative decoding with trees. Checks that the pair fits, and that both can branch.
 
@@ -122,22 +122,23 @@ def branching(
             f"{type(drafter).__name__} proposes one token alone after a text, so its drafts cannot "
             'branch. Take another drafter, or tree="chain".'
         )
-    chosen = constant(shape.depth) if policy is None else policy
-    chosen = load_policy(chosen) if isinstance(chosen, str) else chosen
-    if not chosen.fixed:
-        raise ValueError(
-            f"{type(chosen).__name__} decides about chains. Trees go with the policies that fix "
-            'the depth, such as "constant".'
-        )
-    return TreeSpeculative(
+    made = TreeSpeculative(
         target=target_model,
         drafter=drafter,
         rule=_rule(rule),
-        policy=chosen,
+        policy=constant(shape.depth),
         sampling=sampling,
         eos_ids=jnp.asarray(target.eos_ids, jnp.int32),
         shape=shape,
+        widths=_widths(widths),
     )
+    if policy is None:
+        return made
+    return with_policy(made, load_policy(policy) if isinstance(policy, str) else policy)
+
+
+def _widths(said: Sequence[int]) -> tuple[int, ...]:
+    return tuple(whole("widths", width, "[1, ∞)") for width in said)
 
 
 def pair(target: Checkpoint, draft: Checkpoint | Drafter | str) -> tuple[Any, Drafter]:
@@ -164,14 +165,31 @@ def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
     return load_rule(rule) if isinstance(rule, str) else rule
 
 
-def with_policy(method: Speculative, policy: Policy) -> Speculative:
+M = TypeVar("M", Speculative, TreeSpeculative)
+
+
+def with_policy(method: M, policy: Policy) -> M:
     """The loop with another policy; ValueError if it cannot learn from the loop's rule."""
-    if policy.needs_shorter and not method.rule.reveals_shorter:
+    name, branches = type(policy).__name__, isinstance(method, TreeSpeculative)
+    if branches and within_a_draft(policy):
         raise ValueError(
-            f"{type(policy).__name__} learns from a round what shorter drafts would have got, "
-            f"which {type(method.rule).__name__} does not show: take another policy, or TokenRule."
+            f"{name} decides token by token whether a chain goes on. Trees go with policies that "
+            'decide before a draft, such as "goodput" and "nodes".'
+        )
+    if counts_nodes(policy) and not branches:
+        raise ValueError(f"{name} sets the number of a tree's nodes: give a tree, or leave it out.")
+    if policy.needs_shorter and not (method.rule.reveals_shorter and grows_by_levels(method)):
+        raise ValueError(
+            f"{name} learns from a round what shorter drafts would have got, which "
+            f"{type(method.rule).__name__}{' with this tree' if branches else ''} does not show: "
+            "take another policy, or TokenRule."
         )
     return dataclasses.replace(method, policy=policy)
+
+
+def grows_by_levels(method: Speculative | TreeSpeculative) -> bool:
+    """Whether a shorter draft is the beginning of a longer one."""
+    return not isinstance(method, TreeSpeculative) or not method.dynamic
 
 
 def aligned(target: Checkpoint, draft: Checkpoint):

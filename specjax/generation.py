@@ -9,16 +9,15 @@ from typing import Any
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, drafters, trees
+from specjax import decoding, drafters
 from specjax.accept import AcceptanceRule, exactness
 from specjax.drafters.base import Drafter
-from specjax.loop import Method
 from specjax.measure import pricing
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, needs_prices
 from specjax.results import Result
 from specjax.sampling import Filter, as_key, sampling
-from specjax.trees import Chain, Shape
+from specjax.trees import Shape
 from specjax.types import Text
 
 
@@ -89,18 +88,13 @@ def generate(
         "names": (target.name, "" if draft is None else drafters.name_of(draft)),
     }
     chosen = sampling(temperature, top_k, top_p, filters)
-    method: Method
-    shape = trees.load(tree)
-    priced = isinstance(shape, Chain) and isinstance(policy, str) and needs_prices(policy)
-    if draft is not None and isinstance(policy, str) and priced:
-        method = decoding.speculative(
-            target, draft, gamma=gamma, sampling=chosen, rule=rule, widths=widths
-        )
+    priced = draft is not None and isinstance(policy, str) and needs_prices(policy)
+    how: dict[str, Any] = {"rule": rule, "widths": widths, "tree": tree}
+    asked = None if priced else policy
+    method: Any = decoding.build(target, draft, gamma=gamma, sampling=chosen, policy=asked, **how)
+    if isinstance(policy, str) and priced:
         rows = min(batch_size, len(texts) * samples)
         told, _ = pricing.told(policy, method, target, texts, **options | {"batch_size": rows})
         method = decoding.with_policy(method, told)
-    else:
-        how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths, "tree": shape}
-        method = decoding.build(target, draft, gamma=gamma, sampling=chosen, **how)
     exact = draft is None or exactness(method.rule, method.sampling)
     return Result(list(decoding.stream(method, target, texts, samples=samples, **options)), exact)

@@ -24,6 +24,10 @@ class Round(NamedTuple):
 
     Entries after the first rejection describe a prefix that was discarded, and not the output.
 
+    Of a tree, entry i is about the node at depth i of the accepted path, and whether it has a child
+    that is accepted: `ratio` and `overlap` are its chance, given the tokens, and `confidence` the
+    belief in its children together. `drafted` is the depth.
+
     The fields from `drafts` on hold distributions and states of the models: enough to compute the
     round's probability. Replay knows the others alone and leaves these None.
     """
@@ -46,6 +50,7 @@ class Round(NamedTuple):
     next_token: Int[Array, " B"] = _UNKNOWN
     nodes: Any = None  # of a tree, `trees.nodes.Nodes`; `drafts` is unknown then
     node: Int[Array, " B"] | None = None  # at which acceptance ended
+    reach: Float[Array, "B C"] | None = None  # P(a node is accepted), given the tokens
 
     @property
     def gamma_max(self) -> int:

@@ -27,7 +27,7 @@ from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round
 from specjax.sampling import Purpose, Sampling
 from specjax.state import State, begin, commit, is_finite
-from specjax.types import Context, Inputs, Model
+from specjax.types import Context, Inputs, Layout, Model
 
 
 @pytree
@@ -292,27 +292,44 @@ def verify(
     With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4 and
     returns the distributions of the tokens after c, after d and after e.
     """
-    full = method.gamma_max + 1
-    block = block_of(state, drafts)
-    # Slots that a narrower pass leaves stale lie beyond every query, as after a rejection.
-    widths = [*sorted({width for width in method.widths if width < full}), full]
-    score = partial(_score, method, context, state, block)
-    if len(widths) == 1:
-        scores, cache = score(full, 0, (None, state.cache))
-    else:
-        # A loop of zero or one turns for each width: `lax.switch` would copy the caches.
-        longest = jnp.max(drafts.length)
-        shapes = jax.eval_shape(partial(score, full, 0), (None, state.cache))[0]
-        carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), state.cache
-        for narrower, width in zip([0, *widths[:-1]], widths, strict=True):
-            fits = (narrower <= longest) & (longest < width)
-            carry = jax.lax.fori_loop(0, fits.astype(jnp.int32), partial(score, width), carry)
-        scores, cache = carry
+    scores, cache = score(
+        method, context, state, block_of(state, drafts), jnp.max(drafts.length) + 1
+    )
     finite = is_finite(scores.logprobs, ~state.done)
     return scores, state.replace(cache=cache, target_finite=state.target_finite & finite)
 
 
-def _score(method, context, state, block, width, turn, carry) -> tuple[Scores, object]:
+def score(
+    method: Any,
+    context: Context,
+    state: State,
+    block: Int[Array, "B K"],
+    needed: Int[Array, ""],
+    layout: Layout | None = None,
+) -> tuple[Scores, object]:
+    """What the target says of a block that begins at the last known token, and its cache.
+
+    Args:
+      needed: tokens at the block's beginning that anyone will read; `method.widths` may have a
+        narrower pass for them.
+      layout: of a tree.
+    """
+    full = block.shape[1]
+    # Slots that a narrower pass leaves stale lie beyond every query, as after a rejection.
+    widths = [*sorted({width for width in method.widths if width < full}), full]
+    run = partial(_score, method, context, state, block, layout)
+    if len(widths) == 1:
+        return run(full, 0, (None, state.cache))
+    # A loop of zero or one turns for each width: `lax.switch` would copy the caches.
+    shapes = jax.eval_shape(partial(run, full, 0), (None, state.cache))[0]
+    carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), state.cache
+    for narrower, width in zip([0, *widths[:-1]], widths, strict=True):
+        fits = (narrower < needed) & (needed <= width)
+        carry = jax.lax.fori_loop(0, fits.astype(jnp.int32), partial(run, width), carry)
+    return carry
+
+
+def _score(method, context, state, block, layout, width, turn, carry) -> tuple[Scores, object]:
     """One pass over the first `width` tokens of the block.
 
     The turn is always 0, but hidden from XLA, which would otherwise compute half of the first layer
@@ -320,7 +337,8 @@ def _score(method, context, state, block, width, turn, carry) -> tuple[Scores, o
     """
     rule = method.rule
     tokens = block[:, :width].at[:, 0].add(turn)
-    hidden, cache = method.target(tokens, state.length - 1 + turn, context, carry[1])
+    seen = {} if layout is None else {"layout": layout.first(width)}
+    hidden, cache = method.target(tokens, state.length - 1 + turn, context, carry[1], **seen)
     logprobs = rule.target_distribution(method.target.logits(hidden), method.sampling)
     # What lies past the end of every draft is never read.
     room = ((0, 0), (0, block.shape[1] - width), (0, 0))

@@ -41,6 +41,10 @@ class Layout(NamedTuple):
     depth: Int[Array, "R K"]
     seen: Bool[Array, "R K K"]  # by query, then by slot of the call
 
+    def first(self, count: int) -> "Layout":
+        """Of the first tokens alone; with a token its ancestors are among them."""
+        return Layout(self.depth[:, :count], self.seen[:, :count, :count])
+
 
 class Model(Protocol):
     """A target or draft model as the loops see it (`models/` has the real ones)."""

@@ -305,7 +305,7 @@ def test_given(said, widths, shared):
 def test_who_needs_prices(tmp_path, monkeypatch):
     """Whose `prices` have no default and are not given; also of one's own."""
     needing = [name for name in policies.NAMES if policies.needs_prices(name)]
-    assert needing == ["goodput", "first_descent", "lookahead"]
+    assert needing == ["goodput", "first_descent", "lookahead", "nodes"]
     assert policies.needs_prices("goodput(prior=0.5)")
     assert not policies.needs_prices("svip(threshold=0.3)")
     (tmp_path / "priced_policy.py").write_text(
@@ -357,7 +357,7 @@ def test_decode_measures_prices(pair, tmp_path, monkeypatch, capsys):
     assert found.status == 0, found.stderr
     assert len(found.stdout.splitlines()) == 2
     assert "goodput: measured " in found.stderr
-    assert " ms for a round without a draft, " in found.stderr
+    assert " ms for the smallest round, " in found.stderr
     wrong = run(monkeypatch, capsys, "experiments.decode", *flags, "--config.policy=goodput(x=1)")
     assert wrong.status == 1
     assert "'x'" in wrong.stderr

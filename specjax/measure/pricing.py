@@ -29,14 +29,15 @@ from scipy.optimize import nnls
 from specjax import decoding
 from specjax.autoregressive import Autoregressive
 from specjax.loop import Method
-from specjax.measure import timing
+from specjax.measure import timing, tree_cost
 from specjax.measure.timing import PLAIN
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices, load, prices
-from specjax.policies.base import where_active
+from specjax.policies.base import counts_nodes, where_active
 from specjax.pytrees import pytree
 from specjax.speculative import Speculative
 from specjax.state import State
+from specjax.trees.speculative import TreeSpeculative
 from specjax.types import Text
 
 POLICIES = "policies"  # the loop that all policies share
@@ -262,7 +263,7 @@ def unit_times(
 
 def told(
     policy: str,
-    method: Speculative,
+    method: Speculative | TreeSpeculative,
     target: Checkpoint,
     texts: Sequence[Text],
     *,
@@ -275,7 +276,8 @@ def told(
     """A policy by name, and the prices that it is told: those of this loop, measured now.
 
     Some texts, `batch_size` or four, are decoded up to 32 tokens, three times with drafts of each
-    of a few lengths: a few seconds, and the compilation of one loop.
+    of a few lengths: a few seconds, and the compilation of one loop. Of a tree single rounds are
+    timed (`tree_cost.prices`), by depth, or by nodes for a policy that sets their number.
 
     Args:
       policy: one that needs prices (`policies.needs_prices`), with or without its other settings.
@@ -289,6 +291,8 @@ def told(
         sources = decoding.tokenize(target, some, max_source_len)
     if sources and max_new_tokens >= 1:
         decoding.check_room(target, sources, max_new_tokens)
+        if isinstance(method, TreeSpeculative):
+            return _told_of_a_tree(policy, method, target, sources[: max(1, batch_size)], key)
         found = measure(
             {"loop": method},
             target,
@@ -301,7 +305,24 @@ def told(
             names=names,
         )["loop"]
     else:  # nothing will be decoded
-        found = prices(0.0, [1.0] * (method.gamma_max + 1))
+        by_nodes = counts_nodes(load(policy, prices=prices(0.0, [1.0])))
+        found = prices(0.0, [1.0] * (method.slots if by_nodes else method.gamma_max + 1))
+    return load(policy, prices=found), found
+
+
+def _told_of_a_tree(policy, method, target, sources, key) -> tuple[Policy, Prices]:
+    """See `told`."""
+    contexts, state = decoding.prepare(
+        method,
+        target,
+        sources,
+        [(index, 0) for index in range(len(sources))],
+        max_new_tokens=method.slots + 1,
+        key=key,
+        rows=len(sources),
+    )
+    by_nodes = counts_nodes(load(policy, prices=prices(0.0, [1.0])))
+    found = tree_cost.prices(method, contexts, state, by_nodes)
     return load(policy, prices=found), found
 
 
@@ -354,10 +375,8 @@ def by_formula(
 def words(table: Prices) -> str:
     """What rounds take, if prices are in seconds, and how good the fit is."""
     first, *_, last = (1e3 * table.rounds(table.gamma_max)).tolist()
-    return (
-        f"{first:.3g} ms for a round without a draft, {last:.3g} for one of "
-        f"{table.gamma_max} tokens. {goodness(table)}"
-    )
+    rounds = f"{first:.3g} ms for the smallest round, {last:.3g} for the largest."
+    return rounds if np.isnan(table.error) else f"{rounds} {goodness(table)}"
 
 
 def goodness(table: Prices) -> str:

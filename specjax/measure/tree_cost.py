@@ -1,5 +1,6 @@
 """What a round with a tree costs, phase by phase, beside a step of the target."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,11 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import policies
 from specjax import sampling as smp
 from specjax.measure import cost
+from specjax.policies import Prices
+from specjax.policies.nodes import cut
 from specjax.speculative import Contexts, dice_for
 from specjax.state import State
+from specjax.trees.drafting import Allowed
 from specjax.trees.nodes import layout, lineage
+from specjax.trees.shapes import FixedTree
 from specjax.trees.speculative import TreeSpeculative, grow
 
 
@@ -53,6 +59,47 @@ def measure(
     return TreePrices(*(float(np.median(taken[name][1:])) for name in TreePrices._fields))
 
 
+def prices(
+    method: TreeSpeculative,
+    contexts: Contexts,
+    state: State,
+    by_nodes: bool,
+    *,
+    steps: int = 10,
+    repeats: int = 5,
+) -> Prices:
+    """What whole rounds take, in seconds, by the number of their nodes, or else by their depth.
+
+    Of numbers of nodes only those are timed after which a wider verify pass or a deeper level
+    begins; any other takes what the next larger one takes.
+
+    Args: as `measure`.
+    """
+    whole = method.shape.depth, method.shape.nodes
+    if by_nodes:
+        asked = {method.shape.nodes: whole}
+        ends = [0, *(width - 1 for width in method.widths if width < method.slots)]
+        if isinstance(method.shape, FixedTree):
+            deepest = np.maximum.accumulate(method.shape.depths)
+            ends += np.flatnonzero(np.diff(deepest)).tolist()  # one node more is a level more
+        asked |= {count: (method.shape.depth, count) for count in ends}
+    else:
+        asked = {depth: (depth, method.shape.nodes) for depth in range(method.shape.depth + 1)}
+    runs = {"round": _looped(_round, steps), "token": _looped(cost._target_step, steps)}
+    methods = {size: dataclasses.replace(method, policy=cut(*how)) for size, how in asked.items()}
+    taken: dict[Any, list[float]] = {size: [] for size in ("token", *methods)}
+    for _ in range(repeats + 1):  # the first compiles
+        for size in taken:
+            run = runs["token" if size == "token" else "round"]
+            begin = time.perf_counter()
+            jax.block_until_ready(run(methods.get(size, method), contexts, state))
+            taken[size].append((time.perf_counter() - begin) / steps)
+    medians = {size: float(np.median(times[1:])) for size, times in taken.items()}
+    sizes = sorted(methods)
+    rounds = [medians[min(s for s in sizes if s >= n)] for n in range(sizes[-1] + 1)]
+    return policies.prices(0.0, rounds, token=medians["token"], error=np.nan)  # nothing is fitted
+
+
 def _looped(phase: Callable, steps: int) -> Callable:
     @jax.jit
     def run(method, contexts, state):
@@ -62,8 +109,9 @@ def _looped(phase: Callable, steps: int) -> Callable:
 
 
 def _drafted(method, contexts, state) -> Any:
-    cap = jnp.full_like(state.length, method.gamma_max)
-    return grow(method)(method, contexts.drafter, state, cap, dice_for(method))
+    depth, nodes = (jnp.full_like(state.length, n) for n in (method.gamma_max, method.shape.nodes))
+    allowed = Allowed(depth, nodes)
+    return grow(method)(method, contexts.drafter, state, allowed, dice_for(method))
 
 
 def _draft(method, contexts, state):

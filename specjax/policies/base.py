@@ -64,6 +64,13 @@ class Policy(Protocol):
         """
         return state, jnp.int32(gamma_max)
 
+    def nodes(self, state: Any, most: int) -> Int[Array, "*batch"]:
+        """Of a tree: how many of its nodes to draft, for each row or for all, asked after `begin`.
+
+        `begin` has set the depth. The first nodes count, which are the most promising ones.
+        """
+        return jnp.int32(most)
+
     def keep_drafting(self, state: Any, seen: Observation) -> tuple[Any, Bool[Array, " B"]]:
         """Whether each row drafts token i, decided before it is drawn.
 
@@ -87,6 +94,17 @@ class Policy(Protocol):
     def update(self, state: Any, round_: Round) -> Any:
         """After a round: what was learned."""
         return state
+
+
+def within_a_draft(policy: Policy) -> bool:
+    """Whether it decides token by token, and not before the draft alone."""
+    kind = type(policy)
+    return (kind.keep_drafting, kind.go_on) != (Policy.keep_drafting, Policy.go_on)
+
+
+def counts_nodes(policy: Policy) -> bool:
+    """Whether it sets the number of nodes of trees."""
+    return type(policy).nodes is not Policy.nodes
 
 
 def where_active(round_: Round, new: Any, old: Any) -> Any:

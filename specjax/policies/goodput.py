@@ -49,7 +49,7 @@ class Goodput(Policy):
         return state, argmax(self.rate(state, gamma_max))
 
     def update(self, state, round_):
-        tested = jnp.minimum(round_.accepted + 1, round_.drafted)  # the first rejected one included
+        tested = jnp.sum(round_.tested, axis=1)  # the first rejected one included
         new = Tally(
             self.memory * state.accepted + round_.accepted.astype(jnp.float32),
             self.memory * state.tested + tested.astype(jnp.float32),

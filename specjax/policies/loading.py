@@ -17,6 +17,7 @@ NAMES = {
         "goodput": ["goodput", "first_descent", "lookahead"],
         "bandits": ["ucb", "exp3", "hedge"],
         "head": ["head"],
+        "nodes": ["nodes", "cut"],
     }.items()
     for name in names
 }

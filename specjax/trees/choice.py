@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specjax.support.ranges import number, whole
-from specjax.trees.shapes import FixedTree, fixed
+from specjax.trees.shapes import FixedTree, of_paths
 
 
 class Choice(NamedTuple):
@@ -69,9 +69,21 @@ def best_trees(
         for levels in range(1, min(depth, size) + 1):
             ranks = paths(levels, size, ())
             if len(ranks) == size:  # else there is no such tree: too few levels and ranks
-                tree = fixed(paths=ranks, draw=draw)
+                tree = of_paths(_best_first(ranks, chances), draw)
                 found[size, levels] = tree, float(1 + gain[levels][0, size])
     return found
+
+
+def _best_first(
+    paths: Sequence[tuple[int, ...]], chances: Sequence[float]
+) -> list[tuple[int, ...]]:
+    """The nodes by what they are worth, so that the first n of them are a good tree too."""
+    worth: dict[tuple[int, ...], float] = {(): 1.0}
+    for path in sorted(paths, key=lambda path: (len(path), path)):
+        worth[path] = worth[path[:-1]] * chances[path[-1]]
+        if path[-1]:  # an earlier sibling comes first, whatever the chances
+            worth[path] = min(worth[path], worth[*path[:-1], path[-1] - 1])
+    return sorted(paths, key=lambda path: (-worth[path], len(path), path))
 
 
 def choose(

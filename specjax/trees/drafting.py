@@ -17,15 +17,24 @@ from specjax import sampling as smp
 from specjax.drafters.base import Drafter, is_silent
 from specjax.sampling import Sampling
 from specjax.state import State, is_finite
-from specjax.trees.nodes import Nodes, all_rows, taken
+from specjax.trees.nodes import Nodes, taken
 from specjax.trees.shapes import BestFirst, FixedTree
 from specjax.types import Context
+
+
+class Allowed(NamedTuple):
+    """How large each row's tree may be."""
+
+    depth: Int[Array, " B"]
+    nodes: Int[Array, " B"]
 
 
 class Level(NamedTuple):
     """The nodes of one depth that have children, M of them."""
 
-    nodes: Int[Array, "R M"]
+    nodes: Int[
+        Array, "B M"
+    ]  # their numbers; −1: not a node of the tree, or the drafter did not run
     states: Any  # the drafter's after each; leaves (B, M, …)
     logprobs: Float[Array, "B M V"]  # of the next token, under the sampling
     belief: Float[Array, "B M V"]  # at temperature 1 where decoding is greedy, else the same
@@ -45,7 +54,7 @@ def root(method: Any, context: Context, state: State) -> Level:
     known = state.tokens, state.length, context, state.drafter
     hidden, drafter = method.drafter.begin(*known)
     states = jax.tree.map(lambda x: x[:, None], drafter)
-    return level(method, jnp.zeros((1, 1), jnp.int32), states, hidden[:, None])
+    return level(method, jnp.zeros_like(state.length)[:, None], states, hidden[:, None])
 
 
 def expand(
@@ -53,9 +62,10 @@ def expand(
     context: Context,
     above: Level,
     at: Int[Array, "B M"],
-    nodes: Int[Array, "R M"],
+    nodes: Int[Array, "B M"],
     tokens: Int[Array, "B M"],
     position: Int[Array, " B"],
+    needed: Bool[Array, ""],
 ) -> Level:
     """The drafter after M tokens, each behind a node of the level above.
 
@@ -63,11 +73,21 @@ def expand(
       at: the place of each token's parent among the nodes above.
       nodes: their own numbers.
       position: of the tokens.
+      needed: whether any row has nodes below these. If not, and unless the policy is `fixed`, the
+        drafter is left out and says nothing.
     """
-    states = taken(above.states, at)
-    grow = jax.vmap(method.drafter.extend, in_axes=(1, None, None, 1), out_axes=1)
-    hidden, states = grow(tokens, position, context, states)
-    return level(method, nodes, states, hidden)
+
+    def grown():
+        states = taken(above.states, at)
+        grow = jax.vmap(method.drafter.extend, in_axes=(1, None, None, 1), out_axes=1)
+        hidden, states = grow(tokens, position, context, states)
+        return level(method, nodes, states, hidden)
+
+    def left_out():
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(grown))
+        return nothing._replace(nodes=jnp.full_like(nodes, -1))
+
+    return grown() if method.policy.fixed else jax.lax.cond(needed, grown, left_out)
 
 
 def level(method: Any, nodes: Array, states: Any, hidden: Float[Array, "B M E"]) -> Level:
@@ -93,24 +113,32 @@ def finite(level: Level, state: State) -> Bool[Array, ""]:
 # --- a fixed tree --------------------------------------------------------------------------------
 
 
-def fixed(method: Any, context: Context, state: State, cap: Int[Array, " B"], dice: Any) -> Drafted:
-    """The nodes of `method.shape`, as deep as `cap` allows in each row."""
+def fixed(method: Any, context: Context, state: State, allowed: Allowed, dice: Any) -> Drafted:
+    """The nodes of `method.shape`, as many and as deep as each row is allowed."""
     shape: FixedTree = method.shape
+    deepest = jnp.asarray(np.maximum.accumulate(shape.depths))[allowed.nodes]
+    allowed = allowed._replace(depth=jnp.minimum(allowed.depth, deepest))
     levels = [root(method, context, state)]
     parts: list[Children] = []  # by level
+    order: list[int] = []  # the nodes in which they are
     submitted = {0: jnp.ones_like(state.done)}  # by node
     for depth in range(shape.depth):
         inner = shape.inner(depth)
         if depth:
-            above, tokens = shape.inner(depth - 1), parts[-1].tokens
-            first = int(np.flatnonzero(shape.depths == depth)[0])
-            chosen = tokens[:, np.array(inner) - first]
-            at = jnp.array([[above.index(int(shape.parent[node])) for node in inner]], jnp.int32)
-            at = jnp.broadcast_to(at, chosen.shape)
-            number, place = jnp.array([inner], jnp.int32), state.length + depth - 1
-            levels.append(expand(method, context, levels[-1], at, number, chosen, place))
-        parts.append(_children(method, state, levels[-1], inner, depth, cap, submitted, dice))
-    tokens, laws, beliefs, there = (jnp.concatenate(x, axis=1) for x in zip(*parts, strict=True))
+            above, last = shape.inner(depth - 1), order[-parts[-1].tokens.shape[1] :]
+            tokens = parts[-1].tokens[:, np.array([last.index(node) for node in inner])]
+            at, number = (
+                jnp.broadcast_to(jnp.array(which, jnp.int32)[None], tokens.shape)
+                for which in ([above.index(int(shape.parent[node])) for node in inner], inner)
+            )
+            needed, place = jnp.any(allowed.depth > depth), state.length + depth - 1
+            levels.append(expand(method, context, levels[-1], at, number, tokens, place, needed))
+        parts.append(_children(method, state, levels[-1], inner, depth, allowed, submitted, dice))
+        order += [child for node in inner for child in shape.children(node)]
+    back = np.argsort(order)
+    tokens, laws, beliefs, there = (
+        jnp.concatenate(x, axis=1)[:, back] for x in zip(*parts, strict=True)
+    )
     joined = Nodes(
         tokens=tokens,
         parent=jnp.asarray(shape.parent)[None, :],
@@ -138,11 +166,11 @@ def _children(
     above: Level,
     inner: list[int],
     depth: int,
-    cap: Int[Array, " B"],
+    allowed: Allowed,
     submitted: dict[int, Bool[Array, " B"]],
     dice: Any,
 ) -> Children:
-    """The children of a level's inner nodes, in level order; `submitted` gets them too."""
+    """The children of a level's inner nodes, node by node; `submitted` gets them too."""
     shape: FixedTree = method.shape
     children = [shape.children(node) for node in inner]
     position = state.length + depth
@@ -166,7 +194,8 @@ def _children(
     for place, (node, of) in enumerate(zip(inner, children, strict=True)):
         for rank, child in enumerate(of):
             token, law, belief, possible = (x[:, place] for x in by_rank[rank])
-            there = submitted[node] & above.speaks[:, place] & possible & (depth < cap)
+            there = submitted[node] & above.speaks[:, place] & possible
+            there &= (depth < allowed.depth) & (child <= allowed.nodes)
             submitted[child] = there
             found.append(Children(token, law, belief, there))
     return jax.tree.map(lambda *parts: jnp.stack(parts, axis=1), *found)
@@ -185,10 +214,8 @@ def without(logprobs: Float[Array, "*batch V"], token: Int[Array, "*batch"]) -> 
 # --- a tree that follows the beliefs -------------------------------------------------------------
 
 
-def best_first(
-    method: Any, context: Context, state: State, cap: Int[Array, " B"], dice: Any
-) -> Drafted:
-    """The best nodes of `method.shape`, in each row its own."""
+def best_first(method: Any, context: Context, state: State, allowed: Allowed, dice: Any) -> Drafted:
+    """The best nodes of `method.shape`, in each row its own, the best one first."""
     del dice  # nothing is drawn
     shape: BestFirst = method.shape
     width = min(shape.width, method.target.vocab_size)
@@ -200,26 +227,26 @@ def best_first(
     for depth in range(1, shape.depth + 1):
         above = levels[-1]
         belief, token = jax.lax.top_k(above.belief.astype(jnp.float32), width)  # (B, M, W)
-        there = above.speaks & (depth <= cap)[:, None]
+        there = above.speaks & (depth <= allowed.depth)[:, None]
         total = jnp.where(there[..., None], path[..., None] + belief, -jnp.inf)
         size = token.shape[1] * width
         tokens.append(token.reshape(rows, size))
         beliefs.append(belief.reshape(rows, size))
         paths.append(total.reshape(rows, size))
-        parents.append(jnp.repeat(all_rows(above.nodes, state.length), width, axis=1))
+        parents.append(jnp.repeat(jnp.maximum(above.nodes, 0), width, axis=1))
         depths.append(jnp.full((rows, size), depth, jnp.int32))
         if depth < shape.depth:
             path, at = jax.lax.top_k(paths[-1], width)
-            number = count + 1 + at
+            number, place = count + 1 + at, state.length + depth - 1
+            chosen = jnp.take_along_axis(tokens[-1], at, axis=1)
+            needed = jnp.any(allowed.depth > depth)
             levels.append(
-                expand(method, context, above, at // width, number,
-                       jnp.take_along_axis(tokens[-1], at, axis=1), state.length + depth - 1)
-            )  # fmt: skip
+                expand(method, context, above, at // width, number, chosen, place, needed)
+            )
         count += size
     drafted = [jnp.concatenate(x, axis=1) for x in (tokens, parents, depths, beliefs, paths)]
-    # Of equals the first: a parent before its children.
+    # No child is better than its parent, and of equals the first comes first: the parent.
     _, kept = jax.lax.top_k(drafted[-1], shape.nodes)
-    kept = jnp.sort(kept, axis=1)
     tokens_, parents_, depths_, beliefs_, paths_ = (
         jnp.take_along_axis(x, kept, axis=1) for x in drafted
     )
@@ -230,21 +257,21 @@ def best_first(
         tokens=tokens_,
         parent=jnp.pad(jnp.take_along_axis(renumber, parents_, axis=1), ((0, 0), (1, 0))),
         depth=jnp.pad(depths_, ((0, 0), (1, 0))),
-        submitted=paths_ > -jnp.inf,
+        submitted=(paths_ > -jnp.inf) & (places <= allowed.nodes[:, None]),
         logprobs=None,
         belief=beliefs_,
     )
-    # A node that was expanded and not kept is no place of the tree.
     levels = [levels[0]] + [
-        one._replace(nodes=_or_none(jnp.take_along_axis(renumber, one.nodes, axis=1)))
-        for one in levels[1:]
+        one._replace(nodes=_renumbered(one.nodes, renumber)) for one in levels[1:]
     ]
     sound = jnp.all(jnp.stack([finite(one, state) for one in levels]))
     return Drafted(nodes, levels, sound)
 
 
-def _or_none(node: Int[Array, "B M"]) -> Int[Array, "B M"]:
-    return jnp.where(node > 0, node, -1)
+def _renumbered(nodes: Int[Array, "B M"], renumber: Int[Array, "B A"]) -> Int[Array, "B M"]:
+    """A node that was expanded and not kept is no node of the tree."""
+    found = jnp.take_along_axis(renumber, jnp.maximum(nodes, 0), axis=1)
+    return jnp.where(found > 0, found, -1)
 
 
 # --- afterwards ----------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """One round's tree: what is drafted, and how its nodes hang together.
 
-Node 0 is the root, the last known token; nodes 1 … N are drafted tokens. They come level by level,
-so a parent stands before its children, and siblings in the order in which they were drawn. C = N+1
-counts all nodes; R is B, or 1 where all rows have one tree.
+Node 0 is the root, the last known token; nodes 1 … N are drafted tokens. A parent stands before its
+children, and siblings stand in the order in which they were drawn. C = N+1 counts all nodes; R is
+B, or 1 where all rows have one tree.
 """
 
 from typing import Any, NamedTuple
@@ -55,6 +55,15 @@ def layout(lines: Int[Array, "R C D1"], depth: Int[Array, "R C"]) -> Layout:
     """
     node = jnp.arange(lines.shape[1], dtype=jnp.int32)
     return Layout(depth, jnp.any(lines[:, :, None, :] == node[None, None, :, None], axis=-1))
+
+
+def reach(stop: Float[Array, "B C"], lines: Int[Array, "R C D1"]) -> Float[Array, "B C"]:
+    """P(acceptance gets to a node): that it ends there or below."""
+    node = jnp.arange(stop.shape[1], dtype=jnp.int32)
+    on_the_way = jnp.any(lines[..., None] == node[None, None, None], axis=2).astype(
+        stop.dtype
+    )  # [end, node]
+    return jnp.einsum("bc,bcn->bn", stop, all_rows(on_the_way, stop))
 
 
 def comes_before(lines: Int[Array, "R C D1"]) -> Bool[Array, "R C C"]:

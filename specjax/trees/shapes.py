@@ -33,16 +33,14 @@ class FixedTree:
     """A tree that is the same in every round. `fixed` makes one."""
 
     parents: tuple[int, ...]
-    """Of nodes 1 … N in level order, siblings together; 0 is the root."""
+    """Of nodes 1 … N, each after its parent and its earlier siblings; 0 is the root. A round that
+    has fewer nodes has the first of them."""
     draw: str = "without"
     """How a node's children come: drawn without or with replacement, or chosen, the most likely."""
 
     def __post_init__(self):
-        depth, last = [0], 0
-        for node, parent in enumerate(self.parents, start=1):
-            whole(f"parents[{node - 1}]", parent, f"[{last}, {node - 1}]", "nodes come by levels")
-            depth.append(depth[parent] + 1)
-            last = parent
+        for node, parent in enumerate(self.parents):
+            whole(f"parents[{node}]", parent, f"[0, {node}]", "a parent comes before its children")
         if not self.parents:
             raise ValueError("A tree needs one node beside the root.")
         if self.draw not in DRAWS:
@@ -69,7 +67,7 @@ class FixedTree:
     @property
     def depth(self) -> int:
         """The longest path."""
-        return int(self.depths[-1])
+        return int(self.depths.max())
 
     def children(self, node: int) -> list[int]:
         """In drawn order."""
@@ -138,17 +136,21 @@ def fixed(
             level = list(range(first, len(parents) + 1))
         return FixedTree(tuple(parents), draw)
     asked = {tuple(whole("paths", rank, "[0, ∞)") for rank in path) for path in paths}
-    ordered = sorted(asked, key=lambda path: (len(path), path))
-    number = {(): 0} | {path: i for i, path in enumerate(ordered, start=1)}
-    for path in ordered:
+    for path in sorted(asked):
         left = () if not path else (*path[:-1], path[-1] - 1)
         for needed in (path[:-1], left) if path and path[-1] else (path[:-1],):
-            if not path or needed not in number:
+            if not path or needed not in asked | {()}:
                 raise ValueError(
                     f"paths has {path}, but not {needed}: a path needs its beginning and its "
                     "smaller siblings."
                 )
-    return FixedTree(tuple(number[path[:-1]] for path in ordered), draw)
+    return of_paths(sorted(asked, key=lambda path: (len(path), path)), draw)
+
+
+def of_paths(paths: Sequence[tuple[int, ...]], draw: str = "without") -> FixedTree:
+    """The tree with these nodes in this order; see `fixed` for what a path is."""
+    number = {(): 0} | {path: i for i, path in enumerate(paths, start=1)}
+    return FixedTree(tuple(number[path[:-1]] for path in paths), draw)
 
 
 def load(shape: "Shape | str | None") -> "Shape":

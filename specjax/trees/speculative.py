@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from specjax.accept import AcceptanceRule, resolve_rule
 from specjax.drafters.base import Drafter
@@ -23,10 +23,10 @@ from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Round
 from specjax.sampling import Sampling
-from specjax.speculative import Contexts, Dice, dice_for, start
+from specjax.speculative import Contexts, Dice, dice_for, score, start
 from specjax.state import State, commit, is_finite
 from specjax.trees import drafting
-from specjax.trees.nodes import Nodes, layout, lineage, path_to, taken
+from specjax.trees.nodes import Nodes, layout, lineage, path_to, reach, taken
 from specjax.trees.rules import TreeRule, of_chain
 from specjax.trees.shapes import BestFirst, FixedTree
 from specjax.types import BranchingModel
@@ -39,10 +39,12 @@ class TreeSpeculative:
     target: BranchingModel
     drafter: Drafter
     rule: AcceptanceRule  # of chains; trees have one each that does the same
-    policy: Policy  # caps the depth
+    policy: Policy  # caps depth and nodes
     sampling: Sampling
     eos_ids: Int[Array, " N"]
     shape: FixedTree | BestFirst = dataclasses.field(metadata={"static": True})
+    # Numbers < `slots` of tokens that the verify pass may have where no row's tree is larger.
+    widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     def __post_init__(self):
         resolve_rule(self)
@@ -87,17 +89,15 @@ def step(
 ) -> tuple[State, Round]:
     """One round for every live row: the loop's body."""
     dice = dice or dice_for(method)
-    policy, allowed = method.policy.begin(state.policy, method.gamma_max)
-    room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
-    cap = jnp.where(state.done, 0, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room))
-    nodes, levels, finite = grow(method)(method, contexts.drafter, state, cap, dice)
+    policy, allowed = begin(method, state)
+    nodes, levels, finite = grow(method)(method, contexts.drafter, state, allowed, dice)
     lines = lineage(nodes.parent, nodes.depth, method.gamma_max)
 
     block = block_of(state, nodes)
-    root = state.length - 1
     tree = layout(lines, nodes.depth)
-    hidden, cache = method.target(block, root, contexts.target, state.cache, layout=tree)
-    logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
+    (logprobs, hidden), cache = score(
+        method, contexts.target, state, block, last_of(nodes) + 1, layout=tree
+    )
 
     given = jax.vmap(method.rule.given_noise, in_axes=(1, None, 1), out_axes=1)
     place = jnp.broadcast_to(state.length[:, None] + nodes.depth, block.shape)
@@ -107,9 +107,10 @@ def step(
     next_probs = jnp.take_along_axis(endings.next_probs, node[:, None, None], axis=1)[:, 0]
     token = dice.next(state, next_probs)
 
+    root = state.length - 1
     path = path_to(lines, node)
-    accepted = jnp.broadcast_to(nodes.depth, block.shape)
-    accepted = jnp.take_along_axis(accepted, node[:, None], axis=1)[:, 0]
+    depth = jnp.broadcast_to(nodes.depth, block.shape)
+    accepted = jnp.take_along_axis(depth, node[:, None], axis=1)[:, 0]
     drafted = taken(block, path)
     below = jnp.broadcast_to(nodes.parent, block.shape)[:, 1:] == node[:, None]
     tested = accepted + jnp.any(below & nodes.submitted, axis=1).astype(jnp.int32)
@@ -126,15 +127,16 @@ def step(
     seen = jnp.pad(path, ((0, 0), (1, 0)))  # the root, and the way to the last accepted node
     hidden = taken(hidden, seen)
     slot = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
-    unknown = jnp.zeros_like(drafted, jnp.float32)  # policies with a fixed depth read none of it
+    reached = reach(endings.stop, lines)
+    ratio = taken(_chance_below(endings.stop, reached), seen[:, :-1])
     round_ = Round(
         active=~state.done,
-        drafted=tested,
+        drafted=jnp.max(jnp.where(nodes.submitted, depth[:, 1:], 0), axis=1),
         accepted=accepted,
         emitted=after.length - state.length,
-        overlap=unknown,
-        ratio=unknown,
-        confidence=unknown,
+        overlap=ratio,
+        ratio=ratio,
+        confidence=taken(_belief_below(nodes), seen[:, :-1]),
         submitted=slot < tested[:, None],
         target_logprobs=logprobs,
         hidden=hidden,
@@ -143,6 +145,7 @@ def step(
         next_token=token,
         nodes=nodes,
         node=node,
+        reach=reached,
     )
     read = taken(block, seen), root, hidden, accepted + 1
     after = after.replace(
@@ -150,6 +153,45 @@ def step(
         policy=method.policy.update(after.policy, round_),
     )
     return after, round_
+
+
+def begin(method: TreeSpeculative, state: State) -> tuple[Any, drafting.Allowed]:
+    """The policy's state, and how large each row's tree may be.
+
+    A row with r tokens left drafts no deeper than r − 1: the target adds one of its own.
+    """
+    policy, depth = method.policy.begin(state.policy, method.gamma_max)
+    nodes = method.policy.nodes(policy, method.shape.nodes)
+    room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
+    room = jnp.where(state.done, 0, room)
+    most = jnp.full_like(room, method.shape.nodes)
+
+    def up_to(limit, asked):
+        return jnp.clip(jnp.asarray(asked, jnp.int32), 0, limit)
+
+    return policy, drafting.Allowed(up_to(room, depth), up_to(most, nodes))
+
+
+def last_of(nodes: Nodes) -> Int[Array, ""]:
+    """The last node that any row has; 0 where none has any."""
+    number = jnp.arange(1, nodes.size + 1, dtype=jnp.int32)
+    return jnp.max(jnp.where(nodes.submitted, number, 0))
+
+
+def _chance_below(stop: Float[Array, "B C"], reached: Float[Array, "B C"]) -> Array:
+    """(B, C) float32: P(a child is accepted), once the node is."""
+    some = reached > 0
+    ends = jnp.where(some, stop / jnp.where(some, reached, 1.0), 1.0)
+    return jnp.clip(1.0 - ends, 0.0, 1.0).astype(jnp.float32)
+
+
+def _belief_below(nodes: Nodes) -> Float[Array, "B C"]:
+    """Log of the belief in a node's children together, at most 0; −inf where it has none."""
+    belief = jnp.where(nodes.submitted, jnp.exp(nodes.belief), 0.0)
+    rows = jnp.arange(len(belief))[:, None]
+    total = jnp.zeros((len(belief), nodes.size + 1), belief.dtype)
+    parent = jnp.broadcast_to(nodes.parent[:, 1:], belief.shape)
+    return jnp.minimum(jnp.log(total.at[rows, parent].add(belief)), 0.0)
 
 
 def grow(method: TreeSpeculative) -> Callable[..., drafting.Drafted]:

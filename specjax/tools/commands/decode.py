@@ -111,7 +111,7 @@ def main(_) -> None:
         print(f"{remark}.", file=beside)
 
 
-def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Speculative:
+def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Method:
     """The loop with its policy, which is told prices that are measured now, and printed."""
     policy, prices = pricing.told(
         config.policy,
@@ -224,14 +224,11 @@ def check(config) -> None:
         )
     if config.compare and config.method != "speculative":
         raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
-    if not isinstance(trees.load(config.tree), trees.Chain):
-        if config.compare:
-            raise ValueError(
-                f"compare=True is for chains, and tree={config.tree!r} is none; experiments.trees "
-                "times trees beside chains and plain decoding."
-            )
-        if config.policy and policies.needs_prices(config.policy):
-            raise ValueError(f"policy={config.policy!r} decides about chains: leave out the tree.")
+    if not isinstance(trees.load(config.tree), trees.Chain) and config.compare:
+        raise ValueError(
+            f"compare=True is for chains, and tree={config.tree!r} is none; experiments.trees "
+            "times trees beside chains and plain decoding."
+        )
     drafters.maker(config.draft)  # misspelt, it fails before models are loaded
     if config.policy:
         policies.check(config.policy)  # misspelt, it fails before models are loaded

@@ -1,0 +1,81 @@
+"""How large the next tree is: depth and number of nodes."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from specjax.policies.base import Policy, where_active
+from specjax.policies.prices import Prices, checked
+from specjax.pytrees import pytree
+from specjax.sampling import argmax
+from specjax.support.ranges import number, whole
+
+
+@pytree
+class Cut(Policy):
+    """Always the same part of the tree."""
+
+    depth: Int[Array, ""]
+    count: Int[Array, ""]
+
+    def begin(self, state, gamma_max):
+        return state, self.depth
+
+    def nodes(self, state, most):
+        return self.count
+
+
+def cut(depth: int, nodes: int) -> Cut:
+    """The first `nodes` nodes, and of these no deeper ones than `depth`; both ≥ 0."""
+    found = whole("depth", depth, "[0, ∞)"), whole("nodes", nodes, "[0, ∞)")
+    return Cut(*(jnp.int32(limit) for limit in found))
+
+
+class Reached(NamedTuple):
+    """Fading sums over the rounds that had a node, N of them."""
+
+    accepted: Float[Array, "B N"]  # the chances that it was
+    seen: Float[Array, "B N"]
+    rounds: Int[Array, " B"]
+
+
+@pytree
+class BestNodes(Policy):
+    """As many nodes n as promise most: (1 + Σ P(node i is accepted), i ≤ n) / price(n).
+
+    A round tells of all its nodes: P(i is accepted), given the tokens, is the chance that
+    acceptance ends there or below. Their fading means stand for the next round. Now and then all
+    nodes are drafted, so that those that were left out are judged again.
+    """
+
+    prices: Prices  # of rounds, by nodes
+    memory: Float[Array, ""]  # of the evidence, how much a round leaves
+    every: Int[Array, ""]  # rounds from one whole tree to the next
+
+    def init(self, keys, gamma_max):
+        none = jnp.zeros((*keys.shape, self.prices.gamma_max), jnp.float32)
+        return Reached(none, none, jnp.zeros(keys.shape, jnp.int32))
+
+    def nodes(self, state, most):
+        price = self.prices.rounds(most)
+        chance = state.accepted / jnp.where(state.seen > 0, state.seen, 1.0)
+        tokens = 1.0 + jnp.pad(jnp.cumsum(chance, axis=1), ((0, 0), (1, 0)))
+        return jnp.where(state.rounds % self.every == 0, most, argmax(tokens / price[None]))
+
+    def update(self, state, round_):
+        had = round_.nodes.submitted
+        old, new = jnp.where(had, self.memory, 1.0), had.astype(jnp.float32)
+        chance = new * round_.reach[:, 1:].astype(jnp.float32)
+        known = Reached(old * state.accepted + chance, old * state.seen + new, state.rounds + 1)
+        return where_active(round_, known, state)
+
+
+def nodes(prices: Prices, memory: float = 0.9, every: int = 16) -> BestNodes:
+    """Our own, for trees, with a table of what rounds of 0 … N nodes take."""
+    return BestNodes(
+        checked(prices, needed=True),
+        jnp.float32(number("memory", memory, "[0, 1]")),
+        jnp.int32(whole("every", every, "[1, ∞)")),
+    )

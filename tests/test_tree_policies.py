@@ -1,0 +1,265 @@
+"""Policies and trees: how large the next tree is, what a round teaches, and what is refused."""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from pairs import TEXTS
+from specjax import accept, decoding, loop, policies, speculative
+from specjax import sampling as smp
+from specjax.drafters.base import ModelDrafter
+from specjax.measure import tree_cost
+from specjax.policies import constant, prices
+from specjax.policies.nodes import cut, nodes
+from specjax.pytrees import pytree
+from specjax.trees import BestFirst, FixedTree, fixed
+from specjax.trees import speculative as tree_speculative
+from table_models import inputs_of, random_table
+from test_trees import PROMPT, begun, check_enumerated, method_of
+from toy_policies import Erratic
+
+RULE = accept.TokenRule()
+
+
+@pytest.fixture
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+# Deep nodes stand before shallow ones: a part of it is no part by levels.
+MIXED = FixedTree((0, 1, 0, 1))
+SHAPES = {"mixed": MIXED, "best first": BestFirst(width=2, depth=2, nodes=4)}
+
+
+@pytree
+class ErraticNodes(Erratic):
+    """Numbers of nodes from 0 to 4 that depend on all past rounds, and depths that do."""
+
+    def nodes(self, state, most):
+        return (state * 3 + 1) % 5
+
+
+def toys():
+    flat = [1.0, 1.1, 1.2, 1.3, 1.4]
+    return {
+        "cut": cut(2, 3),
+        "erratic": ErraticNodes(),
+        "nodes": nodes(prices(0.0, flat), every=3),
+        "goodput": policies.load("goodput", prices=prices(0.2, [1.0, 1.1, 1.2])),
+        "ucb": policies.load("ucb"),
+    }
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("policy", toys())
+def test_enumerated_with_a_policy(policy, shape, double):
+    chosen = toys()[policy]
+    for rule in (RULE, accept.BlockRule()):
+        found = check_enumerated("other", "warm, top-k", rule, SHAPES[shape], chosen)
+        assert found < 1e-6, rule
+
+
+def test_hedge_learns_from_shallower_trees(double):
+    assert check_enumerated("other", "plain", RULE, MIXED, policies.load("hedge")) < 1e-6
+
+
+def peeking(method, contexts, state, dice):
+    """Planted: a child is dropped for the token that it holds."""
+    grow = tree_speculative.grow
+
+    def grown(method):
+        def made(*args):
+            drafted = grow(method)(*args)
+            kept = drafted.nodes.submitted & (drafted.nodes.tokens != 0)
+            return drafted._replace(nodes=drafted.nodes._replace(submitted=kept))
+
+        return made
+
+    tree_speculative.grow = grown
+    try:
+        return method.step(contexts, state, dice)
+    finally:
+        tree_speculative.grow = grow
+
+
+def test_enumeration_sees_a_look_at_the_tokens(double):
+    found = check_enumerated("other", "plain", RULE, fixed(branches=(2,)), step=peeking)
+    assert found > 0.01
+
+
+def made(shape, policy, temperature=1.0, widths=(), seed=2):
+    target = random_table(0, dtype=jnp.float32)
+    draft = random_table(seed, dtype=jnp.float32)
+    method = method_of(target, draft, smp.sampling(temperature), RULE, shape, policy)
+    return dataclasses.replace(method, widths=widths)
+
+
+INPUTS = [PROMPT, [0, 1, 2], [2], [1, 1]]
+
+
+def outputs(method, budget=12):
+    state = loop.decode(method, *begun(method, inputs_of(INPUTS), budget))
+    return [row[:n].tolist() for row, n in zip(state.tokens, state.length.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_narrower_passes_change_no_token(shape):
+    tree = SHAPES[shape]
+    for policy in (ErraticNodes(), nodes(prices(0.0, [1.0, 1.1, 1.2, 1.3, 1.4]), every=2)):
+        full = made(tree, policy)
+        assert outputs(full) == outputs(dataclasses.replace(full, widths=(1, 2, 4)))
+
+
+@pytree
+class Counted(ModelDrafter):
+    """Counts its calls."""
+
+    calls: ClassVar[int] = 0
+
+    def extend(self, *args):
+        def count(_):
+            Counted.calls += 1
+
+        jax.debug.callback(count, args[0][0])
+        return super().extend(*args)
+
+
+@pytest.mark.parametrize(("policy", "calls"), [(cut(1, 4), 0), (cut(2, 1), 0), (cut(2, 4), 1)])
+def test_levels_that_nobody_needs_are_left_out(policy, calls):
+    method = made(MIXED, policy)
+    method = dataclasses.replace(method, drafter=Counted(method.drafter.model))
+    contexts, state = begun(method, inputs_of([PROMPT]), 9)
+    Counted.calls = 0
+    jax.block_until_ready(jax.jit(method.step)(contexts, state))
+    jax.effects_barrier()
+    assert Counted.calls == calls
+
+
+def test_a_tree_of_one_branch_is_a_chain():
+    """Same keys, same tokens, and a round that says the same."""
+    policy = policies.load("goodput", prices=prices(0.3, [1.0, 1.1, 1.2, 1.3]))
+    tree = made(fixed(branches=(1, 1, 1)), policy)
+    chain = speculative.Speculative(
+        tree.target, tree.drafter, RULE, policy, tree.sampling, tree.eos_ids, gamma_max=3
+    )
+    assert outputs(tree) == outputs(chain)
+    known = [begun(method, inputs_of(INPUTS), 9) for method in (tree, chain)]
+    for _ in range(3):
+        (_, one), (_, other) = (
+            method.step(*at) for method, at in zip((tree, chain), known, strict=True)
+        )
+        for name in ("drafted", "accepted", "emitted", "tested"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
+        tested = np.asarray(one.tested)
+        for name in ("ratio", "confidence"):
+            np.testing.assert_allclose(
+                np.asarray(getattr(one, name))[tested],
+                np.asarray(getattr(other, name))[tested],
+                rtol=1e-5,
+                err_msg=name,
+            )
+        known = [
+            (at[0], method.step(*at)[0]) for method, at in zip((tree, chain), known, strict=True)
+        ]
+
+
+def test_reach_is_the_chance_that_a_node_is_accepted():
+    """Chosen children: the target's probability of the path."""
+    method = made(fixed(branches=(2, 2), draw="top"), constant(2))
+    _, round_ = method.step(*begun(method, inputs_of(INPUTS), 9))
+    probs = np.exp(round_.target_logprobs)
+    parent, tokens = np.asarray(round_.nodes.parent)[0], np.asarray(round_.nodes.tokens)
+    for row in range(len(INPUTS)):
+        wanted = [1.0]
+        for node in range(1, 7):
+            wanted.append(wanted[parent[node]] * probs[row, parent[node], tokens[row, node - 1]])
+        np.testing.assert_allclose(round_.reach[row], wanted, atol=1e-6)
+
+
+def last_count(price, seed):
+    """How many nodes the policy asks for after some rounds, on average over rows."""
+    policy = nodes(prices(0.0, price), every=100)
+    method = made(fixed(branches=(2, 1)), policy, seed=seed)
+    method = dataclasses.replace(method, eos_ids=jnp.zeros((0,), jnp.int32))
+    state = loop.decode(method, *begun(method, inputs_of(INPUTS), 40))
+    return float(np.mean(policy.nodes(state.policy, 4)))
+
+
+def test_the_number_of_nodes_follows_the_prices():
+    assert last_count([1.0] * 5, 2) > 3
+    assert last_count([1.0, 2.0, 3.0, 4.0, 5.0], 2) == 0
+    # The target itself is always right: two levels of one node are worth it, siblings are not.
+    assert 1 <= last_count([1.0, 1.1, 1.7, 2.0, 2.4], 0) < 4
+
+
+@pytest.mark.parametrize(
+    ("policy", "shape", "rule", "said"),
+    [
+        ("svip", MIXED, "token", "token by token"),
+        ("heuristic", MIXED, "token", ""),
+        ("hedge", MIXED, "block", "BlockRule"),
+        ("hedge", SHAPES["best first"], "token", "with this tree"),
+    ],
+)
+def test_policies_that_are_refused(policy, shape, rule, said, pair):
+    build = functools.partial(
+        decoding.branching, pair.target, pair.draft, shape, sampling=smp.sampling(1.0)
+    )
+    if said:
+        with pytest.raises(ValueError, match=said):
+            build(rule=rule, policy=policy)
+    else:
+        assert build(rule=rule, policy=policy).policy
+
+
+def test_a_chain_has_no_nodes(pair):
+    with pytest.raises(ValueError, match="give a tree"):
+        decoding.speculative(
+            pair.target, pair.draft, gamma=2, sampling=smp.sampling(1.0), policy=cut(1, 1)
+        )
+
+
+@pytest.mark.parametrize("policy", ["goodput", "nodes", "cut(depth=1, nodes=2)"])
+def test_generate(policy, pair):
+    """Prices are measured where a policy needs them, and greedy tokens are the target's."""
+    options = {"max_new_tokens": 10, "batch_size": 4}
+    wanted = specjax.generate(pair.target, None, TEXTS, **options)
+    found = specjax.generate(
+        pair.target, pair.draft, TEXTS, tree=MIXED, policy=policy, widths=(1, 3), **options
+    )
+    assert [row.tokens for row in found.rows] == [row.tokens for row in wanted.rows]
+
+
+def test_prices_of_a_tree(pair):
+    method = decoding.branching(
+        pair.target, pair.draft, MIXED, sampling=smp.sampling(1.0), widths=(2,)
+    )
+    sources = decoding.tokenize(pair.target, TEXTS[:1])
+    contexts, state = decoding.prepare(
+        method, pair.target, sources, [(0, 0)], max_new_tokens=8, key=jax.random.key(0), rows=1
+    )
+    by_nodes = tree_cost.prices(method, contexts, state, True, steps=2, repeats=1)
+    assert by_nodes.verify.shape == (5,)
+    # Timed: 0 nodes, 1 (a pass of two tokens, and the end of a level), and all.
+    assert len(np.unique(by_nodes.verify)) == 3
+    by_depth = tree_cost.prices(method, contexts, state, False, steps=2, repeats=1)
+    assert by_depth.verify.shape == (3,)
+    assert (by_depth.verify > 0).all()
+
+
+def test_unknown_prefixes_are_not_learned_from():
+    """Rows that have finished leave the policy as it was."""
+    policy = nodes(prices(0.0, [1.0] * 5))
+    method = made(MIXED, policy)
+    contexts, state = begun(method, inputs_of(INPUTS), 9)
+    state = state.replace(done=jnp.array([True, False, True, False]))
+    after, _ = method.step(contexts, state)
+    assert after.policy.rounds.tolist() == [0, 1, 0, 1]
+    assert (np.asarray(after.policy.seen).sum(1) > 0).tolist() == [False, True, False, True]
