@@ -17,7 +17,7 @@ from specjax import sampling as smp
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.state import unfinished
-from specjax.trees import BestFirst, fixed
+from specjax.trees import BestFirst, FixedTree, fixed
 from specjax.trees.choice import best_trees, choose
 from specjax.trees.nodes import Nodes, comes_before, layout, lineage, path_to
 from specjax.trees.rules import Follow, Sibling, Traversal
@@ -455,8 +455,11 @@ def check_enumerated(drafter, distribution, rule, shape, policy=None, step=step_
 @pytest.mark.parametrize("distribution", SAMPLINGS)
 @pytest.mark.parametrize("rule", CHAIN_RULES)
 def test_enumerated_distribution_is_the_targets(rule, distribution, shape, double):
+    tree = LOOP_SHAPES[shape]
+    drawn = isinstance(tree, FixedTree) and tree.draw != "top" and distribution != "greedy"
+    if rule == "block" and not drawn:
+        pytest.skip("where children are chosen there is one rule")
     for drafter in DRAFTERS:
-        tree = LOOP_SHAPES[shape]
         assert check_enumerated(drafter, distribution, CHAIN_RULES[rule], tree) < 1e-6, drafter
 
 
