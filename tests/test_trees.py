@@ -451,16 +451,25 @@ def check_enumerated(drafter, distribution, rule, shape, policy=None, step=step_
     return total_variation(found, wanted)
 
 
-@pytest.mark.parametrize("shape", LOOP_SHAPES)
-@pytest.mark.parametrize("distribution", SAMPLINGS)
-@pytest.mark.parametrize("rule", CHAIN_RULES)
-def test_enumerated_distribution_is_the_targets(rule, distribution, shape, double):
-    tree = LOOP_SHAPES[shape]
-    drawn = isinstance(tree, FixedTree) and tree.draw != "top" and distribution != "greedy"
-    if rule == "block" and not drawn:
-        pytest.skip("where children are chosen there is one rule")
+def rules_of(shape, distribution):
+    """Where children are chosen there is one rule."""
+    drawn = isinstance(shape, FixedTree) and shape.draw != "top" and distribution != "greedy"
+    return CHAIN_RULES if drawn else ["token"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "distribution", "rule"),
+    [
+        (name, distribution, rule)
+        for name, shape in LOOP_SHAPES.items()
+        for distribution in SAMPLINGS
+        for rule in rules_of(shape, distribution)
+    ],
+)
+def test_enumerated_distribution_is_the_targets(shape, distribution, rule, double):
     for drafter in DRAFTERS:
-        assert check_enumerated(drafter, distribution, CHAIN_RULES[rule], tree) < 1e-6, drafter
+        found = check_enumerated(drafter, distribution, CHAIN_RULES[rule], LOOP_SHAPES[shape])
+        assert found < 1e-6, drafter
 
 
 def only_the_best_child(method, contexts, state, dice):
