@@ -7,7 +7,7 @@ print(chosen.words)
 import dataclasses
 import functools
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -344,11 +344,15 @@ class Trial:
         return decoding.branching(self.target, loaded, shape, sampling=self._sampling)
 
     def _best_chain(
-        self, loaded: Checkpoint | Drafter, alpha: float, longest: Speculative, begun: Any
+        self,
+        loaded: Checkpoint | Drafter,
+        alpha: float,
+        longest: Speculative,
+        begin: Callable[[Any], Any],
     ) -> tuple[Prices, "Choice"]:
         ends = {min(self.gammas), max(self.gammas)}
         # Each round that is measured is one more program to compile: those between, by the ends.
-        prices = cost.measure(longest, *begun, self.gammas, ends)
+        prices = cost.measure(longest, *begin(longest), self.gammas, ends)
         rounds = np.asarray(prices.rounds(max(self.gammas))) / float(prices.token)
         steps = {gamma: float(rounds[gamma]) for gamma in self.gammas}
         tokens = {gamma: formulas.expected_tokens(alpha, gamma) for gamma in self.gammas}
@@ -357,9 +361,9 @@ class Trial:
         return prices, Choice(method, gamma, gamma, steps, tokens[gamma])
 
     def _best_tree(
-        self, loaded: Checkpoint | Drafter, longest: Speculative, begun: Any
+        self, loaded: Checkpoint | Drafter, longest: Speculative, begin: Callable[[Any], Any]
     ) -> tuple[Prices, "Choice"]:
-        prices = cost.measure(longest, *begun, self.nodes)
+        prices = cost.measure(longest, *begin(longest), self.nodes)
         chances = acceptance_by_rank(
             self.target,
             loaded,
@@ -375,7 +379,7 @@ class Trial:
         )
         best = max(found, key=lambda one: one.speedup)
         method = self._branching(loaded, best.shape)
-        taken = tree_cost.measure(method, *begun)
+        taken = tree_cost.measure(method, *begin(method))
         steps, size = {best.shape.depth: taken.round / taken.token}, best.shape.nodes
         return prices, Choice(method, best.shape.depth, size, steps, best.tokens)
 
@@ -390,11 +394,11 @@ class Trial:
         begin = functools.partial(
             timing.start, target=self.target, max_new_tokens=self.max_new_tokens, key=key
         )
-        begun = begin(longest, texts=timed, batch=[0])
+        first = functools.partial(begin, texts=timed, batch=[0])
         if tree:
-            prices, chosen = self._best_tree(loaded, longest, begun)
+            prices, chosen = self._best_tree(loaded, longest, first)
         else:
-            prices, chosen = self._best_chain(loaded, alpha.value, longest, begun)
+            prices, chosen = self._best_chain(loaded, alpha.value, longest, first)
         raced = timing.side_by_side(
             {timing.PLAIN: self._plain, timing.SPECULATIVE: chosen.method},
             self.target,

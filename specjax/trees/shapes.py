@@ -138,7 +138,9 @@ def fixed(
     asked = [tuple(whole("paths", rank, "[0, ∞)") for rank in path) for path in paths]
     known: set[tuple[int, ...]] = {()}
     for path in asked:
-        before = [path[:-1]] + [(*path[:-1], path[-1] - 1)] * bool(path and path[-1])
+        before = [path[:-1]]
+        if path and path[-1]:
+            before.append((*path[:-1], path[-1] - 1))
         missing = [needed for needed in before if needed not in known]
         if path in known or missing:
             raise ValueError(
