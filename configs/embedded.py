@@ -53,6 +53,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     config.timed_ngrams = ()
     config.repeats = 5  # of each timing, methods taking turns
     config.gammas = (1, 2, 3, 5, 7, 10)  # among which the formula picks; each has to be compiled
+    config.nodes = ()  # of trees: `specjax select` tries them too
     config.gamma_by_position = False  # by the rates of each position, not by one α for all
     config.metric = "exact"  # of quality
     config.quality_inputs = 0

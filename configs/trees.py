@@ -25,5 +25,5 @@ def get_config(task: str = "prose") -> ml_collections.ConfigDict:
     config.rules = ("token", "block")  # for drawn ones
     config.alpha_inputs = 64  # outputs on which acceptance by rank is measured
     config.timed_inputs = 8
-    config.repeats = 3
+    config.repeats = 7
     return config

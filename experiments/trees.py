@@ -10,10 +10,12 @@ that was cut off goes on where it was.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
@@ -26,7 +28,7 @@ from specjax import decoding
 from specjax.loop import Method
 from specjax.measure import cost, report, timing, tree_cost
 from specjax.measure.ranks import acceptance_by_rank
-from specjax.results import summarize
+from specjax.results import Summary, summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line
 from specjax.support.named import short
@@ -92,6 +94,18 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         for one, other in zip(here, there, strict=True):
             for name, tree in variants(on, draft, temperature, one, drawn):
                 methods[name], trees[name] = tree, (one, other, by_rank)
+    tokens = float(np.mean([len(output) for output in outputs]))
+    takes = {
+        name: stopwatch(on, method, methods[timing.PLAIN], texts, tokens)
+        for name, method in methods.items()
+        if name != timing.PLAIN
+    }
+    samples: dict[str, list[cost.Sample]] = {name: [] for name in takes}
+
+    def between():
+        for name, take in takes.items():
+            samples[name].append(take())
+
     found = timing.side_by_side(
         methods,
         on.target,
@@ -100,6 +114,7 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         key=jax.random.key(config.seed),
         repeats=config.repeats,
         names=(config.target, draft),
+        between=between,
     )
     rows = []
     for name, method in methods.items():
@@ -115,7 +130,7 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
             "accepted": counts.accepted,
             **found.speedups(name),
             "identical": found.identical(name) if temperature == 0 else None,
-            **phases(on, method, texts, counts.tokens_per_iteration),
+            **phases(method, samples[name], counts),
             "batch": 1,
             "timed_inputs": len(texts),
             "repeats": config.repeats,
@@ -143,20 +158,37 @@ def variants(on: Study, draft: str, temperature: float, one: Choice, drawn: bool
         yield f"tree of {size}, {draw}" + ("" if draw == "top" else f", {rule}"), method
 
 
-def phases(on: Study, method: Method, texts, tau: float) -> dict[str, Any]:
-    """What a round costs in steps, and the speedup that follows from it and from τ."""
+def stopwatch(
+    on: Study, method: Method, plain: Method, texts: Sequence[Sequence[int]], tokens: float
+) -> Callable[[], cost.Sample]:
+    """What times the phases of a round once, and the fixed times of calls.
+
+    Args:
+      tokens: of an output, the mean.
+    """
+    gamma = method.gamma_max
+    rounds = max(1, round(tokens / (gamma + 1)))
+    both = (plain, max(1, round(tokens))), (method, rounds)
+    calls = [(by, partial(speedups.start, on, by, texts), count) for by, count in both]
     contexts, state = speedups.start(on, method, texts)
     if isinstance(method, TreeSpeculative):
-        taken = tree_cost.measure(method, contexts, state)
+        return tree_cost.stopwatch(method, contexts, state, calls=calls)
+    assert isinstance(method, Speculative)
+    return cost.stopwatch(method, contexts, state, [gamma], [gamma], calls=calls)
+
+
+def phases(method: Method, samples: Sequence[cost.Sample], counts: Summary) -> dict[str, Any]:
+    """What a round costs in steps, and the speedup that follows from it and from τ."""
+    tokens, rounds = (n / counts.outputs for n in (counts.tokens, counts.iterations))
+    if isinstance(method, TreeSpeculative):
+        taken = tree_cost.medians(samples)
         draft, verify = (x / taken.token for x in (taken.draft, taken.verify))
         return {"draft_steps": draft, "verify_steps": verify, "overhead": taken.overhead,
-                "predicted": taken.speedup(tau)}  # fmt: skip
-    assert isinstance(method, Speculative)
-    gamma = method.gamma_max
-    prices = cost.measure(method, contexts, state, [gamma], [gamma])
-    draft, verify, rest = gamma * prices.c, prices.v(gamma), prices.overhead(gamma)
-    return {"draft_steps": draft, "verify_steps": verify, "overhead": rest,
-            "predicted": tau / (draft + verify + rest)}  # fmt: skip
+                "predicted": taken.speedup(tokens, rounds)}  # fmt: skip
+    gamma, prices = method.gamma_max, cost.medians(samples)
+    return {"draft_steps": gamma * prices.c, "verify_steps": prices.v(gamma),
+            "overhead": prices.overhead(gamma),
+            "predicted": prices.speedup(gamma, tokens, rounds)}  # fmt: skip
 
 
 def section(rows: list[dict[str, Any]], cell: Mapping[str, Any]) -> Section:
@@ -187,7 +219,8 @@ def section(rows: list[dict[str, Any]], cell: Mapping[str, Any]) -> Section:
         words(mine),
         f"The chance that a node's first, second, … child is accepted: {ranks}. Trees are the best "
         "of their size by these and by the measured costs. draft, verify, rest: of a "
-        "round, in steps of the target. predicted: τ over their sum. decode: measured, the loops "
+        "round, in steps of the target. predicted: from τ, what a round takes and the fixed times "
+        "of calls. decode: measured, the loops "
         "alone, medians of interleaved repeats. v = 1: the speedup to expect of the best tree of "
         "this size where a call of the target costs one step, whatever it reads.",
         measured=mine,

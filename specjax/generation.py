@@ -70,7 +70,8 @@ def generate(
         (`measure.pricing.told`). At temperatures above 0 its outputs then vary from run to run,
         though not their distribution. For reproducible tokens pass a policy with prices.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
-        longer. Each is compiled; worth it where a narrower pass is cheaper.
+        longer. Each is compiled; worth it where a narrower pass is cheaper. Of trees: of fewer
+        tokens, the root included.
       tree: the shape of drafts, or its name (`specjax.trees.load`): "chain" by default,
         "fixed(branches=(3, 2, 1))", "best_first(width=4, depth=4, nodes=16)". A tree has its own
         depth, and gamma is not read.

@@ -66,7 +66,7 @@ def by_benchmark(on, tmp_path, monkeypatch, found):
 
 
 def by_select(on, tmp_path, monkeypatch, found):
-    made = types.SimpleNamespace(target=MODEL, measure=lambda draft: Candidate(draft))
+    made = types.SimpleNamespace(target=MODEL, measure=lambda draft, tree: Candidate(draft))
     monkeypatch.setattr(select, "Trial", lambda *_, **__: made)
     monkeypatch.setattr(select.hub, "load", lambda *_, **__: MODEL)
     config = on.config

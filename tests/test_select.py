@@ -13,7 +13,7 @@ import pytest
 import command_line
 import specjax
 from pairs import TEXTS
-from specjax import drafters
+from specjax import drafters, trees
 from specjax.measure import metrics
 from specjax.models import hub
 from specjax.models.language_model import LanguageModel
@@ -42,7 +42,9 @@ def candidate(alpha=0.8, c=0.1, v=1.2, speedup=None, total=None, gammas=(1, 3, 7
         c=c,
         gamma=gamma,
         v=v,
+        nodes=gamma,
         steps=steps,
+        promised=formulas.expected_tokens(alpha, gamma),
         tau=formulas.expected_tokens(alpha, gamma),
         tokens=20.0,
         predicted=speedups[gamma],
@@ -114,6 +116,36 @@ def test_recommendation():
     assert "more than timings vary" not in recommend([candidate()]).words
     said = recommend([broken]).words
     assert said.startswith("Use plain decoding: no draft can be used.\nbroken")
+
+
+def test_a_tree_that_is_faster_is_recommended():
+    shape = "fixed(paths=((0,), (1,)), draw='without')"
+    chain = candidate(alpha=0.8, total=1.5)
+    tree = dataclasses.replace(chain, tree=shape, gamma=1, nodes=2, speedup_end_to_end=1.8)
+    said = recommend([chain, tree])
+    assert (said.gamma, said.tree) == (1, shape)
+    assert "Use small with a tree of 2 nodes, 1 deep: " in said.words
+    assert f'tree="{shape}"' in said.words
+    # Of equals the chain, which is simpler.
+    said = recommend([chain, dataclasses.replace(tree, speedup_end_to_end=1.52)])
+    assert (said.gamma, said.tree) == (chain.gamma, "")
+    assert "No slower within 5%, but larger: small with a tree of 2 nodes, 1 deep." in said.words
+    none = Candidate("one", problem="it cannot", tree="none")
+    assert "one cannot branch: it cannot" in recommend([chain, none]).words
+
+
+def test_trees_are_tried_beside_chains(pair):
+    options = {"max_new_tokens": 12, "gammas": (1,), "timed_inputs": 2, "repeats": 1}
+    drafts = [pair.draft, "lookup"]
+    chosen = specjax.select(pair.target, drafts, TEXTS[:6], nodes=(1, 3), **options)
+    chain, tree, lookup, refused = chosen.candidates
+    assert (chain.tree, lookup.tree) == ("", "")
+    assert trees.load(tree.tree).nodes == tree.nodes
+    assert tree.nodes in (1, 3)
+    assert (chain.alpha, chain.name) == (tree.alpha, tree.name)
+    assert min(tree.speedup, tree.predicted, tree.tau) > 0
+    assert "cannot branch" in refused.problem
+    assert f"{refused.name} cannot branch: " in chosen.words
 
 
 @pytest.mark.parametrize(
@@ -288,6 +320,7 @@ def test_ngrams_need_inputs_that_are_kept_for_them(pair):
     [
         ({"gammas": (0, 1)}, r"gammas=\(0, 1\) must be whole numbers ≥ 1"),
         ({"gammas": ()}, r"gammas=\(\) must be"),
+        ({"nodes": (0,)}, "nodes=0"),
         ({"texts": ["one", " "]}, r"1 input\(s\) are too few"),
     ],
 )

@@ -30,6 +30,8 @@ from specjax.state import State
 # Seconds of ("target", 0), ("draft", 0), ("verify", γ) and ("round", γ), each of one step, and of
 # whole calls ("call", γ, rounds).
 Sample = Mapping[Hashable, float]
+# A loop, what encodes and begins, and a number of rounds.
+Call = tuple[Method, Callable[[], tuple[Any, State]], int]
 
 
 def stopwatch(
@@ -40,7 +42,7 @@ def stopwatch(
     rounds: Iterable[int] = (),
     *,
     steps: int = 20,
-    calls: Iterable[tuple[Method, Callable[[], tuple[Any, State]], int]] = (),
+    calls: Iterable[Call] = (),
 ) -> Callable[[], dict[Hashable, float]]:
     """Compile the phases and calls. What is returned times each of them once.
 

@@ -1,8 +1,10 @@
 """What a round with a tree costs, phase by phase, beside a step of the target."""
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -29,34 +31,73 @@ class TreePrices(NamedTuple):
     draft: float  # a whole tree
     verify: float  # the target's call
     round: float  # all of it
+    call: float = math.nan  # of a call of the loop, beyond its rounds
+    plain_call: float = math.nan  # of a call of plain decoding, beyond its tokens
 
     @property
     def overhead(self) -> float:
         """What is neither drafting nor the target's call, in steps; phases are timed apart."""
         return (self.round - self.draft - self.verify) / self.token
 
-    def speedup(self, tokens_per_round: float) -> float:
-        """To expect over plain decoding."""
-        return tokens_per_round * self.token / self.round
+    def speedup(self, tokens: float, rounds: float) -> float:
+        """To expect over plain decoding, of an output; with the fixed times of calls where these
+        are known."""
+        plain, ours = (0.0 if math.isnan(x) else x for x in (self.plain_call, self.call))
+        return (tokens * self.token + plain) / (rounds * self.round + ours)
 
 
 def measure(
     method: TreeSpeculative, contexts: Contexts, state: State, *, steps: int = 20, repeats: int = 9
 ) -> TreePrices:
-    """Time every phase in turns, `steps` dependent ones in a jitted loop.
+    """Time every phase in turns; see `stopwatch`."""
+    take = stopwatch(method, contexts, state, steps=steps)
+    return medians([take() for _ in range(repeats)])
+
+
+def stopwatch(
+    method: TreeSpeculative,
+    contexts: Contexts,
+    state: State,
+    *,
+    steps: int = 20,
+    calls: Sequence[cost.Call] = (),
+) -> Callable[[], cost.Sample]:
+    """Compile the phases. What is returned times each of them once, `steps` dependent ones.
 
     Args:
       contexts, state: from `loop.start`, with a budget that leaves room for the whole tree.
+      calls: of plain decoding and of this loop, as `cost.stopwatch` takes them.
     """
     phases = {"token": cost._target_step, "draft": _draft, "verify": _verify, "round": _round}
-    runs = {name: _looped(phase, steps) for name, phase in phases.items()}
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats + 1):  # the first compiles
-        for name, run in runs.items():
-            begin = time.perf_counter()
-            jax.block_until_ready(run(method, contexts, state))
-            taken[name].append((time.perf_counter() - begin) / steps)
-    return TreePrices(*(float(np.median(taken[name][1:])) for name in TreePrices._fields))
+    runs = {name: partial(_looped(phase, steps), method) for name, phase in phases.items()}
+    begins = {name: lambda: (contexts, state) for name in phases}
+    parts = dict.fromkeys(runs, steps)
+    for (loop, begin, count), name in zip(calls, ("plain_call", "call"), strict=False):
+        runs[name] = partial(_looped(cost._any_round, count), loop)
+        begins[name], parts[name] = begin, count
+
+    def once(name: str) -> float:
+        given = jax.block_until_ready(begins[name]())
+        begin = time.perf_counter()
+        jax.block_until_ready(runs[name](*given))
+        return time.perf_counter() - begin
+
+    def take() -> dict[Hashable, float]:
+        found = {name: once(name) for name in runs}
+        each = {name: seconds / parts[name] for name, seconds in found.items()}
+        for name, step in (("plain_call", "token"), ("call", "round")):
+            if name in found:
+                each[name] = found[name] - parts[name] * each[step]
+        return each
+
+    take()
+    return take
+
+
+def medians(samples: Sequence[cost.Sample]) -> TreePrices:
+    """Prices from what a `stopwatch` showed."""
+    found = {str(name): [sample[name] for sample in samples] for name in samples[0]}
+    return TreePrices(**{name: float(np.median(times)) for name, times in found.items()})
 
 
 def prices(

@@ -7,28 +7,34 @@ print(chosen.words)
 import dataclasses
 import functools
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from specjax import decoding, drafters
+from specjax import decoding, drafters, trees
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
-from specjax.measure import cost, metrics, timing
+from specjax.measure import cost, metrics, timing, tree_cost
+from specjax.measure.ranks import acceptance_by_rank
 from specjax.models import compatibility, hub
 from specjax.models.hub import Checkpoint
 from specjax.models.hub.tensors import read_json
 from specjax.models.hub.weights import find_tensors
 from specjax.models.memory import nbytes
 from specjax.paper import formulas
+from specjax.policies import Prices
 from specjax.results import summarize
 from specjax.sampling import Filter, Sampling, sampling
 from specjax.speculative import Speculative
 from specjax.support.named import short
+from specjax.support.ranges import whole
+from specjax.trees import FixedTree, choice
+from specjax.trees.shapes import text_of
+from specjax.trees.speculative import TreeSpeculative
 
 # Members of one tokenizer, the smallest first.
 FAMILIES = (
@@ -53,6 +59,7 @@ FAMILIES = (
 )
 
 GAMMAS = (1, 2, 3, 5, 7, 10)
+DEPTH = 8  # of trees, at most
 
 # When a speedup is missing, what is to blame for it.
 LOW_ALPHA = 0.5  # every second drafted token is lost, and all that follow it
@@ -82,11 +89,17 @@ class Candidate:
     """How often both models find the same token likeliest, over the same prefixes as α."""
     c: float = 0.0
     gamma: int = 0
-    """The best, by α and the times of whole rounds."""
+    """The best, by α and the times of whole rounds; of a tree its depth."""
+    tree: str = ""
+    """The best tree, as `generate` takes it; empty: a chain."""
+    nodes: int = 0
+    """Of the tree; of a chain γ."""
     v: float = 0.0
-    """Of that γ."""
+    """Of so many nodes."""
     steps: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By γ: target steps that a whole round takes."""
+    promised: float = 0.0
+    """Tokens for each call of the target, by α or by the acceptance of each rank."""
     tau: float = 0.0
     tokens: float = 0.0
     """Of an output, the mean."""
@@ -123,6 +136,7 @@ class Recommendation(NamedTuple):
     draft: str | None  # None: plain decoding
     gamma: int  # 0 without a draft
     words: str  # the same in words, and why
+    tree: str = ""  # where one is faster than a chain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +174,7 @@ def select(
     """
     drafts = list(drafts) or smaller_members(target.name)
     trial = Trial(target, texts, drafts, **options)
-    candidates = [trial.measure(draft) for draft in drafts]
+    candidates = [trial.measure(draft, tree) for draft in drafts for tree in trial.shapes]
     return Selection(candidates, recommend(candidates))
 
 
@@ -234,6 +248,7 @@ class Trial:
     max_source_len: int | None = None
     batch_size: int = 8
     gammas: Sequence[int] = GAMMAS
+    nodes: Sequence[int] = ()  # of trees, which are tried too
     timed_inputs: int = 16
     repeats: int = 5
     seed: int = 0
@@ -242,6 +257,8 @@ class Trial:
     def __post_init__(self):
         if not self.gammas or any(gamma < 1 or gamma != int(gamma) for gamma in self.gammas):
             raise ValueError(f"gammas={tuple(self.gammas)} must be whole numbers ≥ 1.")
+        for size in self.nodes:
+            whole("nodes", size, "[1, ∞)")
         decoding.check_texts(self.texts)
         kept = [text for text in self.texts if text.strip()]
         different = list({text.strip(): text for text in kept}.values())
@@ -258,6 +275,11 @@ class Trial:
     def names(self) -> list[str]:
         """Of the drafts."""
         return [drafters.name_of(draft) for draft in self.drafts]
+
+    @property
+    def shapes(self) -> list[bool]:
+        """Whether a draft is tried with a tree: what `measure` is to be asked for each."""
+        return [False, True] if self.nodes else [False]
 
     @functools.cached_property
     def _sampling(self) -> Sampling:
@@ -299,14 +321,18 @@ class Trial:
             return draft
         return drafters.load(draft, self.target, dtype=self.dtype, counts=lambda: self._counts)
 
-    def measure(self, draft: str | Checkpoint | Drafter) -> Candidate:
-        """One candidate. A model that cannot be loaded, or does not fit, has its reason there."""
+    def measure(self, draft: str | Checkpoint | Drafter, tree: bool = False) -> Candidate:
+        """One candidate, with its best chain or its best tree. A model that cannot be loaded, does
+        not fit or cannot branch has its reason there."""
+        name = drafters.name_of(draft)
         try:
             loaded = self._load(draft)
-            longest = self._method(loaded, max(self.gammas))
+            longest = self._method(loaded, max(self.nodes if tree else self.gammas))
+            if tree:
+                self._branching(loaded, trees.fixed(branches=(1,)))
         except (ValueError, OSError) as error:
-            return Candidate(drafters.name_of(draft), problem=str(error))
-        found = self._measure(drafters.name_of(draft), loaded, longest)
+            return Candidate(name, problem=str(error), tree="none" if tree else "")
+        found = self._measure(name, loaded, longest, tree)
         del loaded, longest
         gc.collect()  # before the next one is loaded
         return found
@@ -314,7 +340,52 @@ class Trial:
     def _method(self, loaded: Checkpoint | Drafter, gamma: int) -> Speculative:
         return decoding.speculative(self.target, loaded, gamma=gamma, sampling=self._sampling)
 
-    def _measure(self, name: str, loaded: Checkpoint | Drafter, longest: Speculative) -> Candidate:
+    def _branching(self, loaded: Checkpoint | Drafter, shape: FixedTree) -> TreeSpeculative:
+        return decoding.branching(self.target, loaded, shape, sampling=self._sampling)
+
+    def _best_chain(
+        self,
+        loaded: Checkpoint | Drafter,
+        alpha: float,
+        longest: Speculative,
+        begin: Callable[[Any], Any],
+    ) -> tuple[Prices, "Choice"]:
+        ends = {min(self.gammas), max(self.gammas)}
+        # Each round that is measured is one more program to compile: those between, by the ends.
+        prices = cost.measure(longest, *begin(longest), self.gammas, ends)
+        rounds = np.asarray(prices.rounds(max(self.gammas))) / float(prices.token)
+        steps = {gamma: float(rounds[gamma]) for gamma in self.gammas}
+        tokens = {gamma: formulas.expected_tokens(alpha, gamma) for gamma in self.gammas}
+        gamma = max(steps, key=lambda gamma: tokens[gamma] / steps[gamma])
+        method = self._method(loaded, gamma)
+        return prices, Choice(method, gamma, gamma, steps, tokens[gamma])
+
+    def _best_tree(
+        self, loaded: Checkpoint | Drafter, longest: Speculative, begin: Callable[[Any], Any]
+    ) -> tuple[Prices, "Choice"]:
+        prices = cost.measure(longest, *begin(longest), self.nodes)
+        chances = acceptance_by_rank(
+            self.target,
+            loaded,
+            self._measured,
+            self._outputs,
+            sampling=self._sampling,
+            drawn=not self._sampling.greedy,
+            batch_size=self.batch_size,
+            max_source_len=self.max_source_len,
+        ).tolist()
+        found = choice.choose(
+            chances, self.nodes, DEPTH, prices.c, lambda tokens: prices.v(tokens - 1)
+        )
+        best = max(found, key=lambda one: one.speedup)
+        method = self._branching(loaded, best.shape)
+        taken = tree_cost.measure(method, *begin(method))
+        steps, size = {best.shape.depth: taken.round / taken.token}, best.shape.nodes
+        return prices, Choice(method, best.shape.depth, size, steps, best.tokens)
+
+    def _measure(
+        self, name: str, loaded: Checkpoint | Drafter, longest: Speculative, tree: bool
+    ) -> Candidate:
         alpha = self._alpha(loaded, self._sampling)
         greedy = self._sampling.greedy
         agreement = alpha if greedy else self._alpha(loaded, sampling(0.0))
@@ -323,16 +394,13 @@ class Trial:
         begin = functools.partial(
             timing.start, target=self.target, max_new_tokens=self.max_new_tokens, key=key
         )
-        contexts, state = begin(longest, texts=timed, batch=[0])
-        ends = {min(self.gammas), max(self.gammas)}
-        # Each round that is measured is one more program to compile: those between, by the ends.
-        prices = cost.measure(longest, contexts, state, self.gammas, ends)
-        rounds = np.asarray(prices.rounds(max(self.gammas))) / float(prices.token)
-        steps = {gamma: float(rounds[gamma]) for gamma in self.gammas}
-        speedups = {g: formulas.expected_tokens(alpha.value, g) / steps[g] for g in self.gammas}
-        gamma = max(speedups, key=speedups.__getitem__)
+        first = functools.partial(begin, texts=timed, batch=[0])
+        if tree:
+            prices, chosen = self._best_tree(loaded, longest, first)
+        else:
+            prices, chosen = self._best_chain(loaded, alpha.value, longest, first)
         raced = timing.side_by_side(
-            {timing.PLAIN: self._plain, timing.SPECULATIVE: self._method(loaded, gamma)},
+            {timing.PLAIN: self._plain, timing.SPECULATIVE: chosen.method},
             self.target,
             timed,
             max_new_tokens=self.max_new_tokens,
@@ -356,12 +424,15 @@ class Trial:
             alpha_high=alpha.high,
             agreement=agreement.value,
             c=prices.c,
-            gamma=gamma,
-            v=prices.v(gamma),
-            steps={str(g): steps[g] for g in self.gammas},
+            gamma=chosen.gamma,
+            tree=text_of(chosen.method.shape) if tree else "",
+            nodes=chosen.nodes,
+            v=prices.v(chosen.nodes),
+            steps={str(gamma): time for gamma, time in chosen.steps.items()},
+            promised=chosen.tokens,
             tau=summarize(raced.outputs()).tokens_per_iteration,
             tokens=alpha.tokens / len(alpha.overlaps),
-            predicted=speedups[gamma],
+            predicted=chosen.tokens / chosen.steps[chosen.gamma],
             speedup=found["speedup_decode"],
             speedup_low=found["speedup_decode_low"],
             speedup_high=found["speedup_decode_high"],
@@ -390,6 +461,16 @@ class Trial:
         )
 
 
+class Choice(NamedTuple):
+    """A chain or a tree, before it is raced."""
+
+    method: Any
+    gamma: int  # or the depth
+    nodes: int
+    steps: dict[int, float]  # of the target, that a round takes, by γ or depth
+    tokens: float  # for each call of the target, expected
+
+
 def counts_ngrams(draft: str | Checkpoint | Drafter) -> bool:
     """Whether a draft is made from counts of the target's own outputs."""
     try:
@@ -408,7 +489,11 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
     more than timings vary.
     """
     usable = [candidate for candidate in candidates if not candidate.problem]
-    refused = [f"{short(c.name)} cannot draft: {c.problem}" for c in candidates if c.problem]
+    refused = [
+        f"{short(c.name)} cannot {'branch' if c.tree else 'draft'}: {c.problem}"
+        for c in candidates
+        if c.problem
+    ]
     faster = [candidate for candidate in usable if beats_plain(candidate)]
     if not faster:
         why = (
@@ -420,8 +505,9 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
         return Recommendation(None, 0, _join(said, *map(why_not, usable), *refused))
     best = max(candidate.speedup_end_to_end for candidate in faster)
     equals = [candidate for candidate in faster if candidate.speedup_end_to_end > (1 - SAME) * best]
-    winner = min(equals, key=lambda candidate: candidate.memory)
-    return Recommendation(winner.name, winner.gamma, _praise(winner, equals, usable, refused))
+    winner = min(equals, key=lambda candidate: (candidate.memory, bool(candidate.tree)))
+    words = _praise(winner, equals, usable, refused)
+    return Recommendation(winner.name, winner.gamma, words, winner.tree)
 
 
 def beats_plain(candidate: Candidate) -> bool:
@@ -433,27 +519,42 @@ def beats_plain(candidate: Candidate) -> bool:
 
 def _praise(winner, equals, usable, refused) -> str:
     said = [
-        f"Use {short(winner.name)} with gamma={winner.gamma}: outputs come "
+        f"Use {short(winner.name)} with {_how(winner)}: outputs come "
         f"{winner.speedup_end_to_end:.2f} times as fast end to end as without a draft. The loop "
         f"alone is "
         f"{winner.speedup:.2f} times as fast (quartiles {winner.speedup_low:.2f} to "
         f"{winner.speedup_high:.2f}; predicted {winner.predicted:.2f}): {winner.tau:.2f} "
         f"tokens for each call of the target, with α = {winner.alpha:.2f} and c = {winner.c:.2f}."
     ]
-    others = ", ".join(short(c.name) for c in equals if c is not winner)
+    others = ", ".join(_called(c) for c in equals if c is not winner)
     if others:
         said.append(f"No slower within {SAME:.0%}, but larger: {others}.")
+    if winner.tree:
+        said.append(f'tree="{winner.tree}"')
     if counts_ngrams(winner.name):
         said += [f"{winner.name} {remark}." for remark in winner.remarks]
     losing = [why_not(c) for c in usable if not beats_plain(c)]
     return _join(*said, *losing, *refused)
 
 
+def _how(candidate: Candidate) -> str:
+    if candidate.tree:
+        return f"a tree of {candidate.nodes} nodes, {candidate.gamma} deep"
+    return f"gamma={candidate.gamma}"
+
+
+def _size(candidate: Candidate) -> str:
+    return f"{candidate.nodes} nodes" if candidate.tree else f"γ = {candidate.gamma}"
+
+
+def _called(candidate: Candidate) -> str:
+    return short(candidate.name) + (f" with {_how(candidate)}" if candidate.tree else "")
+
+
 def reasons(candidate: Candidate) -> tuple[str, ...]:
     """Why a candidate is not faster: of "length", "alpha", "c" and "v"."""
     one = candidate
-    promised = formulas.expected_tokens(one.alpha, one.gamma)
-    if one.speedup > 1 or (one.predicted > 1 and one.tau < SHORT * promised):
+    if one.speedup > 1 or (one.predicted > 1 and one.tau < SHORT * one.promised):
         return ("length",)
     found = {
         "alpha": one.alpha < LOW_ALPHA,
@@ -471,7 +572,7 @@ def why_not(candidate: Candidate) -> str:
     one = candidate
     if one.speedup_end_to_end > 1:
         return (
-            f"{short(one.name)}, {one.speedup_end_to_end:.2f} times as fast end to end: that is no "
+            f"{_called(one)}, {one.speedup_end_to_end:.2f} times as fast end to end: that is no "
             f"more than "
             f"timings vary (quartiles of the loop {one.speedup_low:.2f} to "
             f"{one.speedup_high:.2f}). Look again with more inputs."
@@ -483,14 +584,14 @@ def why_not(candidate: Candidate) -> str:
         "alpha": f"agreement is too low (α = {one.alpha:.2f})",
         "c": f"the draft is too slow (c = {one.c:.2f}: a draft step takes that part of a target "
         "step)",
-        "v": f"verification is not free (a round of γ = {one.gamma} takes {one.round:.2f} target "
+        "v": f"verification is not free (a round of {_size(one)} takes {one.round:.2f} target "
         f"steps beside its draft steps, v = {one.v:.2f})",
     }
     causes = reasons(one)
     why = " and ".join(said[cause] for cause in causes)
-    ways = [] if causes == ("length",) else _ways_out(one)
+    ways = [] if causes == ("length",) or one.tree else _ways_out(one)
     way = f" It would pay with {' or '.join(ways)}." if ways else ""
-    return f"{short(one.name)}, {one.speedup_end_to_end:.2f} times as fast end to end: {why}.{way}"
+    return f"{_called(one)}, {one.speedup_end_to_end:.2f} times as fast end to end: {why}.{way}"
 
 
 def _ways_out(one: Candidate) -> list[str]:

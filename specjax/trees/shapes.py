@@ -118,7 +118,7 @@ def fixed(
     Args:
       branches: how many children each node has, by depth: (3, 2) is 3 nodes with 2 each.
       paths: nodes by the ranks of their children on the way: (0,) is the root's first child, and
-        (0, 1) its second one. A path needs its beginning and its smaller siblings among them.
+        (0, 1) its second one. A path comes after its parent's and its smaller siblings'.
       draw: see `FixedTree`.
 
     Raises:
@@ -135,22 +135,34 @@ def fixed(
             parents += [node for node in level for _ in range(count)]
             level = list(range(first, len(parents) + 1))
         return FixedTree(tuple(parents), draw)
-    asked = {tuple(whole("paths", rank, "[0, ∞)") for rank in path) for path in paths}
-    for path in sorted(asked):
-        left = () if not path else (*path[:-1], path[-1] - 1)
-        for needed in (path[:-1], left) if path and path[-1] else (path[:-1],):
-            if not path or needed not in asked | {()}:
-                raise ValueError(
-                    f"paths has {path}, but not {needed}: a path needs its beginning and its "
-                    "smaller siblings."
-                )
-    return of_paths(sorted(asked, key=lambda path: (len(path), path)), draw)
+    asked = [tuple(whole("paths", rank, "[0, ∞)") for rank in path) for path in paths]
+    known: set[tuple[int, ...]] = {()}
+    for path in asked:
+        before = [path[:-1]]
+        if path and path[-1]:
+            before.append((*path[:-1], path[-1] - 1))
+        missing = [needed for needed in before if needed not in known]
+        if path in known or missing:
+            raise ValueError(
+                f"paths has {path} {'twice' if path in known else f'before {missing[0]}'}: a node "
+                "comes once, after its parent and its smaller siblings."
+            )
+        known.add(path)
+    return of_paths(asked, draw)
 
 
 def of_paths(paths: Sequence[tuple[int, ...]], draw: str = "without") -> FixedTree:
     """The tree with these nodes in this order; see `fixed` for what a path is."""
     number = {(): 0} | {path: i for i, path in enumerate(paths, start=1)}
     return FixedTree(tuple(number[path[:-1]] for path in paths), draw)
+
+
+def text_of(shape: FixedTree) -> str:
+    """What `load` makes the tree of."""
+    path: dict[int, tuple[int, ...]] = {0: ()}
+    for node, parent in enumerate(shape.parents, start=1):
+        path[node] = (*path[parent], shape.children(parent).index(node))
+    return f"fixed(paths={tuple(path[node] for node in range(1, len(path)))}, draw={shape.draw!r})"
 
 
 def load(shape: "Shape | str | None") -> "Shape":

@@ -38,6 +38,7 @@ def select() -> ml_collections.ConfigDict:
     config.timed_inputs = 16  # of those, inputs that are timed, at batch 1
     config.repeats = 5  # of each timing
     config.gammas = (1, 2, 3, 5, 7, 10)  # among which the best is sought
+    config.nodes = ()  # sizes of trees, which are tried too
     return config
 
 

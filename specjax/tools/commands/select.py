@@ -5,7 +5,8 @@
 Fields of the config: target; drafts (directories, hub names, unigram, bigram, lookup, import paths,
 with commas between; none: the smaller members of the target's family); temperature (0: greedy),
 top_k, top_p, filters, max_new_tokens, max_source_len (0: the target's own), seed, batch_size,
-dtype, alpha_inputs, timed_inputs, repeats, gammas. docs/choosing.md says what is measured and how
+dtype, alpha_inputs, timed_inputs, repeats, gammas, nodes (sizes of trees to try too, 8,16,32; none:
+chains alone). docs/choosing.md says what is measured and how
 to read it.
 
 Input: one line each, "-" for standard input; a config with a task needs none. With --workdir each
@@ -83,10 +84,9 @@ def measure(
 ) -> list[Candidate]:
     """All candidates, in their order; the target is loaded if any is missing."""
     fields = {field.name for field in dataclasses.fields(Candidate)}
-    done = {
-        row["name"]: Candidate(**{k: v for k, v in row.items() if k in fields})
-        for row in (results.done if results else [])
-    }
+    rows = results.done if results else []
+    kept = [Candidate(**{k: v for k, v in row.items() if k in fields}) for row in rows]
+    done = {(candidate.name, bool(candidate.tree)): candidate for candidate in kept}
 
     @functools.cache
     def trial() -> Trial:
@@ -102,6 +102,7 @@ def measure(
             max_source_len=config.max_source_len or None,
             batch_size=config.batch_size,
             gammas=config.gammas,
+            nodes=config.nodes,
             timed_inputs=config.timed_inputs,
             repeats=config.repeats,
             seed=config.seed,
@@ -109,13 +110,18 @@ def measure(
         )
 
     run = runs.fingerprint(runs.settings(config), drafts, texts)
-    for draft in (bar := tqdm([d for d in drafts if d not in done], unit="draft", disable=None)):
-        bar.set_description(short(draft))
-        done[draft] = trial().measure(draft)
+    wanted = [
+        (draft, tree) for draft in drafts for tree in ([False, True] if config.nodes else [False])
+    ]
+    for one in (
+        bar := tqdm([one for one in wanted if one not in done], unit="draft", disable=None)
+    ):
+        bar.set_description(short(one[0]))
+        done[one] = trial().measure(*one)
         if results:
             facts = {"dtype": dtype_of(trial().target), "batch": 1, "seed": config.seed}
-            results.append({**dataclasses.asdict(done[draft]), **facts, "run": run})
-    return [done[draft] for draft in drafts]
+            results.append({**dataclasses.asdict(done[one]), **facts, "run": run})
+    return [done[one] for one in wanted]
 
 
 def show(candidates: list[Candidate], config) -> None:
@@ -127,8 +133,9 @@ def show(candidates: list[Candidate], config) -> None:
     console.print(report.table(COLUMNS, rows, title))
     console.print(
         "α: chance that a drafted token is accepted. agree: how often both models find the same "
-        "token likeliest. c, v: a draft step and a verify pass in target steps. τ: tokens for each "
-        "call of the target. predicted, loop: speedup over plain decoding without prefill; total: "
+        "token likeliest. γ: of a tree its depth. c, v: a draft step and a verify pass in target "
+        "steps. τ: tokens for each call of the target. predicted, loop: speedup over plain "
+        "decoding without prefill; total: "
         f"with it. memory: both models and their caches at batch {config.batch_size}.\n",
     )
     if (free := memory_free()) is not None:
@@ -155,7 +162,8 @@ COLUMNS: list[report.Column] = [
     ("agree", _of_draft("agreement", ".3f")),
     ("c", _of_draft("c", ".3f")),
     ("γ", _of_draft("gamma", "d")),
-    ("v(γ)", _of_draft("v")),
+    ("nodes", _of_draft("nodes", "d")),
+    ("v", _of_draft("v")),
     ("τ", _number("tau")),
     ("predicted", _number("predicted")),
     ("loop", _number("speedup")),
