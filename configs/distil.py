@@ -46,12 +46,12 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.seeds = (0, 1, 2)  # all for the best and the worst, the first for the others
     # The draft, and how it learns from the target.
     config.train = train.get_config("gpt-draft" if prose else "draft-small")
-    config.train.steps = 200
+    config.train.steps = 150
     config.train.teacher_after = 0
     config.train.warmup_steps = 20
     config.train.learning_rate = 1.5e-3 if prose else 1e-3
-    config.train.max_examples = 20_000  # more than 200 steps see, and read sooner
-    config.train.prefix_inputs = 256 if prose else 1024
+    config.train.max_examples = 20_000  # more than 150 steps see, and read sooner
+    config.train.prefix_inputs = 128 if prose else 512
     config.train.log_every = 50
     config.train.eval_examples = 128
     config.train.sample_examples = 4
@@ -61,13 +61,13 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
         "steps": 1500 if prose else 2500,
         "learning_rate": 3e-3 if prose else 2e-3,
         "warmup_steps": 100,
-        "max_examples": 0,
+        "max_examples": 100_000,
         "checkpoint_every": 250,
     }
     config.temperatures = (0.0, 1.0)
     config.max_new_tokens = 200 if prose else 96
-    config.alpha_inputs = 100  # outputs over which α is measured
-    config.tau_inputs = 50  # inputs that are decoded speculatively
+    config.alpha_inputs = 80  # outputs over which α is measured
+    config.tau_inputs = 40  # inputs that are decoded speculatively
     config.gamma = 5
     config.batch_size = 16
     if choice == "quick":

@@ -56,6 +56,7 @@ def fill(on: Study) -> None:
     done = [{name: row[name] for name in ("draft", "temperature")} for row in on.results.done]
     missing = [cell for cell in study.keys(on.config, on.config.drafts) if cell not in done]
     for cell in tqdm(missing, unit="pair"):
+        jax.clear_caches()  # a process has room for the programs of one pair
         for row in measure(on, **cell):
             on.results.append({**cell, **row, **identity(on)})
 
@@ -94,17 +95,20 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         for one, other in zip(here, there, strict=True):
             for name, tree in variants(on, draft, temperature, one, drawn):
                 methods[name], trees[name] = tree, (one, other, by_rank)
-    tokens = float(np.mean([len(output) for output in outputs]))
-    takes = {
-        name: stopwatch(on, method, methods[timing.PLAIN], texts, tokens)
-        for name, method in methods.items()
-        if name != timing.PLAIN
-    }
+    tokens, takes = float(np.mean([len(output) for output in outputs])), {}
+    for name, method in methods.items():
+        if name != timing.PLAIN:
+            first = not any(one.startswith("tree") for one in takes)
+            takes[name] = stopwatch(on, method, methods[timing.PLAIN], texts, tokens, first)
     samples: dict[str, list[cost.Sample]] = {name: [] for name in takes}
 
     def between():
+        plain: cost.Sample = {}  # which all trees have in common
         for name, take in takes.items():
-            samples[name].append(take())
+            sample = take()
+            if name in trees:
+                sample = plain = {**plain, **sample}
+            samples[name].append(sample)
 
     found = timing.side_by_side(
         methods,
@@ -159,20 +163,28 @@ def variants(on: Study, draft: str, temperature: float, one: Choice, drawn: bool
 
 
 def stopwatch(
-    on: Study, method: Method, plain: Method, texts: Sequence[Sequence[int]], tokens: float
+    on: Study,
+    method: Method,
+    plain: Method,
+    texts: Sequence[Sequence[int]],
+    tokens: float,
+    first: bool,
 ) -> Callable[[], cost.Sample]:
     """What times the phases of a round once, and the fixed times of calls.
 
     Args:
       tokens: of an output, the mean.
+      first: whether plain decoding is to be timed too. Each program takes memory maps, of which a
+        process has 65,530.
     """
     gamma = method.gamma_max
     rounds = max(1, round(tokens / (gamma + 1)))
-    both = (plain, max(1, round(tokens))), (method, rounds)
+    both = (method, rounds), (plain, max(1, round(tokens)))
     calls = [(by, partial(speedups.start, on, by, texts), count) for by, count in both]
     contexts, state = speedups.start(on, method, texts)
     if isinstance(method, TreeSpeculative):
-        return tree_cost.stopwatch(method, contexts, state, calls=calls)
+        calls = calls[: 2 if first else 1]
+        return tree_cost.stopwatch(method, contexts, state, calls=calls, plain=first)
     assert isinstance(method, Speculative)
     return cost.stopwatch(method, contexts, state, [gamma], [gamma], calls=calls)
 

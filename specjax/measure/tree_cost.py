@@ -61,18 +61,23 @@ def stopwatch(
     *,
     steps: int = 20,
     calls: Sequence[cost.Call] = (),
+    plain: bool = True,
 ) -> Callable[[], cost.Sample]:
     """Compile the phases. What is returned times each of them once, `steps` dependent ones.
 
     Args:
       contexts, state: from `loop.start`, with a budget that leaves room for the whole tree.
-      calls: of plain decoding and of this loop, as `cost.stopwatch` takes them.
+      calls: of this loop and of plain decoding, as `cost.stopwatch` takes them.
+      plain: whether to time plain decoding. If not, it is in another method's samples, with which
+        these are to be joined.
     """
     phases = {"token": cost._target_step, "draft": _draft, "verify": _verify, "round": _round}
+    if not plain:
+        del phases["token"]
     runs = {name: partial(_looped(phase, steps), method) for name, phase in phases.items()}
     begins = {name: lambda: (contexts, state) for name in phases}
     parts = dict.fromkeys(runs, steps)
-    for (loop, begin, count), name in zip(calls, ("plain_call", "call"), strict=False):
+    for (loop, begin, count), name in zip(calls, ("call", "plain_call"), strict=False):
         runs[name] = partial(_looped(cost._any_round, count), loop)
         begins[name], parts[name] = begin, count
 
