@@ -94,7 +94,8 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         for one in choose(by_rank, config.sizes, config.depth, prices.c, verify):
             for name, tree in variants(on, draft, temperature, one, drawn):
                 methods[name], trees[name] = tree, (one, by_rank)
-    tokens, takes = float(np.mean([len(output) for output in outputs])), {}
+    tokens = float(np.mean([len(output) for output in outputs]))
+    takes: dict[str, Callable[[], cost.Sample]] = {}
     for name, method in methods.items():
         if name != timing.PLAIN:
             first = not any(one.startswith("tree") for one in takes)

@@ -89,7 +89,7 @@ def stopwatch(
 
     def take() -> dict[Hashable, float]:
         found = {name: once(name) for name in runs}
-        each = {name: seconds / parts[name] for name, seconds in found.items()}
+        each: dict[Hashable, float] = {name: t / parts[name] for name, t in found.items()}
         for name, step in (("plain_call", "token"), ("call", "round")):
             if name in found:
                 each[name] = found[name] - parts[name] * each[step]

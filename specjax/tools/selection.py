@@ -352,7 +352,8 @@ class Trial:
     ) -> tuple[Prices, "Choice"]:
         ends = {min(self.gammas), max(self.gammas)}
         # Each round that is measured is one more program to compile: those between, by the ends.
-        prices = cost.measure(longest, *begin(longest), self.gammas, ends)
+        contexts, state = begin(longest)
+        prices = cost.measure(longest, contexts, state, self.gammas, ends)
         rounds = np.asarray(prices.rounds(max(self.gammas))) / float(prices.token)
         steps = {gamma: float(rounds[gamma]) for gamma in self.gammas}
         tokens = {gamma: formulas.expected_tokens(alpha, gamma) for gamma in self.gammas}
@@ -363,7 +364,8 @@ class Trial:
     def _best_tree(
         self, loaded: Checkpoint | Drafter, longest: Speculative, begin: Callable[[Any], Any]
     ) -> tuple[Prices, "Choice"]:
-        prices = cost.measure(longest, *begin(longest), self.nodes)
+        contexts, state = begin(longest)
+        prices = cost.measure(longest, contexts, state, self.nodes)
         chances = acceptance_by_rank(
             self.target,
             loaded,
