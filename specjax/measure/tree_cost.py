@@ -2,18 +2,15 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from specjax import sampling as smp
 from specjax.measure import cost
-from specjax.speculative import Contexts, dice_for
+from specjax.speculative import Contexts
 from specjax.state import State
-from specjax.trees.nodes import layout, lineage
-from specjax.trees.speculative import TreeSpeculative, grow
+from specjax.trees.speculative import TreeSpeculative
 
 
 class TreePrices(NamedTuple):
@@ -61,34 +58,7 @@ def _looped(phase: Callable, steps: int) -> Callable:
     return run
 
 
-def _drafted(method, contexts, state) -> Any:
-    cap = jnp.full_like(state.length, method.gamma_max)
-    return grow(method)(method, contexts.drafter, state, cap, dice_for(method))
-
-
-def _draft(method, contexts, state):
-    drafted = _drafted(method, contexts, state)
-    # All of the tree is read, so that all of it is made.
-    token = jnp.max(drafted.nodes.tokens, axis=1)
-    kept = jax.tree.map(lambda old, new: new[:, 0], state.drafter, drafted.levels[0].states)
-    return cost._with_last(state, token, drafter=kept)
-
-
-def _verify(method, contexts, state):
-    nodes = jnp.arange(method.slots - 1, dtype=jnp.int32)[None, :]
-    last = cost._last(state)[:, None]
-    tokens = (last + nodes) % method.target.vocab_size
-    if method.dynamic:  # any tree will do: what it costs depends on its size
-        parent = depth = jnp.minimum(jnp.arange(method.slots, dtype=jnp.int32), 1)[None, :]
-        parent = parent * 0
-    else:
-        parent, depth = (jnp.asarray(x)[None] for x in (method.shape.parent, method.shape.depths))
-    tree = layout(lineage(parent, depth, method.gamma_max), depth)
-    block = jnp.concatenate([last, tokens], axis=1)
-    root = state.length - 1
-    hidden, cache = method.target(block, root, contexts.target, state.cache, layout=tree)
-    logprobs = smp.standardize(method.target.logits(hidden), method.sampling)
-    return cost._with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
+_draft, _verify = cost._draft_tree, cost._verify_tree
 
 
 def _round(method, contexts, state):
