@@ -72,11 +72,12 @@ def test_trees(command, pair, tmp_path, monkeypatch, temperature, methods):
 )
 def test_what_is_for_chains(command, tmp_path, module, config, said):
     """They say so before anything is loaded, and where trees go."""
-    tree = "--config.tree=fixed(branches=(3, 2))"
-    outcome = command(module, f"--config=configs/{config}.py", tree, f"--workdir={tmp_path}")
+    tree = "fixed(branches=(3, 2))"
+    flags = f"--config=configs/{config}.py", f"--config.tree={tree}", f"--workdir={tmp_path}"
+    outcome = command(module, *flags)
     assert outcome.status == 1
     assert outcome.stderr.count("\n") == 1
-    for word in (said, tree, "leave it out", "experiments.trees"):
+    for word in (said, f"--config.tree={tree!r}", "leave it out", "experiments.trees"):
         assert word in outcome.stderr
 
 

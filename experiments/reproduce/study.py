@@ -191,8 +191,8 @@ def check_chain(config, what: str) -> None:
     """
     if not isinstance(trees.load(config.tree), trees.Chain):
         raise ValueError(
-            f"{what}, and --config.tree={config.tree!r} is none: leave it out. experiments.trees "
-            "compares trees, experiments.reproduce draws their rounds (Figure 1)."
+            f"{what}, and --config.tree={config.tree!r} is no chain: leave it out. "
+            "experiments.trees compares trees, experiments.reproduce draws their rounds (Figure 1)."
         )
 
 
