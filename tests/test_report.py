@@ -126,8 +126,8 @@ def words(ids):
 @pytest.mark.parametrize(
     ("most", "beneath"),
     [
-        (6, "             road\n         old house\n     a law\n"),
-        (1, "             road\n    … 2 more\n"),
+        (3, "             road\n         old house\n     a law\n"),
+        (2, "             road\n    … 2 more\n"),
     ],
 )
 def test_branches_stand_where_they_begin(most, beneath):

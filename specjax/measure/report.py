@@ -61,7 +61,7 @@ def markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def spans(
-    rounds: Sequence[TracedRound], decode: Callable[[list[int]], str], most: int = 6
+    rounds: Sequence[TracedRound], decode: Callable[[list[int]], str], most: int = 5
 ) -> list[list[tuple[str, str]]]:
     """For each round, pieces of text with what happened to them: accepted, rejected, corrected.
 
@@ -70,7 +70,7 @@ def spans(
     decoded text: a character made of several tokens comes with the last.
 
     Args:
-      most: branches of a round that are shown; of more an ellipsis tells how many.
+      most: lines beneath a round; where it has more branches, the last line tells how many more.
     """
     lines: list[list[tuple[str, str]]] = []
     below: list[list[tuple[str, str]]] = []
@@ -79,12 +79,14 @@ def spans(
     for round_ in rounds:
         line: list[tuple[str, str]] = []
         beneath: list[tuple[str, str]] = []
-        for behind, tokens in round_.branches[:most]:
+        count = len(round_.branches)
+        fit = count if count <= most else most - 1
+        for behind, tokens in round_.branches[:fit]:
             before = decode([*known, *behind]).rstrip(UNFINISHED)
             text = decode([*known, *behind, *tokens])[len(before) :]
             beneath += [(" " * (len(before) - len(shown)), BENEATH), (text, "rejected")]
-        if (more := len(round_.branches) - most) > 0:
-            beneath.append((f"… {more} more", BENEATH))
+        if fit < count:
+            beneath.append((f"… {count - fit} more", BENEATH))
         for kind, ids, grows in (
             ("accepted", round_.accepted, True),
             ("rejected", round_.rejected[:1], False),

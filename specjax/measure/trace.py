@@ -72,12 +72,15 @@ def trace(
 def visible(round_: Round) -> Round:
     """What `traced` reads: the rest, and all that distributions are for, is computed for no one."""
     drafts, nodes = round_.drafts, round_.nodes
-    return Round(**dict.fromkeys(Round._fields) | {
+    no: Any = None
+    found: dict[str, Any] = dict.fromkeys(Round._fields)
+    found |= {
         "accepted": round_.accepted,
+        "drafts": drafts and drafts._replace(logprobs=no, confidence=no),
+        "nodes": nodes and nodes._replace(logprobs=no, belief=no),
         "node": round_.node,
-        "drafts": drafts and drafts._replace(logprobs=None, confidence=None),
-        "nodes": nodes and nodes._replace(logprobs=None, belief=None),
-    })  # fmt: skip
+    }
+    return Round(**found)
 
 
 def traced(round_: Round, output: list[int], row: int = 0) -> TracedRound:
@@ -102,14 +105,15 @@ def branches(round_: Round, gained: int, row: int = 0) -> list[Branch]:
     Args:
       gained: tokens of the row. Behind an EOS among them nothing was rejected.
     """
-    nodes = round_.nodes
+    nodes, last = round_.nodes, round_.node
+    assert last is not None
     parent = np.broadcast_to(nodes.parent, (len(nodes.tokens), nodes.size + 1))[row].tolist()
     tokens = [0, *nodes.tokens[row].tolist()]
     below: dict[int, list[int]] = {node: [] for node in range(len(parent))}
     for node in range(1, len(parent)):
         if nodes.submitted[row, node - 1]:
             below[parent[node]].append(node)
-    path = [int(round_.node[row])]
+    path = [int(last[row])]
     while path[0]:
         path.insert(0, parent[path[0]])
     found = []
