@@ -2,12 +2,13 @@
 
     python -m experiments.race
     python -m experiments.race --config=configs/embedded.py --draft=draft-small --temperature=1
+    python -m experiments.race --config.tree="fixed(branches=(3, 2))"
     python -m experiments.race --save=race.gif
 
-Accepted tokens, rejected ones and the target's own have the colours of the paper's Figure 1. Both
-sides decode one input after the other at batch 1, the encoder included. Rounds are stepped and
-timed first, and then shown: --slow=5 shows them five times as slowly, and says so. Where the output
-is no terminal, one line tells how it went.
+Accepted tokens, rejected ones and the target's own have the colours of the paper's Figure 1; of
+trees only what is kept is shown. Both sides decode one input after the other at batch 1, the
+encoder included. Rounds are stepped and timed first, and then shown: --slow=5 shows them five times
+as slowly, and says so. Where the output is no terminal, one line tells how it went.
 """
 
 import pathlib
@@ -66,7 +67,8 @@ def main(_) -> None:
 def title(config, args) -> str:
     """What is run, for the animation."""
     return (
-        f"{config.task}, draft {short(chosen(config, args.draft))}, γ = {args.gamma}, "
+        f"{config.task}, draft {short(chosen(config, args.draft))}, "
+        f"{f'γ = {args.gamma}' if config.tree == 'chain' else config.tree}, "
         f"T = {args.temperature:g}, batch 1"
     )
 
@@ -88,7 +90,7 @@ def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list
     loaded = drafters.load(chosen(config, draft), target)
     methods: dict[str, Method] = {
         "plain": decoding.plain(target, how),
-        "speculative": decoding.speculative(target, loaded, gamma=gamma, sampling=how),
+        "speculative": decoding.build(target, loaded, gamma=gamma, sampling=how, tree=config.tree),
     }
     return [
         race.record(

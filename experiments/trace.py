@@ -5,7 +5,8 @@
 For each draft and temperature of the config: outputs of the target, a rollout of --gamma_max
 drafted tokens from every position of them with what both models said there, and what a draft step,
 rounds and calls take here. Writes an npz file for each and results.jsonl, a row for each,
-to the workdir. A run that was cut off goes on where it was.
+to the workdir. A run that was cut off goes on where it was. Replay is for chains: --config.tree is
+refused.
 """
 
 import dataclasses
@@ -42,6 +43,7 @@ COLUMNS: list[report.Column] = [
 
 def main(_) -> None:
     config, args = flags.FLAGS.config, flags.FLAGS
+    study.check_chain(config, "experiments.trace records rollouts for replay, which are of chains")
     gamma_max = longest(args.gamma_max, config)
     if gamma_max < 1 or args.inputs < 1:
         raise ValueError(f"--gamma_max={gamma_max} and --inputs={args.inputs} must be ≥ 1.")

@@ -257,7 +257,7 @@ def stream(
         gamma = method.gamma_max
         for index, sample in chunk:
             yield outputs.get((index, sample)) or Row(
-                index, sample, "", [], 0, 0, 0, [0] * (gamma + 1), [0] * gamma
+                index, sample, "", [], 0, 0, 0, 0, [0] * (gamma + 1), [0] * gamma
             )
 
 
@@ -513,6 +513,7 @@ def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoin
                 tokens=ids,
                 target_calls=int(stats.target_calls[b]),
                 drafted=int(stats.drafted[b]),
+                levels=int(stats.levels[b]),
                 accepted=int(stats.accepted[b]),
                 accepted_lengths=stats.accepted_lengths[b].tolist(),
                 tested=stats.tested[b].tolist(),

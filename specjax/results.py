@@ -15,7 +15,8 @@ class Row:
     text: str
     tokens: list[int]  # without the prompt, EOS included
     target_calls: int
-    drafted: int
+    drafted: int  # tokens, in trees nodes
+    levels: int  # of those, the ones on each round's longest path: in chains all of them
     accepted: int
     accepted_lengths: list[int]  # rounds by accepted length, 0 … γ_max; autoregressive: [calls]
     tested: list[int]  # rounds in which draft position i was reached, 0 … γ_max−1
@@ -33,7 +34,8 @@ class Summary:
     outputs: int
     tokens: int  # accepted + corrections + bonus
     iterations: int  # target calls; prefill is not counted
-    drafted: int
+    drafted: int  # tokens, in trees nodes
+    levels: int  # calls of the drafter one after the other: in chains as many as tokens
     accepted: int
     corrections: int  # the target's tokens in the place of rejected ones
     bonus: int  # and those after a draft that was accepted to its end, or had no tokens
@@ -114,6 +116,7 @@ def summarize(rows: Sequence[Row], exact: bool | None = True) -> Summary:
         tokens=emitted,
         iterations=sum(row.target_calls for row in rows),
         drafted=sum(row.drafted for row in rows),
+        levels=sum(row.levels for row in rows),
         accepted=accepted,
         corrections=corrections,
         bonus=emitted - accepted - corrections,

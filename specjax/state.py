@@ -15,6 +15,7 @@ class Stats(struct.PyTreeNode):
 
     target_calls: Array  # [B] int32, verify passes while the row was alive
     drafted: Array  # [B] int32, drafted tokens submitted to the target
+    levels: Array  # [B] int32, of those, the ones on the longest path: in a chain all of them
     accepted: Array  # [B] int32, of those, the ones in the output
     emitted: Array  # [B] int32, tokens of the output, EOS included
     accepted_lengths: Array  # [B, γ_max+1] int32, rounds by accepted length
@@ -71,6 +72,7 @@ def begin(
         stats=Stats(
             target_calls=zeros,
             drafted=zeros,
+            levels=zeros,
             accepted=zeros,
             emitted=zeros,
             accepted_lengths=jnp.zeros((batch, gamma_max + 1), jnp.int32),
@@ -93,7 +95,7 @@ def commit(
     accepted: Int[Array, " B"],
     next_token: Int[Array, " B"],
     eos_ids: Int[Array, " N"],
-    submitted: Int[Array, " B"] | None = None,
+    submitted: tuple[Int[Array, " B"], Int[Array, " B"]] | None = None,
 ) -> State:
     """Append each row's accepted drafts and next token, up to the first EOS or the budget.
 
@@ -103,8 +105,9 @@ def commit(
     Args:
       drafts: of a tree, the path that was accepted.
       draft_len: how many tokens one after the other were submitted.
-      submitted: all tokens that were, where they are more, as in a tree.
+      submitted: of a tree, its nodes and its levels that were; in a chain both are draft_len.
     """
+    nodes, levels = submitted or (draft_len, draft_len)
     gamma = drafts.shape[1]
     slot = jnp.arange(gamma + 1, dtype=jnp.int32)[None, :]
     slot = jnp.broadcast_to(slot, (drafts.shape[0], gamma + 1))
@@ -136,7 +139,8 @@ def commit(
         rounds=state.rounds + alive,
         stats=Stats(
             target_calls=stats.target_calls + alive,
-            drafted=stats.drafted + alive * (draft_len if submitted is None else submitted),
+            drafted=stats.drafted + alive * nodes,
+            levels=stats.levels + alive * levels,
             accepted=stats.accepted + alive * kept,
             emitted=stats.emitted + gained,
             accepted_lengths=stats.accepted_lengths

@@ -129,7 +129,7 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
 def repeats(**seconds):
     """Methods that took so long for their only token, repeat by repeat."""
     took = {name: np.array(each, float)[:, None] for name, each in seconds.items()}
-    rows = {name: [[Row(0, 0, "", [1], 1, 0, 0, [], [])]] for name in took}
+    rows = {name: [[Row(0, 0, "", [1], 1, 0, 0, 0, [], [])]] for name in took}
     return Comparison(took, {name: 2 * each for name, each in took.items()}, rows, {})
 
 

@@ -82,19 +82,28 @@ def test_decode_by_both_doors(command, pair, inputs, tmp_path):
 
 
 def test_decode_with_a_tree(command, pair, inputs):
-    """The tokens of a chain in as many calls or fewer, and what does not go with a tree."""
+    """The tokens of a chain in as many calls or fewer, beside plain decoding; nodes and levels are
+    counted. And what does not go with a tree."""
     flags = [
         "specjax", "decode", f"--config.target={pair.target.name}",
         f"--config.draft={pair.draft.name}", inputs, "--config.max_new_tokens=12",
     ]  # fmt: skip
-    chain, tree = (
-        [json.loads(row) for row in command(*flags, *more).stdout.splitlines()]
-        for more in (["--config.gamma=2"], ["--config.tree=fixed(branches=(3, 2))"])
-    )
+    of_tree = ["--config.tree=fixed(branches=(3, 2))", "--config.compare=True"]
+    outcomes = [command(*flags, *more) for more in (["--config.gamma=2"], of_tree)]
+    chain, tree = ([json.loads(row) for row in of.stdout.splitlines()] for of in outcomes)
     assert [row["tokens"] for row in tree] == [row["tokens"] for row in chain]
     assert sum(row["target_calls"] for row in tree) <= sum(row["target_calls"] for row in chain)
+    said, drafted = outcomes[1].stderr, sum(row["drafted"] for row in tree)
+    calls = sum(row["target_calls"] for row in tree)
+    nodes, levels = map(float, re.search(r"([\d.]+) nodes in ([\d.]+) levels;", said).groups())
+    assert nodes == round(drafted / calls, 1)
+    assert 1 < levels <= 2
+    assert "nodes in" not in outcomes[0].stderr
+    assert re.search(rf"drafted .* 0 .* {drafted} ", said)
+    assert levels == round(int(re.search(r"in levels .* 0 .* (\d+) ", said)[1]) / calls, 1)
+    assert "2 of 2 outputs are the same tokens." in said
+    assert re.search(r"expected of c = \S+ for a level and v = \S+ for 9 nodes: ", said)
     for more, said in (
-        ("--config.compare=True", "is for chains"),
         ("--config.policy=goodput", "leave out the tree"),
         ("--config.policy=svip", "decides about chains"),
     ):

@@ -163,7 +163,7 @@ def test_empty_texts_keep_their_place(pair, plain):
         assert len(caught) == 1
         gamma = 0 if draft is None else 4
         for index in (0, 4):
-            empty = specjax.Row(index, 0, "", [], 0, 0, 0, [0] * (gamma + 1), [0] * gamma)
+            empty = specjax.Row(index, 0, "", [], 0, 0, 0, 0, [0] * (gamma + 1), [0] * gamma)
             assert result.rows[index] == empty
         kept = [1, 2, 3, 5, 6, 7]
         assert [result.tokens[i] for i in kept] == [plain.tokens[i] for i in kept]
@@ -420,11 +420,12 @@ def test_expected_and_measured_speedup(pair):
 
 def test_estimates_by_hand():
     """Two batches of two rows: a batch lasts as long as its slowest row, and drafts as long as the
-    row that drafts most."""
+    row that drafts most levels, of two nodes each."""
 
-    def row(calls, drafted, emitted):
+    def row(calls, levels, emitted):
         accepted = emitted - calls
-        return specjax.Row(0, 0, "", [5] * emitted, calls, drafted, accepted, [0] * 5, [0] * 4)
+        drafted = 2 * levels, levels
+        return specjax.Row(0, 0, "", [5] * emitted, calls, *drafted, accepted, [0] * 5, [0] * 4)
 
     batches = [[row(3, 12, 9), row(5, 20, 7)], [row(2, 8, 8), row(2, 0, 2)]]
     none: dict = {}
@@ -439,7 +440,12 @@ def test_estimates_by_hand():
 
 @pytest.mark.parametrize(
     ("texts", "options", "said"),
-    [([""], {}, "every text is blank"), (["a"], {"repeats": 0}, "repeats"), ("a", {}, "list of")],
+    [
+        ([""], {}, "every text is blank"),
+        (["a"], {"repeats": 0}, "repeats"),
+        (["a"], {"tree": "oak"}, "oak"),
+        ("a", {}, "list of"),
+    ],
 )
 def test_what_cannot_be_measured(pair, texts, options, said):
     with pytest.raises(ValueError, match=said):

@@ -80,6 +80,22 @@ def test_a_draft_as_good_as_its_target(pair):
     assert "by position 1.00 1.00 1.00" in found["acceptance"].seen
 
 
+def test_a_tree(pair):
+    """Both loops draw from one distribution, and what it costs is said of levels and nodes."""
+    found = examine(pair.target.name, pair.draft.name, tree="fixed(branches=(3, 2))")
+    assert {found[name].verdict for name in ("greedy identity", "draws")} == {"pass"}
+    assert re.search(r"by position \S+ \S+$", found["acceptance"].seen)
+    assert "v(9 nodes)" in found["speed"].seen
+    assert found["speedup"].seen.endswith("at batch 1, 9 nodes")
+
+
+def test_a_drafter_that_cannot_branch(pair):
+    names = ["target files", "draft files", "compatibility"]
+    found = examine(pair.target.name, "lookup", names=names, tree="fixed(branches=(3, 2))")
+    assert found["compatibility"].verdict == "fail"
+    assert 'tree="chain"' in found["compatibility"].seen
+
+
 def cut_short(target, draft):
     file = target / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -424,8 +440,8 @@ def test_acceptance_verdicts(alpha, rates, said):
 
 
 def test_speed_verdicts():
-    assert verdicts.speed(prices(0.1, [1.2] * 5, rest=0.2), 4).verdict == "pass"
-    found = verdicts.speed(prices(0.5, [1.2] * 5, rest=0.2), 4)
+    assert verdicts.speed(prices(0.1, [1.2] * 5, rest=0.2), 4, "γ=4").verdict == "pass"
+    found = verdicts.speed(prices(0.5, [1.2] * 5, rest=0.2), 4, "γ=4")
     assert (found.verdict, "overhead 0.20" in found.seen) == ("warn", True)
 
 
@@ -440,7 +456,7 @@ def test_speed_verdicts():
     ],
 )
 def test_speedup_verdicts(expected, best, verdict, said):
-    found = verdicts.speedup(expected, 4, best)
+    found = verdicts.speedup(expected, 4, best, "γ=4")
     assert found.verdict == verdict
     assert said in found.seen + found.way_out
 

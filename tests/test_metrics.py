@@ -174,7 +174,7 @@ def test_results_say_whether_they_are_exact(pair):
 
 
 def row_of(accepted_lengths, tested):
-    return Row(0, 0, "", [], 0, 0, 0, accepted_lengths, tested)
+    return Row(0, 0, "", [], 0, 0, 0, 0, accepted_lengths, tested)
 
 
 def test_acceptance_by_position():

@@ -49,6 +49,19 @@ def test_rounds_are_those_of_generate(sides, pair):
     assert {kind for m in sides[0].moments for _, kind in m.pieces} == {"corrected"}
 
 
+def test_a_race_with_trees(pair):
+    """What is shown is what is kept."""
+    how = {"gamma": 1, "sampling": sampling(0.0), "tree": "fixed(branches=(2, 1))"}
+    method = decoding.build(pair.target, pair.draft, **how)
+    sources = decoding.tokenize(pair.target, TEXTS[:1])
+    options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 1}
+    side = race.record("trees", method, pair.target, sources, **options)
+    pieces = [piece for moment in side.moments for piece in moment.pieces]
+    (text,) = specjax.generate(pair.target, None, TEXTS[:1], max_new_tokens=BUDGET).texts
+    assert "".join(piece for piece, _ in pieces) == text
+    assert {kind for _, kind in pieces} == {"accepted", "corrected"}
+
+
 def test_time_runs_forward(sides):
     for side in sides:
         seconds = [moment.seconds for moment in side.moments]

@@ -5,14 +5,17 @@ import math
 import warnings
 
 import jax
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from pairs import EOS_IDS, TEXTS, make_tokenizer
 from specjax import decoding, loop
 from specjax.measure import report
-from specjax.measure.trace import TracedRound, trace
+from specjax.measure.trace import Branch, TracedRound, branches, trace
+from specjax.rounds import Round
 from specjax.sampling import sampling
+from specjax.trees.nodes import Nodes
 
 BUDGET = 24
 
@@ -52,6 +55,98 @@ def test_a_trace_is_the_run(traced):
             ended = bool(r.accepted) and r.accepted[-1] in EOS_IDS
             assert len(r.next_token) == (0 if ended else 1)
             assert not (ended and r.rejected)
+
+
+@pytest.fixture(
+    scope="module", params=[(1.0, "fixed(branches=(3, 2))"), (0.0, "best_first(2, 3, 6)")]
+)
+def traced_trees(pair, request):
+    """As `traced`, of two texts and with trees."""
+    temperature, tree = request.param
+    method = decoding.build(
+        pair.target, pair.draft, gamma=4, sampling=sampling(temperature), tree=tree
+    )
+
+    def prepare():
+        ids, labels = decoding.tokenize(pair.target, TEXTS[:2]), [(0, 0), (1, 0)]
+        key = jax.random.key(2)
+        return decoding.prepare(
+            method, pair.target, ids, labels, max_new_tokens=BUDGET, key=key, rows=2
+        )
+
+    state = loop.decode(method, *prepare())
+    rows = decoding.read_rows(state, [(0, 0), (1, 0)], pair.target)
+    return method.slots - 1, [(trace(method, *prepare(), row=i), rows[i]) for i in range(2)]
+
+
+def test_a_trace_of_trees_is_the_run(traced_trees):
+    """Of each round every node once: on the accepted path, or in a branch that leaves it."""
+    size, runs = traced_trees
+    branched = 0
+    for rounds, row in runs:
+        assert [token for r in rounds for token in r.accepted + r.next_token] == row.tokens
+        counts = [len(r.accepted) + sum(len(b.tokens) for b in r.branches) for r in rounds]
+        ended = not rounds[-1].next_token
+        assert row.drafted - (size if ended else 0) <= sum(counts) <= row.drafted
+        assert counts[0] == (size if len(rounds) > 1 else counts[0])
+        for r in rounds:
+            assert r.rejected == []
+            for behind, tokens in r.branches:
+                branched += 1
+                known = len(behind) + 1
+                assert [*behind, tokens[0]] != r.accepted[:known]
+    assert branched > 10
+
+
+def test_branches_of_a_tree():
+    """What leaves the path last comes first; what was not submitted, or lies behind an EOS, never
+    happened."""
+    parent = np.array([[0, 0, 0, 1, 1, 3, 2, 0, 2]])
+    tokens = np.tile(10 * np.arange(1, 9), (2, 1))
+    submitted = np.ones((2, 8), bool)
+    submitted[1, 6] = False  # node 7
+    nodes = Nodes(tokens, parent, None, submitted, None, None)
+    round_ = Round(**dict.fromkeys(Round._fields) | {"nodes": nodes, "node": np.array([2, 3])})
+    early = [Branch([10], [40]), Branch([], [20, 60]), Branch([20], [80])]
+    assert branches(round_, 2, row=1) == early
+    assert branches(round_, 3, row=1) == [Branch([10, 30], [50]), *early]
+    assert [branch.tokens for branch in branches(round_, 1, row=0)] == [[10, 30, 50], [40], [70]]
+
+
+WORDS = ["the", "new", "bridge", "road", "old", "house", "a", "law"]
+OF_A_TREE = TracedRound(
+    [0, 1], [], [2], [Branch([0, 1], [3]), Branch([0], [4, 5]), Branch([], [6, 7])]
+)
+
+
+def words(ids):
+    return "".join(f" {WORDS[i]}" for i in ids)
+
+
+@pytest.mark.parametrize(
+    ("most", "beneath"),
+    [
+        (3, "             road\n         old house\n     a law\n"),
+        (2, "             road\n    … 2 more\n"),
+    ],
+)
+def test_branches_stand_where_they_begin(most, beneath):
+    """In a terminal, on a page and in a picture, beneath the lines of their rounds."""
+    lines = report.spans([OF_A_TREE, OF_A_TREE], words, most)
+    kept = [[piece for piece in line if piece[1] in ("accepted", "corrected")] for line in lines]
+    assert kept == [[(" the", "accepted"), (" new", "accepted"), (" bridge", "corrected")]] * 2
+    printed = report.coloured(lines).plain
+    assert printed == f"  1  the new bridge\n{beneath}  2  the new bridge\n{beneath}"
+    page = Page(made := report.html_trace(lines, "title"))
+    assert page.lines == lines
+    assert made.count("<br>") == beneath.count("\n") * 2
+    assert "Beneath a line" in page.text
+    figure = report.draw_trace(lines, "title")
+    found = {text.get_text(): text.get_position() for text in figure.axes[0].texts[5:]}
+    assert found[" road"][0] == 5 + len(" the new")
+    heights = [text.get_position()[1] for text in figure.axes[0].texts[5:] if text.get_text()]
+    assert heights == sorted(heights)
+    assert figure.get_figheight() > report.draw_trace([kept[0]] * 2, "title").get_figheight()
 
 
 def test_spans_join_to_the_decoded_text(traced):

@@ -15,6 +15,8 @@ from specjax.measure.trace import Event, Timeline, timeline
 from specjax.policies import constant
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
+from specjax.trees import fixed
+from specjax.trees.speculative import TreeSpeculative
 from table_models import inputs_of, random_table, repeat
 
 GAMMA, BUDGET = 4, 24
@@ -108,6 +110,15 @@ def test_no_repeats():
     method = Autoregressive(random_table(1, dtype=jnp.float32), sampling(0.0), EOS)
     with pytest.raises(ValueError, match="repeats=0 must be ≥ 1"):
         timeline(method, lambda: None, repeats=0)
+
+
+def test_a_timeline_is_of_chains():
+    target = random_table(1, dtype=jnp.float32)
+    drafter, shape = ModelDrafter(target), fixed(branches=(2,))
+    of = sampling(0.0), EOS, shape
+    method = TreeSpeculative(target, drafter, TokenRule(), constant(1), *of)
+    with pytest.raises(ValueError, match='tree="chain"'):
+        timeline(method, lambda: None)
 
 
 def test_a_drawn_timeline(tmp_path):

@@ -18,6 +18,7 @@ from specjax.support.named import short
 
 def main(_) -> None:
     config = flags.FLAGS.config
+    study.check_chain(config, "experiments.adaptive compares lengths of chains")
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     on = Study(config, open_results(workdir, config))
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)

@@ -10,8 +10,8 @@ What is made is up to the config's `tables`, in this order (`study.py` has what 
     quality   whether both methods' outputs are equally good: BLEU, ROUGE or exact outputs
     beam      A.4: how many steps of speculative beam search are kept
 
-and Figure 1 and Figure 5 from one output. Table 1 and Figures 2 to 4 need no models:
-`experiments.theory`.
+and Figure 1 and Figure 5 from one output. With --config.tree Figure 1 is of trees; all else is the
+paper's, and of chains. Table 1 and Figures 2 to 4 need no models: `experiments.theory`.
 Writes results.jsonl (a row for each cell and figure), report.md and figures to the workdir. A run
 that was cut off goes on where it was. With --nomeasure nothing is measured and no model loaded:
 report and figures are made of the rows that are there.

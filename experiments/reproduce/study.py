@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from specjax import decoding, drafters, sampling
+from specjax import decoding, drafters, sampling, trees
 from specjax.accept import AcceptanceRule
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
@@ -181,6 +181,19 @@ def open_results(workdir: pathlib.Path, config) -> Results:
             "file."
         )
     return results
+
+
+def check_chain(config, what: str) -> None:
+    """ValueError if the config asks for a tree.
+
+    Args:
+      what: is for chains, and why.
+    """
+    if not isinstance(trees.load(config.tree), trees.Chain):
+        raise ValueError(
+            f"{what}, and --config.tree={config.tree!r} is no chain: leave it out. "
+            "experiments.trees compares trees, experiments.reproduce draws their rounds (Figure 1)."
+        )
 
 
 def find(rows: Sequence[Mapping[str, Any]], cell: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -8,9 +8,12 @@ from rich.text import Text
 from experiments.reproduce import speedups
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study
+from specjax import decoding
 from specjax.measure import report
 from specjax.measure.trace import trace
+from specjax.speculative import Speculative
 from specjax.support.named import short
+from specjax.trees.speculative import TreeSpeculative
 
 
 def keys(_) -> list[dict[str, Any]]:
@@ -19,13 +22,18 @@ def keys(_) -> list[dict[str, Any]]:
 
 
 def measure(on: Study, _) -> dict[str, Any]:
-    """The longest output of the timed inputs, with the best draft at the first temperature."""
-    best = speedups.best(on)
-    method = speedups.method(on, best["draft"], best["temperature"], best["gamma"])
+    """The longest output of the timed inputs, with the best draft at the first temperature, and the
+    config's tree."""
+    best, tree = speedups.best(on), on.config.tree
+    sampling = on.sampling(best["temperature"])
+    draft, gamma = on.draft(best["draft"]), best["gamma"]
+    method = decoding.build(on.target, draft, gamma=gamma, sampling=sampling, tree=tree)
+    assert isinstance(method, Speculative | TreeSpeculative)
     texts, index = on.longest
     rounds = trace(method, *speedups.start(on, method, texts, index))
     return {
         **{name: best[name] for name in ("draft", "temperature", "gamma")},
+        "tree": tree,
         "input": on.examples[index].input,
         "lines": report.spans(rounds, on.target.tokenizer.decode),
         "tokens": sum(len(r.accepted) + len(r.next_token) for r in rounds),
@@ -36,9 +44,11 @@ def measure(on: Study, _) -> dict[str, Any]:
 
 def setting(row: dict[str, Any]) -> str:
     """What was run, and what came of it."""
+    tree = row.get("tree", "chain")  # older rows do not say
+    size = f"γ={row['gamma']}" if tree == "chain" else tree
     return (
-        f"{short(row['draft'])}, γ={row['gamma']}, T={row['temperature']:g}: {row['tokens']} "
-        f"tokens in {row['target_calls']} target calls"
+        f"{short(row['draft'])}, {size}, T={row['temperature']:g}: {row['tokens']} tokens in "
+        f"{row['target_calls']} target calls"
     )
 
 

@@ -3,6 +3,9 @@
 The paper takes v = 1: scoring γ+1 positions costs what one position costs, which holds while
 reading the weights is what takes the time. Here it is measured.
 
+A tree has a level where a chain has a token: its drafting is timed as a whole and divided by its
+levels, and its verify pass sees all of its nodes.
+
 A call also takes a fixed time: dispatch, and first rounds on weights that the encoder has driven
 out of the caches. It is measured too, on calls that are made for it (`Prices.overhead`).
 """
@@ -24,8 +27,11 @@ from specjax.loop import Method
 from specjax.policies import Prices, constant
 from specjax.policies.prices import as_measured
 from specjax.sampling import Purpose
-from specjax.speculative import Contexts, Speculative, dice_for, step
+from specjax.speculative import Contexts, Speculative, dice_for
 from specjax.state import State
+from specjax.trees.drafting import Allowed
+from specjax.trees.nodes import layout, lineage
+from specjax.trees.speculative import TreeSpeculative, grow
 
 # Seconds of ("target", 0), ("draft", 0), ("verify", γ) and ("round", γ), each of one step, and of
 # whole calls ("call", γ, rounds).
@@ -35,7 +41,7 @@ Call = tuple[Method, Callable[[], tuple[Any, State]], int]
 
 
 def stopwatch(
-    method: Speculative,
+    method: Speculative | TreeSpeculative,
     contexts: Contexts,
     state: State,
     gammas: Iterable[int] = (),
@@ -53,7 +59,7 @@ def stopwatch(
     Args:
       contexts, state: from `loop.start`, with a budget and a buffer that leave room for rounds of
         the largest γ; the state is copied once.
-      gammas: where to measure v.
+      gammas: where to measure v. A tree has one size: all but its depth, γ_max, are left out.
       rounds: where to measure a whole round too, as a constant policy runs it.
       calls: loops of which to measure the fixed time: plain decoding, and a speculative one whose
         γ_max is among `rounds` and whose policy drafts that many in every round. Each with what
@@ -64,14 +70,18 @@ def stopwatch(
     Raises:
       ValueError: a speculative call whose γ_max is not among `rounds`.
     """
-    rounds = sorted(set(rounds))
+    tree, size = isinstance(method, TreeSpeculative), {method.gamma_max}
+    passes, whole = ({*of} & size if tree else {*of} for of in (gammas, rounds))
+    levels = method.gamma_max if tree else 1  # that a drafting phase makes
     made = {("call", loop.gamma_max, count): (loop, begin) for loop, begin, count in calls}
     for _, gamma, _ in made:
-        if gamma and gamma not in rounds:
+        if gamma and gamma not in whole:
             raise ValueError(f"A call with γ={gamma} needs {gamma} among `rounds`.")
-    phases: dict[Hashable, Callable] = {("target", 0): _target_step, ("draft", 0): _draft_step}
-    phases |= {("verify", g): partial(_verify, gamma=g) for g in sorted({*gammas, *rounds})}
-    phases |= {("round", g): partial(_round, gamma=g) for g in rounds}
+    draft = _draft_tree if tree else _draft_step
+    phases: dict[Hashable, Callable] = {("target", 0): _target_step, ("draft", 0): draft}
+    for gamma in sorted(passes | whole):
+        phases["verify", gamma] = _verify_tree if tree else partial(_verify, gamma=gamma)
+    phases |= {("round", g): partial(_round, gamma=g) for g in sorted(whole)}
     runs = {name: partial(_repeat, phase, steps) for name, phase in phases.items()}
     runs |= {name: partial(_repeat, _any_round, name[2]) for name in made}
     jitted = {name: jax.jit(run, donate_argnames="state") for name, run in runs.items()}
@@ -96,7 +106,7 @@ def stopwatch(
         if name in made:
             return seconds
         held[0] = state
-        return seconds / steps
+        return seconds / steps / (levels if name == ("draft", 0) else 1)
 
     at_once(compile_, jitted)
 
@@ -110,8 +120,9 @@ def stopwatch(
 def medians(samples: Sequence[Sample]) -> Prices:
     """Prices from what a `stopwatch` showed: medians.
 
-    Between the draft lengths that were timed `verify` and `rest` grow evenly; a pass of one
-    position is a target step. Without a round `rest` is NaN, and without calls their fixed times.
+    Between the draft lengths that were timed, and up to the whole of a tree, `verify` and `rest`
+    grow evenly; a pass of one position is a target step. Without a round `rest` is NaN, and without
+    calls their fixed times.
     """
     took: dict[Any, float] = {
         name: float(np.median([sample[name] for sample in samples])) for name in samples[0]
@@ -151,7 +162,7 @@ def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> None:
 
 
 def measure(
-    method: Speculative,
+    method: Speculative | TreeSpeculative,
     contexts: Contexts,
     state: State,
     gammas: Iterable[int] = (),
@@ -212,11 +223,43 @@ def _verify(method, contexts, state, *, gamma):
     return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
 
 
+def _draft_tree(method, contexts, state):
+    depth, nodes = (jnp.full_like(state.length, n) for n in (method.gamma_max, method.shape.nodes))
+    allowed = Allowed(depth, nodes)
+    drafted = grow(method)(method, contexts.drafter, state, allowed, dice_for(method))
+    # All of the tree is read, so that all of it is made.
+    token = jnp.max(drafted.nodes.tokens, axis=1)
+    kept = jax.tree.map(lambda old, new: new[:, 0], state.drafter, drafted.levels[0].states)
+    return _with_last(state, token, drafter=kept)
+
+
+def _verify_tree(method, contexts, state):
+    nodes = jnp.arange(method.slots - 1, dtype=jnp.int32)[None, :]
+    last = _last(state)[:, None]
+    block = jnp.concatenate([last, (last + nodes) % method.target.vocab_size], axis=1)
+    if method.dynamic:  # any tree will do: what it costs depends on its size
+        depth = jnp.minimum(jnp.arange(method.slots, dtype=jnp.int32), 1)[None, :]
+        parent = jnp.zeros_like(depth)
+    else:
+        parent, depth = (jnp.asarray(x)[None] for x in (method.shape.parent, method.shape.depths))
+    tree = layout(lineage(parent, depth, method.gamma_max), depth)
+    root = state.length - 1
+    hidden, cache = method.target(block, root, contexts.target, state.cache, layout=tree)
+    logprobs = smp.standardize(method.target.logits(hidden), method.sampling)
+    return _with_last(state, smp.argmax(jnp.max(logprobs, axis=1)), cache=cache)
+
+
 def _round(method, contexts, state, *, gamma):
-    method = dataclasses.replace(method, gamma_max=gamma, policy=constant(gamma))
-    after, _ = step(method, contexts, _resized(state, gamma))
-    # Back to where it was, so that every round has the same work to do.
-    return state.replace(
+    size = {} if isinstance(method, TreeSpeculative) else {"gamma_max": gamma}
+    method = dataclasses.replace(method, policy=constant(gamma), **size)
+    return _same_round(method, contexts, _resized(state, gamma), state)
+
+
+def _same_round(method, contexts, state, before=None):
+    """A round of the method's policy. Back to where it was, so that every round has the same work
+    to do."""
+    after, _ = method.step(contexts, state)
+    return (before or state).replace(
         tokens=after.tokens, cache=after.cache, drafter=after.drafter, rounds=after.rounds
     )
 

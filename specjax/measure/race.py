@@ -19,7 +19,7 @@ from jaxtyping import Key
 from specjax import decoding, loop
 from specjax.loop import Method
 from specjax.measure import report
-from specjax.measure.trace import TracedRound
+from specjax.measure.trace import TracedRound, traced, visible
 from specjax.models.hub import Checkpoint
 from specjax.state import State
 
@@ -96,7 +96,7 @@ def record(
         for round_, pieces, seconds in zip(rounds, lines, lasted.tolist(), strict=True):
             now += seconds
             tokens += len(round_.accepted) + len(round_.next_token)
-            moments.append(Moment(now, index, pieces, tokens))
+            moments.append(Moment(now, index, report.broken(pieces)[0], tokens))
     return Side(name, moments)
 
 
@@ -118,24 +118,19 @@ def _stepped(method: Method, context: Any, state: State) -> tuple[list[float], l
     length, done = int(state.length[0]), bool(state.done[0])
     while not done:
         begin = time.perf_counter()
-        state, drafts = jax.block_until_ready(_step(method, context, state))
+        state, round_ = jax.block_until_ready(_step(method, context, state))
         spent.append(time.perf_counter() - begin)
-        tokens, drafted, accepted = jax.device_get(drafts)
         before, length = length, int(state.length[0])
         output = np.asarray(state.tokens)[0, before:length].tolist()
-        kept = min(int(accepted[0]), len(output))
-        # After an EOS among the drafts nothing was rejected: the rest never happened.
-        rejected = tokens[0, kept : int(drafted[0])].tolist() if len(output) > kept else []
-        rounds.append(TracedRound(output[:kept], rejected, output[kept:]))
+        rounds.append(traced(round_, output))
         done = bool(state.done[0])
     return spent, rounds
 
 
 @jax.jit(donate_argnames="state")
 def _step(method, context, state):
-    """A round, and its tokens: the rest would be computed for no one."""
     after, round_ = method.step(context, state)
-    return after, (round_.drafts.tokens, round_.drafts.length, round_.accepted)
+    return after, visible(round_)
 
 
 # --- What can be seen of it ---------------------------------------------------------------------
@@ -144,7 +139,8 @@ def _step(method, context, state):
 def screen(side: Side, seconds: float, width: int, height: int) -> list[list[Piece]]:
     """The last lines of what a side has written by then, each at most `width` characters.
 
-    An output begins on a new line. Of a rejected tail the one token that was tested is shown.
+    An output begins on a new line. Of a rejected tail the one token that was tested is shown, and
+    of a tree what was kept alone.
     """
     lines: list[list[Piece]] = []
     for _, group in itertools.groupby(side.at(seconds), key=lambda moment: moment.source):

@@ -17,8 +17,11 @@ from rich.text import Text
 
 from specjax.measure.trace import Timeline, TracedRound
 
+BENEATH = "beneath"  # a piece that begins a line of its own beneath a round's: spaces, or a remark
 # Chosen to differ in lightness too, for readers who do not see red and green apart.
-COLOURS = {"accepted": "#2e7d32", "rejected": "#c62828", "corrected": "#1565c0"}
+COLOURS = {
+    "accepted": "#2e7d32", "rejected": "#c62828", "corrected": "#1565c0", BENEATH: "#9e9e9e",
+}  # fmt: skip
 
 # What ran when, by phase: the plain step is a call of the target like a verify pass.
 PHASES = {
@@ -58,18 +61,32 @@ def markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def spans(
-    rounds: Sequence[TracedRound], decode: Callable[[list[int]], str]
+    rounds: Sequence[TracedRound], decode: Callable[[list[int]], str], most: int = 5
 ) -> list[list[tuple[str, str]]]:
     """For each round, pieces of text with what happened to them: accepted, rejected, corrected.
 
-    Of a rejected tail only the first token was tested, and only it is shown. Pieces that are not
-    rejected join to the decoded text: a character made of several tokens comes with the last.
+    Of a rejected tail only the first token was tested, and only it is shown. Branches of a tree
+    stand on lines beneath, each where it begins. Pieces that are accepted or corrected join to the
+    decoded text: a character made of several tokens comes with the last.
+
+    Args:
+      most: lines beneath a round; where it has more branches, the last line tells how many more.
     """
     lines: list[list[tuple[str, str]]] = []
+    below: list[list[tuple[str, str]]] = []
     known: list[int] = []
     shown = ""
     for round_ in rounds:
-        line = []
+        line: list[tuple[str, str]] = []
+        beneath: list[tuple[str, str]] = []
+        count = len(round_.branches)
+        fit = count if count <= most else most - 1
+        for behind, tokens in round_.branches[:fit]:
+            before = decode([*known, *behind]).rstrip(UNFINISHED)
+            text = decode([*known, *behind, *tokens])[len(before) :]
+            beneath += [(" " * (len(before) - len(shown)), BENEATH), (text, "rejected")]
+        if fit < count:
+            beneath.append((f"… {count - fit} more", BENEATH))
         for kind, ids, grows in (
             ("accepted", round_.accepted, True),
             ("rejected", round_.rejected[:1], False),
@@ -84,10 +101,21 @@ def spans(
                 line.append((text[len(shown) :], kind))
                 shown = text if grows else shown
         lines.append(line)
+        below.append(beneath)
     if known:
         piece, kind = lines[-1][-1]
         lines[-1][-1] = piece + decode(known)[len(shown) :], kind
-    return lines
+    return [line + beneath for line, beneath in zip(lines, below, strict=True)]
+
+
+def broken(line: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """A round's own line, and those beneath it."""
+    parts: list[list[tuple[str, str]]] = [[]]
+    for piece in line:
+        if piece[1] == BENEATH:
+            parts.append([])
+        parts[-1].append(piece)
+    return parts
 
 
 def printable(text: str) -> str:
@@ -109,20 +137,25 @@ def _drawn(text: str) -> str:
 
 
 def coloured(lines: Sequence[Sequence[tuple[str, str]]]) -> Text:
-    """Figure 1 for a terminal: a line for each target call."""
+    """Figure 1 for a terminal: a line for each target call, and branches of a tree beneath."""
     text = Text()
     for number, line in enumerate(lines, 1):
         text.append(f"{number:3d} ", style="dim")
         for piece, kind in line:
             struck = " strike" if kind == "rejected" else ""
+            text.append("\n    " if kind == BENEATH else "")
             text.append(printable(piece), style=f"{COLOURS[kind]}{struck}")
         text.append("\n")
     return text
 
 
 # Tags that mean deletion and insertion: struck and underlined even without the colours.
-_TAGS = {"accepted": "span", "rejected": "del", "corrected": "ins"}
+_TAGS = {"accepted": "span", "rejected": "del", "corrected": "ins", BENEATH: "span"}
 _LEGEND = {"accepted": "accepted", "rejected": "rejected", "corrected": "the target's own"}
+_NOTES = (
+    "Of what was rejected only the first token was tested, and only it is shown.",
+    "Beneath a line stand the branches that were not kept, each where it begins.",
+)  # of chains, of trees
 _PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -140,8 +173,7 @@ h2 {{ font-size: 1em; font-weight: normal }}
 <ol>
 {lines}
 </ol>
-<p>A line for each call of the target. {legend}.
-Of what was rejected only the first token was tested, and only it is shown.</p>
+<p>A line for each call of the target. {legend}. {note}</p>
 </html>
 """
 
@@ -156,7 +188,8 @@ def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
     """
 
     def tagged(piece: str, kind: str) -> str:
-        return f'<{_TAGS[kind]} class="{kind}">{html.escape(printable(piece))}</{_TAGS[kind]}>'
+        tag, broke = _TAGS[kind], "<br>" * (kind == BENEATH)
+        return f'{broke}<{tag} class="{kind}">{html.escape(printable(piece))}</{tag}>'
 
     return _PAGE.format(
         title=html.escape(printable(title)),
@@ -164,6 +197,7 @@ def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
         styles="\n".join(f".{kind} {{ color: {colour} }}" for kind, colour in COLOURS.items()),
         lines="\n".join(f"<li>{''.join(tagged(*piece) for piece in line)}</li>" for line in lines),
         legend=", ".join(tagged(name, kind) for kind, name in _LEGEND.items()),
+        note=_NOTES[any(kind == BENEATH for line in lines for _, kind in line)],
     )
 
 
@@ -174,9 +208,10 @@ def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
       setting: what was run: the draft, γ and the temperature.
     """
     top = 0.95 if setting else 0.68  # of the first call, in inches
-    height = 0.27 * len(lines) + top + 0.32
+    parts = [(number, broken(line)) for number, line in enumerate(lines, 1)]
+    height = 0.27 * sum(len(part) for _, part in parts) + top + 0.32
     advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
-    widest = max(sum(len(piece) for piece, _ in line) for line in lines) + 6
+    widest = max(sum(len(piece) for piece, _ in one) for _, part in parts for one in part) + 6
     longest = max(widest, 1.25 * len(title), len(setting) + 2)
     figure = Figure(figsize=(max(6.5, advance * longest), height))
     axes = figure.add_axes((0, 0, 1, 1))
@@ -189,15 +224,18 @@ def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
     axes.text(11, height - 0.25, "rejected", color=COLOURS["rejected"], fontsize=9, va="center")
     axes.text(21, height - 0.25, "the target's own", color=COLOURS["corrected"], fontsize=9,
               va="center")  # fmt: skip
-    for number, line in enumerate(lines):
-        y, x = top + 0.27 * number, 5.0
-        axes.text(3, y, str(number + 1), fontsize=8, color="0.6", ha="right", va="center")
-        for piece, kind in line:
-            axes.text(x, y, _drawn(piece), fontsize=9, family="monospace", color=COLOURS[kind],
-                      va="center", parse_math=False)  # fmt: skip
-            if kind == "rejected":
-                axes.plot([x, x + len(piece)], [y, y], color=COLOURS[kind], linewidth=0.8)
-            x += len(piece)
+    y = top
+    for number, part in parts:
+        axes.text(3, y, str(number), fontsize=8, color="0.6", ha="right", va="center")
+        for line in part:
+            x = 5.0
+            for piece, kind in line:
+                axes.text(x, y, _drawn(piece), fontsize=9, family="monospace", color=COLOURS[kind],
+                          va="center", parse_math=False)  # fmt: skip
+                if kind == "rejected":
+                    axes.plot([x, x + len(piece)], [y, y], color=COLOURS[kind], linewidth=0.8)
+                x += len(piece)
+            y += 0.27
     return figure
 
 

@@ -27,6 +27,8 @@ from specjax.sampling import Filter, as_key, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.support.ranges import whole
+from specjax.trees import Shape
+from specjax.trees.speculative import TreeSpeculative
 from specjax.types import Text
 
 PLAIN, SPECULATIVE = "plain decoding", "speculative"
@@ -101,21 +103,21 @@ class Comparison:
     def phases(self) -> dict[str, float]:
         """Seconds of the speculative loop over all batches, by phase: an estimate, from phases that
         were timed by themselves, since within the jitted loop nothing can be."""
-        _, rounds, drafted = (count * len(self.rows[SPECULATIVE]) for count in self._lasting())
+        _, rounds, levels = (count * len(self.rows[SPECULATIVE]) for count in self._lasting())
         return {
-            "draft": drafted * self.prices.draft.item(),
+            "draft": levels * self.prices.draft.item(),
             "verify": rounds * self.prices.verify[-1].item(),
             "rest": max(rounds * self.prices.rest[-1].item(), 0.0),
         }
 
     def _lasting(self) -> list[float]:
-        """Tokens, rounds and drafted tokens that a batch waits for, means over batches.
+        """Tokens, rounds and calls of the drafter that a batch waits for, means over batches.
 
         A batch lasts as long as its slowest row, and a round's drafting as long as its longest
         draft: that is at least what the row that drafts most takes.
         """
         counts = [
-            [[row.emitted, row.target_calls, row.drafted] for row in batch]
+            [[row.emitted, row.target_calls, row.levels] for row in batch]
             for batch in self.rows[SPECULATIVE]
         ]
         return np.mean([np.max(batch, axis=0) for batch in counts], axis=0).tolist()
@@ -264,6 +266,7 @@ def measure_speedup(
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
+    tree: Shape | str | None = None,
     repeats: int = 3,
 ) -> Comparison:
     """What speculation brings over plain decoding on these texts, measured and predicted.
@@ -277,8 +280,9 @@ def measure_speedup(
     """
     whole("repeats", repeats, "[1, ∞)")
     chosen = sampling(temperature, top_k, top_p, filters)
-    how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
-    method = decoding.speculative(target, draft, gamma=gamma, sampling=chosen, **how)
+    how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths, "tree": tree}
+    method = decoding.build(target, draft, gamma=gamma, sampling=chosen, **how)
+    assert isinstance(method, Speculative | TreeSpeculative)
     decoding.check_texts(texts)
     kept = [text for text in texts if not decoding.is_blank(target, text)]
     if not kept:
@@ -296,7 +300,7 @@ def measure_speedup(
 
 
 def compare(
-    method: Speculative,
+    method: Speculative | TreeSpeculative,
     target: Checkpoint,
     sources: Sequence[Sequence[int]],
     *,
@@ -309,8 +313,8 @@ def compare(
 ) -> Comparison:
     """Decode by plain decoding and by a speculative loop in turns, and time the phases.
 
-    These are timed on the first batch, with drafts of γ_max tokens: after the loops; or in turns
-    with them, the fixed times of both calls too.
+    These are timed on the first batch, with drafts of γ_max tokens or whole trees: after the loops;
+    or in turns with them, the fixed times of both calls too.
 
     Args:
       sources: ids from `decoding.tokenize`, none empty, one output each.

@@ -1,7 +1,7 @@
 """One run, round by round: what happened to each token (Figure 1), and what ran when (Figure 5)."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,11 +12,13 @@ from specjax.loop import Method
 from specjax.rounds import Round
 from specjax.speculative import Contexts, Speculative, dice_for
 from specjax.state import State, unfinished
+from specjax.trees.speculative import TreeSpeculative
 
 
 @jax.jit
 def _step(method, context, state):
-    return method.step(context, state)
+    after, round_ = method.step(context, state)
+    return after, visible(round_)
 
 
 _verify = jax.jit(speculative.verify)
@@ -38,28 +40,99 @@ def _alive(state, row):
     return unfinished(state) & ~state.done[row]
 
 
+class Branch(NamedTuple):
+    """Of a tree what was not kept: a node, its first child, that one's first child and so on."""
+
+    behind: list[int]  # the round's drafted tokens on the way to it
+    tokens: list[int]
+
+
 class TracedRound(NamedTuple):
     """What one target call did to one row."""
 
     accepted: list[int]  # drafted tokens that were kept
     rejected: list[int]  # the drafted token that was not, and those after it, never tested
     next_token: list[int]  # the target's own: a correction, or one more after full acceptance
+    branches: Sequence[Branch] = ()  # of a tree, in the place of `rejected`: see `branches`
 
 
-def trace(method: Speculative, contexts: Contexts, state: State, row: int = 0) -> list[TracedRound]:
+def trace(
+    method: Speculative | TreeSpeculative, contexts: Contexts, state: State, row: int = 0
+) -> list[TracedRound]:
     """Step the loop's own body from Python and record one row of the batch."""
     rounds = []
     while _alive(state, row):
         after, round_ = _step(method, contexts, state)
-        before, gained = int(state.length[row]), int(after.length[row] - state.length[row])
-        output = after.tokens[row, before : before + gained].tolist()
-        drafted = round_.drafts.tokens[row, : int(round_.drafts.length[row])].tolist()
-        kept = min(int(round_.accepted[row]), gained)
-        # After an EOS among the drafts nothing was rejected: the rest never happened.
-        rejected = drafted[kept:] if gained > kept else []
-        rounds.append(TracedRound(output[:kept], rejected, output[kept:]))
+        output = after.tokens[row, int(state.length[row]) : int(after.length[row])].tolist()
+        rounds.append(traced(round_, output, row))
         state = after
     return rounds
+
+
+def visible(round_: Round) -> Round:
+    """What `traced` reads: the rest, and all that distributions are for, is computed for no one."""
+    drafts, nodes = round_.drafts, round_.nodes
+    no: Any = None
+    found: dict[str, Any] = dict.fromkeys(Round._fields)
+    found |= {
+        "accepted": round_.accepted,
+        "drafts": drafts and drafts._replace(logprobs=no, confidence=no),
+        "nodes": nodes and nodes._replace(logprobs=no, belief=no),
+        "node": round_.node,
+    }
+    return Round(**found)
+
+
+def traced(round_: Round, output: list[int], row: int = 0) -> TracedRound:
+    """What a round did to a row.
+
+    Args:
+      output: the tokens that the row gained.
+    """
+    round_ = jax.device_get(round_)
+    kept = min(int(round_.accepted[row]), len(output))
+    accepted, next_token = output[:kept], output[kept:]
+    if round_.nodes is not None:
+        return TracedRound(accepted, [], next_token, branches(round_, len(output), row))
+    drafted = round_.drafts.tokens[row, : round_.drafts.length[row]].tolist()
+    # After an EOS among the drafts nothing was rejected: the rest never happened.
+    return TracedRound(accepted, drafted[kept:] if next_token else [], next_token)
+
+
+def branches(round_: Round, gained: int, row: int = 0) -> list[Branch]:
+    """A row's tree without the accepted path, each node once: what branches off last comes first.
+
+    Args:
+      gained: tokens of the row. Behind an EOS among them nothing was rejected.
+    """
+    nodes, last = round_.nodes, round_.node
+    assert last is not None
+    parent = np.broadcast_to(nodes.parent, (len(nodes.tokens), nodes.size + 1))[row].tolist()
+    tokens = [0, *nodes.tokens[row].tolist()]
+    below: dict[int, list[int]] = {node: [] for node in range(len(parent))}
+    for node in range(1, len(parent)):
+        if nodes.submitted[row, node - 1]:
+            below[parent[node]].append(node)
+    path = [int(last[row])]
+    while path[0]:
+        path.insert(0, parent[path[0]])
+    found = []
+
+    def follow(node: int, behind: list[int]) -> None:
+        line = [node]
+        while below[line[-1]]:
+            line.append(below[line[-1]][0])
+        said = [tokens[one] for one in line]
+        found.append(Branch(behind, said))
+        for at in reversed(range(len(line))):
+            for other in below[line[at]][1:]:
+                follow(other, behind + said[: at + 1])
+
+    for depth, node in reversed([*enumerate(path)][:gained]):
+        for child in below[node]:
+            if child not in path:
+                follow(child, [tokens[one] for one in path[1 : depth + 1]])
+    return found
 
 
 class Event(NamedTuple):
@@ -102,10 +175,12 @@ def timeline(
         both `start` do; the same ones each time. Timed as the start.
 
     Raises:
-      ValueError: repeats < 1.
+      ValueError: repeats < 1, or a method whose drafts are trees.
     """
     if repeats < 1:
         raise ValueError(f"repeats={repeats} must be ≥ 1.")
+    if isinstance(method, TreeSpeculative):
+        raise ValueError('A timeline has the phases of a chain: give a method with tree="chain".')
     runs = [_stepped(method, prepare, row) for _ in range(1 + repeats)][1:]
     lasted = np.median([[ms for *_, ms in phases] for phases, _ in runs], axis=0).tolist()
     phases, output = runs[0]

@@ -14,7 +14,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.policies.base import Policy, where_active
-from specjax.policies.prices import Prices, checked
+from specjax.policies.prices import Prices, required
 from specjax.pytrees import pytree
 from specjax.sampling import argmax
 from specjax.support.ranges import number
@@ -82,7 +82,7 @@ def goodput(
 
 def _checked(prices, prior, weight, memory):
     return (
-        checked(prices, needed=True),
+        required(prices),
         jnp.float32(number("prior", prior, "[0, 1]")),
         jnp.float32(number("weight", weight, "(0, ∞)")),
         jnp.float32(number("memory", memory, "[0, 1]")),

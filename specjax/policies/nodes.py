@@ -7,7 +7,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.policies.base import Policy, where_active
-from specjax.policies.prices import Prices, checked
+from specjax.policies.prices import Prices, required
 from specjax.pytrees import pytree
 from specjax.sampling import argmax
 from specjax.support.ranges import number, whole
@@ -75,7 +75,7 @@ class BestNodes(Policy):
 def nodes(prices: Prices, memory: float = 0.9, every: int = 16) -> BestNodes:
     """Our own, for trees, with a table of what rounds of 0 … N nodes take."""
     return BestNodes(
-        checked(prices, needed=True),
+        required(prices),
         jnp.float32(number("memory", memory, "[0, 1]")),
         jnp.int32(whole("every", every, "[1, ∞)")),
     )

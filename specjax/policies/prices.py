@@ -139,14 +139,19 @@ def as_measured(
     return Prices(**{name: jnp.asarray(value, jnp.float32) for name, value in fields.items()})
 
 
-def checked(table: Prices | None, *, needed: bool = False) -> Prices | None:
-    """The table, if it is one; ValueError otherwise, and where one is `needed` and none given."""
-    if isinstance(table, Prices) or (table is None and not needed):
+def required(table: Prices | None) -> Prices:
+    """The table; ValueError if it is none."""
+    if isinstance(table, Prices):
         return table
     raise ValueError(
         f"prices={table!r} must be a table: `specjax.policies.prices` makes one of plain numbers, "
         "and `specjax.measure.pricing.measure` of timings."
     )
+
+
+def checked(table: Prices | None) -> Prices | None:
+    """The table, if one was given; ValueError for anything else."""
+    return None if table is None else required(table)
 
 
 def round_prices(table: Prices | None, gamma_max: int) -> Float[Array, " K"]:

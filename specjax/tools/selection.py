@@ -18,7 +18,7 @@ from specjax import decoding, drafters, trees
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
-from specjax.measure import cost, metrics, timing, tree_cost
+from specjax.measure import cost, metrics, timing
 from specjax.measure.ranks import acceptance_by_rank
 from specjax.models import compatibility, hub
 from specjax.models.hub import Checkpoint
@@ -352,7 +352,8 @@ class Trial:
     ) -> tuple[Prices, "Choice"]:
         ends = {min(self.gammas), max(self.gammas)}
         # Each round that is measured is one more program to compile: those between, by the ends.
-        prices = cost.measure(longest, *begin(longest), self.gammas, ends)
+        contexts, state = begin(longest)
+        prices = cost.measure(longest, contexts, state, self.gammas, ends)
         rounds = np.asarray(prices.rounds(max(self.gammas))) / float(prices.token)
         steps = {gamma: float(rounds[gamma]) for gamma in self.gammas}
         tokens = {gamma: formulas.expected_tokens(alpha, gamma) for gamma in self.gammas}
@@ -363,7 +364,8 @@ class Trial:
     def _best_tree(
         self, loaded: Checkpoint | Drafter, longest: Speculative, begin: Callable[[Any], Any]
     ) -> tuple[Prices, "Choice"]:
-        prices = cost.measure(longest, *begin(longest), self.nodes)
+        contexts, state = begin(longest)
+        prices = cost.measure(longest, contexts, state, self.nodes)
         chances = acceptance_by_rank(
             self.target,
             loaded,
@@ -379,9 +381,11 @@ class Trial:
         )
         best = max(found, key=lambda one: one.speedup)
         method = self._branching(loaded, best.shape)
-        taken = tree_cost.measure(method, *begin(method))
-        steps, size = {best.shape.depth: taken.round / taken.token}, best.shape.nodes
-        return prices, Choice(method, best.shape.depth, size, steps, best.tokens)
+        depth, size = best.shape.depth, best.shape.nodes
+        contexts, state = begin(method)
+        taken = cost.measure(method, contexts, state, [depth], [depth])
+        steps = {depth: float(taken.rounds(depth)[depth] / taken.token)}
+        return prices, Choice(method, depth, size, steps, best.tokens)
 
     def _measure(
         self, name: str, loaded: Checkpoint | Drafter, longest: Speculative, tree: bool

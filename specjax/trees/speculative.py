@@ -123,7 +123,9 @@ def step(
         draft_finite=state.draft_finite & finite,
     )
     count = jnp.sum(nodes.submitted, axis=1, dtype=jnp.int32)
-    after = commit(before, drafted, tested, accepted, token, method.eos_ids, submitted=count)
+    deepest = jnp.max(jnp.where(nodes.submitted, nodes.depth[:, 1:], 0), axis=1)
+    size = count, deepest
+    after = commit(before, drafted, tested, accepted, token, method.eos_ids, submitted=size)
     seen = jnp.pad(path, ((0, 0), (1, 0)))  # the root, and the way to the last accepted node
     hidden = taken(hidden, seen)
     slot = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]

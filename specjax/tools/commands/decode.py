@@ -13,7 +13,8 @@ max_source_len (0: the target's own), seed, samples (draws per input), dtype, ba
 Import paths, and the file of --config itself, are code that runs: give none that you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
-and are printed side by side: tokens, calls, acceptance, times and the speedup.
+and are printed side by side: tokens, calls, acceptance, times and the speedup. Of a tree `drafted`
+counts nodes, and levels are counted beside.
 
 Input: one line each, "-" for standard input. Output: a JSON line for each input and sample, in the
 input's order: input, sample, output, tokens, target_calls, drafted, accepted. A run that was cut
@@ -35,7 +36,7 @@ from ml_collections import config_flags
 from rich.console import Console
 from tqdm import tqdm
 
-from specjax import accept, decoding, drafters, policies, sampling, trees
+from specjax import accept, decoding, drafters, policies, sampling
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import pricing, report, timing
@@ -47,6 +48,7 @@ from specjax.support import command_line, files, runs
 from specjax.tools.commands import defaults
 from specjax.tools.commands.defaults import DTYPES
 from specjax.tools.commands.inputs import read_lines
+from specjax.trees.speculative import TreeSpeculative
 
 METHODS = ("speculative", "autoregressive")
 
@@ -87,9 +89,9 @@ def main(_) -> None:
         names=(config.target, config.draft),
     )
     total = len(texts) * config.samples
-    begin, made, tokens, calls = time.perf_counter(), 0, 0, 0
+    begin, counts = time.perf_counter(), np.zeros(5, int)
     for row in tqdm(rows, total=total, initial=done, unit="row", disable=None):
-        made, tokens, calls = made + 1, tokens + row.emitted, calls + row.target_calls
+        counts += 1, row.emitted, row.target_calls, row.drafted, row.levels
         record = {
             "input": texts[row.index],
             "sample": row.sample,
@@ -104,8 +106,8 @@ def main(_) -> None:
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
     beside = sys.stdout if output else sys.stderr  # where no rows are
-    print(took(done, made, tokens, calls, time.perf_counter() - begin), file=beside)
-    if config.compare and isinstance(method, Speculative):
+    print(took(done, time.perf_counter() - begin, *counts.tolist()), file=beside)
+    if config.compare and isinstance(method, Speculative | TreeSpeculative):
         show(method, compare(method, target, texts, config), beside)
     elif draft is not None and (remark := accept.remark(method.rule, method.sampling)):
         print(f"{remark}.", file=beside)
@@ -128,18 +130,24 @@ def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Met
     return decoding.with_policy(method, policy)
 
 
-def took(before: int, outputs: int, tokens: int, calls: int, seconds: float) -> str:
+def took(
+    before: int, seconds: float, outputs: int, tokens: int, calls: int, drafted: int, levels: int
+) -> str:
     """What a run made, in a sentence; so many outputs were there before."""
     if not outputs:
         return f"All {before} outputs were there already."
+    calls = max(calls, 1)
     return (
         f"{outputs} outputs{f', {before} were there already' if before else ''}: {tokens:,} tokens "
-        f"in {calls:,} target calls, τ = {tokens / max(calls, 1):.2f}; {seconds:.1f} s, "
-        f"{tokens / seconds:,.0f} tokens a second, compilation included."
+        f"in {calls:,} target calls, τ = {tokens / calls:.2f}"
+        + (f", {drafted / calls:.1f} nodes in {levels / calls:.1f} levels" * (drafted > levels))
+        + f"; {seconds:.1f} s, {tokens / seconds:,.0f} tokens a second, compilation included."
     )
 
 
-def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timing.Comparison:
+def compare(
+    method: Speculative | TreeSpeculative, target: hub.Checkpoint, texts, config
+) -> timing.Comparison:
     """Both methods on all inputs that are not blank, one output each."""
     kept = [text for text in texts if not decoding.is_blank(target, text)]
     sources = decoding.tokenize(target, kept, config.max_source_len or None)
@@ -154,9 +162,11 @@ def compare(method: Speculative, target: hub.Checkpoint, texts, config) -> timin
     )
 
 
-def show(method: Speculative, found: timing.Comparison, file: TextIO) -> None:
+def show(method: Speculative | TreeSpeculative, found: timing.Comparison, file: TextIO) -> None:
     """The comparison as a table, and what it comes to."""
     both, prices, gamma = (timing.PLAIN, timing.SPECULATIVE), found.prices, method.gamma_max
+    tree = isinstance(method, TreeSpeculative)
+    of = (" for a level", f" for {method.slots - 1} nodes") if tree else ("", "")
     counts = [summarize(found.outputs(name)) for name in both]
 
     def row(name: str, cell) -> dict[str, str]:
@@ -168,6 +178,7 @@ def show(method: Speculative, found: timing.Comparison, file: TextIO) -> None:
         row("target calls", lambda count, _: f"{count.iterations:,}"),
         row("tokens per target call", lambda count, _: f"{count.tokens_per_iteration:.2f}"),
         row("drafted", lambda count, _: f"{count.drafted:,}"),
+        *([row("in levels", lambda count, _: f"{count.levels:,}")] if tree else []),
         row("accepted", lambda count, _: f"{count.accepted:,}"),
         row("corrections", lambda count, _: f"{count.corrections:,}"),
         row("bonus", lambda count, _: f"{count.bonus:,}"),
@@ -187,14 +198,14 @@ def show(method: Speculative, found: timing.Comparison, file: TextIO) -> None:
     for line in (
         f"Accepted of those tested, by position in the draft: {rates}.",
         f"Speedup {found.speedup:.2f}, with prefill {found.speedup_end_to_end:.2f}; expected of "
-        f"c = {prices.c:.3f} and v = {prices.v(gamma):.2f}: {expected}.",
+        f"c = {prices.c:.3f}{of[0]} and v = {prices.v(gamma):.2f}{of[1]}: {expected}.",
         f"Speculative phases, estimated: {phases}.",
         likeness(method, found),
     ):
         console.print(line, soft_wrap=True)
 
 
-def likeness(method: Speculative, found: timing.Comparison) -> str:
+def likeness(method: Method, found: timing.Comparison) -> str:
     """Whether the tokens are the same, where they should be; and what the rule says of itself."""
     pairs = list(zip(found.outputs(timing.PLAIN), found.outputs(), strict=True))
     same = sum(plain.tokens == spec.tokens for plain, spec in pairs)
@@ -224,11 +235,6 @@ def check(config) -> None:
         )
     if config.compare and config.method != "speculative":
         raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
-    if not isinstance(trees.load(config.tree), trees.Chain) and config.compare:
-        raise ValueError(
-            f"compare=True is for chains, and tree={config.tree!r} is none; experiments.trees "
-            "times trees beside chains and plain decoding."
-        )
     drafters.maker(config.draft)  # misspelt, it fails before models are loaded
     if config.policy:
         policies.check(config.policy)  # misspelt, it fails before models are loaded

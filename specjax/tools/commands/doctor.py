@@ -5,9 +5,9 @@
 Goes through files, tokenizer, compatibility, devices and dtypes, memory, weights, logits, outputs,
 greedy identity, the sampling distribution, acceptance by position, c and v, and the expected
 speedup. A check that fails keeps those that build on it from being made. The config's numbers
-(gamma, temperature, max_new_tokens, batch_size, dtype, …) are those that you decode with; --input
-has lines of your own, on which α and the speedup depend. docs/troubleshooting.md goes by symptom.
-Status 1 if a check failed.
+(gamma, tree, temperature, max_new_tokens, batch_size, dtype, …) are those that you decode with;
+--input has lines of your own, on which α and the speedup depend. docs/troubleshooting.md goes by
+symptom. Status 1 if a check failed.
 """
 
 import sys
@@ -48,8 +48,8 @@ def main(_) -> None:
         **{
             field: config[field]
             for field in (
-                "gamma", "temperature", "top_k", "top_p", "filters", "max_new_tokens", "batch_size",
-                "seed",
+                "gamma", "tree", "temperature", "top_k", "top_p", "filters", "max_new_tokens",
+                "batch_size", "seed",
             )
         },
     )  # fmt: skip

@@ -34,6 +34,8 @@ from specjax.sampling import Filter, Sampling
 from specjax.speculative import Speculative
 from specjax.tools.doctor import distributions, verdicts
 from specjax.tools.doctor.verdicts import Finding
+from specjax.trees import Shape
+from specjax.trees.speculative import TreeSpeculative
 
 DRAWS = 4096  # of each loop: a total variation of 0.1 from the target's distribution is found
 DRAW_SECONDS = 30.0  # then the test goes by what has been drawn
@@ -64,6 +66,7 @@ class Plan:
     texts: Sequence[str] = TEXTS
     dtype: Any = None
     gamma: int = 4
+    tree: Shape | str = "chain"
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -98,11 +101,13 @@ class Case:
     rows: list[Row] = dataclasses.field(init=False)  # at the plan's temperature
     costs: Prices = dataclasses.field(init=False)
 
-    def speculative(self, temperature: float) -> Speculative:
+    def speculative(self, temperature: float) -> Speculative | TreeSpeculative:
         """The speculative loop."""
         chosen = self.plan.sampling(temperature)
-        options: dict[str, Any] = {"gamma": self.plan.gamma, "sampling": chosen}
-        return decoding.speculative(self.target, self.draft, **options)
+        options: dict[str, Any] = {"gamma": self.plan.gamma, "tree": self.plan.tree}
+        made = decoding.build(self.target, self.draft, sampling=chosen, **options)
+        assert isinstance(made, Speculative | TreeSpeculative)
+        return made
 
     def autoregressive(self, temperature: float) -> Autoregressive:
         """Plain decoding, with the ids that both models have."""
@@ -388,23 +393,26 @@ def speed(case: Case) -> Finding:
         key=jax.random.key(plan.seed),
         rows=1,
     )
-    gammas = [1, plan.gamma]
-    case.costs = cost.measure(method, contexts, state, gammas, [plan.gamma], repeats=REPEATS)
-    return verdicts.speed(case.costs, plan.gamma)
+    gamma = method.gamma_max
+    case.costs = cost.measure(method, contexts, state, [1, gamma], [gamma], repeats=REPEATS)
+    return verdicts.speed(case.costs, gamma, _size(method))
 
 
 def speedup(case: Case) -> Finding:
     """τ / (γc + v + overhead), and the γ up to the plan's that promises most."""
-    costs, gamma, result = case.costs, case.plan.gamma, Result(case.rows)
-    drafted = float(result.drafted.sum() / max(result.target_calls.sum(), 1))
+    method, costs = case.speculative(case.plan.temperature), case.costs
+    gamma, counts = method.gamma_max, Result(case.rows).summary
+    levels = counts.levels / max(counts.iterations, 1)
     overhead = max(0.0, costs.overhead(gamma))  # below 0 it is noise
     expected = formulas.walltime_speedup_from_tau(
-        result.block_efficiency, drafted, costs.c, costs.v(gamma), overhead
+        counts.tokens_per_iteration, levels, costs.c, costs.v(gamma), overhead
     )
+    if isinstance(method, TreeSpeculative):
+        return verdicts.speedup(float(expected), gamma, gamma, _size(method))
     # v between 1 and γ on a straight line: two verify passes are enough to compile.
     v = np.interp(range(gamma + 1), [0, 1, gamma], [1.0, costs.v(1), costs.v(gamma)])
     best = formulas.optimal_gamma(case.alpha, costs.c, v + overhead)
-    return verdicts.speedup(float(expected), gamma, int(best))
+    return verdicts.speedup(float(expected), gamma, int(best), _size(method))
 
 
 FILES = ("target files", "draft files")
@@ -426,6 +434,11 @@ CHECKS = (
     Check("speed", speed, PAIR),
     Check("speedup", speedup, ("acceptance", "speed")),
 )
+
+
+def _size(method: Speculative | TreeSpeculative) -> str:
+    nodes = method.slots - 1
+    return f"{nodes} nodes" if isinstance(method, TreeSpeculative) else f"γ={nodes}"
 
 
 def _dtype(checkpoint: Checkpoint) -> str:

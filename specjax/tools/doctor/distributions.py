@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 
 from specjax import decoding
 from specjax import sampling as smp
+from specjax.loop import Method
 from specjax.models.hub import Checkpoint
-from specjax.speculative import Speculative
 from specjax.types import Inputs, Model
 
 LIKELY = 8  # first tokens after which the second one is looked at
@@ -81,7 +81,7 @@ def outcome(tokens: Sequence[int], likely: set[int]) -> tuple[int, ...]:
 
 
 def distribution_of_two(
-    method: Speculative, target: Checkpoint, source: Sequence[int]
+    method: Method, target: Checkpoint, source: Sequence[int]
 ) -> tuple[set[int], dict[tuple[int, ...], float]]:
     """The likeliest first tokens that do not end a row, and the probability of every `outcome`."""
     count = min(LIKELY, method.target.vocab_size)

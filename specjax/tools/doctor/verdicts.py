@@ -210,27 +210,32 @@ def acceptance(alpha: Alpha, tau: float, rates: np.ndarray) -> Finding:
     elif len(known) > 1 and known[-1] < DRIFT * known[0]:
         way_out = (
             "Later positions fall off, as with a fault in a draft's own cache or positions; until "
-            "that is found, lower --config.gamma."
+            "that is found, lower --config.gamma, or take a tree of fewer levels."
         )
     seen = f"α {alpha.value:.3f} ({alpha.interval}, {alpha.tokens} tokens), "
     return warn_if("acceptance", f"{seen}τ {tau:.2f}; by position {shown}", way_out)
 
 
-def speed(costs: Prices, gamma: int) -> Finding:
-    """What a draft step and a verify pass take, in target steps."""
+def speed(costs: Prices, gamma: int, size: str) -> Finding:
+    """What a draft step, or a level of a tree, and a verify pass take, in target steps.
+
+    Args:
+      size: of a draft, in words.
+    """
     way_out = ""
     if costs.c >= DEAR:
         way_out = (
             "The draft is too dear, whatever it guesses: take one of a tenth of the target's time "
             "or less, with few layers above all, or a larger target."
         )
-    seen = f"c {costs.c:.3f}, v({gamma}) {costs.v(gamma):.2f}, overhead {costs.overhead(gamma):.2f}"
+    seen = f"c {costs.c:.3f}, v({size}) {costs.v(gamma):.2f}, overhead {costs.overhead(gamma):.2f}"
     return warn_if("speed", f"{seen}; a target step is {1e3 * float(costs.token):.3g} ms", way_out)
 
 
-def speedup(expected: float, gamma: int, best: int) -> Finding:
-    """Args: the most promising γ of 1 … gamma; 0: none is faster."""
-    seen = f"{expected:.2f} times plain decoding at batch 1, γ={gamma}"
+def speedup(expected: float, gamma: int, best: int, size: str) -> Finding:
+    """Args: the most promising γ of 1 … gamma, or gamma where that is not known; 0: none is faster;
+    and the size of a draft in words."""
+    seen = f"{expected:.2f} times plain decoding at batch 1, {size}"
     if expected >= WORTH:
         return Finding("speedup", "pass", seen + (f"; γ={best} promises more" * (0 < best < gamma)))
     if 0 < best < gamma:
