@@ -150,6 +150,8 @@ def test_every_drafter_that_branches(family, kind, tree):
         ({"policy": "goodput"}, "prices|chains"),
         ({"rule": "typical", "temperature": 1.0}, "TypicalRule is a rule for chains"),
         ({"tree": "bush"}, "chain, fixed, best_first"),
+        ({"tree": "best_first(width=13, depth=1, nodes=4)"}, "width=13, but .* 12 ids"),
+        ({"tree": "best_first(width=12, depth=1, nodes=13)"}, "give no more than 12"),
     ],
 )
 def test_what_trees_cannot_do_is_refused(options, said):
