@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import eagles
 import specjax
 from specjax import decoding, drafters
 from specjax import sampling as smp
-from specjax.drafters import eagle, ngram
+from specjax.drafters import ngram
 from specjax.measure import metrics
 from specjax.measure.ranks import acceptance_by_rank
 from specjax.models import layers, llama
@@ -100,6 +101,7 @@ def test_a_tree_that_forgets_depths_is_another(family, part, monkeypatch):
 
 
 FIXED, BEST = "fixed(branches=(3, 2, 1))", "best_first(width=3, depth=3, nodes=8)"
+WIDE = "best_first(width=9, depth=2, nodes=15)"
 
 
 @pytest.mark.parametrize(
@@ -133,24 +135,25 @@ def shaken(model, noise=0.03):
 @pytest.mark.parametrize(
     ("family", "kind", "tree"),
     [
-        ("t5", "eagle 1", BEST), ("llama", "eagle 1", FIXED), ("llama", "eagle 3", BEST),
+        ("t5", "eagle 1", WIDE), ("llama", "eagle 1", FIXED), ("llama", "eagle 3", BEST),
         ("t5", "medusa", FIXED), ("t5", "hydra", BEST), ("llama", "lookup", FIXED),
         ("llama", "bigram", BEST),
     ],
 )  # fmt: skip
 def test_every_drafter_that_branches(family, kind, tree):
-    """Greedy identity with drafters that read the target, and with those that read text alone."""
-    target = random_model(family, 12)
+    """Greedy identity with drafters that read the target, and with those that read text alone; each
+    is right now and then."""
+    target = eagles.target_of(family, 12)
+    texts = [[3, 4, 5, 6, 7, 3, 4], [8, 9, 8], [10, 3, 4, 4]]
+    plain = specjax.generate(target, None, texts, max_new_tokens=13)
     made = {
-        "eagle 1": lambda: eagle.fresh(target, version=1),
-        "eagle 3": lambda: eagle.fresh(target, version=3),
+        "eagle 1": lambda: eagles.eagle_of(target, 1),
+        "eagle 3": lambda: eagles.eagle_of(target, 3),
         "medusa": lambda: medusa.init(target.model, heads=3),
         "hydra": lambda: medusa.init(target.model, heads=3, hydra=True),
         "lookup": lambda: ngram.PromptLookup(12, matches=2),
-        "bigram": lambda: ngram.bigram(ngram.count([[3, 4, 5, 6, 3, 4, 7, 2]], 12, 0)),
+        "bigram": lambda: ngram.bigram(ngram.count(plain.tokens, 12, 0)),
     }[kind]()
-    texts = [[3, 4, 5, 6, 7, 3, 4], [8, 9, 8], [10, 3, 4, 4]]
-    plain = specjax.generate(target, None, texts, max_new_tokens=13)
     found = specjax.generate(target, made, texts, max_new_tokens=13, tree=tree)
     assert found.tokens == plain.tokens
     assert found.accepted.sum() > 0
