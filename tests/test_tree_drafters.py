@@ -16,11 +16,11 @@ from specjax.trees import BestFirst, fixed
 from specjax.trees.speculative import TreeSpeculative
 from table_models import inputs_of, random_table
 
-EOS, PROMPT = 2, [1, 0]
+EOS, PROMPT, RULE = 2, [1, 0], TokenRule()
 SHAPES = {
     "with": (fixed(paths=((0,), (1,), (0, 0)), draw="with"), BlockRule()),
-    "without": (fixed(paths=((0,), (1,), (1, 0))), TokenRule()),
-    "best first": (BestFirst(width=2, depth=2, nodes=4), TokenRule()),
+    "without": (fixed(paths=((0,), (1,), (1, 0))), RULE),
+    "best first": (BestFirst(width=2, depth=2, nodes=4), RULE),
 }
 
 
@@ -58,6 +58,11 @@ def eagle_of(kind, version):
     return drafter.sees(target.model), drafter
 
 
+def method_of(target, drafter, tree, chosen, rule=RULE, eos=EOS):
+    eos_ids, policy = jnp.array([eos], jnp.int32), constant(tree.depth)
+    return TreeSpeculative(target, drafter, rule, policy, chosen, eos_ids, tree)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", PAIRS)
 def test_enumerated_distribution_is_the_targets(kind, shape, double):
@@ -68,16 +73,18 @@ def test_enumerated_distribution_is_the_targets(kind, shape, double):
     inputs = inputs_of([PROMPT], [[1, 1, 0, 1, 2, 0]]) if kind == "lookup" else inputs_of([PROMPT])
     if kind == "eagle 1":
         inputs = inputs_of([[0]], [[1, 0, 1]])
-    method = TreeSpeculative(
-        target=target,
-        drafter=drafter,
-        rule=rule,
-        policy=constant(tree.depth),
-        sampling=chosen,
-        eos_ids=jnp.array([EOS], jnp.int32),
-        shape=tree,
-    )
+    method = method_of(target, drafter, tree, chosen, rule)
     wanted = sequence_distribution(target, inputs, chosen, {EOS}, 4)
     assert len(wanted) > 6
     found = output_distribution(method, inputs, 4, step=TreeSpeculative.step)
     assert total_variation(found, wanted) < 1e-6
+
+
+@pytest.mark.parametrize(("kind", "version"), [("t5", 1), ("gpt", 3)])
+def test_a_round_begins_from_true_features(kind, version):
+    """An EAGLE's, also those of an accepted path: as a plain pass over the text says it."""
+    target = test_eagle.target_of(kind)
+    drafter = test_eagle.eagle_of(target, version)
+    tree = fixed(branches=(2, 2))
+    method = method_of(drafter.sees(target.model), drafter, tree, smp.sampling(1.0), eos=-1)
+    assert test_eagle.disagreement(target, drafter, method=method) < test_eagle.CLOSE
