@@ -1,12 +1,16 @@
 """Which tree is worth it: acceptance by rank, the best tree of each size, and what it brings.
 
     python -m experiments.trees --config=configs/trees.py:prose --workdir=runs/trees-prose
+    python -m experiments.trees --config=configs/trees.py:own --workdir=runs/trees-own \\
+        --config.target=DIR --config.drafts=DIR --input=FILE
 
 For each draft and temperature of the config: how often the drafter's first, second, … choice is the
 target's token; what calls of the target cost by the number of their tokens; from both the best tree
 of each size (`specjax.trees.choice`) with its predicted speedup; then plain decoding, chains and
 these trees on the same inputs in turns. Writes results.jsonl and report.md to the workdir. A run
 that was cut off goes on where it was.
+
+Input: one line each, "-" for standard input; a config with a task needs none.
 """
 
 import sys
@@ -32,6 +36,7 @@ from specjax.results import Summary, summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line
 from specjax.support.named import short
+from specjax.tools.commands.inputs import read_lines
 from specjax.trees.choice import Choice, choose
 from specjax.trees.speculative import TreeSpeculative
 
@@ -40,6 +45,10 @@ ACCELERATOR = 1.0  # v where reading the weights takes all of the time
 
 def main(_) -> None:
     config = flags.FLAGS.config
+    if flags.FLAGS.input is not None:
+        with config.unlocked():
+            config.task, config.texts = "own", own_texts(flags.FLAGS.input, config.alpha_inputs)
+    check(config)
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     on = Study(config, open_results(workdir, config))
     fill(on)
@@ -49,6 +58,25 @@ def main(_) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
     pages.show(console, sections, rows)
     console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+
+
+def own_texts(path: str, most: int) -> tuple[str, ...]:
+    """The first lines that are not blank."""
+    lines = [line for line in read_lines(path) if line.strip()]
+    if not lines:
+        raise ValueError(f"--input={path} is empty: give it one input a line.")
+    return tuple(lines[:most])
+
+
+def check(config) -> None:
+    """ValueError for what a pair of one's own needs and lacks."""
+    for name, given, way in (
+        ("target", config.target, "--config.target=DIR, or a name on the Hugging Face hub"),
+        ("drafts", config.drafts, "--config.drafts=DIR, or a name on the Hugging Face hub"),
+        ("inputs", config.task, "--input=FILE, one a line, of the kind to be decoded"),
+    ):
+        if not given:
+            raise ValueError(f"No {name}: give {way}.")
 
 
 def fill(on: Study) -> None:
@@ -249,6 +277,7 @@ def words(rows: list[dict[str, Any]]) -> str:
 
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "Pair, sizes and inputs.", lock_config=True)
+    flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
     flags.DEFINE_string("workdir", None, "Directory for results and report.")
     flags.mark_flags_as_required(["config", "workdir"])
     command_line.run(main, __doc__)

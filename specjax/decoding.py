@@ -122,6 +122,11 @@ def branching(
             f"{type(drafter).__name__} proposes one token alone after a text, so its drafts cannot "
             'branch. Take another drafter, or tree="chain".'
         )
+    if isinstance(shape, BestFirst) and shape.width > target_model.vocab_size:
+        raise ValueError(
+            f"width={shape.width}, but there are no more than {target_model.vocab_size} ids that a "
+            "node's children could have: lower width."
+        )
     made = TreeSpeculative(
         target=target_model,
         drafter=drafter,
