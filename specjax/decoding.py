@@ -26,6 +26,7 @@ from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
+from specjax.policies.logged import Log, Logged, lines_of
 from specjax.results import Row
 from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
@@ -119,8 +120,7 @@ def branching(
         )
     if not drafter.branches:
         raise ValueError(
-            f"{type(drafter).__name__} proposes one token alone after a text, so its drafts cannot "
-            'branch. Take another drafter, or tree="chain".'
+            f'{type(drafter).__name__} drafts chains alone. Take another drafter, or tree="chain".'
         )
     chosen = constant(shape.depth) if policy is None else policy
     chosen = load_policy(chosen) if isinstance(chosen, str) else chosen
@@ -172,6 +172,15 @@ def with_policy(method: Speculative, policy: Policy) -> Speculative:
             f"which {type(method.rule).__name__} does not show: take another policy, or TokenRule."
         )
     return dataclasses.replace(method, policy=policy)
+
+
+def with_log(method: Method, max_new_tokens: int) -> Speculative:
+    """The loop with a log of its rounds, `Row.rounds`; ValueError where it has no chains."""
+    if not isinstance(method, Speculative):
+        raise ValueError(
+            "Rounds are logged of speculative decoding with chains: give a draft, and no tree."
+        )
+    return dataclasses.replace(method, policy=Logged(method.policy, max_new_tokens))
 
 
 def aligned(target: Checkpoint, draft: Checkpoint):
@@ -478,10 +487,10 @@ def check_finite(state: State, names: tuple[str, str]) -> None:
 
 def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoint) -> list[Row]:
     """The finished rows of a batch, one for each label."""
-    host = jax.device_get(
-        (state.tokens, state.length, state.stats)
-    )  # one transfer; keys need not come back
-    tokens, length, stats = host
+    log = state.policy if isinstance(state.policy, Log) else None
+    lines = log and (log.count, log.lines)
+    # One transfer; keys need not come back.
+    tokens, length, stats, lines = jax.device_get((state.tokens, state.length, state.stats, lines))
     rows = []
     for b, (index, sample) in enumerate(labels):
         # What was emitted follows the prompt.
@@ -498,6 +507,7 @@ def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoin
                 accepted=int(stats.accepted[b]),
                 accepted_lengths=stats.accepted_lengths[b].tolist(),
                 tested=stats.tested[b].tolist(),
+                rounds=tuple(lines_of(*lines, b)) if lines else (),
             )
         )
     return rows
