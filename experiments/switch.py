@@ -118,7 +118,13 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
             methods[name] = method
             of[name] = {"who": who, "gamma": gamma, "switch": who in config.choices, "costs": costs}
     found = timing.side_by_side(
-        methods, on.target, ids, repeats=config.repeats, names=(config.target, "drafts"), **decoded
+        methods,
+        on.target,
+        ids,
+        repeats=config.repeats,
+        names=(config.target, "drafts"),
+        note=lambda state: getattr(state.drafter, "rounds", np.zeros((1, 0), int))[0].tolist(),
+        **decoded,
     )
     single, early, timed = race.choose(found, [name for name in of if not of[name]["switch"]])
     best = max((name for name in of if of[name]["switch"]), key=lambda name: early[name])
@@ -128,6 +134,7 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
             **of[name],
             "best": name in (single, best),
             **figures(timed, name, single),
+            "rounds": np.sum(timed.notes[name], axis=0).tolist(),
             "identical": timed.identical(name) if temperature == 0 else None,
             "batch": 1,
             "timed_inputs": len(texts),
@@ -246,6 +253,7 @@ def section(rows: Sequence[dict[str, Any]], temperature: float) -> Section:
         ("τ", lambda row: number(row.get("tau"))),
         ("τ, free", lambda row: number(row.get("tau_free"))),
         ("τ, copied", lambda row: number(row.get("tau_copied"))),
+        ("rounds by", lambda row: "/".join(map(str, row.get("rounds", ()))) or "–"),
         ("speedup", lambda row: number(row["speedup_decode"])),
         ("free", lambda row: number(row.get("speedup_free"))),
         ("copied", lambda row: number(row.get("speedup_copied"))),
@@ -257,6 +265,7 @@ def section(rows: Sequence[dict[str, Any]], temperature: float) -> Section:
         columns,
         mine,
         words(mine),
+        "rounds by: each drafter of a switch, in their order. "
         "Speedups over plain decoding of the loops alone, on the whole stream and on each kind of "
         "inputs; medians of repeats in turns. of best single: ratio within a repeat to the best "
         "drafter by itself, with quartiles. *: the best single drafter and the best switch on the "

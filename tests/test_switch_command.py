@@ -50,6 +50,8 @@ def test_switch(command, pair, tmp_path, monkeypatch):
         assert row["identical"] is True
         assert len(row["costs"]) == 2
     assert (rows[2]["best"], sum(row["best"] for row in rows[:2])) == (True, 1)
+    assert [len(row["rounds"]) for row in rows[:3]] == [0, 0, 2]
+    assert sum(rows[2]["rounds"]) > 0
     assert rows[3]["speedup_decode"] > 0
     assert "Best switch: bandit" in (work / "report.md").read_text()
     assert job().status == 0  # nothing is measured again

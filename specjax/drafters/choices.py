@@ -87,8 +87,8 @@ class Rated(Choice):
     def init(self, rows, drafters):
         if len(self.costs) not in (1, drafters):
             raise ValueError(
-                f"costs={self.costs.tolist()} must be one number for each of the {drafters} "
-                "drafters, or one for all."
+                f"{len(self.costs)} costs are given: give one for each of the {drafters} drafters, "
+                "or one for all."
             )
         none = jnp.zeros((rows, drafters), jnp.float32)
         return Judged(Evidence(none, none), none)

@@ -11,11 +11,13 @@ each row takes the logits of its own. A model that was idle catches up when it i
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
@@ -25,6 +27,7 @@ from specjax.drafters.choices import Choice, Evidence
 from specjax.models.compatibility import check_pair
 from specjax.models.hub import Checkpoint
 from specjax.pytrees import pytree
+from specjax.rounds import Round
 from specjax.types import Model
 
 
@@ -33,6 +36,8 @@ class Switched(NamedTuple):
 
     states: tuple[Any, ...]  # of its drafters
     chosen: Int[Array, " B"]  # the number of the one that drafts in this round
+    live: Bool[Array, " B"]  # rows that had not ended before the last round
+    rounds: Int[Array, "B N"]  # in which each has drafted a token
     choice: Any
 
 
@@ -59,9 +64,10 @@ class Switch(Drafter):
     def start(self, inputs, buffer_len):
         started = (drafter.start(inputs, buffer_len) for drafter in self.drafters)
         contexts, states = zip(*started, strict=True)
-        rows = len(inputs.prompt_len)
-        choice = self.choice.init(rows, len(self.drafters))
-        return contexts, Switched(states, jnp.zeros((rows,), jnp.int32), choice)
+        size = len(inputs.prompt_len), len(self.drafters)
+        chosen, live = jnp.zeros(size[:1], jnp.int32), jnp.ones(size[:1], bool)
+        rounds, choice = jnp.zeros(size, jnp.int32), self.choice.init(*size)
+        return contexts, Switched(states, chosen, live, rounds, choice)
 
     def observe(self, tokens, start, hidden, count, context, state):
         """All of them see the text grow, the idle ones too."""
@@ -94,33 +100,27 @@ class Switch(Drafter):
 
     def learn(self, tokens, length, round_, judge, context, state):
         """Of the drafter that drafted: how many tokens were tested, and accepted. Where the choice
-        watches, of those that are free: the chances at all positions that are part of the text."""
+        watches, of those that are free: the chances at all positions that belong to the text."""
         mine = state.chosen[:, None] == jnp.arange(len(self.drafters), dtype=jnp.int32)[None, :]
-        accepted = round_.accepted
-        own = accepted, jnp.minimum(accepted + 1, round_.drafted)
-        passed, tested = (jnp.where(mine, x[:, None], 0).astype(jnp.float32) for x in own)
-        each = list(enumerate(zip(self.drafters, context, state.states, strict=True)))
-        if self.choice.watches:
-            places = jnp.arange(round_.gamma_max + 1, dtype=jnp.int32)
-            there = places[None, :] <= accepted[:, None]
-            for i, (drafter, context_, before) in each:
-                if drafter.free:
-
-                    def at(place, drafter=drafter, context=context_, state=before):
-                        hidden, _ = drafter.begin(tokens, length + place, context, state)
-                        return drafter.logits(hidden)
-
-                    logits = jax.vmap(at, out_axes=1)(places)
-                    speaks = there & ~is_silent(logits)
-                    chance = judge(logits, certain=not drafter.branches)
-                    passed = passed.at[:, i].set(jnp.sum(jnp.where(speaks, chance, 0.0), axis=1))
-                    tested = tested.at[:, i].set(jnp.sum(speaks, axis=1, dtype=jnp.float32))
-        seen = self.choice.update(state.choice, Evidence(passed, tested), round_.gamma_max)
+        own = round_.accepted, jnp.minimum(round_.accepted + 1, round_.drafted)
+        seen = Evidence(*(jnp.where(mine, x[:, None], 0).astype(jnp.float32) for x in own))
         states = []
-        for i, (drafter, context_, before) in each:
-            its = round_._replace(active=round_.active & mine[:, i])
-            states.append(drafter.learn(tokens, length, its, judge, context_, before))
-        return Switched(tuple(states), state.chosen, _where(round_.active, seen, state.choice))
+        each = zip(self.drafters, context, state.states, strict=True)
+        for i, (drafter, its, before) in enumerate(each):
+            if self.choice.watches and drafter.free:
+                found = _watched(drafter, tokens, length, round_, judge, its, before)
+                seen = Evidence(*(x.at[:, i].set(new) for x, new in zip(seen, found, strict=True)))
+            own_round = round_._replace(active=round_.active & mine[:, i])
+            states.append(drafter.learn(tokens, length, own_round, judge, its, before))
+        choice = self.choice.update(state.choice, seen, round_.gamma_max)
+        drafted = mine & (round_.active & (round_.drafted > 0))[:, None]
+        return Switched(
+            states=tuple(states),
+            chosen=state.chosen,
+            live=round_.active,
+            rounds=state.rounds + drafted.astype(jnp.int32),
+            choice=_where(round_.active, choice, state.choice),
+        )
 
     def _speaks(
         self, tokens: Int[Array, "B T"], length: Int[Array, " B"], contexts: Any, states: Any
@@ -155,7 +155,7 @@ class Switch(Drafter):
                 logits = self._wide(drafter.logits(hidden)).astype(dtype)
                 return jnp.where(mine[:, None], logits, carry[0]), after
 
-            turns = jnp.any(mine).astype(jnp.int32)
+            turns = jnp.any(mine & state.live).astype(jnp.int32)
             found, after = jax.lax.fori_loop(0, turns, run, (found, before))
             states.append(after)
         return found, state._replace(states=tuple(states))
@@ -170,7 +170,30 @@ class Switch(Drafter):
         """Of all logits: float32, or wider if parameters are."""
         leaves = jax.tree.leaves(self.drafters)
         kinds = {x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)}
-        return jnp.result_type(jnp.float32, *kinds)
+        return functools.reduce(np.promote_types, kinds, np.dtype(np.float32))
+
+
+def _watched(
+    drafter: Drafter,
+    tokens: Int[Array, "B T"],
+    length: Int[Array, " B"],
+    round_: Round,
+    judge: Callable[..., Float[Array, "B K"]],
+    context: Any,
+    state: Any,
+) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """Of a free drafter, at the verified positions that belong to the text and where it has
+    something to propose: the sum of the chances, and how many there are. See `Drafter.learn`."""
+    places = jnp.arange(round_.gamma_max + 1, dtype=jnp.int32)
+
+    def at(place):
+        return drafter.logits(drafter.begin(tokens, length + place, context, state)[0])
+
+    logits = jax.vmap(at, out_axes=1)(places)
+    speaks = (places[None, :] <= round_.accepted[:, None]) & ~is_silent(logits)
+    chance = judge(logits, certain=not drafter.branches)
+    passed = jnp.sum(jnp.where(speaks, chance, 0.0), axis=1)
+    return passed, jnp.sum(speaks, axis=1, dtype=jnp.float32)
 
 
 def _where(active: Bool[Array, " B"], new: Any, old: Any) -> Any:
