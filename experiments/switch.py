@@ -158,7 +158,8 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
         )
         ways += [(recorded, table) for table in prices[name].values()]
     draws = 1 if temperature == 0 else config.draws
-    return [*rows, {"method": "oracle", "speedup_decode": oracle(ways, key, draws), "draws": draws}]
+    bound = {"method": "oracle", "speedup_decode": oracle(ways, key, draws), "draws": draws}
+    return [*rows, {**bound, "batch": 1, "timed_inputs": len(texts)}]
 
 
 def loop(on: Study, draft: Any, temperature: float, gamma: int) -> Speculative:

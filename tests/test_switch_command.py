@@ -21,6 +21,7 @@ def command(monkeypatch, capsys, tmp_path):
     return functools.partial(command_line.run, monkeypatch, capsys)
 
 
+@pytest.mark.slow
 def test_switch(command, pair, tmp_path, monkeypatch):
     monkeypatch.setattr(
         tasks, "load", lambda task, split, files=(): [tasks.Example(t, f" {t}") for t in TEXTS]
