@@ -27,6 +27,7 @@ from specjax.models.memory import Need, nbytes, temporaries
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
 from specjax.policies.base import counts_nodes, within_a_draft
+from specjax.policies.logged import Log, Logged, lines_of
 from specjax.results import Row
 from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
@@ -119,8 +120,7 @@ def branching(
         )
     if not drafter.branches:
         raise ValueError(
-            f"{type(drafter).__name__} proposes one token alone after a text, so its drafts cannot "
-            'branch. Take another drafter, or tree="chain".'
+            f'{type(drafter).__name__} drafts chains alone. Take another drafter, or tree="chain".'
         )
     if isinstance(shape, BestFirst) and shape.width > target_model.vocab_size:
         raise ValueError(
@@ -195,6 +195,15 @@ def with_policy(method: M, policy: Policy) -> M:
 def grows_by_levels(method: Speculative | TreeSpeculative) -> bool:
     """Whether a shorter draft is the beginning of a longer one."""
     return not isinstance(method, TreeSpeculative) or not method.dynamic
+
+
+def with_log(method: Method, max_new_tokens: int) -> Speculative:
+    """The loop with a log of its rounds, `Row.rounds`; ValueError where it has no chains."""
+    if not isinstance(method, Speculative):
+        raise ValueError(
+            "Rounds are logged of speculative decoding with chains: give a draft, and no tree."
+        )
+    return dataclasses.replace(method, policy=Logged(method.policy, max_new_tokens))
 
 
 def aligned(target: Checkpoint, draft: Checkpoint):
@@ -501,10 +510,10 @@ def check_finite(state: State, names: tuple[str, str]) -> None:
 
 def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoint) -> list[Row]:
     """The finished rows of a batch, one for each label."""
-    host = jax.device_get(
-        (state.tokens, state.length, state.stats)
-    )  # one transfer; keys need not come back
-    tokens, length, stats = host
+    log = state.policy if isinstance(state.policy, Log) else None
+    lines = log and (log.count, log.lines)
+    # One transfer; keys need not come back.
+    tokens, length, stats, lines = jax.device_get((state.tokens, state.length, state.stats, lines))
     rows = []
     for b, (index, sample) in enumerate(labels):
         # What was emitted follows the prompt.
@@ -522,6 +531,7 @@ def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoin
                 accepted=int(stats.accepted[b]),
                 accepted_lengths=stats.accepted_lengths[b].tolist(),
                 tested=stats.tested[b].tolist(),
+                rounds=tuple(lines_of(*lines, b)) if lines else (),
             )
         )
     return rows
