@@ -104,11 +104,15 @@ class Fed(NamedTuple):
     end: Int[Array, " B"]  # slots before it hold known tokens
 
 
-@pytree
-class ModelDrafter(Drafter):
-    """A small model as drafter."""
+class ByModel(Drafter):
+    """Drafts as a model decodes, with a cache of its own."""
 
-    model: Model
+    if TYPE_CHECKING:
+
+        @property
+        def model(self) -> Model:
+            """What decodes."""
+            ...
 
     @property
     def vocab_size(self) -> int:
@@ -159,6 +163,13 @@ class ModelDrafter(Drafter):
 
     def logits(self, hidden):
         return self.model.logits(hidden)
+
+
+@pytree
+class ModelDrafter(ByModel):
+    """A small model as drafter."""
+
+    model: Model
 
 
 def prefill(
