@@ -144,6 +144,11 @@ def test_the_loss_falls(divergence, options, standard_promotion):
     assert jax.tree.structure(params) == jax.tree.structure(heads.heads)
 
 
+def made():
+    """A divergence by import path, which holds nothing fixed of itself."""
+    return forward_kl
+
+
 def test_a_target_that_is_trained_too():
     """As long as it is as it was, its KL is 0 and the heads' loss is theirs, with their gradient;
     the target's last layers have the gradient that comes by the hidden states alone."""
@@ -153,7 +158,7 @@ def test_a_target_that_is_trained_too():
         text.tokens[:, :-1], text.tokens[:, 1:], text.counts[:, 1:].astype(jnp.float32),
         text.hidden[:, :-1], jax.nn.log_softmax(text.logits[:, :-1]), *nothing,
     )  # fmt: skip
-    plain = MedusaTrainer(HEADS)
+    plain = MedusaTrainer(HEADS, divergence=f"{__name__}:made")
     trainer = dataclasses.replace(plain, train_layers=1, heads_weight=0.5)
     begun = medusa.with_layers(heads, 1)
 
