@@ -32,8 +32,8 @@ class KangarooTrainer(Trainer):
         """The divergence at each position, and α: Σ min(target, draft)."""
         del key
         _, draft = read(drafter.model, known.tokens, known.source, known.source_len)
-        pairs = (x.reshape(-1, x.shape[-1]) for x in (known.logprobs, draft))
-        each = divergences.load(self.divergence)(*pairs, known.following.reshape(-1))
+        p, q = (x.reshape(-1, x.shape[-1]) for x in (known.logprobs, draft))
+        each = divergences.load(self.divergence)(p, q, known.following.reshape(-1))
         overlap = jnp.minimum(jnp.exp(known.logprobs), jnp.exp(draft)).sum(-1)
         count = known.real.sum()
         alpha = (overlap * known.real).sum() / jnp.maximum(count, 1)
