@@ -53,14 +53,14 @@ def make(directory: Path) -> Pair:
     return Pair(load(target), load(draft), load(twin))
 
 
-def write(directory: Path, *, padding: int, noise: float = 0.0) -> Path:
-    """A checkpoint of T5 v1.1 with one layer each side.
+def write(directory: Path, *, padding: int, noise: float = 0.0, layers: int = 1) -> Path:
+    """A checkpoint of T5 v1.1 with one layer each side, or more in the decoder.
 
     Args:
       padding: rows of the embedding beyond the tokenizer's ids, which the head prefers; even.
       noise: on every weight, in units of its deviation.
     """
-    sizes = {"vocab_size": IDS, "num_layers": 1, "num_decoder_layers": 1}
+    sizes = {"vocab_size": IDS, "num_layers": 1, "num_decoder_layers": layers}
     variant = t5_variants.Variant("pair", {**t5_variants.V1_1, **sizes}, own_head=True)
     weights = {}
     for name, array in shaken(t5_variants.tensors(variant), noise).items():

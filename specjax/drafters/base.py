@@ -133,14 +133,18 @@ class Fed(NamedTuple):
     end: Int[Array, " B"]  # slots before it hold known tokens
 
 
-@pytree
-class ModelDrafter(Drafter):
-    """A small model as drafter."""
+class ByModel(Drafter):
+    """Drafts as a model decodes, with a cache of its own."""
 
     stride: ClassVar[int] = 2
     """Tokens that it reads at a time where it lags."""
 
-    model: Model
+    if TYPE_CHECKING:
+
+        @property
+        def model(self) -> Model:
+            """What decodes."""
+            ...
 
     @property
     def vocab_size(self) -> int:
@@ -196,6 +200,13 @@ class ModelDrafter(Drafter):
 
     def logits(self, hidden):
         return self.model.logits(hidden)
+
+
+@pytree
+class ModelDrafter(ByModel):
+    """A small model as drafter."""
+
+    model: Model
 
 
 def prefill(

@@ -42,7 +42,7 @@ from ml_collections import config_flags
 from rich.console import Console
 from tqdm import tqdm
 
-from specjax import accept, decoding, drafters, policies, sampling
+from specjax import accept, decoding, drafters, policies, sampling, trees
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import pricing, report, timing
