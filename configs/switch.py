@@ -2,8 +2,8 @@
 
     python -m experiments.switch --config=configs/switch.py --workdir=runs/switch
 
-The target continues openings (free) and text that it has just read (copied), in turns. Takes about
-15 minutes on 2 idle cores.
+The target continues openings (free) and text that it has just read (copied), in turns. A target of
+this size copies and repeats itself at temperature 0, and hardly at 1. Not run yet.
 """
 
 import ml_collections

@@ -144,10 +144,10 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
     ]
     outputs = [row.tokens for row in timed.outputs(PLAIN)]
     ways = []
-    for name, made in zip(config.drafts, drafters, strict=True):
+    for name, drafter in zip(config.drafts, drafters, strict=True):
         recorded = rollouts.record(
             on.target,
-            made,
+            drafter,
             texts,
             outputs,
             gamma_max=max(config.gammas),

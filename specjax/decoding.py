@@ -511,9 +511,9 @@ def check_finite(state: State, names: tuple[str, str]) -> None:
 def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoint) -> list[Row]:
     """The finished rows of a batch, one for each label."""
     log = state.policy if isinstance(state.policy, Log) else None
-    lines = log and (log.count, log.lines)
     # One transfer; keys need not come back.
-    tokens, length, stats, lines = jax.device_get((state.tokens, state.length, state.stats, lines))
+    host = state.tokens, state.length, state.stats, log and (log.written, log.lines)
+    tokens, length, stats, logged = jax.device_get(host)
     rows = []
     for b, (index, sample) in enumerate(labels):
         # What was emitted follows the prompt.
@@ -531,7 +531,7 @@ def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoin
                 accepted=int(stats.accepted[b]),
                 accepted_lengths=stats.accepted_lengths[b].tolist(),
                 tested=stats.tested[b].tolist(),
-                rounds=tuple(lines_of(*lines, b)) if lines else (),
+                rounds=tuple(lines_of(*logged, row=b)) if logged else (),
             )
         )
     return rows

@@ -32,7 +32,7 @@ def test_lines_are_the_rounds(policy):
     assert (logged.policy.fixed, logged.policy.needs_shorter) == (policy.fixed, False)
     state = loop.decode(logged, *test_loops.begin(logged, inputs, [12, 9, 12]))
     found = [
-        lines_of(*jax.device_get((state.policy.count, state.policy.lines)), b) for b in range(3)
+        lines_of(*jax.device_get((state.policy.written, state.policy.lines)), b) for b in range(3)
     ]
     contexts, state = test_loops.begin(method, inputs, [12, 9, 12])
     expected = [[] for _ in range(3)]

@@ -32,7 +32,7 @@ class Log(NamedTuple):
     """The state of `Logged`."""
 
     inner: Any
-    count: Int[Array, " B"]  # rounds so far
+    written: Int[Array, " B"]  # rounds so far
     allowed: Int[Array, " B"]  # in this round
     entropy: Float[Array, "B G"]  # in this round
     lines: Lines
@@ -65,7 +65,7 @@ class Logged(Policy):
 
     def begin(self, state, gamma_max):
         inner, allowed = self.inner.begin(state.inner, gamma_max)
-        each = jnp.broadcast_to(jnp.asarray(allowed, jnp.int32), state.count.shape)
+        each = jnp.broadcast_to(jnp.asarray(allowed, jnp.int32), state.written.shape)
         return state._replace(inner=inner, allowed=jnp.clip(each, 0, gamma_max)), allowed
 
     def keep_drafting(self, state, seen):
@@ -79,15 +79,15 @@ class Logged(Policy):
         return state._replace(inner=inner), more
 
     def update(self, state, round_):
-        rows = jnp.arange(len(state.count), dtype=jnp.int32)
-        at = jnp.where(round_.active, state.count, self.rounds)  # past the end: dropped
+        rows = jnp.arange(len(state.written), dtype=jnp.int32)
+        at = jnp.where(round_.active, state.written, self.rounds)  # past the end: dropped
         kept = jnp.minimum(round_.accepted, round_.emitted)
         line = Lines(
             state.allowed, round_.drafted, kept, round_.emitted, round_.confidence, state.entropy
         )
         return Log(
             self.inner.update(state.inner, round_),
-            state.count + round_.active.astype(jnp.int32),
+            state.written + round_.active.astype(jnp.int32),
             state.allowed,
             state.entropy,
             jax.tree.map(
@@ -96,18 +96,18 @@ class Logged(Policy):
         )
 
 
-def lines_of(count: Int[np.ndarray, " B"], lines: Lines, row: int) -> list[dict[str, Any]]:
+def lines_of(written: Int[np.ndarray, " B"], lines: Lines, row: int) -> list[dict[str, Any]]:
     """The rounds of one row, for a table.
 
     Args:
-      count, lines: of `Log` after the loop, on the host.
+      written, lines: of `Log` after the loop, on the host.
 
     Returns:
       For each round: round (from 0), allowed, drafted, accepted, emitted, and for each drafted
       token confidence, a probability, and entropy, in nats.
     """
     found = []
-    for number in range(int(count[row])):
+    for number in range(int(written[row])):
         line: Any = Lines(*(np.asarray(field)[row, number] for field in lines))
         there = slice(0, int(line.drafted))
         counts = {name: int(getattr(line, name)) for name in Lines._fields[:4]}

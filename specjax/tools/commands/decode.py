@@ -108,8 +108,9 @@ def main(_) -> None:
             "drafted": row.drafted,
             "accepted": row.accepted,
         }
-        for line in row.lines() if log else ():
-            log.append(line)
+        if log:
+            for line in row.lines():
+                log.append(line)
         if output:
             output.append(record)
         else:
