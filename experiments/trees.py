@@ -84,7 +84,6 @@ def fill(on: Study) -> None:
     done = [{name: row[name] for name in ("draft", "temperature")} for row in on.results.done]
     missing = [cell for cell in study.keys(on.config, on.config.drafts) if cell not in done]
     for cell in tqdm(missing, unit="pair"):
-        jax.clear_caches()  # a process has room for the programs of one pair
         for row in measure(on, **cell):
             on.results.append({**cell, **row, **identity(on)})
 
@@ -123,7 +122,57 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         for one in choose(by_rank, config.sizes, config.depth, prices.c, verify):
             for name, tree in variants(on, draft, temperature, one, drawn):
                 methods[name], trees[name] = tree, (one, by_rank)
-    tokens = float(np.mean([len(output) for output in outputs]))
+    tokens, rows = float(np.mean([len(output) for output in outputs])), []
+    # Group by group: a process has room for some 100 programs (memory maps).
+    for size in sorted({group(method) for method in methods.values()}):
+        jax.clear_caches()
+        some = {name: method for name, method in methods.items() if group(method) == size}
+        found, samples = timed(on, plain, some, texts, tokens, names=(config.target, draft))
+        for name, method in some.items():
+            counts = summarize(found.outputs(name))
+            tau = counts.tokens_per_iteration
+            row = {
+                "method": name,
+                "nodes": method.slots - 1,
+                "depth": method.gamma_max,
+                "tau": tau,
+                "drafted": counts.drafted,
+                "accepted": counts.accepted,
+                **found.speedups(name),
+                "identical": found.identical(name) if temperature == 0 else None,
+                "on_accelerator": tau / (method.gamma_max * prices.c + ACCELERATOR),
+                **phases(method, samples[name], counts),
+                "batch": 1,
+                "timed_inputs": len(texts),
+                "repeats": config.repeats,
+            }
+            if name in trees:
+                one, by_rank = trees[name]
+                row |= {"parents": list(one.shape.parents), "tau_expected": one.tokens}
+                row["foretold"] = one.speedup
+                row["by_rank"] = [round(chance, 4) for chance in by_rank]
+            rows.append(row)
+    return rows
+
+
+def group(method: Speculative | TreeSpeculative) -> int:
+    """All chains are one, and all trees of a size."""
+    return method.shape.nodes if isinstance(method, TreeSpeculative) else 0
+
+
+def timed(
+    on: Study,
+    plain: Method,
+    methods: Mapping[str, Speculative | TreeSpeculative],
+    texts: Sequence[Sequence[int]],
+    tokens: float,
+    names: tuple[str, str],
+) -> tuple[timing.Comparison, dict[str, list[cost.Sample]]]:
+    """The loops in turns, and between the turns the phases of each method.
+
+    Args:
+      tokens: of an output, the mean.
+    """
     takes: dict[str, Callable[[], cost.Sample]] = {}
     for name, method in methods.items():
         takes[name] = stopwatch(on, method, plain, texts, tokens, first=not takes)
@@ -141,38 +190,13 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         {timing.PLAIN: plain, **methods},
         on.target,
         texts,
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        repeats=config.repeats,
-        names=(config.target, draft),
+        max_new_tokens=on.config.max_new_tokens,
+        key=jax.random.key(on.config.seed),
+        repeats=on.config.repeats,
+        names=names,
         between=between,
     )
-    rows = []
-    for name, method in methods.items():
-        counts = summarize(found.outputs(name))
-        row = {
-            "method": name,
-            "nodes": method.slots - 1,
-            "depth": method.gamma_max,
-            "tau": counts.tokens_per_iteration,
-            "drafted": counts.drafted,
-            "accepted": counts.accepted,
-            **found.speedups(name),
-            "identical": found.identical(name) if temperature == 0 else None,
-            "on_accelerator": counts.tokens_per_iteration
-            / (method.gamma_max * prices.c + ACCELERATOR),
-            **phases(method, samples[name], counts),
-            "batch": 1,
-            "timed_inputs": len(texts),
-            "repeats": config.repeats,
-        }
-        if name in trees:
-            one, by_rank = trees[name]
-            row |= {"parents": list(one.shape.parents), "tau_expected": one.tokens}
-            row["foretold"] = one.speedup
-            row["by_rank"] = [round(chance, 4) for chance in by_rank]
-        rows.append(row)
-    return rows
+    return found, samples
 
 
 def variants(on: Study, draft: str, temperature: float, one: Choice, drawn: bool):
@@ -201,8 +225,7 @@ def stopwatch(
 
     Args:
       tokens: of an output, the mean.
-      first: whether plain decoding is to be timed too. Each program takes memory maps, of which a
-        process has 65,530.
+      first: whether calls of plain decoding are to be timed too.
     """
     gamma = method.gamma_max
     both = (method, max(1, round(tokens / (gamma + 1)))), (plain, max(1, round(tokens)))
