@@ -531,7 +531,7 @@ def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoin
                 accepted=int(stats.accepted[b]),
                 accepted_lengths=stats.accepted_lengths[b].tolist(),
                 tested=stats.tested[b].tolist(),
-                rounds=tuple(lines_of(*logged, row=b)) if logged else (),
+                rounds=tuple(lines_of(logged[0], logged[1], b)) if logged else (),
             )
         )
     return rows
