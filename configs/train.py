@@ -30,9 +30,10 @@ for draft-tiny add --config.draft=families/parse/draft-tiny, and expect a weight
 held-out rounds, where a constant has .97, and a rejected token below an accepted one 88 times in
 100.
 
-`eagle-parse`, `eagle3-parse`, `medusa-parse`, `hydra-parse` and the same of `prose` are drafters
-that read the shipped targets' hidden states (`specjax.training.train_drafter`); for another add
---config.target=runs/target/model. docs/drafters.md tells more of them.
+`eagle-parse`, `eagle3-parse`, `medusa-parse`, `medusa2-parse`, `hydra-parse`, `kangaroo-parse` and
+the same of `prose` are drafters that belong to the shipped targets
+(`specjax.training.train_drafter`); for another add --config.target=runs/target/model. `medusa2`
+trains the target's last layer along, and writes that target too. docs/drafters.md tells more.
 
 `gpt-97m` and `gpt-6m` have the shapes of the paper's GPT-like pair: 8,000 tokens, heads of their
 own (only then are there 97M and 6M parameters), GELU. NOT RUN: the paper trains on lm1b, which is
@@ -65,8 +66,12 @@ CHOICES = (
     "eagle3-prose",
     "medusa-parse",
     "medusa-prose",
+    "medusa2-parse",
+    "medusa2-prose",
     "hydra-parse",
     "hydra-prose",
+    "kangaroo-parse",
+    "kangaroo-prose",
 )
 
 
@@ -84,7 +89,7 @@ def get_config(model: str = "target") -> ConfigDict:
         raise ValueError(f"no model {model!r}: choose from {', '.join(CHOICES)}")
     if model == "head":
         return _head()
-    if model.startswith(("eagle", "medusa", "hydra")):
+    if model.startswith(("eagle", "medusa", "hydra", "kangaroo")):
         return _attached(*model.split("-"))
     if model in ("gpt-97m", "gpt-6m"):
         return _gpt_of_the_paper(model)
@@ -207,7 +212,7 @@ def _gpt_of_the_paper(model: str) -> ConfigDict:
 
 def _attached(kind: str, task: str) -> ConfigDict:
     config = ConfigDict()
-    config.drafter = "eagle" if kind.startswith("eagle") else "medusa"
+    config.drafter = {"hydra": "medusa"}.get(kind, kind.rstrip("23"))
     config.target = str(FAMILIES / task / "target")
     config.task = task
     config.task_file = ""
@@ -234,7 +239,10 @@ def _attached(kind: str, task: str) -> ConfigDict:
             },
             "eagle3": {"version": 3, "steps": 3, "frequent": 1024},
             "medusa": {"heads": 4},
+            "medusa2": {"heads": 4, "train_layers": 1, "heads_weight": 0.2},
             "hydra": {"heads": 4, "hydra": True},
+            # Targets of 6 and 4 layers: of a deeper one take 2.
+            "kangaroo": {"layers": 1},
         }[kind]
     )  # fmt: skip
     return config

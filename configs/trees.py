@@ -1,15 +1,18 @@
-"""Trees on an embedded family: acceptance by rank, the best trees by size, and how fast they are.
+"""Trees for a pair: acceptance by rank, the best trees by size, and how fast they are.
 
     python -m experiments.trees --config=configs/trees.py:prose --workdir=runs/trees-prose
+    python -m experiments.trees --config=configs/trees.py:own --workdir=runs/trees-own \\
+        --config.target=google-t5/t5-3b --config.drafts=google-t5/t5-small --input=prompts.txt
 
-Takes about 10 minutes on 2 idle cores.
+`parse` and `prose` are the embedded families, and take about 10 minutes on 2 idle cores. `own` is
+any pair of directories or hub names, with one's own inputs or with those of --config.task.
 """
 
 import ml_collections
 
 from configs import embedded
 
-CHOICES = ("parse", "prose")
+CHOICES = ("parse", "prose", "own")
 
 
 def get_config(task: str = "prose") -> ml_collections.ConfigDict:
@@ -18,6 +21,8 @@ def get_config(task: str = "prose") -> ml_collections.ConfigDict:
         raise ValueError(f"configs/trees.py:{task}: choose one of {', '.join(CHOICES)}.")
     config = embedded.get_config("prose" if task == "prose" else "all")
     config.drafts = config.drafts[-1:]
+    if task == "own":
+        config.target, config.drafts, config.task = "", (), ""
     config.gammas = (2, 3, 5)  # chains
     config.sizes = (4, 8, 16, 32, 64)  # nodes
     config.depth = 8  # at most

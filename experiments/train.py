@@ -6,7 +6,8 @@ An interrupted run goes on from its latest checkpoint with the same command, and
 more steps; other settings need another workdir. The workdir holds the
 loss curve, the metrics, a few decoded samples and, at the end, model/: a Hugging Face directory.
 configs/train.py:head trains no model but the acceptance head of a draft, head.npz, and
-configs/train.py:eagle-parse a drafter that belongs to one target, drafter/.
+configs/train.py:eagle-parse a drafter that belongs to one target, drafter/; medusa2-parse trains
+that target along, and writes target/ too.
 Fields of the config can be set one by one: --config.steps=100 --config.model.d_model=64.
 """
 
@@ -33,7 +34,9 @@ def main(_) -> None:
         chosen = train_drafter.from_config_dict(config)
         claim(workdir, config, may_grow=("steps",))
         print(json.dumps(train_drafter.run(chosen, workdir), indent=2))
-        print(f"The drafter is {workdir / 'drafter'}: name it as the draft of {chosen.target}.")
+        made = workdir / "target"
+        target = made if made.is_dir() else chosen.target
+        print(f"The drafter is {workdir / 'drafter'}: name it as the draft of {target}.")
         return
     settings = train.from_config_dict(config)
     claim(workdir, config, may_grow=("steps",))

@@ -1,12 +1,16 @@
 """Which tree is worth it: acceptance by rank, the best tree of each size, and what it brings.
 
     python -m experiments.trees --config=configs/trees.py:prose --workdir=runs/trees-prose
+    python -m experiments.trees --config=configs/trees.py:own --workdir=runs/trees-own \\
+        --config.target=DIR --config.drafts=DIR --input=FILE
 
 For each draft and temperature of the config: how often the drafter's first, second, … choice is the
 target's token; what calls of the target cost by the number of their tokens; from both the best tree
 of each size (`specjax.trees.choice`) with its predicted speedup; then plain decoding, chains and
 these trees on the same inputs in turns. Writes results.jsonl and report.md to the workdir. A run
 that was cut off goes on where it was.
+
+Input: one line each, "-" for standard input; a config with a task needs none.
 """
 
 import sys
@@ -32,6 +36,7 @@ from specjax.results import Summary, summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line
 from specjax.support.named import short
+from specjax.tools.commands.inputs import read_lines
 from specjax.trees.choice import Choice, choose
 from specjax.trees.speculative import TreeSpeculative
 
@@ -40,6 +45,10 @@ ACCELERATOR = 1.0  # v where reading the weights takes all of the time
 
 def main(_) -> None:
     config = flags.FLAGS.config
+    if flags.FLAGS.input is not None:
+        with config.unlocked():
+            config.task, config.texts = "own", own_texts(flags.FLAGS.input, config.alpha_inputs)
+    check(config)
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     on = Study(config, open_results(workdir, config))
     fill(on)
@@ -51,12 +60,30 @@ def main(_) -> None:
     console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
 
 
+def own_texts(path: str, most: int) -> tuple[str, ...]:
+    """The first lines that are not blank."""
+    lines = [line for line in read_lines(path) if line.strip()]
+    if not lines:
+        raise ValueError(f"--input={path} is empty: give it one input a line.")
+    return tuple(lines[:most])
+
+
+def check(config) -> None:
+    """ValueError for what a pair of one's own needs and lacks."""
+    for name, given, way in (
+        ("target", config.target, "--config.target=DIR, or a name on the Hugging Face hub"),
+        ("drafts", config.drafts, "--config.drafts=DIR, or a name on the Hugging Face hub"),
+        ("inputs", config.task, "--input=FILE, one a line, of the kind to be decoded"),
+    ):
+        if not given:
+            raise ValueError(f"No {name}: give {way}.")
+
+
 def fill(on: Study) -> None:
     """Measure every draft and temperature that is missing."""
     done = [{name: row[name] for name in ("draft", "temperature")} for row in on.results.done]
     missing = [cell for cell in study.keys(on.config, on.config.drafts) if cell not in done]
     for cell in tqdm(missing, unit="pair"):
-        jax.clear_caches()  # a process has room for the programs of one pair
         for row in measure(on, **cell):
             on.results.append({**cell, **row, **identity(on)})
 
@@ -95,7 +122,57 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         for one in choose(by_rank, config.sizes, config.depth, prices.c, verify):
             for name, tree in variants(on, draft, temperature, one, drawn):
                 methods[name], trees[name] = tree, (one, by_rank)
-    tokens = float(np.mean([len(output) for output in outputs]))
+    tokens, rows = float(np.mean([len(output) for output in outputs])), []
+    # Group by group: a process has room for some 100 programs (memory maps).
+    for size in sorted({group(method) for method in methods.values()}):
+        jax.clear_caches()
+        some = {name: method for name, method in methods.items() if group(method) == size}
+        found, samples = timed(on, plain, some, texts, tokens, names=(config.target, draft))
+        for name, method in some.items():
+            counts = summarize(found.outputs(name))
+            tau = counts.tokens_per_iteration
+            row = {
+                "method": name,
+                "nodes": method.slots - 1,
+                "depth": method.gamma_max,
+                "tau": tau,
+                "drafted": counts.drafted,
+                "accepted": counts.accepted,
+                **found.speedups(name),
+                "identical": found.identical(name) if temperature == 0 else None,
+                "on_accelerator": tau / (method.gamma_max * prices.c + ACCELERATOR),
+                **phases(method, samples[name], counts),
+                "batch": 1,
+                "timed_inputs": len(texts),
+                "repeats": config.repeats,
+            }
+            if name in trees:
+                one, by_rank = trees[name]
+                row |= {"parents": list(one.shape.parents), "tau_expected": one.tokens}
+                row["foretold"] = one.speedup
+                row["by_rank"] = [round(chance, 4) for chance in by_rank]
+            rows.append(row)
+    return rows
+
+
+def group(method: Speculative | TreeSpeculative) -> int:
+    """All chains are one, and all trees of a size."""
+    return method.shape.nodes if isinstance(method, TreeSpeculative) else 0
+
+
+def timed(
+    on: Study,
+    plain: Method,
+    methods: Mapping[str, Speculative | TreeSpeculative],
+    texts: Sequence[Sequence[int]],
+    tokens: float,
+    names: tuple[str, str],
+) -> tuple[timing.Comparison, dict[str, list[cost.Sample]]]:
+    """The loops in turns, and between the turns the phases of each method.
+
+    Args:
+      tokens: of an output, the mean.
+    """
     takes: dict[str, Callable[[], cost.Sample]] = {}
     for name, method in methods.items():
         takes[name] = stopwatch(on, method, plain, texts, tokens, first=not takes)
@@ -113,38 +190,13 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         {timing.PLAIN: plain, **methods},
         on.target,
         texts,
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        repeats=config.repeats,
-        names=(config.target, draft),
+        max_new_tokens=on.config.max_new_tokens,
+        key=jax.random.key(on.config.seed),
+        repeats=on.config.repeats,
+        names=names,
         between=between,
     )
-    rows = []
-    for name, method in methods.items():
-        counts = summarize(found.outputs(name))
-        row = {
-            "method": name,
-            "nodes": method.slots - 1,
-            "depth": method.gamma_max,
-            "tau": counts.tokens_per_iteration,
-            "drafted": counts.drafted,
-            "accepted": counts.accepted,
-            **found.speedups(name),
-            "identical": found.identical(name) if temperature == 0 else None,
-            "on_accelerator": counts.tokens_per_iteration
-            / (method.gamma_max * prices.c + ACCELERATOR),
-            **phases(method, samples[name], counts),
-            "batch": 1,
-            "timed_inputs": len(texts),
-            "repeats": config.repeats,
-        }
-        if name in trees:
-            one, by_rank = trees[name]
-            row |= {"parents": list(one.shape.parents), "tau_expected": one.tokens}
-            row["foretold"] = one.speedup
-            row["by_rank"] = [round(chance, 4) for chance in by_rank]
-        rows.append(row)
-    return rows
+    return found, samples
 
 
 def variants(on: Study, draft: str, temperature: float, one: Choice, drawn: bool):
@@ -173,8 +225,7 @@ def stopwatch(
 
     Args:
       tokens: of an output, the mean.
-      first: whether plain decoding is to be timed too. Each program takes memory maps, of which a
-        process has 65,530.
+      first: whether calls of plain decoding are to be timed too.
     """
     gamma = method.gamma_max
     both = (method, max(1, round(tokens / (gamma + 1)))), (plain, max(1, round(tokens)))
@@ -249,6 +300,7 @@ def words(rows: list[dict[str, Any]]) -> str:
 
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "Pair, sizes and inputs.", lock_config=True)
+    flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
     flags.DEFINE_string("workdir", None, "Directory for results and report.")
     flags.mark_flags_as_required(["config", "workdir"])
     command_line.run(main, __doc__)

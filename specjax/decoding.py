@@ -27,6 +27,7 @@ from specjax.models.memory import Need, nbytes, temporaries
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
 from specjax.policies.base import counts_nodes, within_a_draft
+from specjax.policies.logged import Log, Logged, lines_of
 from specjax.results import Row
 from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
@@ -119,8 +120,12 @@ def branching(
         )
     if not drafter.branches:
         raise ValueError(
-            f"{type(drafter).__name__} proposes one token alone after a text, so its drafts cannot "
-            'branch. Take another drafter, or tree="chain".'
+            f'{type(drafter).__name__} drafts chains alone. Take another drafter, or tree="chain".'
+        )
+    if isinstance(shape, BestFirst) and shape.width > target_model.vocab_size:
+        raise ValueError(
+            f"width={shape.width}, but there are no more than {target_model.vocab_size} ids that a "
+            "node's children could have: lower width."
         )
     made = TreeSpeculative(
         target=target_model,
@@ -190,6 +195,15 @@ def with_policy(method: M, policy: Policy) -> M:
 def grows_by_levels(method: Speculative | TreeSpeculative) -> bool:
     """Whether a shorter draft is the beginning of a longer one."""
     return not isinstance(method, TreeSpeculative) or not method.dynamic
+
+
+def with_log(method: Method, max_new_tokens: int) -> Speculative:
+    """The loop with a log of its rounds, `Row.rounds`; ValueError where it has no chains."""
+    if not isinstance(method, Speculative):
+        raise ValueError(
+            "Rounds are logged of speculative decoding with chains: give a draft, and no tree."
+        )
+    return dataclasses.replace(method, policy=Logged(method.policy, max_new_tokens))
 
 
 def aligned(target: Checkpoint, draft: Checkpoint):
@@ -496,10 +510,10 @@ def check_finite(state: State, names: tuple[str, str]) -> None:
 
 def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoint) -> list[Row]:
     """The finished rows of a batch, one for each label."""
-    host = jax.device_get(
-        (state.tokens, state.length, state.stats)
-    )  # one transfer; keys need not come back
-    tokens, length, stats = host
+    log = state.policy if isinstance(state.policy, Log) else None
+    # One transfer; keys need not come back.
+    host = state.tokens, state.length, state.stats, log and (log.written, log.lines)
+    tokens, length, stats, logged = jax.device_get(host)
     rows = []
     for b, (index, sample) in enumerate(labels):
         # What was emitted follows the prompt.
@@ -517,6 +531,7 @@ def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoin
                 accepted=int(stats.accepted[b]),
                 accepted_lengths=stats.accepted_lengths[b].tolist(),
                 tested=stats.tested[b].tolist(),
+                rounds=tuple(lines_of(logged[0], logged[1], b)) if logged else (),
             )
         )
     return rows

@@ -40,6 +40,7 @@ def generate(
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
     tree: Shape | str | None = None,
+    rounds: bool = False,
 ) -> Result:
     """Decode texts speculatively, or autoregressively where `draft` is None.
 
@@ -75,6 +76,8 @@ def generate(
       tree: the shape of drafts, or its name (`specjax.trees.load`): "chain" by default,
         "fixed(branches=(3, 2, 1))", "best_first(width=4, depth=4, nodes=16)". A tree has its own
         depth, and gamma is not read.
+      rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the
+        confidence and entropy at each drafted token. The tokens are the same. For chains.
 
     Raises:
       ValueError: a number out of range, target and draft with different vocabularies, or a policy
@@ -97,5 +100,7 @@ def generate(
         rows = min(batch_size, len(texts) * samples)
         told, _ = pricing.told(policy, method, target, texts, **options | {"batch_size": rows})
         method = decoding.with_policy(method, told)
+    if rounds:
+        method = decoding.with_log(method, max_new_tokens)
     exact = draft is None or exactness(method.rule, method.sampling)
     return Result(list(decoding.stream(method, target, texts, samples=samples, **options)), exact)

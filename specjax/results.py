@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +21,16 @@ class Row:
     accepted: int
     accepted_lengths: list[int]  # rounds by accepted length, 0 … γ_max; autoregressive: [calls]
     tested: list[int]  # rounds in which draft position i was reached, 0 … γ_max−1
+    rounds: tuple[dict[str, Any], ...] = ()  # one after the other, where they were logged
 
     @property
     def emitted(self) -> int:
         """Tokens of the output."""
         return len(self.tokens)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Its rounds, each with input and sample."""
+        return [{"input": self.index, "sample": self.sample, **line} for line in self.rounds]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +103,11 @@ class Result:
     def accepted_lengths(self) -> np.ndarray:
         """(rows, γ_max+1): how many rounds of each row accepted 0, 1, … drafted tokens."""
         return np.array([row.accepted_lengths for row in self.rows])
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """A line for each round that was logged, with input and sample: rows of a table."""
+        return [line for row in self.rows for line in row.lines()]
 
     @property
     def block_efficiency(self) -> float:

@@ -387,11 +387,22 @@ def conclude(
     after = commit(state, *tokens, method.eos_ids)
     round_ = round_of(method, state, drafts, scores, ending, after)
     read = block_of(state, drafts), state.length - 1, scores.hidden, ending.accepted + 1
-    after = after.replace(
-        drafter=method.drafter.observe(*read, context, after.drafter),
-        policy=method.policy.update(after.policy, round_),
-    )
+    drafter = method.drafter.observe(*read, context, after.drafter)
+    judge = partial(chances, method, scores)
+    drafter = method.drafter.learn(after.tokens, state.length, round_, judge, context, drafter)
+    after = after.replace(drafter=drafter, policy=method.policy.update(after.policy, round_))
     return after, round_
+
+
+def chances(
+    method: Speculative, scores: Scores, logits: Float[Array, "B K V"], *, certain: bool = False
+) -> Float[Array, "B K"]:
+    """`judge` of `Drafter.learn`."""
+    silent = is_silent(logits)
+    spoken = jnp.where(silent[..., None], 0.0, logits).astype(scores.logprobs.dtype)
+    logprobs = spoken if certain else smp.standardize(spoken, method.sampling)
+    found = method.rule.acceptance(scores.logprobs, logprobs)
+    return jnp.where(silent, 0.0, found).astype(jnp.float32)
 
 
 def round_of(

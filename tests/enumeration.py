@@ -17,6 +17,7 @@ import numpy as np
 from specjax import loop, speculative
 from specjax.accept import at_tokens
 from specjax.drafters.base import Fed
+from specjax.drafters.switch import Switched
 from specjax.sampling import row_keys
 from specjax.types import Inputs
 from table_models import repeat
@@ -175,11 +176,20 @@ def _merge(pool, weights, rng):
         return pool, weights
     known = np.arange(pool.tokens.shape[1])[None, :] < pool.length[:, None]
     policy = [leaf.reshape(len(weights), -1) for leaf in jax.tree.leaves(pool.policy)]
-    fed = [pool.drafter.end[:, None]] if isinstance(pool.drafter, Fed) else []
-    columns = [np.where(known, pool.tokens, -1), *fed, *policy]
+    columns = [np.where(known, pool.tokens, -1), *_history(pool.drafter), *policy]
     table = np.concatenate([column.astype(np.float64) for column in columns], axis=1)
     order = rng.permutation(len(weights))
     _, first, group = np.unique(table[order], axis=0, return_index=True, return_inverse=True)
     merged = np.zeros(len(first))
     np.add.at(merged, group.ravel(), weights[order])
     return jax.tree.map(lambda x: x[order[first]], pool), merged
+
+
+def _history(drafter):
+    """Of a drafter's state what past rounds left there beside the tokens."""
+    if isinstance(drafter, Fed):
+        return [drafter.end[:, None]]
+    if isinstance(drafter, Switched):
+        own = [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(drafter.choice)]
+        return [*own, *(column for state in drafter.states for column in _history(state))]
+    return []

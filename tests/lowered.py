@@ -1,4 +1,4 @@
-"""Which loops and branches of a lowered program only the device can decide.
+"""Which loops and branches of a lowered program only the device can decide, and what it gathers.
 
 XLA counts the turns of a loop whose counter starts at a constant, grows by one and is compared with
 a constant; for any other it reads the condition back to the host in every turn.
@@ -23,8 +23,7 @@ class Found(NamedTuple):
 
 def loops(traced: jax.stages.Traced, platform: str) -> Found:
     """Of what jax.jit(...).trace(...) gave, lowered for "cpu", "cuda" or "tpu"."""
-    module = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
-    every = list(_operations(module.operation))
+    every = _all_operations(traced, platform)
     whiles = [op for op in every if op.name == "stablehlo.while"]
     branches = [op for op in every if op.name in ("stablehlo.case", "stablehlo.if")]
     return Found(
@@ -32,6 +31,18 @@ def loops(traced: jax.stages.Traced, platform: str) -> Found:
         sum(not _counts(op) for op in whiles),
         sum(len(op.regions) > 1 and not _is_constant(op.operands[0]) for op in branches),
     )
+
+
+def gathered(traced: jax.stages.Traced, platform: str) -> list[tuple[int, ...]]:
+    """Shapes of the arrays from which entries are gathered at indices; XLA adds none of its own."""
+    gathers = ("stablehlo.gather", "stablehlo.dynamic_gather")
+    every = _all_operations(traced, platform)
+    return [tuple(op.operands[0].type.shape) for op in every if op.name in gathers]
+
+
+def _all_operations(traced: jax.stages.Traced, platform: str) -> list:
+    module = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
+    return list(_operations(module.operation))
 
 
 def _operations(op) -> Iterator:

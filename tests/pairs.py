@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from safetensors.numpy import save_file
 
+import llama_variants
 import t5_variants
 from specjax.models.hub import Checkpoint, load
 from specjax.tasks import tokenizer as tokenizers
@@ -38,9 +39,10 @@ class Pair(NamedTuple):
 
 
 @functools.cache
-def make_tokenizer():
+def make_tokenizer(*, decoder_only: bool = False):
     """300 pieces; inputs over 40 ids are too long."""
-    return tokenizers.to_transformers(tokenizers.train(TEXTS, IDS), max_length=40)
+    trained = tokenizers.train(TEXTS, IDS, decoder_only=decoder_only)
+    return tokenizers.to_transformers(trained, max_length=40)
 
 
 def make(directory: Path) -> Pair:
@@ -51,28 +53,47 @@ def make(directory: Path) -> Pair:
     return Pair(load(target), load(draft), load(twin))
 
 
-def write(directory: Path, *, padding: int, noise: float = 0.0) -> Path:
-    """A checkpoint of T5 v1.1 with one layer each side.
+def write(directory: Path, *, padding: int, noise: float = 0.0, layers: int = 1) -> Path:
+    """A checkpoint of T5 v1.1 with one layer each side, or more in the decoder.
 
     Args:
       padding: rows of the embedding beyond the tokenizer's ids, which the head prefers; even.
       noise: on every weight, in units of its deviation.
     """
-    sizes = {"vocab_size": IDS, "num_layers": 1, "num_decoder_layers": 1}
+    sizes = {"vocab_size": IDS, "num_layers": 1, "num_decoder_layers": layers}
     variant = t5_variants.Variant("pair", {**t5_variants.V1_1, **sizes}, own_head=True)
-    rng = np.random.default_rng(1)
     weights = {}
-    for name, array in t5_variants.tensors(variant).items():
-        array = array + noise * array.std() * rng.normal(size=array.shape).astype(np.float32)
+    for name, array in shaken(t5_variants.tensors(variant), noise).items():
         if name in ("shared.weight", "lm_head.weight"):
             # Of two opposite rows one is likely, whatever the hidden state.
             large = 4 * array[: padding // 2]
             array = np.concatenate([array, large, -large])
         weights[name] = array
+    return _save(directory, weights, {**variant.raw, "vocab_size": IDS + padding}, make_tokenizer())
+
+
+def write_qwen(directory: Path, *, noise: float = 0.0) -> Path:
+    """A checkpoint of the Llama layout with two layers, one of which has a window."""
+    sizes = {"vocab_size": IDS, "bos_token_id": 0, "tie_word_embeddings": True}
+    windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    variant = llama_variants.Variant("pair", "qwen2", {**sizes, **windows})
+    weights = shaken(llama_variants.tensors(variant), noise)
+    return _save(directory, weights, variant.raw, make_tokenizer(decoder_only=True))
+
+
+def shaken(weights: dict[str, np.ndarray], noise: float) -> dict[str, np.ndarray]:
+    """With noise on each, in units of its deviation."""
+    rng = np.random.default_rng(1)
+    return {
+        name: x + noise * x.std() * rng.normal(size=x.shape).astype(np.float32)
+        for name, x in weights.items()
+    }
+
+
+def _save(directory: Path, weights, raw, tokenizer) -> Path:
     directory.mkdir()
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    raw = {**variant.raw, "vocab_size": IDS + padding}
     (directory / "config.json").write_text(json.dumps(raw))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS_IDS}))
-    make_tokenizer().save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
     return directory

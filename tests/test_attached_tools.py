@@ -1,13 +1,20 @@
 """Drafters that belong to a target, named by their directories, in the tools that judge drafts."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import command_line
 import specjax
+from configs import adaptive, embedded
+from experiments import race, trace
+from experiments.adaptive import race as leaderboard
+from experiments.reproduce import alphas, speedups, study, timelines, traces
 from pairs import TEXTS
-from specjax import drafters
+from specjax import drafters, tasks
 from specjax.drafters import attached, eagle
 from specjax.policies import constant
 from specjax.replay import replay, rollouts
@@ -54,3 +61,117 @@ def test_a_replay_is_the_loop(directory, pair):
     np.testing.assert_array_equal(found.drafted[0].sum(-1), real.target_calls)
     np.testing.assert_array_equal(found.drafted[0] @ lengths, real.drafted)
     np.testing.assert_array_equal(found.accepted[0] @ lengths, real.accepted)
+
+
+def config_of(pair, directory, made):
+    """A config of those of the commands, shrunk, with the drafter as its only draft."""
+    made.target, made.drafts = pair.target.name, (directory,)
+    made.temperatures, made.max_new_tokens = (0.0,), BUDGET
+    made.alpha_inputs, made.timed_inputs, made.repeats = 3, 2, 2
+    made.gammas, made.gamma_by_position = (1, 2), True
+    return made
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    found = [tasks.Example(text, text) for text in TEXTS]
+    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): found)
+
+
+@pytest.fixture
+def tapped(pair, tmp_path):
+    """An EAGLE-3, as training leaves it: for its target is wrapped, and it says few ids."""
+    place = tmp_path / "run" / "drafter"
+    attached.save(place, KINDS["eagle 3"](pair.target), pair.target)
+    return str(place)
+
+
+def test_a_race(tapped, pair, examples):
+    """Its rounds and tokens are those of `generate`."""
+    directory = tapped
+    config = config_of(pair, directory, embedded.get_config())
+    sides = race.run(config, directory, 2, 0.0, 2)
+    real = specjax.generate(pair.target, directory, TEXTS[:2], gamma=2, max_new_tokens=BUDGET)
+    for side, calls in zip(sides, (real.emitted, real.target_calls), strict=True):
+        rounds = [moment.source for moment in side.moments if moment.pieces]
+        np.testing.assert_array_equal(np.bincount(rounds), calls)
+        assert side.tokens == sum(real.emitted)
+    kinds = {kind for moment in sides[1].moments for _, kind in moment.pieces}
+    assert "rejected" in kinds
+
+
+def test_decode(tapped, pair, tmp_path, monkeypatch, capsys):
+    """By its directory, from the command line."""
+    inputs = tmp_path / "in.txt"
+    inputs.write_text("".join(f"{text}\n" for text in TEXTS[:3]))
+    outcome = command_line.run(
+        monkeypatch, capsys, "experiments.decode", "--config=configs/decode.py",
+        f"--config.target={pair.target.name}", f"--config.draft={tapped}", "--config.gamma=2",
+        f"--config.max_new_tokens={BUDGET}", f"--input={inputs}", "--output=-",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.stderr
+    rows = [json.loads(line) for line in outcome.stdout.splitlines()]
+    real = specjax.generate(pair.target, None, TEXTS[:3], max_new_tokens=BUDGET)
+    assert [row["tokens"] for row in rows] == real.tokens
+    assert [row["output"] for row in rows] == real.texts
+    assert sum(row["drafted"] for row in rows) > 0
+
+
+def study_of(config, place):
+    return study.Study(config, study.open_results(place, config))
+
+
+@pytest.mark.slow
+def test_the_papers_tables_and_figures(tapped, pair, examples, tmp_path):
+    """Table 3, the gains table, Figures 1 and 5."""
+    (tmp_path / "run" / "final.json").write_text('{"minutes": 7.0}')
+    config = config_of(pair, tapped, embedded.get_config())
+    on = study_of(config, tmp_path)
+    (cell,) = alphas.keys(config)[-1:]
+    found = alphas.measure(on, cell)
+    wanted = specjax.measure_alpha(pair.target, tapped, TEXTS[:3], max_new_tokens=BUDGET)
+    assert found["alpha"] == pytest.approx(wanted.value)
+    assert found["training_minutes"] == 7.0
+    assert found["parameters"] == drafters.parameters(on.draft(tapped))
+    on.results.append({**cell, "table": "alpha", **found, **study.identity(on)})
+    gained = speedups.measure(on, cell)
+    assert gained["identical"]
+    assert gained["speedup_decode"] > 0
+    on.results.append({**cell, "table": "speedup", **gained, **study.identity(on)})
+    drawn = traces.measure(on, {})
+    assert drawn["tokens"] == len(timelines.measure(on, {"gamma": gained["gamma"]})["output"])
+    assert traces.setting(drawn).startswith(f"run, γ={gained['gamma']}, T=0")
+
+
+def test_a_trace(tapped, pair, examples, tmp_path):
+    """Rollouts of a whole config for experiments.replay, with what the calls took."""
+    config = config_of(pair, tapped, embedded.get_config())
+    config.timed_inputs, config.repeats, config.temperatures = 1, 1, (1.0,)
+    with config.unlocked():
+        config.trace = {"gamma_max": 1, "inputs": 3, "hidden": False, "widths": ()}
+    (row,) = trace.fill(study_of(config, tmp_path), tmp_path)
+    assert row["file"] == "run-T1.npz"
+    found = rollouts.load(tmp_path / row["file"])
+    options = {"max_new_tokens": BUDGET, "batch_size": config.batch_size, "temperature": 1.0}
+    real = specjax.generate(pair.target, None, TEXTS[:3], **options)
+    np.testing.assert_array_equal(found.emitted, real.emitted)
+    alpha = specjax.measure_alpha(pair.target, tapped, TEXTS[:3], **options)
+    assert row["alpha"] == pytest.approx(alpha.value)
+    assert row["alpha"] > 0.01
+    assert set(row["prices"]) == {"policies", "γ=1"}
+
+
+@pytest.mark.slow
+def test_the_leaderboard(pair, examples, tmp_path):
+    """By directory, against every static γ, with one policy."""
+    place = str(tmp_path / "drafter")
+    attached.save(place, KINDS["hydra"](pair.target), pair.target)
+    config = config_of(pair, place, adaptive.get_config())
+    with config.unlocked():
+        config.static, config.gamma_max, config.widths = (1, 2), 2, ()
+        config.policies = {"svip": {"threshold": 0.1}}
+        config.price_repeats, config.price_error = 1, 1e6
+    on = study_of(config, tmp_path)
+    rows = leaderboard.measure(on, {"draft": place, "temperature": 0.0})
+    assert [row["method"] for row in rows] == ["γ=1", "γ=2", "svip"]
+    assert all(row["identical"] and row["draft_calls"] > 0 for row in rows)

@@ -101,9 +101,9 @@ def expected_logits(target, drafter, tokens):
     )
 
 
-def disagreement(target, drafter, policy) -> float:
+def disagreement(target, drafter, policy=None, method=None) -> float:
     """The largest difference between the loop's and the reference's log-probabilities."""
-    method = method_of(target, drafter, policy=policy)
+    method = method or method_of(target, drafter, policy=policy)
     begun = test_loops.begin(method, inputs_for(target), [9, 7, 8])
     tokens, stats, said, lengths = jax.device_get(run_and_ask(method, *begun))
     assert 0 < stats.accepted.sum() < stats.drafted.sum()

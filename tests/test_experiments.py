@@ -416,6 +416,12 @@ def test_a_file_beside_the_output_is_left_alone(decode, tmp_path):
     assert found == {"in.txt", "probe", "out.jsonl", ".out.jsonl.run.json"}
 
 
+def test_help_of_a_command_without_flags(command):
+    outcome = command("experiments.imports", "--help")
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert outcome.stdout.startswith("What imports what in specjax")
+
+
 @pytest.mark.parametrize("name", ["decode", "reproduce"])
 def test_help(command, name):
     """The fields of the config, and the flags."""

@@ -1,7 +1,7 @@
 """Kangaroo's adapter: what it starts as, whose arrays it holds, that it is read back, and that
 training moves it alone. tests/test_exits.py enumerates it."""
 
-import functools
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,11 @@ import pytest
 
 import specjax
 from specjax.drafters import attached
-from specjax.drafters.kangaroo import Kangaroo, adapted, kangaroo
-from specjax.training.kangaroo import loss
+from specjax.drafters.kangaroo import Kangaroo, kangaroo
+from specjax.tasks import batches
+from specjax.training.kangaroo import KangarooTrainer
+from specjax.training.train import teacher_forced
+from specjax.training.train_drafter import known_tokens, params_of, with_params
 from test_exits import logits_of, pointers
 from test_training_exits import BATCH
 from tiny_models import random_model
@@ -33,7 +36,7 @@ def test_it_starts_as_an_exit_and_is_read_back(family, tmp_path):
     np.testing.assert_array_equal(logits_of(drafter.model), start)
     new = pointers(jax.tree.leaves(drafter)) - pointers(jax.tree.leaves(target.model))
     assert new == pointers(jax.tree.leaves(drafter.adapter))
-    other = Kangaroo(adapted(target.model, 1, moved(drafter.adapter)), 1)
+    other = dataclasses.replace(drafter, adapter=moved(drafter.adapter))
     expected = logits_of(other.model)
     assert np.abs(expected - start).max() > 0.01
     attached.save(tmp_path, other, target, dtype=np.float32)
@@ -45,8 +48,16 @@ def test_it_starts_as_an_exit_and_is_read_back(family, tmp_path):
     np.testing.assert_allclose(logits_of(there.model), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_adapter_of_another_target_is_refused():
-    drafter = kangaroo(random_model("gpt2", 12), 1)
+def test_an_adapter_of_another_target_is_refused(tmp_path):
+    """By name, from its directory and from memory; and if a tensor does not fit."""
+    target, other = (random_model("gpt2", 12, seed=seed) for seed in (0, 3))
+    drafter = kangaroo(target, 1)
+    attached.save(tmp_path, drafter, target)
+    words = "belongs to the target .* and 'gpt2' has other weights"
+    with pytest.raises(ValueError, match=f"The drafter .*{tmp_path.name} {words}"):
+        attached.load(tmp_path, other)
+    with pytest.raises(ValueError, match=f"The drafter Kangaroo {words}"):
+        specjax.generate(other, drafter, [[3, 1]])
     tensors = drafter.tensors()
     tensors["layer.attention.qkv.weight"] = np.zeros((24, 9), np.float32)
     words = r"layer\.attention\.qkv\.weight has shape \(24, 9\), and gpt2 asks for \(24, 8\)"
@@ -56,27 +67,48 @@ def test_an_adapter_of_another_target_is_refused():
         kangaroo(random_model("gpt2", 12), 3)
 
 
-def forward_kl(target_logprobs, draft_logprobs, tokens):
-    return (jnp.exp(target_logprobs) * (target_logprobs - draft_logprobs)).sum(-1)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_is_of_what_is_drafted(family):
+    """Before training it drafts as an exit of one layer more: forward KL to that, and α, over the
+    real tokens."""
+    target = random_model(family, 12)
+    models = target.model, specjax.early_exit(target, 2).model
+    p, q = (
+        np.asarray(jax.nn.softmax(teacher_forced(model.graphdef, model.params, BATCH)))
+        for model in models
+    )
+    real = BATCH.target.reshape(-1) != batches.PAD
+    drafter = kangaroo(target, 1)
+    trainer = KangarooTrainer(layers=1)
+    found = jax.jit(lambda d: trainer.loss(d, known_tokens(d, BATCH), None))(drafter)
+    assert int(found.positions) == real.sum()
+    np.testing.assert_allclose(found.total, (p * np.log(p / q)).sum(-1)[real].sum(), rtol=1e-4)
+    alpha = np.minimum(p, q).sum(-1)[real].mean()
+    np.testing.assert_allclose(found.seen["alpha_1"], alpha, rtol=1e-4)
 
 
 def test_training_moves_the_adapter_alone(standard_promotion):
     """40 steps on one batch bring the draft's distributions close to the target's."""
-    target = random_model("gpt2", 12)
-    of_adapter = functools.partial(
-        loss, target=target.model, layers=1, batch=BATCH, divergence=forward_kl
-    )
-    by = optax.adam(3e-2)
+    begun = kangaroo(random_model("gpt2", 12), 1)
+    trainer, by = KangarooTrainer(layers=1), optax.adam(3e-2)
+    params = params_of(begun)
+    assert pointers(params) == pointers(jax.tree.leaves(begun.adapter))
 
     @jax.jit
-    def step(adapter, state):
-        value, gradient = jax.value_and_grad(lambda a: of_adapter(a)[0] / of_adapter(a)[1])(adapter)
-        updates, state = by.update(gradient, state)
-        return optax.apply_updates(adapter, updates), state, value
+    def step(params, state):
+        def mean(params):
+            drafter = with_params(begun, params)
+            found = trainer.loss(drafter, known_tokens(drafter, BATCH), None)
+            return found.total / found.positions, found.seen["alpha_1"]
 
-    adapter = kangaroo(target, 1).adapter
-    state, values = by.init(adapter), []
+        (value, alpha), gradient = jax.value_and_grad(mean, has_aux=True)(params)
+        updates, state = by.update(gradient, state)
+        return optax.apply_updates(params, updates), state, (value, alpha)
+
+    state, seen = by.init(params), []
     for _ in range(40):
-        adapter, state, value = step(adapter, state)
-        values.append(float(value))
-    assert values[-1] < 0.3 * values[0]
+        params, state, found = step(params, state)
+        seen.append([float(x) for x in found])
+    (first, alpha), (last, later) = seen[0], seen[-1]
+    assert last < 0.3 * first
+    assert later > alpha + 0.1

@@ -1,7 +1,10 @@
 """Both loops lower for every platform, so that a change that only a CPU can run is seen; and on an
-accelerator a round asks the device nothing but whether it was the last.
+accelerator a round asks the device nothing but whether it was the last. Chains gather from no
+cache.
 """
 
+import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -10,7 +13,7 @@ import pytest
 from flax import nnx
 from jax import export
 
-from lowered import Found, loops
+from lowered import Found, gathered, loops
 from specjax import autoregressive, loop, speculative
 from specjax.accept import TokenRule
 from specjax.drafters.base import ModelDrafter
@@ -22,6 +25,8 @@ from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
 from specjax.policies.heuristic import heuristic
 from specjax.sampling import row_keys, sampling
+from specjax.trees import fixed
+from specjax.trees.speculative import TreeSpeculative
 from table_models import inputs_of
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -83,13 +88,17 @@ def shapes(family: str, layers: int) -> LanguageModel:
     return LanguageModel.of(nnx.eval_shape(make), platform="gpu")
 
 
-def traced(method):
-    """`decode`, which any platform can then have."""
+def started(method, slots=16):
+    """Contexts and state, as shapes."""
     inputs = inputs_of([[0, 2, 3], [0, 1, 0]], [[3, 1], [4]])
     zeros = jnp.zeros((2,), jnp.int32)
     args = method, inputs, row_keys(jax.random.key(0), zeros, zeros), zeros + 5
-    state = jax.eval_shape(lambda *args: loop.start(*args, buffer_len=16), *args)
-    return loop.decode.trace(method, *state)
+    return jax.eval_shape(lambda *args: loop.start(*args, buffer_len=slots), *args)
+
+
+def traced(method):
+    """`decode`, which any platform can then have."""
+    return loop.decode.trace(method, *started(method))
 
 
 def plain_loop(target, distribution):
@@ -97,12 +106,15 @@ def plain_loop(target, distribution):
     return traced(method)
 
 
-def speculative_loop(target, drafter, distribution, *, policy=None, widths=()):
+def method_of(target, drafter, distribution, *, policy=None, widths=()):
     eos = jnp.int32([1])
-    method = speculative.Speculative(
+    return speculative.Speculative(
         target, drafter, TokenRule(), policy or constant(3), SAMPLINGS[distribution], eos, 3, widths
     )
-    return traced(method)
+
+
+def speculative_loop(*args, **options):
+    return traced(method_of(*args, **options))
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt2", "llama"])
@@ -139,6 +151,38 @@ def test_what_else_asks_the_device_is_an_option():
     here = loops(speculative_loop(target, drafter, "greedy"), "cpu")
     # Attention in each layer of the draft, twice, and of the target; going on; the outer loop.
     assert here == Found(whiles=6, open_whiles=6, open_branches=1)
+
+
+PRIME = 37  # slots of a cache, which divides the size of nothing else
+
+
+def from_caches(method):
+    """Shapes of caches, or of several side by side, from which `decode` gathers."""
+    contexts, state = started(method, PRIME)
+    held = [x for x in jax.tree.leaves((state.cache, state.drafter)) if x.ndim > 2]
+    assert all(x.size % PRIME == 0 for x in held)
+    program = loop.decode.trace(method, contexts, state)
+    found = [shape for platform in ("cpu", "cuda") for shape in gathered(program, platform)]
+    return [shape for shape in found if any(math.prod(shape) % x.size == 0 for x in held)]
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt2", "llama"])
+def test_the_loop_of_chains_gathers_from_no_cache(family):
+    """Whether lengths are fixed or not. That of trees does, and is seen: on both platforms it moves
+    the accepted path together, in keys and values of two layers."""
+    both = shapes(family, 2)
+    drafter = ModelDrafter(both)
+    assert not from_caches(method_of(both, drafter, "plain"))
+    tree = TreeSpeculative(
+        both, PromptLookup(16, matches=2), TokenRule(), constant(2), SAMPLINGS["plain"],
+        jnp.int32([1]), fixed(branches=(2, 1)),
+    )  # fmt: skip
+    assert len(from_caches(tree)) == 2 * 4
+    if family == "gpt2":
+        early = {"policy": heuristic(2), "widths": (2,)}
+        assert not from_caches(method_of(both, drafter, "plain", **early))
+        branching = dataclasses.replace(tree, drafter=drafter)
+        assert len(from_caches(branching)) > 2 * 4  # a copy of the draft's for each branch
 
 
 def test_loops_that_count_are_told_from_others():

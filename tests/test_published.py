@@ -51,7 +51,8 @@ LAYOUTS = {
         (),
     ),
     "EAGLE-1, speculators": (
-        {"speculators_model_type": "eagle", "layernorms": False, "transformer_layer_config": LLAMA},
+        {"speculators_model_type": "eagle", "layernorms": False,
+         "transformer_layer_config": {**LLAMA, "num_hidden_layers": 2}},  # of the target
         {**layer("transformer", E), "fusion_fc.weight": (E, 2 * E)},
         (),
     ),
@@ -133,6 +134,7 @@ def test_what_is_not_built_is_refused(tmp_path):
     target = target_of("llama", V)
     for name, changes, words in (
         ("EAGLE-1, speculators", {"layernorms": True}, "layernorms is not supported"),
+        ("EAGLE-3, speculators", {"embed_requires_grad": True}, "embed_requires_grad is not supp"),
         ("EAGLE-1, speculators", {"speculators_model_type": "mlp"}, "'mlp' is no EAGLE"),
         ("EAGLE-1", {"vocab_size": 40}, "a target of vocabulary 40, and tiny llama has 12"),
         ("EAGLE-3, SpecForge", {"hidden_size": 16}, "a target of width 16, and tiny llama has 8"),

@@ -1,4 +1,5 @@
-"""Training an EAGLE: what is unrolled is what is drafted, nothing is seen ahead, and it learns."""
+"""Training an EAGLE: what is unrolled is what is drafted, nothing is seen ahead. All kinds learn,
+with their target or without."""
 
 import dataclasses
 import json
@@ -7,7 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+import pairs
+import specjax
+from configs.train import CHOICES, get_config
 from eagles import eagle_of, target_of
 from pairs import TEXTS
 from specjax import drafters
@@ -20,6 +25,7 @@ from specjax.types import Inputs
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 STEPS = 3
+TASKS = ("-parse", "-prose")
 PAIRS = [
     Pair(np.array([3, 1, 4]), np.array([4, 3, 3, 1, 4, 2])),
     Pair(np.array([2, 1]), np.array([1, 4, 3, 2])),
@@ -153,19 +159,34 @@ def test_a_head_over_some_ids_learns_the_targets_distribution_over_them():
 KINDS = {
     "eagle": ({"heads": 2, "inner": 16, "token_weight": 1.0}, "alpha_1"),
     "medusa": ({"heads": 2, "hydra": True}, "loss_2"),
+    "kangaroo": ({"layers": 1}, "alpha_1"),
 }
 
 
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """As of the pair, with three layers in the decoder."""
+    place = tmp_path_factory.mktemp("targets") / "target"
+    return specjax.load(pairs.write(place, padding=20, layers=3))
+
+
 @pytest.fixture
-def config(pair, tmp_path):
+def config(target, tmp_path):
     rows = [json.dumps({"input": text, "target": text}) for text in TEXTS]
     for split in ("train", "validation", "test"):
         (tmp_path / f"{split}.jsonl").write_text("".join(f"{row}\n" for row in rows))
     return DrafterConfig(
-        "eagle", pair.target.name, KINDS["eagle"][0], task="jsonl",
+        "eagle", target.name, KINDS["eagle"][0], task="jsonl",
         task_file=str(tmp_path), steps=30, target_tokens=64, buckets=((16, 16),), warmup_steps=2,
         learning_rate=1e-2, log_every=5, eval_every=15, checkpoint_every=10,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", [name for name in CHOICES if name.endswith(TASKS)])
+def test_configs_make_their_trainers(choice):
+    made = train_drafter.from_config_dict(get_config(choice))
+    assert type(made.trainer).__name__.lower() == f"{made.drafter}trainer"
+    assert dict(made.settings).items() <= dataclasses.asdict(made.trainer).items()
 
 
 def rows_of(directory):
@@ -173,7 +194,7 @@ def rows_of(directory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_learns_and_writes_a_drafter(kind, config, pair, tmp_path):
+def test_a_run_learns_and_writes_a_drafter(kind, config, target, tmp_path):
     work, (settings, shown) = tmp_path / "work", KINDS[kind]
     config = dataclasses.replace(config, drafter=kind, settings=settings)
     final = train_drafter.run(config, work)
@@ -183,10 +204,38 @@ def test_a_run_learns_and_writes_a_drafter(kind, config, pair, tmp_path):
     assert {path.name for path in work.iterdir()} == {
         "checkpoints", "metrics.jsonl", "curve.png", "final.json", "drafter",
     }  # fmt: skip
-    found = drafters.load(str(work / "drafter"), pair.target)
+    found = drafters.load(str(work / "drafter"), target)
     assert drafters.parameters(found) == final["parameters"]
     with pytest.raises(ValueError, match="has a drafter of 30 steps, more than steps=5"):
         train_drafter.run(dataclasses.replace(config, steps=5), work)
+
+
+def test_heads_that_are_trained_with_their_target(config, target, tmp_path):
+    """Its last layer and the norm behind it change, and nothing else; the heads belong to what
+    comes of it, decode it as it decodes itself, and are refused elsewhere."""
+    work, settings = tmp_path / "work", {"heads": 2, "train_layers": 1}
+    final = train_drafter.run(
+        dataclasses.replace(config, drafter="medusa", settings=settings), work
+    )
+    new = specjax.load(work / "target")
+    before, after = (nnx.to_flat_state(nnx.state(x.model.module())) for x in (target, new))
+    changed = {
+        path for (path, old), (_, now) in zip(before, after, strict=True)
+        if not np.allclose(old[...], now[...], rtol=1e-3, atol=1e-5)
+    }  # fmt: skip
+    assert changed == {
+        path for path, _ in before if path[:2] == ("decoder", 2) or path[0] == "decoder_norm"
+    }
+    assert 0 < final["target_kl"] < 1
+    assert final["parameters"] == 2 * (16 * 16 + 16)
+    place = str(work / "drafter")
+    options = {"max_new_tokens": 12}
+    found = specjax.generate(new, place, TEXTS, gamma=2, **options)
+    assert found.tokens == specjax.generate(new, None, TEXTS, **options).tokens
+    assert max(found.accepted) > 0
+    words = r"belongs to the target 'work/target', and .* has other weights"
+    with pytest.raises(ValueError, match=words):
+        drafters.load(place, target)
 
 
 @pytest.mark.slow
@@ -214,9 +263,13 @@ def test_minutes_of_a_log():
     assert train_drafter.minutes(log) == pytest.approx((0.5 + 1.0 + 1.0) / 60)
 
 
-def test_wrong_settings(config):
+def test_wrong_settings(config, tmp_path):
     with pytest.raises(ValueError, match="steps=0 must be at least 1"):
         dataclasses.replace(config, steps=0)
+    with pytest.raises(ValueError, match=r"train_layers=4 must be .* \[0, 3\]"):
+        train_drafter.run(
+            dataclasses.replace(config, drafter="medusa", settings={"train_layers": 4}), tmp_path
+        )
     with pytest.raises(ValueError, match="unexpected keyword argument 'speed'"):
         _ = dataclasses.replace(config, settings={"speed": 1}).trainer
     with pytest.raises(ValueError, match="There is no trainer 'owl'"):

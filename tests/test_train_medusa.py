@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from specjax.training import medusa
-from specjax.training.medusa import Known, along, init, loss
+from specjax.training import medusa, train_drafter
+from specjax.training.medusa import Known, MedusaTrainer, along, init, loss
 from table_models import inputs_of
 from test_medusa import HEADS, OPTIONS, drafter, expected_logits, hidden_states, target
 
@@ -142,6 +142,48 @@ def test_the_loss_falls(divergence, options, standard_promotion):
     print(losses[0], losses[-1])
     assert np.all(losses[-1] < losses[0] / 2)
     assert jax.tree.structure(params) == jax.tree.structure(heads.heads)
+
+
+def made():
+    """A divergence by import path, which holds nothing fixed of itself."""
+    return forward_kl
+
+
+def test_a_target_that_is_trained_too():
+    """As long as it is as it was, its KL is 0 and the heads' loss is theirs, with their gradient;
+    the target's last layers have the gradient that comes by the hidden states alone."""
+    heads, text = drafter("gpt"), known("gpt")
+    nothing = jnp.zeros((4, 0), jnp.int32), jnp.zeros((4,), jnp.int32)
+    pairs = train_drafter.Known(
+        text.tokens[:, :-1], text.tokens[:, 1:], text.counts[:, 1:].astype(jnp.float32),
+        text.hidden[:, :-1], jax.nn.log_softmax(text.logits[:, :-1]), *nothing,
+    )  # fmt: skip
+    plain = MedusaTrainer(HEADS, divergence=f"{__name__}:made")
+    trainer = dataclasses.replace(plain, train_layers=1, heads_weight=0.5)
+    begun = medusa.with_layers(heads, 1)
+
+    def of_both(begun):
+        found = trainer.loss(begun, pairs, None)
+        return found.total, found.seen
+
+    def of_heads(begun):
+        own = begun.drafter()
+        hidden, _ = train_drafter.read(own.target, pairs.tokens, *nothing)
+        found = plain.loss(own, pairs._replace(hidden=hidden), None)
+        return 0.5 * found.total, found.seen
+
+    (both, seen), gradient = jax.jit(jax.value_and_grad(of_both, has_aux=True))(begun)
+    (alone, theirs), expected = jax.jit(jax.value_and_grad(of_heads, has_aux=True))(begun)
+    np.testing.assert_allclose(seen.pop("target_kl"), 0.0, atol=1e-5)
+    np.testing.assert_allclose(both, alone, rtol=1e-4)
+    for name in theirs:
+        np.testing.assert_allclose(seen[name], theirs[name], rtol=1e-4)
+    for name in ("heads", "layers", "norm"):
+        leaves = (jax.tree.leaves(getattr(tree, name)) for tree in (gradient, expected))
+        for found, wanted in zip(*leaves, strict=True):
+            scale = np.abs(wanted).max()
+            assert scale > 0
+            np.testing.assert_allclose(found, wanted, rtol=1e-2, atol=1e-3 * scale)
 
 
 def test_settings_out_of_range():

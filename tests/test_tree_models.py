@@ -7,16 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import eagles
 import specjax
 from specjax import decoding, drafters
 from specjax import sampling as smp
-from specjax.drafters import eagle, ngram
+from specjax.drafters import ngram
 from specjax.measure import metrics
 from specjax.measure.ranks import acceptance_by_rank
+from specjax.models import layers, llama
 from specjax.training import medusa
 from specjax.trees import fixed
 from specjax.trees.nodes import layout, lineage, path_to
-from tiny_models import FAMILIES, random_model
+from tiny_models import FAMILIES, QWENS, random_model
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +37,7 @@ def inputs_for(target, rows=3):
     return decoding.pack_for(target, texts, rows=rows)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *QWENS])
 def test_a_tree_in_one_call_is_each_path_by_itself(family):
     """Hidden states of all nodes, and the cache after a path has been moved together, in rows whose
     texts are of different lengths."""
@@ -73,28 +75,41 @@ def test_a_tree_in_one_call_is_each_path_by_itself(family):
             )
 
 
-def test_a_tree_that_forgets_depths_is_another(monkeypatch):
-    """The test above would see positions by slot."""
-    target = random_model("llama", 12)
+@pytest.mark.parametrize(("family", "part"), [("llama", "Rotation"), ("qwen2", "causal_bias")])
+def test_a_tree_that_forgets_depths_is_another(family, part, monkeypatch):
+    """The test above would see positions by slot, and windows by slot."""
+    target = random_model(family, 12)
     context, cache = drafters.base.started(target.model, inputs_for(target), 40)
     tokens = jnp.full((3, TREE.nodes + 1), 5, jnp.int32)
     depth = jnp.asarray(TREE.depths)[None, :]
     lines = lineage(jnp.asarray(TREE.parent)[None, :], depth, TREE.depth)
-    right = layout(lines, depth)
-    wrong = right._replace(depth=jnp.arange(TREE.nodes + 1)[None, :])
-    start = jnp.array([6, 1, 4])
-    one, other = (target.model(tokens, start, context, cache, by)[0] for by in (right, wrong))
+    start, tree = jnp.array([6, 1, 4]), layout(lines, depth)
+    slots = jnp.arange(TREE.nodes + 1)[None, :]
+
+    class BySlot(llama.Rotation):
+        @classmethod
+        def at(cls, positions, config):
+            return super().at(start[:, None] + slots, config)
+
+    def by_slot(*args):
+        return layers.causal_bias(*args[:-1], args[-1]._replace(depth=slots))
+
+    one, _ = target.model(tokens, start, context, cache, tree)
+    monkeypatch.setattr(llama, part, {"Rotation": BySlot, "causal_bias": by_slot}[part])
+    other, _ = target.model(tokens, start, context, cache, tree)
     assert float(jnp.abs(one - other)[:, -1].max()) > 1e-2
 
 
 FIXED, BEST = "fixed(branches=(3, 2, 1))", "best_first(width=3, depth=3, nodes=8)"
+WIDE = "best_first(width=9, depth=2, nodes=15)"
 
 
 @pytest.mark.parametrize(
     ("family", "tree", "rows"),
     [
         ("t5", FIXED, 4), ("t5 tied", BEST, 4), ("gpt2", FIXED, 4), ("gpt2", BEST, 4),
-        ("llama", FIXED, 1), ("llama", BEST, 16), ("mistral", FIXED, 4),
+        ("llama", FIXED, 1), ("llama", BEST, 16), ("mistral", FIXED, 4), ("qwen2", FIXED, 4),
+        ("qwen2", BEST, 1), ("qwen3", FIXED, 16),
     ],
 )  # fmt: skip
 def test_greedy_tokens_are_plain_decodings(family, tree, rows):
@@ -102,6 +117,7 @@ def test_greedy_tokens_are_plain_decodings(family, tree, rows):
     target = random_model(family, 12)
     draft = dataclasses.replace(target, model=shaken(target.model))
     texts = [[3, 4, 5, 6, 7], [8, 9], [10, 3, 4, 4], [5], [6, 6, 6]]
+    texts += [[5 + row % 7] * (1 + row % 5) for row in range(5, rows)]
     options = {"max_new_tokens": 17, "batch_size": rows}
     plain = specjax.generate(target, None, texts, **options)
     found = specjax.generate(target, draft, texts, tree=tree, **options)
@@ -119,26 +135,28 @@ def shaken(model, noise=0.03):
 @pytest.mark.parametrize(
     ("family", "kind", "tree"),
     [
-        ("t5", "eagle 1", BEST), ("llama", "eagle 1", FIXED), ("llama", "eagle 3", BEST),
+        ("t5", "eagle 1", WIDE), ("llama", "eagle 1", FIXED), ("llama", "eagle 3", BEST),
         ("t5", "medusa", FIXED), ("t5", "hydra", BEST), ("llama", "lookup", FIXED),
         ("llama", "bigram", BEST),
     ],
 )  # fmt: skip
 def test_every_drafter_that_branches(family, kind, tree):
-    """Greedy identity with drafters that read the target, and with those that read text alone."""
-    target = random_model(family, 12)
+    """Greedy identity with drafters that read the target, and with those that read text alone; each
+    is right now and then."""
+    target = eagles.target_of(family, 12)
+    texts = [[3, 4, 5, 6, 7, 3, 4], [8, 9, 8], [10, 3, 4, 4]]
+    plain = specjax.generate(target, None, texts, max_new_tokens=13)
     made = {
-        "eagle 1": lambda: eagle.fresh(target, version=1),
-        "eagle 3": lambda: eagle.fresh(target, version=3),
+        "eagle 1": lambda: eagles.eagle_of(target, 1),
+        "eagle 3": lambda: eagles.eagle_of(target, 3),
         "medusa": lambda: medusa.init(target.model, heads=3),
         "hydra": lambda: medusa.init(target.model, heads=3, hydra=True),
         "lookup": lambda: ngram.PromptLookup(12, matches=2),
-        "bigram": lambda: ngram.bigram(ngram.count([[3, 4, 5, 6, 3, 4, 7, 2]], 12, 0)),
+        "bigram": lambda: ngram.bigram(ngram.count(plain.tokens, 12, 0)),
     }[kind]()
-    texts = [[3, 4, 5, 6, 7, 3, 4], [8, 9, 8], [10, 3, 4, 4]]
-    plain = specjax.generate(target, None, texts, max_new_tokens=13)
     found = specjax.generate(target, made, texts, max_new_tokens=13, tree=tree)
     assert found.tokens == plain.tokens
+    assert found.accepted.sum() > 0
 
 
 @pytest.mark.parametrize(
@@ -150,6 +168,8 @@ def test_every_drafter_that_branches(family, kind, tree):
         ({"policy": "goodput"}, "prices|chains"),
         ({"rule": "typical", "temperature": 1.0}, "TypicalRule is a rule for chains"),
         ({"tree": "bush"}, "chain, fixed, best_first"),
+        ({"tree": "best_first(width=13, depth=1, nodes=4)"}, "width=13, but .* 12 ids"),
+        ({"tree": "best_first(width=12, depth=1, nodes=13)"}, "give no more than 12"),
     ],
 )
 def test_what_trees_cannot_do_is_refused(options, said):
@@ -182,3 +202,19 @@ def test_acceptance_by_rank():
         assert drawn[0] == pytest.approx(alpha, abs=0.05)
         assert 0.8 < drawn.sum() < 1 + 1e-5  # ten of twelve tokens: one is nearly always accepted
         assert drawn[0] > drawn[1:].max()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_children_that_are_not_there_are_not_accepted(temperature):
+    """Of ten ranks a lookup of two matches has two."""
+    target = random_model("gpt2", 12)
+    texts = [[3, 4, 5, 3, 6, 3], [8, 9, 8, 10, 8], [7, 7, 3, 7]] * 4
+    plain = specjax.generate(
+        target, None, texts, temperature=temperature, max_new_tokens=17, batch_size=12
+    )
+    found = acceptance_by_rank(
+        target, ngram.PromptLookup(12, matches=2), texts, plain.tokens,
+        sampling=smp.sampling(temperature), drawn=temperature > 0, batch_size=12,
+    )  # fmt: skip
+    assert (found[:2] > 0).all()
+    assert (found[2:] == 0).all()

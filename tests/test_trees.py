@@ -219,6 +219,13 @@ def test_on_chosen_children_all_rules_accept_alike(double):
         np.testing.assert_allclose(other.next_probs, follow.next_probs, atol=1e-9)
 
 
+def test_chosen_children_cannot_be_weighed_as_drawn_ones():
+    nodes, lines, (target, *_) = chain_of(rows=2)
+    for rule in (Sibling(), Traversal()):
+        with pytest.raises(ValueError, match="were not drawn: take Follow"):
+            rule.endings(jnp.exp(target), nodes._replace(logprobs=None), lines)
+
+
 class Given(Distributions):
     """As they are written down, by prefix; elsewhere the first token is certain."""
 
@@ -326,11 +333,22 @@ class DeepestFirst(Traversal):
         return super().endings(target_probs, nodes, by_depth)
 
 
+class TrustsTheImpossible(Sibling):
+    """A child for which no token was left is weighed like any other, with a small number for q."""
+
+    def endings(self, target_probs, nodes, lines):
+        laws = jnp.maximum(nodes.logprobs, np.log(1e-9))
+        everywhere = jnp.ones_like(nodes.submitted)
+        nodes = nodes._replace(logprobs=laws, submitted=everywhere)
+        return super().endings(target_probs, nodes, lines)
+
+
 FAULTS = {
     "skipped residual of duplicates": (ForgetsDuplicates(), {"branches": (3,), "draw": "with"}),
     "plain distributions without replacement": (PlainLaws(), {"branches": (2,)}),
     "sampled children by belief": (ByBelief(), {"branches": (2,)}),
     "deepest level first": (DeepestFirst(), {"paths": ((0,), (1,), (0, 0), (1, 0))}),
+    "more children than tokens": (TrustsTheImpossible(), {"branches": (3,)}),
 }
 
 
@@ -338,9 +356,10 @@ FAULTS = {
 def test_enumeration_sees(fault, double):
     rule, shape = FAULTS[fault]
     found = []
-    for seed in range(8):
+    one_token = Given({(): [0.5, 0.3, 0.2]}, {(): [1, 0, 0]}, 3)
+    for given in (one_token, *(Distributions(seed, "any") for seed in range(8))):
         try:
-            made, wanted, _ = one_round(rule, fixed(**shape), Distributions(seed, "any"))
+            made, wanted, _ = one_round(rule, fixed(**shape), given)
         except AssertionError:  # the chances of where acceptance ends do not sum to 1
             found.append(1.0)
         else:
@@ -604,6 +623,18 @@ def test_counts_of_a_round():
     assert (stats.target_calls, stats.emitted, stats.accepted) == (3, 9, 6)
     assert (stats.drafted, stats.levels) == (12, 6)  # four nodes in each round, in two levels
     assert (stats.accepted_lengths, stats.tested) == ([0, 0, 3], [3, 3])
+
+
+@pytest.mark.parametrize("draw", ["without", "top"])
+def test_more_children_than_tokens(draw, double):
+    """Four children over three tokens, of which the drafter may give no chance to some."""
+    tree = fixed(branches=(4,), draw=draw)
+    for drafter in ("other", "one-hot"):
+        assert check_enumerated(drafter, "plain", RULE, tree) < 1e-6
+    for drafter, there in ((random_table(2, forbidden=0), 3), (one_hot(3), 1)):
+        method = method_of(random_table(0), drafter, smp.sampling(1.0), RULE, tree)
+        _, round_ = jax.jit(step_of)(method, *begun(method, inputs_of([PROMPT] * 4), 4), None)
+        assert (round_.nodes.submitted.sum(1) == there).all()
 
 
 def test_the_budget_caps_the_depth():

@@ -1,20 +1,21 @@
-"""`experiments.trees` on a tiny pair: rows, report, and that a run goes on."""
+"""`experiments.trees` on tiny pairs: rows, report, and that a run goes on."""
 
 import functools
 
 import pytest
 
 import command_line
+import pairs
 from configs import embedded
 from experiments.reproduce import figures, speedups, traces
 from experiments.reproduce.study import Study
-from pairs import TEXTS
 from specjax import tasks
 from specjax.measure.provenance import Results
 from specjax.support import files
 
 CHOSEN, DRAWN = "tree of 2, top", "tree of 2, without"
 SAMPLED = ["chain of 1", CHOSEN, f"{DRAWN}, token", f"{DRAWN}, block"]
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -23,33 +24,51 @@ def command(monkeypatch, capsys, tmp_path):
     return functools.partial(command_line.run, monkeypatch, capsys)
 
 
+@pytest.fixture
+def own(command, tmp_path):
+    """On a pair of one's own."""
+    flags = "--config=configs/trees.py:own", f"--workdir={tmp_path / 'work'}"
+    return functools.partial(command, "experiments.trees", *flags)
+
+
+@pytest.fixture
+def of_kind(request, tmp_path):
+    """Directories of a target and a draft: a T5, or a Qwen, which has the Llama layout."""
+    if request.param == "t5":
+        made = request.getfixturevalue("pair")
+        return made.target.name, made.draft.name
+    return tuple(
+        str(pairs.write_qwen(tmp_path / name, noise=noise))
+        for name, noise in (("target", 0.0), ("draft", 0.05))
+    )
+
+
 @pytest.mark.parametrize(
-    ("temperature", "methods"),
-    [(0.0, ["chain of 1", CHOSEN]), pytest.param(1.0, SAMPLED, marks=pytest.mark.slow)],
+    ("of_kind", "temperature", "methods"),
+    [
+        ("t5", 0.0, ["chain of 1", CHOSEN]),
+        ("qwen", 0.0, ["chain of 1", CHOSEN]),
+        pytest.param("t5", 1.0, SAMPLED, marks=SLOW),
+    ],
+    indirect=["of_kind"],
 )
-def test_trees(command, pair, tmp_path, monkeypatch, temperature, methods):
-    monkeypatch.setattr(
-        tasks, "load", lambda task, split, files=(): [tasks.Example(t, t) for t in TEXTS]
-    )
-    file = tmp_path / "small.py"
-    file.write_text(
-        "from configs import trees\n\n"
-        "def get_config():\n"
-        "    config = trees.get_config('parse')\n"
-        f"    config.target, config.drafts = {pair.target.name!r}, ({pair.draft.name!r},)\n"
-        f"    config.temperatures, config.max_new_tokens = ({temperature},), 12\n"
-        "    config.alpha_inputs, config.timed_inputs, config.repeats = 3, 2, 1\n"
-        "    config.gammas, config.sizes, config.depth = (1,), (2,), 2\n"
-        "    return config\n"
-    )
-    work = tmp_path / "work"
-    job = functools.partial(command, "experiments.trees", f"--config={file}", f"--workdir={work}")
+def test_trees(own, of_kind, tmp_path, temperature, methods):
+    """A pair of one's own, and one's own inputs."""
+    (tmp_path / "in.txt").write_text("\n".join([*pairs.TEXTS[:3], "", pairs.TEXTS[3]]))
+    target, draft = of_kind
+    fields = {
+        "target": target, "drafts": draft, "temperatures": temperature, "max_new_tokens": 12,
+        "alpha_inputs": 3, "timed_inputs": 2, "repeats": 1, "gammas": 1, "sizes": 2, "depth": 2,
+    }  # fmt: skip
+    said = [f"--config.{name}={value}" for name, value in fields.items()]
+    job = functools.partial(own, *said, f"--input={tmp_path / 'in.txt'}")
     outcome = job()
     assert outcome.status == 0, outcome.stderr
+    work = tmp_path / "work"
     rows = files.Rows(work / "results.jsonl").done
     assert [row["method"] for row in rows] == methods
     for row in rows:
-        assert row["draft"] == pair.draft.name
+        assert (row["target"], row["draft"], row["task"]) == (target, draft, "own")
         assert row["tau"] >= 1
         assert row["speedup_decode"] > 0
         assert row["identical"] is (True if temperature == 0 else None)
@@ -84,7 +103,7 @@ def test_what_is_for_chains(command, tmp_path, module, config, said):
 def test_figure_1_of_trees(pair, tmp_path, monkeypatch):
     """The best draft's, by the config's tree; named, and with its branches."""
     monkeypatch.setattr(
-        tasks, "load", lambda task, split, files=(): [tasks.Example(t, t) for t in TEXTS]
+        tasks, "load", lambda task, split, files=(): [tasks.Example(t, t) for t in pairs.TEXTS]
     )
     best = {"draft": pair.draft.name, "temperature": 0.0, "gamma": 2}
     monkeypatch.setattr(speedups, "best", lambda on: best)
@@ -99,3 +118,20 @@ def test_figure_1_of_trees(pair, tmp_path, monkeypatch):
     page = (tmp_path / "trace.html").read_text()
     assert config.tree in page
     assert page.count('<br><span class="beneath">') >= row["target_calls"] - 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((), "No target"),
+        (("target",), "No drafts"),
+        (("target", "drafts"), "No inputs: give --input=FILE"),
+        (("target", "drafts", "input"), "is empty"),
+    ],
+)
+def test_what_a_pair_of_ones_own_needs(own, tmp_path, given, words):
+    (tmp_path / "in.txt").write_text("\n")
+    flags = {name: f"--config.{name}=here" for name in ("target", "drafts")}
+    flags["input"] = f"--input={tmp_path / 'in.txt'}"
+    outcome = own(*(flags[name] for name in given))
+    assert (outcome.status, words in outcome.stderr) == (1, True)

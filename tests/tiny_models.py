@@ -9,10 +9,12 @@ from specjax.models import hub
 from specjax.models.gpt import GPTConfig
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
-from specjax.models.llama import LlamaConfig, MistralConfig
+from specjax.models.llama import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Rope
 from specjax.models.t5 import T5Config
 
 FAMILIES = ("t5", "t5 tied", "gpt2", "llama", "mistral")
+# Biases and windows in some layers; norms of queries and keys and scaled rotations too.
+QWENS = ("qwen2", "qwen3")
 
 
 def config_of(family: str, vocab_size: int, layers: int):
@@ -44,6 +46,12 @@ def config_of(family: str, vocab_size: int, layers: int):
         return LlamaConfig(**llama)
     if family == "mistral":
         return MistralConfig(**llama, sliding_window=3, tie_word_embeddings=True)
+    if family == "qwen2":
+        return Qwen2Config(**llama, sliding_window=3, full_layers=(1,))
+    if family == "qwen3":
+        rope = Rope("yarn", theta=50.0, factor=4.0, original_length=16, slow=0.25, fast=2.0)
+        some = {"attention_bias": True, "sliding_window": 2, "full_layers": (0,)}
+        return Qwen3Config(**llama, **some, head_dim=4, rope=rope)
     tied = {"tie_word_embeddings": True, "scale_decoder_outputs": True}
     return T5Config(**t5, **(tied if family == "t5 tied" else {}))
 

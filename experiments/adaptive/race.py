@@ -48,6 +48,10 @@ class Counting(Drafter):
         seen = tokens, start, hidden, count
         return self.inner.observe(*seen, context, state[0]), state[1]
 
+    def learn(self, tokens, length, round_, judge, context, state):
+        told = tokens, length, round_, judge
+        return self.inner.learn(*told, context, state[0]), state[1]
+
     def begin(self, tokens, length, context, state, *, lags=True):
         hidden, inner = self.inner.begin(tokens, length, context, state[0], lags=lags)
         return hidden, (inner, state[1] + 1)

@@ -192,6 +192,8 @@ def check_target(drafter: Drafter, target: Checkpoint) -> None:
 
     The same target loaded again is the same. Drafters without a field `target` fit any.
     """
+    for one in getattr(drafter, "drafters", ()):  # of a switch
+        check_target(one, target)
     model = getattr(drafter, "target", None)
     mine, its = jax.tree.leaves(target.model), jax.tree.leaves(model)
     same = len(mine) == len(its) and all(x is y for x, y in zip(mine, its, strict=True))

@@ -1,6 +1,7 @@
 """Drafters: where proposals come from. A model drafts by decoding autoregressively itself."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -9,6 +10,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from specjax.pytrees import pytree
+from specjax.rounds import Round
 from specjax.types import Cache, Context, Inputs, Model
 
 
@@ -31,6 +33,10 @@ class Drafter(Protocol):
 
     branches: ClassVar[bool] = True
     """Whether more than one token may come after a text; if not, drafts cannot be trees."""
+
+    free: ClassVar[bool] = False
+    """Whether `begin` reads the source and the known tokens alone, at hardly any cost: it can be
+    asked at any of them, in any order."""
 
     @abstractmethod
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Any]:
@@ -63,6 +69,29 @@ class Drafter(Protocol):
           hidden: the target's, after reading each of them; width E of the target.
           count: how many of them, from the first, are part of the text. The rest was rejected, or
             is padding: a prompt of one token beside longer ones has none to show, and a count of 0.
+        """
+        return state
+
+    def learn(
+        self,
+        tokens: Int[Array, "B T"],
+        length: Int[Array, " B"],
+        round_: Round,
+        judge: Callable[..., Float[Array, "B K"]],
+        context: Context,
+        state: Any,
+    ) -> Any:
+        """The state with what a round taught; by default as it was.
+
+        Called after `observe`, in every round of a chain. Values that are not read are not
+        computed.
+
+        Args:
+          tokens: with those of the round.
+          length: how many were known before it.
+          judge: takes logits of the tokens after 0 … γ_max drafted ones, (B, γ_max+1, V), and gives
+            the chance that a token drawn from them is accepted, float32; 0 where they propose
+            nothing. With `certain=True` they are log-probabilities of one token each already.
         """
         return state
 
@@ -104,11 +133,18 @@ class Fed(NamedTuple):
     end: Int[Array, " B"]  # slots before it hold known tokens
 
 
-@pytree
-class ModelDrafter(Drafter):
-    """A small model as drafter."""
+class ByModel(Drafter):
+    """Drafts as a model decodes, with a cache of its own."""
 
-    model: Model
+    stride: ClassVar[int] = 2
+    """Tokens that it reads at a time where it lags."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def model(self) -> Model:
+            """What decodes."""
+            ...
 
     @property
     def vocab_size(self) -> int:
@@ -135,23 +171,28 @@ class ModelDrafter(Drafter):
         cache = state.cache
         if lags:
             cache = self._catch_up(tokens, state.end, newest, context, cache)
-        hidden, cache = self.model(_two(tokens, newest), newest, context, cache)
+        hidden, cache = self.model(_some(tokens, newest, 2), newest, context, cache)
         last = jnp.take_along_axis(hidden, (length - 1 - newest)[:, None, None], axis=1)[:, 0]
         return last, Fed(cache, length)
 
     def _catch_up(self, tokens, first, newest, context, cache):
-        """Feed what lies between `first` and `newest`, two tokens at a time."""
+        """Feed what lies between `first` and `newest`, `stride` tokens at a time.
+
+        The last of these calls ends before `newest`: it may feed again what was fed before. Where
+        fewer tokens are known, what it feeds beyond them is overwritten before a query sees it.
+        """
+        count = min(self.stride, tokens.shape[1])
 
         def behind(carry):
             return jnp.any(carry[0] < newest)
 
-        def feed_two(carry):
+        def feed(carry):
             first, cache = carry
-            at = jnp.minimum(first, newest)
-            _, cache = self.model(_two(tokens, at), at, context, cache)
-            return first + 2, cache
+            at = jnp.minimum(first, jnp.maximum(newest - count, 0))
+            _, cache = self.model(_some(tokens, at, count), at, context, cache)
+            return first + count, cache
 
-        return jax.lax.while_loop(behind, feed_two, (first, cache))[1]
+        return jax.lax.while_loop(behind, feed, (first, cache))[1]
 
     def extend(self, token, position, context, state):
         hidden, cache = self.model(token[:, None], position, context, state.cache)
@@ -159,6 +200,13 @@ class ModelDrafter(Drafter):
 
     def logits(self, hidden):
         return self.model.logits(hidden)
+
+
+@pytree
+class ModelDrafter(ByModel):
+    """A small model as drafter."""
+
+    model: Model
 
 
 def prefill(
@@ -186,7 +234,7 @@ def is_silent(logits: Float[Array, "*batch V"]) -> Bool[Array, "*batch"]:
     return jnp.max(logits, axis=-1) == -jnp.inf
 
 
-def _two(tokens: Int[Array, "B T"], first: Int[Array, " B"]) -> Int[Array, "B 2"]:
-    """The tokens at first and first + 1."""
-    slots = first[:, None] + jnp.arange(2, dtype=jnp.int32)[None, :]
+def _some(tokens: Int[Array, "B T"], first: Int[Array, " B"], count: int) -> Int[Array, "B K"]:
+    """`count` tokens from the first."""
+    slots = first[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
     return jnp.take_along_axis(tokens, slots, axis=1)

@@ -18,6 +18,7 @@ from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import Decoder
 from specjax.support.ranges import listed, whole
+from specjax.types import Params
 
 
 def early_exit(target: Checkpoint, layers: int | Sequence[int]) -> Checkpoint:
@@ -71,6 +72,11 @@ def chosen(layers: int | Sequence[int], count: int) -> list[int]:
             "ascending order."
         )
     return kept
+
+
+def places(params: Params) -> tuple[str, str]:
+    """Where a family has the layers of its decoder and the norm after them."""
+    return ("decoder", "decoder_norm") if "decoder" in params else ("layers", "norm")
 
 
 def _some(count: int) -> str:

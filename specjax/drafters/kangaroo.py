@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from specjax.drafters.base import ModelDrafter
-from specjax.drafters.exits import chosen, decoder_of
+from specjax.drafters.base import ByModel
+from specjax.drafters.exits import chosen, decoder_of, places
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.pytrees import pytree
@@ -25,16 +25,23 @@ Adapter = dict[str, Params]  # "layer" and "norm", nested as in the target's par
 
 
 @pytree
-class Kangaroo(ModelDrafter):
-    """Drafts as the model does that it holds, whose arrays are the target's but for the adapter."""
+class Kangaroo(ByModel):
+    """Drafts as a model does whose arrays are the target's but for the adapter."""
 
-    model: LanguageModel
+    target: LanguageModel  # for its first layers, its embedding and its head: the same arrays
+    adapter: Adapter  # in the layout of the platform
     layers: int = dataclasses.field(metadata={"static": True})  # of the target that run
 
     @property
-    def adapter(self) -> Adapter:
-        """Its own parameters, in the layout of the platform."""
-        return adapter_of(self.model.params, self.layers)
+    def model(self) -> LanguageModel:
+        """The target's first layers, the adapter and the target's head."""
+        module = self.target.module()
+        module.keep(range(self.layers + 1))
+        graphdef, state = nnx.split(module)
+        params = nnx.to_pure_dict(state)
+        stack, norm = places(params)
+        params[stack][self.layers], params[norm] = self.adapter["layer"], self.adapter["norm"]
+        return dataclasses.replace(self.target, graphdef=graphdef, params=params)
 
     def settings(self) -> dict[str, Any]:
         """What is no array."""
@@ -42,7 +49,7 @@ class Kangaroo(ModelDrafter):
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Its own parameters by name, "layer.attention.qkv.weight", projections (out, in)."""
-        turned = self.model.module().input_first
+        turned = self.target.module().input_first
         return {
             _name(path): np.asarray(_turn(leaf, turned))
             for path, leaf in jax.tree.leaves_with_path(self.adapter)
@@ -58,7 +65,7 @@ class Kangaroo(ModelDrafter):
           ValueError: a tensor is missing, or has the shape of another target's layer.
         """
         start = kangaroo(target, **settings)
-        turned = start.model.module().input_first
+        turned = target.model.module().input_first
 
         def read(path, leaf):
             name, wanted = _name(path), _turn(leaf, turned).shape
@@ -70,8 +77,7 @@ class Kangaroo(ModelDrafter):
                 )
             return jnp.asarray(_turn(tensors[name], turned), leaf.dtype)
 
-        adapter = jax.tree.map_with_path(read, start.adapter)
-        return cls(adapted(target.model, start.layers, adapter), start.layers)
+        return dataclasses.replace(start, adapter=jax.tree.map_with_path(read, start.adapter))
 
 
 def kangaroo(target: Checkpoint, layers: int = 2) -> Kangaroo:
@@ -86,30 +92,10 @@ def kangaroo(target: Checkpoint, layers: int = 2) -> Kangaroo:
     """
     count = decoder_of(target, "kangaroo").cache_shape()[0]
     layers = len(chosen(int(layers), count))
-    adapter = jax.tree.map(jnp.copy, adapter_of(target.model.params, layers))
-    return Kangaroo(adapted(target.model, layers, adapter), layers)
-
-
-def adapter_of(params: Params, layers: int) -> Adapter:
-    """The layer after the exit, and the final norm."""
-    stack, norm = _places(params)
-    return {"layer": params[stack][layers], "norm": params[norm]}
-
-
-def adapted(target: LanguageModel, layers: int, adapter: Adapter) -> LanguageModel:
-    """The target's first layers, the adapter and the target's head, of the same arrays."""
-    module = target.module()
-    module.keep(range(layers + 1))
-    graphdef, state = nnx.split(module)
-    params = nnx.to_pure_dict(state)
-    stack, norm = _places(params)
-    params[stack][layers], params[norm] = adapter["layer"], adapter["norm"]
-    return dataclasses.replace(target, graphdef=graphdef, params=params)
-
-
-def _places(params: Params) -> tuple[str, str]:
-    """Where a family has its layers and its final norm."""
-    return ("decoder", "decoder_norm") if "decoder" in params else ("layers", "norm")
+    params = target.model.params
+    stack, norm = places(params)
+    adapter = {"layer": params[stack][layers], "norm": params[norm]}
+    return Kangaroo(target.model, jax.tree.map(jnp.copy, adapter), layers)
 
 
 def _name(path: tuple) -> str:

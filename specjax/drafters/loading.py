@@ -1,18 +1,20 @@
 """Drafters by name: what a setting like `draft` stands for, wherever one can be given.
 
 load("google-t5/t5-small", target), load("lookup(max_ngram=2)", target),
+load("switch(drafters=('lookup', 'google-t5/t5-small'), choice='recent')", target),
 load("my_module:my_drafter(sharpness=3.0)", target)
 """
 
 import inspect
 import pathlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 
 from specjax.drafters import attached, ngram
-from specjax.drafters.base import Drafter
+from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.models import hub
 from specjax.models.hub import Checkpoint
 from specjax.support import named
@@ -23,6 +25,7 @@ NAMES = {
     "lookup": "specjax.drafters.ngram:PromptLookup",
     "early_exit": "specjax.drafters.exits:early_exit",
     "frequent": "specjax.drafters.frequent:by_counts",
+    "switch": "specjax.drafters.switch:switch",
 }
 
 
@@ -40,8 +43,8 @@ def load(
         either with settings, "lookup(max_ngram=2)"; or the directory or hub name of a model, or the
         directory of a drafter that belongs to the target (`attached`). An import path is code, and
         runs. A directory with a drafter's name is "./lookup".
-      target: whose ids are drafted. What makes a drafter is given `target`, `vocab_size` and
-        `counts` if it takes arguments of these names.
+      target: whose ids are drafted. What makes a drafter is given `target`, `vocab_size`, `counts`
+        and `load`, which makes another one of its name, if it takes arguments of these names.
       dtype: of a model, see `specjax.load`; of what belongs to the target, by default the target's.
       counts: of n-grams; default: ngram.npz beside the target's directory.
 
@@ -58,6 +61,7 @@ def load(
         "target": lambda: target,
         "vocab_size": lambda: target.model.vocab_size,
         "counts": counts or (lambda: beside(target)),
+        "load": lambda: partial(load, target=target, dtype=dtype, counts=counts),
     }
     takes = inspect.signature(make).parameters
     given = {name: value() for name, value in offered.items() if name in takes}
@@ -80,7 +84,9 @@ def parameters(draft: Checkpoint | Drafter, target: Checkpoint | None = None) ->
     Args:
       target: None: a model that shares nothing.
     """
-    if isinstance(draft, Checkpoint):
+    if hasattr(draft, "drafters"):
+        return sum(parameters(one, target) for one in draft.drafters)
+    if isinstance(draft, Checkpoint | ModelDrafter) and not hasattr(draft, "tensors"):
         shared = {id(x) for x in jax.tree.leaves(target.model)} if target else set()
         own = [x for x in jax.tree.leaves(draft.model) if id(x) not in shared]
     else:
@@ -89,9 +95,13 @@ def parameters(draft: Checkpoint | Drafter, target: Checkpoint | None = None) ->
 
 
 def counts_ngrams(draft: str) -> bool:
-    """Whether a drafter is made from counts of n-grams."""
+    """Whether a drafter is made from counts of n-grams, or one of those that it is made of."""
     make = maker(draft)
-    return make is not None and "counts" in inspect.signature(make).parameters
+    if make is None:
+        return False
+    inner = named.settings("drafter", NAMES, draft).get("drafters", ())
+    takes = inspect.signature(make).parameters
+    return "counts" in takes or any(isinstance(one, str) and counts_ngrams(one) for one in inner)
 
 
 def beside(target: Checkpoint) -> ngram.Counts:

@@ -13,7 +13,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -130,6 +130,8 @@ def _smoothed(counts: Counts, add_k: float) -> Float[np.ndarray, " V"]:
 class Unigram(Drafter):
     """One distribution for every prefix."""
 
+    free: ClassVar[bool] = True
+
     logprobs: Float[Array, " V"]
 
     @property
@@ -168,6 +170,8 @@ class Bigram(Drafter):
     A row of the table is made when it is read, from the pairs that were seen: memory grows with
     them and not with V². Logits are the logs of unnormalised weights.
     """
+
+    free: ClassVar[bool] = True
 
     prior: Float[Array, " V"]  # weight of each id after any other, > 0
     offsets: Int[Array, " V+1"]  # as in `Counts`
@@ -246,6 +250,8 @@ class PromptLookup(Drafter):
     Raises:
       ValueError: not 1 ≤ min_ngram ≤ max_ngram, or matches < 1.
     """
+
+    free: ClassVar[bool] = True
 
     vocab_size: int = dataclasses.field(metadata={"static": True})
     max_ngram: int = dataclasses.field(default=3, metadata={"static": True})

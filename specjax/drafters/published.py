@@ -32,7 +32,7 @@ PLACES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}  # what speculators 
 # Copies of the target's, and what follows from d2t.
 LEFT = ("embed_tokens.weight", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 # Variants that are not built, by the fields that ask for them.
-UNBUILT = ("layernorms", "norm_before_fc", "norm_output", "fc_norm")
+UNBUILT = ("layernorms", "norm_before_fc", "norm_output", "fc_norm", "embed_requires_grad")
 
 
 def is_head(place: pathlib.Path, raw: Mapping[str, Any]) -> bool:
@@ -70,7 +70,9 @@ def layout(
         raise ValueError(f"{place}: {unbuilt[0]} is not supported; take a head without it.")
     own: dict[str, Any] = {"model_type": "llama", **(raw.get("transformer_layer_config") or raw)}
     layer = names_of.config_from_hub({**own, "num_hidden_layers": 1}, {})
-    if own.get("num_hidden_layers", 1) != 1:
+    # speculators writes its target's number into an EAGLE-1, whose only layer is "transformer".
+    always_one = "transformer.self_attn.q_proj.weight" in tensors
+    if own.get("num_hidden_layers", 1) != 1 and not always_one:
         raise ValueError(
             f"{place}: num_hidden_layers={own['num_hidden_layers']}, and a head of one layer is "
             "all that is read. Take another."

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, Key
 from specjax import decoding, loop
 from specjax.batching import bucket
 from specjax.models.hub import Checkpoint
-from specjax.sampling import row_keys
+from specjax.sampling import as_key, row_keys
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
 from specjax.types import Text
@@ -109,12 +109,12 @@ def batches(
     target: Checkpoint,
     texts: Sequence[Text],
     outputs: Sequence[Sequence[int]],
-    *,
-    rounds: bool,
-    max_new_tokens: int,
-    key: Key[Array, ""],
     batch_size: int,
     max_source_len: int | None = None,
+    *,
+    rounds: bool = False,
+    max_new_tokens: int = 1,
+    key: Key[Array, ""] | None = None,
 ) -> Iterator[Batch]:
     """Outputs of the target, one for each text, without those where text or output is empty.
 
@@ -123,7 +123,7 @@ def batches(
     Args:
       rounds: whether visits draft rounds, also behind the last token. False: no tokens are drafted,
         and the last one is left out, since nothing is asked behind it.
-      max_new_tokens: the budget that the outputs had.
+      max_new_tokens: the budget that the outputs had, for rounds.
       key: of the randomness in visits, by the input's index.
 
     Raises:
@@ -149,12 +149,35 @@ def batches(
         contexts, state = loop.start(
             method,
             decoding.pack_for(target, [sources[i] for i in live], rows=size, width=width),
-            row_keys(key, index, jnp.zeros_like(index)),
+            row_keys(as_key(key), index, jnp.zeros_like(index)),
             jnp.full_like(index, max_new_tokens),
             buffer_len=room if encodes else max(room, width),
         )
         read = padded([known[i] for i in live], size, count)
         yield Batch(len(live), contexts, state, index, *read)
+
+
+def by_prefix(
+    visit: Callable[..., Float[Array, "B T *more"]],
+    method: Speculative,
+    target: Checkpoint,
+    texts: Sequence[Text],
+    outputs: Sequence[Sequence[int]],
+    batch_size: int,
+    max_source_len: int | None,
+) -> list[Float[np.ndarray, "n *more"]]:
+    """What is found at each prefix of an output, from the empty one on, for each output.
+
+    Args:
+      visit: takes the method and a batch's contexts, state, outputs and emitted.
+      others: see `batches`.
+    """
+    found: list[np.ndarray] = []
+    for batch in batches(method, target, texts, outputs, batch_size, max_source_len):
+        read = batch.contexts, batch.state, batch.outputs, batch.emitted
+        rows, behind = np.asarray(visit(method, *read)), np.asarray(batch.emitted) + 1
+        found += [rows[row, : behind[row]] for row in range(batch.live)]
+    return found
 
 
 def padded(

@@ -19,7 +19,7 @@ from specjax import accept, decoding
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule
 from specjax.drafters.base import Drafter, is_silent
-from specjax.measure.along import along, batches
+from specjax.measure.along import along, by_prefix
 from specjax.models.hub import Checkpoint
 from specjax.sampling import Filter, Sampling
 from specjax.speculative import Contexts, Speculative
@@ -157,21 +157,7 @@ def alpha_of_outputs(
             f"{accept.label(method.rule)} decides about tokens in its own way and inherits "
             "`acceptance`, which is another rule's: define it, or measure α without the rule."
         )
-    found: list[np.ndarray] = []
-    for batch in batches(
-        method,
-        target,
-        texts,
-        outputs,
-        rounds=False,
-        max_new_tokens=1,
-        key=smp.as_key(None),
-        batch_size=batch_size,
-        max_source_len=max_source_len,
-    ):
-        known = batch.contexts, batch.state, batch.outputs, batch.emitted
-        betas, behind = np.asarray(overlaps(method, *known)), np.asarray(batch.emitted) + 1
-        found += [betas[row, : behind[row]] for row in range(batch.live)]
+    found = by_prefix(overlaps, method, target, texts, outputs, batch_size, max_source_len)
     value, low, high = mean_interval(found)
     if not np.isfinite(value):
         raise FloatingPointError(

@@ -13,12 +13,13 @@ from specjax import decoding
 from specjax import sampling as smp
 from specjax.accept import residual
 from specjax.drafters.base import Drafter, is_silent
-from specjax.measure.along import along, batches
+from specjax.measure.along import along, by_prefix
 from specjax.models.hub import Checkpoint
 from specjax.sampling import Purpose, Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
 from specjax.trees.drafting import without
+from specjax.trees.rules import over
 from specjax.types import Text
 
 RANKS = 10
@@ -49,19 +50,20 @@ def by_rank(
         drafter_hidden, drafter = method.drafter.begin(*known, lags=False)
         logits = method.drafter.logits(drafter_hidden)
         silent = is_silent(logits)[:, None]
+        by = smp.sampling(1.0) if chosen.greedy else chosen
+        law = smp.standardize(jnp.where(silent, 0.0, logits), by)
         left = jnp.exp(smp.standardize(method.target.logits(hidden), chosen))
         if not drawn:
-            _, best = jax.lax.top_k(logits, ranks)
+            belief, best = jax.lax.top_k(law, ranks)
             found = jnp.take_along_axis(left, best, axis=1)
-            return state.replace(drafter=drafter), jnp.where(silent, 0.0, found)
-        law = smp.standardize(jnp.where(silent, 0.0, logits), chosen)
+            found = jnp.where(silent | (belief == -jnp.inf), 0.0, found)
+            return state.replace(drafter=drafter), found
         reached, accepted = jnp.ones((len(left), 1), left.dtype), []
         for rank in range(ranks):
-            q = jnp.exp(law)
+            q = jnp.exp(law)  # 0 throughout where no token is left for one more child
             keys = smp.fold(state.keys, state.length, Purpose.DRAFT, rank)
             token = smp.draw(keys, q)[:, None]
-            at = (jnp.take_along_axis(x, token, axis=1) for x in (left, q))
-            kept = jnp.minimum(1.0, next(at) / jnp.maximum(next(at), jnp.finfo(q.dtype).tiny))
+            kept = jnp.minimum(1.0, over(*(jnp.take_along_axis(x, token, 1) for x in (left, q))))
             accepted.append(reached * kept)
             reached = reached * (1.0 - kept)
             left, law = residual(left, q), without(law, token[:, 0])
@@ -93,21 +95,6 @@ def acceptance_by_rank(
     """
     method = decoding.speculative(target, draft, gamma=1, sampling=sampling)
     ranks = min(RANKS, method.target.vocab_size)
-    total, count = np.zeros(ranks), 0
-    for batch in batches(
-        method,
-        target,
-        texts,
-        outputs,
-        rounds=False,
-        max_new_tokens=1,
-        key=smp.as_key(None),
-        batch_size=batch_size,
-        max_source_len=max_source_len,
-    ):
-        known = batch.contexts, batch.state, batch.outputs, batch.emitted
-        found = np.asarray(by_rank(method, *known, ranks=ranks, drawn=drawn))
-        for row, behind in enumerate(np.asarray(batch.emitted)[: batch.live] + 1):
-            total += found[row, :behind].sum(0)
-            count += int(behind)
-    return total / count
+    visit = partial(by_rank, ranks=ranks, drawn=drawn)
+    found = by_prefix(visit, method, target, texts, outputs, batch_size, max_source_len)
+    return np.concatenate(found).mean(0, dtype=np.float64)

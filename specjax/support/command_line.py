@@ -26,8 +26,9 @@ def run(main: Callable[[list[str]], Any], usage: str | None, config: str = "") -
         flags.FLAGS["config"].help += " A Python file, which is run; an argument follows a colon."
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
     if {"-h", "--help", "--helpshort"} & set(sys.argv[1:]):
-        _, shown = flags.FLAGS.module_help(main.__module__).split(":\n", 1)
-        print(f"{usage}\nFlags:\n{shown}")
+        # A command without flags of its own has no help of them.
+        *_, shown = flags.FLAGS.module_help(main.__module__).partition(":\n")
+        print(f"{usage}\nFlags:\n{shown}" if shown.strip() else usage)
         return
     logging.set_verbosity(logging.WARNING)
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)

@@ -73,7 +73,14 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
 
 def split(texts: str) -> list[str]:
     """Of "svip(threshold=0.3), goodput": commas within parentheses part nothing."""
-    return [text.strip() for text in re.split(r",(?![^()]*\))", texts) if text.strip()]
+    parts, depth = [""], 0
+    for letter in texts:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
 
 
 def takes(kind: str, names: Mapping[str, str], text: str, setting: str) -> bool:
@@ -86,15 +93,20 @@ def lacks(kind: str, names: Mapping[str, str], text: str, setting: str) -> bool:
 
     See `make` for the arguments and errors.
     """
+    takes = inspect.signature(find(kind, names, _parse(kind, text)[0])).parameters
+    missing = setting not in settings(kind, names, text)
+    return setting in takes and missing and takes[setting].default is inspect.Parameter.empty
+
+
+def settings(kind: str, names: Mapping[str, str], text: str) -> dict[str, Any]:
+    """Those that a text gives, by name. See `make` for the arguments and errors; that it may give
+    some that are not taken is left to `make`."""
     name, arguments, written = _parse(kind, text)
     signature = inspect.signature(find(kind, names, name))
-    if setting not in signature.parameters:
-        return False
     try:
-        given = signature.bind_partial(*arguments, **written).arguments
+        return dict(signature.bind_partial(*arguments, **written).arguments)
     except TypeError:
-        given = written  # `make` will say what is wrong
-    return setting not in given and signature.parameters[setting].default is inspect.Parameter.empty
+        return written
 
 
 def _parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:

@@ -32,7 +32,7 @@ from specjax.models.llama import Rotation
 from specjax.support.ranges import number, whole
 from specjax.training import divergences
 from specjax.training.divergences import Divergence
-from specjax.training.train_drafter import Known, Losses
+from specjax.training.train_drafter import Known, Losses, Trainer
 
 
 def smooth_l1(x: Float[Array, "*batch E"], y: Float[Array, "*batch E"]) -> Float[Array, "*batch"]:
@@ -96,7 +96,7 @@ def moved(x: Array, steps: int) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleTrainer:
+class EagleTrainer(Trainer):
     """What `train_drafter` needs of a kind: how to begin, and the loss."""
 
     version: int = 1

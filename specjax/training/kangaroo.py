@@ -1,36 +1,41 @@
-"""Training Kangaroo's adapter towards its target, which stays as it is."""
+"""Training Kangaroo's adapter towards its target, which stays as it is; `train_drafter` runs it."""
 
-import jax
+import dataclasses
+from typing import Any
+
 import jax.numpy as jnp
-from jaxtyping import Array
+import numpy as np
+from jaxtyping import Int
 
-from specjax.drafters.kangaroo import Adapter, adapted
-from specjax.models.language_model import LanguageModel
-from specjax.tasks import batches
-from specjax.tasks.batches import Batch
-from specjax.training.train import teacher_forced
+from specjax.drafters.kangaroo import Kangaroo, kangaroo
+from specjax.models.hub import Checkpoint
+from specjax.training import divergences
+from specjax.training.train_drafter import Known, Losses, Trainer, read
 
 
-def loss(
-    adapter: Adapter, target: LanguageModel, layers: int, batch: Batch, divergence
-) -> tuple[Array, Array]:
-    """Sum over the target tokens of a batch of how far the draft's distribution lies from the
-    target's, and their number. Only the adapter has a gradient.
+@dataclasses.dataclass(frozen=True)
+class KangarooTrainer(Trainer):
+    """What `train_drafter` needs of a kind: how to begin, and the loss."""
 
-    Args:
-      adapter: what is trained, `Kangaroo.adapter` to begin with.
-      layers: of the target that run before it.
-      divergence: (target_logprobs (N, V), draft_logprobs (N, V), tokens (N,)) → (N,), one of
-        `training.divergences`; Kangaroo's own is the cross-entropy, forward KL but for a constant.
-    """
-    target = jax.lax.stop_gradient(target)
-    tokens = jnp.asarray(batch.target).reshape(-1)
-    real = (tokens != batches.PAD).astype(jnp.float32)
-    draft = adapted(target, layers, adapter)
-    logprobs = [
-        jax.nn.log_softmax(
-            teacher_forced(model.graphdef, model.params, batch)[:, : target.vocab_size]
-        )
-        for model in (target, draft)
-    ]
-    return (divergence(*logprobs, tokens) * real).sum(), real.sum()
+    layers: int = 2
+    """Of the target that run before the adapter."""
+    divergence: str = "forward_kl"
+    """From the target's distribution: see `divergences.load`. Kangaroo's own is the cross-entropy
+    with it, forward KL but for a constant."""
+
+    def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> Kangaroo:
+        """An early exit of one layer more: nothing in it is random."""
+        del counts, seed
+        return kangaroo(target, self.layers)
+
+    def loss(self, drafter: Kangaroo, known: Known, key: Any) -> Losses:
+        """The divergence at each position, and α: Σ min(target, draft)."""
+        del key
+        _, draft = read(drafter.model, known.tokens, known.source, known.source_len)
+        p, q = (x.reshape(-1, x.shape[-1]) for x in (known.logprobs, draft))
+        each = divergences.load(self.divergence)(p, q, known.following.reshape(-1))
+        overlap = jnp.minimum(jnp.exp(known.logprobs), jnp.exp(draft)).sum(-1)
+        count = known.real.sum()
+        alpha = (overlap * known.real).sum() / jnp.maximum(count, 1)
+        total = (each.reshape(known.real.shape) * known.real).sum()
+        return Losses(total, count, {"alpha_1": alpha})

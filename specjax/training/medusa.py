@@ -1,7 +1,8 @@
 """Training of Medusa's and Hydra's heads: their first values, and the loss of a batch.
 
 Pure functions. The target is frozen: what it says along known tokens comes in as arrays, and
-gradients are taken by the heads alone.
+gradients are taken by the heads alone. Only `MedusaTrainer` can train the target's last layers
+along with them, as Medusa-2 does: then the heads belong to the target that comes of it.
 
     drafter = init(target, heads=4)
 
@@ -21,13 +22,16 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from specjax.drafters.exits import decoder_of, places
 from specjax.drafters.medusa import Block, Head, Medusa, width_of
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
-from specjax.support.ranges import whole
+from specjax.pytrees import pytree
+from specjax.support.ranges import number, whole
 from specjax.training import divergences, train_drafter
 from specjax.training.divergences import Divergence
-from specjax.training.train_drafter import Losses
+from specjax.training.train_drafter import Losses, Trainer, read
+from specjax.types import Params
 
 DECAY = 0.8  # the loss of head k has the weight .8^k
 
@@ -117,8 +121,38 @@ def loss(
     return jnp.sum(weights * each), each
 
 
+@pytree
+class WithLayers:
+    """Heads, and the last layers of their target, while both are trained."""
+
+    target: LanguageModel  # as it was
+    heads: tuple[Head, ...]
+    layers: dict[int, Params]  # of the target, as they have become, by their number
+    norm: Params  # that follows them, likewise
+
+    def sees(self, target: LanguageModel) -> LanguageModel:
+        """As `Drafter.sees`."""
+        return target
+
+    def drafter(self) -> Medusa:
+        """Of the target as it has become, whose other parameters are still the same arrays."""
+        params = self.target.params
+        stack, norm = places(params)
+        params = {**params, stack: {**params[stack], **self.layers}, norm: self.norm}
+        return Medusa(dataclasses.replace(self.target, params=params), self.heads)
+
+
+def with_layers(drafter: Medusa, count: int) -> WithLayers:
+    """To train the last `count` layers of the target too, and the norm after them."""
+    params = drafter.target.params
+    stack, norm = places(params)
+    last = sorted(params[stack])[-count:]
+    layers = {number: params[stack][number] for number in last}
+    return WithLayers(drafter.target, drafter.heads, layers, params[norm])
+
+
 @dataclasses.dataclass(frozen=True)
-class MedusaTrainer:
+class MedusaTrainer(Trainer):
     """What `train_drafter` needs of a kind: how to begin, and the loss."""
 
     heads: int = 4
@@ -129,16 +163,55 @@ class MedusaTrainer:
     decay: float = DECAY
     divergence: str = "forward_kl"
     """From the target's distribution: see `divergences.load`."""
+    train_layers: int = 0
+    """How many of the target's last layers are trained along; 0: the target stays as it is."""
+    heads_weight: float = 0.2
+    """Of the heads' loss where the target has one, too."""
 
-    def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> Medusa:
+    def __post_init__(self):
+        whole("train_layers", self.train_layers, "[0, ∞)")
+        number("heads_weight", self.heads_weight, "[0, ∞)")
+
+    def init(
+        self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int
+    ) -> Medusa | WithLayers:
         """Heads that say what the target's own says: nothing in them is random."""
         del counts, seed
         model: Any = target.model
-        return init(model, self.heads, layers=self.layers, hydra=self.hydra, own_head=self.own_head)
+        begun = init(
+            model, self.heads, layers=self.layers, hydra=self.hydra, own_head=self.own_head
+        )
+        if not self.train_layers:
+            return begun
+        most = decoder_of(target, "train_layers").cache_shape()[0]
+        return with_layers(begun, whole("train_layers", self.train_layers, f"[0, {most}]"))
 
-    def loss(self, drafter: Medusa, known: train_drafter.Known, key: Any) -> Losses:
-        """See `loss`, per token; `loss_k` is the mean of head k."""
+    def loss(self, drafter: Medusa | WithLayers, known: train_drafter.Known, key: Any) -> Losses:
+        """See `loss`, per token; `loss_k` is the mean of head k.
+
+        Where the target is trained too, with p its distribution as it was and p' as it has become,
+
+            KL(p ‖ p') + heads_weight · the loss of heads that learn p' from the hidden states of p'
+
+        and `target_kl` is the mean of the first. The heads' gradient reaches the trained layers by
+        those states, and not by p'.
+        """
         del key
+        count = known.real.sum()
+        if isinstance(drafter, Medusa):
+            value, seen = self._heads(drafter, known)
+            return Losses(value * count, count, seen)
+        own = drafter.drafter()
+        hidden, logprobs = read(own.target, known.tokens, known.source, known.source_len)
+        apart = (jnp.exp(known.logprobs) * (known.logprobs - logprobs)).sum(-1)
+        kl = (apart * known.real).sum()
+        known = known._replace(hidden=hidden, logprobs=jax.lax.stop_gradient(logprobs))
+        value, seen = self._heads(own, known)
+        total = kl + self.heads_weight * value * count
+        return Losses(total, count, {"target_kl": kl / jnp.maximum(count, 1), **seen})
+
+    def _heads(self, drafter: Medusa, known: train_drafter.Known) -> tuple[Array, dict[str, Array]]:
+        """Their loss per token, and that of each."""
         start = jnp.zeros((len(known.tokens), 1), bool)
         text = Known(
             tokens=jnp.concatenate([known.tokens, known.following[:, -1:]], axis=1),
@@ -148,5 +221,11 @@ class MedusaTrainer:
         )
         divergence = divergences.load(self.divergence)
         value, each = loss(drafter, text, divergence, self.decay)
-        count = known.real.sum()
-        return Losses(value * count, count, {f"loss_{k}": x for k, x in enumerate(each, start=1)})
+        return value, {f"loss_{k}": x for k, x in enumerate(each, start=1)}
+
+    def result(self, drafter: Medusa | WithLayers, target: Checkpoint) -> tuple[Medusa, Checkpoint]:
+        """The heads, and the target as it has become."""
+        if isinstance(drafter, Medusa):
+            return drafter, target
+        own = drafter.drafter()
+        return own, dataclasses.replace(target, model=own.target)

@@ -1,9 +1,10 @@
-"""Training a drafter that belongs to one target, which stays as it is.
+"""Training a drafter that belongs to one target.
 
 `run(config, directory)` does everything and can be interrupted at any time: the same call goes on
 from the latest checkpoint with the very batches that would have come. In the directory:
 
     drafter/        the result, as `drafters.attached` reads it
+    target/         the target that it belongs to, if its last layers were trained along
     checkpoints/    orbax: parameters, optimizer state and step
     metrics.jsonl   a row per `log_every` steps and per evaluation
     curve.png       loss against steps
@@ -18,6 +19,7 @@ import functools
 import os
 import pathlib
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -31,16 +33,19 @@ from jaxtyping import Float, Int, Key
 from tqdm import tqdm
 
 from specjax import tasks
-from specjax.drafters import attached
+from specjax.drafters import attached, loading
 from specjax.models import hub
 from specjax.models.hub import Checkpoint
+from specjax.models.language_model import LanguageModel
 from specjax.support import files, named
 from specjax.tasks import batches
 from specjax.tasks.batches import Batch
 from specjax.training import train
+from specjax.types import Model
 
 TRAINERS = {
     "eagle": "specjax.training.eagle:EagleTrainer",
+    "kangaroo": "specjax.training.kangaroo:KangarooTrainer",
     "medusa": "specjax.training.medusa:MedusaTrainer",
 }
 
@@ -68,13 +73,20 @@ class Losses(NamedTuple):
 class Trainer(Protocol):
     """A kind of drafter, to be trained."""
 
+    @abstractmethod
     def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> Any:
         """A drafter that knows nothing. `counts`: how often each id is in the training data."""
         ...
 
+    @abstractmethod
     def loss(self, drafter: Any, known: Known, key: Key[Array, ""] | None) -> Losses:
         """Pure; without a key, as in evaluation, nothing is random."""
         ...
+
+    def result(self, drafter: Any, target: Checkpoint) -> tuple[Any, Checkpoint]:
+        """What is saved of a trained drafter, and the target that it belongs to: both as they
+        are, unless the target was trained along."""
+        return drafter, target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,17 +135,35 @@ def from_config_dict(config: Mapping[str, Any]) -> DrafterConfig:
 
 def known_tokens(drafter: Any, batch: Batch) -> Known:
     """A batch with what the target of a drafter makes of it, in one call."""
-    model = drafter.sees(drafter.target)
+    target = drafter.target
     following = jnp.asarray(batch.target)
     source, source_len = jnp.asarray(batch.source), jnp.asarray(batch.source_len)
-    module = drafter.target.module()
-    start_id = jnp.full((len(following), 1), module.config.start_id, jnp.int32)
+    start_id = jnp.full((len(following), 1), target.module().config.start_id, jnp.int32)
     tokens = jnp.concatenate([start_id, following[:, :-1]], axis=1)
-    context = module.encode(source, source_len)
-    hidden, _ = model(tokens, jnp.zeros((1,), jnp.int32), context, None)
+    seen = drafter.sees(target)
+    hidden, logprobs = read(target, tokens, source, source_len, seen=seen)
     real = (following != batches.PAD).astype(jnp.float32)
-    logprobs = jax.nn.log_softmax(model.logits(hidden), axis=-1)
     return Known(tokens, following, real, hidden, logprobs, source, source_len)
+
+
+def read(
+    model: LanguageModel,
+    tokens: Int[Array, "B T"],
+    source: Int[Array, "B S"],
+    source_len: Int[Array, " B"],
+    *,
+    seen: Model | None = None,
+) -> tuple[Float[Array, "B T F"], Float[Array, "B T V"]]:
+    """A model's hidden states after known tokens, and its log-probabilities of the token after
+    each, in one call.
+
+    Args:
+      seen: the same model, wrapped as a drafter sees it; None: as it is.
+    """
+    by = seen or model
+    context = model.module().encode(source, source_len)
+    hidden, _ = by(tokens, jnp.zeros((1,), jnp.int32), context, None)
+    return hidden, jax.nn.log_softmax(by.logits(hidden), axis=-1)
 
 
 def params_of(drafter: Any) -> list[Array]:
@@ -284,9 +314,13 @@ def run(config: DrafterConfig, directory: str | os.PathLike) -> dict[str, Any]:
         config,
         directory,
     )
-    attached.save(directory / "drafter", with_params(drafter, progress.params), target)
+    trained, belongs_to = config.trainer.result(with_params(drafter, progress.params), target)
+    if belongs_to is not target:
+        hub.save(directory / "target", belongs_to, dtype=jnp.float16)
+        belongs_to = dataclasses.replace(belongs_to, name=str(directory / "target"))
+    attached.save(directory / "drafter", trained, belongs_to)
     final = {
-        "parameters": sum(x.size for x in jax.tree.leaves(progress.params)),
+        "parameters": loading.parameters(trained),
         "steps": config.steps,
         "minutes": minutes(files.Rows(directory / "metrics.jsonl").done),
         "test_examples": len(pairs["test"]),

@@ -218,7 +218,7 @@ def best_first(method: Any, context: Context, state: State, allowed: Allowed, di
     """The best nodes of `method.shape`, in each row its own, the best one first."""
     del dice  # nothing is drawn
     shape: BestFirst = method.shape
-    width = min(shape.width, method.target.vocab_size)
+    width = shape.width
     rows = state.length.shape[0]
     levels = [root(method, context, state)]
     path = jnp.zeros((rows, 1), jnp.float32)  # log of the belief in the way to each inner node

@@ -91,7 +91,7 @@ class Sibling:
             chance, rejected, left = carry
             v, x, q = _child(nodes, c)
             M, R = left[rows, v], rejected[rows, v]
-            a = jnp.minimum(1.0, _over(M[rows, x], q[rows, x]))
+            a = jnp.minimum(1.0, over(M[rows, x], q[rows, x]))
             here = jnp.any(q > 0, axis=1)  # a child that is absent changes nothing
             M = jnp.where(here[:, None], residual(M, q), M)
             return (
@@ -123,7 +123,7 @@ class Traversal:
             kept, left = carry
             v, x, q = _child(nodes, c)
             M, R = left[rows, v], kept[rows, v]
-            P = jnp.minimum(1.0, R * _over(M[rows, x], q[rows, x]))
+            P = jnp.minimum(1.0, R * over(M[rows, x], q[rows, x]))
             r = jnp.maximum(R[:, None] * M - q, 0.0)
             Z = jnp.sum(r, axis=1)
             some, lost = Z > 0, 1.0 - R
@@ -182,7 +182,7 @@ def _child(nodes: Nodes, c: Int[Array, ""]) -> tuple[Array, Array, Array]:
     return jnp.broadcast_to(parent, token.shape), token, jnp.where(here, q, 0.0)
 
 
-def _over(target: Float[Array, " B"], draft: Float[Array, " B"]) -> Float[Array, " B"]:
+def over(target: Float[Array, "*batch"], draft: Float[Array, "*batch"]) -> Array:
     """p/q; 0 where q is."""
     return jnp.where(draft > 0, target / jnp.where(draft > 0, draft, 1.0), 0.0)
 

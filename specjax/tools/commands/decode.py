@@ -9,12 +9,18 @@ best_first(width=4, depth=4, nodes=16)), policy (how long drafts are: svip(thres
 import path of one's own; what rounds take is measured first for those that weigh it, such as
 goodput), rule (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0:
 greedy), top_k (0: off), top_p (1: off), filters (import paths, commas between), max_new_tokens,
-max_source_len (0: the target's own), seed, samples (draws per input), dtype, batch_size, compare.
+max_source_len (0: the target's own), seed, samples (draws per input), dtype, batch_size, compare,
+rounds_file (a log of every round).
 Import paths, and the file of --config itself, are code that runs: give none that you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
 and are printed side by side: tokens, calls, acceptance, times and the speedup. Of a tree `drafted`
 counts nodes, and levels are counted beside.
+
+With --config.rounds_file=FILE every round is a JSON line of that file, which
+pandas.read_json(FILE, lines=True) reads: input (its number), sample, round, allowed (the longest
+draft that the policy allowed), drafted, accepted, emitted; and of each drafted token confidence and
+entropy.
 
 Input: one line each, "-" for standard input. Output: a JSON line for each input and sample, in the
 input's order: input, sample, output, tokens, target_calls, drafted, accepted. A run that was cut
@@ -36,7 +42,7 @@ from ml_collections import config_flags
 from rich.console import Console
 from tqdm import tqdm
 
-from specjax import accept, decoding, drafters, policies, sampling
+from specjax import accept, decoding, drafters, policies, sampling, trees
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import pricing, report, timing
@@ -76,8 +82,9 @@ def main(_) -> None:
     # Only now, when nothing but decoding can fail, may an old output be replaced.
     output = open_output(args.output, args.overwrite, config, texts, source=args.input)
     done = len(output.done) if output else 0
+    log = open_log(config, args, done)
     rows = decoding.stream(
-        method,
+        decoding.with_log(method, config.max_new_tokens) if log else method,
         target,
         texts,
         max_new_tokens=config.max_new_tokens,
@@ -101,6 +108,9 @@ def main(_) -> None:
             "drafted": row.drafted,
             "accepted": row.accepted,
         }
+        if log:
+            for line in row.lines():
+                log.append(line)
         if output:
             output.append(record)
         else:
@@ -235,6 +245,10 @@ def check(config) -> None:
         )
     if config.compare and config.method != "speculative":
         raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
+    if config.rounds_file and config.method != "speculative":
+        raise ValueError("rounds_file needs --config.method=speculative: it logs its rounds.")
+    if config.rounds_file and not isinstance(trees.load(config.tree), trees.Chain):
+        raise ValueError(f"rounds_file is for chains, and tree={config.tree!r} is none.")
     drafters.maker(config.draft)  # misspelt, it fails before models are loaded
     if config.policy:
         policies.check(config.policy)  # misspelt, it fails before models are loaded
@@ -270,6 +284,25 @@ def open_output(
         )
     files.write_json(mark, wanted)
     return files.Rows(file)
+
+
+def open_log(config, args, done: int) -> files.Rows | None:
+    """The file of rounds, with those of the outputs that are there already; None: there is none."""
+    if not config.rounds_file:
+        return None
+    file = pathlib.Path(config.rounds_file)
+    command_line.make_workdir(str(file.parent), flag="config.rounds_file")
+    command_line.check_apart(file, args.input, flag="config.rounds_file")
+    if file.resolve() == pathlib.Path(args.output).resolve():
+        raise ValueError(f"rounds_file={config.rounds_file} is --output too: name another file.")
+    if not done and file.exists() and not args.overwrite:
+        raise ValueError(
+            f"rounds_file={config.rounds_file} exists. Name another file, or give --overwrite to "
+            "lose it."
+        )
+    log = files.Rows(file)
+    log.keep(lambda line: line["input"] * config.samples + line["sample"] < done)
+    return log
 
 
 def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | Drafter | None]:

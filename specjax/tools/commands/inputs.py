@@ -24,8 +24,11 @@ def load_examples(config, split: str = "") -> list[Example]:
     """The examples of the config's task, of its own split or another; ValueError if there are none.
 
     Args:
-      config: with task, split and data_dir, where the data lies if not where the task says.
+      config: with task, split and data_dir, where the data lies if not where the task says; or with
+        one's own texts, which have no target and no other split.
     """
+    if "texts" in config and not split:
+        return [Example(text, "") for text in config.texts]
     split = split or config.split
     files = [part for part in config.data_dir.split(",") if part]
     if found := tasks.load(config.task, split, files=files):

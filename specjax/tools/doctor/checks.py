@@ -21,7 +21,7 @@ from specjax import sampling as smp
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.devices import device_of
-from specjax.drafters.base import Drafter, ModelDrafter
+from specjax.drafters.base import ByModel, Drafter
 from specjax.measure import cost, metrics
 from specjax.models import hub
 from specjax.models.compatibility import compare
@@ -278,7 +278,7 @@ def logits(case: Case) -> Finding:
     seen: list[str] = []
     method = case.speculative(0.0)
     models = {"target": method.target}
-    if isinstance(method.drafter, ModelDrafter):
+    if isinstance(method.drafter, ByModel):
         models["draft"] = method.drafter.model
     for role, model in models.items():
         try:

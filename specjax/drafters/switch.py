@@ -1,0 +1,268 @@
+"""Several drafters for one target: in every round each row is drafted for by one of them.
+
+    load("switch(drafters=('lookup(min_ngram=2)', 'runs/x/model'), choice='bandit')", target)
+
+Which one is decided when the round begins, from the known tokens and past rounds alone. The drafted
+tokens are draws from its distributions, which verification is told: to the loop this is a drafter
+like any other, and as exact.
+
+At batch 1 the chosen one alone runs. In a batch each runs that some row chose, for all rows, and
+each row takes the logits of its own. A model that was idle catches up when it is chosen again.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float, Int
+
+from specjax.drafters import attached, choices, loading
+from specjax.drafters.base import Drafter, ModelDrafter, is_silent
+from specjax.drafters.choices import Choice, Evidence
+from specjax.models.compatibility import check_pair
+from specjax.models.hub import Checkpoint
+from specjax.pytrees import pytree
+from specjax.rounds import Round
+from specjax.types import Model
+
+
+class Switched(NamedTuple):
+    """The state of a switch."""
+
+    states: tuple[Any, ...]  # of its drafters
+    chosen: Int[Array, " B"]  # the number of the one that drafts in this round
+    live: Bool[Array, " B"]  # rows that had not ended before the last round
+    rounds: Int[Array, "B N"]  # in which each has drafted a token
+    choice: Any
+
+
+@pytree
+class Switch(Drafter):
+    """One of several drafters for each row and round. Made by `switch`.
+
+    What it returns as a hidden state are the logits: those of drafters differ in width.
+    """
+
+    drafters: tuple[Drafter, ...]
+    choice: Choice
+    vocab_size: int = dataclasses.field(metadata={"static": True})
+    # How much of the target's hidden state each is shown, from the first number; 0: all of it.
+    shown: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    branches = False  # a tree has no round of one drafter that could be learned from
+
+    def sees(self, target: Model) -> Model:
+        """As the one drafter asks for it that asks for more than others."""
+        views = (drafter.sees(target) for drafter in self.drafters)
+        return next((view for view in views if view is not target), target)
+
+    def start(self, inputs, buffer_len):
+        started = (drafter.start(inputs, buffer_len) for drafter in self.drafters)
+        contexts, states = zip(*started, strict=True)
+        size = len(inputs.prompt_len), len(self.drafters)
+        chosen, live = jnp.zeros(size[:1], jnp.int32), jnp.ones(size[:1], bool)
+        rounds, choice = jnp.zeros(size, jnp.int32), self.choice.init(*size)
+        return contexts, Switched(states, chosen, live, rounds, choice)
+
+    def observe(self, tokens, start, hidden, count, context, state):
+        """All of them see the text grow, the idle ones too."""
+        each = zip(self.drafters, self.shown, context, state.states, strict=True)
+        states = tuple(
+            drafter.observe(tokens, start, hidden[..., : width or None], count, own, before)
+            for drafter, width, own, before in each
+        )
+        return state._replace(states=states)
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        """Chooses. Whoever drafts may have been idle, so all may lag."""
+        speaks = self._speaks(tokens, length, context, state.states)
+        scores = jnp.where(speaks, self.choice.scores(state.choice), -jnp.inf)
+        state = state._replace(chosen=jnp.argmax(scores, axis=1).astype(jnp.int32))
+
+        def first(drafter, turn, context, state):
+            return drafter.begin(tokens, length + turn, context, state)
+
+        return self._ask(first, context, state)
+
+    def extend(self, token, position, context, state):
+        def next_(drafter, turn, context, state):
+            return drafter.extend(token + turn, position + turn, context, state)
+
+        return self._ask(next_, context, state)
+
+    def logits(self, hidden):
+        return hidden
+
+    def learn(self, tokens, length, round_, judge, context, state):
+        """Of the drafter that drafted: how many tokens were tested, and accepted. Where the choice
+        watches, of those that are free: the chances at all positions that belong to the text."""
+        mine = state.chosen[:, None] == jnp.arange(len(self.drafters), dtype=jnp.int32)[None, :]
+        own = round_.accepted, jnp.minimum(round_.accepted + 1, round_.drafted)
+        seen = Evidence(*(jnp.where(mine, x[:, None], 0).astype(jnp.float32) for x in own))
+        states = []
+        each = zip(self.drafters, context, state.states, strict=True)
+        for i, (drafter, its, before) in enumerate(each):
+            if self.choice.watches and drafter.free:
+                found = _watched(drafter, tokens, length, round_, judge, its, before)
+                seen = Evidence(*(x.at[:, i].set(new) for x, new in zip(seen, found, strict=True)))
+            own_round = round_._replace(active=round_.active & mine[:, i])
+            states.append(drafter.learn(tokens, length, own_round, judge, its, before))
+        choice = self.choice.update(state.choice, seen, round_.gamma_max)
+        drafted = mine & (round_.active & (round_.drafted > 0))[:, None]
+        return Switched(
+            states=tuple(states),
+            chosen=state.chosen,
+            live=round_.active,
+            rounds=state.rounds + drafted.astype(jnp.int32),
+            choice=_where(round_.active, choice, state.choice),
+        )
+
+    def _speaks(
+        self, tokens: Int[Array, "B T"], length: Int[Array, " B"], contexts: Any, states: Any
+    ) -> Bool[Array, "B N"]:
+        """Which have something to propose, as far as it costs nothing to ask."""
+        found = []
+        for drafter, context, state in zip(self.drafters, contexts, states, strict=True):
+            speaks = jnp.ones(length.shape, bool)
+            if drafter.free:
+                hidden, _ = drafter.begin(tokens, length, context, state)
+                speaks = ~is_silent(drafter.logits(hidden))
+            found.append(speaks)
+        return jnp.stack(found, axis=1)
+
+    def _ask(
+        self, call: Callable[..., tuple[Array, Any]], contexts: Any, state: Switched
+    ) -> tuple[Float[Array, "B V"], Switched]:
+        """The logits of each row's drafter, by call(drafter, turn, context, its state).
+
+        A drafter that nobody chose does not run. It is in a loop of zero turns or one: a
+        conditional would copy the caches. The turn is always 0, but hidden from XLA, which would
+        otherwise compute before the loop what does not change in it (`speculative.verify`).
+        """
+        chosen, dtype, states = state.chosen, self._dtype, []
+        found = jnp.zeros((len(chosen), self.vocab_size), dtype)
+        each = zip(self.drafters, contexts, state.states, strict=True)
+        for i, (drafter, context, before) in enumerate(each):
+            mine = chosen == i
+
+            def run(turn, carry, drafter=drafter, context=context, mine=mine):
+                hidden, after = call(drafter, turn, context, carry[1])
+                logits = self._wide(drafter.logits(hidden)).astype(dtype)
+                return jnp.where(mine[:, None], logits, carry[0]), after
+
+            turns = jnp.any(mine & state.live).astype(jnp.int32)
+            found, after = jax.lax.fori_loop(0, turns, run, (found, before))
+            states.append(after)
+        return found, state._replace(states=tuple(states))
+
+    def _wide(self, logits: Float[Array, "B W"]) -> Float[Array, "B V"]:
+        """Ids that a draft does not have are never drafted."""
+        room = self.vocab_size - logits.shape[1]
+        return jnp.pad(logits, ((0, 0), (0, room)), constant_values=-jnp.inf)
+
+    @property
+    def _dtype(self) -> Any:
+        """Of all logits: float32, or wider if parameters are."""
+        leaves = jax.tree.leaves(self.drafters)
+        kinds = {x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)}
+        return functools.reduce(np.promote_types, kinds, np.dtype(np.float32))
+
+
+def _watched(
+    drafter: Drafter,
+    tokens: Int[Array, "B T"],
+    length: Int[Array, " B"],
+    round_: Round,
+    judge: Callable[..., Float[Array, "B K"]],
+    context: Any,
+    state: Any,
+) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """Of a free drafter, at the verified positions that belong to the text and where it has
+    something to propose: the sum of the chances, and how many there are. See `Drafter.learn`."""
+    places = jnp.arange(round_.gamma_max + 1, dtype=jnp.int32)
+
+    def at(place):
+        return drafter.logits(drafter.begin(tokens, length + place, context, state)[0])
+
+    logits = jax.vmap(at, out_axes=1)(places)
+    speaks = (places[None, :] <= round_.accepted[:, None]) & ~is_silent(logits)
+    chance = judge(logits, certain=not drafter.branches)
+    passed = jnp.sum(jnp.where(speaks, chance, 0.0), axis=1)
+    return passed, jnp.sum(speaks, axis=1, dtype=jnp.float32)
+
+
+def _where(active: Bool[Array, " B"], new: Any, old: Any) -> Any:
+    """The new state of the choice for rows that are alive, the old one for the rest."""
+
+    def choose(new, old):
+        return jnp.where(active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, new, old)
+
+
+@pytree
+class Latecomer(ModelDrafter):
+    """A model that may have been idle for long, and then reads many tokens at a time."""
+
+    model: Model
+
+    stride: ClassVar[int] = 8
+
+
+def switch(
+    drafters: Sequence[str | Checkpoint | Drafter],
+    target: Checkpoint,
+    choice: str | Choice = "recent",
+    load: Callable[[str], Checkpoint | Drafter] | None = None,
+) -> Switch:
+    """A drafter made of several.
+
+    Args:
+      drafters: two or more, models or others, or their names (`loading.load`). Before anything is
+        known of them, the first that has something to propose drafts.
+      target: whose ids are drafted.
+      choice: `choices.Choice`, or its name: "fixed", "recent" or "bandit", with settings such as
+        "recent(costs=(0.0, 0.1))".
+      load: what gives a drafter for its name; default: `loading.load` with this target.
+
+    Raises:
+      ValueError: fewer than two drafters, one that does not fit the target, or two that read more
+        of the target than its last hidden state.
+    """
+    if isinstance(drafters, str) or len(drafters) < 2:
+        raise ValueError(f"drafters={drafters!r} must be a list of two or more.")
+    size = target.model.vocab_size
+    made = []
+    for one in drafters:
+        loaded = (load or _loader(target))(one) if isinstance(one, str) else one
+        if isinstance(loaded, Checkpoint):
+            check_pair(target, loaded)
+            model = loaded.model
+            if model.vocab_size > size:
+                model = dataclasses.replace(model, vocab_size=size)
+            loaded = Latecomer(model)
+        attached.check_target(loaded, target)
+        if loaded.vocab_size > size:
+            raise ValueError(
+                f"{loading.name_of(one)} drafts {loaded.vocab_size} ids, and {target.name} has "
+                f"{size}."
+            )
+        made.append(loaded)
+    more = [drafter.sees(target.model) is not target.model for drafter in made]
+    if sum(more) > 1:
+        raise ValueError(
+            "Two of the drafters read states of more layers of the target than the last: a switch "
+            "holds one such drafter (EAGLE-3) at most."
+        )
+    width = attached.width(target.model) if any(more) else 0
+    shown = tuple(0 if own else width for own in more)
+    return Switch(tuple(made), choices.load(choice), size, shown)
+
+
+def _loader(target: Checkpoint) -> Callable[[str], Checkpoint | Drafter]:
+    return lambda name: loading.load(name, target)

@@ -1,0 +1,90 @@
+"""Trees of every kind of drafter: the output's distribution, enumerated through the real step."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import test_eagle
+import test_medusa
+from enumeration import output_distribution
+from reference import sequence_distribution, total_variation
+from specjax import sampling as smp
+from specjax.accept import BlockRule, TokenRule
+from specjax.drafters import ngram
+from specjax.policies import constant
+from specjax.trees import BestFirst, fixed
+from specjax.trees.speculative import TreeSpeculative
+from table_models import inputs_of, random_table
+
+EOS, PROMPT, RULE = 2, [1, 0], TokenRule()
+SHAPES = {
+    "with": (fixed(paths=((0,), (1,), (0, 0)), draw="with"), BlockRule()),
+    "without": (fixed(paths=((0,), (1,), (1, 0))), RULE),
+    "best first": (BestFirst(width=2, depth=2, nodes=4), RULE),
+}
+
+
+@pytest.fixture
+def double():
+    """With JAX's ordinary casts: positions become int64 here and there in the families."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def counted(kind):
+    counts = ngram.count([[0, 1, 1, 2], [1, 0, 0, 2], [2]], 3, 1)
+    made = getattr(ngram, kind)(counts)
+    return jax.tree.map(lambda x: x.astype(float) if x.dtype == jnp.float32 else x, made)
+
+
+# A target with its drafter, made when double precision is on.
+PAIRS = {
+    "unigram": lambda: (random_table(1), counted("unigram")),
+    "bigram": lambda: (random_table(1), counted("bigram")),
+    "lookup": lambda: (random_table(1), ngram.PromptLookup(3, max_ngram=2, matches=2)),
+    "medusa": lambda: of_target(test_medusa.on_table(2, hydra=False)),
+    "hydra": lambda: of_target(test_medusa.on_table(2, hydra=True)),
+    "eagle 1": lambda: eagle_of("t5", 1),
+    "eagle 3": lambda: eagle_of("gpt", 3),
+}
+
+
+def of_target(drafter):
+    return drafter.target, drafter
+
+
+def eagle_of(kind, version):
+    target, drafter = test_eagle.pair_of(kind, version, jnp.float64)
+    return drafter.sees(target.model), drafter
+
+
+def method_of(target, drafter, tree, chosen, rule=RULE, eos=EOS):
+    eos_ids, policy = jnp.array([eos], jnp.int32), constant(tree.depth)
+    return TreeSpeculative(target, drafter, rule, policy, chosen, eos_ids, tree)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", PAIRS)
+def test_enumerated_distribution_is_the_targets(kind, shape, double):
+    """All outputs of up to 4 tokens over 3, EOS and the limit included: TV < 1e-6."""
+    target, drafter = PAIRS[kind]()
+    (tree, rule), chosen = SHAPES[shape], smp.sampling(0.7)
+    # A T5 begins with its start token alone, and lookups find their matches in the source.
+    inputs = inputs_of([PROMPT], [[1, 1, 0, 1, 2, 0]]) if kind == "lookup" else inputs_of([PROMPT])
+    if kind == "eagle 1":
+        inputs = inputs_of([[0]], [[1, 0, 1]])
+    method = method_of(target, drafter, tree, chosen, rule)
+    wanted = sequence_distribution(target, inputs, chosen, {EOS}, 4)
+    assert len(wanted) > 6
+    found = output_distribution(method, inputs, 4, step=TreeSpeculative.step)
+    assert total_variation(found, wanted) < 1e-6
+
+
+@pytest.mark.parametrize(("kind", "version"), [("t5", 1), ("gpt", 3)])
+def test_a_round_begins_from_true_features(kind, version):
+    """An EAGLE's, also those of an accepted path: as a plain pass over the text says it."""
+    target = test_eagle.target_of(kind)
+    drafter = test_eagle.eagle_of(target, version)
+    tree = fixed(branches=(2, 2))
+    method = method_of(drafter.sees(target.model), drafter, tree, smp.sampling(1.0), eos=-1)
+    assert test_eagle.disagreement(target, drafter, method=method) < test_eagle.CLOSE
