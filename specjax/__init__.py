@@ -30,6 +30,7 @@ from specjax.drafters.exits import early_exit
 from specjax.drafters.frequent import frequent
 from specjax.drafters.medusa import Medusa
 from specjax.drafters.ngram import Bigram, PromptLookup, Unigram
+from specjax.drafters.switch import switch
 from specjax.generation import generate
 from specjax.loop import Method
 from specjax.measure.metrics import Alpha, measure_alpha
@@ -90,6 +91,7 @@ __all__ = [
     "measure_speedup",
     "save",
     "select",
+    "switch",
     "typical",
     "wrap",
 ]

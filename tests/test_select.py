@@ -144,7 +144,7 @@ def test_trees_are_tried_beside_chains(pair):
     assert tree.nodes in (1, 3)
     assert (chain.alpha, chain.name) == (tree.alpha, tree.name)
     assert min(tree.speedup, tree.predicted, tree.tau) > 0
-    assert "cannot branch" in refused.problem
+    assert "drafts chains alone" in refused.problem
     assert f"{refused.name} cannot branch: " in chosen.words
 
 

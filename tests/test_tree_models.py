@@ -162,10 +162,9 @@ def test_every_drafter_that_branches(family, kind, tree):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"draft": "lookup"}, "PromptLookup proposes one token"),
-        ({"widths": (1, 2)}, "widths"),
-        ({"policy": "svip"}, "decides about chains"),
-        ({"policy": "goodput"}, "prices|chains"),
+        ({"draft": "lookup"}, "PromptLookup drafts chains alone"),
+        ({"widths": (0, 2)}, "widths=0"),
+        ({"policy": "svip"}, "Svip decides token by token"),
         ({"rule": "typical", "temperature": 1.0}, "TypicalRule is a rule for chains"),
         ({"tree": "bush"}, "chain, fixed, best_first"),
         ({"tree": "best_first(width=13, depth=1, nodes=4)"}, "width=13, but .* 12 ids"),
