@@ -8,14 +8,11 @@
 the data is common to all. From there 7 divergences × 4 sources, and the data without a teacher, get
 the same number of steps on batches of the same size; the best and the worst get two more seeds.
 
-Expect about an hour each on two idle cores, estimated from parts and not measured: the first part 2
-minutes; 33 runs of 300 steps, 20 to 50 s for the steps, 10 s for outputs where the draft writes, 15
-s to read, export and evaluate and 20 s for α and τ; the target's outputs, which all runs of a seed
-share, a minute for each seed; compiling 5 minutes, once for each divergence, since the cache of
-compilations keeps the rest. What was done is kept, run by run. `quick` has 2 × 2 of it, with 20
-steps and few inputs, to see that it works: some 5 minutes, and figures that mean nothing.
+A run takes 30 to 50 s on two idle cores, and there are 33: some 25 minutes for each family, the
+first part included. What was done is kept, run by run. `quick` has 2 × 2 of it, with 20 steps and
+few inputs, to see that it works: some 5 minutes, and figures that mean nothing.
 
-Results: not measured yet.
+Results on parse: docs/training.md. prose has not been run.
 """
 
 import ml_collections
