@@ -20,7 +20,7 @@ from specjax.policies.nodes import cut, nodes
 from specjax.pytrees import pytree
 from specjax.trees import BestFirst, FixedTree, fixed
 from specjax.trees import speculative as tree_speculative
-from table_models import inputs_of, random_table
+from table_models import TableModel, inputs_of, random_table
 from test_trees import PROMPT, begun, check_enumerated, method_of
 from toy_policies import Erratic
 
@@ -116,6 +116,44 @@ def test_narrower_passes_change_no_token(shape):
     for policy in (ErraticNodes(), nodes(prices(0.0, [1.0, 1.1, 1.2, 1.3, 1.4]), every=2)):
         full = made(tree, policy)
         assert outputs(full) == outputs(dataclasses.replace(full, widths=(1, 2, 4)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_first_nodes_count(shape):
+    begin = begun(made(SHAPES[shape], cut(2, 0)), inputs_of(INPUTS), 9)
+    whole = made(SHAPES[shape], cut(2, 4)).step(*begin)[1].nodes
+    assert bool(whole.submitted.all())
+    for count in range(4):
+        part = made(SHAPES[shape], cut(2, count)).step(*begin)[1].nodes
+        assert part.submitted.tolist() == [[node < count for node in range(4)]] * len(INPUTS)
+        np.testing.assert_array_equal(part.tokens[:, :count], whole.tokens[:, :count])
+    shallow = made(SHAPES[shape], cut(1, 4)).step(*begin)[1]
+    depth = np.broadcast_to(shallow.nodes.depth, (len(INPUTS), 5))[:, 1:]
+    assert set(depth[np.asarray(shallow.nodes.submitted)].tolist()) == {1}
+    assert shallow.drafted.tolist() == [1] * len(INPUTS)
+
+
+@pytree
+class Measured(TableModel):
+    """Says how many tokens its calls have."""
+
+    calls: ClassVar[list[int]] = []
+
+    def __call__(self, tokens, *args, **options):
+        width = tokens.shape[1]
+        jax.debug.callback(lambda _: Measured.calls.append(width), tokens[0, 0])
+        return super().__call__(tokens, *args, **options)
+
+
+@pytest.mark.parametrize(("nodes_", "width"), [(0, 2), (1, 2), (2, 3), (3, 5), (4, 5)])
+def test_the_narrowest_pass_that_holds_the_tree(nodes_, width):
+    method = made(MIXED, cut(2, nodes_), widths=(2, 3))
+    method = dataclasses.replace(method, target=Measured(method.target.table))
+    begin = begun(method, inputs_of(INPUTS), 9)
+    Measured.calls.clear()
+    jax.block_until_ready(jax.jit(method.step)(*begin))
+    jax.effects_barrier()
+    assert Measured.calls == [width]
 
 
 @pytree

@@ -32,9 +32,7 @@ class Allowed(NamedTuple):
 class Level(NamedTuple):
     """The nodes of one depth that have children, M of them."""
 
-    nodes: Int[
-        Array, "B M"
-    ]  # their numbers; −1: not a node of the tree, or the drafter did not run
+    nodes: Int[Array, "B M"]  # −1: no node of the tree, or the drafter was left out
     states: Any  # the drafter's after each; leaves (B, M, …)
     logprobs: Float[Array, "B M V"]  # of the next token, under the sampling
     belief: Float[Array, "B M V"]  # at temperature 1 where decoding is greedy, else the same
