@@ -133,7 +133,7 @@ def step(
     ratio = taken(_chance_below(endings.stop, reached), seen[:, :-1])
     round_ = Round(
         active=~state.done,
-        drafted=jnp.max(jnp.where(nodes.submitted, depth[:, 1:], 0), axis=1),
+        drafted=deepest,
         accepted=accepted,
         emitted=after.length - state.length,
         overlap=ratio,
