@@ -60,10 +60,8 @@ def layout(lines: Int[Array, "R C D1"], depth: Int[Array, "R C"]) -> Layout:
 def reach(stop: Float[Array, "B C"], lines: Int[Array, "R C D1"]) -> Float[Array, "B C"]:
     """P(acceptance gets to a node): that it ends there or below."""
     node = jnp.arange(stop.shape[1], dtype=jnp.int32)
-    on_the_way = jnp.any(lines[..., None] == node[None, None, None], axis=2).astype(
-        stop.dtype
-    )  # [end, node]
-    return jnp.einsum("bc,bcn->bn", stop, all_rows(on_the_way, stop))
+    above = jnp.any(lines[..., None] == node[None, None, None], axis=2)  # by end, then by node
+    return jnp.einsum("bc,bcn->bn", stop, all_rows(above, stop).astype(stop.dtype))
 
 
 def comes_before(lines: Int[Array, "R C D1"]) -> Bool[Array, "R C C"]:
