@@ -35,7 +35,8 @@ from toy_policies import EntropyStop, TailReader, library
 
 BUDGET, GAMMA_MAX, V = 12, 3, 10
 PROMPTS = [[1], [0, 1], [2, 2, 0], [0], [1, 1], [0, 0, 1]]
-NAMES = [*library(GAMMA_MAX, V), "tail reader"]
+SOLE = [name for name, policy in library(GAMMA_MAX, V).items() if not policy.reads_batch]
+NAMES = [*SOLE, "tail reader"]
 
 
 def policy_of(name):

@@ -15,6 +15,7 @@ NAMES = {
         "entropy": ["svip", "adaedl"],
         "averages": ["gammatune", "average"],
         "goodput": ["goodput", "first_descent", "lookahead"],
+        "together": ["together"],
         "bandits": ["ucb", "exp3", "hedge"],
         "head": ["head"],
         "nodes": ["nodes", "cut"],
