@@ -242,9 +242,7 @@ def joint_distribution(
 BATCHES = 7  # expanded at a time
 
 
-@partial(
-    jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0}
-)
+@partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
 def _expand_batches(step, method, contexts, rest, states):
     """From BATCHES batches to BATCHES × outcomes, and their probabilities."""
     keys, target_finite, draft_finite = rest
