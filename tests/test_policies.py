@@ -29,6 +29,7 @@ from specjax.policies.entropy import adaedl, svip
 from specjax.policies.goodput import Tally, first_descent, goodput, lookahead
 from specjax.policies.head import head, init, logit, loss
 from specjax.policies.heuristic import heuristic
+from specjax.policies.together import Shared
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
 from specjax.state import unfinished
@@ -432,11 +433,13 @@ def test_loss_of_the_head():
 
 
 def test_finished_rows_learn_nothing():
-    """The state of every policy stays as it was."""
+    """The state of every policy stays as it was, but for one that keeps what is left of each."""
     for name, policy in library(2, 3).items():
         state, _ = policy.begin(policy.init(keys_of(2), 2), 2)
         done = stats_of([2, 1], [1, 1], 2)._replace(active=jnp.array([True, False]))
         new = policy.update(state, done)
+        if isinstance(state, Shared):
+            state, new = state.tally, new.tally
         for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(new), strict=True):
             assert np.array_equal(before[1], after[1]), name
 
@@ -700,6 +703,7 @@ NEEDED = {
     "goodput": {"prices": prices(0.1, [1, 1])},
     "first_descent": {"prices": prices(0.1, [1, 1])},
     "lookahead": {"prices": prices(0.1, [1, 1])},
+    "together": {"prices": prices(0.1, [1, 1])},
     "head": {"params": linear_head(3)},
 }
 SETTINGS = [
