@@ -183,8 +183,8 @@ def walk_in_turn(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> 
     """The same at batch 1, each output beginning with what the one before taught."""
 
     def one(past, at):
-        alone = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, at, 1), (rollouts, keys))
-        found, state = walk(policy, *alone, past)
+        here = partial(jax.lax.dynamic_slice_in_dim, start_index=at, slice_size=1)
+        found, state = walk(policy, jax.tree.map(here, rollouts), here(keys), past)
         return state, jax.tree.map(lambda x: x[0], found)
 
     count = jnp.arange(len(rollouts.emitted), dtype=jnp.int32)
