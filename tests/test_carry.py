@@ -60,7 +60,7 @@ def test_every_policy():
 
 
 @pytest.mark.parametrize(
-    "policy", [goodput(TABLE, prior=0.9), heuristic(3), together(TABLE), hedge(TABLE, rate=9.0)]
+    "policy", [goodput(TABLE, prior=0.9), heuristic(3), hedge(TABLE, rate=9.0)]
 )
 def test_a_row_begins_where_the_last_one_ended(policy):
     """After three rounds in which nothing was accepted, with noise of its own."""

@@ -173,10 +173,26 @@ def test_one_length_for_all_by_hand():
     assert length([9, 1], ten, [0, 0]) == 0
 
 
+def test_a_draft_is_given_up_on_evidence():
+    """Prices 1, 1.6: one token pays from α = .6 on. At α = .5 of n tested tokens it is drafted
+    while .5 + .4/√n is more, n < 16; and as long as nothing is drafted, nothing is forgotten."""
+    policy = together(prices(0.6, [1, 1]), weight=1e-6, width=0.4)
+    for tested, drafted in ((4, 1), (15, 1), (17, 0), (100, 0)):
+        state = shared([tested / 4] * 2, [tested / 2] * 2, [9, 9])
+        assert int(policy.begin(state, 1)[1]) == drafted
+    after = policy.update(state, stats_of([0, 0], [0, 0], 1))
+    assert [x.tolist() for x in after.tally] == [x.tolist() for x in state.tally]
+    after = policy.update(state, stats_of([0, 1], [0, 1], 1))
+    np.testing.assert_allclose(after.tally.tested, [0.98 * 50, 0.98 * 50 + 1], rtol=1e-6)
+    heir = policy.inherit(policy.init(keys_of(3), 1), state, jnp.array([True, True]))
+    assert [x.tolist() for x in heir.tally] == [[12.5] * 3, [25.0] * 3]  # half of what is known
+    assert heir.left.tolist() == [2] * 3
+
+
 def test_alone_it_is_goodput():
     """A row by itself, round by round: the same lengths but near its budget's end."""
     table = prices(0.1, [1, 1, 1.1, 1.1])
-    one, other = (kind(table, 0.7, 2.0, 0.5) for kind in (goodput, together))
+    one, other = goodput(table, 0.7, 2.0, 0.5), together(table, 0.7, 2.0, 0.5, width=0.0)
     states = [policy.init(keys_of(1), 3) for policy in (one, other)]
     rng, found = np.random.default_rng(0), []
     for _ in range(40):
@@ -193,14 +209,15 @@ def test_alone_it_is_goodput():
 
 def test_rows_learn_from_each_other():
     """After a round in which each of n rows lost its first token, with a prior of .7 that is worth
-    4: α of the others 2.8/(3 + n), of each row 4 times that over 5. Ended rows do not count."""
+    2: α of the others 1.4/(1 + n), of each row twice that over 3. Ended rows do not count."""
     for count in (1, 4, 16):
         policy = together(prices(0.1, [1, 1]))
         state = shared(np.zeros(count), np.ones(count), np.full(count, 9))
-        expected = 4 * (2.8 / (3 + count)) / 5
-        np.testing.assert_allclose(policy.alphas(state), expected, rtol=1e-5)
+        alpha, tested = policy.alphas(state)
+        np.testing.assert_allclose(alpha, 2 * (1.4 / (1 + count)) / 3, rtol=1e-5)
         ended = shared(*(np.append(x, x[:1]) for x in state.tally), [*state.left, 0])
-        np.testing.assert_allclose(policy.alphas(ended)[:-1], expected, rtol=1e-5)
+        np.testing.assert_allclose(policy.alphas(ended)[0][:-1], alpha, rtol=1e-5)
+        assert tested == policy.alphas(ended)[1] == count + 2
 
 
 def test_a_batch_drafts_as_one():
