@@ -458,7 +458,11 @@ def test_trace_and_replay(command, tmp_path):
         assert row["regret"] == pytest.approx(found["oracle"]["speedup"] / row["speedup"] - 1)
     assert found["oracle"]["closed"] == 1
     assert all(f"| {name} |" in (work / "report.md").read_text() for name in found)
+    assert job("--policies=heuristic,svip", "--carry", *costs).status == 0
+    named = [row["policy"] for row in lines_of(work / "replay.jsonl")]
+    assert named[3:] == ["heuristic", "svip", "heuristic, carried over"]
     for bad, said in (
+        ("--policies=together", "Together reads its batch"),
         ("--draft=other", "has no --draft='other'"),
         ("--policies=svip(threshold=low)", "cannot be read"),
         ("--policies=svip,unheard", "no policy 'unheard'"),
