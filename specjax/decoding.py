@@ -5,13 +5,13 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Key
+from jaxtyping import Bool, Key
 
 from specjax import drafters, loop, trees
 from specjax.accept import AcceptanceRule, TokenRule
@@ -192,6 +192,12 @@ def with_policy(method: M, policy: Policy) -> M:
     return dataclasses.replace(method, policy=policy)
 
 
+def reads_batch(method: Method) -> bool:
+    """Whether a row's tokens may depend on its neighbours."""
+    policy = getattr(method, "policy", None)
+    return policy is not None and policy.reads_batch
+
+
 def grows_by_levels(method: Speculative | TreeSpeculative) -> bool:
     """Whether a shorter draft is the beginning of a longer one."""
     return not isinstance(method, TreeSpeculative) or not method.dynamic
@@ -204,6 +210,33 @@ def with_log(method: Method, max_new_tokens: int) -> Speculative:
             "Rounds are logged of speculative decoding with chains: give a draft, and no tree."
         )
     return dataclasses.replace(method, policy=Logged(method.policy, max_new_tokens))
+
+
+def check_carry(method: Method) -> None:
+    """ValueError if nothing that this loop learns could carry over from batch to batch."""
+    policy, drafter = (getattr(method, name, None) for name in ("policy", "drafter"))
+    if not (policy and policy.carries) and not (drafter and drafter.carries):
+        of = f"{type(policy).__name__} learns nothing" if policy else "plain decoding has no policy"
+        raise ValueError(
+            f"carry=True: {of} that later inputs could begin with. Leave it out, or take a policy "
+            'such as "goodput".'
+        )
+
+
+class Past(NamedTuple):
+    """What a batch leaves to the next one of a run."""
+
+    policy: Any  # its state
+    drafter: Any  # `Drafter.lessons`
+    rows: Bool[Array, " A"]  # those that were no padding
+
+
+def heir(method: Any, state: State, past: Past) -> State:
+    """The state before the first round, with what the last batch learned."""
+    return state.replace(
+        policy=method.policy.inherit(state.policy, past.policy, past.rows),
+        drafter=method.drafter.inherit(state.drafter, past.drafter, past.rows),
+    )
 
 
 def aligned(target: Checkpoint, draft: Checkpoint):
@@ -230,15 +263,18 @@ def stream(
     width: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
     run: Callable[[Any, Any, State], State] = loop.decode,
+    carry: bool = False,
 ) -> Iterator[Row]:
     """Rows in the order of the inputs and samples, as batches finish.
 
     Args:
       first: rows before this one are skipped; their randomness is not shifted. A run that was cut
-        off goes on here.
+        off goes on here. Of a policy that reads its batch, the batch that it lies in is decoded
+        again, as it was.
       width: of the sources or prompts; default: the bucket of each batch's longest.
       names: of target and draft, for errors.
       run: what runs the rounds of a batch.
+      carry: begin each batch with what the one before has learned (`check_carry`).
     """
     for name, value in (
         ("max_new_tokens", max_new_tokens),
@@ -248,7 +284,9 @@ def stream(
         whole(name, value, "[1, ∞)")
     sources = tokenize(target, texts, max_source_len)
     check_room(target, sources, max_new_tokens)
-    wanted = [(index, sample) for index in range(len(texts)) for sample in range(samples)][first:]
+    again = first % batch_size if reads_batch(method) else 0
+    labels = [(index, sample) for index in range(len(texts)) for sample in range(samples)]
+    wanted, past = labels[first - again :], None
     for at in range(0, len(wanted), batch_size):
         chunk = wanted[at : at + batch_size]
         live = [(index, sample) for index, sample in chunk if sources[index]]
@@ -264,12 +302,17 @@ def stream(
                 rows=bucket(min(batch_size, len(wanted))) if len(live) > 1 else 1,
                 width=width,
             )
+            if carry and past is not None:
+                state = heir(method, state, past)
             state = run(method, context, state)
             check_finite(state, names)
+            if carry:
+                drafter: Any = method.drafter.lessons(state.drafter)  # type: ignore[attr-defined]
+                past = Past(state.policy, drafter, jnp.arange(len(state.done)) < len(live))
             outputs = dict(zip(live, read_rows(state, live, target), strict=False))
             del context, state  # before those of the next batch are made
         gamma = method.gamma_max
-        for index, sample in chunk:
+        for index, sample in chunk[again if at == 0 else 0 :]:
             yield outputs.get((index, sample)) or Row(
                 index, sample, "", [], 0, 0, 0, 0, [0] * (gamma + 1), [0] * gamma
             )

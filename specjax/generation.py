@@ -41,12 +41,14 @@ def generate(
     widths: Sequence[int] = (),
     tree: Shape | str | None = None,
     rounds: bool = False,
+    carry: bool = False,
 ) -> Result:
     """Decode texts speculatively, or autoregressively where `draft` is None.
 
     The output's distribution is the target's in both cases, unless the rule is not exact
     (`Result.exact`); at temperature 0 and in float32 the tokens are the same. A row's tokens depend
-    on the key, its index among `texts` and its sample number, and not on the batch.
+    on the key, its index among `texts` and its sample number, and not on the batch; but for
+    policies that read their batch, and with `carry`.
 
     Args:
       target: whose distribution the output follows.
@@ -78,10 +80,13 @@ def generate(
         depth, and gamma is not read.
       rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the
         confidence and entropy at each drafted token. The tokens are the same. For chains.
+      carry: begin each batch with what the policy, and a switch among drafters, learned in the one
+        before. A row's distribution stays as it is. At temperatures above 0 its tokens then depend
+        on the inputs before it, and on how batches were cut.
 
     Raises:
-      ValueError: a number out of range, target and draft with different vocabularies, or a policy
-        that cannot learn from this rule.
+      ValueError: a number out of range, target and draft with different vocabularies, a policy
+        that cannot learn from this rule, or nothing that could be carried over.
       FloatingPointError: logits that are not finite; the message names the model.
     """
     options: dict[str, Any] = {
@@ -100,6 +105,9 @@ def generate(
         rows = min(batch_size, len(texts) * samples)
         told, _ = pricing.told(policy, method, target, texts, **options | {"batch_size": rows})
         method = decoding.with_policy(method, told)
+    if carry:
+        decoding.check_carry(method)
+        options["carry"] = True
     if rounds:
         method = decoding.with_log(method, max_new_tokens)
     exact = draft is None or exactness(method.rule, method.sampling)

@@ -88,6 +88,11 @@ def unfinished(state: State) -> Bool[Array, ""]:
     return jnp.any(~state.done) & state.target_finite & state.draft_finite
 
 
+def left(state: State) -> Int[Array, " B"]:
+    """Tokens that each row may still emit; 0: it has ended."""
+    return jnp.where(state.done, 0, state.limit - state.length)
+
+
 def commit(
     state: State,
     drafts: Int[Array, "B G"],

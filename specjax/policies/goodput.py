@@ -36,6 +36,8 @@ class Goodput(Policy):
     that stopped drafting tries again.
     """
 
+    carries = True
+
     prices: Prices
     prior: Float[Array, ""]  # α before any evidence
     weight: Float[Array, ""]  # how many tested tokens the prior is worth

@@ -16,6 +16,7 @@ NAMES = {
         "averages": ["gammatune", "average"],
         "goodput": ["goodput", "first_descent"],
         "lookahead": ["lookahead"],
+        "together": ["together"],
         "bandits": ["ucb", "exp3", "hedge"],
         "head": ["head"],
         "nodes": ["nodes", "cut"],

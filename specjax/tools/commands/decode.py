@@ -10,7 +10,8 @@ import path of one's own; what rounds take is measured first for those that weig
 goodput), rule (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0:
 greedy), top_k (0: off), top_p (1: off), filters (import paths, commas between), max_new_tokens,
 max_source_len (0: the target's own), seed, samples (draws per input), dtype, batch_size, compare,
-rounds_file (a log of every round).
+rounds_file (a log of every round), carry (begin each batch with what the policy learned in the one
+before; a run that goes on after it was cut off begins to learn afresh).
 Import paths, and the file of --config itself, are code that runs: give none that you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
@@ -79,6 +80,8 @@ def main(_) -> None:
     check_memory(config, texts, target, method)
     if unpriced:
         method = with_prices(method, target, texts, config)
+    if config.carry:
+        decoding.check_carry(method)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
     output = open_output(args.output, args.overwrite, config, texts, source=args.input)
     done = len(output.done) if output else 0
@@ -94,6 +97,7 @@ def main(_) -> None:
         max_source_len=config.max_source_len or None,
         first=done,
         names=(config.target, config.draft),
+        carry=config.carry,
     )
     total = len(texts) * config.samples
     begin, counts = time.perf_counter(), np.zeros(5, int)

@@ -24,6 +24,7 @@ def decode() -> ml_collections.ConfigDict:
     config.rule = ""  # what is accepted: block, gumbel, lenient(lenience=0.3); "": the paper's
     config.compare = False  # decode without the draft too, and print both side by side
     config.rounds_file = ""  # JSON lines, one for each round; "": none
+    config.carry = False  # begin each batch with what the policy learned in the one before
     config.samples = 1  # draws per input
     config.update(shared())
     return config
