@@ -179,18 +179,18 @@ def fingerprint(model: Model) -> list[str] | None:
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for _, leaf in leaves):
         return None
     moved, share = sharding.moved(model), np.linspace(0, 1, POINTS)
+    turned = sharding.turned_paths(model.module()) if moved else ()  # type: ignore[attr-defined]
     for path, leaf in leaves:
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             at = [np.rint(share * (size - 1)).astype(int) for size in leaf.shape]
-            rows = moved.get(tuple(getattr(entry, "key", None) for entry in path[1:]))
-            if rows is not None:  # on a mesh: the points of the checkpoint
-                axis = -1 if model.module().input_first else 0  # type: ignore[attr-defined]
+            keys = tuple(getattr(entry, "key", None) for entry in path[1:])
+            if (rows := moved.get(keys)) is not None:  # on a mesh: the points of the checkpoint
                 wanted = np.rint(share * rows.max()).astype(int)
+                axis = -1 if keys in turned else 0
                 at[axis] = np.array([np.flatnonzero(rows == row)[0] for row in wanted])
-            at = tuple(at)
             # On a CPU the array is read where it lies; elsewhere nothing but these numbers moves.
             here = np.asarray(leaf) if devices.device_of(leaf).platform == "cpu" else leaf
-            found.append(here[at] if at else here[None].repeat(POINTS))
+            found.append(here[tuple(at)] if at else here[None].repeat(POINTS))
     return [" ".join(f"{x:.6g}" for x in row.astype(np.float64)) for row in jax.device_get(found)]
 
 
