@@ -377,28 +377,26 @@ def join(tree: T, placement: Placement | None) -> T:
     Raises:
       ValueError: a part of it lies on another mesh.
     """
-    copies = None if placement is None else dataclasses.replace(placement, replicate=True)
+    theirs = placement_of(tree)
+    if theirs is not None and (placement is None or theirs.mesh != placement.mesh):
+        there = "none" if placement is None else _shown(placement.mesh)
+        raise ValueError(
+            f"The draft lies on the mesh {_shown(theirs.mesh)}, and its target on {there}: load "
+            "both with the same mesh."
+        )
+    if placement is None:
+        return tree
+    copies = dataclasses.replace(placement, replicate=True)
+    whole, mesh = copies.sharding(), placement.mesh
 
     def put(x: Any) -> Any:
-        if _is_placed(x):
-            if placement is None or x.placement.mesh != placement.mesh:
-                theirs = "none" if placement is None else _shown(placement.mesh)
-                raise ValueError(
-                    f"The draft lies on the mesh {_shown(x.placement.mesh)}, and its target on "
-                    f"{theirs}: load both with the same mesh."
-                )
-            return x
-        if copies is None:
+        if _is_placed(x) or getattr(getattr(x, "sharding", None), "mesh", None) == mesh:
             return x
         if hasattr(x, "placement"):
             return dataclasses.replace(jax.tree.map(put, x), placement=copies)
-        if getattr(x, "sharding", None) is not None and x.sharding.device_set == set(
-            placement.mesh.devices.flat  # type: ignore[union-attr]
-        ):
-            return x
         if isinstance(x, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=copies.sharding())
-        return jax.device_put(x, copies.sharding())
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
+        return jax.device_put(x, whole)
 
     return jax.tree.map(put, tree, is_leaf=lambda x: hasattr(x, "placement"))
 
