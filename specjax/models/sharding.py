@@ -451,10 +451,12 @@ def results_of(compiled: jax.stages.Compiled, shapes: T, placement: Placement | 
     )
 
 
-def held_by(model: Any) -> tuple[jax.Device | None, int]:
-    """A device that holds a part of a model, or None for jax's own choice; and how many here do."""
+def held_by(model: Any) -> tuple[jax.Device, int]:
+    """A device of this process that holds a part of a model, and how many do."""
     placement = placement_of(model)
-    return (None, 1) if placement is None else (placement.first, placement.local)
+    if placement is None:
+        return devices.device_of(model), 1
+    return placement.first, placement.local
 
 
 def padded_rows(rows: int, placement: Placement | None) -> int:
