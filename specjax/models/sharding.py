@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax import devices
 from specjax.models.layers import KV, Decoder, Fused
@@ -163,7 +163,9 @@ def mesh_of(mesh: Mesh | AbstractMesh | str) -> Mesh | AbstractMesh:
             f"platform {jax.default_backend()!r} that there are: let the sizes multiply to a "
             f"divisor of {len(found)}."
         )
-    return Mesh(np.array(found[:count]).reshape(list(sizes.values())), tuple(sizes))
+    # In an order that suits the connections of a TPU. jax is to place what is not said.
+    options: dict[str, Any] = {"axis_types": (AxisType.Auto,) * len(sizes)}
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=found[:count], **options)
 
 
 def sizes_of(text: str) -> dict[str, int]:
