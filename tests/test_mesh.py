@@ -18,8 +18,6 @@ from specjax import drafters
 from specjax.models import hub, sharding
 from specjax.tools.commands import decode, defaults
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*tokenizer.*:UserWarning")
-
 
 def case(kind, mesh, temperature, **options):
     return "decode", kind, {"mesh": mesh, "temperature": temperature, **options}
