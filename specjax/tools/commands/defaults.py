@@ -26,6 +26,7 @@ def decode() -> ml_collections.ConfigDict:
     config.rounds_file = ""  # JSON lines, one for each round; "": none
     config.carry = False  # begin each batch with what the policy learned in the one before
     config.samples = 1  # draws per input
+    config.replicate_draft = True  # on a mesh: every device has all of a draft model, not a part
     config.update(shared())
     return config
 
@@ -56,4 +57,5 @@ def shared() -> ml_collections.ConfigDict:
     config.seed = 0
     config.batch_size = 8  # rows at once; `select` times batches of 1
     config.dtype = ""  # float32, bfloat16; "": float32 on a CPU, elsewhere the checkpoint's
+    config.mesh = ""  # several devices, data=2,model=4; "": one
     return config
