@@ -279,9 +279,9 @@ class Running:
         """Encode requests into free rows, the first time all at once. ValueError: too many."""
         if len(requests) > self.free:
             raise ValueError(f"{len(requests)} requests are too many for {self.free} free rows.")
-        if not requests:
-            return
-        if self._state is None:
+        # Whole batches one after the other need no second program.
+        if self._state is None or (self.live == 0 and self.at_once == len(self.held)):
+            self._context = self._state = None  # before those that come next are made
             self.held[: len(requests)] = requests
             begun = arguments(self.target, requests, rows=self.size, width=self.width, key=self.key)
             room = _room(self.method, begun[0], self.max_new_tokens)
@@ -289,14 +289,15 @@ class Running:
             return
         vacant = [row for row, request in enumerate(self.held) if request is None]
         for at in range(0, len(requests), self.at_once):
-            some = requests[at : at + self.at_once]
-            rows = np.full((self.at_once,), self.size, np.int32)
-            rows[: len(some)] = vacant[at : at + len(some)]
-            for row, request in zip(rows.tolist(), some, strict=False):
+            some = dict(zip(vacant[at : at + self.at_once], requests[at:], strict=False))
+            for row, request in some.items():
                 self.held[row] = request
-            begun = arguments(self.target, some, rows=self.at_once, width=self.width, key=self.key)
+            # Where there are fewer, the last comes again.
+            rows = [*some, *[row] * (self.at_once - len(some))]
+            again = [self.held[row] for row in rows]
+            begun = arguments(self.target, again, rows=len(rows), width=self.width, key=self.key)
             self._context, self._state = loop.admit(
-                self.method, self._context, self._state, jnp.asarray(rows), *begun
+                self.method, self._context, self._state, jnp.asarray(rows, jnp.int32), *begun
             )
 
     def run(self, ended: int, rounds: int = FOREVER) -> None:
@@ -420,18 +421,22 @@ def _decoded(
 ) -> Iterator[Row | Progress]:
     """See `as_they_end`. What has ended is handed out while the loop goes on."""
     waiting = collections.deque(requests)
-    ended: list[Row] = []
-    going: list[Progress] = []
+    ended = going = None
     while waiting or running.live:
-        if waiting and running.free >= min(running.at_once, len(waiting)):
+        if waiting and running.free >= running.at_once:
             running.admit([waiting.popleft() for _ in range(min(running.free, len(waiting)))])
-        enough = min(running.at_once, len(waiting)) - running.free if waiting else running.live
+        enough = running.at_once - running.free if waiting else running.live
         running.run(1 if eager else enough, every or FOREVER)
-        yield from (*ended, *going)
-        found, others = running.read()
-        ended = rows_of(found, running.target)
-        going = progress_of(others, running.target) if every else []
-    yield from ended
+        yield from _handed_out(running.target, ended, going if every else None)
+        ended, going = running.read()
+    yield from _handed_out(running.target, ended)
+
+
+def _handed_out(
+    target: Checkpoint, ended: "Outputs | None", going: "Outputs | None" = None
+) -> Iterator[Row | Progress]:
+    yield from rows_of(ended, target) if ended else ()
+    yield from progress_of(going, target) if going else ()
 
 
 def stream(

@@ -93,7 +93,7 @@ def admit(
     and stays. Donates `context` and `state`; nothing of them is copied.
 
     Args:
-      rows: where each input goes, all different. One that is ≥ B goes nowhere: padding.
+      rows: where each input goes. The same input may go to one row several times: padding.
       inputs: as wide as those that the others were started from.
       keys, budget: as in `start`.
     """
@@ -101,9 +101,11 @@ def admit(
     new = begun(inputs, keys, budget)
 
     def put(axis: int | None, old: Array, new: Array) -> Array:
-        if axis is None:
-            return old
-        return old.at[(slice(None),) * axis + (rows,)].set(new, mode="drop")
+        if axis is not None:  # row by row: XLA's CPU backend would scatter number by number
+            for i in range(len(rows)):
+                one = jax.lax.index_in_dim(new, i, axis)
+                old = jax.lax.dynamic_update_slice_in_dim(old, one, rows[i], axis)
+        return old
 
     axes = row_axes(begun, (inputs, keys, budget), new)
     old, structure = jax.tree.flatten((context, state))
