@@ -279,6 +279,8 @@ class Running:
         """Encode requests into free rows, the first time all at once. ValueError: too many."""
         if len(requests) > self.free:
             raise ValueError(f"{len(requests)} requests are too many for {self.free} free rows.")
+        if not requests:
+            return
         # Whole batches one after the other need no second program.
         if self._state is None or (self.live == 0 and self.at_once == len(self.held)):
             self._context = self._state = None  # before those that come next are made
@@ -324,6 +326,11 @@ class Running:
         for row in ended:
             self.held[row] = None
         return outputs._replace(labels=ended), outputs._replace(labels=going)
+
+
+def at_once(rows: int, admits: int | None = None) -> int:
+    """How many rows have to be free before inputs are admitted: an eighth, if nothing is asked."""
+    return min(rows, admits or max(1, rows // 8))
 
 
 POOL = 1024  # requests among which those of like width run together
@@ -373,8 +380,8 @@ def as_they_end(
         together (`alike`).
       names: of target and draft, for errors.
       budgets: new tokens at most of each text, where that is fewer than max_new_tokens.
-      admits: rows that have to be free before inputs are admitted, so many in a call; default: an
-        eighth of all rows.
+      admits: rows that have to be free before inputs are admitted, so many in a call; default:
+        `at_once`. As many as there are rows: whole batches, one after the other.
       eager: hand out each row as it ends, though none can be admitted yet. False: the loop returns
         less often.
       every: hand out the `Progress` of all rows that run, every so many rounds; 0: never.
@@ -409,15 +416,15 @@ def as_they_end(
             width=width or common_width([request.ids for request in some]),
             max_new_tokens=max_new_tokens,
             key=key,
-            at_once=min(rows, admits or max(1, rows // 8)),
+            at_once=at_once(rows, admits),
             names=names,
         )
-        yield from _decoded(running, some, eager, every)
+        yield from decoded(running, some, eager, every)
         del running  # before the state of the next is made
 
 
-def _decoded(
-    running: Running, requests: Sequence[Request], eager: bool, every: int
+def decoded(
+    running: Running, requests: Sequence[Request], eager: bool = False, every: int = 0
 ) -> Iterator[Row | Progress]:
     """See `as_they_end`. What has ended is handed out while the loop goes on."""
     waiting = collections.deque(requests)
@@ -439,23 +446,33 @@ def _handed_out(
     yield from progress_of(going, target) if going else ()
 
 
-def stream(
-    method: Method, target: Checkpoint, texts: Sequence[Text], *, first: int = 0, **options: Any
-) -> Iterator[Row]:
-    """Rows in the order of the inputs and samples, each as soon as those before it have ended.
+def in_order(events: Iterable[Row | Progress], samples: int = 1, first: int = 0) -> Iterator[Row]:
+    """The rows alone, in the order of inputs and samples, each once those before it have ended.
 
     Args:
-      first, options: as of `as_they_end`.
+      samples, first: as of `as_they_end`.
     """
-    samples, place = options.get("samples", 1), first
     early: dict[int, Row] = {}
-    for row in as_they_end(method, target, texts, first=first, **{"eager": False, **options}):
-        if isinstance(row, Progress):
-            continue
-        early[row.index * samples + row.sample] = row
-        while place in early:
-            yield early.pop(place)
-            place += 1
+    for row in events:
+        if isinstance(row, Row):
+            early[row.index * samples + row.sample] = row
+        while first in early:
+            yield early.pop(first)
+            first += 1
+
+
+def stream(
+    method: Method,
+    target: Checkpoint,
+    texts: Sequence[Text],
+    *,
+    samples: int = 1,
+    first: int = 0,
+    **options: Any,
+) -> Iterator[Row]:
+    """Rows `in_order`. For the arguments see `as_they_end`."""
+    some = {"samples": samples, "first": first}
+    return in_order(as_they_end(method, target, texts, eager=False, **some, **options), **some)
 
 
 def tokenize(
@@ -660,7 +677,7 @@ def arguments(
     numbers = np.zeros((3, rows), np.int32)
     for row, request in enumerate(requests):
         numbers[:, row] = request.index, request.sample, request.budget
-    index, sample, budget = jnp.asarray(numbers)
+    index, sample, budget = map(jnp.asarray, numbers)
     return inputs, _row_keys(key, index, sample), budget
 
 
@@ -679,16 +696,18 @@ def needed(
     *,
     rows: int,
     max_new_tokens: int,
+    admits: int = 0,
 ) -> Need:
-    """Bytes that decoding a batch takes at most, as the compiler tells. Nothing is decoded.
+    """Bytes that decoding takes at most, as the compiler tells. Nothing is decoded.
 
-    Compiles both programs of the run in the shapes that `prepare` makes; a run of these shapes in
+    Compiles the programs of the run in the shapes that `prepare` makes; a run of these shapes in
     this process compiles no more.
 
     Args:
       method: of models that are loaded, or of outlines.
       longest: tokens of the longest text.
       rows: decoded at once: `batch_size`, or all that there are if they are fewer.
+      admits: where there are more inputs than rows, how many one call admits (`at_once`).
     """
     inputs = pack_for(target, [[0] * longest], rows=bucket(rows))
     zeros = jnp.zeros((bucket(rows),), jnp.int32)
@@ -701,7 +720,13 @@ def needed(
     # What `start` gives is the state of the loop; the rest of what it takes is gone by then.
     begun = temporaries(starting.compile()) - kept
     looped = temporaries(loop.decode.lower(method, context, state).compile())
-    return Need(nbytes(method), kept, max(begun, looped))
+    admitted = 0
+    if 0 < admits < rows:
+        some = jax.tree.map(lambda x: jax.ShapeDtypeStruct((admits, *x.shape[1:]), x.dtype),
+                            (inputs, keys, zeros))  # fmt: skip
+        entering = loop.admit.lower(method, context, state, zeros[:admits], *some)
+        admitted = temporaries(entering.compile())
+    return Need(nbytes(method), kept, max(begun, looped, admitted))
 
 
 def check_finite(state: State, names: tuple[str, str]) -> None:
