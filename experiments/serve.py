@@ -317,7 +317,7 @@ def throughput(rows: Sequence[dict[str, Any]], cell: Mapping[str, Any]) -> Secti
         "",
         "admits: free rows at which inputs are admitted; batches: all rows. of whole batches: the "
         "ratio within a repeat, median and quartiles; encoder and prefill are included, "
-        "compilation is not. other tokens: outputs that are not those of whole batches (near-ties).",
+        "compilation is not. other tokens: outputs that differ from those of whole batches.",
     )
 
 
