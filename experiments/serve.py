@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from experiments.reproduce import pages
 from experiments.reproduce.pages import Section, number
-from experiments.reproduce.study import Study, identity, open_results, relative
+from experiments.reproduce.study import Study, identity, open_results
 from specjax import decoding
 from specjax.decoding import Request, Running
 from specjax.loop import Method
@@ -38,6 +38,7 @@ from specjax.measure import report
 from specjax.measure.timing import Run, in_turns, quartiles
 from specjax.results import Row
 from specjax.support import command_line
+from specjax.support.named import short
 
 PLAIN, LENGTHS = "plain", ("own", "drawn")
 
@@ -99,7 +100,7 @@ def methods_of(on: Study, temperature: float) -> dict[str, Method]:
     made: dict[str, Method] = {PLAIN: decoding.plain(on.target, how)}
     for name in on.config.drafts:
         options: dict[str, Any] = {"gamma": on.config.gamma, "sampling": how}
-        made[relative(name)] = decoding.build(on.target, on.draft(name), **options)
+        made[short(name)] = decoding.build(on.target, on.draft(name), **options)
     return made
 
 
@@ -143,7 +144,7 @@ def in_turn(
 ) -> list[dict[str, Any]]:
     """Tokens per second of each method and each number of rows admitted at once."""
     config = on.config
-    ways = [*config.admits, config.batch_size]
+    ways = sorted({*config.admits, config.batch_size})
 
     def run(method: Method, at_once: int, requests: Sequence[Request]) -> Run:
         begin = time.perf_counter()
