@@ -285,9 +285,15 @@ class Running:
         if self._state is None or (self.live == 0 and self.at_once == len(self.held)):
             self._context = self._state = None  # before those that come next are made
             self.held[: len(requests)] = requests
-            begun = arguments(self.target, requests, rows=self.size, width=self.width, key=self.key)
-            room = _room(self.method, begun[0], self.max_new_tokens)
-            self._context, self._state = loop.start(self.method, *begun, buffer_len=room)
+            self._context, self._state = _start(
+                self.method,
+                self.target,
+                requests,
+                max_new_tokens=self.max_new_tokens,
+                key=self.key,
+                rows=self.size,
+                width=self.width,
+            )
             return
         vacant = [row for row, request in enumerate(self.held) if request is None]
         for at in range(0, len(requests), self.at_once):
@@ -655,6 +661,12 @@ def prepare(
     most = [max_new_tokens] * len(sources) if budgets is None else budgets
     each = zip(labels, sources, most, strict=True)
     requests = [Request(*label, ids, min(limit, max_new_tokens)) for label, ids, limit in each]
+    size: Any = {"max_new_tokens": max_new_tokens, "rows": rows, "width": width}
+    return _start(method, target, requests, key=key, **size)
+
+
+def _start(method, target, requests, *, max_new_tokens, key, rows, width):
+    """See `prepare`."""
     begun = arguments(target, requests, rows=rows, width=width, key=key)
     room = _room(method, begun[0], max_new_tokens)
     return loop.start(method, *begun, buffer_len=room)
