@@ -218,7 +218,8 @@ def aligned(target: Checkpoint, draft: Checkpoint):
     )
 
 
-class Request(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Request:
     """What a row is to decode."""
 
     index: int  # of the input, and the number of the draw: with the key, all that noise depends on
@@ -263,7 +264,8 @@ class Running:
         self.max_new_tokens, self.at_once, self.names = max_new_tokens, at_once, names
         self.held: list[Request | None] = [None] * rows
         self.size = bucket(rows)  # of the arrays; the rest is never used
-        self._context, self._state = None, None
+        self._context: Any = None
+        self._state: Any = None
 
     @property
     def live(self) -> int:
@@ -302,7 +304,7 @@ class Running:
                 self.held[row] = request
             # Where there are fewer, the last comes again.
             rows = [*some, *[row] * (self.at_once - len(some))]
-            again = [self.held[row] for row in rows]
+            again = [some[row] for row in rows]
             begun = arguments(self.target, again, rows=len(rows), width=self.width, key=self.key)
             self._context, self._state = loop.admit(
                 self.method, self._context, self._state, jnp.asarray(rows, jnp.int32), *begun
@@ -325,7 +327,8 @@ class Running:
         """
         check_finite(self._state, self.names)
         outputs = read(self._state)
-        ended, going = {}, {}
+        ended: dict[int, tuple[int, int]] = {}
+        going: dict[int, tuple[int, int]] = {}
         for row, request in enumerate(self.held):
             if request is not None:
                 (ended if outputs.done[row] else going)[row] = request.index, request.sample
@@ -410,8 +413,9 @@ def as_they_end(
         for sample in range(samples)
     ][first:]
     gamma = method.gamma_max
-    for index, sample, *_ in (request for request in requests if not request.ids):
-        yield Row(index, sample, "", [], 0, 0, 0, 0, [0] * (gamma + 1), [0] * gamma)
+    for one in (request for request in requests if not request.ids):
+        nothing = [0] * (gamma + 1), [0] * gamma
+        yield Row(one.index, one.sample, "", [], 0, 0, 0, 0, *nothing)
     live = [request for request in requests if request.ids]
     for some in [live] if width and live else alike(live):
         rows = min(batch_size, len(requests)) if len(some) > 1 else 1
@@ -477,8 +481,8 @@ def stream(
     **options: Any,
 ) -> Iterator[Row]:
     """Rows `in_order`. For the arguments see `as_they_end`."""
-    some = {"samples": samples, "first": first}
-    return in_order(as_they_end(method, target, texts, eager=False, **some, **options), **some)
+    options |= {"samples": samples, "first": first, "eager": False}
+    return in_order(as_they_end(method, target, texts, **options), samples, first)
 
 
 def tokenize(
@@ -779,6 +783,7 @@ def read(state: State) -> Outputs:
 def rows_of(outputs: Outputs, target: Checkpoint) -> list[Row]:
     """A row for each label."""
     rows = []
+    log: Any = outputs.log or (None, None)
     for b, (index, sample) in outputs.labels.items():
         ids, stats = outputs.emitted(b), outputs.stats
         rows.append(
@@ -793,7 +798,7 @@ def rows_of(outputs: Outputs, target: Checkpoint) -> list[Row]:
                 accepted=int(stats.accepted[b]),
                 accepted_lengths=stats.accepted_lengths[b].tolist(),
                 tested=stats.tested[b].tolist(),
-                rounds=tuple(lines_of(*outputs.log, b)) if outputs.log else (),
+                rounds=tuple(lines_of(*log, b)) if outputs.log else (),
             )
         )
     return rows
