@@ -783,7 +783,7 @@ def read(state: State) -> Outputs:
 def rows_of(outputs: Outputs, target: Checkpoint) -> list[Row]:
     """A row for each label."""
     rows = []
-    log: Any = outputs.log or (None, None)
+    log = outputs.log
     for b, (index, sample) in outputs.labels.items():
         ids, stats = outputs.emitted(b), outputs.stats
         rows.append(
@@ -798,7 +798,7 @@ def rows_of(outputs: Outputs, target: Checkpoint) -> list[Row]:
                 accepted=int(stats.accepted[b]),
                 accepted_lengths=stats.accepted_lengths[b].tolist(),
                 tested=stats.tested[b].tolist(),
-                rounds=tuple(lines_of(*log, b)) if outputs.log else (),
+                rounds=tuple(lines_of(log[0], log[1], b)) if log else (),
             )
         )
     return rows
