@@ -22,6 +22,7 @@ from specjax.sampling import row_keys
 from specjax.types import Inputs
 from table_models import repeat
 
+SHARED = ("keys", "target_finite", "draft_finite", "until")  # the same for all rows
 STATES = 53  # expanded at a time; a prime, so that no other axis is taken for the batch
 
 
@@ -61,7 +62,7 @@ def output_distribution(
     """
     rng = np.random.default_rng(seed)
     contexts, pool = _first(method, inputs, budget)
-    keys, finite = pool.keys, (pool.target_finite, pool.draft_finite)
+    shared = {name: getattr(pool, name) for name in SHARED}
     expand = _expander(step, drawn_from)
     pool = jax.tree.map(lambda x: np.asarray(x)[:1], _batched(pool))
     weights, distribution = np.ones(1), {}
@@ -70,7 +71,7 @@ def output_distribution(
         for at in range(0, len(weights), STATES):
             index = np.minimum(np.arange(at, at + STATES), len(weights) - 1)
             state = jax.tree.map(lambda x, index=index: x[index], pool)
-            state = state.replace(keys=keys, target_finite=finite[0], draft_finite=finite[1])
+            state = state.replace(**shared)
             state, chance = jax.device_get(expand(method, contexts, _on_device(state)))
             chance = chance.reshape(STATES, -1)[: len(weights) - at]
             chance = (weights[at : at + STATES, None] * chance).ravel()
@@ -98,7 +99,7 @@ def _first(method, inputs, budget):
 
 def _batched(state):
     """The leaves that have a row for each state and differ from row to row."""
-    return state.replace(keys=(), target_finite=(), draft_finite=())
+    return state.replace(**dict.fromkeys(SHARED, ()))
 
 
 def _on_device(state):

@@ -48,7 +48,7 @@ def model(layers: int, platform: str) -> LanguageModel:
 
 
 def check(method):
-    """`start` and `decode` lower for all platforms, and `decode` is one loop for each."""
+    """`start`, `decode` and `admit` lower for all platforms, and `decode` is one loop for each."""
     inputs = inputs_of([[0], [0]], [[3, 1], [4]])
     zeros = jnp.zeros((2,), jnp.int32)
     args = method, inputs, row_keys(jax.random.key(0), zeros, zeros), zeros + 5
@@ -59,6 +59,9 @@ def check(method):
     assert lowered.platforms == PLATFORMS
     assert "stablehlo.while" in lowered.mlir_module()
     assert "stablehlo.custom_call" not in lowered.mlir_module()
+    some = jax.tree.map(lambda x: x[:1], args[1:])
+    lowered = export.export(loop.admit, platforms=PLATFORMS)(method, *state, zeros[:1], *some)
+    assert lowered.platforms == PLATFORMS
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

@@ -25,10 +25,13 @@ pandas.read_json(FILE, lines=True) reads: input (its number), sample, round, all
 draft that the policy allowed), drafted, accepted, emitted; and of each drafted token confidence and
 entropy.
 
-Input: one line each, "-" for standard input. Output: a JSON line for each input and sample, in the
-input's order: input, sample, output, tokens, target_calls, drafted, accepted. A run that was cut
-off goes on where it was when the same command is given again. At the end a line with counts, τ and
-tokens a second goes to standard output, or to standard error where the rows go to the former.
+With --follow the rows that run are shown in the terminal, a line each, as they grow.
+
+Input: one line each, "-" for standard input. Of batch_size rows each takes the next input when it
+has ended. Output: a JSON line for each input and sample, in the input's order: input, sample,
+output, tokens, target_calls, drafted, accepted. A run that was cut off goes on where it was when
+the same command is given again. At the end a line with counts, τ and tokens a second goes to
+standard output, or to standard error where the rows go to the former.
 """
 
 import json
@@ -55,6 +58,7 @@ from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line, files, runs
 from specjax.tools.commands import defaults
+from specjax.tools.commands import follow as following
 from specjax.tools.commands.defaults import DTYPES
 from specjax.tools.commands.inputs import read_lines
 from specjax.trees.speculative import TreeSpeculative
@@ -65,6 +69,8 @@ METHODS = ("speculative", "autoregressive")
 def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
     check(config)
+    if args.follow and not sys.stderr.isatty():
+        raise ValueError("--follow writes to a terminal, and standard error is none: leave it out.")
     texts = read_lines(args.input)
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
@@ -88,7 +94,7 @@ def main(_) -> None:
     output = open_output(args.output, args.overwrite, config, texts, source=args.input)
     done = len(output.done) if output else 0
     log = open_log(config, args, done)
-    rows = decoding.stream(
+    events = decoding.as_they_end(
         decoding.with_log(method, config.max_new_tokens) if log else method,
         target,
         texts,
@@ -100,10 +106,16 @@ def main(_) -> None:
         first=done,
         names=(config.target, config.draft),
         carry=config.carry,
+        eager=args.follow,
+        every=following.ROUNDS if args.follow else 0,
     )
+    if args.follow:
+        events = following.follow(events, Console(stderr=True))
+    rows = decoding.in_order(events, config.samples, done)
     total = len(texts) * config.samples
     begin, counts = time.perf_counter(), np.zeros(5, int)
-    for row in tqdm(rows, total=total, initial=done, unit="row", disable=None):
+    hidden = True if args.follow else None
+    for row in tqdm(rows, total=total, initial=done, unit="row", disable=hidden):
         counts += 1, row.emitted, row.target_calls, row.drafted, row.levels
         record = {
             "input": texts[row.index],
@@ -325,7 +337,8 @@ def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | Drafter | None]:
 
 def check_memory(config, texts: list[str], target: hub.Checkpoint, method: Method) -> None:
     """ValueError if what a batch takes does not fit beside what is loaded."""
-    rows = min(config.batch_size, len(texts) * config.samples)
+    total = len(texts) * config.samples
+    rows = min(config.batch_size, total)
     texts = sorted(texts, key=len)[-8:]  # among these the most tokens, or nearly as many
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # decoding will say which texts it cuts
@@ -333,7 +346,12 @@ def check_memory(config, texts: list[str], target: hub.Checkpoint, method: Metho
     if not any(sources):
         return
     need = decoding.needed(
-        method, target, max(map(len, sources)), rows=rows, max_new_tokens=config.max_new_tokens
+        method,
+        target,
+        max(map(len, sources)),
+        rows=rows,
+        max_new_tokens=config.max_new_tokens,
+        admits=decoding.at_once(rows) if total > rows else 0,
     )
     check_fits(
         f"Caches and distributions of {rows} rows",
@@ -349,5 +367,6 @@ def run() -> None:
     flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
     flags.DEFINE_string("output", "-", "A file of JSON lines, or - for standard output.")
     flags.DEFINE_bool("overwrite", False, "Replace an output of another run.")
+    flags.DEFINE_bool("follow", False, "Show the rows that run in the terminal, as they grow.")
     flags.mark_flags_as_required(["config", "input"])
     command_line.run(main, __doc__, config=f"{defaults.__file__}:decode")
