@@ -142,6 +142,7 @@ def _ready(
     max_source_len: int | None,
     policy: Policy | str | None,
     rounds: bool,
+    carry: bool,
     **how: Any,
 ) -> tuple[Method, dict[str, Any]]:
     """The method, and what `decoding.stream` is told beside it; arguments as of `generate`."""
