@@ -4,7 +4,7 @@ belief tells of it, c and v.
     python -m experiments.when --config=configs/when.py --workdir=runs/when
     python -m experiments.when --config=configs/when.py:small --workdir=runs/when_small
 
-Simulated rollouts, so nothing is timed and any machine gives the same rows. TODO minutes on two
+Simulated rollouts, so nothing is timed and any machine gives the same rows. Five minutes on two
 cores; `small` has a corner of the space and takes one. A run that was cut off goes on. Policies
 join by name or import path, which is code that runs.
 """

@@ -41,8 +41,7 @@ def sections(workdir: pathlib.Path, rows: Sequence[Row], config) -> list[Section
 
 def draw_maps(space: Sequence[Row], traces: Sequence[tuple[str, Row]]) -> Figure:
     """A column for each price, a row for each informativeness, and one for the oracle."""
-    prices = sorted({(row["verify"], row["narrow"], row["c"]) for row in space})
-    prices = [price for price in prices if price[0] == 0 or price[1]] or prices
+    prices = columns(space)
     informed = [i for i in INFORMED if any(row["informativeness"] == i for row in space)]
     between = min(row["between"] for row in space)
     figure = Figure(
@@ -65,13 +64,21 @@ def draw_maps(space: Sequence[Row], traces: Sequence[tuple[str, Row]]) -> Figure
         for letter, row in traces:
             if nearest(row, prices) == (verify, narrow, c):
                 put(panels[:, column], letter, row, there)
-        price = f"c = {c:g}, v = 1" + (f" + {verify:g}γ, narrow passes" if narrow else
+        price = f"c = {c:g}, v = 1" + (f" + {verify:g}γ, narrow" if narrow else
                                        f" + {verify:g}γ" if verify else "")  # fmt: skip
         panels[0, column].annotate(price, (0.5, 1.22), xycoords="axes fraction", ha="center",
                                    fontsize=9, fontweight="bold")  # fmt: skip
     figure.supxlabel("α", fontsize=9)
     figure.supylabel("variance of the chance within outputs, as a share of α(1 − α)", fontsize=9)
     return figure
+
+
+def columns(space: Sequence[Row]) -> list[tuple[float, bool, float]]:
+    """Prices to show: v = 1 with each c, and narrow passes with the middle one."""
+    costs = sorted({row["c"] for row in space})
+    middle = costs[len(costs) // 2]
+    prices = sorted({(row["verify"], row["narrow"], row["c"]) for row in space})
+    return [(v, narrow, c) for v, narrow, c in prices if v == 0 or (narrow and c == middle)]
 
 
 def at_level(rows: Sequence[Row], informativeness: float) -> list[Row]:
@@ -96,9 +103,9 @@ def draw_map(axes: Axes, rows: Sequence[Row], method: str) -> None:
         at = withins.index(row["within"]), alphas.index(row["alpha"])
         value, error = row["of_static"][method]
         grid[at] = 100 * (value - 1)
-        certain = abs(value - 1) > 2 * error
-        axes.text(*at[::-1], f"{grid[at]:+.0f}", ha="center", va="center", fontsize=7,
-                  color="black" if certain else "0.5")  # fmt: skip
+        told = f"{grid[at]:+.0f}" if abs(grid[at]) >= 0.5 else "0"
+        colour = "black" if abs(value - 1) > 2 * error else "0.5"
+        axes.text(*at[::-1], told, ha="center", va="center", fontsize=7, color=colour)
     most = 60 if method == ORACLE else 20
     colours, least = ("Greens", 0) if method == ORACLE else ("PuOr_r", -most)
     axes.imshow(grid, origin="lower", aspect="auto", cmap=colours, vmin=least, vmax=most)

@@ -9,11 +9,13 @@ import numpy as np
 
 from experiments.reproduce.pages import Section
 from experiments.when import sweep
-from experiments.when.sweep import ORACLE
+from experiments.when.sweep import ORACLE, Tables
 from specjax.measure import pricing, report
 from specjax.measure.provenance import Results
 from specjax.policies import Prices, prices
 from specjax.replay import rollouts, synthetic
+from specjax.replay.rollouts import Rollouts
+from specjax.replay.synthetic import Chances
 from specjax.support import files
 from specjax.support.named import short
 
@@ -46,26 +48,34 @@ def name_of(trace: Mapping[str, Any]) -> str:
 
 
 def measure(trace: Mapping[str, Any], file: pathlib.Path, config) -> dict[str, Any]:
-    """What the trace is like, what methods do there, and what they do in a simulation of it."""
+    """What the trace is like; what methods do there, and in simulations of it."""
     found = rollouts.load(file)
     tables = {name: prices(**table) for name, table in trace["prices"].items()}
     chances, mean = synthetic.describe(found), int(np.asarray(found.emitted).mean().round())
-    twin = sweep.simulated(chances, config, config.outputs, max(mean, 1), found.gamma_max)
+    calibrated = dataclasses.replace(chances, slope=1.0, offset=0.0)
+    knowing = dataclasses.replace(calibrated, informativeness=1.0)
+
+    def figures(of: Rollouts, prices: Sequence[Tables], draws: int = 1) -> list[dict[str, Any]]:
+        return sweep.compare(of, prices, config, sweep.bound(of, prices, config, draws), draws)
+
+    def simulated(like: Chances, *prices: Tables) -> list[dict[str, Any]]:
+        sizes = config.outputs, max(mean, 1), found.gamma_max
+        return figures(sweep.simulated(like, config, *sizes), prices)
+
+    close = narrow(tables, found.gamma_max)
     draws = 1 if trace["temperature"] == 0 else config.draws
-
-    def figures(of: rollouts.Rollouts, draws: int) -> dict[str, Any]:
-        bounds = sweep.bound(of, [tables], config, draws)
-        return sweep.compare(of, [tables], config, bounds, draws)[0]
-
-    errors = synthetic.errors(found, seed=config.seed)
+    twins = simulated(chances, tables, close)
     return {
         **rounded(dataclasses.asdict(chances)),
-        "sd_between": round(chances.sd_between, 4),
-        "sd_within": round(chances.sd_within, 4),
-        "errors": rounded(errors),
+        "sd_between": round(chances.sd_between, 3),
+        "sd_within": round(chances.sd_within, 3),
+        "errors": rounded(synthetic.errors(found, seed=config.seed)),
         **rounded(costs(tables, found.gamma_max)),
-        "measured": figures(found, draws),
-        "simulated": figures(twin, 1),
+        "measured": figures(found, [tables], draws)[0],
+        "simulated": twins[0],
+        "narrow": twins[1],
+        "calibrated": simulated(calibrated, close)[0],
+        "knowing": simulated(knowing, close)[0],
         "outputs": len(found.emitted),
         "tokens": mean,
         "gamma_max": found.gamma_max,
@@ -74,22 +84,34 @@ def measure(trace: Mapping[str, Any], file: pathlib.Path, config) -> dict[str, A
     }
 
 
+def passes(tables: Tables, gamma_max: int) -> list[float]:
+    """What else rounds take than draft steps, by the γ of a static loop, from 1."""
+    own = [pricing.static_prices(tables, gamma) for gamma in range(1, gamma_max + 1)]
+    return [
+        float(table.rounds(gamma)[gamma] - gamma * table.draft)
+        for gamma, table in enumerate(own, 1)
+    ]
+
+
+def narrow(tables: Tables, gamma_max: int) -> dict[str, Prices]:
+    """The same, were policies' passes as narrow as drafts, and one without a draft a plain step."""
+    shared = tables[pricing.POLICIES].as_row()
+    shared |= {"verify": [shared["token"], *passes(tables, gamma_max)], "rest": 0.0}
+    return {**tables, pricing.POLICIES: prices(**shared)}
+
+
 def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
     """As much as rows need."""
     return {name: round(value, 4) for name, value in numbers.items()}
 
 
-def costs(tables: Mapping[str, Prices], gamma_max: int) -> dict[str, float]:
+def costs(tables: Tables, gamma_max: int) -> dict[str, float]:
     """c, and the line first + verify·(γ − 1) through what else rounds of each static γ take, in
     target steps."""
-    gammas = np.arange(1, gamma_max + 1)
-    own = [pricing.static_prices(tables, gamma) for gamma in gammas.tolist()]
-    rest = [
-        float(table.rounds(gamma)[gamma] - gamma * table.draft) / float(table.token)
-        for gamma, table in zip(gammas.tolist(), own, strict=True)
-    ]
-    verify, first = np.polyfit(gammas - 1, rest, 1) if gamma_max > 1 else (0.0, rest[0])
-    return {"c": tables[pricing.POLICIES].c, "first": float(first), "verify": float(verify)}
+    shared = tables[pricing.POLICIES]
+    rest = np.array(passes(tables, gamma_max)) / float(shared.token)
+    verify, first = np.polyfit(np.arange(gamma_max), rest, 1) if gamma_max > 1 else (0.0, rest[0])
+    return {"c": shared.c, "first": float(first), "verify": float(verify)}
 
 
 def letters(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -133,9 +155,18 @@ def sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
         ("simulated", lambda row: _ratio(row["simulated"]["of_static"][ORACLE])),
         ("off by", lambda row: f"{off(row):.1%}"),
     ]
+    could: list[report.Column] = [
+        *name,
+        ("best γ", lambda row: str(row["narrow"]["static"])),
+        ("policy over it", lambda row: _own(row["narrow"])),
+        ("calibrated belief", lambda row: _own(row["calibrated"])),
+        ("belief is the chance", lambda row: _own(row["knowing"])),
+        ("oracle", lambda row: _ratio(row["knowing"]["of_static"][ORACLE])),
+    ]
     return [
         Section("What traces are like", like, lines, legend=_LIKE),
         Section("What policies do there", does, lines, legend=_DOES),
+        Section("What they could do there", could, lines, legend=_COULD),
     ]
 
 
@@ -147,6 +178,10 @@ def off(row: Mapping[str, Any]) -> float:
 
 def _best(row, side: str) -> str:
     return _ratio(row[side]["of_static"][row["measured"]["best"]])
+
+
+def _own(found: Mapping[str, Any]) -> str:
+    return f"{found['best']} {_ratio(found['of_static'][found['best']])}"
 
 
 def _ratio(found: Sequence[float]) -> str:
@@ -166,4 +201,11 @@ _DOES = (
     "output, speedups are of the others. simulated: the same in a simulation with the numbers of "
     "the table above, at the same prices; its own best γ. off by: the mean distance of simulated "
     "ratios from those of the trace, over all policies and the oracle."
+)
+_COULD = (
+    "Simulated with the same numbers, at the same prices but for policies' verify passes: they are "
+    "as narrow as the draft, and a plain step without one. policy over it: the best policy's "
+    "speedup over the best static γ. calibrated belief: the same with slope 1 and offset 0. belief "
+    "is the chance: and informativeness 1, all that can be known beforehand. What the oracle has "
+    "beyond that is luck."
 )

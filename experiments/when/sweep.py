@@ -39,8 +39,8 @@ def fill(results: Results, config, facts: Mapping[str, Any]) -> None:
             bounds[text] = bound(found, tables, config)
         rows = compare(found, tables, config, bounds[text])
         spread = {
-            "sd_between": round(chances.sd_between, 4),
-            "sd_within": round(chances.sd_within, 4),
+            "sd_between": round(chances.sd_between, 3),
+            "sd_within": round(chances.sd_within, 3),
         }
         for cost, row in zip(prices, rows, strict=True):
             results.append({"sweep": sweep, **point, **spread, **cost, **row, **facts})
@@ -138,7 +138,7 @@ def judge(
         """And its standard error."""
         drawn = (weights @ over[1::2]) / (weights @ time[1::2])
         whole = over[1::2].sum() / time[1::2].sum()
-        return round(float(whole), 4), round(float(drawn.std(ddof=1)), 4)
+        return round(float(whole), 3), round(float(drawn.std(ddof=1)), 4)
 
     everyone = {**policies, ORACLE: oracle}
     return {
