@@ -89,6 +89,18 @@ def test_nothing_varies():
     assert found.within < 0.01
 
 
+@pytest.mark.parametrize("settled", [False, True])
+def test_what_the_belief_in_a_token_tells(settled):
+    """As much as the largest probability does, which here is the same."""
+    asked = VARIED[0]
+    found = synthetic.rollouts(asked, KEY, **MANY, settled=settled)
+    expected = asked.informativeness * (asked.between + asked.within)
+    assert synthetic.told(found) == pytest.approx(expected, abs=0.02)
+    # Tokens that are unlikely wherever they are wrong give themselves away.
+    rejected = found.confidence.at[:, :, 0].set(np.log(1e-6))
+    assert synthetic.told(found._replace(confidence=rejected)) == pytest.approx(1.0, abs=0.01)
+
+
 def test_errors_are_those_of_fresh_traces():
     """The bootstrap's error of α and of the share between outputs, by the spread of 30 traces."""
     asked, sizes = VARIED[0], {"outputs": 64, "tokens": 64, "gamma_max": 1}

@@ -69,6 +69,7 @@ def measure(trace: Mapping[str, Any], file: pathlib.Path, config) -> dict[str, A
         **rounded(dataclasses.asdict(chances)),
         "sd_between": round(chances.sd_between, 3),
         "sd_within": round(chances.sd_within, 3),
+        "told": round(synthetic.told(found), 4),
         "errors": rounded(synthetic.errors(found, seed=config.seed)),
         **rounded(costs(tables, found.gamma_max)),
         "measured": figures(found, [tables], draws)[0],
@@ -138,6 +139,7 @@ def sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
     like = [
         *name,
         *map(estimate, sweep.CHANCES),
+        ("token tells", lambda row: f"{row['told']:.2f}"),
         ("sd between", lambda row: f"{row['sd_between']:.2f}"),
         ("sd within", lambda row: f"{row['sd_within']:.2f}"),
         ("c", lambda row: f"{row['c']:.3f}"),
@@ -193,8 +195,9 @@ _LIKE = (
     "Estimates by specjax.replay.synthetic.describe, with standard errors by bootstrap over "
     "outputs. between and within: shares of α(1 − α). informative: share of the chance's variance "
     "that the belief explains. slope, offset: of beliefs as quantiles, 1 and 0 where they are "
-    "calibrated. c, v(1) and by how much v grows with each position are in target steps; v has the "
-    "overhead of a round."
+    "calibrated. token tells: share of α(1 − α) that the belief in the drafted token explains. c, "
+    "v(1) and by how much v grows with each position are in target steps; v has the overhead of a "
+    "round."
 )
 _DOES = (
     "Replayed at the trace's own prices. The best γ and the best policy are chosen on every other "

@@ -147,3 +147,15 @@ def judge(
         "best": best,
         "of_static": {name: speedup(static[gamma], time) for name, time in everyone.items()},
     }
+
+
+def foretold(row: Mapping[str, Any]) -> float:
+    """The share of α(1 − α) that can be known before a token is tested: the output's own level,
+    which past rounds show, and what the belief tells of the rest."""
+    return row["between"] + row["informativeness"] * row["within"]
+
+
+def closed(found: Mapping[str, Any]) -> float:
+    """Of the time between the best static γ and the oracle, what the best policy saves."""
+    best, oracle = (found["of_static"][name][0] for name in (found["best"], ORACLE))
+    return (1 - 1 / best) / (1 - 1 / oracle)

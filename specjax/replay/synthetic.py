@@ -225,6 +225,7 @@ def _entropy(top1: Float[Array, "..."]) -> Float[Array, "..."]:
 # --- the numbers, from rollouts -------------------------------------------------------------------
 
 BINS = 20  # of beliefs, equally full
+EDGES = np.arange(1, BINS) / BINS
 LEAST = 0.2  # autocorrelation that another estimate is divided by
 SURE = 1e-4  # beliefs below it, or above 1 − SURE, have no quantile worth a fit
 
@@ -321,6 +322,30 @@ def errors(found: Rollouts, resamples: int = 100, seed: int = 0) -> dict[str, fl
     return dict(zip(names, np.std(each, axis=0, ddof=1).tolist(), strict=True))
 
 
+def told(found: Rollouts) -> float:
+    """The variance of acceptance that the belief in the drafted token explains, as a share of
+    α(1 − α).
+
+    At T > 0 it may be more than the largest probability tells, which `describe` reads: a token is
+    drawn, and how likely it was tells whether it will be accepted. At every position the output's
+    own token is drafted and accepted with its chance, or else the rollout's first, which is not.
+    """
+    there = np.arange(found.tokens.shape[1]) < np.asarray(found.emitted)[:, None]
+    chance = np.asarray(found.acceptance, np.float64)[there]
+    own, other = found.own_confidence, found.confidence[:, :, 0]
+    belief = np.concatenate([np.asarray(field, np.float64)[there] for field in (own, other)])
+    weight = np.concatenate([chance, 1 - chance])
+    accepted = np.repeat([1.0, 0.0], len(chance))
+    which = np.searchsorted(np.unique(np.quantile(belief, EDGES)), belief, side="right")
+    total = np.bincount(which, weight)
+    mean = np.bincount(which, weight * accepted) / np.where(total > 0, total, 1)
+    alpha = chance.mean()
+    # Each bin's mean is off by noise, of the variance mean · (1 − mean)/total.
+    noise = (mean * (1 - mean)).sum()
+    spread = (total @ (mean - alpha) ** 2 - noise) / total.sum()
+    return float(np.clip(spread / (alpha * (1 - alpha)), 0, 1))
+
+
 def _moment(at: Seen, left, right, first: int, beyond: int) -> float:
     """Covariance of two quantities of one output at lags first … beyond − 1, in both orders.
 
@@ -357,7 +382,7 @@ class Bins(NamedTuple):
 def _explained(at: Seen) -> tuple[Bins, float]:
     """The variance of the chance that beliefs explain; not what noise in the bins' means adds."""
     top1, chance = at.top1[at.there], at.chance[at.there]
-    edges = np.unique(np.quantile(top1, np.arange(1, BINS) / BINS))
+    edges = np.unique(np.quantile(top1, EDGES))
     which = np.searchsorted(edges, at.top1, side="right")
     inside = which[at.there]
     there, inside = np.unique(inside, return_inverse=True)
