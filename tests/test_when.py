@@ -96,7 +96,7 @@ def test_when(command, traces, tmp_path):
     assert (trace["c"], trace["first"], trace["verify"]) == pytest.approx((0.1, 1.3, 0.1), abs=1e-3)
     assert trace["measured"]["of_static"]["oracle"][0] >= 1
     assert points.off(trace) < 0.2
-    assert {"narrow", "calibrated", "knowing"} <= set(trace)
+    assert {"narrow", "simulated_narrow", "calibrated", "knowing"} <= set(trace)
     assert "| A | prose, draft, T=1 |" in (work / "report.md").read_text()
     nothing = run(f"--traces={tmp_path}")
     assert nothing.status == 1
