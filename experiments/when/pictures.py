@@ -267,8 +267,8 @@ _CURVES = (
 _RULE = (
     "Every point of the space whose best static γ is below the longest, with passes that are no "
     "wider for policies than for static γ: the share of the gap that the best policy of the point "
-    "closes, against what can be foretold. The dotted line has slope 1. Letters are traces, replayed "
-    "in narrow passes."
+    "closes, against what can be foretold. The dotted line has slope 1. Letters are traces, "
+    "replayed in narrow passes."
 )
 RULE: list[report.Column] = [
     ("c", lambda row: f"{row['c']:g}"),

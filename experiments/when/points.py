@@ -215,8 +215,8 @@ _DOES = (
 _COULD = (
     "Replayed at the same prices but for policies' verify passes: they are as narrow as the draft, "
     "and a plain step without one. simulated: the same policy in the simulation. foretold: between "
-    "+ informativeness · within. closed: of the time between the best static γ and the oracle, what "
-    "the best policy saves. calibrated belief: the best policy in the simulation with slope 1 and "
-    "offset 0. belief is the chance: and informativeness 1, all that can be known before a token is "
-    "drawn. What the oracle has beyond that is luck."
+    "+ informativeness · within. closed: of the time between the best static γ and the oracle, "
+    "what the best policy saves. calibrated belief: the best policy in the simulation with slope 1 "
+    "and offset 0. belief is the chance: and informativeness 1, all that can be known before a "
+    "token is drawn. What the oracle has beyond that is luck."
 )
