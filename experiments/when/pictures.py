@@ -74,7 +74,7 @@ def draw_maps(space: Sequence[Row], traces: Sequence[tuple[str, Row]]) -> Figure
         axes.set_title(ORACLE, fontsize=8)
         for letter, row in traces:
             if nearest(row, prices) == (verify, narrow, c):
-                put(panels[:, column], letter, row, there)
+                put(list(panels[:, column]), letter, row, there)
         price = f"c = {c:g}, v = 1" + (f" + {verify:g}γ, narrow" if narrow else
                                        f" + {verify:g}γ" if verify else "")  # fmt: skip
         panels[0, column].annotate(price, (0.5, 1.22), xycoords="axes fraction", ha="center",
@@ -150,8 +150,8 @@ def draw_curves(rows: Sequence[Row], config) -> Figure | None:
     price = {"c": costs[len(costs) // 2], "verify": 0.0, "narrow": False}
 
     def of(sweep: str, **where: float) -> list[Row]:
-        where = {"sweep": sweep, "alpha": config.base.alpha, **price, **where}
-        return [row for row in rows if where.items() <= row.items()]
+        fixed: dict[str, Any] = {"sweep": sweep, "alpha": config.base.alpha, **price, **where}
+        return [row for row in rows if fixed.items() <= row.items()]
 
     panels: list[tuple[str, str, list[Row]]] = [
         ("informativeness", f"within = {CURVE['within']:g}", of("space", **CURVE)),
@@ -228,8 +228,8 @@ def draw_rule(rows: Sequence[Row], config, traces: Sequence[tuple[str, Row]]) ->
     alphas = sorted({row["alpha"] for row in every})
     for i, alpha in enumerate(alphas):
         here = [row for row in every if row["alpha"] == alpha]
-        axes.scatter(*np.array([(sweep.foretold(row), sweep.closed(row)) for row in here]).T, s=9,
-                     color=colormaps["viridis"](i / max(len(alphas) - 1, 1)), alpha=0.7,
+        x, y = zip(*((sweep.foretold(row), sweep.closed(row)) for row in here), strict=True)
+        axes.scatter(x, y, s=9, color=colormaps["viridis"](i / max(len(alphas) - 1, 1)), alpha=0.7,
                      linewidth=0, label=f"α = {alpha:g}")  # fmt: skip
     axes.plot([0, 1], [0, 1], color="0.5", linewidth=0.8, linestyle=":")
     for letter, row in traces:

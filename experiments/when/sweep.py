@@ -48,8 +48,8 @@ def fill(results: Results, config, facts: Mapping[str, Any]) -> None:
 
 def simulated(chances: Chances, config, outputs: int, tokens: int, gamma_max: int) -> Rollouts:
     """Of one key: points differ by what is asked of them, and not by luck."""
-    sizes = {"outputs": outputs, "tokens": tokens, "gamma_max": gamma_max}
-    return synthetic.rollouts(chances, jax.random.key(config.seed), **sizes)
+    key = jax.random.key(config.seed)
+    return synthetic.rollouts(chances, key, outputs=outputs, tokens=tokens, gamma_max=gamma_max)
 
 
 def points(config) -> Iterator[tuple[str, dict[str, float]]]:

@@ -376,7 +376,7 @@ class Bins(NamedTuple):
     which: np.ndarray  # (N, T)
     chance: np.ndarray  # means, by bin
     belief: np.ndarray  # medians of top1
-    count: np.ndarray
+    sizes: np.ndarray
 
 
 def _explained(at: Seen) -> tuple[Bins, float]:
@@ -403,7 +403,7 @@ def _line(bins: Bins) -> tuple[float, float]:
     """
     known = (bins.belief > SURE) & (bins.belief < 1 - SURE)
     known |= not known.any()
-    count = bins.count[known]
+    count = bins.sizes[known]
     told = ndtri(np.clip(bins.chance[known], 0.5 / count, 1 - 0.5 / count))
     belief, weight = ndtri(np.clip(bins.belief[known], SURE, 1 - SURE)), count / count.sum()
     x, y = told - weight @ told, belief - weight @ belief
