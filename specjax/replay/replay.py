@@ -280,22 +280,33 @@ def score(replayed: Replayed, rollouts: Rollouts, prices: Prices) -> Score:
     Raises:
       ValueError: drafts that are longer than those that have a price.
     """
-    counts = np.asarray(replayed.drafted, np.float64).sum(axis=-2)
-    lengths, beyond = np.split(counts, [prices.gamma_max + 1], axis=-1)
-    if beyond.any():
-        raise ValueError(
-            f"The prices are for γ_max={prices.gamma_max}, and longer drafts were replayed."
-        )
+    spent = times(replayed, prices).sum(axis=-1)
+    lengths = np.asarray(replayed.drafted, np.float64).sum(axis=-2)
     runs = np.asarray(replayed.runs, np.float64)
     tokens, calls = runs @ np.asarray(rollouts.emitted, np.float64), runs.sum(axis=-1)
     rounds = lengths.sum(axis=-1)
-    spent = lengths @ _rounds(prices) + calls * float(prices.call)
-    spent += replayed.refused.sum(axis=-1) * float(prices.draft)
     return Score(
         speedup=(tokens * float(prices.token) + calls * float(prices.plain_call)) / spent,
         tau=tokens / rounds,
         drafted=lengths @ np.arange(lengths.shape[-1]) / rounds,
     )
+
+
+def times(replayed: Replayed, prices: Prices) -> Float[np.ndarray, "*S N"]:
+    """What each output took, summed over draws: its rounds, its calls, and the drafter's calls
+    after which no token was drafted.
+
+    Raises:
+      ValueError: drafts that are longer than those that have a price.
+    """
+    counts = np.asarray(replayed.drafted, np.float64)
+    lengths, beyond = np.split(counts, [prices.gamma_max + 1], axis=-1)
+    if beyond.any():
+        raise ValueError(
+            f"The prices are for γ_max={prices.gamma_max}, and longer drafts were replayed."
+        )
+    fixed = replayed.runs * float(prices.call) + replayed.refused * float(prices.draft)
+    return lengths @ _rounds(prices) + fixed
 
 
 def _rounds(prices: Prices) -> Float[np.ndarray, " K"]:
@@ -323,37 +334,67 @@ def oracle(
     Raises:
       ValueError: prices of longer drafts than were recorded.
     """
-    if any(loop.gamma_max > rollouts.gamma_max for loop in loops):
-        raise ValueError(f"Drafts of at most {rollouts.gamma_max} tokens were recorded.")
-    keys = _draw_keys(rollouts, key, draws)
-    rejections = np.asarray(_rejections(rollouts, keys))
-    emitted = np.asarray(rollouts.emitted)
-    plain = emitted * float(loops[0].token) + float(loops[0].plain_call)
-    plain_way = np.stack([plain, emitted, np.zeros(len(emitted))], axis=-1)
-    best = np.broadcast_to(plain_way, (draws, *plain_way.shape))  # time, rounds, drafted tokens
-    for loop in loops:
-        own = _fastest(rollouts, rejections, _rounds(loop)) + np.array([float(loop.call), 0, 0])
-        best = np.where(own[..., :1] < best[..., :1], own, best)
-    time, rounds, drafted = best.sum(axis=(0, 1))
+    plain, ways = oracle_ways(rollouts, key, loops, draws=draws)
+    time, rounds, drafted = ways.sum(axis=(0, 1))
     return Score(
         np.asarray(draws * plain.sum() / time),
-        np.asarray(draws * emitted.sum() / rounds),
+        np.asarray(draws * np.asarray(rollouts.emitted).sum() / rounds),
         np.asarray(drafted / rounds),
     )
+
+
+def oracle_ways(
+    rollouts: Rollouts, key: Key[Array, ""], loops: Sequence[Prices], *, draws: int = 1
+) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, "D N 3"]]:
+    """Of each output the time of plain decoding, and the oracle's time, rounds and drafted tokens.
+
+    Arguments and errors: `oracle`.
+    """
+    if any(loop.gamma_max > rollouts.gamma_max for loop in loops):
+        raise ValueError(f"Drafts of at most {rollouts.gamma_max} tokens were recorded.")
+    emitted = np.asarray(rollouts.emitted)
+    plain = emitted * float(loops[0].token) + float(loops[0].plain_call)
+    nothing = np.broadcast_to(
+        np.stack([plain, emitted, 0 * plain], axis=-1), (draws, len(plain), 3)
+    )
+    rejections = np.asarray(_rejections(rollouts, _draw_keys(rollouts, key, draws)))
+    priced = _not_dominated(loops)
+    ways = _fastest(rollouts, rejections, priced[:, 1:])
+    ways[..., 0] += priced[:, 0, None, None]
+    each = np.concatenate([nothing[None], ways])
+    best = np.argmin(each[..., 0], axis=0)
+    return plain, np.take_along_axis(each, best[None, ..., None], axis=0)[0]
 
 
 _rejections = jax.jit(jax.vmap(first_rejections, (None, 0)))
 
 
+def _not_dominated(loops: Sequence[Prices]) -> Float[np.ndarray, "L 2+G"]:
+    """Each loop's price of a call, and of rounds of 0 … γ_max tokens, ∞ where it has none; without
+    loops than which another is nowhere dearer."""
+    priced = np.full((len(loops), 2 + max(loop.gamma_max for loop in loops)), np.inf)
+    for row, loop in zip(priced, loops, strict=True):
+        row[: 2 + loop.gamma_max] = [float(loop.call), *_rounds(loop)]
+    kept: list[Float[np.ndarray, " K"]] = []
+    for row in sorted(priced, key=lambda row: np.isinf(row).sum()):
+        if not any(np.all(other <= row) for other in kept):
+            kept.append(row)
+    return np.stack(kept)
+
+
 def _fastest(
-    rollouts: Rollouts, rejections: Int[np.ndarray, "D N T"], price: Float[np.ndarray, " K"]
-) -> Float[np.ndarray, "D N 3"]:
-    """The recursion of `oracle`, from the last token back: time, rounds and drafted tokens."""
+    rollouts: Rollouts, rejections: Int[np.ndarray, "D N T"], price: Float[np.ndarray, "L K"]
+) -> Float[np.ndarray, "L D N 3"]:
+    """The recursion of `oracle`, from the last token back: time, rounds and drafted tokens.
+
+    Args:
+      price: of each loop's rounds, by drafted tokens; ∞ where it drafts no so many.
+    """
     draws, rows, _ = rejections.shape
     emitted, budget = np.asarray(rollouts.emitted), np.asarray(rollouts.budget)
     length, index = np.asarray(rollouts.length), np.arange(rows)
-    last, gamma_max = int(emitted.max()), len(price) - 1
-    ways = np.zeros((draws, rows, last + 1, 3))
+    last, lengths = int(emitted.max()), np.arange(price.shape[1])
+    ways = np.zeros((len(price), draws, rows, last + 1, 3))
     # The first position on the output from which nothing is drafted.
     silent = np.where(length > 0, length.shape[1], np.arange(length.shape[1]))
     silent = np.minimum.accumulate(silent[:, ::-1], axis=1)[:, ::-1]
@@ -361,14 +402,19 @@ def _fastest(
         rejected = rejections[:, :, t]
         beyond = rejected + length[index, rejected]  # drafts that follow a rejected one count too
         end = np.where(silent[:, t] < rejected, silent[:, t], beyond)
-        room = np.minimum(end - t, np.minimum(budget - t - 1, gamma_max))
-        found = np.full((draws, rows, 3), np.inf)
-        for k in range(gamma_max + 1):
-            after = np.minimum(t + np.minimum(k, rejected - t) + 1, emitted)
-            rest = np.take_along_axis(ways, after[:, :, None, None], axis=2)[:, :, 0]
-            way = rest + np.array([price[k], 1, k])
-            better = (k <= room) & (way[..., 0] < found[..., 0])
-            found = np.where(better[..., None], way, found)
-        live = (t < emitted)[None, :, None]
-        ways[:, :, t] = np.where(live, found, 0)
-    return ways[:, :, 0]
+        room = np.minimum(end - t, budget - t - 1)[..., None]
+        after = np.minimum(t + np.minimum(lengths, (rejected - t)[..., None]) + 1, emitted[:, None])
+        rest = np.take_along_axis(ways[..., 0], after[None], axis=3)
+        cost = np.where(lengths <= room, price[:, None, None] + rest, np.inf)
+        best = np.argmin(cost, axis=3)[..., None]
+        to = np.take_along_axis(np.broadcast_to(after, cost.shape), best, axis=3)
+        counted = np.take_along_axis(ways[..., 1:], to[..., None], axis=3)[..., 0, :]
+        found = np.concatenate(
+            [
+                np.take_along_axis(cost, best, axis=3),
+                counted + np.concatenate([0 * best + 1, best], 3),
+            ],
+            axis=3,
+        )
+        ways[:, :, :, t] = np.where((t < emitted)[:, None], found, 0)
+    return ways[:, :, :, 0]

@@ -1,0 +1,52 @@
+"""When adaptive draft lengths pay: as a function of α, its variance between and within outputs, how
+much the drafter's belief tells of it, c and v. Simulated by replay, and measured traces beside it.
+
+    python -m experiments.when --config=configs/when.py --workdir=runs/when
+    python -m experiments.trace --config=configs/embedded.py:prose --workdir=runs/prose
+    python -m experiments.when --config=configs/when.py --workdir=runs/when --traces=runs/prose
+
+For every point of the config's sweeps and every price: outputs whose chances of acceptance vary so,
+every static γ in a loop of its own, every policy and the oracle, replayed. For each trace that
+experiments.trace wrote: where it stands among the points, what policies do there, and what they do
+in a simulation with its numbers. Writes results.jsonl, report.md and pictures to the workdir. A run
+that was cut off goes on where it was; traces may be added later.
+"""
+
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+
+from experiments.reproduce import pages
+from experiments.reproduce.study import open_results
+from experiments.when import pictures, points, sweep
+from specjax.support import command_line, runs
+
+
+def main(_) -> None:
+    config = flags.FLAGS.config
+    workdir = command_line.make_workdir(flags.FLAGS.workdir)
+    results = open_results(workdir, config)
+    facts = {
+        **{name: config[name] for name in ("outputs", "tokens", "gamma_max", "seed")},
+        "dtype": "float32",
+        "batch": 1,
+        "run": runs.fingerprint(runs.settings(config)),
+    }
+    sweep.fill(results, config, facts)
+    points.fill(results, config, facts, [*filter(None, flags.FLAGS.traces)])
+    rows = results.done
+    sections = [*pictures.sections(workdir, rows, config), *points.sections(rows)]
+    pages.write(workdir, "When adaptivity pays", sections, rows)
+    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
+    pages.show(console, sections, rows)
+    console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "What to simulate.", lock_config=True)
+    flags.DEFINE_string("workdir", None, "Directory for rows, pictures and report.")
+    flags.DEFINE_list("traces", [], "Directories that experiments.trace wrote.")
+    flags.mark_flags_as_required(["config", "workdir"])
+    command_line.run(main, __doc__)

@@ -1,0 +1,161 @@
+"""Rows of the sweep: a simulated trace, a price, and what every method would have done there."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+from tqdm import tqdm
+
+from specjax.measure import pricing
+from specjax.measure.provenance import Results
+from specjax.policies import Policy, Prices, constant, load
+from specjax.policies.loading import takes
+from specjax.replay import replay, synthetic
+from specjax.replay.rollouts import Rollouts
+from specjax.replay.synthetic import Chances
+
+CHANCES = ("alpha", "between", "within", "autocorrelation", "informativeness", "slope", "offset")
+ORACLE = "oracle"
+Tables = Mapping[str, Prices]  # by loop, as in `specjax.measure.pricing`
+Times = Float[np.ndarray, " N"]  # of each output
+Bound = tuple[Times, Times]  # of plain decoding and the oracle
+
+
+def fill(results: Results, config, facts: Mapping[str, Any]) -> None:
+    """Simulate what is missing: a row for each price at each point of each sweep."""
+    done = {(row["sweep"], *(row.get(name) for name in CHANCES)) for row in results.done}
+    prices = list(costs(config))
+    tables = [table(**cost, gamma_max=config.gamma_max) for cost in prices]
+    missing = [(s, p) for s, p in points(config) if (s, *(p[name] for name in CHANCES)) not in done]
+    bounds: dict[tuple[float, ...], list[Bound]] = {}  # whatever the drafter knows
+    for sweep, point in tqdm(missing, disable=not missing):
+        chances = Chances(**point)
+        found = simulated(chances, config, config.outputs, config.tokens, config.gamma_max)
+        text = tuple(point[name] for name in CHANCES[:4])
+        if text not in bounds:
+            bounds[text] = bound(found, tables, config)
+        rows = compare(found, tables, config, bounds[text])
+        spread = {
+            "sd_between": round(chances.sd_between, 3),
+            "sd_within": round(chances.sd_within, 3),
+        }
+        for cost, row in zip(prices, rows, strict=True):
+            results.append({"sweep": sweep, **point, **spread, **cost, **row, **facts})
+
+
+def simulated(chances: Chances, config, outputs: int, tokens: int, gamma_max: int) -> Rollouts:
+    """Of one key: points differ by what is asked of them, and not by luck."""
+    key = jax.random.key(config.seed)
+    return synthetic.rollouts(chances, key, outputs=outputs, tokens=tokens, gamma_max=gamma_max)
+
+
+def points(config) -> Iterator[tuple[str, dict[str, float]]]:
+    """Of all sweeps: their names and `Chances`, those that can be.
+
+    Where the chance does not vary there is nothing to be informed of, and one point stands for all.
+    """
+    for sweep, axes in config.sweeps.to_dict().items():
+        for values in itertools.product(*axes.values()):
+            point = {**config.base.to_dict(), **dict(zip(axes, values, strict=True))}
+            known = point["between"] + point["within"]
+            informed = axes.get("informativeness", (point["informativeness"],))
+            if known <= 1 and (known > 0 or point["informativeness"] == informed[0]):
+                yield sweep, point
+
+
+def costs(config) -> Iterator[dict[str, Any]]:
+    """Of all prices. A pass that grows by nothing cannot be narrower."""
+    for c, verify, narrow in itertools.product(config.c, config.verify, config.narrow):
+        if verify > 0 or not narrow:
+            yield {"c": c, "verify": verify, "narrow": narrow}
+
+
+def table(*, c: float, verify: float, narrow: bool, gamma_max: int) -> Tables:
+    """v(γ) = 1 + verify · γ; with narrow passes a round pays for the tokens that it drafted."""
+    passes = [1 + verify * gamma for gamma in range(gamma_max + 1)]
+    return pricing.by_formula(c, passes, 0.0, range(1, gamma_max + 1) if narrow else ())
+
+
+def bound(found: Rollouts, tables: Sequence[Tables], config, draws: int = 1) -> list[Bound]:
+    """For each table of prices: what plain decoding and the oracle take."""
+    key, bounds = jax.random.key(config.seed), []
+    for prices in tables:
+        loops = [prices[pricing.POLICIES], *static_prices(found, prices).values()]
+        plain, ways = replay.oracle_ways(found, key, loops, draws=draws)
+        bounds.append((plain * draws, ways[..., 0].sum(axis=0)))
+    return bounds
+
+
+def static_prices(found: Rollouts, prices: Tables) -> dict[int, Prices]:
+    """By γ: each in a loop of its own."""
+    gammas = range(1, found.gamma_max + 1)
+    return {gamma: pricing.static_prices(prices, gamma) for gamma in gammas}
+
+
+def compare(
+    found: Rollouts, tables: Sequence[Tables], config, bounds: Sequence[Bound], draws: int = 1
+) -> list[dict[str, Any]]:
+    """For each table of prices: the best static γ, and each method's speedup over it.
+
+    The best γ, 0 for plain decoding, and the best policy are chosen on every other output. All
+    speedups are of the other outputs, with standard errors by bootstrap over these.
+    """
+    made: list[Policy] = [constant(gamma) for gamma in range(1, found.gamma_max + 1)]
+    where: list[dict[str, int]] = [{} for _ in tables]
+    for name, settings in config.policies.to_dict().items():
+        for at, prices in zip(where, tables, strict=True):
+            told = {"prices": prices[pricing.POLICIES]} if takes(name, "prices") else {}
+            if told or at is where[0]:  # without prices it does the same at all
+                made.append(load(name, **settings, **told))
+            at[name] = len(made) - 1
+    replayed = replay.replay(made, found, jax.random.key(config.seed), draws=draws)
+
+    def took(i: int, prices: Prices) -> Times:
+        return replay.times(jax.tree.map(lambda counts: counts[i], replayed), prices)
+
+    rows = []
+    for prices, at, (plain, oracle) in zip(tables, where, bounds, strict=True):
+        static = {g: took(g - 1, table) for g, table in static_prices(found, prices).items()}
+        policies = {name: took(i, prices[pricing.POLICIES]) for name, i in at.items()}
+        rows.append(judge({0: plain, **static}, policies, oracle, config))
+    return rows
+
+
+def judge(
+    static: Mapping[int, Times], policies: Mapping[str, Times], oracle: Times, config
+) -> dict[str, Any]:
+    """Of what each output took: see `compare`."""
+    gamma = min(static, key=lambda gamma: static[gamma][::2].sum())
+    best = min(policies, key=lambda name: policies[name][::2].sum())
+    count = len(oracle[1::2])
+    rng = np.random.default_rng(config.seed)
+    weights = rng.multinomial(count, np.full(count, 1 / count), size=config.resamples)
+
+    def speedup(over: Times, time: Times) -> tuple[float, float]:
+        """And its standard error."""
+        drawn = (weights @ over[1::2]) / (weights @ time[1::2])
+        whole = over[1::2].sum() / time[1::2].sum()
+        return round(float(whole), 3), round(float(drawn.std(ddof=1)), 4)
+
+    everyone = {**policies, ORACLE: oracle}
+    return {
+        "static": gamma,
+        "static_speedup": speedup(static[0], static[gamma]),
+        "best": best,
+        "of_static": {name: speedup(static[gamma], time) for name, time in everyone.items()},
+    }
+
+
+def foretold(row: Mapping[str, Any]) -> float:
+    """The share of α(1 − α) that can be known before a token is tested: the output's own level,
+    which past rounds show, and what the belief tells of the rest."""
+    return row["between"] + row["informativeness"] * row["within"]
+
+
+def closed(found: Mapping[str, Any]) -> float:
+    """Of the time between the best static γ and the oracle, what the best policy saves."""
+    best, oracle = (found["of_static"][name][0] for name in (found["best"], ORACLE))
+    return (1 - 1 / best) / (1 - 1 / oracle)

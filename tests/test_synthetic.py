@@ -1,0 +1,169 @@
+"""Synthetic rollouts have the moments that were asked for, and `describe` finds them again; replay
+along them is what the paper's formulas say, and below the oracle."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from specjax.measure import pricing
+from specjax.paper import formulas
+from specjax.policies import constant, load
+from specjax.replay import replay, synthetic
+from specjax.replay.synthetic import Chances
+
+KEY = jax.random.key(1)
+MANY = {"outputs": 1024, "tokens": 128, "gamma_max": 1}
+# Of 131,072 positions. α varies with the outputs' levels by up to √(.2 · .16/1024) = .006.
+TOLERANCE = {
+    "alpha": 0.02, "between": 0.03, "within": 0.03, "autocorrelation": 0.04,
+    "informativeness": 0.06, "slope": 0.15, "offset": 0.1,
+}  # fmt: skip
+VARIED = [
+    Chances(0.7, 0.1, 0.3, 0.5, 0.6),
+    Chances(0.8, 0.2, 0.5, 0.8, 0.4, slope=2.0, offset=-0.5),
+    Chances(0.6, 0.0, 0.4, 0.0, 1.0),
+    Chances(0.9, 0.05, 0.3, 0.4, 0.5, slope=0.8, offset=0.3),
+]
+
+
+def assert_near(found: Chances, asked: Chances, **wider) -> None:
+    for name, most in {**TOLERANCE, **wider}.items():
+        assert getattr(found, name) == pytest.approx(getattr(asked, name), abs=most), name
+
+
+@pytest.mark.parametrize("asked", VARIED)
+def test_moments(asked):
+    """Straight from the chances: means and variances of outputs, and of neighbours."""
+    chance = np.asarray(synthetic.rollouts(asked, KEY, **MANY).overlap, np.float64)[:, :-1, 0]
+    most, inside = asked.alpha * (1 - asked.alpha), chance - chance.mean(axis=1, keepdims=True)
+    assert chance.mean() == pytest.approx(asked.alpha, abs=TOLERANCE["alpha"])
+    assert chance.var() / most == pytest.approx(asked.between + asked.within, abs=0.03)
+    # The mean of 128 tokens varies by what is within, too: by at most (1 + a)/(1 − a)/128 of it.
+    extra = asked.within * (1 + asked.autocorrelation) / (1 - asked.autocorrelation) / 128
+    assert chance.mean(axis=1).var() / most == pytest.approx(asked.between, abs=0.02 + extra)
+    near = (inside[:, 1:] * inside[:, :-1]).mean() / inside.var()
+    assert near == pytest.approx(asked.autocorrelation, abs=0.05)
+    assert asked.sd_between == pytest.approx(np.sqrt(asked.between * most))
+
+
+def test_beliefs_are_calibrated():
+    """Of positions with like belief, the mean chance is the belief; and a belief of slope 2 is the
+    same with its quantile doubled."""
+    asked = Chances(0.7, 0.1, 0.3, 0.5, 0.6)
+    found = synthetic.seen(synthetic.rollouts(asked, KEY, **MANY))
+    for least in np.arange(0.3, 0.9, 0.1):
+        like = (found.top1 >= least) & (found.top1 < least + 0.1) & found.there
+        assert like.sum() > 1000
+        assert found.chance[like].mean() == pytest.approx(found.top1[like].mean(), abs=0.02)
+    sure = synthetic.seen(synthetic.rollouts(dataclasses.replace(asked, slope=2.0), KEY, **MANY))
+    some = found.there & (found.top1 > 0.1) & (found.top1 < 0.95)  # float32 holds both
+    calibrated, doubled = (synthetic.ndtri(each.top1[some]) for each in (found, sure))
+    np.testing.assert_allclose(doubled, 2 * calibrated, atol=0.01)
+
+
+@pytest.mark.parametrize("asked", VARIED)
+def test_described_again(asked):
+    assert_near(synthetic.describe(synthetic.rollouts(asked, KEY, **MANY)), asked)
+
+
+@pytest.mark.parametrize("asked", [VARIED[0], VARIED[1]])
+def test_described_where_chances_are_settled(asked):
+    """As at temperature 0: from acceptances and beliefs alone."""
+    found = synthetic.rollouts(asked, KEY, **MANY, settled=True)
+    assert set(np.unique(found.overlap)) == {0.0, 1.0}
+    assert_near(synthetic.describe(found), asked, within=0.06, informativeness=0.1)
+
+
+def test_settled_and_told_nothing():
+    """Neighbours alone show how chances vary."""
+    asked = Chances(0.8, 0.2, 0.5, 0.8, 0.0)
+    found = synthetic.describe(synthetic.rollouts(asked, KEY, **MANY, settled=True))
+    assert_near(found, asked, within=0.08, autocorrelation=0.08)
+
+
+def test_nothing_varies():
+    found = synthetic.describe(synthetic.rollouts(Chances(0.7), KEY, **MANY, settled=True))
+    assert found.between < 0.01
+    assert found.within < 0.01
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_what_the_belief_in_a_token_tells(settled):
+    """As much as the largest probability does, which here is the same."""
+    asked = VARIED[0]
+    found = synthetic.rollouts(asked, KEY, **MANY, settled=settled)
+    expected = asked.informativeness * (asked.between + asked.within)
+    assert synthetic.told(found) == pytest.approx(expected, abs=0.02)
+    # Tokens that are unlikely wherever they are wrong give themselves away.
+    rejected = found.confidence.at[:, :, 0].set(np.log(1e-6))
+    assert synthetic.told(found._replace(confidence=rejected)) == pytest.approx(1.0, abs=0.01)
+
+
+def test_errors_are_those_of_fresh_traces():
+    """The bootstrap's error of α and of the share between outputs, by the spread of 30 traces."""
+    asked, sizes = VARIED[0], {"outputs": 64, "tokens": 64, "gamma_max": 1}
+    each = [synthetic.rollouts(asked, jax.random.key(i), **sizes) for i in range(30)]
+    described = [synthetic.describe(one) for one in each]
+    errors = synthetic.errors(each[0])
+    for name in ("alpha", "between"):
+        spread = np.std([getattr(one, name) for one in described])
+        assert 0.5 < errors[name] / spread < 2
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.8])
+def test_constants_are_the_papers(alpha):
+    """Where nothing varies: speedups within 2% of Thm 3.8 with v, so that the best γ is the
+    formula's or as good."""
+    c, verify, most = 0.1, 0.05, 8
+    passes = [1 + verify * gamma for gamma in range(most + 1)]
+    tables = pricing.by_formula(c, passes, 0.0, ())
+    found = synthetic.rollouts(Chances(alpha), KEY, outputs=32, tokens=1000, gamma_max=most)
+    gammas = range(1, most + 1)
+    replayed = replay.replay([constant(gamma) for gamma in gammas], found, KEY)
+    speedups = [
+        float(replay.score(one, found, tables[pricing.static(gamma)]).speedup[0])
+        for gamma in gammas
+        for one in [jax.tree.map(lambda counts, at=gamma - 1: counts[at : at + 1], replayed)]
+    ]
+    expected = formulas.walltime_speedup(alpha, np.array(gammas), c, passes)
+    np.testing.assert_allclose(speedups, expected, rtol=0.02)
+    best = formulas.optimal_gamma(alpha, c, passes)
+    assert speedups[best - 1] >= max(speedups) * 0.98
+
+
+@pytest.mark.parametrize("verify", [0.0, 0.1])
+def test_the_oracle_bounds_all(verify):
+    """And beliefs that are the chances are worth more than beliefs that say nothing."""
+    passes = [1 + verify * gamma for gamma in range(7)]
+    tables = pricing.by_formula(0.2, passes, 0.0, range(1, 7))
+    told = tables[pricing.POLICIES]
+    policies = [constant(2), load("lookahead", prices=told), load("goodput", prices=told)]
+    speedups = []
+    for informativeness in (0.0, 1.0):
+        asked = Chances(0.7, 0.1, 0.5, 0.2, informativeness)
+        found = synthetic.rollouts(asked, KEY, outputs=64, tokens=64, gamma_max=6)
+        scored = replay.score(replay.replay(policies, found, KEY), found, told).speedup
+        bound = replay.oracle(found, KEY, list(tables.values())).speedup
+        assert max(scored) <= bound
+        speedups.append([*scored, float(bound)])
+    (fixed, blind, goodput, oracle), (same, sees, again, bound) = speedups
+    assert (fixed, goodput, oracle) == (same, again, bound)  # chances do not change with beliefs
+    assert sees > 1.05 * blind
+
+
+def test_refused():
+    with pytest.raises(ValueError, match=r"between \+ within=1.1"):
+        Chances(0.7, 0.5, 0.6)
+    with pytest.raises(ValueError, match="alpha=1"):
+        Chances(1.0)
+    with pytest.raises(ValueError, match="outputs=0"):
+        synthetic.rollouts(Chances(0.5), KEY, outputs=0, tokens=1, gamma_max=1)
+    found = synthetic.seen(
+        synthetic.rollouts(Chances(0.5), KEY, outputs=64, tokens=64, gamma_max=1)
+    )
+    with pytest.raises(ValueError, match="1 outputs"):
+        synthetic.describe(synthetic.Seen(*(field[:1] for field in found)))
+    with pytest.raises(ValueError, match="never varies"):
+        synthetic.describe(found._replace(chance=np.ones_like(found.chance)))
