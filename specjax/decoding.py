@@ -226,7 +226,7 @@ def stream(
     samples: int = 1,
     batch_size: int = 8,
     max_source_len: int | None = None,
-    first: int = 0,
+    only: Sequence[int] | None = None,
     width: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
     run: Callable[[Any, Any, State], State] = loop.decode,
@@ -234,8 +234,8 @@ def stream(
     """Rows in the order of the inputs and samples, as batches finish.
 
     Args:
-      first: rows before this one are skipped; their randomness is not shifted. A run that was cut
-        off goes on here.
+      only: numbers of the rows to decode, counted over inputs and their samples; None: all. Their
+        randomness is not shifted: a run that was cut off goes on, or shares rows with others.
       width: of the sources or prompts; default: the bucket of each batch's longest.
       names: of target and draft, for errors.
       run: what runs the rounds of a batch.
@@ -248,7 +248,8 @@ def stream(
         whole(name, value, "[1, ∞)")
     sources = tokenize(target, texts, max_source_len)
     check_room(target, sources, max_new_tokens)
-    wanted = [(index, sample) for index in range(len(texts)) for sample in range(samples)][first:]
+    wanted = [(index, sample) for index in range(len(texts)) for sample in range(samples)]
+    wanted = wanted if only is None else [wanted[number] for number in only]
     for at in range(0, len(wanted), batch_size):
         chunk = wanted[at : at + batch_size]
         live = [(index, sample) for index, sample in chunk if sources[index]]

@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx
 
 from specjax import devices
-from specjax.models.hub import gpt, llama, spiece, t5, t5x_files
+from specjax.models.hub import gpt, llama, spiece, t5, t5x_files, weights
 from specjax.models.hub.config_json import check_fields
 from specjax.models.hub.safetensors_files import read_metadata, write_file
 from specjax.models.hub.tensors import Held, Tensor, read_into, read_json
@@ -166,6 +166,16 @@ def outline(
     Arguments and errors are those of `load`, but for memory.
     """
     return _outline(name, dtype, device)[0]
+
+
+def fingerprint(name: str | os.PathLike) -> dict[str, str]:
+    """Size and hash of each file of a checkpoint by name, to tell two copies apart. No weights are
+    loaded; of large files parts are read.
+
+    Raises:
+      FileNotFoundError: there is no such directory or hub name.
+    """
+    return weights.fingerprint(_locate(name))
 
 
 def _outline(

@@ -26,6 +26,10 @@ Input: one line each, "-" for standard input. Output: a JSON line for each input
 input's order: input, sample, output, tokens, target_calls, drafted, accepted. A run that was cut
 off goes on where it was when the same command is given again. At the end a line with counts, τ and
 tokens a second goes to standard output, or to standard error where the rows go to the former.
+
+Several processes share the inputs of a file (docs/scale.md): the same command for each, on one
+machine or many, with --coordinator=HOST:PORT --processes=N --process=0 … N-1, or with
+--coordinator=auto on a cluster that jax knows. The output is that of one process.
 """
 
 import json
@@ -33,7 +37,8 @@ import pathlib
 import sys
 import time
 import warnings
-from typing import TextIO
+from collections.abc import Sequence
+from typing import Any, Protocol, TextIO
 
 import jax
 import numpy as np
@@ -45,12 +50,14 @@ from tqdm import tqdm
 from specjax import accept, decoding, drafters, policies, sampling, trees
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
-from specjax.measure import pricing, report, timing
+from specjax.measure import pricing, provenance, report, timing
 from specjax.models import hub
 from specjax.models.memory import check_fits
+from specjax.policies.prices import as_measured
 from specjax.results import summarize
 from specjax.speculative import Speculative
-from specjax.support import command_line, files, runs
+from specjax.support import command_line, files, processes, runs
+from specjax.support.processes import Group
 from specjax.tools.commands import defaults
 from specjax.tools.commands.defaults import DTYPES
 from specjax.tools.commands.inputs import read_lines
@@ -60,11 +67,22 @@ METHODS = ("speculative", "autoregressive")
 
 
 def main(_) -> None:
-    args, config = flags.FLAGS, flags.FLAGS.config
+    args = flags.FLAGS
+    with processes.joined(args.coordinator, args.processes, args.process, args.timeout) as group:
+        if group.index:
+            warnings.simplefilter("ignore")  # process 0 says it
+        run_in(group, args, args.config)
+
+
+def run_in(group: Group, args, config) -> None:
+    """This process's part of the command."""
     check(config)
+    if group.count > 1:
+        check_shared(args, config)
     texts = read_lines(args.input)
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
+    processes.check_alike(group, settings(args, config, texts) if group.count > 1 else {})
     target, draft = load_pair(config)
     unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
     method = decoding.build(
@@ -78,11 +96,12 @@ def main(_) -> None:
     )
     check_memory(config, texts, target, method)
     if unpriced:
-        method = with_prices(method, target, texts, config)
+        method = with_prices(group, method, target, texts, config)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
-    output = open_output(args.output, args.overwrite, config, texts, source=args.input)
-    done = len(output.done) if output else 0
-    log = open_log(config, args, done)
+    total = len(texts) * config.samples
+    output = open_output(group, args, config, texts)
+    missing = output.missing if output else range(total)
+    log = open_log(config, args, total - len(missing))
     rows = decoding.stream(
         decoding.with_log(method, config.max_new_tokens) if log else method,
         target,
@@ -92,12 +111,12 @@ def main(_) -> None:
         samples=config.samples,
         batch_size=config.batch_size,
         max_source_len=config.max_source_len or None,
-        first=done,
+        only=missing,
         names=(config.target, config.draft),
     )
-    total = len(texts) * config.samples
     begin, counts = time.perf_counter(), np.zeros(5, int)
-    for row in tqdm(rows, total=total, initial=done, unit="row", disable=None):
+    bar = {"total": len(missing), "unit": "row", "disable": True if group.index else None}
+    for row in tqdm(rows, **bar):
         counts += 1, row.emitted, row.target_calls, row.drafted, row.levels
         record = {
             "input": texts[row.index],
@@ -112,31 +131,70 @@ def main(_) -> None:
             for line in row.lines():
                 log.append(line)
         if output:
-            output.append(record)
+            output.append(row.index * config.samples + row.sample, record)
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
+    every = group.exchange("counts", json.dumps(counts.tolist()))
+    if group.index:
+        return
+    if output:
+        output.merge()
+    counts = np.sum([json.loads(one) for one in every], axis=0)
     beside = sys.stdout if output else sys.stderr  # where no rows are
-    print(took(done, time.perf_counter() - begin, *counts.tolist()), file=beside)
+    print(took(total - counts[0], time.perf_counter() - begin, *counts.tolist()), file=beside)
     if config.compare and isinstance(method, Speculative | TreeSpeculative):
         show(method, compare(method, target, texts, config), beside)
     elif draft is not None and (remark := accept.remark(method.rule, method.sampling)):
         print(f"{remark}.", file=beside)
 
 
-def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Method:
-    """The loop with its policy, which is told prices that are measured now, and printed."""
-    policy, prices = pricing.told(
-        config.policy,
-        method,
-        target,
-        texts,
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        batch_size=min(config.batch_size, len(texts) * config.samples),
-        max_source_len=config.max_source_len or None,
-        names=(config.target, config.draft),
-    )
-    print(f"{config.policy}: measured {pricing.words(prices)}", file=sys.stderr)
+def check_shared(args, config) -> None:
+    """ValueError for what several processes cannot do."""
+    for flag, value in (("input", args.input), ("output", args.output)):
+        if value == "-":
+            raise ValueError(f"--{flag}=- is for one process: give several a file that all see.")
+    for field in ("compare", "rounds_file"):
+        if config[field]:
+            raise ValueError(f"--config.{field}={config[field]} is for one process: leave it out.")
+
+
+def settings(args, config, texts: list[str]) -> dict[str, Any]:
+    """What must be the same in all processes, by name."""
+    found: dict[str, Any] = {"the commit": provenance.commit(), "jax": jax.__version__}
+    found |= {f"--config.{name}": value for name, value in runs.settings(config).items()}
+    found |= {
+        "--output": args.output,
+        "--overwrite": args.overwrite,
+        f"a hash of --input={args.input}": runs.fingerprint(texts),
+    }
+    models = {"target": config.target}
+    if config.method == "speculative" and drafters.maker(config.draft) is None:
+        models["draft"] = config.draft
+    for role, name in models.items():
+        for file, mark in hub.fingerprint(name).items():
+            found[f"{file} of --config.{role}={name}"] = mark
+    return found
+
+
+def with_prices(group: Group, method, target: hub.Checkpoint, texts: list[str], config) -> Method:
+    """The loop with its policy, which is told prices that process 0 measures now, and prints."""
+    row = None
+    if group.index == 0:
+        _, found = pricing.told(
+            config.policy,
+            method,
+            target,
+            texts,
+            max_new_tokens=config.max_new_tokens,
+            key=jax.random.key(config.seed),
+            batch_size=min(config.batch_size, len(texts) * config.samples),
+            max_source_len=config.max_source_len or None,
+            names=(config.target, config.draft),
+        )
+        print(f"{config.policy}: measured {pricing.words(found)}", file=sys.stderr)
+        row = found.as_row()
+    said, *_ = group.exchange("prices", json.dumps(row))
+    policy = policies.load(config.policy, prices=as_measured(**json.loads(said)))
     return decoding.with_policy(method, policy)
 
 
@@ -256,34 +314,66 @@ def check(config) -> None:
         accept.load(config.rule)
 
 
-def open_output(
-    path: str, overwrite: bool, config, texts: list[str], *, source: str = "-"
-) -> files.Rows | None:
+class Output(Protocol):
+    """Rows that are written as they come, by their numbers."""
+
+    missing: Sequence[int]
+
+    def append(self, number: int, row: dict[str, Any]) -> None: ...
+
+    def merge(self) -> None: ...
+
+
+class Whole:
+    """The output of one process, which grows in order."""
+
+    def __init__(self, file: pathlib.Path, total: int):
+        self.rows = files.Rows(file)
+        self.missing = range(len(self.rows.done), total)
+
+    def append(self, number: int, row: dict[str, Any]) -> None:
+        """At its end, which is where the row belongs."""
+        del number
+        self.rows.append(row)
+
+    def merge(self) -> None:
+        """It is whole."""
+
+
+def open_output(group: Group, args, config, texts: list[str]) -> Output | None:
     """The output's rows, which may hold those of an earlier run of the same command.
 
     A file beside the output says which command it belongs to. None: standard output.
-
-    Args:
-      source: the file of the texts, which is never written to.
     """
-    if path == "-":
+    if args.output == "-":
         return None
-    file = pathlib.Path(path)
+    file = pathlib.Path(args.output)
     command_line.make_workdir(str(file.parent), flag="output")
     mark = file.with_name(f".{file.name}.run.json")
     for written in (file, mark):
-        command_line.check_apart(written, source, flag="output")
+        command_line.check_apart(written, args.input, flag="output")
     wanted = {"run": runs.fingerprint(runs.settings(config), texts)}
-    if overwrite:
-        file.unlink(missing_ok=True)
-    found = json.loads(mark.read_text()) if mark.exists() else None
-    if file.exists() and found != wanted:
+    if group.index == 0:
+        if args.overwrite:
+            for old in (file, *processes.parts(file)):
+                old.unlink(missing_ok=True)
+        found = json.loads(mark.read_text()) if mark.exists() else None
+        if (file.exists() or processes.parts(file)) and found != wanted:
+            raise ValueError(
+                f"--output={args.output} exists and comes from another command or input. Name "
+                "another file, or give --overwrite to lose it."
+            )
+        files.write_json(mark, wanted)
+    total = len(texts) * config.samples
+    if group.count == 1 and not processes.parts(file):
+        return Whole(file, total)
+    group.exchange("output is there")
+    if not mark.exists():
         raise ValueError(
-            f"--output={path} exists and comes from another command or input. Name another file, "
-            "or give --overwrite to lose it."
+            f"Process {group.index} does not see {mark}, which process 0 has written: --output "
+            "must lie in a directory that all processes share."
         )
-    files.write_json(mark, wanted)
-    return files.Rows(file)
+    return processes.SharedRows(group, file, total)
 
 
 def open_log(config, args, done: int) -> files.Rows | None:
@@ -339,5 +429,9 @@ def run() -> None:
     flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
     flags.DEFINE_string("output", "-", "A file of JSON lines, or - for standard output.")
     flags.DEFINE_bool("overwrite", False, "Replace an output of another run.")
+    flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, or auto; empty: one process.")
+    flags.DEFINE_integer("processes", 0, "How many processes share the inputs.")
+    flags.DEFINE_integer("process", 0, "Which of them this is, from 0 on.")
+    flags.DEFINE_float("timeout", 60.0, "Seconds for all to join; a silent one counts as dead.")
     flags.mark_flags_as_required(["config", "input"])
     command_line.run(main, __doc__, config=f"{defaults.__file__}:decode")
