@@ -8,6 +8,7 @@ from jax import Array
 from jaxtyping import Int, Key
 
 from specjax.accept import AcceptanceRule
+from specjax.models import sharding
 from specjax.rounds import Round
 from specjax.sampling import Sampling
 from specjax.state import State, unfinished
@@ -66,7 +67,8 @@ def start(
       budget: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
       buffer_len: ≥ prompt + budget + slots.
     """
-    return method.start(inputs, keys, budget, buffer_len)
+    context, state = method.start(inputs, keys, budget, buffer_len)
+    return context, sharding.keep_rows(method, state, len(keys))
 
 
 @partial(jax.jit, donate_argnames="state")

@@ -67,6 +67,29 @@ class Linear(nnx.Module):
         return self.weight
 
 
+class Fused(Linear):
+    """Several projections of one input in one product; their rows lie below one another.
+
+    On a mesh the rows of one device lie together: `shards` blocks, each with an equal share of
+    every part, so that no part is split across the border of another. `sharding.order` has it.
+    """
+
+    def __init__(self, inputs: int, parts: Sequence[int], std: float, **options):
+        """`parts`: the outputs of each."""
+        super().__init__(inputs, sum(parts), std, **options)
+        self.parts = tuple(parts)
+        self.shards = 1
+
+    def __call__(self, x: Array) -> list[Array]:  # type: ignore[override]
+        """(..., in) → (..., out) of each part."""
+        y = super().__call__(x)
+        ends = np.cumsum(self.parts)[:-1] // self.shards
+        if self.shards == 1:
+            return jnp.split(y, ends, axis=-1)
+        blocks = jnp.split(y.reshape(*y.shape[:-1], self.shards, -1), ends, axis=-1)
+        return [block.reshape(*y.shape[:-1], -1) for block in blocks]
+
+
 def project(x: Array, weight: Array, input_first: bool, dtype: Any = None) -> Array:
     """x times a weight that is (out, in), or (in, out) if `input_first`.
 
@@ -295,7 +318,7 @@ def at_once(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Array
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """(B, K, H·D) → (B, H, K, D); a fused projection has the heads of all its parts in H."""
+    """(B, K, H·D) → (B, H, K, D)."""
     return jnp.moveaxis(x.reshape(*x.shape[:2], heads, x.shape[-1] // heads), 1, 2)
 
 

@@ -8,6 +8,7 @@ itself.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -21,16 +22,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from specjax import devices
+from specjax.models import sharding
 from specjax.models.hub import gpt, llama, spiece, t5, t5x_files, weights
 from specjax.models.hub.config_json import check_fields
 from specjax.models.hub.safetensors_files import read_metadata, write_file
-from specjax.models.hub.tensors import Held, Tensor, read_into, read_json
+from specjax.models.hub.tensors import At, Held, Tensor, Turned, read_into, read_json
 from specjax.models.hub.weights import SAFETENSORS, find_tensors, wanted
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import M, arrange
 from specjax.models.memory import check_fits, nbytes
+from specjax.models.sharding import Placement, turned_paths
 from specjax.support import files
 
 
@@ -120,7 +124,12 @@ class Checkpoint:
 
 
 def load(
-    name: str | os.PathLike, *, dtype: Any = None, device: jax.Device | str | None = None
+    name: str | os.PathLike,
+    *,
+    dtype: Any = None,
+    device: jax.Device | str | None = None,
+    mesh: Mesh | str | None = None,
+    replicate: bool = False,
 ) -> Checkpoint:
     """Load a model, its config and its tokenizer.
 
@@ -133,39 +142,94 @@ def load(
       device: what holds the parameters and runs the model, or its platform: "cpu", "gpu" or "tpu".
         None: where jax puts new arrays, see `jax.default_device`. The dtype and the layout of the
         parameters follow it. Target and draft belong on the same one.
+      mesh: several devices, over which the parameters are split: a `jax.sharding.Mesh` with axes
+        "data" and "model", or "data=2,model=4". Each device reads its part (docs/scale.md).
+      replicate: whether every device of the mesh has the whole model, as suits a draft.
 
     Raises:
       FileNotFoundError: there is no such directory or hub name, or a file of it is missing.
       ValueError: the model type is not supported, a file is damaged or does not fit its config, or
-        the device has not the memory for the parameters, or there is no such device.
+        the device has not the memory for the parameters, or there is no such device or mesh.
     """
-    checkpoint, module, tensors = _outline(name, dtype, device)
-    dtype = jax.tree.leaves(checkpoint.model)[0].dtype
+    placement = _placement(mesh, replicate, device)
+    checkpoint, module, tensors = _outline(name, dtype, device, placement)
+    model = checkpoint.model
+    dtype = jax.tree.leaves(model)[0].dtype
     narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
+    found = devices.find(device) if placement is None else placement.first
     check_fits(
         f"The parameters of {name} in {dtype.name}",
-        nbytes(checkpoint.model),
+        nbytes(model),
         f"Choose a smaller model{narrower}, or free memory first.",
-        device=devices.find(device),
+        device=found,
+        times=1 if placement is None else placement.local,
     )
-    family, found = FAMILIES[checkpoint.config.model_type], devices.find(device)
+    family = FAMILIES[checkpoint.config.model_type]
     names = family.tensor_names(checkpoint.config)
-    placed = None if device is None else found
-    full = _read_params(module, names, tensors, family.turned, placed)
-    vocab_size = checkpoint.model.vocab_size
-    model = LanguageModel.of(full, vocab_size, platform=found.platform)
+    if model.placement is None:
+        placed = None if device is None else found
+        full = _read_params(module, names, tensors, family.turned, placed)
+    else:
+        full = _read_shards(module, names, tensors, family.turned, model.placement)
+    model = LanguageModel.of(
+        full, model.vocab_size, platform=found.platform, placement=model.placement
+    )
     return dataclasses.replace(checkpoint, model=model)
 
 
+def _placement(
+    mesh: Mesh | str | None, replicate: bool, device: jax.Device | str | None
+) -> Placement | None:
+    if mesh is None:
+        if replicate:
+            raise ValueError("replicate=True says how a model lies on a mesh: give one.")
+        return None
+    if device is not None:
+        raise ValueError(f"device={device!r} and mesh={mesh!r}: give one of them.")
+    return Placement(sharding.mesh_of(mesh), replicate)
+
+
 def outline(
-    name: str | os.PathLike, *, dtype: Any = None, device: jax.Device | str | None = None
+    name: str | os.PathLike,
+    *,
+    dtype: Any = None,
+    device: jax.Device | str | None = None,
+    mesh: Mesh | str | None = None,
+    replicate: bool = False,
 ) -> Checkpoint:
     """What `load` would give, with shapes for parameters: only configs and headers are read.
 
-    Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs.
-    Arguments and errors are those of `load`, but for memory.
+    Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs, on a
+    mesh with their shardings. Arguments and errors are those of `load`, but for memory.
     """
-    return _outline(name, dtype, device)[0]
+    return _outline(name, dtype, device, _placement(mesh, replicate, device))[0]
+
+
+def shapes(
+    config: Any,
+    *,
+    dtype: Any = jnp.float32,
+    platform: str | None = None,
+    placement: Placement | None = None,
+) -> LanguageModel:
+    """The outline of a model that a family's config describes. Nothing is read or allocated.
+
+    Args:
+      platform: "cpu", "gpu" or "tpu", for which projections are laid out; None: that of the mesh,
+        or jax's own.
+      placement: on a mesh, which may be abstract; the leaves then carry their shardings.
+    """
+    family = FAMILIES[config.model_type]
+    if placement is None:
+        platform = platform or devices.find().platform
+        return LanguageModel.of(
+            _without_params(family, config, np.dtype(dtype), platform), platform=platform
+        )
+    platform = platform or placement.first.platform
+    fitted, placement = sharding.fit(config, placement)
+    module = sharding.split(_without_params(family, fitted, np.dtype(dtype), platform), placement)
+    options: dict[str, Any] = {"platform": platform, "placement": placement}
+    return sharding.abstract(LanguageModel.of(module, config.vocab_size, **options))
 
 
 def fingerprint(name: str | os.PathLike) -> dict[str, str]:
@@ -179,10 +243,13 @@ def fingerprint(name: str | os.PathLike) -> dict[str, str]:
 
 
 def _outline(
-    name: str | os.PathLike, dtype: Any, device: jax.Device | str | None
+    name: str | os.PathLike,
+    dtype: Any,
+    device: jax.Device | str | None,
+    placement: Placement | None = None,
 ) -> tuple[Checkpoint, nnx.Module, dict[str, Tensor]]:
     """A checkpoint without weights, its module, and the tensors to fill that with."""
-    platform = devices.find(device).platform
+    platform = (devices.find(device) if placement is None else placement.first).platform
     directory = _locate(name)
     raw, generation, found = _read_configs(directory)
     family = _family(raw, directory)
@@ -200,9 +267,15 @@ def _outline(
     _check_tensors(tensors, _wanted(module, family.tensor_names(config)), family.turned)
     with _naming(directory):
         max_source_len = _max_source_len(tokenizer, raw, config)
+    if placement is None:
+        model = LanguageModel.of(module, vocab_size, platform=platform)
+    else:
+        options: dict[str, Any] = {"dtype": dtype, "platform": platform, "placement": placement}
+        model = dataclasses.replace(shapes(config, **options), vocab_size=vocab_size)
+        module = model.module()
     checkpoint = Checkpoint(
         name=str(name),
-        model=LanguageModel.of(module, vocab_size, platform=platform),
+        model=model,
         config=config,
         tokenizer=tokenizer,
         eos_ids=_eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"])),
@@ -266,7 +339,7 @@ def unfilled(
       names: as in `filled`.
       stored_turned: how the names of tensors end that the files hold as (in, out).
     """
-    turned, found = _turned(module), {}
+    turned, found = turned_paths(module), {}
     for path, variable in nnx.to_flat_state(nnx.state(module)):
         array = np.asarray(variable[...])
         for name, part in _split(array.T if path in turned else array, names[path]).items():
@@ -451,7 +524,7 @@ def _wanted(
     module: nnx.Module, names: Mapping[tuple, dict[str, int]]
 ) -> list[tuple[dict[str, int], tuple[int, ...]]]:
     """For each parameter its parts, and its shape as checkpoints have it."""
-    slots, turned = dict(nnx.to_flat_state(nnx.state(module))), _turned(module)
+    slots, turned = dict(nnx.to_flat_state(nnx.state(module))), turned_paths(module)
     return [
         (names[path], slot.shape[::-1] if path in turned else slot.shape)
         for path, slot in slots.items()
@@ -471,7 +544,7 @@ def _read_params(
       device: which they then stay on; None: jax's own choice, which may be moved.
     """
     graphdef, abstract = nnx.split(module)
-    turned, filled = _turned(module), {}
+    turned, filled = turned_paths(module), {}
     for path, slot in dict(nnx.to_flat_state(abstract)).items():
         out = _aligned(slot.shape, slot.dtype)
         stacked = out.T if path in turned else out
@@ -483,11 +556,58 @@ def _read_params(
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
 
-def _turned(module: nnx.Module) -> set[tuple]:
-    """Paths of the parameters that `arrange` has transposed."""
-    nodes = list(nnx.iter_graph(module))
-    turned = {id(n.turned_weight()) for _, n in nodes if getattr(n, "input_first", False)}
-    return {path for path, node in nodes if id(node) in turned}
+def _read_shards(
+    module: M,
+    names: Mapping[tuple, dict[str, int]],
+    tensors: Mapping[str, Tensor],
+    stored_turned: tuple[str, ...],
+    placement: Placement,
+) -> M:
+    """The module with the files' parameters on a mesh: of each the parts that are held here."""
+    graphdef, abstract = nnx.split(module)
+    turned, filled = turned_paths(module), {}
+    specs, order = sharding.specs(module, placement), sharding.order(module, placement)
+    for path, slot in dict(nnx.to_flat_state(abstract)).items():
+        parts = {name: tensors[name] for name in names[path]}
+        parts = {n: Turned.of(t) if n.endswith(stored_turned) else t for n, t in parts.items()}
+        shape = slot.shape[::-1] if path in turned else slot.shape
+        rows = order.get(path, np.arange(shape[0]))
+
+        def read(at: At, parts=parts, shape=shape, rows=rows, slot=slot, turn=path in turned):
+            at = tuple(slice(*axis.indices(n)) for axis, n in zip(at, slot.shape, strict=True))
+            out = _aligned(tuple(axis.stop - axis.start for axis in at), slot.dtype)
+            first, *others = at[::-1] if turn else at
+            _read_rows(parts, rows[first], tuple(others), out.T if turn else out)
+            return out
+
+        once = functools.cache(lambda *key, read=read: read(tuple(slice(*k) for k in key)))
+        array = jax.make_array_from_callback(
+            slot.shape,
+            specs[path],
+            lambda at, once=once: once(*((axis.start, axis.stop) for axis in at)),
+            dtype=slot.dtype,
+        )
+        filled[path] = slot.replace(jax.block_until_ready(array))
+    return nnx.merge(graphdef, nnx.from_flat_state(filled))
+
+
+def _read_rows(parts: Mapping[str, Tensor], rows: np.ndarray, others: At, out: np.ndarray) -> None:
+    """Fill `out` with rows of tensors that lie below one another; −1: a row of zeros.
+
+    Args:
+      others: which part is read along the other axes.
+    """
+    begin = 0
+    covered = rows < 0
+    out[covered] = 0
+    for tensor in parts.values():
+        mine = np.flatnonzero((begin <= rows) & (rows < begin + tensor.shape[0]))
+        for run in np.split(mine, np.flatnonzero(np.diff(rows[mine]) != 1) + 1):
+            if len(run):
+                first = int(rows[run[0]]) - begin
+                at = slice(first, first + len(run)), *others
+                read_into(tensor, out[run[0] : run[-1] + 1], at)
+        begin += tensor.shape[0]
 
 
 def _check_tensors(

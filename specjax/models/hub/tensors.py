@@ -45,6 +45,26 @@ class Tensor(abc.ABC):
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
         """All of its numbers once, a few megabytes at a time, each piece with its place."""
 
+    def within(self, part: At) -> Iterator[tuple[At, np.ndarray]]:
+        """The numbers of a part, each piece with its place in that part.
+
+        By default the whole tensor is read, and what lies outside the part is dropped at once.
+
+        Args:
+          part: slices with a begin and an end ≥ 0, one for each axis.
+        """
+        for at, piece in self.pieces():
+            lengths = zip(at, part, self.shape, strict=True)
+            shared, place = [], []
+            for here, wanted, size in lengths:
+                first, end, _ = here.indices(size)
+                begin, stop = max(first, wanted.start), min(end, wanted.stop)
+                shared.append(slice(begin - first, stop - first))
+                place.append(slice(begin - wanted.start, stop - wanted.start))
+            if all(axis.start < axis.stop for axis in shared):
+                yield tuple(place), piece[tuple(shared)]
+            del piece
+
 
 @dataclasses.dataclass(frozen=True)
 class Turned(Tensor):
@@ -60,6 +80,12 @@ class Turned(Tensor):
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
         """Those of the stored tensor, turned."""
         for at, piece in self.stored.pieces():
+            yield at[::-1], piece.T
+            del piece
+
+    def within(self, part: At) -> Iterator[tuple[At, np.ndarray]]:
+        """That of the stored tensor, turned."""
+        for at, piece in self.stored.within(part[::-1]):
             yield at[::-1], piece.T
             del piece
 
@@ -80,9 +106,9 @@ class Held(Tensor):
         yield tuple(slice(None) for _ in self.shape), self.array
 
 
-def read_into(tensor: Tensor, out: np.ndarray) -> None:
-    """Fill `out`, of the tensor's shape, in its own dtype and strides."""
-    for at, piece in tensor.pieces():
+def read_into(tensor: Tensor, out: np.ndarray, part: At | None = None) -> None:
+    """Fill `out`, of the shape of the tensor or of the part, in its own dtype and strides."""
+    for at, piece in tensor.pieces() if part is None else tensor.within(part):
         out[at] = piece
         del piece  # or it would be in memory beside the next
 
