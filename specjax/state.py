@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
@@ -124,8 +125,8 @@ def commit(
 
     # Slots that are not gained go past the buffer, where the write is dropped.
     target = jnp.where(slot < gained[:, None], state.length[:, None] + slot, state.tokens.shape[1])
-    rows = jnp.arange(drafts.shape[0])[:, None]
-    tokens = state.tokens.at[rows, target].set(block, mode="drop")
+    put = jax.vmap(lambda row, at, block: row.at[at].set(block, mode="drop"))
+    tokens = put(state.tokens, target, block)
 
     length = state.length + gained
     live = ~state.done

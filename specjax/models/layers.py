@@ -266,9 +266,10 @@ def attend_and_write(
     mixed, total, _ = devices.by_platform(
         own, queries, cache, bias, start, cpu=by_blocks, accelerator=at_once
     )
-    # Adds 0, which XLA cannot know: so the write waits for both reads, of the keys and of the
-    # values, and needs no copy. A barrier is gone too early.
-    start = start + jnp.any((total < 0) & (mixed > 0)).astype(jnp.int32)
+    # Never, which XLA cannot know: so the write waits for both reads, of the keys and of the
+    # values, and needs no copy. A barrier is gone too early. By head, or devices would ask another.
+    never = jnp.any((total < 0) & (mixed > 0), axis=(2, 3), keepdims=True)
+    new = KV(*(jnp.where(never, 0, part) for part in new))
     mixed = _join_heads((mixed / total).astype(new.values.dtype))
     return mixed, write(cache, new, start)
 
@@ -330,15 +331,17 @@ def write(cache: KV, new: KV, start: Array) -> KV:
       new: of K.
       start: (B,) int32, ≥ 0 (a negative start would wrap to the end of the buffer).
     """
-    batch, _, length, _ = new.values.shape
-    rows = jnp.arange(batch)[:, None]
-    slots = start[:, None] + jnp.arange(length)[None, :]
-    keys, values = (part.astype(like.dtype) for part, like in zip(new, cache, strict=True))
-    # Advanced indices around slices put their axes first: what is set is (B, K, H, D).
-    return KV(
-        cache.keys.at[rows, :, :, slots].set(jnp.moveaxis(keys, 3, 1), mode="drop"),
-        cache.values.at[rows, :, slots].set(jnp.moveaxis(values, 2, 1), mode="drop"),
-    )
+    count = new.values.shape[2]
+
+    def one(keys, values, new_keys, new_values, first):
+        slots = first + jnp.arange(count)
+        return KV(
+            keys.at[:, :, slots].set(new_keys.astype(keys.dtype), mode="drop"),
+            values.at[:, slots].set(new_values.astype(values.dtype), mode="drop"),
+        )
+
+    # By row, so that the compiler sees that rows on different devices have nothing to exchange.
+    return jax.vmap(one)(*cache, *new, start)
 
 
 def compact(cache: KV, start: Array, path: Array) -> KV:
@@ -347,12 +350,15 @@ def compact(cache: KV, start: Array, path: Array) -> KV:
     Args:
       path: (B, D) int32.
     """
-    rows = jnp.arange(len(path))[:, None]
-    place, to = start[:, None] + path, start[:, None] + 1 + jnp.arange(path.shape[1])[None, :]
-    return KV(
-        cache.keys.at[rows, :, :, to].set(cache.keys[rows, :, :, place], mode="drop"),
-        cache.values.at[rows, :, to].set(cache.values[rows, :, place], mode="drop"),
-    )
+
+    def one(keys, values, first, path):
+        place, to = first + path, first + 1 + jnp.arange(len(path))
+        return KV(
+            keys.at[:, :, to].set(keys[:, :, place], mode="drop"),
+            values.at[:, to].set(values[:, place], mode="drop"),
+        )
+
+    return jax.vmap(one)(*cache, start, path)
 
 
 def empty(batch: int, heads: int, length: int, head_size: int, dtype=jnp.float32) -> KV:
