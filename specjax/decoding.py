@@ -5,7 +5,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from specjax.batching import bucket, pack
 from specjax.drafters import attached
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.loop import Method
+from specjax.models import sharding
 from specjax.models.compatibility import check_pair
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
@@ -465,6 +466,55 @@ def _room(method: Method, inputs: Inputs, max_new_tokens: int) -> int:
     return bucket(room, smallest=32)
 
 
+class Programs(NamedTuple):
+    """Both programs of a run, compiled and not run, and what lies between them."""
+
+    start: jax.stages.Compiled
+    decode: jax.stages.Compiled
+    context: Any
+    state: State  # shapes, like the context; on a mesh with their shardings
+
+    @property
+    def temporary(self) -> int:
+        """Bytes on each device that either program holds beside its arguments and the state."""
+        # What `start` gives is the state of the loop; the rest of what it takes is gone by then.
+        begun = temporaries(self.start) - nbytes((self.context, self.state))
+        return max(begun, temporaries(self.decode))
+
+
+def compiled(
+    method: Method,
+    target: Checkpoint,
+    longest: int,
+    *,
+    rows: int,
+    max_new_tokens: int,
+    options: dict[str, Any] | None = None,
+) -> Programs:
+    """Both programs of a run, in the shapes that `prepare` makes.
+
+    A run of these shapes in this process compiles no more, unless there are options.
+
+    Args:
+      options: of the compiler. Others: see `needed`.
+    """
+    inputs = pack_for(target, [[0] * longest], rows=bucket(rows))
+    zeros = jnp.zeros((bucket(rows),), jnp.int32)
+    keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
+    room = _room(method, inputs, max_new_tokens)
+    start = loop.start.lower(method, inputs, keys, zeros, buffer_len=room).compile(options)
+    begin = partial(loop.start, buffer_len=room)
+    shapes = jax.eval_shape(begin, method, inputs, keys, zeros)
+    if sharding.placement_of(method) is not None:
+        shapes = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            shapes,
+            start.output_shardings,
+        )
+    decode = loop.decode.lower(method, *shapes).compile(options)
+    return Programs(start, decode, *shapes)
+
+
 def needed(
     method: Method,
     target: Checkpoint,
@@ -473,28 +523,17 @@ def needed(
     rows: int,
     max_new_tokens: int,
 ) -> Need:
-    """Bytes that decoding a batch takes at most, as the compiler tells. Nothing is decoded.
-
-    Compiles both programs of the run in the shapes that `prepare` makes; a run of these shapes in
-    this process compiles no more.
+    """Bytes on each device that decoding a batch takes at most, as the compiler tells. Nothing is
+    decoded.
 
     Args:
       method: of models that are loaded, or of outlines.
       longest: tokens of the longest text.
       rows: decoded at once: `batch_size`, or all that there are if they are fewer.
     """
-    inputs = pack_for(target, [[0] * longest], rows=bucket(rows))
-    zeros = jnp.zeros((bucket(rows),), jnp.int32)
-    keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
-    room = _room(method, inputs, max_new_tokens)
-    starting = loop.start.lower(method, inputs, keys, zeros, buffer_len=room)
-    begin = partial(loop.start, buffer_len=room)
-    context, state = jax.eval_shape(begin, method, inputs, keys, zeros)
-    kept = nbytes((context, state))
-    # What `start` gives is the state of the loop; the rest of what it takes is gone by then.
-    begun = temporaries(starting.compile()) - kept
-    looped = temporaries(loop.decode.lower(method, context, state).compile())
-    return Need(nbytes(method), kept, max(begun, looped))
+    programs = compiled(method, target, longest, rows=rows, max_new_tokens=max_new_tokens)
+    kept = nbytes((programs.context, programs.state))
+    return Need(nbytes(method), kept, programs.temporary)
 
 
 def check_finite(state: State, names: tuple[str, str]) -> None:
