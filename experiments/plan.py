@@ -82,11 +82,9 @@ def amount(name: str, text: str) -> float | None:
     """Bytes, or bytes a second, of "80GiB" or "3.35TB/s"; None: not given."""
     if not text:
         return None
-    found = re.fullmatch(r"([\d.]+)\s*([KMGT]i?)?B?(/s)?", text)
+    found = re.fullmatch(r"(\d+\.?\d*)\s*([KMGT]i?)?B?(/s)?", text)
     if found is None or not float(found[1]):
-        raise ValueError(
-            f"--{name}={text!r} must be a number with a unit, such as 80GiB or 3.35TB/s."
-        )
+        raise ValueError(f"--{name}={text} must be a number with a unit, as 80GiB or 3.35TB/s.")
     return float(found[1]) * UNITS[found[2] or ""]
 
 

@@ -98,13 +98,11 @@ def largest(planned: Planned, memory: int, rows: int, need: Need, most: int = 40
         return 0
     step = sharding.padded_rows(1, sharding.placement_of(planned.method))
     sizes = [n for n in range(rows, most + 1) if bucket(n) == n and n % step == 0]
-    low, high, least = 0, len(sizes), need  # sizes[low] fits, sizes[high] does not
-    grows = need.state / rows  # at least so much with each row
+    low, high, least = 0, len(sizes), need  # sizes[low] fits, and takes `least`; sizes[high] not
+    grows = need.state / rows  # with each row, at least
     while high - low > 1:
         reach = sizes[low] + (memory - least.total) / grows
-        guess = max((i for i in range(low + 1, high) if sizes[i] <= reach), default=low)
-        if guess == low:
-            break
+        guess = max((i for i in range(low + 2, high) if sizes[i] <= reach), default=low + 1)
         found = planned.need(planned.compiled(sizes[guess]))
         if found.total <= memory:
             low, least = guess, found
