@@ -31,4 +31,5 @@ def get_config(name: str = "llama-70b") -> ml_collections.ConfigDict:
         config.gamma = 5
     config.batch_size = 1
     config.dtype = "bfloat16"
+    config.replicate_draft = name == "t5-11b"  # the drafts of a Llama are large
     return config

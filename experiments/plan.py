@@ -11,7 +11,7 @@ per second that a device sends) collectives take their time as well. For specula
 --alpha, or at --tau tokens a round. docs/scale.md says how all of it is computed.
 
 Of the config: target, draft or drafts, gamma, dtype ("": float32), temperature and filters,
-max_source_len, max_new_tokens, batch_size. A model is a name of configs/shapes.py, a directory that
+max_source_len, max_new_tokens, batch_size, replicate_draft, mesh. A model is a name of configs/shapes.py, a directory that
 need hold no more than a config.json, or a name on the hub. Several meshes: --mesh=model=4
 --mesh=data=2,model=4. Rows go to --workdir/plan.jsonl, too, if it is given.
 """
@@ -51,7 +51,7 @@ UNITS |= {f"{name}i": 1024**power for power, name in enumerate("KMGT", 1)}
 
 def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
-    meshes = {text: sharding.sizes_of(text) for text in args.mesh}
+    meshes = {text: sharding.sizes_of(text) for text in args.mesh or [config.mesh or "model=1"]}
     given = {
         name: amount(name, args[name].value) for name in ("memory", "bandwidth", "interconnect")
     }
@@ -105,7 +105,7 @@ def plans(config, text: str, sizes: dict[str, int], given, args) -> Iterator[dic
     count = math.prod(sizes.values())
     found = np.array(jax.devices()[:count]).reshape(list(sizes.values()))
     whole = Placement(Mesh(found, tuple(sizes)))
-    copies = Placement(whole.mesh, replicate=args.replicate_draft)
+    aside = Placement(whole.mesh, replicate=config.replicate_draft)
     target = Outlines(config.target, config, whole)
     rows = sharding.padded_rows(bucket(config.batch_size), whole)
     common = {
@@ -129,7 +129,7 @@ def plans(config, text: str, sizes: dict[str, int], given, args) -> Iterator[dic
     plain = speeds and 1e3 * plan.plain_seconds(call, *speeds)
     yield {"draft": "", **common, **held(planned, programs, rows, given), "ms": plain}
     for name in drafts_of(config):
-        draft = Outlines(name, config, copies)
+        draft = Outlines(name, config, aside)
         alone = draft.planned(config, None)
         other = plan.call_of(alone, alone.compiled(rows))
         planned = target.planned(config, draft)
@@ -140,7 +140,7 @@ def plans(config, text: str, sizes: dict[str, int], given, args) -> Iterator[dic
         if speeds and tau is not None:
             row["ms"] = 1e3 * plan.speculative_seconds(call, other, gamma, tau, *speeds)
             row |= {"gamma": gamma, "tau": tau, "alpha": args.alpha, "plain_ms": plain}
-        yield {"draft": name, **common, "replicated": args.replicate_draft, **row}
+        yield {"draft": name, **common, "replicated": config.replicate_draft, **row}
 
 
 def drafts_of(config) -> tuple[str, ...]:
@@ -213,8 +213,7 @@ COLUMNS: list[report.Column] = [
 
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "What would be run.", lock_config=True)
-    flags.DEFINE_multi_string("mesh", ["model=1"], "Axes data and model: data=2,model=4.")
-    flags.DEFINE_bool("replicate_draft", False, "Every device has the whole draft.")
+    flags.DEFINE_multi_string("mesh", [], "As data=2,model=4; may be repeated. None: config.mesh.")
     flags.DEFINE_string("memory", "", "Of a device, such as 80GiB.")
     flags.DEFINE_string("bandwidth", "", "Of a device's memory, such as 3.35TB/s.")
     flags.DEFINE_string("interconnect", "", "That a device sends, such as 450GB/s.")

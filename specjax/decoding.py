@@ -38,6 +38,8 @@ from specjax.trees import BestFirst, Chain, FixedTree, Shape
 from specjax.trees.speculative import TreeSpeculative
 from specjax.types import Inputs, Text
 
+D = TypeVar("D")
+
 
 def build(
     target: Checkpoint,
@@ -148,21 +150,28 @@ def _widths(said: Sequence[int]) -> tuple[int, ...]:
 
 
 def pair(target: Checkpoint, draft: Checkpoint | Drafter | str) -> tuple[Any, Drafter]:
-    """The target as the drafter sees it, and the drafter; ValueError if they do not fit."""
+    """The target as the drafter sees it, and the drafter; ValueError if they do not fit.
+
+    A drafter that is not on its target's mesh is replicated there.
+    """
     if isinstance(draft, str):
         draft = drafters.load(draft, target)
     if isinstance(draft, Checkpoint):
         check_pair(target, draft)
         target_model, draft_model = aligned(target, draft)
-        return target_model, ModelDrafter(draft_model)
+        return target_model, _beside(target, ModelDrafter(draft_model))
     attached.check_target(draft, target)
-    target_model, drafter = draft.sees(target.model), draft
+    target_model, drafter = draft.sees(target.model), _beside(target, draft)
     if drafter.vocab_size != target_model.vocab_size:
         raise ValueError(
             f"The drafter's {drafter.vocab_size} ids are not the target's "
             f"{target_model.vocab_size}: both must have distributions over the same ids."
         )
     return target_model, drafter
+
+
+def _beside(target: Checkpoint, drafter: D) -> D:
+    return sharding.join(drafter, sharding.placement_of(target.model))
 
 
 def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
@@ -449,16 +458,20 @@ def prepare(
 
     Args:
       labels: (input index, sample) of each source: with the key, all that its noise depends on.
-      rows: of the batch; those beyond the sources are given no budget.
+      rows: of the batch; those beyond the sources are given no budget. On a mesh there may be
+        more, so that its data axis divides them.
       width: of the sources or prompts; default: the bucket of the longest.
     """
+    placement = sharding.placement_of(target.model)
+    rows = sharding.padded_rows(rows, placement)
     inputs = pack_for(target, sources, rows=rows, width=width)
     padded = np.zeros((rows, 2), np.int32)
     padded[: len(labels)] = labels
     budget = np.where(np.arange(rows) < len(sources), max_new_tokens, 0).astype(np.int32)
     keys = row_keys(key, jnp.asarray(padded[:, 0]), jnp.asarray(padded[:, 1]))
     room = _room(method, inputs, max_new_tokens)
-    return loop.start(method, inputs, keys, jnp.asarray(budget), buffer_len=room)
+    given = sharding.place_rows((inputs, keys, jnp.asarray(budget)), placement)
+    return loop.start(method, *given, buffer_len=room)
 
 
 def _room(method: Method, inputs: Inputs, max_new_tokens: int) -> int:
@@ -498,21 +511,18 @@ def compiled(
     Args:
       options: of the compiler. Others: see `needed`.
     """
-    inputs = pack_for(target, [[0] * longest], rows=bucket(rows))
-    zeros = jnp.zeros((bucket(rows),), jnp.int32)
+    placement = sharding.placement_of(target.model)
+    rows = sharding.padded_rows(bucket(rows), placement)
+    inputs = pack_for(target, [[0] * longest], rows=rows)
+    zeros = jnp.zeros((rows,), jnp.int32)
     keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
+    given = sharding.place_rows((inputs, keys, zeros), placement)
     room = _room(method, inputs, max_new_tokens)
-    start = loop.start.lower(method, inputs, keys, zeros, buffer_len=room).compile(options)
-    begin = partial(loop.start, buffer_len=room)
-    shapes = jax.eval_shape(begin, method, inputs, keys, zeros)
-    if sharding.placement_of(method) is not None:
-        shapes = jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-            shapes,
-            start.output_shardings,
-        )
-    decode = loop.decode.lower(method, *shapes).compile(options)
-    return Programs(start, decode, *shapes)
+    start = loop.start.lower(method, *given, buffer_len=room).compile(options)
+    kept = jax.eval_shape(partial(loop.start, buffer_len=room), method, *given)
+    context, state = sharding.results_of(start, kept, placement)
+    decode = loop.decode.lower(method, context, state).compile(options)
+    return Programs(start, decode, context, state)
 
 
 def needed(
@@ -523,8 +533,8 @@ def needed(
     rows: int,
     max_new_tokens: int,
 ) -> Need:
-    """Bytes on each device that decoding a batch takes at most, as the compiler tells. Nothing is
-    decoded.
+    """Bytes that decoding a batch takes at most, as the compiler tells. Nothing is decoded. On a
+    mesh: on each of its devices.
 
     Args:
       method: of models that are loaded, or of outlines.

@@ -26,6 +26,7 @@ from safetensors.numpy import save as as_safetensors
 from specjax import devices
 from specjax.drafters import published
 from specjax.drafters.base import Drafter
+from specjax.models import sharding
 from specjax.models.hub import DRAFTER, Checkpoint
 from specjax.models.hub.tensors import read_into, read_json
 from specjax.models.hub.weights import SAFETENSORS, find_tensors
@@ -174,16 +175,22 @@ def fingerprint(model: Model) -> list[str] | None:
     So they do not depend on whether a matrix is turned (`layers.arrange`), hardly on the dtype, and
     a target of any size is read in a moment. None for an outline, which has no numbers.
     """
-    found, leaves = [], jax.tree.leaves(model)
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+    found, leaves = [], jax.tree.leaves_with_path(model)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for _, leaf in leaves):
         return None
-    for leaf in leaves:
+    moved, share = sharding.moved(model), np.linspace(0, 1, POINTS)
+    turned = sharding.turned_paths(model.module()) if moved else ()  # type: ignore[attr-defined]
+    for path, leaf in leaves:
         if jnp.issubdtype(leaf.dtype, jnp.floating):
-            share = np.linspace(0, 1, POINTS)
-            at = tuple(np.rint(share * (size - 1)).astype(int) for size in leaf.shape)
+            at = [np.rint(share * (size - 1)).astype(int) for size in leaf.shape]
+            keys = tuple(getattr(entry, "key", None) for entry in path[1:])
+            if (rows := moved.get(keys)) is not None:  # on a mesh: the points of the checkpoint
+                wanted = np.rint(share * rows.max()).astype(int)
+                axis = -1 if keys in turned else 0
+                at[axis] = np.array([np.flatnonzero(rows == row)[0] for row in wanted])
             # On a CPU the array is read where it lies; elsewhere nothing but these numbers moves.
             here = np.asarray(leaf) if devices.device_of(leaf).platform == "cpu" else leaf
-            found.append(here[at] if at else here[None].repeat(POINTS))
+            found.append(here[tuple(at)] if at else here[None].repeat(POINTS))
     return [" ".join(f"{x:.6g}" for x in row.astype(np.float64)) for row in jax.device_get(found)]
 
 

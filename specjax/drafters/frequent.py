@@ -78,6 +78,8 @@ def frequent(draft: Checkpoint, ids: Sequence[int] | np.ndarray) -> Checkpoint:
     head, axis = module.turned_weight().get_value(), int(module.input_first)
     if isinstance(head, jax.Array):
         rows: Any = jnp.take(head, chosen, axis=axis)
+        if model.placement is not None:
+            rows = jax.device_put(rows, model.placement.sharding())
     else:  # an outline has shapes
         shape = [*head.shape]
         shape[axis] = len(chosen)

@@ -15,7 +15,7 @@ import jax
 
 from specjax.drafters import attached, ngram
 from specjax.drafters.base import Drafter, ModelDrafter
-from specjax.models import hub
+from specjax.models import hub, sharding
 from specjax.models.hub import Checkpoint
 from specjax.support import named
 
@@ -35,8 +35,9 @@ def load(
     *,
     dtype: Any = None,
     counts: Callable[[], ngram.Counts] | None = None,
+    replicate: bool = True,
 ) -> Checkpoint | Drafter:
-    """The model or drafter that a text stands for.
+    """The model or drafter that a text stands for. It is put on its target's mesh.
 
     Args:
       draft: one of `NAMES`, or "module:attribute" of a function or class that makes a drafter,
@@ -47,21 +48,27 @@ def load(
         and `load`, which makes another one of its name, if it takes arguments of these names.
       dtype: of a model, see `specjax.load`; of what belongs to the target, by default the target's.
       counts: of n-grams; default: ngram.npz beside the target's directory.
+      replicate: on a mesh, whether each device has the whole of a model that drafts, or a part of
+        it as of the target. What a drafter has beside its target is always replicated.
 
     Raises:
       ValueError, FileNotFoundError: there is no such drafter or model, it does not take these
         settings, n-grams have no counts, or it belongs to another target.
     """
-    make = maker(draft)
+    make, placement = maker(draft), sharding.placement_of(target.model)
     if make is None:
         if attached.is_one(draft):
-            return attached.load(draft, target, dtype=dtype)
-        return hub.load(draft, dtype=dtype)
+            return sharding.join(attached.load(draft, target, dtype=dtype), placement)
+        if placement is None:
+            return hub.load(draft, dtype=dtype)
+        return hub.load(draft, dtype=dtype, mesh=placement.mesh, replicate=replicate)
     offered: dict[str, Callable[[], Any]] = {
         "target": lambda: target,
         "vocab_size": lambda: target.model.vocab_size,
         "counts": counts or (lambda: beside(target)),
-        "load": lambda: partial(load, target=target, dtype=dtype, counts=counts),
+        "load": lambda: partial(
+            load, target=target, dtype=dtype, counts=counts, replicate=replicate
+        ),
     }
     takes = inspect.signature(make).parameters
     given = {name: value() for name, value in offered.items() if name in takes}

@@ -310,6 +310,22 @@ def order(module: nnx.Module, placement: Placement) -> dict[tuple, np.ndarray]:
     return {path: rows for path, rows in found.items() if path in paths}
 
 
+def moved(model: Any) -> dict[tuple, np.ndarray]:
+    """The `order` of a model's parameters by their paths in `params`; empty where all lie as in a
+    checkpoint."""
+    placement = getattr(model, "placement", None)
+    return {} if placement is None else order(model.module(), placement)
+
+
+def restored(array: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+    """A parameter, (out, in), as a checkpoint has it."""
+    if rows is None:
+        return array
+    plain = np.empty((rows.max() + 1, *array.shape[1:]), array.dtype)
+    plain[rows[rows >= 0]] = array[rows >= 0]
+    return plain
+
+
 def _repeats(module: Any, path: tuple, placement: Placement) -> list[int]:
     """How often each head of each part comes."""
     parts = len(module_at(module, path).parts)
@@ -408,19 +424,39 @@ def place_rows(tree: T, placement: Placement | None) -> T:
 def keep_rows(method: Any, state: T, rows: int) -> T:
     """A loop's state, within jit, with each array of `rows` rows split over the data axis.
 
-    So the carry begins as the loop's body leaves it. Keys and values are placed by `begun`.
+    So the carry begins as the loop's body leaves it. How heads lie `begun` has said.
     """
     placement = placement_of(method)
     if placement is None:
         return state
 
     def place(x: Any) -> Any:
-        if isinstance(x, KV) or x.ndim == 0:
+        if isinstance(x, KV):
+            split = [placement.sharding(*placement.rows(part.shape).spec[:1], ANY) for part in x]
+            return KV(*map(_constrain, x, split))
+        if x.ndim == 0:
             return x
         sharding = placement.rows(x.shape) if x.shape[0] == rows else placement.sharding()
         return _constrain(x, sharding)
 
     return jax.tree.map(place, state, is_leaf=lambda x: isinstance(x, KV))
+
+
+def results_of(compiled: jax.stages.Compiled, shapes: T, placement: Placement | None) -> T:
+    """What a program returns, as shapes; on a mesh with the shardings that the compiler chose."""
+    if placement is None:
+        return shapes
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        compiled.output_shardings,
+    )
+
+
+def held_by(model: Any) -> tuple[jax.Device | None, int]:
+    """A device that holds a part of a model, or None for jax's own choice; and how many here do."""
+    placement = placement_of(model)
+    return (None, 1) if placement is None else (placement.first, placement.local)
 
 
 def padded_rows(rows: int, placement: Placement | None) -> int:

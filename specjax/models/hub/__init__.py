@@ -16,6 +16,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -156,13 +157,13 @@ def load(
     model = checkpoint.model
     dtype = jax.tree.leaves(model)[0].dtype
     narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
-    found = devices.find(device) if placement is None else placement.first
+    found, times = (devices.find(device), 1) if placement is None else sharding.held_by(model)
     check_fits(
         f"The parameters of {name} in {dtype.name}",
         nbytes(model),
         f"Choose a smaller model{narrower}, or free memory first.",
         device=found,
-        times=1 if placement is None else placement.local,
+        times=times,
     )
     family = FAMILIES[checkpoint.config.model_type]
     names = family.tensor_names(checkpoint.config)
@@ -358,7 +359,8 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
         raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
     family = FAMILIES[checkpoint.config.model_type]
     module = checkpoint.model.module()
-    arrays = unfilled(module, family.tensor_names(checkpoint.config), family.turned)
+    names = family.tensor_names(checkpoint.config)
+    arrays = unfilled(module, names, family.turned, sharding.moved(checkpoint.model))
     tensors = {name: Held.of(array) for name, array in arrays.items()}
     _save(Path(directory), checkpoint, tensors, np.dtype(dtype))
 
@@ -385,18 +387,23 @@ def filled(
 
 
 def unfilled(
-    module: nnx.Module, names: Mapping[tuple, dict[str, int]], stored_turned: tuple[str, ...] = ()
+    module: nnx.Module,
+    names: Mapping[tuple, dict[str, int]],
+    stored_turned: tuple[str, ...] = (),
+    moved: Mapping[tuple, np.ndarray] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
     """What `filled` reads: a module's parameters under the names of their tensors.
 
     Args:
       names: as in `filled`.
       stored_turned: how the names of tensors end that the files hold as (in, out).
+      moved: of a module on a mesh; see `sharding.moved`.
     """
     turned, found = turned_paths(module), {}
     for path, variable in nnx.to_flat_state(nnx.state(module)):
         array = np.asarray(variable[...])
-        for name, part in _split(array.T if path in turned else array, names[path]).items():
+        stacked = sharding.restored(array.T if path in turned else array, moved.get(path))
+        for name, part in _split(stacked, names[path]).items():
             found[name] = part.T if name.endswith(stored_turned) else part
     return found
 

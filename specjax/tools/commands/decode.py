@@ -10,7 +10,8 @@ import path of one's own; what rounds take is measured first for those that weig
 goodput), rule (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0:
 greedy), top_k (0: off), top_p (1: off), filters (import paths, commas between), max_new_tokens,
 max_source_len (0: the target's own), seed, samples (draws per input), dtype, batch_size, compare,
-rounds_file (a log of every round).
+rounds_file (a log of every round), mesh (several devices: data=2,model=4 splits the rows of a batch
+over two and the target over four), replicate_draft (False: a draft model is split too).
 Import paths, and the file of --config itself, are code that runs: give none that you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
@@ -51,7 +52,7 @@ from specjax import accept, decoding, drafters, policies, sampling, trees
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import pricing, provenance, report, timing
-from specjax.models import hub
+from specjax.models import hub, sharding
 from specjax.models.memory import check_fits
 from specjax.policies.prices import as_measured
 from specjax.results import summarize
@@ -307,6 +308,8 @@ def check(config) -> None:
         raise ValueError("rounds_file needs --config.method=speculative: it logs its rounds.")
     if config.rounds_file and not isinstance(trees.load(config.tree), trees.Chain):
         raise ValueError(f"rounds_file is for chains, and tree={config.tree!r} is none.")
+    if config.mesh:
+        sharding.mesh_of(config.mesh)
     drafters.maker(config.draft)  # misspelt, it fails before models are loaded
     if config.policy:
         policies.check(config.policy)  # misspelt, it fails before models are loaded
@@ -398,10 +401,11 @@ def open_log(config, args, done: int) -> files.Rows | None:
 def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | Drafter | None]:
     """Target and, for speculation, draft."""
     dtype = DTYPES[config.dtype]
-    target = hub.load(config.target, dtype=dtype)
+    target = hub.load(config.target, dtype=dtype, mesh=config.mesh or None)
     if config.method == "autoregressive":
         return target, None
-    return target, drafters.load(config.draft, target, dtype=dtype)
+    options = {"dtype": dtype, "replicate": config.replicate_draft}
+    return target, drafters.load(config.draft, target, **options)
 
 
 def check_memory(config, texts: list[str], target: hub.Checkpoint, method: Method) -> None:
@@ -420,6 +424,7 @@ def check_memory(config, texts: list[str], target: hub.Checkpoint, method: Metho
         f"Caches and distributions of {rows} rows",
         need.state + need.temporary,
         "Lower batch_size, max_new_tokens or max_source_len, or set dtype=bfloat16.",
+        *sharding.held_by(target.model),
     )
 
 

@@ -25,6 +25,7 @@ def decode() -> ml_collections.ConfigDict:
     config.compare = False  # decode without the draft too, and print both side by side
     config.rounds_file = ""  # JSON lines, one for each round; "": none
     config.samples = 1  # draws per input
+    config.replicate_draft = True  # on a mesh: every device has all of a draft model, not a part
     config.update(shared())
     return config
 
@@ -55,4 +56,5 @@ def shared() -> ml_collections.ConfigDict:
     config.seed = 0
     config.batch_size = 8  # rows at once; `select` times batches of 1
     config.dtype = ""  # float32, bfloat16; "": float32 on a CPU, elsewhere the checkpoint's
+    config.mesh = ""  # several devices, data=2,model=4; "": one
     return config
