@@ -3,20 +3,24 @@
     python -m experiments.plan --config=configs/paper.py:t5-11b_en-de --mesh=model=4 \\
         --memory=80GB --bandwidth=3.35TB/s --interconnect=450GB/s --alpha=0.75
 
-Compiles plain and speculative decoding for the mesh, on virtual devices and from shapes alone, and
-prints for each device: bytes of weights, of caches and all else that is kept, and of temporaries,
-at the config's batch_size; with --memory, the largest batch that fits; with --bandwidth, the least
-time of a token of each row: weights and caches are read once a call, and with --interconnect (bytes
-per second that a device sends) collectives take their time as well. For speculative decoding at
---alpha, or at --tau tokens a round. docs/scale.md says how all of it is computed.
+Compiles plain and speculative decoding for the mesh, on virtual devices and from shapes alone, of
+models with 6 and with 8 layers, from which those with all of them follow (--whole compiles these:
+minutes in the place of seconds). Prints for each device bytes of weights, of caches and all else
+that is kept, and of temporaries, at the config's batch_size; with --memory, the largest batch that
+fits; with --bandwidth, the least time of a token of each row: weights and caches are read once a
+call, and with --interconnect (bytes per second that a device sends) collectives take their time as
+well. For speculative decoding at --alpha, or at --tau tokens a round. docs/scale.md says how all of
+it is computed.
 
 Of the config: target, draft or drafts, gamma, dtype ("": float32), temperature and filters,
-max_source_len, max_new_tokens, batch_size, replicate_draft, mesh. A model is a name of configs/shapes.py, a directory that
-need hold no more than a config.json, or a name on the hub. Several meshes: --mesh=model=4
---mesh=data=2,model=4. Rows go to --workdir/plan.jsonl, too, if it is given.
+max_source_len, max_new_tokens, batch_size, replicate_draft, mesh. A model is a name of
+configs/shapes.py, a directory that need hold no more than a config.json, or a name on the hub.
+Several meshes: --mesh=model=4 --mesh=data=2,model=4. Rows go to --workdir/plan.jsonl, too, if it is
+given.
 """
 
 import contextlib
+import dataclasses
 import math
 import re
 import sys
@@ -35,7 +39,6 @@ from configs.shapes import PUBLISHED
 from specjax import decoding, sampling
 from specjax.batching import bucket
 from specjax.measure import plan, provenance, report
-from specjax.measure.plan import Planned, Sizes
 from specjax.models import hub, sharding
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import gigabytes
@@ -44,6 +47,7 @@ from specjax.support import command_line
 from specjax.support.named import short
 from specjax.tools.commands.defaults import DTYPES
 
+FEW = (6, 8)  # layers of the models that are compiled
 GIVEN = ("memory", "bandwidth", "interconnect")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {f"{name}i": 1024**power for power, name in enumerate("KMGT", 1)}
@@ -106,13 +110,13 @@ def plans(config, text: str, sizes: dict[str, int], given, args) -> Iterator[dic
     found = np.array(jax.devices()[:count]).reshape(list(sizes.values()))
     whole = Placement(Mesh(found, tuple(sizes)))
     aside = Placement(whole.mesh, replicate=config.replicate_draft)
-    target = Outlines(config.target, config, whole)
+    target = Model(config.target, config, whole, args.whole)
     rows = sharding.padded_rows(bucket(config.batch_size), whole)
     common = {
         "target": config.target,
         "mesh": text,
         "mesh_devices": count,
-        "dtype": target.dtype,
+        "dtype": jnp.dtype(target.dtype).name,
         "batch": rows,
         "source": target.longest,
         "new": config.max_new_tokens,
@@ -123,21 +127,19 @@ def plans(config, text: str, sizes: dict[str, int], given, args) -> Iterator[dic
     }
     speeds = given["bandwidth"] and (given["bandwidth"], given["interconnect"] or math.inf)
 
-    planned = target.planned(config, None)
-    programs = planned.compiled(rows)
-    call = plan.call_of(planned, programs)
+    run = target.run(config, None)
+    call = run.call(rows)
     plain = speeds and 1e3 * plan.plain_seconds(call, *speeds)
-    yield {"draft": "", **common, **held(planned, programs, rows, given), "ms": plain}
+    yield {"draft": "", **common, **held(run, rows, whole, given), "ms": plain}
     for name in drafts_of(config):
-        draft = Outlines(name, config, aside)
-        alone = draft.planned(config, None)
-        other = plan.call_of(alone, alone.compiled(rows))
-        planned = target.planned(config, draft)
-        row = held(planned, planned.compiled(rows), rows, given)
+        draft = Model(name, config, aside, args.whole)
+        run = target.run(config, draft)
+        row = held(run, rows, whole, given)
         gamma, tau = config.gamma, args.tau
         if args.alpha is not None:
             tau = plan.tau_of(args.alpha, gamma)
         if speeds and tau is not None:
+            other = draft.run(config, None).call(rows)
             row["ms"] = 1e3 * plan.speculative_seconds(call, other, gamma, tau, *speeds)
             row |= {"gamma": gamma, "tau": tau, "alpha": args.alpha, "plain_ms": plain}
         yield {"draft": name, **common, "replicated": config.replicate_draft, **row}
@@ -151,40 +153,64 @@ def drafts_of(config) -> tuple[str, ...]:
     )
 
 
-class Outlines:
-    """A model in the run's dtype, and in float32."""
+class Model:
+    """Outlines of a model on a mesh, with all its layers or with few."""
 
-    def __init__(self, name: str, config, placement: Placement):
-        said, dtype = PUBLISHED.get(name, name), DTYPES[config.dtype] or jnp.float32
-        self.dtype = jnp.dtype(dtype).name
-        self.narrow, self.wide = (
-            # Projections lie as they do on a CPU, or the program for it would hold copies of them.
-            hub.described(said, dtype=one, platform="cpu", placement=placement)
-            for one in (dtype, jnp.float32)
+    def __init__(self, name: str, config, placement: Placement, whole: bool):
+        self.dtype, self.placement = DTYPES[config.dtype] or jnp.float32, placement
+        self.given = hub.described(PUBLISHED.get(name, name), **self.options(jnp.float32))
+        self.longest = config.max_source_len or self.given.max_source_len
+        self.depth = plan.depth(self.given.config)
+        alike = self.depth is not None and self.depth > FEW[-1]
+        self.depths = FEW if alike and not whole else (self.depth,)
+
+    def options(self, dtype) -> dict[str, Any]:
+        # Projections lie as they do on a CPU, or the program for it would hold copies of them.
+        return {"dtype": dtype, "platform": "cpu", "placement": self.placement}
+
+    def at(self, depth: int | None, dtype) -> Checkpoint:
+        """With so many layers."""
+        config = plan.with_depth(self.given.config, depth)
+        return dataclasses.replace(
+            self.given, config=config, model=hub.shapes(config, **self.options(dtype))
         )
-        self.longest = config.max_source_len or self.wide.max_source_len
 
-    def planned(self, config, draft: "Outlines | None") -> Planned:
+    def run(self, config, draft: "Model | None") -> plan.Plan:
         """Decoding with a draft, or without."""
         chosen = sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters)
 
-        def build(target: Checkpoint, draft: Checkpoint | None):
-            return decoding.build(target, draft, gamma=config.gamma, sampling=chosen)
+        def build(depth: int | None, of_draft: int | None) -> plan.Whole:
+            methods = [
+                decoding.build(
+                    self.at(depth, dtype),
+                    draft and draft.at(of_draft, dtype),
+                    gamma=config.gamma,
+                    sampling=chosen,
+                )
+                for dtype in (self.dtype, jnp.float32)
+            ]
+            target = self.at(depth, jnp.float32)
+            return plan.Whole(*methods, target, self.longest, config.max_new_tokens)
 
-        return Planned(
-            build(self.narrow, draft and draft.narrow),
-            build(self.wide, draft and draft.wide),
-            self.wide,
-            Sizes(self.longest, config.max_new_tokens),
-        )
+        first, *more = self.depths
+        other, *more_of_draft = draft.depths if draft else (None,)
+        deeper = [(self.times, build(depth, other)) for depth in more]
+        deeper += [(draft.times, build(first, depth)) for depth in more_of_draft]
+        return plan.Extrapolated(build(first, other), tuple(deeper))
+
+    @property
+    def times(self) -> float:
+        """How often the layers between both depths come in those that neither has."""
+        return (self.depth - FEW[0]) / (FEW[1] - FEW[0])
 
 
-def held(planned: Planned, programs, rows: int, given) -> dict[str, Any]:
+def held(run: plan.Plan, rows: int, placement: Placement, given) -> dict[str, Any]:
     """Bytes on each device, and the largest batch that fits."""
-    need = planned.need(programs)
+    need = run.need(rows)
     found = {"weights": need.params, "kept": need.state, "temporaries": need.temporary}
     if given["memory"]:
-        found["largest"] = plan.largest(planned, int(given["memory"]), rows, need)
+        step = sharding.padded_rows(1, placement)
+        found["largest"] = plan.largest(run, int(given["memory"]), rows, step)
     return found
 
 
@@ -214,6 +240,7 @@ COLUMNS: list[report.Column] = [
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "What would be run.", lock_config=True)
     flags.DEFINE_multi_string("mesh", [], "As data=2,model=4; may be repeated. None: config.mesh.")
+    flags.DEFINE_bool("whole", False, "Compile all layers.")
     flags.DEFINE_string("memory", "", "Of a device, such as 80GiB.")
     flags.DEFINE_string("bandwidth", "", "Of a device's memory, such as 3.35TB/s.")
     flags.DEFINE_string("interconnect", "", "That a device sends, such as 450GB/s.")

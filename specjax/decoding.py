@@ -488,11 +488,11 @@ class Programs(NamedTuple):
     state: State  # shapes, like the context; on a mesh with their shardings
 
     @property
-    def temporary(self) -> int:
+    def temporary(self) -> tuple[int, int]:
         """Bytes on each device that either program holds beside its arguments and the state."""
         # What `start` gives is the state of the loop; the rest of what it takes is gone by then.
         begun = temporaries(self.start) - nbytes((self.context, self.state))
-        return max(begun, temporaries(self.decode))
+        return begun, temporaries(self.decode)
 
 
 def compiled(
@@ -543,7 +543,7 @@ def needed(
     """
     programs = compiled(method, target, longest, rows=rows, max_new_tokens=max_new_tokens)
     kept = nbytes((programs.context, programs.state))
-    return Need(nbytes(method), kept, programs.temporary)
+    return Need(nbytes(method), kept, max(programs.temporary))
 
 
 def check_finite(state: State, names: tuple[str, str]) -> None:
@@ -563,7 +563,7 @@ def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoin
     log = state.policy if isinstance(state.policy, Log) else None
     # One transfer; keys need not come back.
     host = state.tokens, state.length, state.stats, log and (log.written, log.lines)
-    tokens, length, stats, logged = jax.device_get(host)
+    tokens, length, stats, logged = sharding.fetch(host)
     rows = []
     for b, (index, sample) in enumerate(labels):
         # What was emitted follows the prompt.

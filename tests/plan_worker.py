@@ -23,13 +23,12 @@ from jax.sharding import Mesh
 import tiny_models
 from specjax import decoding
 from specjax.measure import plan
-from specjax.measure.plan import Planned, Sizes
 from specjax.models import hub
 from specjax.models.hub import Checkpoint
 from specjax.models.sharding import Placement
 from specjax.sampling import sampling
 
-VOCABULARY, SIZES = 32, Sizes(longest=10, max_new_tokens=6)
+VOCABULARY, LONGEST, NEW = 32, 10, 6
 
 
 def outline(family: str, dtype, placement: Placement, layers: int = 2) -> Checkpoint:
@@ -64,22 +63,21 @@ def check(family: str, axes: dict[str, int], dtype: str):
         for one in (jnp.dtype(dtype), jnp.float32)
     ]
 
-    def planned(drafting: bool) -> Planned:
+    def run(drafting: bool) -> plan.Whole:
         narrow, wide = (build(target, draft if drafting else None) for target, draft in pairs)
-        return Planned(narrow, wide, pairs[1][0], SIZES)
+        return plan.Whole(narrow, wide, pairs[1][0], LONGEST, NEW)
 
-    plain, speculative = planned(False), planned(True)
     target, draft = map(filled, pairs[0])
     method = build(target, draft)
     begun = decoding.prepare(
-        method, target, [[3] * SIZES.longest] * 4, [(i, 0) for i in range(4)], rows=4,
-        max_new_tokens=SIZES.max_new_tokens, key=jax.random.key(0),
+        method, target, [[3] * LONGEST] * 4, [(i, 0) for i in range(4)], rows=4,
+        max_new_tokens=NEW, key=jax.random.key(0),
     )  # fmt: skip
     return {
-        "need": speculative.need(speculative.compiled(4)),
+        "need": run(True).need(4),
         "weights": held(method),
         "kept": held(begun),
-        "call": plan.call_of(plain, plain.compiled(4)),
+        "call": run(False).call(4),
     }
 
 

@@ -15,15 +15,15 @@ import pytest
 import command_line
 import plan_worker
 import t5_variants
+import tiny_models
 from configs import paper as paper_config
 from configs import plan as plan_config
 from configs.shapes import PUBLISHED
 from experiments.benchmark.cases import SHAPES, step_bytes
 from specjax import decoding
 from specjax.measure import plan
-from specjax.measure.plan import Call, Planned, Sizes
+from specjax.measure.plan import Call
 from specjax.models import hub
-from specjax.models.memory import Need
 from specjax.sampling import sampling
 
 CASES = [
@@ -69,23 +69,40 @@ def test_what_a_call_reads_and_exchanges(found):
     assert call.exchanged == pytest.approx(2 * 3 / 4 * sums + 3 / 4 * logits, rel=0.03)
 
 
-def planned(name, longest=64, new=48):
-    target = hub.Checkpoint(name, hub.shapes(SHAPES[name], platform="cpu"), SHAPES[name])
+def run_of(config, longest=64, new=48):
+    target = hub.Checkpoint("target", hub.shapes(config, platform="cpu"), config)
     method = decoding.build(target, None, gamma=1, sampling=sampling(0.0))
-    return Planned(method, method, target, Sizes(longest, new))
+    return plan.Whole(method, method, target, longest, new)
 
 
 def test_a_step_of_t5_reads_what_the_benchmark_says():
     """But for position biases, and each row's own lookups."""
-    one = planned("embedded")
-    programs = one.compiled(4)
-    call = plan.call_of(one, programs)
-    slots = programs.state.tokens.shape[1]
-    expected = step_bytes(SHAPES["embedded"], batch=4, source=64, slots=slots, itemsize=4)
+    config = SHAPES["embedded"]
+    run = run_of(config)
+    call = run.call(4)
+    expected = step_bytes(config, batch=4, source=64, slots=64, itemsize=4)
     assert call.weights + call.caches == pytest.approx(expected, rel=0.001)
     assert call.exchanged == 0
-    whole = sum(leaf.size * 4 for leaf in jax.tree.leaves(one.method))
+    whole = sum(leaf.size * 4 for leaf in jax.tree.leaves(run.method))
     assert call.weights < 0.9 * whole  # nothing of the encoder, nor the embedding
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_deep_models_follow_from_shallow_ones(family):
+    """Bytes of arrays exactly, temporaries nearly."""
+    config = tiny_models.config_of(family, 32, 9)
+    one, two, all_ = (run_of(plan.with_depth(config, n), 10, 6) for n in (5, 6, 9))
+    found = plan.Extrapolated(one, ((4.0, two),))
+    assert found.call(2) == all_.call(2)
+    assert found.parts(2)[:2] == list(all_.parts(2)[:2])
+    assert found.need(2).temporary == pytest.approx(all_.need(2).temporary, rel=0.01)
+
+
+def test_layers_that_are_not_alike():
+    """Are not made fewer."""
+    assert plan.depth(tiny_models.config_of("llama", 32, 7)) == 7
+    assert plan.depth(tiny_models.config_of("t5", 32, 7)) is None  # one layer in the encoder
+    assert plan.depth(tiny_models.config_of("qwen2", 32, 7)) is None  # windows in some
 
 
 def test_the_floor_by_hand():
@@ -101,24 +118,26 @@ def test_the_floor_by_hand():
 
 @pytest.mark.parametrize("kink", [0, 40])
 def test_the_largest_batch(kink):
-    """Also where more than so many rows take more for each."""
+    """Where more than so many rows take more for each, it may be one bucket less."""
 
-    class Rows(Planned):
-        def compiled(self, rows):
+    class Rows(plan.Plan):
+        def parts(self, rows):
             asked.append(rows)
-            return rows
+            return 1000, 10 * rows, 5 * rows, 5 * rows + 20 * (rows - kink)
 
-        def need(self, programs):
-            return Need(1000, 10 * programs, 5 * programs + 20 * max(0, programs - kink))
+        def call(self, rows):
+            raise NotImplementedError
 
-    asked, some = [], Rows(None, None, None, None)
+    asked, some = [], Rows()
     sizes = [n for n in range(1, 200) if decoding.bucket(n) == n]
     for size, above in itertools.pairwise(sizes):
-        for memory in (some.need(size).total, some.need(above).total - 1):
-            assert plan.largest(some, memory, 1, some.need(1)) == size
-    assert plan.largest(some, some.need(4).total - 1, 4, some.need(4)) == 0
-    assert plan.largest(some, 10**9, 1, some.need(1), most=64) == 64
-    assert len(asked) < 10 * len(sizes)
+        totals = some.need(size).total, some.need(above).total - 1
+        for memory in totals:
+            found = plan.largest(some, memory, 1)
+            assert found == size or (kink and found == sizes[sizes.index(size) - 1])
+    assert plan.largest(some, some.need(4).total - 1, 4) == 0
+    assert plan.largest(some, 10**9, 1, most=64) == 64
+    assert len(asked) < 7 * 2 * len(sizes)
 
 
 # --- the command -------------------------------------------------------------------------------

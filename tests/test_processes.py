@@ -122,6 +122,21 @@ def test_who_cannot_join_and_who_differs_ends_in_time(arguments, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["data=2", "model=2"])
+def test_a_mesh_over_two_processes(arguments, tmp_path, monkeypatch, capsys, mesh):
+    """Each reads its part of the target and has its part of a batch or model; process 0 writes."""
+    out, port, flag = tmp_path / "out.jsonl", free_port(), f"--config.mesh={mesh}"
+    batch = "--config.batch_size=8"
+    both = [start(i, port, *arguments, batch, flag, f"--output={out}") for i in range(2)]
+    alone = tmp_path / "alone.jsonl"
+    run = functools.partial(command_line.run, monkeypatch, capsys, "experiments.decode")
+    assert run(*arguments, batch, f"--output={alone}").status == 0
+    for status, _, stderr in map(ended, both):
+        assert status == 0, stderr
+    assert out.read_bytes() == alone.read_bytes()
+
+
 # --- within one process --------------------------------------------------------------------------
 
 
@@ -243,7 +258,7 @@ def test_prices_are_those_of_process_0(pair, monkeypatch):
     monkeypatch.setattr(decode.decoding, "with_policy", lambda method, policy: policy)
     config = defaults.decode()
     config.policy = "goodput"
-    made = together(3, lambda group: decode.with_prices(group, None, None, ["text"], config))
+    made = together(3, lambda group: decode.with_prices(group, False, None, None, ["text"], config))
     assert len(measured) == 1
     for policy in made:
         np.testing.assert_array_equal(policy.prices.verify, np.float32([1.0, 1.5, 2.0]))

@@ -7,7 +7,7 @@ virtual devices of a CPU will do. Nothing is allocated.
 Memory. Weights, caches and all else that is kept follow from shapes, dtypes and shardings, to the
 byte. Temporaries are what the compiler says of float32 programs, which bounds those of narrower
 dtypes: XLA computes bfloat16 in float32 on a CPU, and would count copies of weights in float32 that
-an accelerator never holds.
+an accelerator never holds. Layers are alike, so that deep models follow from shallow ones.
 
 Time. A call of a model reads its weights and caches once, and sends what its collectives exchange:
 
@@ -19,9 +19,12 @@ decoding γ of the draft and one of the target with γ + 1 positions for τ toke
 (1 − α^(γ+1)) / (1 − α) (Eq. 1 of the paper). Rows of a batch share the calls.
 """
 
+import abc
 import dataclasses
+import functools
 import math
 import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -41,69 +44,159 @@ from specjax.paper.formulas import expected_tokens
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Of a run."""
+class Plan(abc.ABC):
+    """What a run takes on each device."""
 
-    longest: int  # tokens of the longest text
-    max_new_tokens: int
+    def need(self, rows: int) -> Need:
+        """Bytes, with a batch of so many rows."""
+        params, state, *temporary = map(round, self.parts(rows))
+        return Need(params, state, max(temporary))
+
+    @abc.abstractmethod
+    def parts(self, rows: int) -> Sequence[float]:
+        """Bytes of parameters, of what is kept, and of temporaries of both programs."""
+
+    @abc.abstractmethod
+    def call(self, rows: int) -> "Call":
+        """Of the model that plain decoding calls."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """A method in its dtype, and the same in float32, which is compiled."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Whole(Plan):
+    """A run as it is: a method in its dtype, and the same in float32, which is compiled."""
 
     method: Method
     wide: Method
-    target: Checkpoint
-    sizes: Sizes
+    target: Checkpoint  # of outlines, like the methods
+    longest: int  # tokens of the longest text
+    max_new_tokens: int
 
-    def compiled(self, rows: int) -> Programs:
-        """Both programs, in float32."""
-        return decoding.compiled(
-            self.wide,
-            self.target,
-            self.sizes.longest,
-            rows=rows,
-            max_new_tokens=self.sizes.max_new_tokens,
-            options=QUICKLY,
+    def parts(self, rows: int) -> Sequence[float]:
+        """See `Plan.parts`."""
+        programs = _compiled(self, rows)
+        kept = programs.context, programs.state
+        narrower = nbytes(_caches(kept)) - self._narrow(nbytes(_caches(kept)))
+        return nbytes(self.method), nbytes(kept) - narrower, *programs.temporary
+
+    def call(self, rows: int) -> "Call":
+        """See `Plan.call`."""
+        assert isinstance(self.method, Autoregressive)
+        programs, leaves = _compiled(self, rows), jax.tree.leaves(self.method)
+        context, state = programs.context, programs.state
+        placement = sharding.placement_of(self.method)
+        return Call(
+            weights=nbytes([leaves[i] for i in weights_read(self.wide, context, state)]),
+            caches=self._narrow(nbytes(_caches((context, state.cache)))),
+            exchanged=exchanged(
+                programs.decode.as_text(),
+                1 if placement is None else placement.ways,
+                _dtype(self.method).itemsize,
+            ),
         )
 
-    def need(self, programs: Programs) -> Need:
-        """Bytes on each device."""
-        kept = self._narrowed((programs.context, programs.state))
-        return Need(nbytes(self.method), kept, programs.temporary)
+    def _narrow(self, count: int) -> int:
+        """Bytes that are float32 in what is compiled, as bytes of the method's dtype."""
+        return count * _dtype(self.method).itemsize // _dtype(self.wide).itemsize
 
-    def _narrowed(self, tree: Any) -> int:
-        """Bytes of what a program keeps, with caches and contexts in the method's dtype."""
-        wide, narrow = (_dtype(method).itemsize for method in (self.wide, self.method))
-        parts = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, KV))
-        caches = nbytes([part for part in parts if isinstance(part, KV)])
-        return nbytes(tree) - caches + caches * narrow // wide
+
+@functools.lru_cache(maxsize=4)
+def _compiled(run: Whole, rows: int) -> Programs:
+    return decoding.compiled(
+        run.wide,
+        run.target,
+        run.longest,
+        rows=rows,
+        max_new_tokens=run.max_new_tokens,
+        options=QUICKLY,
+    )
+
+
+def _caches(tree: Any) -> list[KV]:
+    """Keys and values, all that has the parameters' dtype."""
+    parts = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, KV))
+    return [part for part in parts if isinstance(part, KV)]
 
 
 def _dtype(method: Method) -> Any:
     return jax.tree.leaves(method.target.params)[0].dtype  # type: ignore[attr-defined]
 
 
-def largest(planned: Planned, memory: int, rows: int, need: Need, most: int = 4096) -> int:
+@dataclasses.dataclass(frozen=True)
+class Extrapolated(Plan):
+    """A run of deep models, from the same with fewer layers. Layers are alike: each adds as much.
+
+    (Of temporaries once there are some layers: in a T5 of very few the encoder takes the most.) So
+    any number of it is one of shallow models with t and d layers, and what further ones add:
+
+        n(T, D) = n(t, d) + (T − t) · (n(t', d) − n(t, d)) / (t' − t) + the same of the draft
+    """
+
+    shallow: Plan  # t and d layers
+    deeper: tuple[tuple[float, Plan], ...]  # t' and d, t and d'; and (T − t) / (t' − t), likewise
+
+    def parts(self, rows: int) -> Sequence[float]:
+        """See `Plan.parts`."""
+        return self._of(lambda plan: plan.parts(rows))
+
+    def call(self, rows: int) -> "Call":
+        """See `Plan.call`."""
+        return Call(*self._of(lambda plan: plan.call(rows)))
+
+    def _of(self, ask: Callable[[Plan], Sequence[float]]) -> list[float]:
+        first = ask(self.shallow)
+        more = [(times, ask(plan)) for times, plan in self.deeper]
+        return [
+            base + sum(times * (other[i] - base) for times, other in more)
+            for i, base in enumerate(first)
+        ]
+
+
+# Of each family's config.
+_DEPTHS = {
+    "t5": ("num_layers", "num_decoder_layers"),
+    "gpt2": ("n_layer",),
+    "llama": ("num_hidden_layers",),
+}
+
+
+def depth(config: Any) -> int | None:
+    """The number of layers, on each side if there are two; None where layers are not alike."""
+    family = sharding.family_of(config)
+    found = {getattr(config, name) for name in _DEPTHS.get(family or "", ())}
+    alike = len(found) == 1 and not getattr(config, "full_layers", ())
+    return found.pop() if alike else None
+
+
+def with_depth(config: Any, layers: int | None) -> Any:
+    """The config of a model with so many layers, whose layers are alike; None: as it is."""
+    if layers is None:
+        return config
+    fields = _DEPTHS[sharding.family_of(config) or ""]
+    return dataclasses.replace(config, **dict.fromkeys(fields, layers))
+
+
+def largest(plan: Plan, memory: int, rows: int, step: int = 1, most: int = 4096) -> int:
     """The most rows that fit into a device of so many bytes, among the batches that are decoded
     (`batching.bucket`); 0: not even `rows` do.
 
+    What a batch takes grows evenly, or faster at some size. So between one that fits and one that
+    does not it is no more than on the line between both.
+
     Args:
-      rows: of a batch, and
-      need: what it takes.
+      step: of which the rows must be a multiple: devices of the data axis.
     """
-    if need.total > memory:
+    least = plan.need(rows)
+    if least.total > memory:
         return 0
-    step = sharding.padded_rows(1, sharding.placement_of(planned.method))
     sizes = [n for n in range(rows, most + 1) if bucket(n) == n and n % step == 0]
-    low, high, least = 0, len(sizes), need  # sizes[low] fits, and takes `least`; sizes[high] not
-    grows = need.state / rows  # with each row, at least
+    low, high = 0, len(sizes)  # sizes[low] fits, and takes `least`; sizes[high] does not
+    grows = least.state / rows  # with each row, at least
     while high - low > 1:
         reach = sizes[low] + (memory - least.total) / grows
-        guess = max((i for i in range(low + 2, high) if sizes[i] <= reach), default=low + 1)
-        found = planned.need(planned.compiled(sizes[guess]))
+        guess = max((i for i in range(low + 1, high) if sizes[i] <= reach), default=low)
+        if guess == low:
+            break
+        found = plan.need(sizes[guess])
         if found.total <= memory:
             low, least = guess, found
         else:
@@ -118,36 +211,16 @@ def largest(planned: Planned, memory: int, rows: int, need: Need, most: int = 40
 class Call(NamedTuple):
     """Bytes on each device of one call of a model with a batch of rows."""
 
-    weights: int  # that it reads; not an encoder's, and of tables whose rows are looked up nothing
-    caches: int  # that it reads: all slots of the buffer, as an accelerator does
+    weights: (
+        float  # that it reads; not an encoder's, and of tables whose rows are looked up nothing
+    )
+    caches: float  # that it reads: all slots of the buffer, as an accelerator does
     exchanged: float  # that its collectives send, for each position of a row
 
     def seconds(self, positions: int, bandwidth: float, interconnect: float) -> float:
         """No call is faster, given bytes per second of memory and of links."""
         read = (self.weights + self.caches) / bandwidth
         return read + (positions * self.exchanged / interconnect if self.exchanged else 0.0)
-
-
-def call_of(planned: Planned, programs: Programs) -> Call:
-    """Of the model that plain decoding calls.
-
-    Args:
-      programs: of `planned`, whose method is plain.
-    """
-    assert isinstance(planned.method, Autoregressive)
-    context, state = programs.context, programs.state
-    read = weights_read(planned.wide, context, state)
-    wide, narrow = (jax.tree.leaves(method) for method in (planned.wide, planned.method))
-    kept = jax.tree.leaves((context, state.cache), is_leaf=lambda x: isinstance(x, KV))
-    caches = nbytes([part for part in kept if isinstance(part, KV)])
-    sizes = [_dtype(method).itemsize for method in (planned.method, planned.wide)]
-    placement = sharding.placement_of(planned.method)
-    ways = 1 if placement is None else placement.ways
-    return Call(
-        weights=nbytes([narrow[i] for i in range(len(wide)) if i in read]),
-        caches=caches * sizes[0] // sizes[1],
-        exchanged=exchanged(programs.decode.as_text(), ways, sizes[0]),
-    )
 
 
 def plain_seconds(target: Call, bandwidth: float, interconnect: float) -> float:

@@ -84,25 +84,21 @@ def run_in(group: Group, args, config) -> None:
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     processes.check_alike(group, settings(args, config, texts) if group.count > 1 else {})
+    if config.mesh:
+        check_plan(config, texts)
     target, draft = load_pair(config)
-    unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
-    method = decoding.build(
-        target,
-        draft,
-        gamma=config.gamma,
-        sampling=sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters),
-        rule=config.rule or None,
-        policy=None if unpriced else config.policy or None,
-        tree=config.tree,
-    )
+    method, unpriced = method_of(config, target, draft)
     check_memory(config, texts, target, method)
+    # A mesh that has devices of other processes: all decode each row together.
+    together = not sharding.is_local(target.model)
     if unpriced:
-        method = with_prices(group, method, target, texts, config)
+        method = with_prices(group, together, method, target, texts, config)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
     total = len(texts) * config.samples
-    output = open_output(group, args, config, texts)
+    output = open_output(group, together, args, config, texts)
     missing = output.missing if output else range(total)
-    log = open_log(config, args, total - len(missing))
+    done = total - len(missing) if group.count == 1 else 0
+    log = open_log(config, args, done)
     rows = decoding.stream(
         decoding.with_log(method, config.max_new_tokens) if log else method,
         target,
@@ -116,8 +112,8 @@ def run_in(group: Group, args, config) -> None:
         names=(config.target, config.draft),
     )
     begin, counts = time.perf_counter(), np.zeros(5, int)
-    bar = {"total": len(missing), "unit": "row", "disable": True if group.index else None}
-    for row in tqdm(rows, **bar):
+    silent = True if group.index else None  # None: unless in a terminal
+    for row in tqdm(rows, total=done + len(missing), initial=done, unit="row", disable=silent):
         counts += 1, row.emitted, row.target_calls, row.drafted, row.levels
         record = {
             "input": texts[row.index],
@@ -135,18 +131,35 @@ def run_in(group: Group, args, config) -> None:
             output.append(row.index * config.samples + row.sample, record)
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
-    every = group.exchange("counts", json.dumps(counts.tolist()))
+    every = [json.loads(one) for one in group.exchange("counts", json.dumps(counts.tolist()))]
     if group.index:
         return
     if output:
         output.merge()
-    counts = np.sum([json.loads(one) for one in every], axis=0)
+    counts = counts if together else np.sum(every, axis=0)
     beside = sys.stdout if output else sys.stderr  # where no rows are
     print(took(total - counts[0], time.perf_counter() - begin, *counts.tolist()), file=beside)
     if config.compare and isinstance(method, Speculative | TreeSpeculative):
         show(method, compare(method, target, texts, config), beside)
     elif draft is not None and (remark := accept.remark(method.rule, method.sampling)):
         print(f"{remark}.", file=beside)
+
+
+def method_of(
+    config, target: hub.Checkpoint, draft: hub.Checkpoint | Drafter | None
+) -> tuple[Method, bool]:
+    """The loop, and whether its policy is still to come, for it must be told prices."""
+    unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
+    method = decoding.build(
+        target,
+        draft,
+        gamma=config.gamma,
+        sampling=sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters),
+        rule=config.rule or None,
+        policy=None if unpriced else config.policy or None,
+        tree=config.tree,
+    )
+    return method, unpriced
 
 
 def check_shared(args, config) -> None:
@@ -177,10 +190,16 @@ def settings(args, config, texts: list[str]) -> dict[str, Any]:
     return found
 
 
-def with_prices(group: Group, method, target: hub.Checkpoint, texts: list[str], config) -> Method:
-    """The loop with its policy, which is told prices that process 0 measures now, and prints."""
+def with_prices(
+    group: Group, together: bool, method, target: hub.Checkpoint, texts: list[str], config
+) -> Method:
+    """The loop with its policy, which is told prices that process 0 measures now, and prints.
+
+    Args:
+      together: whether the loop runs in all processes at once.
+    """
     row = None
-    if group.index == 0:
+    if together or group.index == 0:
         _, found = pricing.told(
             config.policy,
             method,
@@ -192,7 +211,8 @@ def with_prices(group: Group, method, target: hub.Checkpoint, texts: list[str], 
             max_source_len=config.max_source_len or None,
             names=(config.target, config.draft),
         )
-        print(f"{config.policy}: measured {pricing.words(found)}", file=sys.stderr)
+        if group.index == 0:
+            print(f"{config.policy}: measured {pricing.words(found)}", file=sys.stderr)
         row = found.as_row()
     said, *_ = group.exchange("prices", json.dumps(row))
     policy = policies.load(config.policy, prices=as_measured(**json.loads(said)))
@@ -332,7 +352,7 @@ class Whole:
 
     def __init__(self, file: pathlib.Path, total: int):
         self.rows = files.Rows(file)
-        self.missing = range(len(self.rows.done), total)
+        self.missing: range = range(len(self.rows.done), total)
 
     def append(self, number: int, row: dict[str, Any]) -> None:
         """At its end, which is where the row belongs."""
@@ -343,7 +363,20 @@ class Whole:
         """It is whole."""
 
 
-def open_output(group: Group, args, config, texts: list[str]) -> Output | None:
+class Unwritten:
+    """What a process decodes together with process 0, which writes it."""
+
+    def __init__(self, missing: range):
+        self.missing = missing
+
+    def append(self, number: int, row: dict[str, Any]) -> None:
+        """Nowhere."""
+
+    def merge(self) -> None:
+        """There is nothing."""
+
+
+def open_output(group: Group, together: bool, args, config, texts: list[str]) -> Output | None:
     """The output's rows, which may hold those of an earlier run of the same command.
 
     A file beside the output says which command it belongs to. None: standard output.
@@ -371,6 +404,10 @@ def open_output(group: Group, args, config, texts: list[str]) -> Output | None:
     if group.count == 1 and not processes.parts(file):
         return Whole(file, total)
     group.exchange("output is there")
+    if together:
+        whole = Whole(file, total) if group.index == 0 else None
+        first = int(group.exchange("first", str(whole.missing.start if whole else 0))[0])
+        return whole or Unwritten(range(first, total))
     if not mark.exists():
         raise ValueError(
             f"Process {group.index} does not see {mark}, which process 0 has written: --output "
@@ -408,8 +445,29 @@ def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | Drafter | None]:
     return target, drafters.load(config.draft, target, **options)
 
 
-def check_memory(config, texts: list[str], target: hub.Checkpoint, method: Method) -> None:
-    """ValueError if what a batch takes does not fit beside what is loaded."""
+def check_plan(config, texts: list[str]) -> None:
+    """ValueError if the models and a batch do not fit on the mesh; nothing is loaded for that."""
+    options = {"dtype": DTYPES[config.dtype], "mesh": config.mesh}
+    draft: hub.Checkpoint | Drafter | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # loading will say them
+        target = hub.outline(config.target, **options)
+        if config.method == "speculative":
+            if drafters.maker(config.draft) or drafters.is_attached(config.draft):
+                draft = drafters.load(config.draft, target)
+            else:
+                draft = hub.outline(config.draft, replicate=config.replicate_draft, **options)
+    check_memory(config, texts, target, method_of(config, target, draft)[0], loaded=False)
+
+
+def check_memory(
+    config, texts: list[str], target: hub.Checkpoint, method: Method, *, loaded: bool = True
+) -> None:
+    """ValueError if what a batch takes does not fit beside the models.
+
+    Args:
+      loaded: False: they are outlines, and count too.
+    """
     rows = min(config.batch_size, len(texts) * config.samples)
     texts = sorted(texts, key=len)[-8:]  # among these the most tokens, or nearly as many
     with warnings.catch_warnings():
@@ -421,8 +479,8 @@ def check_memory(config, texts: list[str], target: hub.Checkpoint, method: Metho
         method, target, max(map(len, sources)), rows=rows, max_new_tokens=config.max_new_tokens
     )
     check_fits(
-        f"Caches and distributions of {rows} rows",
-        need.state + need.temporary,
+        f"{'C' if loaded else 'The models, c'}aches and distributions of {rows} rows",
+        need.state + need.temporary + (0 if loaded else need.params),
         "Lower batch_size, max_new_tokens or max_source_len, or set dtype=bfloat16.",
         *sharding.held_by(target.model),
     )
