@@ -86,7 +86,7 @@ def collectives(program: str) -> dict[str, int]:
     return dict(found)
 
 
-def decode(directory, kind, *, mesh, temperature, draft="draft", replicate=True, policy=None):
+def decode(directory, kind, *, mesh, temperature, draft="draft", replicate=True, **how):
     """Tokens of each source and the collectives of the loop, and where its caches lie."""
     target = hub.load(directory / kind / "target", mesh=mesh)
     chosen = None
@@ -94,7 +94,7 @@ def decode(directory, kind, *, mesh, temperature, draft="draft", replicate=True,
         place = str(directory / kind / draft)
         name = place if os.path.isdir(place) else draft
         chosen = drafters.load(name, target, replicate=replicate)
-    method = decoding.build(target, chosen, gamma=3, sampling=sampling(temperature), policy=policy)
+    method = decoding.build(target, chosen, gamma=3, sampling=sampling(temperature), **how)
     labels = [(index, 0) for index in range(len(SOURCES))]
     key = jax.random.key(7)
     options = {"max_new_tokens": LIMIT, "key": key, "rows": 6}

@@ -61,7 +61,8 @@ def load(
             return sharding.join(attached.load(draft, target, dtype=dtype), placement)
         if placement is None:
             return hub.load(draft, dtype=dtype)
-        return hub.load(draft, dtype=dtype, mesh=placement.mesh, replicate=replicate)
+        mesh: Any = placement.mesh
+        return hub.load(draft, dtype=dtype, mesh=mesh, replicate=replicate)
     offered: dict[str, Callable[[], Any]] = {
         "target": lambda: target,
         "vocab_size": lambda: target.model.vocab_size,

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax import devices
 from specjax.models.layers import KV, Decoder, Fused
@@ -160,14 +160,22 @@ def mesh_of(mesh: Mesh | AbstractMesh | str) -> Mesh | AbstractMesh:
         return Mesh(mesh.devices, mesh.axis_names)
     sizes = sizes_of(mesh)
     count = int(np.prod(list(sizes.values())))
-    found = jax.devices() if count > jax.local_device_count() else jax.local_devices()
+    own, every = jax.local_devices(), jax.devices()
+    found = own if count <= len(own) else every
+    if jax.process_count() > 1 and len(own) < count != len(every):
+        raise ValueError(
+            f"mesh={mesh!r} takes {count} devices. Of {jax.process_count()} processes each has "
+            f"{len(own)}, and all have {len(every)}: let it take as many as one has, or as all."
+        )
     if count > len(found) or len(found) % count:
         raise ValueError(
             f"mesh={mesh!r} takes {count} devices, which does not divide the {len(found)} of "
             f"platform {jax.default_backend()!r} that there are: let the sizes multiply to a "
             f"divisor of {len(found)}."
         )
-    return Mesh(np.array(found[:count]).reshape(list(sizes.values())), tuple(sizes))
+    # In an order that suits the connections of a TPU. jax is to place what is not said.
+    options: dict[str, Any] = {"axis_types": (AxisType.Auto,) * len(sizes)}
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=found[:count], **options)
 
 
 def sizes_of(text: str) -> dict[str, int]:
@@ -381,28 +389,26 @@ def join(tree: T, placement: Placement | None) -> T:
     Raises:
       ValueError: a part of it lies on another mesh.
     """
-    copies = None if placement is None else dataclasses.replace(placement, replicate=True)
+    theirs = placement_of(tree)
+    if theirs is not None and (placement is None or theirs.mesh != placement.mesh):
+        there = "none" if placement is None else _shown(placement.mesh)
+        raise ValueError(
+            f"The draft lies on the mesh {_shown(theirs.mesh)}, and its target on {there}: load "
+            "both with the same mesh."
+        )
+    if placement is None:
+        return tree
+    copies = dataclasses.replace(placement, replicate=True)
+    whole, mesh = copies.sharding(), placement.mesh
 
     def put(x: Any) -> Any:
-        if _is_placed(x):
-            if placement is None or x.placement.mesh != placement.mesh:
-                theirs = "none" if placement is None else _shown(placement.mesh)
-                raise ValueError(
-                    f"The draft lies on the mesh {_shown(x.placement.mesh)}, and its target on "
-                    f"{theirs}: load both with the same mesh."
-                )
-            return x
-        if copies is None:
+        if _is_placed(x) or getattr(getattr(x, "sharding", None), "mesh", None) == mesh:
             return x
         if hasattr(x, "placement"):
             return dataclasses.replace(jax.tree.map(put, x), placement=copies)
-        if getattr(x, "sharding", None) is not None and x.sharding.device_set == set(
-            placement.mesh.devices.flat  # type: ignore[union-attr]
-        ):
-            return x
         if isinstance(x, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=copies.sharding())
-        return put_on(x, copies.sharding())
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
+        return put_on(x, whole)
 
     return jax.tree.map(put, tree, is_leaf=lambda x: hasattr(x, "placement"))
 
@@ -486,10 +492,12 @@ def is_local(model: Any) -> bool:
     return placement is None or placement.local == placement.mesh.size
 
 
-def held_by(model: Any) -> tuple[jax.Device | None, int]:
-    """A device that holds a part of a model, or None for jax's own choice; and how many here do."""
+def held_by(model: Any) -> tuple[jax.Device, int]:
+    """A device of this process that holds a part of a model, and how many do."""
     placement = placement_of(model)
-    return (None, 1) if placement is None else (placement.first, placement.local)
+    if placement is None:
+        return devices.device_of(model), 1
+    return placement.first, placement.local
 
 
 def padded_rows(rows: int, placement: Placement | None) -> int:

@@ -157,7 +157,9 @@ def load(
     model = checkpoint.model
     dtype = jax.tree.leaves(model)[0].dtype
     narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
-    found, times = (devices.find(device), 1) if placement is None else sharding.held_by(model)
+    found, times = devices.find(device), 1
+    if placement is not None:
+        found, times = sharding.held_by(model)
     check_fits(
         f"The parameters of {name} in {dtype.name}",
         nbytes(model),
@@ -634,20 +636,18 @@ def _read_shards(
         shape = slot.shape[::-1] if path in turned else slot.shape
         rows = order.get(path, np.arange(shape[0]))
 
-        def read(at: At, parts=parts, shape=shape, rows=rows, slot=slot, turn=path in turned):
-            at = tuple(slice(*axis.indices(n)) for axis, n in zip(at, slot.shape, strict=True))
+        @functools.cache  # what several devices have alike is read once
+        def read(*bounds, parts=parts, shape=shape, rows=rows, slot=slot, turn=path in turned):
+            at = [slice(*slice(*b).indices(n)) for b, n in zip(bounds, slot.shape, strict=True)]
             out = _aligned(tuple(axis.stop - axis.start for axis in at), slot.dtype)
             first, *others = at[::-1] if turn else at
             _read_rows(parts, rows[first], tuple(others), out.T if turn else out)
             return out
 
-        once = functools.cache(lambda *key, read=read: read(tuple(slice(*k) for k in key)))
-        array = jax.make_array_from_callback(
-            slot.shape,
-            specs[path],
-            lambda at, once=once: once(*((axis.start, axis.stop) for axis in at)),
-            dtype=slot.dtype,
-        )
+        def part(at, read=read):
+            return read(*((axis.start, axis.stop) for axis in at))
+
+        array = jax.make_array_from_callback(slot.shape, specs[path], part, dtype=slot.dtype)
         filled[path] = slot.replace(jax.block_until_ready(array))
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
 

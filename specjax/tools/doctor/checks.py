@@ -235,7 +235,7 @@ def memory(case: Case) -> Finding:
     needs = [decoding.needed(method, c, longest, **shapes) for method, c in loops]
     device, times = sharding.held_by(case.target.model)
     free = memory_free(device)
-    if free is not None and (device is None or device.platform == "cpu"):
+    if free is not None and device.platform == "cpu":
         free //= times  # which devices of a CPU share
     return verdicts.memory(needs, free, plan.batch_size, longest)
 
