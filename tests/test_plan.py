@@ -242,3 +242,20 @@ def test_configs_name_published_shapes():
         assert {config.target, *config.drafts} <= set(PUBLISHED)
     with pytest.raises(ValueError, match="choose one of t5-11b, llama-70b"):
         plan_config.get_config("llama")
+
+
+def test_what_does_not_fit_on_a_mesh_is_refused_before_it_is_loaded(
+    pair, monkeypatch, capsys, tmp_path
+):
+    """By what models, caches and distributions take together."""
+    inputs = tmp_path / "in.txt"
+    inputs.write_text("a text\n")
+    monkeypatch.setattr("specjax.models.hub.load", None)
+    monkeypatch.setattr("specjax.models.memory.memory_free", lambda device: 200_000)
+    outcome = command_line.run(
+        monkeypatch, capsys, "experiments.decode", "--config.mesh=model=1", f"--input={inputs}",
+        f"--config.target={pair.target.name}", f"--config.draft={pair.draft.name}",
+    )  # fmt: skip
+    assert outcome.status == 1
+    assert outcome.stderr.startswith("error: The models, caches and distributions of 1 rows need ")
+    assert "0.2 MB are free on this machine" in outcome.stderr
