@@ -15,8 +15,8 @@ it is computed.
 Of the config: target, draft or drafts, gamma, dtype ("": float32), temperature and filters,
 max_source_len, max_new_tokens, batch_size, replicate_draft, mesh. A model is a name of
 configs/shapes.py, a directory that need hold no more than a config.json, or a name on the hub.
-Several meshes: --mesh=model=4 --mesh=data=2,model=4. Rows go to --workdir/plan.jsonl, too, if it is
-given.
+Several meshes: --mesh=model=4 --mesh=data=2,model=4. With --workdir rows are added to its
+plan.jsonl, of which plan.md is the table.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from specjax.models import hub, sharding
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import gigabytes
 from specjax.models.sharding import Placement
-from specjax.support import command_line
+from specjax.support import command_line, files
 from specjax.support.named import short
 from specjax.tools.commands.defaults import DTYPES
 
@@ -69,6 +69,9 @@ def main(_) -> None:
             rows.append(row)
             if results is not None:
                 results.append(row)
+    if results is not None:
+        columns = [("target", lambda row: short(row["target"])), *COLUMNS]
+        files.write_text(workdir / "plan.md", report.markdown(columns, results.done) + "\n")
     console.print(report.table(COLUMNS, rows, f"{short(config.target)}, on each device"))
 
 

@@ -145,6 +145,8 @@ def test_the_largest_batch(kink):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
+    jax.devices()  # so that jax has started, and gets no virtual devices
+
     def call(*arguments):
         return command_line.run(monkeypatch, capsys, "experiments.plan", *arguments)
 
@@ -179,6 +181,7 @@ def test_a_directory_with_a_config_is_enough(run, tmp_path):
         assert row["weights"] + row["kept"] + row["temporaries"] < 3e6
     assert f"{plain['ms']:.2f}" in outcome.stdout
     assert "in all" in outcome.stdout
+    assert "| target | model=1 | draft | 2 |" in (tmp_path / "plan.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -123,12 +123,14 @@ def check_flags(coordinator: str, count: int, index: int, timeout: float) -> boo
 
 def _join(coordinator: str, count: int, index: int, timeout: float) -> Any:
     """The store's client. jax ends a process that cannot join without a word of where: we do."""
+    limits = ("initialization_timeout", "heartbeat_timeout_seconds", "shutdown_timeout_seconds")
+    given: dict[str, Any] = dict.fromkeys(limits, NEVER)
     if coordinator == AUTO:
-        here, given = "This process", {}
+        here = "This process"
         advice = "See that all processes of the cluster are started"
     else:
         here = f"Process {index} of {count}"
-        given = {
+        given |= {
             "coordinator_address": coordinator, "num_processes": count, "process_id": index,
             "cluster_detection_method": "deactivate",
         }  # fmt: skip
@@ -146,9 +148,8 @@ def _join(coordinator: str, count: int, index: int, timeout: float) -> Any:
     )
     late.daemon = True
     late.start()
-    limits = ("initialization_timeout", "heartbeat_timeout_seconds", "shutdown_timeout_seconds")
     try:
-        jax.distributed.initialize(**given, **dict.fromkeys(limits, NEVER))
+        jax.distributed.initialize(**given)
     except ValueError:
         raise ValueError(
             f"--coordinator={AUTO}: jax finds no cluster here. Give --coordinator=HOST:PORT "
