@@ -56,9 +56,7 @@ UNITS |= {f"{name}i": 1024**power for power, name in enumerate("KMGT", 1)}
 def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
     meshes = {text: sharding.sizes_of(text) for text in args.mesh or [config.mesh or "model=1"]}
-    given = {
-        name: amount(name, args[name].value) for name in ("memory", "bandwidth", "interconnect")
-    }
+    given = {name: amount(name, args[name].value or "") for name in GIVEN}
     check(args, config)
     use_virtual_devices(max(math.prod(sizes.values()) for sizes in meshes.values()))
     workdir = command_line.make_workdir(args.workdir) if args.workdir else None
@@ -69,7 +67,7 @@ def main(_) -> None:
             rows.append(row)
             if results is not None:
                 results.append(row)
-    if results is not None:
+    if workdir is not None and results is not None:
         columns = [("target", lambda row: short(row["target"])), *COLUMNS]
         files.write_text(workdir / "plan.md", report.markdown(columns, results.done) + "\n")
     console.print(report.table(COLUMNS, rows, f"{short(config.target)}, on each device"))
@@ -183,28 +181,29 @@ class Model:
         chosen = sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters)
 
         def build(depth: int | None, of_draft: int | None) -> plan.Whole:
-            methods = [
+            narrow, wide = (
                 decoding.build(
                     self.at(depth, dtype),
-                    draft and draft.at(of_draft, dtype),
+                    draft.at(of_draft, dtype) if draft else None,
                     gamma=config.gamma,
                     sampling=chosen,
                 )
                 for dtype in (self.dtype, jnp.float32)
-            ]
+            )
             target = self.at(depth, jnp.float32)
-            return plan.Whole(*methods, target, self.longest, config.max_new_tokens)
+            return plan.Whole(narrow, wide, target, self.longest, config.max_new_tokens)
 
         first, *more = self.depths
         other, *more_of_draft = draft.depths if draft else (None,)
         deeper = [(self.times, build(depth, other)) for depth in more]
-        deeper += [(draft.times, build(first, depth)) for depth in more_of_draft]
+        if draft:
+            deeper += [(draft.times, build(first, depth)) for depth in more_of_draft]
         return plan.Extrapolated(build(first, other), tuple(deeper))
 
     @property
     def times(self) -> float:
         """How often the layers between both depths come in those that neither has."""
-        return (self.depth - FEW[0]) / (FEW[1] - FEW[0])
+        return ((self.depth or 0) - FEW[0]) / (FEW[1] - FEW[0])
 
 
 def held(run: plan.Plan, rows: int, placement: Placement, given) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Whole(Plan):
             weights=nbytes([leaves[i] for i in weights_read(self.wide, context, state)]),
             caches=self._narrow(nbytes(_caches((context, state.cache)))),
             exchanged=exchanged(
-                programs.decode.as_text(),
+                programs.decode.as_text() or "",
                 1 if placement is None else placement.ways,
                 _dtype(self.method).itemsize,
             ),

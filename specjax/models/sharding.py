@@ -429,7 +429,7 @@ def put_on(x: jax.Array, place: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, place, lambda at: host[at])
 
 
-def fetch(tree: T) -> T:
+def fetch(tree: Any) -> Any:
     """Arrays of a mesh on the host, whole, in each of the processes that have a part of them."""
 
     def whole(x: Any) -> Any:

@@ -340,7 +340,8 @@ def check(config) -> None:
 class Output(Protocol):
     """Rows that are written as they come, by their numbers."""
 
-    missing: Sequence[int]
+    @property
+    def missing(self) -> Sequence[int]: ...
 
     def append(self, number: int, row: dict[str, Any]) -> None: ...
 
