@@ -428,7 +428,7 @@ def as_they_end(
     samples: int = 1,
     batch_size: int = 8,
     max_source_len: int | None = None,
-    first: int = 0,
+    only: Sequence[int] | None = None,
     width: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
     carry: bool = False,
@@ -443,9 +443,9 @@ def as_they_end(
     are decoded instead, one after the other in the order of the inputs.
 
     Args:
-      first: rows before this one are skipped; their randomness is not shifted. A run that was cut
-        off goes on here. Of a policy that reads its batch, the batch that it lies in is decoded
-        again, as it was.
+      only: numbers of the rows to decode, counted over inputs and their samples; None: all. Their
+        randomness is not shifted: a run that was cut off goes on, or shares rows with others. Of a
+        policy that reads its batch, the batches that they lie in are decoded again, as they were.
       width: of the sources or prompts; default: the bucket of the longest of those that run
         together (`alike`, or a batch).
       names: of target and draft, for errors.
@@ -470,26 +470,29 @@ def as_they_end(
     check_room(target, sources, max_new_tokens)
     most = [max_new_tokens] * len(texts) if budgets is None else budgets
     batches, past = carry or reads_batch(method), None
-    again = first % batch_size if reads_batch(method) else 0
     requests = [
         Request(index, sample, ids, min(budget, max_new_tokens))
         for index, (ids, budget) in enumerate(zip(sources, most, strict=True))
         for sample in range(samples)
-    ][first - again :]
+    ]
+    wanted = requests if only is None else [requests[number] for number in only]
     gamma = method.gamma_max
-    for one in (request for request in requests[again:] if not request.ids):
+    for one in (request for request in wanted if not request.ids):
         nothing = [0] * (gamma + 1), [0] * gamma
         yield Row(one.index, one.sample, "", [], 0, 0, 0, 0, *nothing)
-    live = [request for request in requests if request.ids]
+    asked = {(request.index, request.sample) for request in wanted}
+    live = [request for request in wanted if request.ids]
+    kinds: Iterable[list[Request]] = [live] if width and live else alike(live)
     if batches:
-        cuts = range(0, len(requests), batch_size)
-        chunks = ([r for r in requests[at : at + batch_size] if r.ids] for at in cuts)
-        kinds: Iterable[list[Request]] = filter(None, chunks)
-    else:
-        kinds = [live] if width and live else alike(live)
-    known = {(request.index, request.sample) for request in requests[:again]}
+        each = requests if reads_batch(method) else wanted
+        cuts = [each[at : at + batch_size] for at in range(0, len(each), batch_size)]
+        kinds = [
+            [request for request in cut if request.ids]
+            for cut in cuts
+            if any((request.index, request.sample) in asked and request.ids for request in cut)
+        ]
     for some in kinds:
-        rows = min(batch_size, len(requests)) if len(some) > 1 else 1
+        rows = min(batch_size, len(each if batches else wanted)) if len(some) > 1 else 1
         running = Running(
             method,
             target,
@@ -502,7 +505,7 @@ def as_they_end(
             past=past,
         )
         for event in decoded(running, some, eager, every):
-            if (event.index, event.sample) not in known:
+            if (event.index, event.sample) in asked:
                 yield event
         past = running.past(len(some)) if carry else None
         del running  # before the state of the next is made
@@ -531,19 +534,23 @@ def _handed_out(
     yield from progress_of(going, target) if going else ()
 
 
-def in_order(events: Iterable[Row | Progress], samples: int = 1, first: int = 0) -> Iterator[Row]:
+def in_order(
+    events: Iterable[Row | Progress], samples: int = 1, only: Iterable[int] | None = None
+) -> Iterator[Row]:
     """The rows alone, in the order of inputs and samples, each once those before it have ended.
 
     Args:
-      samples, first: as of `as_they_end`.
+      samples, only: as of `as_they_end`.
     """
     early: dict[int, Row] = {}
+    order = iter(itertools.count() if only is None else only)
+    due = next(order, None)
     for row in events:
         if isinstance(row, Row):
             early[row.index * samples + row.sample] = row
-        while first in early:
-            yield early.pop(first)
-            first += 1
+        while due in early:
+            yield early.pop(due)
+            due = next(order, None)
 
 
 def stream(
@@ -552,12 +559,12 @@ def stream(
     texts: Sequence[Text],
     *,
     samples: int = 1,
-    first: int = 0,
+    only: Sequence[int] | None = None,
     **options: Any,
 ) -> Iterator[Row]:
     """Rows `in_order`. For the arguments see `as_they_end`."""
-    options |= {"samples": samples, "first": first, "eager": False}
-    return in_order(as_they_end(method, target, texts, **options), samples, first)
+    options |= {"samples": samples, "only": only, "eager": False}
+    return in_order(as_they_end(method, target, texts, **options), samples, only)
 
 
 def tokenize(
@@ -783,6 +790,52 @@ def _room(method: Method, inputs: Inputs, max_new_tokens: int) -> int:
     return bucket(room, smallest=32)
 
 
+class Programs(NamedTuple):
+    """Both programs of a run, compiled and not run, and what lies between them."""
+
+    start: jax.stages.Compiled
+    decode: jax.stages.Compiled
+    context: Any
+    state: State  # shapes, like the context; on a mesh with their shardings
+
+    @property
+    def temporary(self) -> tuple[int, int]:
+        """Bytes on each device that either program holds beside its arguments and the state."""
+        # What `start` gives is the state of the loop; the rest of what it takes is gone by then.
+        begun = temporaries(self.start) - nbytes((self.context, self.state))
+        return begun, temporaries(self.decode)
+
+
+def compiled(
+    method: Method,
+    target: Checkpoint,
+    longest: int,
+    *,
+    rows: int,
+    max_new_tokens: int,
+    options: dict[str, Any] | None = None,
+) -> Programs:
+    """Both programs of a run, in the shapes that `prepare` makes.
+
+    A run of these shapes in this process compiles no more, unless there are options.
+
+    Args:
+      options: of the compiler. Others: see `needed`.
+    """
+    placement = sharding.placement_of(target.model)
+    rows = sharding.padded_rows(bucket(rows), placement)
+    inputs = pack_for(target, [[0] * longest], rows=rows)
+    zeros = jnp.zeros((rows,), jnp.int32)
+    keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
+    given = sharding.place_rows((inputs, keys, zeros), placement)
+    room = _room(method, inputs, max_new_tokens)
+    start = loop.start.lower(method, *given, buffer_len=room).compile(options)
+    kept = jax.eval_shape(partial(loop.start, buffer_len=room), method, *given)
+    context, state = sharding.results_of(start, kept, placement)
+    decode = loop.decode.lower(method, context, state).compile(options)
+    return Programs(start, decode, context, state)
+
+
 def needed(
     method: Method,
     target: Checkpoint,
@@ -804,28 +857,18 @@ def needed(
       rows: decoded at once: `batch_size`, or all that there are if they are fewer.
       admits: where there are more inputs than rows, how many one call admits (`at_once`).
     """
-    placement = sharding.placement_of(target.model)
-    rows = sharding.padded_rows(bucket(rows), placement)
-    inputs = pack_for(target, [[0] * longest], rows=rows)
-    zeros = jnp.zeros((rows,), jnp.int32)
-    keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
-    given = sharding.place_rows((inputs, keys, zeros), placement)
-    room = _room(method, inputs, max_new_tokens)
-    begin = loop.start.lower(method, *given, buffer_len=room).compile()
-    context, state = sharding.results_of(
-        begin, jax.eval_shape(partial(loop.start, buffer_len=room), method, *given), placement
-    )
-    kept = nbytes((context, state))
-    # What `start` gives is the state of the loop; the rest of what it takes is gone by then.
-    begun = temporaries(begin) - kept
-    looped = temporaries(loop.decode.lower(method, context, state).compile())
+    programs = compiled(method, target, longest, rows=rows, max_new_tokens=max_new_tokens)
+    context, state = programs.context, programs.state
     admitted = 0
-    if 0 < admits < rows:
-        some = jax.tree.map(lambda x: jax.ShapeDtypeStruct((admits, *x.shape[1:]), x.dtype),
-                            (inputs, keys, zeros))  # fmt: skip
-        entering = loop.admit.lower(method, context, state, zeros[:admits], *some)
-        admitted = temporaries(entering.compile())
-    return Need(nbytes(method), kept, max(begun, looped, admitted))
+    if 0 < admits < len(state.done):
+        placement = sharding.placement_of(target.model)
+        count = sharding.padded_rows(admits, placement)
+        inputs = pack_for(target, [[0] * longest], rows=count)
+        zeros = jnp.zeros((count,), jnp.int32)
+        keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
+        some = sharding.place_rows((inputs, keys, zeros), placement)
+        admitted = temporaries(loop.admit.lower(method, context, state, zeros, *some).compile())
+    return Need(nbytes(method), nbytes((context, state)), max(*programs.temporary, admitted))
 
 
 def check_finite(state: State, names: tuple[str, str]) -> None:
@@ -860,7 +903,7 @@ def read(state: State) -> Outputs:
     """What rows hold, without labels. One transfer; caches and keys need not come back."""
     log = state.policy if isinstance(state.policy, Log) else None
     host = state.tokens, state.length, state.done, state.stats, log and (log.written, log.lines)
-    return Outputs({}, *jax.device_get(host))
+    return Outputs({}, *sharding.fetch(host))
 
 
 def rows_of(outputs: Outputs, target: Checkpoint) -> list[Row]:

@@ -141,8 +141,8 @@ def test_samples_and_a_later_beginning():
     expected = batches(method, target, samples=3)
     assert len({tuple(row.tokens) for row in expected[:3]}) > 1
     assert stream(method, target, samples=3) == expected
-    assert stream(method, target, samples=3, first=7) == expected[7:]
-    assert stream(method, target, samples=3, first=30) == []
+    assert stream(method, target, samples=3, only=range(7, len(expected))) == expected[7:]
+    assert stream(method, target, samples=3, only=[]) == []
 
 
 # Each is what some row reads before it writes.

@@ -147,8 +147,9 @@ def test_a_stream_may_begin_later(pair):
     method = decoding.build(pair.target, None, gamma=1, sampling=specjax.sampling.sampling(1.0))
     options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "samples": 2}
     rows = functools.partial(decoding.stream, method, pair.target, TEXTS, **options)
-    assert list(rows(first=3)) == list(rows())[3:]
-    assert list(rows(first=16)) == []
+    assert list(rows(only=range(3, 16))) == list(rows())[3:]
+    assert list(rows(only=[1, 14, 6])) == [list(rows())[number] for number in (1, 14, 6)]
+    assert list(rows(only=[])) == []
     assert list(rows(width=64, batch_size=3)) == list(rows())  # padding and batches change nothing
 
 

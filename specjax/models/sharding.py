@@ -18,8 +18,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax import devices
@@ -144,7 +146,8 @@ def mesh_of(mesh: Mesh | AbstractMesh | str) -> Mesh | AbstractMesh:
     """A mesh from "data=2,model=4", or one that was made elsewhere, whose axes jax is to partition.
 
     A text takes the first devices of the default platform; they need not be all, but their number
-    must be a multiple of the mesh's.
+    must be a multiple of the mesh's. Of several processes each makes a mesh of its own devices, or,
+    where it takes more than these, all make one together.
 
     Raises:
       ValueError: an axis of another name or twice, a size that is no whole number ≥ 1, or a mesh
@@ -155,8 +158,15 @@ def mesh_of(mesh: Mesh | AbstractMesh | str) -> Mesh | AbstractMesh:
         if isinstance(mesh, AbstractMesh):
             return AbstractMesh(mesh.axis_sizes, mesh.axis_names)
         return Mesh(mesh.devices, mesh.axis_names)
-    sizes, found = sizes_of(mesh), jax.devices()
+    sizes = sizes_of(mesh)
     count = int(np.prod(list(sizes.values())))
+    own, every = jax.local_devices(), jax.devices()
+    found = own if count <= len(own) else every
+    if jax.process_count() > 1 and len(own) < count != len(every):
+        raise ValueError(
+            f"mesh={mesh!r} takes {count} devices. Of {jax.process_count()} processes each has "
+            f"{len(own)}, and all have {len(every)}: let it take as many as one has, or as all."
+        )
     if count > len(found) or len(found) % count:
         raise ValueError(
             f"mesh={mesh!r} takes {count} devices, which does not divide the {len(found)} of "
@@ -398,13 +408,36 @@ def join(tree: T, placement: Placement | None) -> T:
             return dataclasses.replace(jax.tree.map(put, x), placement=copies)
         if isinstance(x, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
-        return jax.device_put(x, whole)
+        return put_on(x, whole)
 
     return jax.tree.map(put, tree, is_leaf=lambda x: hasattr(x, "placement"))
 
 
 def _shown(mesh: Any) -> str:
     return ",".join(f"{name}={size}" for name, size in mesh.shape.items())
+
+
+def put_on(x: jax.Array, place: NamedSharding) -> jax.Array:
+    """An array on a mesh. Of several processes each has the same, and puts its part."""
+    if place.is_fully_addressable:
+        return jax.device_put(x, place)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = jax.random.key_data(x)
+        wide = NamedSharding(place.mesh, PartitionSpec(*place.spec, None))
+        return jax.random.wrap_key_data(put_on(data, wide))
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, place, lambda at: host[at])
+
+
+def fetch(tree: Any) -> Any:
+    """Arrays of a mesh on the host, whole, in each of the processes that have a part of them."""
+
+    def whole(x: Any) -> Any:
+        if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+            return multihost_utils.process_allgather(x, tiled=True)
+        return jax.device_get(x)
+
+    return jax.tree.map(whole, tree)
 
 
 def place_rows(tree: T, placement: Placement | None) -> T:
@@ -416,7 +449,7 @@ def place_rows(tree: T, placement: Placement | None) -> T:
         sharding = placement.rows(x.shape)
         if isinstance(x, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-        return jax.device_put(x, sharding)
+        return put_on(x, sharding)
 
     return jax.tree.map(put, tree)
 
@@ -451,6 +484,12 @@ def results_of(compiled: jax.stages.Compiled, shapes: T, placement: Placement | 
         shapes,
         compiled.output_shardings,
     )
+
+
+def is_local(model: Any) -> bool:
+    """Whether no other process has a part of a model."""
+    placement = placement_of(model)
+    return placement is None or placement.local == placement.mesh.size
 
 
 def held_by(model: Any) -> tuple[jax.Device, int]:

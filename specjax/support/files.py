@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,11 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
+def write_rows(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a file by these rows, a JSON line each."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
 class Rows:
     """A JSON-lines file that grows by whole rows, and can be gone on with after a cut.
 
@@ -138,5 +143,4 @@ class Rows:
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the other rows, from the file too."""
         self.done = [row for row in self.done if wanted(row)]
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in self.done)
-        write_text(self.path, "".join(lines))
+        write_rows(self.path, self.done)

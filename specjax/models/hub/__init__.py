@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 
 from specjax import devices
 from specjax.models import sharding
-from specjax.models.hub import gpt, llama, spiece, t5, t5x_files
+from specjax.models.hub import gpt, llama, spiece, t5, t5x_files, weights
 from specjax.models.hub.config_json import check_fields
 from specjax.models.hub.safetensors_files import read_metadata, write_file
 from specjax.models.hub.tensors import At, Held, Tensor, Turned, read_into, read_json
@@ -233,6 +233,70 @@ def shapes(
     module = sharding.split(_without_params(family, fitted, np.dtype(dtype), platform), placement)
     options: dict[str, Any] = {"platform": platform, "placement": placement}
     return sharding.abstract(LanguageModel.of(module, config.vocab_size, **options))
+
+
+def described(
+    description: Mapping[str, Any] | str | os.PathLike,
+    *,
+    dtype: Any = jnp.float32,
+    platform: str | None = None,
+    placement: Placement | None = None,
+) -> Checkpoint:
+    """The outline of a checkpoint of which no more than its config.json is there.
+
+    Whether its head is the embedding, config.json says, where `outline` asks the weights. It has no
+    tokenizer.
+
+    Args:
+      description: the fields of a config.json, a directory that has one, or a name on the hub, from
+        which that file alone is fetched.
+      dtype, platform, placement: see `shapes`.
+
+    Raises: as `outline`.
+    """
+    if isinstance(description, Mapping):
+        raw, place = dict(description), Path("config.json")
+        check_fields(raw)
+    else:
+        place = _locate_config(description)
+        raw = _read_configs(place.parent)[0]
+    family = _family(raw, place.parent)
+    head = {"lm_head.weight": None} if raw.get("tie_word_embeddings") is False else {}
+    with _naming(place):
+        config = family.config_from_hub(raw, head)  # type: ignore[arg-type]  # looks at names alone
+        return Checkpoint(
+            name=str(place if isinstance(description, Mapping) else description),
+            model=shapes(config, dtype=dtype, platform=platform, placement=placement),
+            config=config,
+            eos_ids=_eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"])),
+            max_source_len=_max_source_len(None, raw, config),
+        )
+
+
+def _locate_config(name: str | os.PathLike) -> Path:
+    if Path(name).exists():
+        return _locate(name) / "config.json"
+    import huggingface_hub  # imported here: local use must not need it
+
+    try:
+        return Path(huggingface_hub.hf_hub_download(str(name), "config.json"))
+    except Exception as error:  # see `_locate`
+        reason = str(error).strip().split("\n")[0]
+        raise FileNotFoundError(
+            f"{str(name)!r} is no directory here, and its config.json could not be fetched from "
+            f"the Hugging Face hub ({type(error).__name__}: {reason}). Give a directory that holds "
+            "its config.json."
+        ) from error
+
+
+def fingerprint(name: str | os.PathLike) -> dict[str, str]:
+    """Size and hash of each file of a checkpoint by name, to tell two copies apart. No weights are
+    loaded; of large files parts are read.
+
+    Raises:
+      FileNotFoundError: there is no such directory or hub name.
+    """
+    return weights.fingerprint(_locate(name))
 
 
 def _outline(

@@ -32,6 +32,15 @@ has ended. Output: a JSON line for each input and sample, in the input's order: 
 output, tokens, target_calls, drafted, accepted. A run that was cut off goes on where it was when
 the same command is given again. At the end a line with counts, τ and tokens a second goes to
 standard output, or to standard error where the rows go to the former.
+
+Input: one line each, "-" for standard input. Output: a JSON line for each input and sample, in the
+input's order: input, sample, output, tokens, target_calls, drafted, accepted. A run that was cut
+off goes on where it was when the same command is given again. At the end a line with counts, τ and
+tokens a second goes to standard output, or to standard error where the rows go to the former.
+
+Several processes share the inputs of a file (docs/scale.md): the same command for each, on one
+machine or many, with --coordinator=HOST:PORT --processes=N --process=0 … N-1, or with
+--coordinator=auto on a cluster that jax knows. The output is that of one process.
 """
 
 import json
@@ -39,7 +48,8 @@ import pathlib
 import sys
 import time
 import warnings
-from typing import TextIO
+from collections.abc import Sequence
+from typing import Any, Protocol, TextIO
 
 import jax
 import numpy as np
@@ -51,12 +61,14 @@ from tqdm import tqdm
 from specjax import accept, decoding, drafters, policies, sampling, trees
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
-from specjax.measure import pricing, report, timing
+from specjax.measure import pricing, provenance, report, timing
 from specjax.models import hub, sharding
 from specjax.models.memory import check_fits
+from specjax.policies.prices import as_measured
 from specjax.results import summarize
 from specjax.speculative import Speculative
-from specjax.support import command_line, files, runs
+from specjax.support import command_line, files, processes, runs
+from specjax.support.processes import Group
 from specjax.tools.commands import defaults
 from specjax.tools.commands import follow as following
 from specjax.tools.commands.defaults import DTYPES
@@ -67,32 +79,45 @@ METHODS = ("speculative", "autoregressive")
 
 
 def main(_) -> None:
-    args, config = flags.FLAGS, flags.FLAGS.config
+    args = flags.FLAGS
+    with processes.joined(args.coordinator, args.processes, args.process, args.timeout) as group:
+        if group.index:
+            warnings.simplefilter("ignore")  # process 0 says it
+        run_in(group, args, args.config)
+
+
+def run_in(group: Group, args, config) -> None:
+    """This process's part of the command."""
     check(config)
     if args.follow and not sys.stderr.isatty():
         raise ValueError("--follow writes to a terminal, and standard error is none: leave it out.")
+    if group.count > 1:
+        check_shared(args, config)
     texts = read_lines(args.input)
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
+    processes.check_alike(group, settings(args, config, texts) if group.count > 1 else {})
+    if config.mesh:
+        check_plan(config, texts)
     target, draft = load_pair(config)
-    unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
-    method = decoding.build(
-        target,
-        draft,
-        gamma=config.gamma,
-        sampling=sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters),
-        rule=config.rule or None,
-        policy=None if unpriced else config.policy or None,
-        tree=config.tree,
-    )
+    method, unpriced = method_of(config, target, draft)
     check_memory(config, texts, target, method)
+    # A mesh that has devices of other processes: all decode each row together.
+    together = not sharding.is_local(target.model)
     if unpriced:
-        method = with_prices(method, target, texts, config)
+        method = with_prices(group, together, method, target, texts, config)
+    if group.count > 1 and decoding.reads_batch(method):
+        raise ValueError(
+            f"--config.policy={config.policy} reads its batch, which several processes would cut "
+            "otherwise than one: take another policy, or one process."
+        )
     if config.carry:
         decoding.check_carry(method)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
-    output = open_output(args.output, args.overwrite, config, texts, source=args.input)
-    done = len(output.done) if output else 0
+    total = len(texts) * config.samples
+    output = open_output(group, together, args, config, texts)
+    missing = output.missing if output else range(total)
+    done = total - len(missing) if group.count == 1 else 0
     log = open_log(config, args, done)
     events = decoding.as_they_end(
         decoding.with_log(method, config.max_new_tokens) if log else method,
@@ -103,7 +128,7 @@ def main(_) -> None:
         samples=config.samples,
         batch_size=config.batch_size,
         max_source_len=config.max_source_len or None,
-        first=done,
+        only=missing,
         names=(config.target, config.draft),
         carry=config.carry,
         eager=args.follow,
@@ -111,11 +136,10 @@ def main(_) -> None:
     )
     if args.follow:
         events = following.follow(events, Console(stderr=True))
-    rows = decoding.in_order(events, config.samples, done)
-    total = len(texts) * config.samples
+    rows = decoding.in_order(events, config.samples, missing)
     begin, counts = time.perf_counter(), np.zeros(5, int)
-    hidden = True if args.follow else None
-    for row in tqdm(rows, total=total, initial=done, unit="row", disable=hidden):
+    hidden = True if args.follow or group.index else None  # None: unless in a terminal
+    for row in tqdm(rows, total=done + len(missing), initial=done, unit="row", disable=hidden):
         counts += 1, row.emitted, row.target_calls, row.drafted, row.levels
         record = {
             "input": texts[row.index],
@@ -130,31 +154,96 @@ def main(_) -> None:
             for line in row.lines():
                 log.append(line)
         if output:
-            output.append(record)
+            output.append(row.index * config.samples + row.sample, record)
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
+    every = [json.loads(one) for one in group.exchange("counts", json.dumps(counts.tolist()))]
+    if group.index:
+        return
+    if output:
+        output.merge()
+    counts = counts if together else np.sum(every, axis=0)
     beside = sys.stdout if output else sys.stderr  # where no rows are
-    print(took(done, time.perf_counter() - begin, *counts.tolist()), file=beside)
+    print(took(total - counts[0], time.perf_counter() - begin, *counts.tolist()), file=beside)
     if config.compare and isinstance(method, Speculative | TreeSpeculative):
         show(method, compare(method, target, texts, config), beside)
     elif draft is not None and (remark := accept.remark(method.rule, method.sampling)):
         print(f"{remark}.", file=beside)
 
 
-def with_prices(method, target: hub.Checkpoint, texts: list[str], config) -> Method:
-    """The loop with its policy, which is told prices that are measured now, and printed."""
-    policy, prices = pricing.told(
-        config.policy,
-        method,
+def method_of(
+    config, target: hub.Checkpoint, draft: hub.Checkpoint | Drafter | None
+) -> tuple[Method, bool]:
+    """The loop, and whether its policy is still to come, for it must be told prices."""
+    unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
+    method = decoding.build(
         target,
-        texts,
-        max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
-        batch_size=min(config.batch_size, len(texts) * config.samples),
-        max_source_len=config.max_source_len or None,
-        names=(config.target, config.draft),
+        draft,
+        gamma=config.gamma,
+        sampling=sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters),
+        rule=config.rule or None,
+        policy=None if unpriced else config.policy or None,
+        tree=config.tree,
     )
-    print(f"{config.policy}: measured {pricing.words(prices)}", file=sys.stderr)
+    return method, unpriced
+
+
+def check_shared(args, config) -> None:
+    """ValueError for what several processes cannot do."""
+    for flag, value in (("input", args.input), ("output", args.output)):
+        if value == "-":
+            raise ValueError(f"--{flag}=- is for one process: give several a file that all see.")
+    if args.follow:
+        raise ValueError("--follow is for one process: leave it out.")
+    for field in ("compare", "rounds_file", "carry"):
+        if config[field]:
+            raise ValueError(f"--config.{field}={config[field]} is for one process: leave it out.")
+
+
+def settings(args, config, texts: list[str]) -> dict[str, Any]:
+    """What must be the same in all processes, by name."""
+    found: dict[str, Any] = {"the commit": provenance.commit(), "jax": jax.__version__}
+    found |= {f"--config.{name}": value for name, value in runs.settings(config).items()}
+    found |= {
+        "--output": args.output,
+        "--overwrite": args.overwrite,
+        f"a hash of --input={args.input}": runs.fingerprint(texts),
+    }
+    models = {"target": config.target}
+    if config.method == "speculative" and drafters.maker(config.draft) is None:
+        models["draft"] = config.draft
+    for role, name in models.items():
+        for file, mark in hub.fingerprint(name).items():
+            found[f"{file} of --config.{role}={name}"] = mark
+    return found
+
+
+def with_prices(
+    group: Group, together: bool, method, target: hub.Checkpoint, texts: list[str], config
+) -> Method:
+    """The loop with its policy, which is told prices that process 0 measures now, and prints.
+
+    Args:
+      together: whether the loop runs in all processes at once.
+    """
+    row = None
+    if together or group.index == 0:
+        _, found = pricing.told(
+            config.policy,
+            method,
+            target,
+            texts,
+            max_new_tokens=config.max_new_tokens,
+            key=jax.random.key(config.seed),
+            batch_size=min(config.batch_size, len(texts) * config.samples),
+            max_source_len=config.max_source_len or None,
+            names=(config.target, config.draft),
+        )
+        if group.index == 0:
+            print(f"{config.policy}: measured {pricing.words(found)}", file=sys.stderr)
+        row = found.as_row()
+    said, *_ = group.exchange("prices", json.dumps(row))
+    policy = policies.load(config.policy, prices=as_measured(**json.loads(said)))
     return decoding.with_policy(method, policy)
 
 
@@ -276,34 +365,84 @@ def check(config) -> None:
         accept.load(config.rule)
 
 
-def open_output(
-    path: str, overwrite: bool, config, texts: list[str], *, source: str = "-"
-) -> files.Rows | None:
+class Output(Protocol):
+    """Rows that are written as they come, by their numbers."""
+
+    @property
+    def missing(self) -> Sequence[int]: ...
+
+    def append(self, number: int, row: dict[str, Any]) -> None: ...
+
+    def merge(self) -> None: ...
+
+
+class Whole:
+    """The output of one process, which grows in order."""
+
+    def __init__(self, file: pathlib.Path, total: int):
+        self.rows = files.Rows(file)
+        self.missing: range = range(len(self.rows.done), total)
+
+    def append(self, number: int, row: dict[str, Any]) -> None:
+        """At its end, which is where the row belongs."""
+        del number
+        self.rows.append(row)
+
+    def merge(self) -> None:
+        """It is whole."""
+
+
+class Unwritten:
+    """What a process decodes together with process 0, which writes it."""
+
+    def __init__(self, missing: range):
+        self.missing = missing
+
+    def append(self, number: int, row: dict[str, Any]) -> None:
+        """Nowhere."""
+
+    def merge(self) -> None:
+        """There is nothing."""
+
+
+def open_output(group: Group, together: bool, args, config, texts: list[str]) -> Output | None:
     """The output's rows, which may hold those of an earlier run of the same command.
 
     A file beside the output says which command it belongs to. None: standard output.
-
-    Args:
-      source: the file of the texts, which is never written to.
     """
-    if path == "-":
+    if args.output == "-":
         return None
-    file = pathlib.Path(path)
+    file = pathlib.Path(args.output)
     command_line.make_workdir(str(file.parent), flag="output")
     mark = file.with_name(f".{file.name}.run.json")
     for written in (file, mark):
-        command_line.check_apart(written, source, flag="output")
+        command_line.check_apart(written, args.input, flag="output")
     wanted = {"run": runs.fingerprint(runs.settings(config), texts)}
-    if overwrite:
-        file.unlink(missing_ok=True)
-    found = json.loads(mark.read_text()) if mark.exists() else None
-    if file.exists() and found != wanted:
+    if group.index == 0:
+        if args.overwrite:
+            for old in (file, *processes.parts(file)):
+                old.unlink(missing_ok=True)
+        found = json.loads(mark.read_text()) if mark.exists() else None
+        if (file.exists() or processes.parts(file)) and found != wanted:
+            raise ValueError(
+                f"--output={args.output} exists and comes from another command or input. Name "
+                "another file, or give --overwrite to lose it."
+            )
+        files.write_json(mark, wanted)
+    total = len(texts) * config.samples
+    if group.count == 1 and not processes.parts(file):
+        return Whole(file, total)
+    group.exchange("output is there")
+    if together:
+        whole = Whole(file, total) if group.index == 0 else None
+        first = int(group.exchange("first", str(whole.missing.start if whole else 0))[0])
+        return whole or Unwritten(range(first, total))
+    if not mark.exists():
         raise ValueError(
-            f"--output={path} exists and comes from another command or input. Name another file, "
-            "or give --overwrite to lose it."
+            f"Process {group.index} does not see {mark}, which process 0 has written: --output "
+            "must lie in a directory that all processes share."
         )
-    files.write_json(mark, wanted)
-    return files.Rows(file)
+    return processes.SharedRows(group, file, total)
 
 
 def open_log(config, args, done: int) -> files.Rows | None:
@@ -335,8 +474,29 @@ def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | Drafter | None]:
     return target, drafters.load(config.draft, target, **options)
 
 
-def check_memory(config, texts: list[str], target: hub.Checkpoint, method: Method) -> None:
-    """ValueError if what a batch takes does not fit beside what is loaded."""
+def check_plan(config, texts: list[str]) -> None:
+    """ValueError if the models and a batch do not fit on the mesh; nothing is loaded for that."""
+    options = {"dtype": DTYPES[config.dtype], "mesh": config.mesh}
+    draft: hub.Checkpoint | Drafter | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # loading will say them
+        target = hub.outline(config.target, **options)
+        if config.method == "speculative":
+            if drafters.maker(config.draft) or drafters.is_attached(config.draft):
+                draft = drafters.load(config.draft, target)
+            else:
+                draft = hub.outline(config.draft, replicate=config.replicate_draft, **options)
+    check_memory(config, texts, target, method_of(config, target, draft)[0], loaded=False)
+
+
+def check_memory(
+    config, texts: list[str], target: hub.Checkpoint, method: Method, *, loaded: bool = True
+) -> None:
+    """ValueError if what a batch takes does not fit beside the models.
+
+    Args:
+      loaded: False: they are outlines, and count too.
+    """
     total = len(texts) * config.samples
     rows = min(config.batch_size, total)
     texts = sorted(texts, key=len)[-8:]  # among these the most tokens, or nearly as many
@@ -354,8 +514,8 @@ def check_memory(config, texts: list[str], target: hub.Checkpoint, method: Metho
         admits=decoding.at_once(rows) if total > rows else 0,
     )
     check_fits(
-        f"Caches and distributions of {rows} rows",
-        need.state + need.temporary,
+        f"{'C' if loaded else 'The models, c'}aches and distributions of {rows} rows",
+        need.state + need.temporary + (0 if loaded else need.params),
         "Lower batch_size, max_new_tokens or max_source_len, or set dtype=bfloat16.",
         *sharding.held_by(target.model),
     )
@@ -368,5 +528,9 @@ def run() -> None:
     flags.DEFINE_string("output", "-", "A file of JSON lines, or - for standard output.")
     flags.DEFINE_bool("overwrite", False, "Replace an output of another run.")
     flags.DEFINE_bool("follow", False, "Show the rows that run in the terminal, as they grow.")
+    flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, or auto; empty: one process.")
+    flags.DEFINE_integer("processes", 0, "How many processes share the inputs.")
+    flags.DEFINE_integer("process", 0, "Which of them this is, from 0 on.")
+    flags.DEFINE_float("timeout", 60.0, "Seconds for all to join; a silent one counts as dead.")
     flags.mark_flags_as_required(["config", "input"])
     command_line.run(main, __doc__, config=f"{defaults.__file__}:decode")

@@ -1,0 +1,253 @@
+"""A plan before a run: what each device of a mesh holds, how many rows fit, and the fastest token.
+
+    python -m experiments.plan --config=configs/paper.py:t5-11b_en-de --mesh=model=4 \\
+        --memory=80GB --bandwidth=3.35TB/s --interconnect=450GB/s --alpha=0.75
+
+Compiles plain and speculative decoding for the mesh, on virtual devices and from shapes alone, of
+models with 6 and with 8 layers, from which those with all of them follow (--whole compiles these:
+minutes in the place of seconds). Prints for each device bytes of weights, of caches and all else
+that is kept, and of temporaries, at the config's batch_size; with --memory, the largest batch that
+fits; with --bandwidth, the least time of a token of each row: weights and caches are read once a
+call, and with --interconnect (bytes per second that a device sends) collectives take their time as
+well. For speculative decoding at --alpha, or at --tau tokens a round. docs/scale.md says how all of
+it is computed.
+
+Of the config: target, draft or drafts, gamma, dtype ("": float32), temperature and filters,
+max_source_len, max_new_tokens, batch_size, replicate_draft, mesh. A model is a name of
+configs/shapes.py, a directory that need hold no more than a config.json, or a name on the hub.
+Several meshes: --mesh=model=4 --mesh=data=2,model=4. With --workdir rows are added to its
+plan.jsonl, of which plan.md is the table.
+"""
+
+import contextlib
+import dataclasses
+import math
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from jax.sharding import Mesh
+from ml_collections import config_flags
+from rich.console import Console
+
+from configs.shapes import PUBLISHED
+from specjax import decoding, sampling
+from specjax.batching import bucket
+from specjax.measure import plan, provenance, report
+from specjax.models import hub, sharding
+from specjax.models.hub import Checkpoint
+from specjax.models.memory import gigabytes
+from specjax.models.sharding import Placement
+from specjax.support import command_line, files
+from specjax.support.named import short
+from specjax.tools.commands.defaults import DTYPES
+
+FEW = (6, 8)  # layers of the models that are compiled
+GIVEN = ("memory", "bandwidth", "interconnect")
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+UNITS |= {f"{name}i": 1024**power for power, name in enumerate("KMGT", 1)}
+
+
+def main(_) -> None:
+    args, config = flags.FLAGS, flags.FLAGS.config
+    meshes = {text: sharding.sizes_of(text) for text in args.mesh or [config.mesh or "model=1"]}
+    given = {name: amount(name, args[name].value or "") for name in GIVEN}
+    check(args, config)
+    use_virtual_devices(max(math.prod(sizes.values()) for sizes in meshes.values()))
+    workdir = command_line.make_workdir(args.workdir) if args.workdir else None
+    results = provenance.Results(workdir / "plan.jsonl") if workdir else None
+    console, rows = Console(width=None if sys.stdout.isatty() else 160, markup=False), []
+    for text, sizes in meshes.items():
+        for row in plans(config, text, sizes, given, args):
+            rows.append(row)
+            if results is not None:
+                results.append(row)
+    if workdir is not None and results is not None:
+        columns = [("target", lambda row: short(row["target"])), *COLUMNS]
+        files.write_text(workdir / "plan.md", report.markdown(columns, results.done) + "\n")
+    console.print(report.table(COLUMNS, rows, f"{short(config.target)}, on each device"))
+
+
+def check(args, config) -> None:
+    """ValueError for what can be told before anything is compiled."""
+    if not config.target:
+        raise ValueError("No target: give --config.target=DIR, or a name of configs/shapes.py.")
+    if args.alpha is not None and args.tau is not None:
+        raise ValueError(f"--alpha={args.alpha} and --tau={args.tau}: give one of them.")
+    if args.alpha is not None and not 0 <= args.alpha <= 1:
+        raise ValueError(f"--alpha={args.alpha} must lie in [0, 1].")
+
+
+def amount(name: str, text: str) -> float | None:
+    """Bytes, or bytes a second, of "80GiB" or "3.35TB/s"; None: not given."""
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d+\.?\d*)\s*([KMGT]i?)?B?(/s)?", text)
+    if found is None or not float(found[1]):
+        raise ValueError(f"--{name}={text} must be a number with a unit, as 80GiB or 3.35TB/s.")
+    return float(found[1]) * UNITS[found[2] or ""]
+
+
+def use_virtual_devices(count: int) -> None:
+    """As many devices of this machine's CPU, before jax starts; ValueError if it has fewer."""
+    jax.config.update("jax_platforms", "cpu")
+    with contextlib.suppress(RuntimeError):  # jax has started, in a test, with what it has
+        jax.config.update("jax_num_cpu_devices", count)
+    if len(jax.devices()) < count:
+        raise ValueError(
+            f"A mesh of {count} devices, and jax has started with {len(jax.devices())} already: "
+            "unset XLA_FLAGS=--xla_force_host_platform_device_count, or raise it."
+        )
+
+
+def plans(config, text: str, sizes: dict[str, int], given, args) -> Iterator[dict[str, Any]]:
+    """A row for plain decoding, and one for each draft, on one mesh."""
+    count = math.prod(sizes.values())
+    found = np.array(jax.devices()[:count]).reshape(list(sizes.values()))
+    whole = Placement(Mesh(found, tuple(sizes)))
+    aside = Placement(whole.mesh, replicate=config.replicate_draft)
+    target = Model(config.target, config, whole, args.whole)
+    rows = sharding.padded_rows(bucket(config.batch_size), whole)
+    common = {
+        "target": config.target,
+        "mesh": text,
+        "mesh_devices": count,
+        "dtype": jnp.dtype(target.dtype).name,
+        "batch": rows,
+        "source": target.longest,
+        "new": config.max_new_tokens,
+        "memory": given["memory"],
+        "bandwidth": given["bandwidth"],
+        "interconnect": given["interconnect"],
+        "seed": config.seed,
+    }
+    speeds = given["bandwidth"] and (given["bandwidth"], given["interconnect"] or math.inf)
+
+    run = target.run(config, None)
+    call = run.call(rows)
+    plain = speeds and 1e3 * plan.plain_seconds(call, *speeds)
+    yield {"draft": "", **common, **held(run, rows, whole, given), "ms": plain}
+    for name in drafts_of(config):
+        draft = Model(name, config, aside, args.whole)
+        run = target.run(config, draft)
+        row = held(run, rows, whole, given)
+        gamma, tau = config.gamma, args.tau
+        if args.alpha is not None:
+            tau = plan.tau_of(args.alpha, gamma)
+        if speeds and tau is not None:
+            other = draft.run(config, None).call(rows)
+            row["ms"] = 1e3 * plan.speculative_seconds(call, other, gamma, tau, *speeds)
+            row |= {"gamma": gamma, "tau": tau, "alpha": args.alpha, "plain_ms": plain}
+        yield {"draft": name, **common, "replicated": config.replicate_draft, **row}
+
+
+def drafts_of(config) -> tuple[str, ...]:
+    """The drafts of a config that are models."""
+    names = config.get("drafts", ()) or ((config.draft,) if config.draft else ())
+    return tuple(
+        name for name in names if name in PUBLISHED or decoding.drafters.maker(name) is None
+    )
+
+
+class Model:
+    """Outlines of a model on a mesh, with all its layers or with few."""
+
+    def __init__(self, name: str, config, placement: Placement, whole: bool):
+        self.dtype, self.placement = DTYPES[config.dtype] or jnp.float32, placement
+        self.given = hub.described(PUBLISHED.get(name, name), **self.options(jnp.float32))
+        self.longest = config.max_source_len or self.given.max_source_len
+        self.depth = plan.depth(self.given.config)
+        alike = self.depth is not None and self.depth > FEW[-1]
+        self.depths = FEW if alike and not whole else (self.depth,)
+
+    def options(self, dtype) -> dict[str, Any]:
+        # Projections lie as they do on a CPU, or the program for it would hold copies of them.
+        return {"dtype": dtype, "platform": "cpu", "placement": self.placement}
+
+    def at(self, depth: int | None, dtype) -> Checkpoint:
+        """With so many layers."""
+        config = plan.with_depth(self.given.config, depth)
+        return dataclasses.replace(
+            self.given, config=config, model=hub.shapes(config, **self.options(dtype))
+        )
+
+    def run(self, config, draft: "Model | None") -> plan.Plan:
+        """Decoding with a draft, or without."""
+        chosen = sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters)
+
+        def build(depth: int | None, of_draft: int | None) -> plan.Whole:
+            narrow, wide = (
+                decoding.build(
+                    self.at(depth, dtype),
+                    draft.at(of_draft, dtype) if draft else None,
+                    gamma=config.gamma,
+                    sampling=chosen,
+                )
+                for dtype in (self.dtype, jnp.float32)
+            )
+            target = self.at(depth, jnp.float32)
+            return plan.Whole(narrow, wide, target, self.longest, config.max_new_tokens)
+
+        first, *more = self.depths
+        other, *more_of_draft = draft.depths if draft else (None,)
+        deeper = [(self.times, build(depth, other)) for depth in more]
+        if draft:
+            deeper += [(draft.times, build(first, depth)) for depth in more_of_draft]
+        return plan.Extrapolated(build(first, other), tuple(deeper))
+
+    @property
+    def times(self) -> float:
+        """How often the layers between both depths come in those that neither has."""
+        return ((self.depth or 0) - FEW[0]) / (FEW[1] - FEW[0])
+
+
+def held(run: plan.Plan, rows: int, placement: Placement, given) -> dict[str, Any]:
+    """Bytes on each device, and the largest batch that fits."""
+    need = run.need(rows)
+    found = {"weights": need.params, "kept": need.state, "temporaries": need.temporary}
+    if given["memory"]:
+        step = sharding.padded_rows(1, placement)
+        found["largest"] = plan.largest(run, int(given["memory"]), rows, step)
+    return found
+
+
+def cell(name: str, show=str):
+    """Of a row that may lack it."""
+    return lambda row: "–" if row.get(name) is None else show(row[name])
+
+
+COLUMNS: list[report.Column] = [
+    ("mesh", cell("mesh")),
+    ("draft", lambda row: short(row["draft"]) if row["draft"] else "none"),
+    ("rows", cell("batch")),
+    ("weights", cell("weights", gigabytes)),
+    ("caches", cell("kept", gigabytes)),
+    ("temporaries", cell("temporaries", gigabytes)),
+    ("in all", lambda row: gigabytes(row["weights"] + row["kept"] + row["temporaries"])),
+    (
+        "largest batch",
+        lambda row: "does not fit" if row.get("largest") == 0 else cell("largest")(row),
+    ),
+    ("ms a token", cell("ms", "{:.2f}".format)),
+    ("τ", cell("tau", "{:.2f}".format)),
+    ("speedup", lambda row: f"{row['plain_ms'] / row['ms']:.2f}" if row.get("plain_ms") else "–"),
+]
+
+
+if __name__ == "__main__":
+    config_flags.DEFINE_config_file("config", None, "What would be run.", lock_config=True)
+    flags.DEFINE_multi_string("mesh", [], "As data=2,model=4; may be repeated. None: config.mesh.")
+    flags.DEFINE_bool("whole", False, "Compile all layers.")
+    flags.DEFINE_string("memory", "", "Of a device, such as 80GiB.")
+    flags.DEFINE_string("bandwidth", "", "Of a device's memory, such as 3.35TB/s.")
+    flags.DEFINE_string("interconnect", "", "That a device sends, such as 450GB/s.")
+    flags.DEFINE_float("alpha", None, "The chance that a drafted token is accepted.")
+    flags.DEFINE_float("tau", None, "Or tokens a round.")
+    flags.DEFINE_string("workdir", "", "Directory for plan.jsonl.")
+    flags.mark_flag_as_required("config")
+    command_line.run(main, __doc__)

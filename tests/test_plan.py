@@ -1,0 +1,264 @@
+"""A plan of a run: what arrays take on a mesh, what fits, and what no run is faster than."""
+
+import importlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import command_line
+import plan_worker
+import t5_variants
+import tiny_models
+from configs import paper as paper_config
+from configs import plan as plan_config
+from configs.shapes import PUBLISHED
+from experiments.benchmark.cases import SHAPES, step_bytes
+from specjax import decoding
+from specjax.measure import plan
+from specjax.measure.plan import Call
+from specjax.models import hub
+from specjax.sampling import sampling
+
+CASES = [
+    ("t5", {"data": 2, "model": 2}, "bfloat16"),
+    ("llama", {"model": 4}, "float32"),
+]
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What the worker says of each case, by family."""
+    run = subprocess.run(
+        [sys.executable, plan_worker.__file__], input=json.dumps(CASES), text=True,
+        capture_output=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    lines = map(json.loads, run.stdout.splitlines())
+    return {family: line for (family, *_), line in zip(CASES, lines, strict=True)}
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_a_plan_is_what_arrays_take(found, family):
+    """To the byte, on every device; what is on none of the mesh is three ids."""
+    params, kept, temporary = found[family]["need"]
+    assert max(found[family]["weights"]) == params
+    assert params - min(found[family]["weights"]) < 16
+    assert found[family]["kept"] == [kept] * 4
+    assert temporary > 0
+
+
+def test_what_a_call_reads_and_exchanges(found):
+    """By hand: a Llama of two layers over 4 devices, 4 rows, float32; 8 wide, 4 heads of 2, which
+    share 2 of keys and values, repeated for 4 devices; 12 wide within, 32 ids.
+    """
+    call = Call(*found["llama"]["call"])
+    attention, within = 8 * (2 + 2 + 2) + 2 * 8, 8 * 3 * 2 + 3 * 8
+    two = 8  # bytes of the temperature and of the id that ends a row
+    assert call.weights == 4 * (2 * (attention + within + 2 * 8) + 8 + 8 * 32 // 4) + two
+    slots = 32  # the bucket of 10 + 6 + 1, with the least that there is
+    assert call.caches == 4 * 4 * 2 * 2 * slots * 2
+    sums, logits = (2 * 2 + 1) * 4 * 4 * 8, 4 * 4 * 32  # of each sublayer, and of the embedding
+    assert call.exchanged == pytest.approx(2 * 3 / 4 * sums + 3 / 4 * logits, rel=0.03)
+
+
+def run_of(config, longest=64, new=48):
+    target = hub.Checkpoint("target", hub.shapes(config, platform="cpu"), config)
+    method = decoding.build(target, None, gamma=1, sampling=sampling(0.0))
+    return plan.Whole(method, method, target, longest, new)
+
+
+def test_a_step_of_t5_reads_what_the_benchmark_says():
+    """But for position biases, and each row's own lookups."""
+    config = SHAPES["embedded"]
+    run = run_of(config)
+    call = run.call(4)
+    expected = step_bytes(config, batch=4, source=64, slots=64, itemsize=4)
+    assert call.weights + call.caches == pytest.approx(expected, rel=0.001)
+    assert call.exchanged == 0
+    whole = sum(leaf.size * 4 for leaf in jax.tree.leaves(run.method))
+    assert call.weights < 0.9 * whole  # nothing of the encoder, nor the embedding
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_deep_models_follow_from_shallow_ones(family):
+    """Bytes of arrays exactly, temporaries nearly."""
+    config = tiny_models.config_of(family, 32, 9)
+    one, two, all_ = (run_of(plan.with_depth(config, n), 10, 6) for n in (5, 6, 9))
+    found = plan.Extrapolated(one, ((4.0, two),))
+    assert found.call(2) == all_.call(2)
+    assert found.parts(2)[:2] == list(all_.parts(2)[:2])
+    assert found.need(2).temporary == pytest.approx(all_.need(2).temporary, rel=0.01)
+
+
+def test_layers_that_are_not_alike():
+    """Are not made fewer."""
+    assert plan.depth(tiny_models.config_of("llama", 32, 7)) == 7
+    assert plan.depth(tiny_models.config_of("t5", 32, 7)) is None  # one layer in the encoder
+    assert plan.depth(tiny_models.config_of("qwen2", 32, 7)) is None  # windows in some
+
+
+def test_the_floor_by_hand():
+    target, draft = Call(800, 200, 30.0), Call(90, 10, 0.0)
+    assert plan.plain_seconds(target, 100.0, 10.0) == 10 + 3
+    # Three calls of the draft; one of four positions of the target; two tokens.
+    assert plan.speculative_seconds(target, draft, 3, 2.0, 100.0, 10.0) == (3 * 1 + 10 + 12) / 2
+    assert plan.speculative_seconds(target, draft, 3, 2.0, 100.0, np.inf) == (3 * 1 + 10) / 2
+    assert plan.tau_of(0.5, 3) == 1 + 0.5 + 0.25 + 0.125
+    with pytest.raises(ValueError, match="tau=5 must lie in"):
+        plan.speculative_seconds(target, draft, 3, 5.0, 100.0, 10.0)
+
+
+@pytest.mark.parametrize("kink", [0, 40])
+def test_the_largest_batch(kink):
+    """Where more than so many rows take more for each, it may be one bucket less."""
+
+    class Rows(plan.Plan):
+        def parts(self, rows):
+            asked.append(rows)
+            return 1000, 10 * rows, 5 * rows, 5 * rows + 20 * (rows - kink)
+
+        def call(self, rows):
+            raise NotImplementedError
+
+    asked, some = [], Rows()
+    sizes = [n for n in range(1, 200) if decoding.bucket(n) == n]
+    for size, above in itertools.pairwise(sizes):
+        totals = some.need(size).total, some.need(above).total - 1
+        for memory in totals:
+            found = plan.largest(some, memory, 1)
+            assert found == size or (kink and found == sizes[sizes.index(size) - 1])
+    assert plan.largest(some, some.need(4).total - 1, 4) == 0
+    assert plan.largest(some, 10**9, 1, most=64) == 64
+    assert len(asked) < 7 * 2 * len(sizes)
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    jax.devices()  # so that jax has started, and gets no virtual devices
+
+    def call(*arguments):
+        return command_line.run(monkeypatch, capsys, "experiments.plan", *arguments)
+
+    return call
+
+
+def test_a_directory_with_a_config_is_enough(run, tmp_path):
+    """A draft of the same, and a row for each method."""
+    for name, width in (("target", 32), ("draft", 16)):
+        variant = t5_variants.VARIANTS["v1_1"]
+        (tmp_path / name).mkdir()
+        raw = {**variant.raw, "d_model": width}
+        (tmp_path / name / "config.json").write_text(json.dumps(raw))
+    outcome = run(
+        "--config=configs/decode.py", f"--config.target={tmp_path / 'target'}",
+        f"--config.draft={tmp_path / 'draft'}", "--config.max_new_tokens=8",
+        "--config.max_source_len=16", "--config.batch_size=2", "--config.gamma=3",
+        "--memory=3MB", "--bandwidth=1GB/s", "--alpha=0.5", f"--workdir={tmp_path}",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.stderr
+    rows = [json.loads(line) for line in (tmp_path / "plan.jsonl").read_text().splitlines()]
+    plain, drafted = rows
+    assert [row["mesh"] for row in rows] == ["model=1"] * 2
+    assert plain["draft"] == ""
+    assert drafted["draft"] == str(tmp_path / "draft")
+    assert drafted["weights"] > plain["weights"]
+    assert drafted["tau"] == 1.875
+    assert drafted["plain_ms"] == plain["ms"]
+    for row in rows:
+        assert {"commit", "dtype", "batch", "seed"} <= set(row)
+        assert row["largest"] > 2
+        assert row["weights"] + row["kept"] + row["temporaries"] < 3e6
+    assert f"{plain['ms']:.2f}" in outcome.stdout
+    assert "in all" in outcome.stdout
+    assert "| target | model=1 | draft | 2 |" in (tmp_path / "plan.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--mesh=rows=2"], "'rows' is no axis"),
+        (["--mesh=model=64"], "A mesh of 64 devices, and jax has started with"),
+        (["--memory=80 apples"], "--memory=80 apples must be a number with a unit"),
+        (["--alpha=0.5", "--tau=2"], "give one of them"),
+        (["--alpha=1.5"], "--alpha=1.5 must lie in [0, 1]"),
+        (["--config.target="], "No target"),
+        (["--config.target=/nowhere"], "'/nowhere' is no directory here, and its config.json"),
+    ],
+)
+def test_what_cannot_be_planned(run, flags, said):
+    outcome = run("--config=configs/plan.py:llama-70b", *flags)
+    assert outcome.status == 1
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+
+
+def test_units():
+    amount = importlib.import_module("experiments.plan").amount
+
+    assert amount("memory", "80GiB") == 80 * 2**30
+    assert amount("bandwidth", "3.35TB/s") == 3.35e12
+    assert amount("interconnect", "1000000") == 1e6
+    assert amount("memory", "") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("meta-llama/Llama-3.1-70B", 70.6),
+        ("meta-llama/Llama-3.1-8B", 8.03),
+        ("meta-llama/Llama-3.2-1B", 1.24),
+        ("google-t5/t5-11b", 11.3),
+        ("google/flan-t5-xxl", 11.1),
+    ],
+)
+def test_published_shapes(name, billions):
+    """They have as many parameters as their cards say."""
+    raw = PUBLISHED[name]
+    field = "num_layers" if raw["model_type"] == "t5" else "num_hidden_layers"
+
+    def parameters(layers):
+        model = hub.described({**raw, field: layers}, dtype=jnp.bfloat16, platform="gpu").model
+        return sum(leaf.size for leaf in jax.tree.leaves(model)) / 1e9
+
+    one, two = parameters(1), parameters(2)
+    assert one + (raw[field] - 1) * (two - one) == pytest.approx(billions, rel=0.005)
+
+
+def test_configs_name_published_shapes():
+    for choice in plan_config.CHOICES:
+        config = plan_config.get_config(choice)
+        assert {config.target, *config.drafts} <= set(PUBLISHED)
+    for choice in paper_config.CHOICES:
+        config = paper_config.get_config(choice)
+        assert {config.target, *config.drafts} <= set(PUBLISHED)
+    with pytest.raises(ValueError, match="choose one of t5-11b, llama-70b"):
+        plan_config.get_config("llama")
+
+
+def test_what_does_not_fit_on_a_mesh_is_refused_before_it_is_loaded(
+    pair, monkeypatch, capsys, tmp_path
+):
+    """By what models, caches and distributions take together."""
+    inputs = tmp_path / "in.txt"
+    inputs.write_text("a text\n")
+    monkeypatch.setattr("specjax.models.hub.load", None)
+    monkeypatch.setattr("specjax.models.memory.memory_free", lambda device: 200_000)
+    outcome = command_line.run(
+        monkeypatch, capsys, "experiments.decode", "--config.mesh=model=1", f"--input={inputs}",
+        f"--config.target={pair.target.name}", f"--config.draft={pair.draft.name}",
+    )  # fmt: skip
+    assert outcome.status == 1
+    assert outcome.stderr.startswith("error: The models, caches and distributions of 1 rows need ")
+    assert "0.2 MB are free on this machine" in outcome.stderr
