@@ -55,6 +55,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
         "hedge": {"rate": 16.0},
         "head": {"threshold": 0.98},
     }
+    config.shown = "lookahead"  # whose rounds are drawn, of one output, beside the best static γ's
     config.timed_inputs = 12
     config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed
     config.draws = 8  # replays of each output, where temperature is above 0

@@ -103,7 +103,7 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     for name in re.findall(r"\]\(([\w/.]+)\)", report):
         assert (work / name).stat().st_size > 0, name
     assert {path.name for path in work.iterdir()} == {
-        "results.jsonl", "report.md", "speedups.png", "lengths.png",
+        "results.jsonl", "report.md", "speedups.png", "lengths.png", "example.png", "regret.png",
     }  # fmt: skip
 
     file.unlink()  # now nothing is missing, and nothing is measured
@@ -189,7 +189,7 @@ def row_of(method, speedup, of_best, closed=None, **changes):
         "target_calls": 10, "drafted": 30, "accepted": 20, "speedup_choosing": speedup,
         **spread, **{f"{name}_{end}": value + by for name, value in spread.items()
                      for end, by in (("low", -0.02), ("high", 0.02))},
-        **changes,
+        "regret_at": [0, 10], "regret": [0.0, 2 / of_best], **changes,
     }  # fmt: skip
 
 
@@ -242,6 +242,23 @@ def test_a_panel_for_each_race():
     upright = [line.get_xdata()[0] for line in first.lines if list(line.get_ydata()) == [0, 1]]
     assert upright == [1, 1.2, 2.0]
     assert len([line for line in second.lines if line.get_marker() == "o"]) == 1
+
+
+def test_rounds_of_one_output():
+    """Rounds at 0, 4 and 6 that drafted 5, 5 and 1 tokens: 3, 1 and 1 were kept."""
+    race = [row_of("γ=3", 1.2, 1.0, trail=[[0, 5], [4, 5], [6, 1]]), row_of("svip", 1.1, 0.9)]
+    (axes,) = pictures.draw_example([race]).axes
+    bars = [(b.get_x(), b.get_width()) for b in axes.patches]
+    assert bars == [(0, 3), (3, 2), (4, 1), (5, 4), (6, 1), (7, 0)]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["γ=3"]
+
+
+def test_regret_is_drawn_of_those_that_lose_least():
+    race = [row_of("γ=3", 1.2, 1.0), *(row_of(f"p{i}", 1.0, 1.0 + i / 10) for i in range(7))]
+    (axes,) = pictures.draw_regrets([race]).axes
+    names = [line.get_label() for line in axes.lines]
+    assert names == ["γ=3", "p6", "p5", "p4", "p3", "p2"]
+    assert list(axes.lines[0].get_ydata()) == [0, 2]
 
 
 def test_lengths_are_drawn_by_what_became_of_them():

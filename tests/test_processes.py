@@ -224,7 +224,7 @@ def test_copies_of_a_checkpoint_are_told_apart(pair, tmp_path):
         hub.fingerprint(tmp_path / "none")
     config = defaults.decode()
     config.target, config.draft = pair.target.name, pair.draft.name
-    args = types.SimpleNamespace(input="in", output="out", overwrite=False)
+    args = types.SimpleNamespace(follow=False, input="in", output="out", overwrite=False)
     named = decode.settings(args, config, ["text"])
     assert named[f"model.safetensors of --config.draft={pair.draft.name}"]
     config.draft = "lookup"
@@ -283,7 +283,7 @@ def test_flags_that_do_not_go_together(flags, said):
 
 def test_what_is_for_one_process():
     config = defaults.decode()
-    args = types.SimpleNamespace(input="-", output="out")
+    args = types.SimpleNamespace(follow=False, input="-", output="out")
     with pytest.raises(ValueError, match="--input=- is for one process"):
         decode.check_shared(args, config)
     config.compare, args.input = True, "in"

@@ -473,3 +473,41 @@ def test_trace_and_replay(command, tmp_path):
         assert outcome.status == 1
         assert said in outcome.stderr, outcome.stderr
         assert outcome.stderr.count("\n") == 1
+
+
+def test_the_trail_and_what_was_lost_on_it():
+    """Rounds by where they began add up to the counts. What γ=3 lost by its last round, and in
+    that round, is what its whole run took beyond the oracle's; nothing that is lost comes back."""
+    trace, key, table = greedy_trace(), jax.random.key(0), prices(0.1, [1.0, 1.1, 1.2, 1.3])
+    found = replay.replay([constant(3), constant(1)], trace, key)
+    for s in range(2):
+        marked = found.trail[s] >= 0
+        assert marked.sum(1).tolist() == found.drafted[s].sum(1).tolist()
+        assert marked[:, 0].all()
+        assert (
+            np.where(marked, found.trail[s], 0).sum(1).tolist()
+            == (found.drafted[s] @ np.arange(GAMMA_MAX + 1)).tolist()
+        )
+        lost = replay.regret(found.trail[s], trace, key, table, [table])
+        assert np.all(lost[:, 0] == 0)
+        assert np.all(np.diff(lost, axis=1) >= -1e-9)
+        last = marked.shape[1] - 1 - marked[:, ::-1].argmax(1)
+        ends = np.asarray(table.rounds(GAMMA_MAX))[found.trail[s][np.arange(len(last)), last]]
+        _, ways = replay.oracle_ways(trace, key, [table])
+        spent = replay.times(found, table)[s]
+        fastest = ways[0, :, 0]
+        before = lost[np.arange(len(last)), last]
+        assert np.all(before <= spent - fastest + 1e-6)
+        assert np.all(before + ends >= spent - fastest - 1e-6)
+    assert lost[:, -1].sum() > 0
+
+
+def test_regret_by_hand():
+    """All of 7 tokens are accepted. Rounds of 3 take 1.3 for 4 tokens. One token a round takes 1.1
+    for 2: by token 4 they have taken 2.2, and .9 are lost."""
+    trace = even(1.0, 1, 8, 3)._replace(budget=jnp.int32([8]))
+    table, key = prices(0.1, [1.0, 1.0, 1.0, 1.0]), jax.random.key(0)
+    found = replay.replay([constant(1)], trace, key)
+    assert found.trail[0, 0, :8].tolist() == [1, -1, 1, -1, 1, -1, 1, -1]
+    lost = replay.regret(found.trail[0], trace, key, table, [table])
+    np.testing.assert_allclose(lost[0, [0, 4]], [0, 0.9], atol=1e-6)

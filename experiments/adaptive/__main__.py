@@ -32,6 +32,8 @@ def main(_) -> None:
         *board.sections(rows),
         pictures.panels(workdir, rows),
         pictures.lengths(workdir, rows),
+        pictures.example(workdir, rows),
+        pictures.regrets(workdir, rows),
     ]
     title = f"{config.task}: how long should a draft be?"
     pages.write(workdir, title, sections, rows)

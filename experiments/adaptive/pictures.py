@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from experiments.adaptive import board
@@ -93,6 +94,75 @@ def draw_lengths(found: Sequence[Sequence[Row]]) -> Figure:
     figure.supxlabel("drafted tokens per target call", fontsize=9)
     figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=8,
                   loc="outside upper right", ncols=2)  # fmt: skip
+    return figure
+
+
+def example(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
+    """The rounds of one output: what was drafted where, and what was kept."""
+    _save(workdir / "example.png", draw_example(board.races(rows)))
+    return Section(
+        "Draft lengths along one output",
+        words="The first timed output of each race, from left to right. A bar for each round, at "
+        "the tokens that it drafted: those accepted, and then those rejected. Above the best "
+        "static γ, below a policy.",
+        images=("example.png",),
+    )
+
+
+def draw_example(found: Sequence[Sequence[Row]]) -> Figure:
+    """A panel for each race."""
+    figure = Figure(figsize=(8.5, 0.5 + 0.75 * len(found)), layout="constrained")
+    panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
+    for axes, rows in zip(panels, found, strict=True):
+        shown = sorted((row for row in rows if "trail" in row), key=lambda row: row["static"])
+        for line, row in enumerate(shown):
+            starts = [start for start, _ in row["trail"]]
+            for (start, drafted), following in zip(row["trail"], [*starts[1:], None], strict=True):
+                kept = drafted if following is None else min(following - start - 1, drafted)
+                axes.barh(line, kept, left=start, height=0.7, color=ACCEPTED)
+                left, lost = start + kept, drafted - kept
+                axes.barh(line, lost, left=left, height=0.35, color=REJECTED, alpha=0.8)
+                axes.plot([start, start], [line - 0.4, line + 0.4], color="0.3", linewidth=0.4)
+        axes.set_yticks(range(len(shown)), [row["method"] for row in shown], fontsize=7)
+        axes.set_title(board.label(rows[0]), fontsize=7, loc="left", pad=2)
+        axes.tick_params(axis="x", labelsize=6)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("tokens of the output", fontsize=8)
+    return figure
+
+
+def regrets(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
+    """What was lost to the fastest way, as outputs grow."""
+    _save(workdir / "regret.png", draw_regrets(board.races(rows)))
+    return Section(
+        "Regret",
+        words="In replay of the timed outputs: time lost to the oracle by when there are so "
+        "many tokens, in tokens of plain decoding. A policy that learns bends downwards.",
+        images=("regret.png",),
+    )
+
+
+def draw_regrets(found: Sequence[Sequence[Row]]) -> Figure:
+    """A panel for each race: the best static γ, and the five policies that lose least."""
+    columns = min(4, len(found))
+    lines = -(-len(found) // columns)
+    figure = Figure(figsize=(0.6 + 2.1 * columns, 0.5 + 1.7 * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axes, rows in zip(grid, found, strict=False):
+        policies = sorted((r for r in rows if not r["static"]), key=lambda row: row["regret"][-1])
+        still = board.still(rows)
+        axes.plot(still["regret_at"], still["regret"], color=REJECTED, label=still["method"])
+        for i, row in enumerate(policies[:5]):
+            axes.plot(row["regret_at"], row["regret"], label=row["method"], linewidth=0.9,
+                      color=colormaps["viridis"](i / 5))  # fmt: skip
+        axes.set_title(board.label(rows[0]), fontsize=8)
+        axes.legend(frameon=False, fontsize=5)
+        axes.tick_params(labelsize=6)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in grid[len(found) :]:
+        axes.set_axis_off()
+    figure.supxlabel("tokens", fontsize=8)
+    figure.supylabel("lost, in tokens of plain decoding", fontsize=8)
     return figure
 
 

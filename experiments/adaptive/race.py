@@ -23,7 +23,7 @@ from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices, constant, head, load
 from specjax.policies.loading import takes
 from specjax.pytrees import pytree
-from specjax.replay import rehearse, rollouts
+from specjax.replay import rehearse, replay, rollouts
 from specjax.replay.rehearse import Rehearsed
 from specjax.replay.rollouts import Rollouts
 from specjax.speculative import Speculative
@@ -128,6 +128,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     # Of the timed inputs alone, and at all temperatures of the very rounds that were timed.
     same = jax.tree.map(lambda field: field[: len(texts)], recorded)
     foretold = replay_all(on, made, same, prices, key, 1)
+    lost = losses(on, made, same, prices, key)
     rows = [
         {
             "method": name,
@@ -145,6 +146,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             **replayed[name],
             "predicted": foretold[name]["replayed_speedup"],
             "oracle_speedup": replayed[ORACLE]["replayed_speedup"],
+            **lost[name],
             "c": table.c,
             # In seconds; what policies were told.
             "prices": {loop: of.as_row() for loop, of in prices.items()},
@@ -162,6 +164,8 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     still = next(row for row in rows if row["method"] == best)
     for row in rows:
         row["oracle_timed"] = bound
+        if row["method"] not in (best, config.shown):
+            del row["trail"]
         row["closed_timed"] = closed(still, row, bound)
         if row["closed_timed"] is None:
             row["closed"] = None
@@ -179,6 +183,36 @@ def closed(still: dict[str, Any], row: dict[str, Any], bound: float) -> float | 
     if bound / best - 1 <= noise:
         return None
     return (1 / best - 1 / row["speedup_decode"]) / (1 / best - 1 / bound)
+
+
+POINTS = 24  # of a curve
+
+
+def losses(
+    on: Study,
+    made: Mapping[str, Speculative],
+    recorded: Rollouts,
+    prices: Mapping[str, Prices],
+    key: Key[Array, ""],
+) -> dict[str, dict[str, Any]]:
+    """In replay, for each method: `regret`, what was lost to the fastest way by the time there are
+    `regret_at` tokens, in tokens of plain decoding, a mean over outputs; and `trail`, what each
+    round of the first output drafted, by position."""
+    statics = {static(gamma): constant(gamma) for gamma in on.config.static}
+    everyone: dict[str, Policy] = {**statics, **{name: by.policy for name, by in made.items()}}
+    own = {name: prices[name if name in statics else pricing.POLICIES] for name in everyone}
+    trails = replay.replay(list(everyone.values()), recorded, key).trail
+    count, found = int(recorded.emitted.max()), {}
+    at = np.unique(np.linspace(0, count - 1, POINTS).astype(int))
+    for name, trail in zip(everyone, trails, strict=True):
+        curve = replay.regret(trail, recorded, key, own[name], list(own.values())).mean(axis=0)
+        rounds = np.flatnonzero(trail[0] >= 0)
+        found[name] = {
+            "regret_at": at.tolist(),
+            "regret": np.round(curve[at] / float(own[name].token), 3).tolist(),
+            "trail": [[int(where), int(trail[0, where])] for where in rounds],
+        }
+    return found
 
 
 def check(of: str, table: Prices, limit: float) -> None:

@@ -31,6 +31,8 @@ class Replayed(NamedTuple):
     accepted: Int[Array, "*batch N G+1"]  # rounds that kept 0 … γ_max of them
     refused: Int[Array, "*batch N"]  # calls of the drafter after which no token was drafted
     runs: Int[Array, "*batch N"]  # draws
+    trail: Int[Array, "*batch N T"]  # of the first draw, by position: what the round that began
+    # there drafted; −1: none began there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +103,7 @@ def walk(
     gamma_max, rows = rollouts.gamma_max, jnp.arange(len(rollouts.emitted))
     emitted, rejections = rollouts.emitted, first_rejections(rollouts, keys)
     slots = jnp.arange(gamma_max, dtype=jnp.int32)[None, :]
-    zeros = jnp.zeros_like(emitted)
+    zeros, trail_end = jnp.zeros_like(emitted), rollouts.tokens.shape[1]
 
     def more(carry):
         return jnp.any(carry[0] < emitted)
@@ -161,6 +163,7 @@ def walk(
             _count(live, found.accepted, jnp.minimum(accepted, gained)),
             refused,
             found.runs,
+            found.trail.at[rows, jnp.where(live, length, trail_end)].set(drafted, mode="drop"),
         )
         return length + gained, policy.update(state, stats), found
 
@@ -168,7 +171,8 @@ def walk(
     state = first_state(policy, keys, gamma_max)
     if past is not None:
         state = policy.inherit(state, past, jnp.ones((1,), bool))
-    start = zeros, state, Replayed(none, none, zeros, jnp.ones_like(emitted))
+    unmarked = jnp.full(rollouts.tokens.shape, -1, jnp.int32)
+    start = zeros, state, Replayed(none, none, zeros, jnp.ones_like(emitted), unmarked)
     _, state, found = jax.lax.while_loop(more, one_round, start)
     return found, state
 
@@ -254,7 +258,7 @@ def _side_by_side(numbered, rollouts, keys, *, at_once, carry):
 
     def one(numbered_policy):
         each = jax.vmap(alone, in_axes=(None, 0))(numbered_policy[1], keys)
-        return jax.tree.map(partial(jnp.sum, axis=0), each)
+        return jax.tree.map(partial(jnp.sum, axis=0), each)._replace(trail=each.trail[0])
 
     return jax.lax.map(one, numbered, batch_size=at_once)
 
@@ -359,7 +363,7 @@ def oracle_ways(
     )
     rejections = np.asarray(_rejections(rollouts, _draw_keys(rollouts, key, draws)))
     priced = _not_dominated(loops)
-    ways = _fastest(rollouts, rejections, priced[:, 1:])
+    ways = _ways(rollouts, rejections, priced[:, 1:])[:, :, :, 0]
     ways[..., 0] += priced[:, 0, None, None]
     each = np.concatenate([nothing[None], ways])
     best = np.argmin(each[..., 0], axis=0)
@@ -382,10 +386,11 @@ def _not_dominated(loops: Sequence[Prices]) -> Float[np.ndarray, "L 2+G"]:
     return np.stack(kept)
 
 
-def _fastest(
+def _ways(
     rollouts: Rollouts, rejections: Int[np.ndarray, "D N T"], price: Float[np.ndarray, "L K"]
-) -> Float[np.ndarray, "L D N 3"]:
-    """The recursion of `oracle`, from the last token back: time, rounds and drafted tokens.
+) -> Float[np.ndarray, "L D N T 3"]:
+    """The recursion of `oracle`, from the last token back: from each position on the time, rounds
+    and drafted tokens of the fastest way.
 
     Args:
       price: of each loop's rounds, by drafted tokens; ∞ where it drafts no so many.
@@ -417,4 +422,29 @@ def _fastest(
             axis=3,
         )
         ways[:, :, :, t] = np.where((t < emitted)[:, None], found, 0)
-    return ways[:, :, :, 0]
+    return ways
+
+
+def regret(
+    trail: Int[np.ndarray, "N T"],
+    rollouts: Rollouts,
+    key: Key[Array, ""],
+    loop: Prices,
+    loops: Sequence[Prices],
+) -> Float[np.ndarray, "N T"]:
+    """Time that a run has lost by the time it has so many tokens, for good: what it spent, and the
+    fastest way from there, beyond the fastest way of all. Calls are left out.
+
+    Args:
+      trail: of `replay` with this key; a run has lost so much where a round began, until the next.
+      loop: its prices.
+      loops: of which the fastest way may take the cheapest in every round.
+    """
+    cheapest = _not_dominated(loops)[:, 1:].min(axis=0, keepdims=True)
+    rejections = np.asarray(_rejections(rollouts, _draw_keys(rollouts, key, 1)))
+    left = _ways(rollouts, rejections, cheapest)[0, 0, ..., 0]
+    began = trail[:, : left.shape[1]] >= 0
+    spent = np.where(began, _rounds(loop)[np.maximum(trail[:, : left.shape[1]], 0)], 0.0)
+    before = np.cumsum(spent, axis=1) - spent
+    lost = np.where(began, before + left - left[:, :1], -np.inf)
+    return np.maximum.accumulate(lost, axis=1)
