@@ -29,6 +29,7 @@ from specjax.drafters.base import Drafter
 from specjax.models.hub import DRAFTER, Checkpoint
 from specjax.models.hub.tensors import read_into, read_json
 from specjax.models.hub.weights import SAFETENSORS, find_tensors
+from specjax.models.memory import dtype_of
 from specjax.support import files, named
 from specjax.types import Inputs, Model
 
@@ -107,7 +108,7 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
     place = pathlib.Path(directory)
     raw = read_json(place / CONFIG)
     stored = find_tensors(place)
-    wide = np.dtype(dtype or jax.tree.leaves(target.model)[0].dtype)
+    wide = np.dtype(dtype or dtype_of(target.model))
     if DRAFTER in raw:
         check(place, raw.get("target"), target)
         kind, settings = raw[DRAFTER], raw.get("settings")

@@ -34,6 +34,7 @@ class FrequentHead:
     rows: Array  # (N, E) of its head, or (E, N) where projections are turned; see `layers.arrange`
     row_of: Int[Array, " V"]  # of each id; N where it has none
     vocab_size: int = dataclasses.field(metadata={"static": True})
+    scale: Float[Array, " N"] | None = None  # of the rows, if the head is in int8
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
         """See `Model.start`."""
@@ -51,6 +52,8 @@ class FrequentHead:
         """
         module = self.model.module()
         module.turned_weight().set_value(self.rows)
+        if (scale := module.turned_scale()) is not None:
+            scale.set_value(self.scale)
         few = module.logits(hidden)
         room = [(0, 0)] * (few.ndim - 1) + [(0, 1)]
         padded = jnp.pad(few, room, constant_values=-jnp.inf)
@@ -76,17 +79,23 @@ def frequent(draft: Checkpoint, ids: Sequence[int] | np.ndarray) -> Checkpoint:
     row_of = np.full(size, len(chosen), np.int32)
     row_of[chosen] = np.arange(len(chosen))
     head, axis = module.turned_weight().get_value(), int(module.input_first)
-    if isinstance(head, jax.Array):
-        rows: Any = jnp.take(head, chosen, axis=axis)
-    else:  # an outline has shapes
-        shape = [*head.shape]
-        shape[axis] = len(chosen)
-        rows = jax.ShapeDtypeStruct(tuple(shape), head.dtype)
+    scale = module.turned_scale()
+    rows: Any = _of_ids(head, chosen, axis)
+    scales: Any = None if scale is None else _of_ids(scale.get_value(), chosen, 0)
     return dataclasses.replace(
         draft,
         name=f"frequent({draft.name}, {len(chosen)} ids)",
-        model=FrequentHead(model, rows, jnp.asarray(row_of), size),  # type: ignore[arg-type]
+        model=FrequentHead(model, rows, jnp.asarray(row_of), size, scales),  # type: ignore[arg-type]
     )
+
+
+def _of_ids(array: Any, ids: np.ndarray, axis: int) -> Any:
+    """Those rows, or columns."""
+    if isinstance(array, jax.Array):
+        return jnp.take(array, ids, axis=axis)
+    shape = [*array.shape]  # an outline has shapes
+    shape[axis] = len(ids)
+    return jax.ShapeDtypeStruct(tuple(shape), array.dtype)
 
 
 def _list(ids: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from flax import nnx
 from jax import Array
 
 from specjax import devices
+from specjax.models import int8
 from specjax.types import Inputs, Layout
 
 M = TypeVar("M", bound=nnx.Module)
@@ -33,15 +34,42 @@ class KV(NamedTuple):
 
     keys: Array  # (B, H, D, T)
     values: Array  # (B, H, T, D)
+    key_scale: Array | None = None  # (B, H, T) float32, of keys in int8; None: they are floats
+    value_scale: Array | None = None  # the same of the values
 
     @classmethod
     def of(cls, keys: Array, values: Array) -> "KV":
         """From (B, H, T, D) each."""
         return cls(jnp.swapaxes(keys, 2, 3), values)
 
+    def quantised(self) -> "KV":
+        """In int8, each slot's key and value of each head by a scale of its own."""
+        keys, key_scale = int8.quantise(self.keys, axis=2)
+        values, value_scale = int8.quantise(self.values, axis=3)
+        return KV(keys, values, key_scale, value_scale)
+
+    def kept_narrow(self, queries: Array) -> "KV":
+        """The same, of which no loop keeps a copy in floats; see `int8.late`."""
+        if self.key_scale is None:
+            return self
+        keys, values = (int8.late(part, queries) for part in self[:2])
+        return self._replace(keys=keys, values=values)
+
+    def part(self, at: Array, size: int) -> "KV":
+        """`size` slots from `at` on."""
+        axes = (3, 2, 2, 2)
+        return KV(
+            *(
+                None if x is None else jax.lax.dynamic_slice_in_dim(x, at, size, axis)
+                for x, axis in zip(self, axes, strict=True)
+            )
+        )
+
 
 class Linear(nnx.Module):
     """y = x Wᵀ (+ b); W is (out, in), or its transpose once `arrange` has turned it."""
+
+    weight_scale: nnx.Param | None = None  # (out,) float32, of a weight in int8
 
     def __init__(
         self,
@@ -59,15 +87,25 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """(..., in) → (..., out)."""
-        y = project(x, self.weight[...], self.input_first)
+        y = project(x, self.weight[...], self.input_first, scale=self.weight_scale)
         return y if self.bias is None else y + _as_last_axis(self.bias, y)
 
     def turned_weight(self) -> nnx.Param:
         """What `arrange` transposes."""
         return self.weight
 
+    def matrices(self) -> dict[str, bool]:
+        """What `quantise_weights` rounds: whether each is (in, out)."""
+        return {"weight": self.input_first}
 
-def project(x: Array, weight: Array, input_first: bool, dtype: Any = None) -> Array:
+
+def project(
+    x: Array,
+    weight: Array,
+    input_first: bool,
+    dtype: Any = None,
+    scale: nnx.Param | None = None,
+) -> Array:
     """x times a weight that is (out, in), or (in, out) if `input_first`.
 
     As a product of two matrices: XLA's CPU backend takes four times as long for the weight's
@@ -75,8 +113,12 @@ def project(x: Array, weight: Array, input_first: bool, dtype: Any = None) -> Ar
 
     Args:
       dtype: of the sums and of the result. None: that of the factors.
+      scale: (out,), of a weight in int8. Then the sums are in at least float32.
     """
     rows = x.reshape(-1, x.shape[-1])
+    if scale is not None:
+        out = int8.product(rows, weight, scale[...], input_first).astype(dtype or x.dtype)
+        return out.reshape(*x.shape[:-1], -1)
     turned = weight if input_first else weight.T
     out = jnp.matmul(rows, turned, preferred_element_type=dtype)
     return out.reshape(*x.shape[:-1], -1)
@@ -94,6 +136,22 @@ def arrange(module: M, input_first: bool) -> M:
             turned = layer.turned_weight()
             turned.set_value(turned[...].T)
             layer.input_first = input_first
+    return module
+
+
+def quantise_weights(module: M) -> M:
+    """Round all projections, embeddings and heads of a module to int8 in place, and return it.
+
+    Each output channel has a scale of its own, in a parameter beside the matrix: that of `weight`
+    is `weight_scale`. A row of an embedding is a channel, as it is of a head, so tied ones share
+    the scales too. Norms, biases and tables of positions stay as they are: they are small.
+    """
+    for _, layer in list(nnx.iter_graph(module)):
+        for name, turned in layer.matrices().items() if hasattr(layer, "matrices") else ():
+            matrix = getattr(layer, name)
+            rounded, scale = int8.quantise(matrix[...], axis=0 if turned else 1)
+            matrix.set_value(rounded)
+            setattr(layer, f"{name}_scale", nnx.Param(scale))
     return module
 
 
@@ -142,29 +200,41 @@ def attend(queries: Array, kv: KV, bias: Array) -> Array:
       bias: broadcastable to (B, H, K, T), float32; `MASKED` where a query must not look.
 
     Returns:
-      (B, K, H·D) in the dtype of the values; the softmax is taken in at least float32.
+      (B, K, H·D) in the dtype of the values, or of the queries if those are in int8; the softmax is taken in at least float32.
     """
-    scores = _scores(queries, kv.keys, bias)
+    kv = kv.kept_narrow(queries)
+    scores = _scores(queries, kv, bias)
     top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))  # cancels, and so do its gradients
     weights = jnp.exp(scores - top)
-    mixed = _mix(weights, kv.values) / weights.sum(-1, keepdims=True)
-    return _join_heads(mixed.astype(kv.values.dtype))
+    mixed = _mix(weights, kv, queries.dtype) / weights.sum(-1, keepdims=True)
+    return _join_heads(mixed.astype(kv.values.dtype if kv.key_scale is None else queries.dtype))
 
 
-def _scores(queries: Array, keys: Array, bias: Array) -> Array:
+def _scores(queries: Array, kv: KV, bias: Array) -> Array:
     """(B, H, K, D) · (B, H, D, T) + bias → (B, H, K, T), summed in at least float32."""
-    wide = np.promote_types(queries.dtype, jnp.float32)
+    wide, keys = np.promote_types(queries.dtype, jnp.float32), kv.keys
+    if kv.key_scale is not None:
+        keys = keys.astype(queries.dtype)
     products = jnp.einsum("bhkd,bhdt->bhkt", queries, keys, preferred_element_type=wide)
+    if kv.key_scale is not None:
+        products = products * kv.key_scale[:, :, None, :].astype(wide)
     return products + bias.astype(wide)
 
 
-def _mix(weights: Array, values: Array) -> Array:
+def _mix(weights: Array, kv: KV, dtype: Any) -> Array:
     """(B, H, K, T) · (B, H, T, D) → (B, H, K, D), in the dtype of the weights.
 
     Heads stay in front: asked for (B, K, H, D), XLA's CPU backend swaps the factors, and the
     product takes five times as long.
+
+    Args:
+      dtype: in which values in int8 are multiplied.
     """
-    mixed = jnp.einsum("bhkt,bhtd->bhkd", weights.astype(values.dtype), values)
+    scaled, values = weights, kv.values
+    if kv.value_scale is not None:
+        scaled = weights * kv.value_scale[:, :, None, :].astype(weights.dtype)
+        values = values.astype(dtype)
+    mixed = jnp.einsum("bhkt,bhtd->bhkd", scaled.astype(values.dtype), values)
     return mixed.astype(weights.dtype)
 
 
@@ -227,7 +297,9 @@ def attend_and_write(
     Args:
       queries: (B, H, K, D), scaled.
       new: of the K tokens.
-      cache: of T slots. None: the K tokens are the whole text.
+      cache: of T slots. None: the K tokens are the whole text. In int8, the call's own keys and
+        values are rounded before they are read too: what a query sees does not depend on the call
+        in which a token came.
       start: (B,) int32, the position of each row's first query.
 
     Returns:
@@ -235,18 +307,21 @@ def attend_and_write(
     """
     if cache is None:
         return attend(queries, new, bias.within), new
+    dtype = new.values.dtype
+    if cache.key_scale is not None:
+        new = new.quantised()
     # A query sees itself, so the first maximum is finite, and what is MASKED weighs exactly 0.
-    scores = _scores(queries, new.keys, bias.within)
+    scores = _scores(queries, new, bias.within)
     top = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - top)
-    own = Mean(_mix(weights, new.values), weights.sum(-1, keepdims=True), top)
+    own = Mean(_mix(weights, new, dtype), weights.sum(-1, keepdims=True), top)
     mixed, total, _ = devices.by_platform(
         own, queries, cache, bias, start, cpu=by_blocks, accelerator=at_once
     )
     # Adds 0, which XLA cannot know: so the write waits for both reads, of the keys and of the
     # values, and needs no copy. A barrier is gone too early.
     start = start + jnp.any((total < 0) & (mixed > 0)).astype(jnp.int32)
-    mixed = _join_heads((mixed / total).astype(new.values.dtype))
+    mixed = _join_heads((mixed / total).astype(dtype))
     return mixed, write(cache, new, start)
 
 
@@ -259,11 +334,11 @@ class Mean(NamedTuple):
 
     def join(self, queries: Array, kv: KV, bias: Array) -> "Mean":
         """With T more slots; arguments as in `attend`."""
-        scores = _scores(queries, kv.keys, bias)
+        scores = _scores(queries, kv, bias)
         top = jnp.maximum(self.top, scores.max(-1, keepdims=True))
         weights, shrink = jnp.exp(scores - top), jnp.exp(self.top - top)
         total = self.total * shrink + weights.sum(-1, keepdims=True)
-        return Mean(self.mixed * shrink + _mix(weights, kv.values), total, top)
+        return Mean(self.mixed * shrink + _mix(weights, kv, queries.dtype), total, top)
 
 
 def by_blocks(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Array) -> Mean:
@@ -275,13 +350,10 @@ def by_blocks(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Arr
 
     def block(i, mean):
         at = jnp.minimum(i * size, length - size)  # the last block may overlap the one before
-        keys = jax.lax.dynamic_slice_in_dim(cache.keys, at, size, 3)
-        values = jax.lax.dynamic_slice_in_dim(cache.values, at, size, 2)
+        kv = cache.part(at, size)
         seen = at + jnp.arange(size) < i * size
         before = jax.lax.dynamic_slice_in_dim(bias.before, at, size, 3)
-        return mean.join(
-            queries, KV(keys, values), jnp.where(seen[None, None, None, :], MASKED, before)
-        )
+        return mean.join(queries, kv, jnp.where(seen[None, None, None, :], MASKED, before))
 
     blocks = jax.lax.div(jnp.max(start) + (size - 1), jnp.int32(size))
     first = jax.lax.div(jnp.asarray(bias.first, jnp.int32), jnp.int32(size))
@@ -310,12 +382,19 @@ def write(cache: KV, new: KV, start: Array) -> KV:
     batch, _, length, _ = new.values.shape
     rows = jnp.arange(batch)[:, None]
     slots = start[:, None] + jnp.arange(length)[None, :]
-    keys, values = (part.astype(like.dtype) for part, like in zip(new, cache, strict=True))
+    keys, values = new.keys.astype(cache.keys.dtype), new.values.astype(cache.values.dtype)
     # Advanced indices around slices put their axes first: what is set is (B, K, H, D).
-    return KV(
+    written = KV(
         cache.keys.at[rows, :, :, slots].set(jnp.moveaxis(keys, 3, 1), mode="drop"),
         cache.values.at[rows, :, slots].set(jnp.moveaxis(values, 2, 1), mode="drop"),
     )
+    if cache.key_scale is None or cache.value_scale is None:
+        return written
+    key_scale, value_scale = (
+        scale.at[rows, :, slots].set(jnp.moveaxis(part, 2, 1), mode="drop")
+        for scale, part in ((cache.key_scale, new.key_scale), (cache.value_scale, new.value_scale))
+    )
+    return written._replace(key_scale=key_scale, value_scale=value_scale)
 
 
 def compact(cache: KV, start: Array, path: Array) -> KV:
@@ -326,16 +405,29 @@ def compact(cache: KV, start: Array, path: Array) -> KV:
     """
     rows = jnp.arange(len(path))[:, None]
     place, to = start[:, None] + path, start[:, None] + 1 + jnp.arange(path.shape[1])[None, :]
-    return KV(
+    copied = KV(
         cache.keys.at[rows, :, :, to].set(cache.keys[rows, :, :, place], mode="drop"),
         cache.values.at[rows, :, to].set(cache.values[rows, :, place], mode="drop"),
     )
+    if cache.key_scale is None or cache.value_scale is None:
+        return copied
+    key_scale, value_scale = (
+        scale.at[rows, :, to].set(scale[rows, :, place], mode="drop")
+        for scale in (cache.key_scale, cache.value_scale)
+    )
+    return copied._replace(key_scale=key_scale, value_scale=value_scale)
 
 
 def empty(batch: int, heads: int, length: int, head_size: int, dtype=jnp.float32) -> KV:
-    """A cache of zeros. It has no length: which slots count is decided by each query's position."""
+    """A cache of zeros, with scales if it is in int8. It has no length: which slots count is
+    decided by each query's position.
+    """
     keys = jnp.zeros((batch, heads, head_size, length), dtype)
-    return KV(keys, jnp.zeros((batch, heads, length, head_size), dtype))
+    kv = KV(keys, jnp.zeros((batch, heads, length, head_size), dtype))
+    if np.dtype(dtype) != np.int8:
+        return kv
+    scales = (jnp.zeros((batch, heads, length), jnp.float32) for _ in range(2))
+    return KV(*kv[:2], *scales)
 
 
 def slide(by_offset: Array, positions: Array, slots: int) -> Array:
@@ -392,11 +484,19 @@ class Decoder(nnx.Module):
     head: nnx.Param
     norm: Any
     input_first: bool  # of the head; see `arrange`
+    embedding_scale: nnx.Param | None = None  # (V,) float32, of an embedding in int8
+    head_scale: nnx.Param | None = None  # of a head of its own in int8
+    int8_cache: bool = False  # whether caches, and the encoder's keys and values, are in int8
 
     @property
     def vocab_size(self) -> int:
         """Width of the output layer, padding included."""
         return self.config.vocab_size
+
+    @property
+    def dtype(self) -> Any:
+        """Of hidden states."""
+        return self.final_norm.scale.dtype
 
     def cache_shape(self) -> tuple[int, int, int]:
         """Number of layers, heads of each, and their size D."""
@@ -413,10 +513,21 @@ class Decoder(nnx.Module):
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Any, tuple[KV, ...]]:
         """Encode, and make an empty cache of `buffer_len` slots."""
-        layers, heads, size = self.cache_shape()
-        shape = inputs.prompt.shape[0], heads, buffer_len, size
-        cache = tuple(empty(*shape, self.embedding.dtype) for _ in range(layers))
+        cache = self.empty_cache(inputs.prompt.shape[0], buffer_len)
         return self.encode(inputs.source, inputs.source_len), cache
+
+    def empty_cache(self, batch: int, length: int) -> tuple[KV, ...]:
+        """Of `length` slots for each row."""
+        layers, heads, size = self.cache_shape()
+        dtype = jnp.int8 if self.int8_cache else self.dtype
+        return tuple(empty(batch, heads, length, size, dtype) for _ in range(layers))
+
+    def ready(self, tokens: Array, cache: tuple[KV, ...] | None) -> tuple[KV, ...] | None:
+        """The cache that a call of `states` works with: where none is given, none, or one in int8,
+        whose rounding is part of the model."""
+        if cache is None and self.int8_cache:
+            return self.empty_cache(*tokens.shape)
+        return cache
 
     @property
     def final_norm(self) -> Any:
@@ -469,14 +580,30 @@ class Decoder(nnx.Module):
         logits of 20 would be rounded by up to 0.06.
         """
         wide = np.promote_types(hidden.dtype, jnp.float32)
-        return project(hidden, self.turned_weight()[...], self.input_first, wide)
+        head, scale = self.turned_weight()[...], self.turned_scale()
+        return project(hidden, head, self.input_first, wide, scale)
 
     def embed(self, tokens: Array) -> Array:
         """(B, K) → (B, K, E). A tied embedding lies as the head does."""
         if self.config.tie_word_embeddings and self.input_first:
-            return jnp.moveaxis(self.embedding[...][:, tokens], 0, -1)
-        return self.embedding[...][tokens]
+            rows = jnp.moveaxis(self.embedding[...][:, tokens], 0, -1)
+        else:
+            rows = self.embedding[...][tokens]
+        if self.embedding_scale is None:
+            return rows
+        scale = self.embedding_scale[...][tokens][..., None]
+        return (rows.astype(scale.dtype) * scale).astype(self.dtype)
 
     def turned_weight(self) -> nnx.Param:
         """The head, which `arrange` transposes."""
         return self.embedding if self.config.tie_word_embeddings else self.head
+
+    def turned_scale(self) -> nnx.Param | None:
+        """That of the head, in int8."""
+        return self.embedding_scale if self.config.tie_word_embeddings else self.head_scale
+
+    def matrices(self) -> dict[str, bool]:
+        """What `quantise_weights` rounds of its own: whether each is (E, V)."""
+        if self.config.tie_word_embeddings:
+            return {"embedding": self.input_first}
+        return {"embedding": False, "head": self.input_first}

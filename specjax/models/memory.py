@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from specjax import devices
 
@@ -45,6 +47,14 @@ def nbytes(tree: Any) -> int:
     """Of all arrays, or shapes of arrays, in a pytree. What several parts share counts once."""
     leaves = {id(leaf): leaf for leaf in jax.tree.leaves(tree)}
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
+
+
+def dtype_of(tree: Any) -> np.dtype:
+    """Of a model's hidden states: the narrowest of its floats. Scales of int8 are float32."""
+    floats = {
+        leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)
+    }
+    return min(floats, key=lambda dtype: dtype.itemsize)
 
 
 def memory_free(device: jax.Device | None = None) -> int | None:

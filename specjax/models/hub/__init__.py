@@ -26,11 +26,11 @@ from specjax import devices
 from specjax.models.hub import gpt, llama, spiece, t5, t5x_files
 from specjax.models.hub.config_json import check_fields
 from specjax.models.hub.safetensors_files import read_metadata, write_file
-from specjax.models.hub.tensors import Held, Tensor, read_into, read_json
+from specjax.models.hub.tensors import Held, Tensor, read_into, read_json, read_rounded
 from specjax.models.hub.weights import SAFETENSORS, find_tensors, wanted
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import M, arrange
-from specjax.models.memory import check_fits, nbytes
+from specjax.models.layers import M, arrange, quantise_weights
+from specjax.models.memory import check_fits, dtype_of, nbytes
 from specjax.support import files
 
 
@@ -120,7 +120,12 @@ class Checkpoint:
 
 
 def load(
-    name: str | os.PathLike, *, dtype: Any = None, device: jax.Device | str | None = None
+    name: str | os.PathLike,
+    *,
+    dtype: Any = None,
+    device: jax.Device | str | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
 ) -> Checkpoint:
     """Load a model, its config and its tokenizer.
 
@@ -133,17 +138,23 @@ def load(
       device: what holds the parameters and runs the model, or its platform: "cpu", "gpu" or "tpu".
         None: where jax puts new arrays, see `jax.default_device`. The dtype and the layout of the
         parameters follow it. Target and draft belong on the same one.
+      weights: "int8": projections, embeddings and heads are rounded to 8 bits as they are read,
+        each output channel by a scale of its own; `dtype` is that of all else. The model is
+        another one then, and its outputs follow its own distribution. None: `dtype`.
+      cache: "int8": keys and values are kept in 8 bits, those of the encoder too, with a scale for
+        each position and head. None: `dtype`.
 
     Raises:
       FileNotFoundError: there is no such directory or hub name, or a file of it is missing.
       ValueError: the model type is not supported, a file is damaged or does not fit its config, or
         the device has not the memory for the parameters, or there is no such device.
     """
-    checkpoint, module, tensors = _outline(name, dtype, device)
-    dtype = jax.tree.leaves(checkpoint.model)[0].dtype
+    checkpoint, module, tensors = _outline(name, dtype, device, weights, cache)
+    dtype = dtype_of(checkpoint.model)
     narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
+    narrower += "" if weights else ", load it with weights='int8'"
     check_fits(
-        f"The parameters of {name} in {dtype.name}",
+        f"The parameters of {name} in {weights or dtype.name}",
         nbytes(checkpoint.model),
         f"Choose a smaller model{narrower}, or free memory first.",
         device=devices.find(device),
@@ -158,20 +169,30 @@ def load(
 
 
 def outline(
-    name: str | os.PathLike, *, dtype: Any = None, device: jax.Device | str | None = None
+    name: str | os.PathLike,
+    *,
+    dtype: Any = None,
+    device: jax.Device | str | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
 ) -> Checkpoint:
     """What `load` would give, with shapes for parameters: only configs and headers are read.
 
     Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs.
     Arguments and errors are those of `load`, but for memory.
     """
-    return _outline(name, dtype, device)[0]
+    return _outline(name, dtype, device, weights, cache)[0]
 
 
 def _outline(
-    name: str | os.PathLike, dtype: Any, device: jax.Device | str | None
+    name: str | os.PathLike,
+    dtype: Any,
+    device: jax.Device | str | None,
+    weights: str | None = None,
+    cache: str | None = None,
 ) -> tuple[Checkpoint, nnx.Module, dict[str, Tensor]]:
     """A checkpoint without weights, its module, and the tensors to fill that with."""
+    check_narrow(weights=weights, cache=cache)
     platform = devices.find(device).platform
     directory = _locate(name)
     raw, generation, found = _read_configs(directory)
@@ -186,7 +207,9 @@ def _outline(
     tokenizer = _load_tokenizer(directory)
     vocab_size = _real_vocab_size(tokenizer, config.vocab_size, directory)
     dtype = _choose_dtype(dtype, tensors, platform)
-    module = _without_params(family, config, dtype, platform)
+    module = _without_params(family, config, dtype, platform, weights)
+    if cache:
+        module.int8_cache = True  # type: ignore[attr-defined]
     _check_tensors(tensors, _wanted(module, family.tensor_names(config)), family.turned)
     with _naming(directory):
         max_source_len = _max_source_len(tokenizer, raw, config)
@@ -214,13 +237,20 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
       dtype: float32, bfloat16 or float16, of the stored weights.
 
     Raises:
-      ValueError: a model of one's own, of no family, or one whose head is not its own.
+      ValueError: a model of one's own, of no family, one whose head is not its own, or one with
+        weights in int8.
     """
     kept = isinstance(checkpoint.model, LanguageModel) and hasattr(checkpoint.config, "model_type")
     if not kept:
         raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
     family = FAMILIES[checkpoint.config.model_type]
     module = checkpoint.model.module()
+    if any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(checkpoint.model)):
+        raise ValueError(
+            f"{checkpoint.name} has weights in int8, and files hold floats here. Save what "
+            "specjax.load gives without weights='int8', or copy the directory that it came from: "
+            "weights are rounded as they are read, in no more memory."
+        )
     arrays = unfilled(module, family.tensor_names(checkpoint.config), family.turned)
     tensors = {name: Held.of(array) for name, array in arrays.items()}
     _save(Path(directory), checkpoint, tensors, np.dtype(dtype))
@@ -427,14 +457,28 @@ def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor], platform: str) -> n
     return np.dtype(jnp.bfloat16 if widest.itemsize == 2 else jnp.float32)
 
 
-def _without_params(family: Family, config: Any, dtype: np.dtype, platform: str) -> nnx.Module:
+def check_narrow(**options: str | None) -> None:
+    """ValueError if what is to be kept in 8 bits is said in other words; None: it is not."""
+    for name, value in options.items():
+        if value not in (None, "int8"):
+            raise ValueError(
+                f"{name}={value!r} must be 'int8', or be left out for the dtype of all else."
+            )
+
+
+def _without_params(
+    family: Family, config: Any, dtype: np.dtype, platform: str, weights: str | None
+) -> nnx.Module:
     """A module with shapes for parameters; it is never built with weights of its own."""
-    return nnx.eval_shape(
-        lambda: arrange(
+
+    def build() -> nnx.Module:
+        module = arrange(
             family.build(config, rngs=nnx.Rngs(0), dtype=dtype),
             input_first=devices.input_first(platform),
         )
-    )
+        return quantise_weights(module) if weights else module
+
+    return nnx.eval_shape(build)
 
 
 def _wanted(
@@ -445,7 +489,15 @@ def _wanted(
     return [
         (names[path], slot.shape[::-1] if path in turned else slot.shape)
         for path, slot in slots.items()
+        if _weight_of(path, slots) is None
     ]
+
+
+def _weight_of(path: tuple, slots: Mapping[tuple, Any]) -> tuple | None:
+    """Where the matrix in int8 is whose scales are at a path; None: it is no path of scales."""
+    *place, last = path
+    weight = *place, str(last).removesuffix("_scale")
+    return weight if weight != path and weight in slots else None
 
 
 def _read_params(
@@ -461,15 +513,33 @@ def _read_params(
       device: which they then stay on; None: jax's own choice, which may be moved.
     """
     graphdef, abstract = nnx.split(module)
-    turned, filled = _turned(module), {}
-    for path, slot in dict(nnx.to_flat_state(abstract)).items():
-        out = _aligned(slot.shape, slot.dtype)
-        stacked = out.T if path in turned else out
-        for name, view in _split(stacked, names[path]).items():
-            read_into(tensors[name], view.T if name.endswith(stored_turned) else view)
+    slots, turned, filled = dict(nnx.to_flat_state(abstract)), _turned(module), {}
+
+    def place(path: tuple, out: np.ndarray) -> None:
         # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
         placed = jax.device_put(out, device, may_alias=True)
-        filled[path] = slot.replace(jax.block_until_ready(placed))
+        filled[path] = slots[path].replace(jax.block_until_ready(placed))
+
+    for path, slot in slots.items():
+        if _weight_of(path, slots) is not None:
+            continue
+        out = _aligned(slot.shape, slot.dtype)
+        parts = _split(out.T if path in turned else out, names[path])
+        scales: dict[str, np.ndarray] = {}
+        if slot.dtype == np.int8:
+            scale_path = *path[:-1], f"{path[-1]}_scale"
+            scale = _aligned(slots[scale_path].shape, np.dtype(np.float32))
+            scales = _split(scale, names[path])
+        for name, view in parts.items():
+            stored = name.endswith(stored_turned)
+            view = view.T if stored else view
+            if scales:
+                read_rounded(tensors[name], view, scales[name], channels=int(stored))
+            else:
+                read_into(tensors[name], view)
+        if scales:
+            place(scale_path, scale)
+        place(path, out)
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import ml_dtypes  # teaches numpy the name "bfloat16" too
 import numpy as np
 
+from specjax.models import int8
+
 FLOATS = {
     "float64": np.dtype(np.float64),
     "float32": np.dtype(np.float32),
@@ -85,6 +87,29 @@ def read_into(tensor: Tensor, out: np.ndarray) -> None:
     for at, piece in tensor.pieces():
         out[at] = piece
         del piece  # or it would be in memory beside the next
+
+
+def read_rounded(tensor: Tensor, out: np.ndarray, scale: np.ndarray, channels: int) -> None:
+    """Fill `out` in int8 and its scales, as `int8.quantise` has them.
+
+    The tensor is read twice, for a piece need not hold whole channels.
+
+    Args:
+      tensor: a matrix.
+      out: of the tensor's shape.
+      scale: float32, one for each index along the axis `channels`.
+    """
+    largest, other = np.zeros_like(scale), 1 - channels
+    for at, piece in tensor.pieces():
+        found = np.abs(piece).max(axis=other).astype(np.float32)
+        largest[at[channels]] = np.maximum(largest[at[channels]], found)
+        del piece
+    scale[...] = int8.scale_of(largest)
+    with np.errstate(invalid="ignore"):  # not finite: then its scale is not either
+        for at, piece in tensor.pieces():
+            by = np.expand_dims(scale[at[channels]], other)
+            out[at] = int8.round_to(piece.astype(np.float32), by)
+            del piece
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
