@@ -200,7 +200,8 @@ def attend(queries: Array, kv: KV, bias: Array) -> Array:
       bias: broadcastable to (B, H, K, T), float32; `MASKED` where a query must not look.
 
     Returns:
-      (B, K, H·D) in the dtype of the values, or of the queries if those are in int8; the softmax is taken in at least float32.
+      (B, K, H·D) in the dtype of the values, or of the queries if those are in int8; the
+      softmax is taken in at least float32.
     """
     kv = kv.kept_narrow(queries)
     scores = _scores(queries, kv, bias)

@@ -51,10 +51,9 @@ def nbytes(tree: Any) -> int:
 
 def dtype_of(tree: Any) -> np.dtype:
     """Of a model's hidden states: the narrowest of its floats. Scales of int8 are float32."""
-    floats = {
-        leaf.dtype for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)
-    }
-    return min(floats, key=lambda dtype: dtype.itemsize)
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(tree)}
+    floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
+    return np.dtype(min(floats, key=lambda dtype: dtype.itemsize))
 
 
 def memory_free(device: jax.Device | None = None) -> int | None:

@@ -26,7 +26,7 @@ from specjax.measure import cost, metrics
 from specjax.models import hub
 from specjax.models.compatibility import compare
 from specjax.models.hub import Checkpoint
-from specjax.models.memory import memory_free
+from specjax.models.memory import dtype_of, memory_free
 from specjax.paper import formulas
 from specjax.policies import Prices
 from specjax.results import Result, Row
@@ -65,6 +65,8 @@ class Plan:
     draft: str  # a model or any other drafter, see `specjax.drafters.loading`
     texts: Sequence[str] = TEXTS
     dtype: Any = None
+    weights: str | None = None  # of the target, as `specjax.load` takes it
+    cache: str | None = None
     gamma: int = 4
     tree: Shape | str = "chain"
     temperature: float = 0.0
@@ -80,6 +82,11 @@ class Plan:
     def budget(self) -> int:
         """New tokens of the checks' outputs."""
         return min(self.max_new_tokens, NEW_TOKENS)
+
+    def precision(self, role: str) -> dict[str, Any]:
+        """How a model is loaded; a draft says in its name what it has in 8 bits."""
+        narrow = {"weights": self.weights, "cache": self.cache} if role == "target" else {}
+        return {"dtype": self.dtype, **narrow}
 
     def sampling(self, temperature: float) -> Sampling:
         """The distribution at another temperature."""
@@ -176,14 +183,14 @@ def files(case: Case, role: str) -> Finding:
     """Config, headers of the weights and tokenizer can be read, and fit one another."""
     name = getattr(case.plan, role)
     if role == "draft" and (drafters.maker(name) or drafters.is_attached(name)):
-        target = hub.outline(case.plan.target, dtype=case.plan.dtype)
+        target = hub.outline(case.plan.target, **case.plan.precision("target"))
         case.draft = drafters.load(name, target)
         count = drafters.parameters(case.draft)
         own = f"a drafter of {count:,} parameters" if count else "a drafter without a model"
         return Finding(f"{role} files", "pass", f"{name}, {own}")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = hub.outline(name, dtype=case.plan.dtype)
+        found = hub.outline(name, **case.plan.precision(role))
     setattr(case, role, found)
     count = sum(leaf.size for leaf in jax.tree.leaves(found.model))
     kind = type(found.config).__name__.removesuffix("Config")
@@ -240,11 +247,11 @@ def weights(case: Case) -> Finding:
     for role in case.checkpoints:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # `files` has said it
-            name, dtype = getattr(case.plan, role), case.plan.dtype
+            name, precision = getattr(case.plan, role), case.plan.precision(role)
             loaded: Any = (
-                hub.load(name, dtype=dtype)
+                hub.load(name, **precision)
                 if role == "target"
-                else drafters.load(name, case.target, dtype=dtype)
+                else drafters.load(name, case.target, **precision)
             )
         setattr(case, role, loaded)
         leaves = [
@@ -442,7 +449,7 @@ def _size(method: Speculative | TreeSpeculative) -> str:
 
 
 def _dtype(checkpoint: Checkpoint) -> str:
-    return jax.tree.leaves(checkpoint.model)[0].dtype.name
+    return dtype_of(checkpoint.model).name
 
 
 def _tolerance(checkpoint: Checkpoint) -> float:
