@@ -39,7 +39,7 @@ def quantise(x: A, axis: int) -> tuple[A, A]:
 def scale_of(largest: A) -> A:
     """From the largest absolute values, ≥ 0, float32. A vector of zeros has the scale 1."""
     xp = largest.__array_namespace__()
-    return xp.where(largest == 0, np.float32(1), largest / np.float32(LARGEST))
+    return xp.where(largest == 0, np.float32(1), largest * np.float32(1 / LARGEST))
 
 
 def round_to(wide: A, scale: A) -> A:

@@ -152,7 +152,8 @@ def load(
     checkpoint, module, tensors = _outline(name, dtype, device, weights, cache)
     dtype = dtype_of(checkpoint.model)
     narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
-    narrower += "" if weights else ", load it with weights='int8'"
+    if not weights:
+        narrower += f"{' or' if narrower else ', load it'} with weights='int8'"
     check_fits(
         f"The parameters of {name} in {weights or dtype.name}",
         nbytes(checkpoint.model),
