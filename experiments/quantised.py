@@ -139,7 +139,7 @@ def measure(on: Study) -> list[dict[str, Any]]:
                 "repeats": config.repeats,
                 "batch": 1,
                 **identity(on),
-                "dtype": provenance.dtype_of(target),
+                "target_dtype": provenance.dtype_of(target),
                 "draft_dtype": provenance.dtype_of(draft),
             }
         )

@@ -17,7 +17,7 @@ import specjax
 import t5_variants
 from eagles import EOS, eagle_of, target_of
 from enumeration import output_distribution
-from lowered import loops
+from lowered import Found, loops
 from reference import sequence_distribution, total_variation
 from specjax import autoregressive, decoding, drafters, loop, speculative
 from specjax.accept import TokenRule
@@ -48,6 +48,7 @@ FAMILIES = {
     "llama": (llama_variants, "llama3"),
 }
 KINDS = ("t5", "gpt", "llama")
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(params=FAMILIES)
@@ -136,16 +137,14 @@ def test_scales_of_a_wrong_axis_are_seen(tmp_path, monkeypatch):
 
 def logits(model, tokens=((3, 1, 2, 4, 1), (1, 1, 4, 0, 2))):
     """(B, K, V) of whole texts."""
-    tokens = jnp.asarray(tokens, jnp.int32)
-    inputs = inputs_of([[0], [0]], [[3, 1], [4]])
+    return read(model, jnp.asarray(tokens, jnp.int32), inputs_of([[0], [0]], [[3, 1], [4]]))
 
-    @jax.jit
-    def run(model):
-        context, cache = model.start(inputs, 8)
-        hidden, _ = model(tokens, jnp.zeros((2,), jnp.int32), context, cache)
-        return model.logits(hidden)
 
-    return run(model)
+@jax.jit
+def read(model, tokens, inputs):
+    context, cache = model.start(inputs, 8)
+    hidden, _ = model(tokens, jnp.zeros((2,), jnp.int32), context, cache)
+    return model.logits(hidden)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -198,9 +197,9 @@ def in_pieces(model, tokens, inputs, counts):
 
 
 def apart(model):
-    """By how much the hidden states of a text in pieces and in one call differ, of 140 tokens of
+    """By how much the hidden states of a text in pieces and in one call differ, of 129 tokens of
     which the first block of attention holds 128; by their size."""
-    tokens = jax.random.randint(jax.random.key(0), (2, 140), 0, 5, jnp.int32)
+    tokens = jax.random.randint(jax.random.key(0), (2, 129), 0, 5, jnp.int32)
     ids = jnp.array([[3, 4, 1], [4, 1, 0]], jnp.int32)
     inputs = Inputs(ids, jnp.array([3, 2], jnp.int32), tokens[:, :1], jnp.ones((2,), jnp.int32))
     module, zeros = model.module(), jnp.zeros((2,), jnp.int32)
@@ -208,33 +207,28 @@ def apart(model):
     whole, _ = jax.jit(lambda model, *args: model.module()(*args, None))(
         model, tokens, zeros, context
     )
-    pieces = in_pieces(model, tokens, inputs, (1, 126, 1, 1, 4, 7))
+    pieces = in_pieces(model, tokens, inputs, (126, 1, 1, 1))
     return jnp.abs(pieces - whole) / whole.std()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_an_int8_cache_in_pieces(kind, monkeypatch):
     """What a query sees does not depend on the call in which a token came, nor on whether there is
-    a cache at all. With one scale for all tokens of a call it would."""
-    module = target_in_int8(kind).model.module()
-    if kind == "gpt":
-        module.positions.set_value(jnp.tile(module.positions[...], (4, 1)))
-        module.config = dataclasses.replace(module.config, n_positions=256)
-    model = LanguageModel.of(module)
-    assert float(apart(model).max()) < 1e-3
+    a cache at all. With scales that are larger in a call of more tokens it would."""
+    model = target_in_int8(kind).model
+    assert float(apart(model).max()) < 1e-4
     if kind == "llama":
         plain = KV.quantised
 
-        def shared(self):
-            scales = (jnp.full_like(scale, scale.max()) for scale in plain(self)[2:])
-            keys, values = scales
+        def coarser(self):
+            keys, values = (scale * scale.shape[2] for scale in plain(self)[2:])
             rounded = (
                 jnp.rint(self.keys / keys[:, :, None, :]).astype(jnp.int8),
                 jnp.rint(self.values / values[..., None]).astype(jnp.int8),
             )
             return KV(*rounded, keys, values)
 
-        monkeypatch.setattr(KV, "quantised", shared)
+        monkeypatch.setattr(KV, "quantised", coarser)
         jax.clear_caches()
         assert float(apart(model).max()) > 1e-2
 
@@ -264,7 +258,7 @@ def test_bytes_of_a_cache():
 
 def outlined(cache):
     """A T5 whose loop would keep megabytes of floats, as shapes."""
-    config = T5Config(64, 256, 32, 512, num_layers=1, num_decoder_layers=3, num_heads=8)
+    config = T5Config(64, 256, 32, 512, num_layers=1, num_decoder_layers=2, num_heads=8)
 
     def make():
         module = quantise_weights(arrange(T5(config, rngs=nnx.Rngs(0)), input_first=True))
@@ -275,10 +269,10 @@ def outlined(cache):
 
 
 def temporaries(model):
-    """Bytes of the compiled loop of plain decoding of 8 rows with sources of 512 tokens."""
+    """Bytes of the compiled loop of plain decoding of 16 rows with sources of 512 tokens."""
     method = autoregressive.Autoregressive(model, sampling(0.0), jnp.int32([1]))
-    inputs = inputs_of([[0]] * 8, [[3] * 512] * 8)
-    zeros = jnp.zeros((8,), jnp.int32)
+    inputs = inputs_of([[0]] * 16, [[3] * 512] * 16)
+    zeros = jnp.zeros((16,), jnp.int32)
     args = method, inputs, row_keys(jax.random.key(0), zeros, zeros), zeros + 5
     context, state = jax.eval_shape(lambda *args: loop.start(*args, buffer_len=16), *args)
     # What is moved out of a loop is so before code is made.
@@ -291,9 +285,9 @@ def test_no_loop_keeps_the_floats(monkeypatch):
     model = outlined(cache=True)
     layers_of = model.params["decoder"]
     weights = 4 * sum(x.size for x in jax.tree.leaves(layers_of) if x.dtype == jnp.int8)
-    cross = 4 * 3 * 2 * 8 * 512 * 256  # float32 of three layers' keys and values
-    largest = 4 * max(256 * 1024, 8 * 512 * 256)
-    assert temporaries(model) < 4 * largest < (weights + cross) / 2
+    cross = 4 * 2 * 2 * 16 * 512 * 256  # float32 of two layers' keys and values
+    largest = 4 * max(256 * 1024, 16 * 512 * 256)
+    assert temporaries(model) < 2.5 * largest < 0.6 * (weights + cross)
     monkeypatch.setattr(int8, "late", lambda narrow, x: narrow)
     jax.clear_caches()
     assert temporaries(model) > 0.9 * (weights + cross)  # keys and values are projected before it
@@ -303,37 +297,29 @@ def test_loops_lower_for_every_platform():
     """Both loops, in bfloat16, and on an accelerator with no loop more than floats have: there the
     weights stand behind a barrier."""
 
-    def model(layers, narrow, platform):
+    def model(layers):
         config = T5Config(16, 8, 4, 8, num_layers=1, num_decoder_layers=layers, num_heads=2)
-        module = T5(config, rngs=nnx.Rngs(0), dtype=jnp.bfloat16)
-        if narrow:
-            module = quantise_weights(module)
-            module.int8_cache = True
-        return LanguageModel.of(module, platform=platform)
+        module = quantise_weights(T5(config, rngs=nnx.Rngs(0), dtype=jnp.bfloat16))
+        module.int8_cache = True
+        return LanguageModel.of(module, platform="gpu")
 
-    inputs = inputs_of([[0], [0]], [[3, 1], [4]])
-    zeros, eos, greedy = jnp.zeros((2,), jnp.int32), jnp.int32([1]), sampling(0.7)
-    seen = {}
-    for narrow in (False, True):
-        target, draft = model(2, narrow, "gpu"), ModelDrafter(model(1, narrow, "gpu"))
-        plain = autoregressive.Autoregressive(target, greedy, eos)
-        both = speculative.Speculative(target, draft, TokenRule(), constant(3), greedy, eos, 3)
-        for name, method in (("plain", plain), ("speculative", both)):
-            args = method, inputs, row_keys(jax.random.key(0), zeros, zeros), zeros + 5
-            state = jax.eval_shape(lambda *args: loop.start(*args, buffer_len=12), *args)
-            traced = loop.decode.trace(method, *state)
-            found = [loops(traced, platform) for platform in ("cuda", "tpu")]
-            assert seen.setdefault(name, found) == found
-            if narrow:
-                platforms = ("cpu", "cuda", "tpu")
-                lowered = export.export(loop.start, platforms=platforms)(*args, buffer_len=12)
-                assert lowered.platforms == platforms
-                lowered = export.export(loop.decode, platforms=platforms)(method, *state)
-                text = traced.lower(lowering_platforms=("cuda",)).as_text()
-                # A layer has 6 projections and the encoder's keys and values; and the head.
-                count = {"plain": 2 * 8 + 1, "speculative": 2 * 8 + 1 + 2 * (8 + 1)}[name]
-                assert text.count("optimization_barrier") >= count
-                assert "xi8>" in text
+    inputs, platforms = inputs_of([[0], [0]], [[3, 1], [4]]), ("cpu", "cuda", "tpu")
+    zeros, eos, warm = jnp.zeros((2,), jnp.int32), jnp.int32([1]), sampling(0.7)
+    target, draft = model(2), ModelDrafter(model(1))
+    plain = autoregressive.Autoregressive(target, warm, eos)
+    both = speculative.Speculative(target, draft, TokenRule(), constant(3), warm, eos, 3)
+    # A layer has 6 projections and the encoder's keys and values; and the head.
+    of_target, of_draft = 2 * 8 + 1, 8 + 1
+    for method, whiles, barriers in ((plain, 1, of_target), (both, 2, of_target + 2 * of_draft)):
+        args = method, inputs, row_keys(jax.random.key(0), zeros, zeros), zeros + 5
+        lowered = export.export(loop.start, platforms=platforms)(*args, buffer_len=12)
+        assert lowered.platforms == platforms
+        state = jax.eval_shape(lambda *args: loop.start(*args, buffer_len=12), *args)
+        traced = loop.decode.trace(method, *state)
+        for platform in platforms[1:]:
+            assert loops(traced, platform) == Found(whiles, open_whiles=1, open_branches=0)
+            text = traced.lower(lowering_platforms=(platform,)).as_text()
+            assert text.count("stablehlo.optimization_barrier") == barriers
 
 
 # --- decoding ------------------------------------------------------------------------------------
@@ -350,13 +336,12 @@ def same(target, draft, **options):
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [k if k == "t5" else pytest.param(k, marks=SLOW) for k in KINDS])
 def test_greedy_identity(kind):
     """With a target in 8 bits; and with a draft in 8 bits of a target that is not."""
     target, narrow = target_of(kind), target_in_int8(kind)
     same(narrow, target)
-    if kind == "llama":
-        same(target, narrow)
+    same(target, narrow)
 
 
 def test_enumerated_distribution_is_that_of_the_quantised_target():
@@ -376,9 +361,14 @@ def test_enumerated_distribution_is_that_of_the_quantised_target():
         assert total_variation(found, others) > 1e-4
 
 
-def test_trees_and_beams(pair):
-    """`compact` copies the scales along, and so does a beam that takes another's cache."""
+def test_trees():
+    """`compact` copies the scales along."""
     same(target_in_int8("llama"), target_of("llama"), tree="fixed(branches=(2, 1))")
+
+
+@pytest.mark.slow
+def test_beams(pair):
+    """A beam that takes another's cache takes its scales too."""
     narrow, options = in_int8(pair.target), {"width": 2, "max_new_tokens": 5}
     plain = beam_search(narrow, None, TEXTS[:1], **options)
     found = beam_search(narrow, pair.draft, TEXTS[:1], **options, draft_width=4, gamma=2)
@@ -386,13 +376,14 @@ def test_trees_and_beams(pair):
     assert [[one.tokens for one in row.hypotheses] for row in found] == tokens
 
 
-@pytest.mark.parametrize("name", ["early_exit", "frequent", "eagle 1", "eagle 3"])
+@pytest.mark.parametrize(
+    "name",
+    ["eagle 1", *(pytest.param(n, marks=SLOW) for n in ("eagle 3", "early_exit", "frequent"))],
+)
 def test_drafters_that_share_the_targets_arrays(name):
     target = target_in_int8("gpt")
     if name == "early_exit":
         draft = early_exit(target, 1)
-        ours = {id(x) for x in jax.tree.leaves(target.model)}
-        assert ours >= {id(x) for x in jax.tree.leaves(draft.model)}
     elif name == "frequent":
         draft = frequent(target, [0, 1, 3])
     else:
@@ -401,8 +392,11 @@ def test_drafters_that_share_the_targets_arrays(name):
     same(target, draft)
 
 
-def test_frequent_ids_have_their_own_scales():
+def test_what_shares_the_targets_arrays():
+    """An exit has its scales too; a head over frequent ids takes theirs."""
     target = target_in_int8("gpt")
+    ours = {id(x) for x in jax.tree.leaves(target.model)}
+    assert ours >= {id(x) for x in jax.tree.leaves(early_exit(target, 1).model)}
     few = frequent(target, [0, 1, 3]).model
     hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8)), jnp.float32)
     ids = [0, 1, EOS, 3]

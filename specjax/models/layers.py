@@ -57,13 +57,11 @@ class KV(NamedTuple):
 
     def part(self, at: Array, size: int) -> "KV":
         """`size` slots from `at` on."""
-        axes = (3, 2, 2, 2)
-        return KV(
-            *(
-                None if x is None else jax.lax.dynamic_slice_in_dim(x, at, size, axis)
-                for x, axis in zip(self, axes, strict=True)
-            )
-        )
+        parts = [
+            None if x is None else jax.lax.dynamic_slice_in_dim(x, at, size, axis)
+            for x, axis in zip(self, (3, 2, 2, 2), strict=True)
+        ]
+        return KV(*parts)  # type: ignore[arg-type]
 
 
 class Linear(nnx.Module):
@@ -389,11 +387,11 @@ def write(cache: KV, new: KV, start: Array) -> KV:
         cache.keys.at[rows, :, :, slots].set(jnp.moveaxis(keys, 3, 1), mode="drop"),
         cache.values.at[rows, :, slots].set(jnp.moveaxis(values, 2, 1), mode="drop"),
     )
-    if cache.key_scale is None or cache.value_scale is None:
-        return written
     key_scale, value_scale = (
-        scale.at[rows, :, slots].set(jnp.moveaxis(part, 2, 1), mode="drop")
-        for scale, part in ((cache.key_scale, new.key_scale), (cache.value_scale, new.value_scale))
+        None
+        if scale is None
+        else scale.at[rows, :, slots].set(jnp.moveaxis(part, 2, 1), mode="drop")
+        for scale, part in zip(cache[2:], new[2:], strict=True)
     )
     return written._replace(key_scale=key_scale, value_scale=value_scale)
 
@@ -410,11 +408,9 @@ def compact(cache: KV, start: Array, path: Array) -> KV:
         cache.keys.at[rows, :, :, to].set(cache.keys[rows, :, :, place], mode="drop"),
         cache.values.at[rows, :, to].set(cache.values[rows, :, place], mode="drop"),
     )
-    if cache.key_scale is None or cache.value_scale is None:
-        return copied
     key_scale, value_scale = (
-        scale.at[rows, :, to].set(scale[rows, :, place], mode="drop")
-        for scale in (cache.key_scale, cache.value_scale)
+        None if scale is None else scale.at[rows, :, to].set(scale[rows, :, place], mode="drop")
+        for scale in cache[2:]
     )
     return copied._replace(key_scale=key_scale, value_scale=value_scale)
 
