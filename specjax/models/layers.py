@@ -387,10 +387,10 @@ def write(cache: KV, new: KV, start: Array) -> KV:
         cache.keys.at[rows, :, :, slots].set(jnp.moveaxis(keys, 3, 1), mode="drop"),
         cache.values.at[rows, :, slots].set(jnp.moveaxis(values, 2, 1), mode="drop"),
     )
+    if new.key_scale is None or new.value_scale is None:
+        return written
     key_scale, value_scale = (
-        None
-        if scale is None
-        else scale.at[rows, :, slots].set(jnp.moveaxis(part, 2, 1), mode="drop")
+        scale.at[rows, :, slots].set(jnp.moveaxis(part, 2, 1), mode="drop")
         for scale, part in zip(cache[2:], new[2:], strict=True)
     )
     return written._replace(key_scale=key_scale, value_scale=value_scale)
