@@ -67,15 +67,21 @@ def main(_) -> None:
         raise ValueError("weights and cache are what is compared here: leave both empty.")
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     on = Study(config, open_results(workdir, config))
-    if len(on.results.done) < len(PAIRS):
-        on.results.keep(lambda row: False)
-        for row in measure(on):
-            on.results.append(row)
+    fill(on)
     rows = on.results.done
     pages.write(workdir, f"{config.task}: weights and caches in 8 bits", [section(rows)], rows)
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
     pages.show(console, [section(rows)], rows)
     console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
+
+
+def fill(on: Study) -> None:
+    """All rows, which are measured in turns: all of them or none."""
+    if len(on.results.done) == len(PAIRS):
+        return
+    on.results.keep(lambda row: False)
+    for row in measure(on):
+        on.results.append({**row, **identity(on)})
 
 
 def measure(on: Study) -> list[dict[str, Any]]:
@@ -138,7 +144,6 @@ def measure(on: Study) -> list[dict[str, Any]]:
                 "timed_inputs": len(timed),
                 "repeats": config.repeats,
                 "batch": 1,
-                **identity(on),
                 "target_dtype": provenance.dtype_of(target),
                 "draft_dtype": provenance.dtype_of(draft),
             }

@@ -58,10 +58,10 @@ def complete(row: dict[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def dtype_of(model: Checkpoint) -> str:
     """Of its parameters, and what is in 8 bits: "float32", "float32, weights and cache int8"."""
-    params, module = model.model.params, model.model.module()
+    params = model.model.params
     has = {
         "weights": any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(params)),
-        "cache": getattr(module, "int8_cache", False),
+        "cache": getattr(model.model, "int8_cache", False),
     }
     narrow = " and ".join(name for name, found in has.items() if found)
     return f"{memory.dtype_of(params)}{f', {narrow} int8' if narrow else ''}"

@@ -64,6 +64,9 @@ class KV(NamedTuple):
         return KV(*parts)  # type: ignore[arg-type]
 
 
+SCALES = "key_scale", "value_scale"  # of a KV
+
+
 class Linear(nnx.Module):
     """y = x Wᵀ (+ b); W is (out, in), or its transpose once `arrange` has turned it."""
 
@@ -387,13 +390,12 @@ def write(cache: KV, new: KV, start: Array) -> KV:
         cache.keys.at[rows, :, :, slots].set(jnp.moveaxis(keys, 3, 1), mode="drop"),
         cache.values.at[rows, :, slots].set(jnp.moveaxis(values, 2, 1), mode="drop"),
     )
-    if new.key_scale is None or new.value_scale is None:
-        return written
-    key_scale, value_scale = (
-        scale.at[rows, :, slots].set(jnp.moveaxis(part, 2, 1), mode="drop")
-        for scale, part in zip(cache[2:], new[2:], strict=True)
-    )
-    return written._replace(key_scale=key_scale, value_scale=value_scale)
+    for name in SCALES:
+        scale, part = getattr(cache, name), getattr(new, name)
+        if scale is not None:
+            scale = scale.at[rows, :, slots].set(jnp.moveaxis(part, 2, 1), mode="drop")
+            written = written._replace(**{name: scale})
+    return written
 
 
 def compact(cache: KV, start: Array, path: Array) -> KV:
@@ -408,11 +410,11 @@ def compact(cache: KV, start: Array, path: Array) -> KV:
         cache.keys.at[rows, :, :, to].set(cache.keys[rows, :, :, place], mode="drop"),
         cache.values.at[rows, :, to].set(cache.values[rows, :, place], mode="drop"),
     )
-    key_scale, value_scale = (
-        None if scale is None else scale.at[rows, :, to].set(scale[rows, :, place], mode="drop")
-        for scale in cache[2:]
-    )
-    return copied._replace(key_scale=key_scale, value_scale=value_scale)
+    for name in SCALES:
+        if (scale := getattr(cache, name)) is not None:
+            scale = scale.at[rows, :, to].set(scale[rows, :, place], mode="drop")
+            copied = copied._replace(**{name: scale})
+    return copied
 
 
 def empty(batch: int, heads: int, length: int, head_size: int, dtype=jnp.float32) -> KV:

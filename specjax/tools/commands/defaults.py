@@ -69,10 +69,12 @@ def precision(config) -> dict[str, Any]:
     Raises:
       ValueError: dtype, weights or cache is none of those there are.
     """
+    found = {}
     for field, known in (("dtype", DTYPES), ("weights", NARROW), ("cache", NARROW)):
-        if config[field] not in known:
+        found[field] = config.get(field, "")  # configs of one's own may lack the newer ones
+        if found[field] not in known:
             raise ValueError(
-                f"{field}={config[field]!r} must be one of {', '.join(map(repr, known))}."
+                f"{field}={found[field]!r} must be one of {', '.join(map(repr, known))}."
             )
-    narrow = {field: config[field] or None for field in ("weights", "cache")}
-    return {"dtype": DTYPES[config.dtype], **narrow}
+    narrow = {field: found[field] or None for field in ("weights", "cache")}
+    return {"dtype": DTYPES[found["dtype"]], **narrow}
