@@ -81,7 +81,7 @@ def chosen(config, draft: str) -> str:
 
 def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list[Side]:
     """Both sides, plain decoding first."""
-    target = hub.load(config.target)
+    target = hub.load(config.target, mesh=config.get("mesh") or None)
     examples = load_examples(config)[:inputs]
     sources = decoding.tokenize(
         target, [example.input for example in examples], config.max_source_len or None

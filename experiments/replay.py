@@ -3,13 +3,16 @@
     python -m experiments.trace --config=configs/embedded.py --workdir=runs/trace
     python -m experiments.replay --trace=runs/trace --draft=draft-small --temperature=0 \\
         --policies="heuristic,svip(threshold=0.3),svip(threshold=0.5),adaedl,goodput,hedge"
+    python -m experiments.replay --trace=runs/trace --draft=draft-small --temperature=0 \\
+        --policies=goodput,lookahead,hedge --carry
 
 Every policy is compared with the best constant γ and with the oracle, which no policy can exceed:
 it knows what will be accepted, and takes the best length in every round and the best loop for every
 output, plain decoding included. Constants run with a verify pass of their own width. Prices are
 those that the trace was timed with, or given in target steps: --c, --verify (one number, or one for
 each of 0 … γ_max drafted tokens), --overhead and --widths. Policies that weigh tokens against time
-are told them.
+are told them. With --carry policies have a second line: outputs one after the other, each beginning
+with what was learned in those before (`specjax.generate(..., carry=True)`).
 
 An import path among the policies is code that runs: its module is imported.
 
@@ -57,7 +60,7 @@ def main(_) -> None:
     chosen = {text: policy(text, table) for text in named.split(args.policies)}
     key, draws = jax.random.key(args.seed), 1 if row["temperature"] == 0 else args.draws
     begin = time.perf_counter()
-    lines = evaluate(chosen, found, known, key, draws)
+    lines = evaluate(chosen, found, known, key, draws, carry=args.carry)
     seconds = time.perf_counter() - begin
     title = f"{short(row['draft'])}, T={row['temperature']:g}: {row['outputs']} outputs"
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -120,17 +123,24 @@ def evaluate(
     known: Mapping[str, Prices],
     key: Key[Array, ""],
     draws: int,
+    *,
+    carry: bool = False,
 ) -> list[dict[str, Any]]:
     """A line for each constant γ, the oracle and each policy.
 
     Args:
       chosen: policies by the name that their lines have.
       known: prices by loop, as in `specjax.measure.pricing`.
+      carry: and one for each policy that carries over what it learned, CARRIED behind its name.
     """
     table, gammas = known[pricing.POLICIES], range(1, found.gamma_max + 1)
     own = [pricing.static_prices(known, gamma) for gamma in gammas]
     everyone = {pricing.static(gamma): constant(gamma) for gamma in gammas} | dict(chosen)
     replayed = replay.replay(list(everyone.values()), found, key, draws=draws)
+    if heirs := {name: policy for name, policy in chosen.items() if carry and policy.carries}:
+        everyone |= {f"{name}{CARRIED}": policy for name, policy in heirs.items()}
+        also = replay.replay(list(heirs.values()), found, key, draws=draws, carry=True)
+        replayed = jax.tree.map(lambda *counts: np.concatenate(counts), replayed, also)
     lines: list[dict[str, Any]] = []
     for i, name in enumerate(everyone):
         one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)
@@ -153,6 +163,7 @@ def _numbers(scored: Score) -> dict[str, float]:
     return {name: value.item() for name, value in scored._asdict().items()}
 
 
+CARRIED = ", carried over"
 COLUMNS: list[report.Column] = [
     ("policy", lambda line: line["policy"]),
     ("τ", lambda line: f"{line['tau']:.2f}"),
@@ -182,6 +193,7 @@ if __name__ == "__main__":
     flags.DEFINE_list("verify", ["1"], "With --c: verify passes, one number or one for each width.")
     flags.DEFINE_list("widths", ["all"], "With --c: of policies' passes; all, none or numbers.")
     flags.DEFINE_float("overhead", 0.0, "With --c: the rest of a round.")
+    flags.DEFINE_bool("carry", False, "Policies also with what they learned on earlier outputs.")
     flags.DEFINE_integer("seed", 0, "Of draws.")
     flags.DEFINE_string("workdir", "", "Directory for report and rows.")
     flags.mark_flag_as_required("trace")

@@ -31,14 +31,14 @@ from specjax.drafters.frequent import frequent
 from specjax.drafters.medusa import Medusa
 from specjax.drafters.ngram import Bigram, PromptLookup, Unigram
 from specjax.drafters.switch import switch
-from specjax.generation import generate
+from specjax.generation import generate, stream
 from specjax.loop import Method
 from specjax.measure.metrics import Alpha, measure_alpha
 from specjax.measure.timing import Comparison, measure_speedup
 from specjax.models.hub import Checkpoint, load, save
 from specjax.models.own import wrap
 from specjax.policies.base import Policy
-from specjax.results import Result, Row, Summary
+from specjax.results import Progress, Result, Row, Summary
 from specjax.rounds import Round
 from specjax.sampling import Filter, Sampling
 from specjax.speculative import Speculative
@@ -70,6 +70,7 @@ __all__ = [
     "Model",
     "ModelDrafter",
     "Policy",
+    "Progress",
     "PromptLookup",
     "Result",
     "Round",
@@ -91,6 +92,7 @@ __all__ = [
     "measure_speedup",
     "save",
     "select",
+    "stream",
     "switch",
     "typical",
     "wrap",

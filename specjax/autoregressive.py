@@ -15,7 +15,7 @@ from specjax.drafters.base import started
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round
 from specjax.sampling import Purpose, Sampling
-from specjax.state import State, begin, commit, is_finite
+from specjax.state import State, begin, commit, is_finite, left
 from specjax.types import Context, Model
 
 
@@ -72,6 +72,7 @@ def step(method: Autoregressive, context: Context, state: State) -> tuple[State,
         ratio=nothing,
         confidence=nothing,
         submitted=none.astype(bool),
+        left=left(after),
         drafts=Drafts(none, nothing[:, :, None], zero, nothing),
         target_logprobs=logprobs[:, None],
         hidden=hidden,

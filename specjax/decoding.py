@@ -1,17 +1,19 @@
-"""Texts in, rows out: batches, buckets, errors. Everything jitted lies below, in the two loops."""
+"""Texts in, rows out: rows that come and go, buckets, errors. Everything jitted lies below, in the
+two loops."""
 
+import collections
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Key
+from jaxtyping import Bool, Int, Key
 
 from specjax import drafters, loop, trees
 from specjax.accept import AcceptanceRule, TokenRule
@@ -21,6 +23,7 @@ from specjax.batching import bucket, pack
 from specjax.drafters import attached
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.loop import Method
+from specjax.models import sharding
 from specjax.models.compatibility import check_pair
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
@@ -28,14 +31,16 @@ from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
 from specjax.policies.base import counts_nodes, within_a_draft
 from specjax.policies.logged import Log, Logged, lines_of
-from specjax.results import Row
+from specjax.results import Progress, Row
 from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
-from specjax.state import State
+from specjax.state import FOREVER, State, Stats, until
 from specjax.support.ranges import whole
 from specjax.trees import BestFirst, Chain, FixedTree, Shape
 from specjax.trees.speculative import TreeSpeculative
 from specjax.types import Inputs, Text
+
+D = TypeVar("D")
 
 
 def build(
@@ -147,21 +152,28 @@ def _widths(said: Sequence[int]) -> tuple[int, ...]:
 
 
 def pair(target: Checkpoint, draft: Checkpoint | Drafter | str) -> tuple[Any, Drafter]:
-    """The target as the drafter sees it, and the drafter; ValueError if they do not fit."""
+    """The target as the drafter sees it, and the drafter; ValueError if they do not fit.
+
+    A drafter that is not on its target's mesh is replicated there.
+    """
     if isinstance(draft, str):
         draft = drafters.load(draft, target)
     if isinstance(draft, Checkpoint):
         check_pair(target, draft)
         target_model, draft_model = aligned(target, draft)
-        return target_model, ModelDrafter(draft_model)
+        return target_model, _beside(target, ModelDrafter(draft_model))
     attached.check_target(draft, target)
-    target_model, drafter = draft.sees(target.model), draft
+    target_model, drafter = draft.sees(target.model), _beside(target, draft)
     if drafter.vocab_size != target_model.vocab_size:
         raise ValueError(
             f"The drafter's {drafter.vocab_size} ids are not the target's "
             f"{target_model.vocab_size}: both must have distributions over the same ids."
         )
     return target_model, drafter
+
+
+def _beside(target: Checkpoint, drafter: D) -> D:
+    return sharding.join(drafter, sharding.placement_of(target.model))
 
 
 def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
@@ -192,6 +204,12 @@ def with_policy(method: M, policy: Policy) -> M:
     return dataclasses.replace(method, policy=policy)
 
 
+def reads_batch(method: Method) -> bool:
+    """Whether a row's tokens may depend on its neighbours."""
+    policy = getattr(method, "policy", None)
+    return policy is not None and policy.reads_batch
+
+
 def grows_by_levels(method: Speculative | TreeSpeculative) -> bool:
     """Whether a shorter draft is the beginning of a longer one."""
     return not isinstance(method, TreeSpeculative) or not method.dynamic
@@ -206,6 +224,33 @@ def with_log(method: Method, max_new_tokens: int) -> Speculative:
     return dataclasses.replace(method, policy=Logged(method.policy, max_new_tokens))
 
 
+def check_carry(method: Method) -> None:
+    """ValueError if nothing that this loop learns could carry over from batch to batch."""
+    policy, drafter = (getattr(method, name, None) for name in ("policy", "drafter"))
+    if not (policy and policy.carries) and not (drafter and drafter.carries):
+        of = f"{type(policy).__name__} learns nothing" if policy else "plain decoding has no policy"
+        raise ValueError(
+            f"carry=True: {of} that later inputs could begin with. Leave it out, or take a policy "
+            'such as "goodput".'
+        )
+
+
+class Past(NamedTuple):
+    """What a batch leaves to the next one of a run."""
+
+    policy: Any  # its state
+    drafter: Any  # `Drafter.lessons`
+    rows: Bool[Array, " A"]  # those that were no padding
+
+
+def heir(method: Any, state: State, past: Past) -> State:
+    """The state before the first round, with what the last batch learned."""
+    return state.replace(
+        policy=method.policy.inherit(state.policy, past.policy, past.rows),
+        drafter=method.drafter.inherit(state.drafter, past.drafter, past.rows),
+    )
+
+
 def aligned(target: Checkpoint, draft: Checkpoint):
     """Both models cut to the ids that both have: two checkpoints may pad one vocabulary apart."""
     models = target.model, draft.model
@@ -216,7 +261,164 @@ def aligned(target: Checkpoint, draft: Checkpoint):
     )
 
 
-def stream(
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a row is to decode."""
+
+    index: int  # of the input, and the number of the draw: with the key, all that noise depends on
+    sample: int
+    ids: Sequence[int]  # of the source or prompt
+    budget: int  # new tokens at most
+
+
+class Running:
+    """A fixed number of rows that decode together, and the requests that they hold.
+
+        running.admit(some)     # as many as are `free`
+        running.run(ended=1)    # rounds until one of them ends
+        ended, going = running.read()
+
+    A row that has ended is free once it was read. All requests are encoded at one width, so that
+    the loop and the admission compile once.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        target: Checkpoint,
+        *,
+        rows: int,
+        width: int,
+        max_new_tokens: int,
+        key: Key[Array, ""],
+        at_once: int = 1,
+        names: tuple[str, str] = ("target", "draft"),
+        past: "Past | None" = None,
+    ):
+        """Nothing is allocated before the first requests come.
+
+        Args:
+          rows: that decode together.
+          width: of the sources or prompts.
+          max_new_tokens: the largest budget.
+          at_once: requests that one call admits.
+          names: of target and draft, for errors.
+          past: what the first requests begin with.
+        """
+        self.method, self.target, self.width, self.key = method, target, width, key
+        self.max_new_tokens, self.at_once, self.names = max_new_tokens, at_once, names
+        self.held: list[Request | None] = [None] * rows
+        self.placement = sharding.placement_of(target.model)
+        # Of the arrays; the rest is never used.
+        self.size = sharding.padded_rows(bucket(rows), self.placement)
+        self._inherited = past
+        self._context: Any = None
+        self._state: Any = None
+
+    @property
+    def live(self) -> int:
+        """Rows that hold a request."""
+        return sum(request is not None for request in self.held)
+
+    @property
+    def free(self) -> int:
+        """Rows that hold none."""
+        return len(self.held) - self.live
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Encode requests into free rows, the first time all at once. ValueError: too many."""
+        if len(requests) > self.free:
+            raise ValueError(f"{len(requests)} requests are too many for {self.free} free rows.")
+        if not requests:
+            return
+        # Whole batches one after the other need no second program.
+        if self._state is None or (self.live == 0 and self.at_once == len(self.held)):
+            self._context = self._state = None  # before those that come next are made
+            self.held[: len(requests)] = requests
+            self._context, self._state = _start(
+                self.method,
+                self.target,
+                requests,
+                max_new_tokens=self.max_new_tokens,
+                key=self.key,
+                rows=self.size,
+                width=self.width,
+            )
+            if self._inherited is not None:
+                self._state = heir(self.method, self._state, self._inherited)
+            return
+        vacant = [row for row, request in enumerate(self.held) if request is None]
+        for at in range(0, len(requests), self.at_once):
+            some = dict(zip(vacant[at : at + self.at_once], requests[at:], strict=False))
+            for row, request in some.items():
+                self.held[row] = request
+            # Where there are fewer, the last comes again.
+            count = sharding.padded_rows(self.at_once, self.placement)
+            rows = [*some, *[row] * (count - len(some))]
+            again = [some[row] for row in rows]
+            begun = arguments(self.target, again, rows=len(rows), width=self.width, key=self.key)
+            self._context, self._state = loop.admit(
+                self.method, self._context, self._state, jnp.asarray(rows, jnp.int32), *begun
+            )
+
+    def run(self, ended: int, rounds: int = FOREVER) -> None:
+        """Rounds until so many of the live rows have ended, or so many rounds have passed.
+
+        Returns once the loop has been dispatched; `read` waits for it.
+        """
+        idle = self.size - self.live
+        state = self._state.replace(until=until(idle + min(ended, self.live), rounds))
+        self._state = loop.decode(self.method, self._context, state)
+
+    def read(self) -> tuple["Outputs", "Outputs"]:
+        """What the rows hold that have ended, which are free from now on, and the others.
+
+        Raises:
+          FloatingPointError: logits that are not finite.
+        """
+        check_finite(self._state, self.names)
+        outputs = read(self._state)
+        ended: dict[int, tuple[int, int]] = {}
+        going: dict[int, tuple[int, int]] = {}
+        for row, request in enumerate(self.held):
+            if request is not None:
+                (ended if outputs.done[row] else going)[row] = request.index, request.sample
+        for row in ended:
+            self.held[row] = None
+        return outputs._replace(labels=ended), outputs._replace(labels=going)
+
+    def past(self, count: int) -> "Past":
+        """What the first `count` rows leave to those that come after them."""
+        lessons = self.method.drafter.lessons(self._state.drafter)  # type: ignore[attr-defined]
+        return Past(self._state.policy, lessons, jnp.arange(self.size) < count)
+
+
+def at_once(rows: int, admits: int | None = None) -> int:
+    """How many rows have to be free before inputs are admitted: an eighth, if nothing is asked."""
+    return min(rows, admits or max(1, rows // 8))
+
+
+POOL = 1024  # requests among which those of like width run together
+NARROWEST = 64  # tokens; widths that lie within a factor of 4 from there on are alike
+
+
+def alike(requests: Iterable[Request]) -> Iterator[list[Request]]:
+    """Requests that run together, in their order: those of like length, of some at a time.
+
+    All of them are padded to one width. A single long one would make every other one dear.
+    """
+    requests = iter(requests)
+    while pool := list(itertools.islice(requests, POOL)):
+        kinds: dict[int, list[Request]] = {}
+        for request in pool:
+            span = NARROWEST
+            while span < len(request.ids):
+                span *= 4
+            kinds.setdefault(span, []).append(request)
+        yield from kinds.values()
+
+
+def as_they_end(
     method: Method,
     target: Checkpoint,
     texts: Sequence[Text],
@@ -229,50 +431,133 @@ def stream(
     first: int = 0,
     width: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
-    run: Callable[[Any, Any, State], State] = loop.decode,
-) -> Iterator[Row]:
-    """Rows in the order of the inputs and samples, as batches finish.
+    carry: bool = False,
+    budgets: Sequence[int] | None = None,
+    admits: int | None = None,
+    eager: bool = True,
+    every: int = 0,
+) -> Iterator[Row | Progress]:
+    """Rows as they end. When some have ended and inputs wait, these are admitted in their places.
+
+    Where rows are not independent, of a policy that reads its batch or with `carry`, whole batches
+    are decoded instead, one after the other in the order of the inputs.
 
     Args:
       first: rows before this one are skipped; their randomness is not shifted. A run that was cut
-        off goes on here.
-      width: of the sources or prompts; default: the bucket of each batch's longest.
+        off goes on here. Of a policy that reads its batch, the batch that it lies in is decoded
+        again, as it was.
+      width: of the sources or prompts; default: the bucket of the longest of those that run
+        together (`alike`, or a batch).
       names: of target and draft, for errors.
-      run: what runs the rounds of a batch.
+      carry: begin each batch with what the one before has learned (`check_carry`).
+      budgets: new tokens at most of each text, where that is fewer than max_new_tokens.
+      admits: rows that have to be free before inputs are admitted, so many in a call; default:
+        `at_once`. As many as there are rows: whole batches, one after the other.
+      eager: hand out each row as it ends, though none can be admitted yet. False: the loop returns
+        less often.
+      every: hand out the `Progress` of all rows that run, every so many rounds; 0: never.
     """
     for name, value in (
         ("max_new_tokens", max_new_tokens),
         ("samples", samples),
         ("batch_size", batch_size),
+        *([] if admits is None else [("admits", admits)]),
+        *[("budgets", budget) for budget in budgets or ()],
     ):
         whole(name, value, "[1, ∞)")
+    whole("every", every, "[0, ∞)")
     sources = tokenize(target, texts, max_source_len)
     check_room(target, sources, max_new_tokens)
-    wanted = [(index, sample) for index in range(len(texts)) for sample in range(samples)][first:]
-    for at in range(0, len(wanted), batch_size):
-        chunk = wanted[at : at + batch_size]
-        live = [(index, sample) for index, sample in chunk if sources[index]]
-        outputs = {}
-        if live:
-            context, state = prepare(
-                method,
-                target,
-                [sources[index] for index, _ in live],
-                live,
-                max_new_tokens=max_new_tokens,
-                key=key,
-                rows=bucket(min(batch_size, len(wanted))) if len(live) > 1 else 1,
-                width=width,
-            )
-            state = run(method, context, state)
-            check_finite(state, names)
-            outputs = dict(zip(live, read_rows(state, live, target), strict=False))
-            del context, state  # before those of the next batch are made
-        gamma = method.gamma_max
-        for index, sample in chunk:
-            yield outputs.get((index, sample)) or Row(
-                index, sample, "", [], 0, 0, 0, 0, [0] * (gamma + 1), [0] * gamma
-            )
+    most = [max_new_tokens] * len(texts) if budgets is None else budgets
+    batches, past = carry or reads_batch(method), None
+    again = first % batch_size if reads_batch(method) else 0
+    requests = [
+        Request(index, sample, ids, min(budget, max_new_tokens))
+        for index, (ids, budget) in enumerate(zip(sources, most, strict=True))
+        for sample in range(samples)
+    ][first - again :]
+    gamma = method.gamma_max
+    for one in (request for request in requests[again:] if not request.ids):
+        nothing = [0] * (gamma + 1), [0] * gamma
+        yield Row(one.index, one.sample, "", [], 0, 0, 0, 0, *nothing)
+    live = [request for request in requests if request.ids]
+    if batches:
+        cuts = range(0, len(requests), batch_size)
+        chunks = ([r for r in requests[at : at + batch_size] if r.ids] for at in cuts)
+        kinds: Iterable[list[Request]] = filter(None, chunks)
+    else:
+        kinds = [live] if width and live else alike(live)
+    known = {(request.index, request.sample) for request in requests[:again]}
+    for some in kinds:
+        rows = min(batch_size, len(requests)) if len(some) > 1 else 1
+        running = Running(
+            method,
+            target,
+            rows=rows,
+            width=width or common_width([request.ids for request in some]),
+            max_new_tokens=max_new_tokens,
+            key=key,
+            at_once=rows if batches else at_once(rows, admits),
+            names=names,
+            past=past,
+        )
+        for event in decoded(running, some, eager, every):
+            if (event.index, event.sample) not in known:
+                yield event
+        past = running.past(len(some)) if carry else None
+        del running  # before the state of the next is made
+
+
+def decoded(
+    running: Running, requests: Sequence[Request], eager: bool = False, every: int = 0
+) -> Iterator[Row | Progress]:
+    """See `as_they_end`. What has ended is handed out while the loop goes on."""
+    waiting = collections.deque(requests)
+    ended = going = None
+    while waiting or running.live:
+        if waiting and running.free >= running.at_once:
+            running.admit([waiting.popleft() for _ in range(min(running.free, len(waiting)))])
+        enough = running.at_once - running.free if waiting else running.live
+        running.run(1 if eager else enough, every or FOREVER)
+        yield from _handed_out(running.target, ended, going if every else None)
+        ended, going = running.read()
+    yield from _handed_out(running.target, ended)
+
+
+def _handed_out(
+    target: Checkpoint, ended: "Outputs | None", going: "Outputs | None" = None
+) -> Iterator[Row | Progress]:
+    yield from rows_of(ended, target) if ended else ()
+    yield from progress_of(going, target) if going else ()
+
+
+def in_order(events: Iterable[Row | Progress], samples: int = 1, first: int = 0) -> Iterator[Row]:
+    """The rows alone, in the order of inputs and samples, each once those before it have ended.
+
+    Args:
+      samples, first: as of `as_they_end`.
+    """
+    early: dict[int, Row] = {}
+    for row in events:
+        if isinstance(row, Row):
+            early[row.index * samples + row.sample] = row
+        while first in early:
+            yield early.pop(first)
+            first += 1
+
+
+def stream(
+    method: Method,
+    target: Checkpoint,
+    texts: Sequence[Text],
+    *,
+    samples: int = 1,
+    first: int = 0,
+    **options: Any,
+) -> Iterator[Row]:
+    """Rows `in_order`. For the arguments see `as_they_end`."""
+    options |= {"samples": samples, "first": first, "eager": False}
+    return in_order(as_they_end(method, target, texts, **options), samples, first)
 
 
 def tokenize(
@@ -442,21 +727,55 @@ def prepare(
     key: Key[Array, ""],
     rows: int,
     width: int | None = None,
+    budgets: Sequence[int] | None = None,
 ):
     """(context, state) before the first round, in bucketed shapes.
 
     Args:
       labels: (input index, sample) of each source: with the key, all that its noise depends on.
-      rows: of the batch; those beyond the sources are given no budget.
+      rows: of the batch; those beyond the sources are given no budget. On a mesh there may be
+        more, so that its data axis divides them.
       width: of the sources or prompts; default: the bucket of the longest.
+      budgets: new tokens of each source at most, where that is fewer than max_new_tokens.
     """
-    inputs = pack_for(target, sources, rows=rows, width=width)
-    padded = np.zeros((rows, 2), np.int32)
-    padded[: len(labels)] = labels
-    budget = np.where(np.arange(rows) < len(sources), max_new_tokens, 0).astype(np.int32)
-    keys = row_keys(key, jnp.asarray(padded[:, 0]), jnp.asarray(padded[:, 1]))
-    room = _room(method, inputs, max_new_tokens)
-    return loop.start(method, inputs, keys, jnp.asarray(budget), buffer_len=room)
+    most = [max_new_tokens] * len(sources) if budgets is None else budgets
+    each = zip(labels, sources, most, strict=True)
+    requests = [Request(*label, ids, min(limit, max_new_tokens)) for label, ids, limit in each]
+    size: Any = {"max_new_tokens": max_new_tokens, "rows": rows, "width": width}
+    return _start(method, target, requests, key=key, **size)
+
+
+def _start(method, target, requests, *, max_new_tokens, key, rows, width):
+    """See `prepare`."""
+    begun = arguments(target, requests, rows=rows, width=width, key=key)
+    room = _room(method, begun[0], max_new_tokens)
+    return loop.start(method, *begun, buffer_len=room)
+
+
+def arguments(
+    target: Checkpoint,
+    requests: Sequence[Request],
+    *,
+    rows: int,
+    width: int | None,
+    key: Key[Array, ""],
+) -> tuple[Inputs, Key[Array, " B"], Int[Array, " B"]]:
+    """Inputs, keys and budgets of requests, as `loop.start` and `loop.admit` take them.
+
+    Args:
+      rows, width: as in `prepare`.
+    """
+    placement = sharding.placement_of(target.model)
+    rows = sharding.padded_rows(rows, placement)
+    inputs = pack_for(target, [request.ids for request in requests], rows=rows, width=width)
+    numbers = np.zeros((3, rows), np.int32)
+    for row, request in enumerate(requests):
+        numbers[:, row] = request.index, request.sample, request.budget
+    index, sample, budget = map(jnp.asarray, numbers)
+    return sharding.place_rows((inputs, _row_keys(key, index, sample), budget), placement)
+
+
+_row_keys = jax.jit(row_keys)
 
 
 def _room(method: Method, inputs: Inputs, max_new_tokens: int) -> int:
@@ -471,29 +790,42 @@ def needed(
     *,
     rows: int,
     max_new_tokens: int,
+    admits: int = 0,
 ) -> Need:
-    """Bytes that decoding a batch takes at most, as the compiler tells. Nothing is decoded.
+    """Bytes that decoding takes at most, as the compiler tells. Nothing is decoded. On a mesh: on
+    each of its devices.
 
-    Compiles both programs of the run in the shapes that `prepare` makes; a run of these shapes in
+    Compiles the programs of the run in the shapes that `prepare` makes; a run of these shapes in
     this process compiles no more.
 
     Args:
       method: of models that are loaded, or of outlines.
       longest: tokens of the longest text.
       rows: decoded at once: `batch_size`, or all that there are if they are fewer.
+      admits: where there are more inputs than rows, how many one call admits (`at_once`).
     """
-    inputs = pack_for(target, [[0] * longest], rows=bucket(rows))
-    zeros = jnp.zeros((bucket(rows),), jnp.int32)
+    placement = sharding.placement_of(target.model)
+    rows = sharding.padded_rows(bucket(rows), placement)
+    inputs = pack_for(target, [[0] * longest], rows=rows)
+    zeros = jnp.zeros((rows,), jnp.int32)
     keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
+    given = sharding.place_rows((inputs, keys, zeros), placement)
     room = _room(method, inputs, max_new_tokens)
-    starting = loop.start.lower(method, inputs, keys, zeros, buffer_len=room)
-    begin = partial(loop.start, buffer_len=room)
-    context, state = jax.eval_shape(begin, method, inputs, keys, zeros)
+    begin = loop.start.lower(method, *given, buffer_len=room).compile()
+    context, state = sharding.results_of(
+        begin, jax.eval_shape(partial(loop.start, buffer_len=room), method, *given), placement
+    )
     kept = nbytes((context, state))
     # What `start` gives is the state of the loop; the rest of what it takes is gone by then.
-    begun = temporaries(starting.compile()) - kept
+    begun = temporaries(begin) - kept
     looped = temporaries(loop.decode.lower(method, context, state).compile())
-    return Need(nbytes(method), kept, max(begun, looped))
+    admitted = 0
+    if 0 < admits < rows:
+        some = jax.tree.map(lambda x: jax.ShapeDtypeStruct((admits, *x.shape[1:]), x.dtype),
+                            (inputs, keys, zeros))  # fmt: skip
+        entering = loop.admit.lower(method, context, state, zeros[:admits], *some)
+        admitted = temporaries(entering.compile())
+    return Need(nbytes(method), kept, max(begun, looped, admitted))
 
 
 def check_finite(state: State, names: tuple[str, str]) -> None:
@@ -508,22 +840,40 @@ def check_finite(state: State, names: tuple[str, str]) -> None:
             )
 
 
-def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoint) -> list[Row]:
-    """The finished rows of a batch, one for each label."""
+class Outputs(NamedTuple):
+    """Some rows of a state, on the host."""
+
+    labels: Mapping[int, tuple[int, int]]  # by row: (input index, sample)
+    tokens: Int[np.ndarray, "B T"]
+    length: Int[np.ndarray, " B"]
+    done: Bool[np.ndarray, " B"]
+    stats: Stats
+    log: Any = None  # what `lines_of` takes
+
+    def emitted(self, row: int) -> list[int]:
+        """What follows the prompt."""
+        end = self.length[row]
+        return self.tokens[row, end - self.stats.emitted[row] : end].tolist()
+
+
+def read(state: State) -> Outputs:
+    """What rows hold, without labels. One transfer; caches and keys need not come back."""
     log = state.policy if isinstance(state.policy, Log) else None
-    # One transfer; keys need not come back.
-    host = state.tokens, state.length, state.stats, log and (log.written, log.lines)
-    tokens, length, stats, logged = jax.device_get(host)
+    host = state.tokens, state.length, state.done, state.stats, log and (log.written, log.lines)
+    return Outputs({}, *jax.device_get(host))
+
+
+def rows_of(outputs: Outputs, target: Checkpoint) -> list[Row]:
+    """A row for each label."""
     rows = []
-    for b, (index, sample) in enumerate(labels):
-        # What was emitted follows the prompt.
-        ids = tokens[b, length[b] - stats.emitted[b] : length[b]].tolist()
-        text = target.tokenizer.decode(ids, skip_special_tokens=True) if target.tokenizer else ""
+    log = outputs.log
+    for b, (index, sample) in outputs.labels.items():
+        ids, stats = outputs.emitted(b), outputs.stats
         rows.append(
             Row(
                 index=index,
                 sample=sample,
-                text=text,
+                text=_text(target, ids),
                 tokens=ids,
                 target_calls=int(stats.target_calls[b]),
                 drafted=int(stats.drafted[b]),
@@ -531,7 +881,22 @@ def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoin
                 accepted=int(stats.accepted[b]),
                 accepted_lengths=stats.accepted_lengths[b].tolist(),
                 tested=stats.tested[b].tolist(),
-                rounds=tuple(lines_of(logged[0], logged[1], b)) if logged else (),
+                rounds=tuple(lines_of(log[0], log[1], b)) if log else (),
             )
         )
     return rows
+
+
+def progress_of(outputs: Outputs, target: Checkpoint) -> list[Progress]:
+    """How far each label's row is."""
+    found = ((label, outputs.emitted(b)) for b, label in outputs.labels.items())
+    return [Progress(*label, _text(target, ids), ids) for label, ids in found]
+
+
+def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoint) -> list[Row]:
+    """The first rows of a batch, one for each label."""
+    return rows_of(read(state)._replace(labels=dict(enumerate(labels))), target)
+
+
+def _text(target: Checkpoint, ids: Sequence[int]) -> str:
+    return target.tokenizer.decode(ids, skip_special_tokens=True) if target.tokenizer else ""

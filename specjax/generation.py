@@ -3,7 +3,8 @@
 It stands above `measure`, which times what `decoding` makes: some policies are told prices first.
 """
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax import Array
@@ -12,10 +13,11 @@ from jaxtyping import Key
 from specjax import decoding, drafters
 from specjax.accept import AcceptanceRule, exactness
 from specjax.drafters.base import Drafter
+from specjax.loop import Method
 from specjax.measure import pricing
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, needs_prices
-from specjax.results import Result
+from specjax.results import Progress, Result, Row
 from specjax.sampling import Filter, as_key, sampling
 from specjax.trees import Shape
 from specjax.types import Text
@@ -41,12 +43,14 @@ def generate(
     widths: Sequence[int] = (),
     tree: Shape | str | None = None,
     rounds: bool = False,
+    carry: bool = False,
 ) -> Result:
     """Decode texts speculatively, or autoregressively where `draft` is None.
 
     The output's distribution is the target's in both cases, unless the rule is not exact
     (`Result.exact`); at temperature 0 and in float32 the tokens are the same. A row's tokens depend
-    on the key, its index among `texts` and its sample number, and not on the batch.
+    on the key, its index among `texts` and its sample number, and not on the rows beside it; but
+    for policies that read their batch, and with `carry`.
 
     Args:
       target: whose distribution the output follows.
@@ -60,7 +64,8 @@ def generate(
       max_new_tokens: at most this many tokens per row, EOS included.
       key: randomness, or its seed; default `jax.random.key(0)`.
       samples: draws for each input.
-      batch_size: rows decoded at once.
+      batch_size: rows decoded at once. Where there are more inputs, each takes the place of a row
+        that has ended.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
       rule: acceptance rule, or its name or import path (`specjax.accept.load`); default the
         paper's `TokenRule`. With "gumbel" plain decoding draws by the same noise: both give the
@@ -78,12 +83,69 @@ def generate(
         depth, and gamma is not read.
       rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the
         confidence and entropy at each drafted token. The tokens are the same. For chains.
+      carry: begin each batch with what the policy, and a switch among drafters, learned in the one
+        before. A row's distribution stays as it is. At temperatures above 0 its tokens then depend
+        on the inputs before it, and on how batches were cut.
 
     Raises:
-      ValueError: a number out of range, target and draft with different vocabularies, or a policy
-        that cannot learn from this rule.
+      ValueError: a number out of range, target and draft with different vocabularies, a policy
+        that cannot learn from this rule, or nothing that could be carried over.
       FloatingPointError: logits that are not finite; the message names the model.
     """
+    method, options = _ready(**locals())
+    exact = draft is None or exactness(method.rule, method.sampling)
+    return Result(list(decoding.stream(method, target, texts, **options)), exact)
+
+
+def stream(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str | None,
+    texts: Sequence[Text],
+    *,
+    every: int = 0,
+    **options: Any,
+) -> Iterator[Row | Progress]:
+    """The rows of `generate` one by one, as they end, and on request how far the others are.
+
+        for event in specjax.stream(target, draft, texts, every=4):
+            if isinstance(event, specjax.Row):
+                print(event.index, event.text)
+
+    The tokens are those of `generate`. While rows are handed out others are decoded.
+
+    Args:
+      every: hand out a `Progress` of each row that runs, every so many rounds; 0: never.
+      options: the other arguments of `generate`.
+
+    Raises:
+      As `generate`.
+    """
+    given = inspect.signature(generate).bind(target, draft, texts, **options)
+    given.apply_defaults()
+    method, settings = _ready(**given.arguments)
+    return decoding.as_they_end(method, target, texts, every=every, **settings)
+
+
+def _ready(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str | None,
+    texts: Sequence[Text],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    filters: Sequence[Filter | str],
+    max_new_tokens: int,
+    key: Key[Array, ""] | int | None,
+    samples: int,
+    batch_size: int,
+    max_source_len: int | None,
+    policy: Policy | str | None,
+    rounds: bool,
+    carry: bool,
+    **how: Any,
+) -> tuple[Method, dict[str, Any]]:
+    """The method, and what `decoding.stream` is told beside it; arguments as of `generate`."""
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "batch_size": batch_size,
@@ -91,16 +153,16 @@ def generate(
         "key": as_key(key),
         "names": (target.name, "" if draft is None else drafters.name_of(draft)),
     }
-    chosen = sampling(temperature, top_k, top_p, filters)
+    how["sampling"] = sampling(temperature, top_k, top_p, filters)
     priced = draft is not None and isinstance(policy, str) and needs_prices(policy)
-    how: dict[str, Any] = {"rule": rule, "widths": widths, "tree": tree}
-    asked = None if priced else policy
-    method: Any = decoding.build(target, draft, gamma=gamma, sampling=chosen, policy=asked, **how)
+    method: Any = decoding.build(target, draft, policy=None if priced else policy, **how)
     if isinstance(policy, str) and priced:
         rows = min(batch_size, len(texts) * samples)
         told, _ = pricing.told(policy, method, target, texts, **options | {"batch_size": rows})
         method = decoding.with_policy(method, told)
+    if carry:
+        decoding.check_carry(method)
+        options["carry"] = True
     if rounds:
         method = decoding.with_log(method, max_new_tokens)
-    exact = draft is None or exactness(method.rule, method.sampling)
-    return Result(list(decoding.stream(method, target, texts, samples=samples, **options)), exact)
+    return method, options | {"samples": samples}

@@ -1,5 +1,7 @@
-"""The loop of every method, speculative or plain: rounds until all rows are done."""
+"""The loop of every method, speculative or plain: rounds until all rows are done, or until enough
+of them are and new inputs can be admitted into their places."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -8,6 +10,7 @@ from jax import Array
 from jaxtyping import Int, Key
 
 from specjax.accept import AcceptanceRule
+from specjax.models import sharding
 from specjax.rounds import Round
 from specjax.sampling import Sampling
 from specjax.state import State, unfinished
@@ -66,10 +69,79 @@ def start(
       budget: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
       buffer_len: ≥ prompt + budget + slots.
     """
-    return method.start(inputs, keys, budget, buffer_len)
+    context, state = method.start(inputs, keys, budget, buffer_len)
+    return context, sharding.keep_rows(method, state, len(keys))
 
 
 @partial(jax.jit, donate_argnames="state")
 def decode(method: Method, context: Any, state: State) -> State:
-    """Run rounds until every row is done. Donates `state`."""
+    """Run rounds until every row is done, or as `State.until` says. Donates `state`."""
     return jax.lax.while_loop(unfinished, lambda state: method.step(context, state)[0], state)
+
+
+@partial(jax.jit, donate_argnames=("context", "state"))
+def admit(
+    method: Method,
+    context: Any,
+    state: State,
+    rows: Int[Array, " R"],
+    inputs: Inputs,
+    keys: Key[Array, " R"],
+    budget: Int[Array, " R"],
+) -> tuple[Any, State]:
+    """Start R inputs in rows that are done, while the others stay as they are.
+
+    Whatever `start` makes with an axis for the rows is replaced along it. What has none is shared,
+    and stays. Donates `context` and `state`; nothing of them is copied.
+
+    Args:
+      rows: where each input goes. The same input may go to one row several times: padding.
+      inputs: as wide as those that the others were started from.
+      keys, budget: as in `start`.
+    """
+    begun = partial(method.start, buffer_len=state.tokens.shape[1])
+    new = begun(inputs, keys, budget)
+
+    def put(axis: int | None, old: Array, new: Array) -> Array:
+        if axis is not None:  # row by row: XLA's CPU backend would scatter number by number
+            for i in range(len(rows)):
+                one = jax.lax.index_in_dim(new, i, axis)
+                old = jax.lax.dynamic_update_slice_in_dim(old, one, rows[i], axis)
+        return old
+
+    axes = row_axes(begun, (inputs, keys, budget), new)
+    old, structure = jax.tree.flatten((context, state))
+    each = zip(axes, old, jax.tree.leaves(new), strict=True)
+    return jax.tree.unflatten(structure, [put(*leaf) for leaf in each])
+
+
+def row_axes(begun: Callable[..., Any], arguments: Any, made: Any) -> list[int | None]:
+    """Which axis of each leaf of begun(*arguments) has a place for each row; None: it has no such
+    axis.
+
+    That is the axis which grows with the first axis of the arguments.
+
+    Args:
+      made: what it gave.
+
+    Raises:
+      ValueError: a leaf has several such axes, or one that is no multiple of the rows.
+    """
+    count = len(jax.tree.leaves(arguments)[0])
+
+    def longer(x):
+        return jax.ShapeDtypeStruct((count + 1, *x.shape[1:]), x.dtype)
+
+    grown = jax.eval_shape(begun, *jax.tree.map(longer, arguments))
+    axes: list[int | None] = []
+    pairs = zip(jax.tree.leaves_with_path(made), jax.tree.leaves(grown), strict=True)
+    for (path, one), other in pairs:
+        sizes = enumerate(zip(one.shape, other.shape, strict=True))
+        found = [(axis, *both) for axis, both in sizes if both[0] != both[1]]
+        if found and [both for _, *both in found] != [[count, count + 1]]:
+            raise ValueError(
+                f"{jax.tree_util.keystr(path)} has the shape {one.shape} for {count} rows and "
+                f"{other.shape} for {count + 1}: rows are admitted where one axis is theirs alone."
+            )
+        axes.append(found[0][0] if found else None)
+    return axes

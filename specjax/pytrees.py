@@ -3,10 +3,13 @@
 import dataclasses
 import operator
 from collections.abc import Callable
-from typing import TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import jax.numpy as jnp
+from jax import Array
 from jax.tree_util import GetAttrKey
+from jaxtyping import Bool
 
 T = TypeVar("T")
 
@@ -54,3 +57,21 @@ def _getter(names: list[str]) -> Callable[[object], tuple]:
     if len(names) > 1:
         return operator.attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)
+
+
+def averaged(like: Any, past: Any, rows: Bool[Array, " A"]) -> Any:
+    """Means over some rows of `past`, for every row of `like`; whole numbers are rounded.
+
+    Args:
+      like: has the structure of `past`, and any number of rows.
+      rows: which of the A rows of `past` count, at least one.
+    """
+
+    def mean(new: Array, old: Array) -> Array:
+        counts = rows.reshape((-1,) + (1,) * (old.ndim - 1))
+        total = jnp.sum(jnp.where(counts, old, 0).astype(jnp.float32), axis=0)
+        found = total / jnp.sum(rows, dtype=jnp.float32)
+        whole = jnp.issubdtype(new.dtype, jnp.integer)
+        return jnp.broadcast_to(jnp.round(found) if whole else found, new.shape).astype(new.dtype)
+
+    return jax.tree.map(mean, like, past)

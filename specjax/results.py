@@ -34,6 +34,16 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
+class Progress:
+    """A row that is being decoded: input `index`, draw `sample` of it."""
+
+    index: int
+    sample: int
+    text: str
+    tokens: list[int]  # so far, without the prompt
+
+
+@dataclasses.dataclass(frozen=True)
 class Summary:
     """Counts over all outputs. Plain decoding drafts nothing, and every token is a bonus."""
 

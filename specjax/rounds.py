@@ -40,6 +40,7 @@ class Round(NamedTuple):
     ratio: Float[Array, "B G"]  # float32, min(1, target/draft) of the drafted token
     confidence: Float[Array, "B G"]  # float32, the belief in the drafted token, a log-probability
     submitted: Bool[Array, "B G"]  # positions that count
+    left: Int[Array, " B"]  # tokens that the row may still emit; 0: it has ended
     drafts: Drafts = _UNKNOWN
     target_logprobs: Float[Array, "B K V"] = _UNKNOWN  # before any noise is known, as in `drafts`
     hidden: Float[Array, "B K E"] = (

@@ -26,7 +26,7 @@ from specjax.policies import Observation, Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round
 from specjax.sampling import Purpose, Sampling
-from specjax.state import State, begin, commit, is_finite
+from specjax.state import State, begin, commit, is_finite, left
 from specjax.types import Context, Inputs, Layout, Model
 
 
@@ -428,6 +428,7 @@ def round_of(
         ratio=jnp.exp(jnp.minimum(over, 0.0)).astype(jnp.float32),
         confidence=drafts.confidence,
         submitted=jnp.arange(gamma, dtype=jnp.int32)[None, :] < drafts.length[:, None],
+        left=left(after),
         drafts=drafts,
         target_logprobs=scores.logprobs,
         hidden=scores.hidden,

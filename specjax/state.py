@@ -1,8 +1,10 @@
 """The carry of both loops, and `commit`, the one place where tokens become output."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import Array
 from jaxtyping import Bool, Int, Key
@@ -22,6 +24,21 @@ class Stats(struct.PyTreeNode):
     tested: Array  # [B, γ_max] int32, rounds in which position i was reached: all before it kept
 
 
+FOREVER = np.iinfo(np.int32).max  # rounds
+
+
+class Until(NamedTuple):
+    """When the loop returns: numbers, so that one program serves every wish."""
+
+    done: Array  # [] int32, when so many rows are done, idle ones included
+    rounds: Array  # [] int32, or after so many rounds more
+
+
+def until(done: int, rounds: int = FOREVER) -> Until:
+    """An `Until` from plain numbers."""
+    return Until(jnp.int32(done), jnp.int32(rounds))
+
+
 class State(struct.PyTreeNode):
     """What changes from round to round. A finished row is frozen."""
 
@@ -37,6 +54,7 @@ class State(struct.PyTreeNode):
     stats: Stats
     target_finite: Array  # [] bool, False once a live row's logits were not finite
     draft_finite: Array  # [] bool
+    until: Until
 
 
 def begin(
@@ -50,7 +68,7 @@ def begin(
     drafter: Any = (),
     policy: Any = (),
 ) -> State:
-    """The state before the first round.
+    """The state before the first round; the loop returns when all rows are done.
 
     Args:
       budget: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
@@ -80,12 +98,19 @@ def begin(
         ),
         target_finite=jnp.bool_(True),
         draft_finite=jnp.bool_(True),
+        until=until(batch),
     )
 
 
 def unfinished(state: State) -> Bool[Array, ""]:
-    """The loops' condition: a row is alive, and no model has failed."""
-    return jnp.any(~state.done) & state.target_finite & state.draft_finite
+    """The loops' condition: enough rows are alive, and no model has failed."""
+    waits = jnp.sum(state.done, dtype=jnp.int32) < state.until.done
+    return waits & (state.until.rounds > 0) & state.target_finite & state.draft_finite
+
+
+def left(state: State) -> Int[Array, " B"]:
+    """Tokens that each row may still emit; 0: it has ended."""
+    return jnp.where(state.done, 0, state.limit - state.length)
 
 
 def commit(
@@ -124,8 +149,8 @@ def commit(
 
     # Slots that are not gained go past the buffer, where the write is dropped.
     target = jnp.where(slot < gained[:, None], state.length[:, None] + slot, state.tokens.shape[1])
-    rows = jnp.arange(drafts.shape[0])[:, None]
-    tokens = state.tokens.at[rows, target].set(block, mode="drop")
+    put = jax.vmap(lambda row, at, block: row.at[at].set(block, mode="drop"))
+    tokens = put(state.tokens, target, block)
 
     length = state.length + gained
     live = ~state.done
@@ -147,6 +172,7 @@ def commit(
             + alive[:, None] * (slot == kept[:, None]).astype(jnp.int32),
             tested=stats.tested + alive[:, None] * reached[:, :gamma].astype(jnp.int32),
         ),
+        until=state.until._replace(rounds=state.until.rounds - 1),
     )
 
 

@@ -22,6 +22,7 @@ from specjax.sampling import row_keys
 from specjax.types import Inputs
 from table_models import repeat
 
+SHARED = ("keys", "target_finite", "draft_finite", "until")  # the same for all rows
 STATES = 53  # expanded at a time; a prime, so that no other axis is taken for the batch
 
 
@@ -61,7 +62,7 @@ def output_distribution(
     """
     rng = np.random.default_rng(seed)
     contexts, pool = _first(method, inputs, budget)
-    keys, finite = pool.keys, (pool.target_finite, pool.draft_finite)
+    shared = {name: getattr(pool, name) for name in SHARED}
     expand = _expander(step, drawn_from)
     pool = jax.tree.map(lambda x: np.asarray(x)[:1], _batched(pool))
     weights, distribution = np.ones(1), {}
@@ -70,7 +71,7 @@ def output_distribution(
         for at in range(0, len(weights), STATES):
             index = np.minimum(np.arange(at, at + STATES), len(weights) - 1)
             state = jax.tree.map(lambda x, index=index: x[index], pool)
-            state = state.replace(keys=keys, target_finite=finite[0], draft_finite=finite[1])
+            state = state.replace(**shared)
             state, chance = jax.device_get(expand(method, contexts, _on_device(state)))
             chance = chance.reshape(STATES, -1)[: len(weights) - at]
             chance = (weights[at : at + STATES, None] * chance).ravel()
@@ -98,7 +99,7 @@ def _first(method, inputs, budget):
 
 def _batched(state):
     """The leaves that have a row for each state and differ from row to row."""
-    return state.replace(keys=(), target_finite=(), draft_finite=())
+    return state.replace(**dict.fromkeys(SHARED, ()))
 
 
 def _on_device(state):
@@ -193,3 +194,85 @@ def _history(drafter):
         own = [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(drafter.choice)]
         return [*own, *(column for state in drafter.states for column in _history(state))]
     return []
+
+
+def joint_distribution(
+    method: speculative.Speculative, inputs: Inputs, budgets: list[int], *, step=speculative.step
+) -> dict[tuple, float]:
+    """P(outputs of all rows together), for a batch of few rows that may have to do with each other.
+
+    Rows decide apart about what they draw, so a batch's outcomes are all combinations of its rows'.
+    Batches are mapped over, and see nothing of one another.
+
+    Args:
+      budgets: of each row.
+      step: `speculative.step`, or one with a planted fault.
+    """
+    rng, count = np.random.default_rng(0), len(budgets)
+    rows = jnp.arange(count, dtype=jnp.int32)
+    contexts, first = loop.start(
+        method, inputs, row_keys(jax.random.key(0), rows, 0 * rows), jnp.int32(budgets),
+        buffer_len=inputs.prompt.shape[1] + max(budgets) + method.slots,
+    )  # fmt: skip
+    pool = jax.tree.map(lambda x: np.asarray(x)[None], _batched(first))
+    rest = first.keys, first.target_finite, first.draft_finite
+    weights, distribution = np.ones(1), {}
+    while len(weights):
+        grown, chances = [], []
+        for at in range(0, len(weights), BATCHES):
+            index = np.minimum(np.arange(at, at + BATCHES), len(weights) - 1)
+            states = jax.tree.map(lambda x, index=index: jnp.asarray(x[index]), pool)
+            states, chance = jax.device_get(_expand_batches(step, method, contexts, rest, states))
+            chance = weights[at : at + BATCHES, None] * chance[: len(weights) - at]
+            kept = np.nonzero(chance)
+            grown.append(jax.tree.map(lambda x, kept=kept: x[kept], states))
+            chances.append(chance[kept])
+        pool = jax.tree.map(lambda *xs: np.concatenate(xs), *grown)
+        weights = np.concatenate(chances)
+        ended = np.all(pool.done, axis=1)
+        starts = np.asarray(inputs.prompt_len)
+        for world in np.flatnonzero(ended):
+            ends = zip(pool.tokens[world], starts, pool.length[world], strict=True)
+            outputs = tuple(tuple(row[start:end].tolist()) for row, start, end in ends)
+            distribution[outputs] = distribution.get(outputs, 0.0) + float(weights[world])
+        pool, weights = jax.tree.map(lambda x, on=~ended: x[on], pool), weights[~ended]
+        pool, weights = _merge_batches(pool, weights, rng)
+    return distribution
+
+
+BATCHES = 7  # expanded at a time
+
+
+@partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
+def _expand_batches(step, method, contexts, rest, states):
+    """From BATCHES batches to BATCHES × outcomes, and their probabilities."""
+    keys, target_finite, draft_finite = rest
+    count = len(keys)
+    each = _outcomes(method.target.vocab_size, method.slots - 1, method.slots)
+    every = np.indices((len(each[1]),) * count).reshape(count, -1).T
+    finite = {"target_finite": target_finite, "draft_finite": draft_finite}
+
+    def one(state, drafts, accepted, token):
+        state = state.replace(keys=keys, **finite)
+        new, round_ = step(method, contexts, state, Forced(drafts, accepted, token))
+        return _batched(new), jnp.prod(_chance(round_, None))
+
+    forced = [x[jnp.asarray(every)] for x in each]
+    over_outcomes = jax.vmap(one, in_axes=(None, 0, 0, 0))
+    return jax.vmap(lambda state: over_outcomes(state, *forced))(states)
+
+
+def _merge_batches(pool, weights, rng):
+    """As `_merge`, of whole batches."""
+    if not len(weights):
+        return pool, weights
+    slots = np.arange(pool.tokens.shape[2])
+    known = slots[None, None, :] < pool.length[:, :, None]
+    leaves = [np.where(known, pool.tokens, -1), *jax.tree.leaves((pool.policy, pool.drafter.end))]
+    columns = [leaf.reshape(len(weights), -1).astype(np.float64) for leaf in leaves]
+    order = rng.permutation(len(weights))
+    table = np.concatenate(columns, axis=1)[order]
+    _, first, group = np.unique(table, axis=0, return_index=True, return_inverse=True)
+    merged = np.zeros(len(first))
+    np.add.at(merged, group.ravel(), weights[order])
+    return jax.tree.map(lambda x: x[order[first]], pool), merged

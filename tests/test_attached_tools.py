@@ -163,7 +163,8 @@ def test_a_trace(tapped, pair, examples, tmp_path):
 
 @pytest.mark.slow
 def test_the_leaderboard(pair, examples, tmp_path):
-    """By directory, against every static γ, with one policy."""
+    """By directory, against every static γ, with one policy; sampled outputs are plain decoding's
+    too, and the rounds those of the replay."""
     place = str(tmp_path / "drafter")
     attached.save(place, KINDS["hydra"](pair.target), pair.target)
     config = config_of(pair, place, adaptive.get_config())
@@ -172,6 +173,8 @@ def test_the_leaderboard(pair, examples, tmp_path):
         config.policies = {"svip": {"threshold": 0.1}}
         config.price_repeats, config.price_error = 1, 1e6
     on = study_of(config, tmp_path)
-    rows = leaderboard.measure(on, {"draft": place, "temperature": 0.0})
-    assert [row["method"] for row in rows] == ["γ=1", "γ=2", "svip"]
-    assert all(row["identical"] and row["draft_calls"] > 0 for row in rows)
+    for temperature in (0.0, 1.0):
+        rows = leaderboard.measure(on, {"draft": place, "temperature": temperature})
+        assert [row["method"] for row in rows] == ["γ=1", "γ=2", "svip"]
+        assert all(row["identical"] and row["draft_calls"] > 0 for row in rows)
+        assert all(row["tau"] == pytest.approx(row["tau_replayed"]) for row in rows)

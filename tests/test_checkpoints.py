@@ -98,6 +98,27 @@ def test_each_format_gives_the_same_parameters(model, form, tmp_path, monkeypatc
     assert_same_params(found, plain)
 
 
+@pytest.mark.parametrize("form", ["safetensors", "bin", "legacy", "flax", "t5x"])
+def test_a_part_of_a_tensor(form, tmp_path, monkeypatch):
+    """What a device of a mesh reads: some rows, some columns, turned or not."""
+    monkeypatch.setattr(tensors, "CHUNK", 64)
+    arrays = t5_variants.tensors(V1_1)
+    if form == "t5x":
+        directory = formats.write_t5x(tmp_path / "checkpoint_7", arrays)
+    else:
+        directory = t5_variants.write(tmp_path, V1_1)
+        directory = directory if form == "safetensors" else formats.rewrite(directory, arrays, form)
+    for tensor in find_tensors(directory).values():
+        part = tuple(slice(size // 3, size // 3 + (size + 1) // 2) for size in tensor.shape)
+        whole = contents(tensor)
+        out = np.full(whole[part].shape, np.nan, tensor.dtype)
+        read_into(tensor, out, part)
+        np.testing.assert_array_equal(out, whole[part])
+        out.fill(np.nan)
+        read_into(Turned.of(tensor), out.T, part[::-1])
+        np.testing.assert_array_equal(out, whole[part])
+
+
 @pytest.mark.parametrize("form", ["bin", "legacy", "flax"])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_half_precision(form, dtype, tmp_path):

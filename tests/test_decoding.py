@@ -278,7 +278,7 @@ def test_texts_that_are_no_list_of_strings(pair, name):
 def test_seeds_are_keys(pair, call, key, monkeypatch):
     """And reach the loop as such."""
     seen = []
-    monkeypatch.setattr(decoding, "prepare", lambda *_, key, **__: seen.append(key) or 1 / 0)
+    monkeypatch.setattr(decoding, "arguments", lambda *_, key, **__: seen.append(key) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         call(pair.target, pair.draft, TEXTS, key=key)
     assert seen == [jax.random.key(3)]

@@ -676,7 +676,7 @@ def test_configs_say_what_they_take():
     """Whatever has an argument lists its values as CHOICES, the default among them."""
     seen = {name for name, _ in configs()}
     assert seen == {path.stem for path in (ROOT / "configs").glob("[!_]*.py")}
-    assert {("adaptive", "wide"), ("benchmark_gpu", "paper-base"), ("train", "head")} <= {
+    assert {("adaptive", "quick"), ("benchmark_gpu", "paper-base"), ("train", "head")} <= {
         *configs()
     }
     for name in seen:

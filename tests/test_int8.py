@@ -124,13 +124,13 @@ def test_weights_are_rounded_as_they_are_read(directory, monkeypatch):
 def test_scales_of_a_wrong_axis_are_seen(tmp_path, monkeypatch):
     """Of input channels instead: of matrices that are square, so that nothing else tells."""
     directory = gpt_variants.write(tmp_path, gpt_variants.VARIANTS["untied"])
-    right = hub.read_rounded
+    right = hub.read_scales
 
-    def wrong(tensor, out, scale, channels):
+    def wrong(tensor, out):
         square = tensor.shape[0] == tensor.shape[1]
-        right(tensor, out, scale, 1 - channels if square else channels)
+        right(tensors.Turned.of(tensor) if square else tensor, out)
 
-    monkeypatch.setattr(hub, "read_rounded", wrong)
+    monkeypatch.setattr(hub, "read_scales", wrong)
     with pytest.raises(AssertionError):
         check_rounding(hub.load(directory, weights="int8").model, hub.load(directory).model)
 
@@ -288,7 +288,7 @@ def test_no_loop_keeps_the_floats(monkeypatch):
     cross = 4 * 2 * 2 * 16 * 512 * 256  # float32 of two layers' keys and values
     largest = 4 * max(256 * 1024, 16 * 512 * 256)
     assert temporaries(model) < 2.5 * largest < 0.6 * (weights + cross)
-    monkeypatch.setattr(int8, "late", lambda narrow, x: narrow)
+    monkeypatch.setattr(int8, "late", lambda narrow, *_: narrow)
     jax.clear_caches()
     assert temporaries(model) > 0.9 * (weights + cross)  # keys and values are projected before it
 
@@ -469,5 +469,6 @@ def test_what_is_not_finite_stays_so(tmp_path):
     x[2, 1] = np.nan
     x[3, 0] = np.inf
     out, scale = np.zeros((4, 3), np.int8), np.zeros(4, np.float32)
-    tensors.read_rounded(tensors.Held.of(x), out, scale, channels=0)
+    tensors.read_scales(tensors.Held.of(x), scale)
+    tensors.read_rounded(tensors.Held.of(x), out, scale)
     np.testing.assert_array_equal(np.isfinite(scale), [True, True, False, False])

@@ -12,14 +12,17 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from jax import export
+from jax.sharding import AbstractMesh
 
 from lowered import Found, gathered, loops
 from specjax import autoregressive, loop, speculative
 from specjax.accept import TokenRule
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
+from specjax.models import hub, sharding
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
+from specjax.models.layers import KV
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
@@ -45,7 +48,7 @@ def model(layers: int, platform: str) -> LanguageModel:
 
 
 def check(method):
-    """`start` and `decode` lower for all platforms, and `decode` is one loop for each."""
+    """`start`, `decode` and `admit` lower for all platforms, and `decode` is one loop for each."""
     inputs = inputs_of([[0], [0]], [[3, 1], [4]])
     zeros = jnp.zeros((2,), jnp.int32)
     args = method, inputs, row_keys(jax.random.key(0), zeros, zeros), zeros + 5
@@ -56,6 +59,9 @@ def check(method):
     assert lowered.platforms == PLATFORMS
     assert "stablehlo.while" in lowered.mlir_module()
     assert "stablehlo.custom_call" not in lowered.mlir_module()
+    some = jax.tree.map(lambda x: x[:1], args[1:])
+    lowered = export.export(loop.admit, platforms=PLATFORMS)(method, *state, zeros[:1], *some)
+    assert lowered.platforms == PLATFORMS
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
@@ -183,6 +189,58 @@ def test_the_loop_of_chains_gathers_from_no_cache(family):
         assert not from_caches(method_of(both, drafter, "plain", **early))
         branching = dataclasses.replace(tree, drafter=drafter)
         assert len(from_caches(branching)) > 2 * 4  # a copy of the draft's for each branch
+
+
+def on_a_mesh(family: str, mesh: str, platform: str, replicate: bool = False) -> LanguageModel:
+    """As `shapes`, on devices that nobody has."""
+    axes = sharding.sizes_of(mesh)
+    placement = sharding.Placement(AbstractMesh(tuple(axes.values()), tuple(axes)), replicate)
+    config = shapes(family, 2).module().config
+    options: dict[str, Any] = {"dtype": jnp.bfloat16, "platform": platform}
+    return hub.shapes(config, placement=placement, **options)
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh", "split"),
+    # Matrices and biases of two layers, embedding and head, keys and values.
+    [
+        ("t5", "data=2,model=2", 2 * 6 + 2 + 4),
+        ("gpt2", "model=2", 2 * 6 + 1 + 4),
+        ("llama", "model=4", 2 * 5 + 2 + 4),
+    ],
+)
+def test_loops_lower_for_a_mesh_of_accelerators(family, mesh, split):
+    """Both loops and `start`, from a CPU. The program says where each parameter and cache lies, and
+    asks the host no more than on one device."""
+    for platform, layout in (("cuda", "gpu"), ("tpu", "tpu")):
+        target, draft = (on_a_mesh(family, mesh, layout, replicate) for replicate in (False, True))
+        placement = target.placement
+        for method in (
+            autoregressive.Autoregressive(target, SAMPLINGS["plain"], jnp.int32([1])),
+            method_of(target, ModelDrafter(draft), "plain"),
+        ):
+            inputs = inputs_of([[0, 2, 3], [0, 1, 0]], [[3, 1], [4]])
+            args = sharding.place_rows(jax.eval_shape(lambda i=inputs: (i, *keys_of(2))), placement)
+            begin = loop.start.trace(method, *args, buffer_len=16)
+            assert begin.lower(lowering_platforms=(platform,)).as_text()
+            contexts, state = started(method)
+            cache = tuple(KV(*(_on(x, placement.heads(x.shape)) for x in kv)) for kv in state.cache)
+            program = loop.decode.trace(method, contexts, state.replace(cache=cache))
+            text = program.lower(lowering_platforms=(platform,)).as_text()
+            sizes = [f'"{name}"={size}' for name, size in placement.mesh.shape.items()]
+            assert f"sdy.mesh @mesh = <[{', '.join(sizes)}]>" in text
+            assert text.count('{"model"}') == split
+            assert loops(program, platform).open_whiles == 1
+
+
+def keys_of(rows: int):
+    """Keys and budgets."""
+    zeros = jnp.zeros((rows,), jnp.int32)
+    return row_keys(jax.random.key(0), zeros, zeros), zeros + 5
+
+
+def _on(x, sharding):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 def test_loops_that_count_are_told_from_others():

@@ -120,7 +120,7 @@ def test_memory_is_asked_for_the_rows_that_there_are(pair, monkeypatch):
     monkeypatch.setattr(decode, "check_fits", lambda *args: asked.append(args))
     for config.batch_size, config.samples in ((20_000, 1), (1, 1), (20_000, 3)):
         decode.check_memory(config, ["a text"], pair.target, method)
-    (said, many, _), (_, one, _), (said_of_three, three, _) = asked
+    (said, many, *_), (_, one, *_), (said_of_three, three, *_) = asked
     assert many == one < three < 4 * one
     assert (said, said_of_three) == (
         "Caches and distributions of 1 rows",

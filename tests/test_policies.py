@@ -26,9 +26,11 @@ from specjax.policies.bandits import Played, Weighed, exp3, hedge, ucb
 from specjax.policies.confidence import confidence
 from specjax.policies.constant import Constant
 from specjax.policies.entropy import adaedl, svip
-from specjax.policies.goodput import Tally, first_descent, goodput, lookahead
+from specjax.policies.goodput import Tally, first_descent, goodput
 from specjax.policies.head import head, init, logit, loss
 from specjax.policies.heuristic import heuristic
+from specjax.policies.lookahead import lookahead
+from specjax.policies.together import Shared
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
 from specjax.state import unfinished
@@ -60,6 +62,7 @@ def stats_of(drafted, accepted, gamma_max, overlap=None, ratio=None, probs=None)
         ratio=positions(ratio),
         confidence=jnp.log(positions(probs)),
         submitted=slot < drafted[:, None],
+        left=jnp.full_like(drafted, 99),
     )
 
 
@@ -278,27 +281,35 @@ def test_first_descent_learns_by_belief():
 
 
 def test_lookahead():
-    """Prices 1, 1.1, 1.8, 2, c = .1, α = .9: time is worth 1.9/1.1 = 1.727 a step, what one token
-    gives. Once the drafter has run, the first takes nothing more. A second takes .6, worth 1.036,
-    but two take .8, worth 1.382 for 1.9 tokens: a chance of .727; the third .1727.
+    """Prices 1, 1.1, 1.8, 2 and α = .9: time is worth 1.9/1.1 a step, what one token gives. A
+    second token takes .7 for .9·S, but two take .9 for 1.71·S: S must exceed .909.
 
-    Before the drafter runs, a call that says yes nine times in ten costs .111 more. So a first
-    token of belief .8 is the last, .8 < .828; behind one of .9 the next must have .727/.9 = .808.
+    Log-odds are ln 9, and .6 times those of the belief: at even belief .9, which is too little.
     """
     policy = lookahead(prices(0.1, [1, 1, 1.6, 1.7]), prior=0.9)
     state, allowed = policy.begin(policy.init(keys_of(1), 3), 3)
     assert allowed.tolist() == [3]
-    call = 0.1 / 0.9
-    bars = [[0, 0.8 / 1.9, 0.1, np.inf], [call, (0.8 + call) / 1.9, 0.1 + call, np.inf]]
-    np.testing.assert_allclose(state.bars[0], 1.9 / 1.1 * np.array(bars), rtol=1e-5, atol=1e-6)
-    assert drafts(policy, state, [0.8, 0.2], 0)[1:] == (True, False)
-    first, *found = drafts(policy, state, [0.9, 0.1], 0)
+    bars = 1.9 / 1.1 * np.array([0.1 / 0.9, 0.9 / 1.71, 0.2 / 0.9, np.inf])
+    np.testing.assert_allclose(state.bars[0], bars, rtol=1e-5)
+    assert drafts(policy, state, [0.5, 0.5], 0)[1:] == (True, False)
+    first, *found = drafts(policy, state, [0.6, 0.4], 0)
     assert found == [True, True]
-    assert drafts(policy, first, [0.8, 0.2], 0)[1:] == (False, False)
-    assert drafts(policy, first, [0.15, 0.85], 0)[1:] == (True, False)  # an unlikely one was drawn
-    second, *found = drafts(policy, first, [0.81, 0.19], 0)
-    assert found == [True, True]
-    np.testing.assert_allclose(second.bars[0, 0, 0], 0.1 * 1.9 / 1.1 / (0.9 * 0.81), rtol=1e-5)
+    np.testing.assert_allclose(first.survival, [1 / (1 + 1 / (9 * 1.5**0.6))], rtol=1e-5)
+    np.testing.assert_allclose(first.bars[0, :2], bars[1:3], rtol=1e-5)
+    assert drafts(policy, first, [0.05, 0.95], 0)[1:] == (True, True)  # the bar is lower here
+
+
+@pytest.mark.parametrize("telling", [True, False])
+def test_lookahead_learns_what_beliefs_tell(telling):
+    """Tokens of belief .8 and .2, both accepted half of the time, or as often as is believed."""
+    policy, rng = lookahead(prices(0.1, [1, 1])), np.random.default_rng(0)
+    state = policy.init(keys_of(1), 1)
+    update = jax.jit(lambda state, round_: policy.update(policy.begin(state, 1)[0], round_))
+    for _ in range(400):
+        belief = rng.choice([0.2, 0.8])
+        kept = rng.random() < (belief if telling else 0.5)
+        state = update(state, stats_of(1, int(kept), 1, ratio=[float(kept)], probs=[belief]))
+    assert 0.7 < state.slope[0] < 1.3 if telling else state.slope[0] < 0.3
 
 
 def test_lookahead_passes_over_a_jump():
@@ -310,14 +321,17 @@ def test_lookahead_passes_over_a_jump():
 
 
 def test_lookahead_tries_again():
-    """Where goodput does: prices 1, 1.3, a rejection, and a round without a draft."""
+    """Prices 1, 1.3: after a rejection two rounds pass without a draft, and more after the next."""
     policy = lookahead(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
-    state = policy.init(keys_of(1), 1)
-    found = [int(policy.begin(state, 1)[1][0])]
-    for drafted in (1, 0):
-        state = policy.update(policy.begin(state, 1)[0], stats_of(drafted, 0, 1))
-        found.append(int(policy.begin(state, 1)[1][0]))
-    assert found == [1, 0, 1]
+    state, found = policy.init(keys_of(1), 1), []
+    for _ in range(40):
+        state, allowed = policy.begin(state, 1)
+        found.append(min(int(allowed[0]), 1))
+        state = policy.update(state, stats_of(found[-1], 0, 1))
+    tried = np.flatnonzero(found)
+    assert tried[:2].tolist() == [0, 3]
+    assert np.all(np.diff(np.diff(tried)) >= 0)
+    assert np.diff(tried)[-1] > 3
 
 
 def test_ucb():
@@ -431,11 +445,13 @@ def test_loss_of_the_head():
 
 
 def test_finished_rows_learn_nothing():
-    """The state of every policy stays as it was."""
+    """The state of every policy stays as it was, but for one that keeps what is left of each."""
     for name, policy in library(2, 3).items():
         state, _ = policy.begin(policy.init(keys_of(2), 2), 2)
         done = stats_of([2, 1], [1, 1], 2)._replace(active=jnp.array([True, False]))
         new = policy.update(state, done)
+        if isinstance(state, Shared):
+            state, new = state.tally, new.tally
         for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(new), strict=True):
             assert np.array_equal(before[1], after[1]), name
 
@@ -517,7 +533,7 @@ def run(method, inputs, budget, index=None):
     return test_loops.run(method, inputs, budget, keys=keys, buffer_len=40)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n for n in NAMES if not library(2, 3)[n].reads_batch])
 def test_rows_and_settings(name):
     """The third of four rows is what it is alone, in tokens, lengths and rounds; but for the
     constant, lengths vary; and new settings trace nothing."""
@@ -699,6 +715,7 @@ NEEDED = {
     "goodput": {"prices": prices(0.1, [1, 1])},
     "first_descent": {"prices": prices(0.1, [1, 1])},
     "lookahead": {"prices": prices(0.1, [1, 1])},
+    "together": {"prices": prices(0.1, [1, 1])},
     "head": {"params": linear_head(3)},
 }
 SETTINGS = [

@@ -183,7 +183,8 @@ def test_turns(pair):
 
 
 def test_always_counts_its_rounds():
-    """Each loop drafts its length, as far as the budget goes; all are one compiled program."""
+    """Each loop drafts its length, as far as the budget goes, and rounds count by the longest draft
+    of both rows: the second has less left at its end. All are one compiled program."""
     two = [random_table(seed, dtype=jnp.float32) for seed in (1, 2)]
     before = loop.decode._cache_size()
     for n in range(4):
@@ -191,9 +192,11 @@ def test_always_counts_its_rounds():
         state = test_loops.run(method, inputs_of([[1, 0], [2, 1]]), [30, 7])
         counts = state.policy
         assert counts.sum(1).tolist() == state.stats.target_calls.tolist()
-        assert (counts @ np.arange(4)).tolist() == state.stats.drafted.tolist()
+        lasted = counts @ np.arange(4) - state.stats.drafted
+        assert lasted[0] == 0 <= lasted[1]
         assert counts[:, n + 1 :].sum() == 0
         assert counts[0, n] >= counts[0].sum() - n
+    assert lasted[1] > 0
     assert loop.decode._cache_size() == before + 1
 
 
@@ -305,7 +308,7 @@ def test_given(said, widths, shared):
 def test_who_needs_prices(tmp_path, monkeypatch):
     """Whose `prices` have no default and are not given; also of one's own."""
     needing = [name for name in policies.NAMES if policies.needs_prices(name)]
-    assert needing == ["goodput", "first_descent", "lookahead", "nodes"]
+    assert needing == ["goodput", "first_descent", "lookahead", "together", "nodes"]
     assert policies.needs_prices("goodput(prior=0.5)")
     assert not policies.needs_prices("svip(threshold=0.3)")
     (tmp_path / "priced_policy.py").write_text(
@@ -353,7 +356,8 @@ def test_decode_measures_prices(pair, tmp_path, monkeypatch, capsys):
         f"--config.draft={pair.draft.name}", f"--input={file}", "--config.max_new_tokens=8",
     ]  # fmt: skip
     run = command_line.run
-    found = run(monkeypatch, capsys, "experiments.decode", *flags, "--config.policy=goodput")
+    found = run(monkeypatch, capsys, "experiments.decode", *flags, "--config.policy=goodput",
+                "--config.carry=True", "--config.batch_size=1")  # fmt: skip
     assert found.status == 0, found.stderr
     assert len(found.stdout.splitlines()) == 2
     assert "goodput: measured " in found.stderr

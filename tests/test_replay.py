@@ -35,7 +35,8 @@ from toy_policies import EntropyStop, TailReader, library
 
 BUDGET, GAMMA_MAX, V = 12, 3, 10
 PROMPTS = [[1], [0, 1], [2, 2, 0], [0], [1, 1], [0, 0, 1]]
-NAMES = [*library(GAMMA_MAX, V), "tail reader"]
+SOLE = [name for name, policy in library(GAMMA_MAX, V).items() if not policy.reads_batch]
+NAMES = [*SOLE, "tail reader"]
 
 
 def policy_of(name):
@@ -457,7 +458,11 @@ def test_trace_and_replay(command, tmp_path):
         assert row["regret"] == pytest.approx(found["oracle"]["speedup"] / row["speedup"] - 1)
     assert found["oracle"]["closed"] == 1
     assert all(f"| {name} |" in (work / "report.md").read_text() for name in found)
+    assert job("--policies=heuristic,svip", "--carry", *costs).status == 0
+    named = [row["policy"] for row in lines_of(work / "replay.jsonl")]
+    assert named[3:] == ["heuristic", "svip", "heuristic, carried over"]
     for bad, said in (
+        ("--policies=together", "Together reads its batch"),
         ("--draft=other", "has no --draft='other'"),
         ("--policies=svip(threshold=low)", "cannot be read"),
         ("--policies=svip,unheard", "no policy 'unheard'"),

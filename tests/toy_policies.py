@@ -12,9 +12,11 @@ from specjax.policies.averages import average, gammatune
 from specjax.policies.bandits import exp3, hedge, ucb
 from specjax.policies.confidence import confidence
 from specjax.policies.entropy import adaedl, svip
-from specjax.policies.goodput import first_descent, goodput, lookahead
+from specjax.policies.goodput import first_descent, goodput
 from specjax.policies.head import HeadParams, head
 from specjax.policies.heuristic import heuristic
+from specjax.policies.lookahead import lookahead
+from specjax.policies.together import together
 from specjax.pytrees import pytree
 
 
@@ -72,6 +74,17 @@ class Scripted(Policy):
     def begin(self, state, gamma_max):
         row = jnp.arange(state.shape[0], dtype=jnp.int32)
         return state + 1, self.caps[state % self.caps.shape[0], row]
+
+
+@pytree
+class Gossip(Erratic):
+    """Caps from 0 to 3 for each row, by the past rounds of all rows, also of those that ended."""
+
+    reads_batch = True
+
+    def begin(self, state, gamma_max):
+        row = jnp.arange(len(state), dtype=jnp.int32)
+        return state, (jnp.sum(state * (row + 1), dtype=jnp.int32) * 7 + row) % 4
 
 
 @pytree
@@ -158,4 +171,5 @@ def library(gamma_max: int, width: int) -> dict[str, Policy]:
         "exp3": exp3(table, rate=3.0),
         "hedge": hedge(table, rate=3.0),
         "head": head(linear_head(width), threshold=0.4),
+        "together": together(table, prior=0.6, weight=1.0, memory=0.5),
     }

@@ -30,7 +30,7 @@ def main(_) -> None:
     rows = fill(on)
     sections = [
         *board.sections(rows),
-        pictures.against_alpha(workdir, rows),
+        pictures.panels(workdir, rows),
         pictures.lengths(workdir, rows),
     ]
     title = f"{config.task}: how long should a draft be?"

@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
-from matplotlib import colormaps
+import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.adaptive import board
@@ -14,50 +14,56 @@ from specjax.support import files
 ACCEPTED, REJECTED = "#1f4e8c", "#e08a2e"
 
 
-def against_alpha(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
-    """Every policy beside the best static γ, for all drafts and temperatures."""
-    _save(workdir / "alpha.png", draw_against_alpha(_by_alpha(rows)))
+def panels(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
+    """A panel for each race: policies as rows, with intervals."""
+    _save(workdir / "speedups.png", draw_panels(board.races(rows)))
     return Section(
         "Speedup of each race",
-        words="A column for each race, by ascending α. Each mark is a policy; the bar is the best "
-        "static γ, with its quartiles. At the dotted line decoding takes as long without a draft.",
-        images=("alpha.png",),
+        words="A panel for each draft and temperature. Dots are policies, with 95% intervals over "
+        "inputs. Lines: plain decoding (dotted), the best static γ (solid), and the oracle in "
+        "replay of the same outputs (dashed).",
+        images=("speedups.png",),
     )
 
 
-def draw_against_alpha(found: Sequence[Sequence[Row]]) -> Figure:
-    """Races by ascending α, each in a column of its own: between them there is no data."""
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    columns = range(len(found))
-    still = [board.still(rows) for rows in found]
-    speedup = [row["speedup_decode"] for row in still]
-    errors = [
-        [row["speedup_decode"] - row["speedup_decode_low"] for row in still],
-        [row["speedup_decode_high"] - row["speedup_decode"] for row in still],
-    ]
-    axes.errorbar(columns, speedup, errors, fmt="_", color="0.2", markersize=28, markeredgewidth=2,
-                  capsize=3, label="best static γ")  # fmt: skip
+def draw_panels(found: Sequence[Sequence[Row]]) -> Figure:
+    """Policies in the order of their means over all races."""
     methods = _methods(found, static=False)
-    for i, method in enumerate(methods):
-        # Side by side, or they would hide each other.
-        shift = 0.3 * (i / max(len(methods) - 1, 1) - 0.5) * 2
-        points = [(at + shift, row["speedup_decode"]) for at, rows in enumerate(found)
-                  for row in rows if row["method"] == method]  # fmt: skip
-        axes.plot(*zip(*points, strict=True), "osDv^P"[i % 6], markersize=4,
-                  color=colormaps["tab20"](i % 20), label=method)  # fmt: skip
-    axes.axhline(1, color="0.5", linewidth=0.8, linestyle=":")
-    names = [f"{board.label(rows[0])}\nα = {rows[0]['alpha']:.2f}" for rows in found]
-    axes.set_xticks(columns, names, fontsize=8)
-    axes.set(ylabel="times plain decoding", xlim=(-0.5, len(found) - 0.5))
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(frameon=False, fontsize=8, loc="outside right upper")
+
+    def mean(method):
+        return np.mean([r["of_best"] for rows in found for r in rows if r["method"] == method])
+
+    methods.sort(key=mean)
+    columns = min(4, len(found))
+    lines = -(-len(found) // columns)
+    size = 1.4 + 1.9 * columns, (0.7 + 0.17 * len(methods)) * lines
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
+    for axes, rows in zip(grid, found, strict=False):
+        by, still = {row["method"]: row for row in rows}, board.still(rows)
+        for i, method in enumerate(methods):
+            if method in by:
+                row = by[method]
+                low, high = row["speedup_decode_low"], row["speedup_decode_high"]
+                axes.plot([low, high], [i, i], color=ACCEPTED, linewidth=1)
+                axes.plot(row["speedup_decode"], i, "o", color=ACCEPTED, markersize=3.5)
+        axes.axvline(1, color="0.5", linewidth=0.8, linestyle=":")
+        axes.axvline(still["speedup_decode"], color=REJECTED, linewidth=1)
+        axes.axvline(still["oracle_timed"], color=REJECTED, linewidth=1, linestyle="--")
+        title = f"{board.label(rows[0])}, α = {rows[0]['alpha']:.2f}\nbest {still['method']}"
+        axes.set_title(title, fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in grid[len(found) :]:
+        axes.set_axis_off()
+    grid[0].set_yticks(range(len(methods)), methods)
+    figure.supxlabel("times plain decoding", fontsize=8)
     return figure
 
 
 def lengths(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
     """How long the drafts of each method were, and how much of them was kept."""
-    _save(workdir / "lengths.png", draw_lengths(_by_alpha(rows)))
+    _save(workdir / "lengths.png", draw_lengths(board.races(rows)))
     return Section(
         "Draft lengths",
         words="Drafted tokens per target call, over all timed inputs, by what became of them. A "
@@ -88,10 +94,6 @@ def draw_lengths(found: Sequence[Sequence[Row]]) -> Figure:
     figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, fontsize=8,
                   loc="outside upper right", ncols=2)  # fmt: skip
     return figure
-
-
-def _by_alpha(rows: Sequence[Row]) -> list[list[Row]]:
-    return sorted(board.races(rows), key=lambda race: race[0]["alpha"])
 
 
 def _methods(found: Sequence[Sequence[Row]], *, static: bool) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Key
 
@@ -17,12 +18,13 @@ from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import pricing, timing
 from specjax.measure.pricing import static
-from specjax.measure.timing import PLAIN, Comparison, quartiles
+from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices, constant, head, load
 from specjax.policies.loading import takes
 from specjax.pytrees import pytree
-from specjax.replay import rollouts
+from specjax.replay import rehearse, rollouts
+from specjax.replay.rehearse import Rehearsed
 from specjax.replay.rollouts import Rollouts
 from specjax.speculative import Speculative
 
@@ -103,40 +105,43 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     check(f"{draft} at T={temperature:g}", table, config.price_error)
     recorded = record(on, draft, temperature)
     made = build(on, draft, temperature, prices)
-    methods: dict[str, Method] = {
-        PLAIN: speedups.plain_method(on, temperature),
-        **static_loops(on, draft, temperature),
-        **made,
-    }
+    key = jax.random.key(config.seed)
+    racing: dict[str, Any] = {**static_loops(on, draft, temperature), **made}
+    if temperature:
+        drawn = rehearse.script(recorded, key)
+        racing = {name: Rehearsed(loop, drawn) for name, loop in racing.items()}
+    methods: dict[str, Method] = {PLAIN: speedups.plain_method(on, temperature), **racing}
     everything = timing.side_by_side(
         methods,
         on.target,
         texts,
         max_new_tokens=config.max_new_tokens,
-        key=jax.random.key(config.seed),
+        key=key,
         repeats=config.repeats,
         names=(config.target, draft),
         note=lambda state: int(state.drafter[1]) if state.drafter else 0,
     )
     best, early, timed = choose(everything, [static(gamma) for gamma in config.static])
     alpha = on.alpha(draft, temperature, on.outputs(temperature)).value
-    key = jax.random.key(config.seed)
-    replayed = replay_all(on, draft, temperature, made, recorded, prices, key)
-    # Of the timed inputs alone, which are fewer.
+    draws = 1 if temperature == 0 else config.draws
+    replayed = replay_all(on, made, recorded, prices, key, draws)
+    # Of the timed inputs alone, and at all temperatures of the very rounds that were timed.
     same = jax.tree.map(lambda field: field[: len(texts)], recorded)
-    foretold = replay_all(on, draft, temperature, made, same, prices, key)
-    return [
+    foretold = replay_all(on, made, same, prices, key, 1)
+    rows = [
         {
             "method": name,
             "static": name not in made,
             "settings": policies(on, draft).get(name, {}),
             "alpha": alpha,
             **timed.speedups(name),
+            **interval("speedup_decode", timed, name, over=PLAIN),
             "speedup_choosing": early[name],  # on the repeats that nothing else is taken from
-            **quartiles("of_best", timed.ratio(name, over=best)),
+            **interval("of_best", timed, name, over=best),
             "best_static": best,
-            "identical": timed.identical(name) if not temperature else None,
+            "identical": timed.identical(name),
             **counts(timed, name),
+            "tau_replayed": foretold[name]["replayed_tau"],
             **replayed[name],
             "predicted": foretold[name]["replayed_speedup"],
             "oracle_speedup": replayed[ORACLE]["replayed_speedup"],
@@ -153,6 +158,27 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for name in names(on, draft)
     ]
+    bound = foretold[ORACLE]["replayed_speedup"]
+    still = next(row for row in rows if row["method"] == best)
+    for row in rows:
+        row["oracle_timed"] = bound
+        row["closed_timed"] = closed(still, row, bound)
+        if row["closed_timed"] is None:
+            row["closed"] = None
+    return rows
+
+
+def closed(still: dict[str, Any], row: dict[str, Any], bound: float) -> float | None:
+    """Of the time between the best static γ and the oracle what a method saved by the clock; None
+    where all of that is no more than the noise of the comparison.
+
+    Args:
+      bound: the oracle's speedup in replay of the same inputs.
+    """
+    best, noise = still["speedup_decode"], (row["of_best_high"] - row["of_best_low"]) / 2
+    if bound / best - 1 <= noise:
+        return None
+    return (1 / best - 1 / row["speedup_decode"]) / (1 / best - 1 / bound)
 
 
 def check(of: str, table: Prices, limit: float) -> None:
@@ -171,6 +197,20 @@ def check(of: str, table: Prices, limit: float) -> None:
             "noise, so nothing is raced. Run again on a machine that does nothing else, with more "
             "repeats or timed_inputs."
         )
+
+
+def interval(field: str, timed: Comparison, name: str, over: str) -> dict[str, float]:
+    """For a row: how many times faster than another method, and the 95% interval by bootstrap over
+    inputs, as field_low and field_high.
+
+    Of each input a method has the median of its repeats: what differs from repeat to repeat is the
+    clock, and what another text would change is seen over inputs.
+    """
+    mine, other = (np.median(timed.decode[method], axis=0) for method in (name, over))
+    drawn = np.random.default_rng(0).integers(len(mine), size=(2000, len(mine)))
+    low, high = np.quantile(other[drawn].sum(1) / mine[drawn].sum(1), [0.025, 0.975])
+    ratio = other.sum() / mine.sum()
+    return {field: float(ratio), f"{field}_low": float(low), f"{field}_high": float(high)}
 
 
 def choose(
@@ -262,26 +302,22 @@ def build(
 
 def replay_all(
     on: Study,
-    draft: str,
-    temperature: float,
     made: dict[str, Speculative],
     recorded: Rollouts,
     prices: Mapping[str, Prices],
     key: Key[Array, ""],
+    draws: int,
 ) -> dict[str, dict[str, float]]:
     """What each method, and the oracle, would bring on rollouts along the target's outputs, and the
     share of the time between the best static γ and the oracle that it saves."""
     lines = evaluate(
-        {name: loop.policy for name, loop in made.items()},
-        recorded,
-        prices,
-        key,
-        1 if temperature == 0 else on.config.draws,
+        {name: loop.policy for name, loop in made.items()}, recorded, prices, key, draws
     )
     by = {line["policy"]: line for line in lines}
     return {
         name: {
             "replayed_speedup": by[name]["speedup"],
+            "replayed_tau": by[name]["tau"],
             "closed": by[name]["closed"],
         }
         for name in (*map(static, on.config.static), *made, ORACLE)

@@ -39,7 +39,8 @@ class Study:
     @functools.cached_property
     def target(self) -> hub.Checkpoint:
         """Whose distribution all outputs follow."""
-        return hub.load(self.config.target, **self.precision)
+        mesh = self.config.get("mesh") or None
+        return hub.load(self.config.target, **self.precision, mesh=mesh)
 
     @functools.cached_property
     def examples(self) -> list[Example]:

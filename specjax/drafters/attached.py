@@ -27,6 +27,7 @@ from safetensors.numpy import save as as_safetensors
 from specjax import devices
 from specjax.drafters import published
 from specjax.drafters.base import Drafter
+from specjax.models import sharding
 from specjax.models.hub import DRAFTER, Checkpoint
 from specjax.models.hub.tensors import read_into, read_json
 from specjax.models.hub.weights import SAFETENSORS, find_tensors
@@ -203,23 +204,35 @@ def _points(model: Model) -> list[tuple[np.ndarray, np.ndarray | None]]:
     which are no parameter of their own.
     """
     found: dict[str, tuple[Any, Any]] = {}
+    moved = sharding.moved(model)
+    turned = sharding.turned_paths(model.module()) if moved else set()  # type: ignore[attr-defined]
     for path, leaf in jax.tree.leaves_with_path(model):
         name = jax.tree_util.keystr(path)
         narrow = name.replace("_scale']", "']")  # whose scales these are; it stands before them
+        keys = tuple(getattr(entry, "key", None) for entry in path[1:])
+        rows, axis = moved.get(keys), -1 if keys in turned else 0
         if narrow != name and narrow in found and found[narrow][0].dtype == np.int8:
-            found[narrow] = found[narrow][0], _diagonal(leaf)
+            found[narrow] = found[narrow][0], _diagonal(leaf, rows, axis)
         elif leaf.dtype == np.int8 or jnp.issubdtype(leaf.dtype, jnp.floating):
-            found[name] = _diagonal(leaf), None
+            found[name] = _diagonal(leaf, rows, axis), None
     return jax.device_get(list(found.values()))
 
 
-def _diagonal(leaf: Array) -> Any:
-    """Some numbers of an array, evenly spaced from corner to corner."""
+def _diagonal(leaf: Array, rows: np.ndarray | None, axis: int) -> Any:
+    """Some numbers of an array, evenly spaced from corner to corner.
+
+    Args:
+      rows: on a mesh, which row of the checkpoint lies where along `axis`; the points are the
+        checkpoint's.
+    """
     share = np.linspace(0, 1, POINTS)
-    at = tuple(np.rint(share * (size - 1)).astype(int) for size in leaf.shape)
+    at = [np.rint(share * (size - 1)).astype(int) for size in leaf.shape]
+    if rows is not None:
+        wanted = np.rint(share * rows.max()).astype(int)
+        at[axis] = np.array([np.flatnonzero(rows == row)[0] for row in wanted])
     # On a CPU the array is read where it lies; elsewhere nothing but these numbers moves.
     here = np.asarray(leaf) if devices.device_of(leaf).platform == "cpu" else leaf
-    return here[at] if at else here[None].repeat(POINTS)
+    return here[tuple(at)] if at else here[None].repeat(POINTS)
 
 
 def check_target(drafter: Drafter, target: Checkpoint) -> None:

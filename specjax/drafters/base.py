@@ -38,6 +38,9 @@ class Drafter(Protocol):
     """Whether `begin` reads the source and the known tokens alone, at hardly any cost: it can be
     asked at any of them, in any order."""
 
+    carries: ClassVar[bool] = False
+    """Whether what it has learned may begin the next batch of a run (`lessons`, `inherit`)."""
+
     @abstractmethod
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Any]:
         """A read-only context, and the state before the first round. The prompt is in `inputs`."""
@@ -92,6 +95,18 @@ class Drafter(Protocol):
           judge: takes logits of the tokens after 0 … γ_max drafted ones, (B, γ_max+1, V), and gives
             the chance that a token drawn from them is accepted, float32; 0 where they propose
             nothing. With `certain=True` they are log-probabilities of one token each already.
+        """
+        return state
+
+    def lessons(self, state: Any) -> Any:
+        """What of its state the next batch of a run may begin with, if it `carries`: no caches."""
+        return ()
+
+    def inherit(self, state: Any, lessons: Any, rows: Bool[Array, " A"]) -> Any:
+        """The state before the first round, with the lessons of the last batch.
+
+        Args:
+          rows: of the last batch's A rows, the ones that were no padding.
         """
         return state
 

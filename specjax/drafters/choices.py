@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
-from specjax.pytrees import pytree
+from specjax.pytrees import averaged, pytree
 from specjax.support import named
 from specjax.support.ranges import listed, number
 
@@ -32,6 +32,9 @@ class Choice(Protocol):
     watches: ClassVar[bool] = False
     """Whether drafters that are `free` are tested in every round, whoever drafted."""
 
+    carries: ClassVar[bool] = False
+    """Whether what it has learned may begin the next batch of a run."""
+
     def init(self, rows: int, drafters: int) -> Any:
         """The state before the first round; ValueError where it does not fit so many drafters."""
         return ()
@@ -45,6 +48,10 @@ class Choice(Protocol):
     def update(self, state: Any, seen: Evidence, gamma_max: int) -> Any:
         """After a round: what was learned."""
         return state
+
+    def inherit(self, fresh: Any, past: Any, rows: Bool[Array, " A"]) -> Any:
+        """See `Policy.inherit`."""
+        return averaged(fresh, past, rows) if self.carries else fresh
 
 
 @pytree
@@ -75,6 +82,8 @@ class Rated(Choice):
     each with an α of its own. Evidence fades round by round, that of idle drafters too. Before the
     first round all scores are equal, so that the first drafter begins.
     """
+
+    carries = True
 
     costs: Float[Array, " N"]  # of a draft step, in rounds without drafts: one for each, or for all
     memory: Float[Array, ""]  # of the evidence, how much a round leaves

@@ -21,6 +21,7 @@ from specjax.drafters import loading, ngram
 from specjax.drafters.exits import decoder_of
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
+from specjax.models.sharding import Placement
 from specjax.pytrees import pytree
 from specjax.support.ranges import listed, number, whole
 from specjax.types import Cache, Context, Inputs
@@ -79,9 +80,9 @@ def frequent(draft: Checkpoint, ids: Sequence[int] | np.ndarray) -> Checkpoint:
     row_of = np.full(size, len(chosen), np.int32)
     row_of[chosen] = np.arange(len(chosen))
     head, axis = module.turned_weight().get_value(), int(module.input_first)
-    scale = module.turned_scale()
-    rows: Any = _of_ids(head, chosen, axis)
-    scales: Any = None if scale is None else _of_ids(scale.get_value(), chosen, 0)
+    scale, placement = module.turned_scale(), model.placement
+    rows = _of_ids(head, chosen, axis, placement)
+    scales = None if scale is None else _of_ids(scale.get_value(), chosen, 0, placement)
     return dataclasses.replace(
         draft,
         name=f"frequent({draft.name}, {len(chosen)} ids)",
@@ -89,10 +90,11 @@ def frequent(draft: Checkpoint, ids: Sequence[int] | np.ndarray) -> Checkpoint:
     )
 
 
-def _of_ids(array: Any, ids: np.ndarray, axis: int) -> Any:
-    """Those rows, or columns."""
+def _of_ids(array: Any, ids: np.ndarray, axis: int, placement: Placement | None) -> Any:
+    """Those rows, or columns; on a mesh every device has them."""
     if isinstance(array, jax.Array):
-        return jnp.take(array, ids, axis=axis)
+        rows = jnp.take(array, ids, axis=axis)
+        return rows if placement is None else jax.device_put(rows, placement.sharding())
     shape = [*array.shape]  # an outline has shapes
     shape[axis] = len(ids)
     return jax.ShapeDtypeStruct(tuple(shape), array.dtype)

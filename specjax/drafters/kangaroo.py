@@ -16,6 +16,7 @@ from flax import nnx
 
 from specjax.drafters.base import ByModel
 from specjax.drafters.exits import chosen, decoder_of, places
+from specjax.models import sharding
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.pytrees import pytree
@@ -49,10 +50,20 @@ class Kangaroo(ByModel):
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Its own parameters by name, "layer.attention.qkv.weight", projections (out, in)."""
-        turned = self.target.module().input_first
+        turned, moved = self.target.module().input_first, self._moved()
         return {
-            _name(path): np.asarray(_turn(leaf, turned))
+            _name(path): sharding.restored(np.asarray(_turn(leaf, turned)), moved.get(_name(path)))
             for path, leaf in jax.tree.leaves_with_path(self.adapter)
+        }
+
+    def _moved(self) -> dict[str, np.ndarray]:
+        """On a mesh: what `sharding.moved` says of the layer that the adapter is like."""
+        prefix = places(self.target.params)[0], self.layers
+        found = sharding.moved(self.target)
+        return {
+            ".".join(map(str, ("layer", *path[2:]))): rows
+            for path, rows in found.items()
+            if path[:2] == prefix
         }
 
     @classmethod
@@ -65,17 +76,23 @@ class Kangaroo(ByModel):
           ValueError: a tensor is missing, or has the shape of another target's layer.
         """
         start = kangaroo(target, **settings)
-        turned = target.model.module().input_first
+        turned, moved = target.model.module().input_first, start._moved()
 
         def read(path, leaf):
-            name, wanted = _name(path), _turn(leaf, turned).shape
+            name = _name(path)
+            rows, wanted = moved.get(name), _turn(leaf, turned).shape
+            if rows is not None:
+                wanted = rows.max() + 1, *wanted[1:]
             found = getattr(tensors.get(name), "shape", None)
             if found != wanted:
                 raise ValueError(
                     f"The adapter's {name} has shape {found}, and {target.name} asks for {wanted}: "
                     "it belongs to another target."
                 )
-            return jnp.asarray(_turn(tensors[name], turned), leaf.dtype)
+            array = tensors[name] if rows is None else tensors[name][rows]
+            found = jnp.asarray(_turn(array, turned), leaf.dtype)
+            placed = target.model.placement is not None
+            return jax.device_put(found, leaf.sharding) if placed else found
 
         return dataclasses.replace(start, adapter=jax.tree.map_with_path(read, start.adapter))
 

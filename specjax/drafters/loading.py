@@ -17,7 +17,7 @@ import numpy as np
 
 from specjax.drafters import attached, ngram
 from specjax.drafters.base import Drafter, ModelDrafter
-from specjax.models import hub
+from specjax.models import hub, sharding
 from specjax.models.hub import Checkpoint
 from specjax.support import named
 
@@ -38,8 +38,9 @@ def load(
     *,
     dtype: Any = None,
     counts: Callable[[], ngram.Counts] | None = None,
+    replicate: bool = True,
 ) -> Checkpoint | Drafter:
-    """The model or drafter that a text stands for.
+    """The model or drafter that a text stands for. It is put on its target's mesh.
 
     Args:
       draft: one of `NAMES`, or "module:attribute" of a function or class that makes a drafter,
@@ -47,37 +48,53 @@ def load(
         directory of a drafter that belongs to the target (`attached`). An import path is code, and
         runs. A directory with a drafter's name is "./lookup".
       target: whose ids are drafted. What makes a drafter is given `target`, `vocab_size`, `counts`
-        `load`, which makes another one of its name, and `dtype`, if it takes arguments of these
-        names.
+        `load`, which makes another one of its name, `dtype` and `replicate`, if it takes arguments
+        of these names.
       dtype: of a model, see `specjax.load`; of what belongs to the target, by default the target's.
       counts: of n-grams; default: ngram.npz beside the target's directory.
+      replicate: on a mesh, whether each device has the whole of a model that drafts, or a part of
+        it as of the target. What a drafter has beside its target is always replicated.
 
     Raises:
       ValueError, FileNotFoundError: there is no such drafter or model, it does not take these
         settings, n-grams have no counts, or it belongs to another target.
     """
-    make = maker(draft)
+    make, placement = maker(draft), sharding.placement_of(target.model)
     if make is None:
         if attached.is_one(draft):
-            return attached.load(draft, target, dtype=dtype)
-        return hub.load(draft, dtype=dtype)
+            return sharding.join(attached.load(draft, target, dtype=dtype), placement)
+        return _model(draft, target, dtype=dtype, replicate=replicate)
     offered: dict[str, Callable[[], Any]] = {
         "target": lambda: target,
         "vocab_size": lambda: target.model.vocab_size,
         "counts": counts or (lambda: beside(target)),
-        "load": lambda: partial(load, target=target, dtype=dtype, counts=counts),
+        "load": lambda: partial(
+            load, target=target, dtype=dtype, counts=counts, replicate=replicate
+        ),
         "dtype": lambda: dtype,
+        "replicate": lambda: replicate,
     }
     takes = inspect.signature(make).parameters
     given = {name: value() for name, value in offered.items() if name in takes}
     return named.make("drafter", NAMES, draft, **given)
 
 
-def in_int8(draft: str, dtype: Any = None, cache: bool = False) -> Checkpoint:
+def _model(draft: str, target: Checkpoint, *, replicate: bool, **options: Any) -> Checkpoint:
+    """A model by the options of `hub.load`, on its target's mesh."""
+    placement = sharding.placement_of(target.model)
+    if placement is not None:
+        options |= {"mesh": placement.mesh, "replicate": replicate}
+    return hub.load(draft, **options)
+
+
+def in_int8(
+    draft: str, target: Checkpoint, dtype: Any = None, replicate: bool = True, cache: bool = False
+) -> Checkpoint:
     """A model with weights in int8: "int8" among `NAMES`, for drafts apart from their target.
 
     Args:
       draft: the directory or hub name of a model.
+      target: on whose mesh it is put; see `load`.
       cache: whether its cache is in int8 too.
 
     Raises:
@@ -89,7 +106,8 @@ def in_int8(draft: str, dtype: Any = None, cache: bool = False) -> Checkpoint:
             "one; a drafter made of a model takes an int8 one inside, such as "
             "frequent(draft=\"int8(draft='…')\")."
         )
-    loaded = hub.load(draft, dtype=dtype, weights="int8", cache="int8" if cache else None)
+    narrow: dict[str, Any] = {"weights": "int8", "cache": "int8" if cache else None}
+    loaded = _model(draft, target, dtype=dtype, replicate=replicate, **narrow)
     said = f"int8(draft={draft!r}{', cache=True' if cache else ''})"
     return dataclasses.replace(loaded, name=said)
 

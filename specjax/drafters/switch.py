@@ -56,6 +56,11 @@ class Switch(Drafter):
 
     branches = False  # a tree has no round of one drafter that could be learned from
 
+    @property
+    def carries(self) -> bool:  # type: ignore[override]
+        """See `Drafter`: which drafters were worth it."""
+        return self.choice.carries
+
     def sees(self, target: Model) -> Model:
         """As the one drafter asks for it that asks for more than others."""
         views = (drafter.sees(target) for drafter in self.drafters)
@@ -121,6 +126,12 @@ class Switch(Drafter):
             rounds=state.rounds + drafted.astype(jnp.int32),
             choice=_where(round_.active, choice, state.choice),
         )
+
+    def lessons(self, state):
+        return state.choice
+
+    def inherit(self, state, lessons, rows):
+        return state._replace(choice=self.choice.inherit(state.choice, lessons, rows))
 
     def _speaks(
         self, tokens: Int[Array, "B T"], length: Int[Array, " B"], contexts: Any, states: Any

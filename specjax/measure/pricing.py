@@ -49,8 +49,11 @@ Work = Mapping[Hashable, float]
 
 @pytree
 class Always(Policy):
-    """Drafts `length` tokens in every round. The state counts a row's rounds by what they drafted:
-    the budget may end a draft, and a drafter may have nothing to say."""
+    """Drafts `length` tokens in every round. The state counts a row's rounds by the batch's longest
+    draft, which is what they take: the budget may end a draft, and a drafter may have nothing to
+    say."""
+
+    reads_batch = True
 
     length: Int[Array, ""]
 
@@ -62,7 +65,7 @@ class Always(Policy):
 
     def update(self, state, round_):
         lengths = jnp.arange(state.shape[1], dtype=jnp.int32)[None, :]
-        hit = (round_.drafted[:, None] == lengths).astype(jnp.int32)
+        hit = (jnp.max(round_.drafted) == lengths).astype(jnp.int32)
         return where_active(round_, state + hit, state)
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Key
@@ -232,7 +231,7 @@ def start(
     budgets: Sequence[int] | None = None,
 ):
     """(context, state) of some of the texts before the first round, in the shapes of them all."""
-    context, state = decoding.prepare(
+    return decoding.prepare(
         method,
         target,
         [texts[index] for index in batch],
@@ -241,12 +240,8 @@ def start(
         key=key,
         rows=bucket(rows),
         width=decoding.common_width(texts),
+        budgets=None if budgets is None else [budgets[index] for index in batch],
     )
-    if budgets is not None:
-        own = np.zeros(state.length.shape, np.int32)
-        own[: len(batch)] = [budgets[index] for index in batch]
-        state = state.replace(limit=jnp.minimum(state.limit, state.length + own))
-    return context, state
 
 
 def measure_speedup(

@@ -19,6 +19,7 @@ from specjax.models.layers import (
     CausalBias,
     Decoder,
     DecoderOnly,
+    Fused,
     LayerNorm,
     Linear,
     attend_and_write,
@@ -79,13 +80,13 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, config: GPTConfig, *, rngs, dtype):
         width = config.n_embd
-        self.qkv = Linear(width, 3 * width, INITIAL_STD, bias=True, rngs=rngs, dtype=dtype)
+        self.qkv = Fused(width, 3 * (width,), INITIAL_STD, bias=True, rngs=rngs, dtype=dtype)
         self.output = Linear(width, width, _residual_std(config), bias=True, rngs=rngs, dtype=dtype)
         self.heads = config.n_head
 
     def __call__(self, x: Array, start: Array, bias: CausalBias, cache: KV | None):
         """(B, K, E) → (B, K, E) and the cache; without a cache the K tokens see one another."""
-        queries, keys, values = jnp.split(split_heads(self.qkv(x), 3 * self.heads), 3, axis=1)
+        queries, keys, values = (split_heads(part, self.heads) for part in self.qkv(x))
         scaled = queries * queries.shape[-1] ** -0.5
         mixed, cache = attend_and_write(scaled, KV.of(keys, values), cache, bias, start)
         return self.output(mixed), cache

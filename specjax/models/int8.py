@@ -6,6 +6,7 @@ CPU the weights are widened a block at a time, so a product reads a quarter of t
 little beside them.
 """
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import jax
@@ -50,12 +51,16 @@ def round_to(wide: A, scale: A) -> A:
     return xp.rint(wide / scale).astype(np.int8)
 
 
-def product(rows: Array, weight: Array, scale: Array, input_first: bool) -> Array:
+def product(
+    rows: Array, weight: Array, scale: Array, input_first: bool, split: bool = False
+) -> Array:
     """rows (M, in) times a weight in int8 → (M, out), in at least float32.
 
     Args:
       weight: (out, in), or (in, out) if `input_first`.
       scale: (out,).
+      split: whether the weight lies on several devices. A block of its channels would lie on one
+        of them, so each widens all of its part at once.
     """
     wide = np.promote_types(rows.dtype, jnp.float32)
     channels, outputs = int(input_first), len(scale)
@@ -65,11 +70,15 @@ def product(rows: Array, weight: Array, scale: Array, input_first: bool) -> Arra
         turned = widened if input_first else widened.T
         return jnp.matmul(rows, turned, preferred_element_type=wide)
 
+    def first_row(rows):
+        """Of each input, for the device that has it."""
+        return rows[0][:, None] if input_first else rows[0][None, :]
+
     def by_blocks(rows, weight):
         """Some output channels at a time, which stay in the processor's own memory."""
         blocks = -(-weight.size // BLOCK)
-        if blocks == 1:
-            return times(rows, late(weight, rows))
+        if split or blocks == 1:
+            return times(rows, late(weight, rows, first_row if split else first))
         size = -(-outputs // blocks)
 
         def block(i, out):
@@ -86,16 +95,25 @@ def product(rows: Array, weight: Array, scale: Array, input_first: bool) -> Arra
     return sums * scale[None, :].astype(wide)
 
 
-def late(narrow: Array, x: Array) -> Array:
+def first(x: Array) -> Array:
+    """The first number."""
+    return x[(0,) * x.ndim]
+
+
+def late(narrow: Array, x: Array, few: Callable[[Array], Array] = first) -> Array:
     """The same array in int8, which XLA cannot widen before x is known.
 
     What does not change in a loop is moved out of it: all weights would be widened once, and kept
     as floats. On a CPU a barrier is gone before that happens; there, what is added is always 0.
+
+    Args:
+      few: of x, what a CPU looks at; it broadcasts to the array. Of what is split over devices,
+        numbers that lie where its parts lie, or devices would have to ask one another.
     """
 
     def cpu(narrow, x):
-        first = x[(0,) * x.ndim]
-        return narrow + ((first > 0) & (first < 0)).astype(narrow.dtype)
+        seen = few(x)
+        return narrow + ((seen > 0) & (seen < 0)).astype(narrow.dtype)
 
     def accelerator(narrow, x):
         return jax.lax.optimization_barrier((narrow, x))[0]

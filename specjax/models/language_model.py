@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax import devices
 from specjax.models.layers import arrange
+from specjax.models.sharding import Placement
 from specjax.pytrees import pytree
 from specjax.types import Cache, Context, Inputs, Layout
 
@@ -27,10 +28,17 @@ class LanguageModel:
     graphdef: nnx.GraphDef = dataclasses.field(metadata={"static": True})
     vocab_size: int = dataclasses.field(metadata={"static": True})
     """Ids 0 … vocab_size−1 stand for something; rows of the output layer past them are padding."""
+    placement: Placement | None = dataclasses.field(default=None, metadata={"static": True})
+    """On which mesh the parameters lie, and how; None: on one device."""
 
     @classmethod
     def of(
-        cls, module: nnx.Module, vocab_size: int | None = None, *, platform: str | None = None
+        cls,
+        module: nnx.Module,
+        vocab_size: int | None = None,
+        *,
+        platform: str | None = None,
+        placement: Placement | None = None,
     ) -> "LanguageModel":
         """Split a module that has a `vocab_size` and the methods of `Model`.
 
@@ -41,13 +49,15 @@ class LanguageModel:
           module: holds parameters and nothing else.
           vocab_size: the number of real ids. None: every row of the output layer is one.
           platform: "cpu", "gpu" or "tpu". None: of the device that the parameters lie on.
+          placement: of parameters that lie on a mesh, of a module that `sharding.fit` and
+            `sharding.split` made for it.
         """
         platform = platform or devices.device_of(nnx.state(module)).platform
         module = arrange(nnx.clone(module), input_first=devices.input_first(platform))
         graphdef, params = nnx.split(module)
         size = module.vocab_size  # type: ignore[attr-defined]
         pure = nnx.to_pure_dict(params)
-        return cls(pure, graphdef, size if vocab_size is None else vocab_size)
+        return cls(pure, graphdef, size if vocab_size is None else vocab_size, placement)
 
     def module(self) -> Any:
         """The module again. It starts with the same arrays, but its variables are its own."""
@@ -55,7 +65,8 @@ class LanguageModel:
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
         """See `Model.start`."""
-        return self.module().start(inputs, buffer_len)
+        started = self.module().start(inputs, buffer_len)
+        return started if self.placement is None else self.placement.begun(*started)
 
     def __call__(
         self,
@@ -86,4 +97,7 @@ class LanguageModel:
 
     def logits(self, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
         """See `Model.logits`. Padding is cut off here, so no rule and no filter ever sees it."""
-        return self.module().logits(hidden)[..., : self.vocab_size]
+        logits = self.module().logits(hidden)
+        if self.placement is not None:
+            logits = self.placement.gathered(logits)
+        return logits[..., : self.vocab_size]

@@ -6,7 +6,7 @@ V vocabulary, L layers, H heads, D head size, E model width, F feed-forward widt
 Weights are (out, in), as in Hugging Face checkpoints, unless `arrange` has turned them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
@@ -52,25 +52,32 @@ class KV(NamedTuple):
         """The same, of which no loop keeps a copy in floats; see `int8.late`."""
         if self.key_scale is None:
             return self
-        keys, values = (int8.late(part, queries) for part in self[:2])
+        keys, values = (
+            int8.late(part, queries, lambda queries: queries[:, :, :1, :1]) for part in self[:2]
+        )
         return self._replace(keys=keys, values=values)
 
     def part(self, at: Array, size: int) -> "KV":
         """`size` slots from `at` on."""
+        return self.by_slots(lambda x, axis: jax.lax.dynamic_slice_in_dim(x, at, size, axis))
+
+    def by_slots(self, do: Callable[..., Array], *others: "KV") -> "KV":
+        """What `do` makes of each array, the axis of its slots, from the end, and those of others.
+
+        So it serves one row too, without the axis of rows.
+        """
         parts = [
-            None if x is None else jax.lax.dynamic_slice_in_dim(x, at, size, axis)
-            for x, axis in zip(self, (3, 2, 2, 2), strict=True)
+            None if x is None else do(x, axis, *rest)
+            for axis, x, *rest in zip((-1, -2, -1, -1), self, *others, strict=True)
         ]
         return KV(*parts)  # type: ignore[arg-type]
-
-
-SCALES = "key_scale", "value_scale"  # of a KV
 
 
 class Linear(nnx.Module):
     """y = x Wᵀ (+ b); W is (out, in), or its transpose once `arrange` has turned it."""
 
     weight_scale: nnx.Param | None = None  # (out,) float32, of a weight in int8
+    split: bool = False  # over the devices of a mesh; see `sharding.split`
 
     def __init__(
         self,
@@ -88,7 +95,8 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """(..., in) → (..., out)."""
-        y = project(x, self.weight[...], self.input_first, scale=self.weight_scale)
+        options: dict[str, Any] = {"scale": self.weight_scale, "split": self.split}
+        y = project(x, self.weight[...], self.input_first, **options)
         return y if self.bias is None else y + _as_last_axis(self.bias, y)
 
     def turned_weight(self) -> nnx.Param:
@@ -100,12 +108,36 @@ class Linear(nnx.Module):
         return {"weight": self.input_first}
 
 
+class Fused(Linear):
+    """Several projections of one input in one product; their rows lie below one another.
+
+    On a mesh the rows of one device lie together: `shards` blocks, each with an equal share of
+    every part, so that no part is split across the border of another. `sharding.order` has it.
+    """
+
+    def __init__(self, inputs: int, parts: Sequence[int], std: float, **options):
+        """`parts`: the outputs of each."""
+        super().__init__(inputs, sum(parts), std, **options)
+        self.parts = tuple(parts)
+        self.shards = 1
+
+    def __call__(self, x: Array) -> list[Array]:  # type: ignore[override]
+        """(..., in) → (..., out) of each part."""
+        y = super().__call__(x)
+        ends = np.cumsum(self.parts)[:-1] // self.shards
+        if self.shards == 1:
+            return jnp.split(y, ends, axis=-1)
+        blocks = jnp.split(y.reshape(*y.shape[:-1], self.shards, -1), ends, axis=-1)
+        return [block.reshape(*y.shape[:-1], -1) for block in blocks]
+
+
 def project(
     x: Array,
     weight: Array,
     input_first: bool,
     dtype: Any = None,
     scale: nnx.Param | None = None,
+    split: bool = False,
 ) -> Array:
     """x times a weight that is (out, in), or (in, out) if `input_first`.
 
@@ -115,10 +147,12 @@ def project(
     Args:
       dtype: of the sums and of the result. None: that of the factors.
       scale: (out,), of a weight in int8. Then the sums are in at least float32.
+      split: see `int8.product`.
     """
     rows = x.reshape(-1, x.shape[-1])
     if scale is not None:
-        out = int8.product(rows, weight, scale[...], input_first).astype(dtype or x.dtype)
+        out = int8.product(rows, weight, scale[...], input_first, split)
+        out = out.astype(dtype or x.dtype)
         return out.reshape(*x.shape[:-1], -1)
     turned = weight if input_first else weight.T
     out = jnp.matmul(rows, turned, preferred_element_type=dtype)
@@ -320,9 +354,11 @@ def attend_and_write(
     mixed, total, _ = devices.by_platform(
         own, queries, cache, bias, start, cpu=by_blocks, accelerator=at_once
     )
-    # Adds 0, which XLA cannot know: so the write waits for both reads, of the keys and of the
-    # values, and needs no copy. A barrier is gone too early.
-    start = start + jnp.any((total < 0) & (mixed > 0)).astype(jnp.int32)
+    # Never, which XLA cannot know: so the write waits for both reads, of the keys and of the
+    # values, and needs no copy. A barrier is gone too early. By head, or devices would ask another.
+    never = jnp.any((total < 0) & (mixed > 0), axis=3)  # (B, H, K)
+    never = never.any(axis=2, keepdims=True)
+    new = new.by_slots(lambda x, axis: jnp.where(never if x.ndim == 3 else never[..., None], 0, x))
     mixed = _join_heads((mixed / total).astype(dtype))
     return mixed, write(cache, new, start)
 
@@ -369,7 +405,7 @@ def at_once(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Array
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """(B, K, H·D) → (B, H, K, D); a fused projection has the heads of all its parts in H."""
+    """(B, K, H·D) → (B, H, K, D)."""
     return jnp.moveaxis(x.reshape(*x.shape[:2], heads, x.shape[-1] // heads), 1, 2)
 
 
@@ -381,21 +417,16 @@ def write(cache: KV, new: KV, start: Array) -> KV:
       new: of K.
       start: (B,) int32, ≥ 0 (a negative start would wrap to the end of the buffer).
     """
-    batch, _, length, _ = new.values.shape
-    rows = jnp.arange(batch)[:, None]
-    slots = start[:, None] + jnp.arange(length)[None, :]
-    keys, values = new.keys.astype(cache.keys.dtype), new.values.astype(cache.values.dtype)
-    # Advanced indices around slices put their axes first: what is set is (B, K, H, D).
-    written = KV(
-        cache.keys.at[rows, :, :, slots].set(jnp.moveaxis(keys, 3, 1), mode="drop"),
-        cache.values.at[rows, :, slots].set(jnp.moveaxis(values, 2, 1), mode="drop"),
-    )
-    for name in SCALES:
-        scale, part = getattr(cache, name), getattr(new, name)
-        if scale is not None:
-            scale = scale.at[rows, :, slots].set(jnp.moveaxis(part, 2, 1), mode="drop")
-            written = written._replace(**{name: scale})
-    return written
+    slots = jnp.arange(new.values.shape[2])
+
+    def one(cache: KV, new: KV, first: Array) -> KV:
+        def put(x, axis, part):
+            return x.at[_at(axis, first + slots)].set(part.astype(x.dtype), mode="drop")
+
+        return cache.by_slots(put, new)
+
+    # By row, so that the compiler sees that rows on different devices have nothing to exchange.
+    return jax.vmap(one)(cache, new, start)
 
 
 def compact(cache: KV, start: Array, path: Array) -> KV:
@@ -404,17 +435,21 @@ def compact(cache: KV, start: Array, path: Array) -> KV:
     Args:
       path: (B, D) int32.
     """
-    rows = jnp.arange(len(path))[:, None]
-    place, to = start[:, None] + path, start[:, None] + 1 + jnp.arange(path.shape[1])[None, :]
-    copied = KV(
-        cache.keys.at[rows, :, :, to].set(cache.keys[rows, :, :, place], mode="drop"),
-        cache.values.at[rows, :, to].set(cache.values[rows, :, place], mode="drop"),
-    )
-    for name in SCALES:
-        if (scale := getattr(cache, name)) is not None:
-            scale = scale.at[rows, :, to].set(scale[rows, :, place], mode="drop")
-            copied = copied._replace(**{name: scale})
-    return copied
+
+    def one(cache: KV, first: Array, path: Array) -> KV:
+        place, to = first + path, first + 1 + jnp.arange(len(path))
+
+        def copied(x, axis):
+            return x.at[_at(axis, to)].set(x[_at(axis, place)], mode="drop")
+
+        return cache.by_slots(copied)
+
+    return jax.vmap(one)(cache, start, path)
+
+
+def _at(axis: int, slots: Array) -> tuple:
+    """The index of some slots along an axis that is counted from the end."""
+    return (..., slots, *[slice(None)] * (-1 - axis))
 
 
 def empty(batch: int, heads: int, length: int, head_size: int, dtype=jnp.float32) -> KV:
@@ -485,6 +520,7 @@ class Decoder(nnx.Module):
     input_first: bool  # of the head; see `arrange`
     embedding_scale: nnx.Param | None = None  # (V,) float32, of an embedding in int8
     head_scale: nnx.Param | None = None  # of a head of its own in int8
+    split: bool = False  # embedding and head, over the devices of a mesh; see `sharding.split`
     int8_cache: bool = False  # whether caches, and the encoder's keys and values, are in int8
 
     @property
@@ -580,7 +616,7 @@ class Decoder(nnx.Module):
         """
         wide = np.promote_types(hidden.dtype, jnp.float32)
         head, scale = self.turned_weight()[...], self.turned_scale()
-        return project(hidden, head, self.input_first, wide, scale)
+        return project(hidden, head, self.input_first, wide, scale, self.split)
 
     def embed(self, tokens: Array) -> Array:
         """(B, K) → (B, K, E). A tied embedding lies as the head does."""

@@ -21,6 +21,7 @@ from specjax.models.layers import (
     CausalBias,
     Decoder,
     DecoderOnly,
+    Fused,
     Linear,
     RMSNorm,
     attend_and_write,
@@ -207,9 +208,9 @@ class SelfAttention(nnx.Module):
         """`inputs`: the width of what is read; 0: the model's."""
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         width, size = config.hidden_size, config.head_dim
-        self.qkv = Linear(
+        self.qkv = Fused(
             inputs or width,
-            (self.heads + 2 * self.kv_heads) * size,
+            (self.heads * size, self.kv_heads * size, self.kv_heads * size),
             INITIAL_STD,
             bias=config.qkv_bias or config.attention_bias,
             rngs=rngs,
@@ -233,9 +234,8 @@ class SelfAttention(nnx.Module):
 
     def project(self, x: Array, rotation: Rotation) -> tuple[Array, KV]:
         """(B, K, E) → queries (B, kv_heads, G·K, D), scaled, and keys and values of K slots."""
-        parts = split_heads(self.qkv(x), self.heads + 2 * self.kv_heads)
-        ends = [self.heads, self.heads + self.kv_heads]
-        queries, keys, values = jnp.split(parts, ends, axis=1)
+        heads = self.heads, self.kv_heads, self.kv_heads
+        queries, keys, values = map(split_heads, self.qkv(x), heads)
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
         queries, keys = rotation(queries) * queries.shape[-1] ** -0.5, rotation(keys)
@@ -265,11 +265,11 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: LlamaConfig, *, rngs, dtype):
         width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.input = Linear(width, 2 * inner, INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
+        self.input = Fused(width, 2 * (inner,), INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
         self.output = Linear(inner, width, INITIAL_STD, bias=bias, rngs=rngs, dtype=dtype)
 
     def __call__(self, x: Array) -> Array:
-        gate, value = jnp.split(self.input(x), 2, axis=-1)
+        gate, value = self.input(x)
         return self.output(jax.nn.silu(gate) * value)
 
 

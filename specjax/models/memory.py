@@ -4,6 +4,7 @@ Nothing is allocated here. `decoding.needed` gives the `Need` of a run, of model
 of outlines (`hub.outline`), whose parameters are shapes.
 """
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,9 +45,18 @@ def temporaries(compiled: jax.stages.Compiled) -> int:
 
 
 def nbytes(tree: Any) -> int:
-    """Of all arrays, or shapes of arrays, in a pytree. What several parts share counts once."""
+    """Of all arrays, or shapes of arrays, in a pytree. What several parts share counts once.
+
+    Of what lies on a mesh: the bytes on one of its devices.
+    """
     leaves = {id(leaf): leaf for leaf in jax.tree.leaves(tree)}
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
+    return sum(math.prod(_held(leaf)) * leaf.dtype.itemsize for leaf in leaves.values())
+
+
+def _held(leaf: Any) -> tuple[int, ...]:
+    """The shape of what one device has of an array."""
+    sharding = getattr(leaf, "sharding", None)
+    return leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
 
 
 def dtype_of(tree: Any) -> np.dtype:
@@ -74,14 +84,18 @@ def memory_free(device: jax.Device | None = None) -> int | None:
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
 
 
-def check_fits(what: str, needed: int, way_out: str, device: jax.Device | None = None) -> None:
+def check_fits(
+    what: str, needed: int, way_out: str, device: jax.Device | None = None, times: int = 1
+) -> None:
     """ValueError that names both numbers if the device certainly cannot hold `needed` bytes.
 
     Args:
       what: is to be held, for the message: the beginning of a sentence.
       device: default: where jax puts new arrays.
+      times: devices of one machine that each need as much: those of a CPU share its memory.
     """
     device = devices.find(device)
+    needed *= times if device.platform == "cpu" else 1
     free = memory_free(device)
     if free is not None and needed > free:
         place = "this machine" if device.platform == "cpu" else f"the device {device}"

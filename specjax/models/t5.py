@@ -21,6 +21,7 @@ from specjax.models.layers import (
     MASKED,
     CausalBias,
     Decoder,
+    Fused,
     Linear,
     RMSNorm,
     attend,
@@ -119,7 +120,7 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, config: T5Config, *, rngs, dtype):
         width, inner = config.d_model, config.num_heads * config.d_kv
-        self.qkv = Linear(width, 3 * inner, width**-0.5, rngs=rngs, dtype=dtype)
+        self.qkv = Fused(width, 3 * (inner,), width**-0.5, rngs=rngs, dtype=dtype)
         # T5 folds attention's 1/√D into the initial scale of the queries.
         first = self.qkv.weight[...]
         self.qkv.weight[...] = first.at[:inner].multiply(config.d_kv**-0.5)
@@ -138,7 +139,7 @@ class SelfAttention(nnx.Module):
         return self.output(mixed), cache
 
     def _project(self, x: Array) -> list[Array]:
-        return jnp.split(split_heads(self.qkv(x), 3 * self.heads), 3, axis=1)
+        return [split_heads(part, self.heads) for part in self.qkv(x)]
 
 
 class CrossAttention(nnx.Module):
@@ -148,13 +149,13 @@ class CrossAttention(nnx.Module):
         width, inner = config.d_model, config.num_heads * config.d_kv
         query_std = (width * config.d_kv) ** -0.5
         self.query = Linear(width, inner, query_std, rngs=rngs, dtype=dtype)
-        self.kv = Linear(width, 2 * inner, width**-0.5, rngs=rngs, dtype=dtype)
+        self.kv = Fused(width, 2 * (inner,), width**-0.5, rngs=rngs, dtype=dtype)
         self.output = Linear(inner, width, inner**-0.5, rngs=rngs, dtype=dtype)
         self.heads = config.num_heads
 
     def project(self, encoded: Array) -> KV:
         """(B, S, E) → keys and values of S slots."""
-        return KV.of(*jnp.split(split_heads(self.kv(encoded), 2 * self.heads), 2, axis=1))
+        return KV.of(*(split_heads(part, self.heads) for part in self.kv(encoded)))
 
     def __call__(self, x: Array, kv: KV, bias: Array) -> Array:
         """(B, K, E) → (B, K, E)."""
@@ -167,16 +168,14 @@ class FeedForward(nnx.Module):
     def __init__(self, config: T5Config, *, rngs, dtype):
         self.gated = config.feed_forward_proj.startswith("gated-")
         self.activation = config.feed_forward_proj
-        inner = config.d_ff * (2 if self.gated else 1)
-        self.input = Linear(config.d_model, inner, config.d_model**-0.5, rngs=rngs, dtype=dtype)
+        parts = (config.d_ff,) * (2 if self.gated else 1)
+        self.input = Fused(config.d_model, parts, config.d_model**-0.5, rngs=rngs, dtype=dtype)
         self.output = Linear(config.d_ff, config.d_model, config.d_ff**-0.5, rngs=rngs, dtype=dtype)
 
     def __call__(self, x: Array) -> Array:
-        inner, activation = self.input(x), ACTIVATIONS[self.activation]
-        if self.gated:
-            gate, value = jnp.split(inner, 2, axis=-1)
-            return self.output(activation(gate) * value)
-        return self.output(activation(inner))
+        first, *others = self.input(x)
+        inner = ACTIVATIONS[self.activation](first)
+        return self.output(inner * others[0] if self.gated else inner)
 
 
 class EncoderLayer(nnx.Module):

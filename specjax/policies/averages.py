@@ -22,6 +22,8 @@ class Tuned(NamedTuple):
 class GammaTune(Policy):
     """γ ← a + 2 where a = γ tokens were accepted; else ⌈average⌉, average ← .7·average + .3·a."""
 
+    carries = True
+
     gamma: Int[Array, ""]  # of the first round, and the first average
     memory: Float[Array, ""]
 
@@ -64,6 +66,8 @@ class Average(Policy):
 
     SGLang averages over the batch; here each row has its own e.
     """
+
+    carries = True
 
     tiers: Int[Array, " N"]  # ascending
     first: Int[Array, ""]  # an index

@@ -51,6 +51,8 @@ class Ucb(Policy):
     Arms that were never played come first, in random order.
     """
 
+    carries = True
+
     prices: Prices | None
     width: Float[Array, ""]
 
@@ -58,6 +60,9 @@ class Ucb(Policy):
         round_prices(self.prices, gamma_max)
         none = jnp.zeros((*keys.shape, gamma_max), jnp.float32)
         return Played(jnp.zeros(keys.shape, jnp.int32), none, none, salts(keys))
+
+    def inherit(self, fresh, past, rows):
+        return super().inherit(fresh, past, rows)._replace(salt=fresh.salt)
 
     def begin(self, state, gamma_max):
         count = jnp.sum(state.plays, axis=1)
@@ -101,6 +106,8 @@ class Exp3(Policy):
     divided by its probability, so that the sums have the right mean for every arm.
     """
 
+    carries = True
+
     prices: Prices | None
     rate: Float[Array, ""]
 
@@ -108,6 +115,9 @@ class Exp3(Policy):
         round_prices(self.prices, gamma_max)
         zeros = jnp.zeros(keys.shape, jnp.int32)
         return Weighed(zeros, jnp.zeros((*keys.shape, gamma_max), jnp.float32), zeros, salts(keys))
+
+    def inherit(self, fresh, past, rows):
+        return super().inherit(fresh, past, rows)._replace(salt=fresh.salt)
 
     def begin(self, state, gamma_max):
         arm = draw(noise_keys(state.salt, state.rounds), self.probs(state))
@@ -148,6 +158,7 @@ class Hedge(Policy):
     """
 
     needs_shorter = True
+    carries = True
 
     prices: Prices | None
     rate: Float[Array, ""]
@@ -157,6 +168,9 @@ class Hedge(Policy):
         zeros = jnp.zeros(keys.shape, jnp.int32)
         loss = jnp.zeros((*keys.shape, gamma_max + 1), jnp.float32)
         return Weighed(zeros, loss, zeros, salts(keys))
+
+    def inherit(self, fresh, past, rows):
+        return super().inherit(fresh, past, rows)._replace(salt=fresh.salt)
 
     def begin(self, state, gamma_max):
         arm = draw(noise_keys(state.salt, state.rounds), self.probs(state))

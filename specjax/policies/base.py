@@ -4,8 +4,8 @@ A policy says how long the next draft may be, whether to draft one token more, a
 taught it. Lengths are data: γ_max is static, and nothing recompiles. What a policy may see decides
 whether the output's distribution stays the target's: `keep_drafting` is asked before the token
 exists, and `go_on` cannot take back the token that it is told of, so a policy cannot look at a
-token and drop it. Its leaves have a row for each row of the batch, and rows never look at each
-other.
+token and drop it. A state's leaves have a row for each row of the batch, and rows do not look at
+each other unless the policy says so (`reads_batch`).
 """
 
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key, UInt32
 
+from specjax.pytrees import averaged
 from specjax.rounds import Round
 
 
@@ -48,10 +49,16 @@ class Policy(Protocol):
       goes with acceptance rules that reveal it.
     fixed: whether it drafts equally many tokens in every round, whatever it sees. On an accelerator
       the loop then calls the drafter γ_max times in every round, and never asks whether to go on.
+    reads_batch: whether what it decides for a row depends on past rounds of other rows. At
+      temperatures above 0 the row's tokens then depend on its neighbours; its distribution does
+      not.
+    carries: whether what it has learned may begin the next batch of a run (`inherit`).
     """
 
     needs_shorter: ClassVar[bool] = False
     fixed: ClassVar[bool] = False
+    reads_batch: ClassVar[bool] = False
+    carries: ClassVar[bool] = False
 
     def init(self, keys: Key[Array, " B"], gamma_max: int) -> Any:
         """The state before the first round. The keys are the policy's own, one for each row."""
@@ -94,6 +101,18 @@ class Policy(Protocol):
     def update(self, state: Any, round_: Round) -> Any:
         """After a round: what was learned."""
         return state
+
+    def inherit(self, fresh: Any, past: Any, rows: Bool[Array, " A"]) -> Any:
+        """The state before the first round, where a run carries over what earlier batches taught.
+
+        By default the means over the rows of the last batch, if the policy `carries`.
+
+        Args:
+          fresh: what `init` gave for this batch.
+          past: the state at the end of the last batch, of A rows.
+          rows: of these, the ones that were no padding.
+        """
+        return averaged(fresh, past, rows) if self.carries else fresh
 
 
 def within_a_draft(policy: Policy) -> bool:

@@ -30,6 +30,8 @@ class Confidence(Policy):
     token and its probability; here they are counted in 20 bins.
     """
 
+    carries = True
+
     threshold: Float[Array, ""]  # of the first rounds
 
     def init(self, keys, gamma_max):

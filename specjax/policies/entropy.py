@@ -56,6 +56,8 @@ class AdaEdl(Policy):
     parts of the old λ.
     """
 
+    carries = True
+
     scale: Float[Array, ""]
     bar: Float[Array, ""]  # λ of the first round
     goal: Float[Array, ""]

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from specjax.policies.base import Policy, where_active
 from specjax.policies.prices import Prices, required
 from specjax.pytrees import pytree
+from specjax.rounds import Round
 from specjax.sampling import argmax
 from specjax.support.ranges import number
 
@@ -35,6 +36,8 @@ class Goodput(Policy):
     that stopped drafting tries again.
     """
 
+    carries = True
+
     prices: Prices
     prior: Float[Array, ""]  # α before any evidence
     weight: Float[Array, ""]  # how many tested tokens the prior is worth
@@ -49,12 +52,7 @@ class Goodput(Policy):
         return state, argmax(self.rate(state, gamma_max))
 
     def update(self, state, round_):
-        tested = jnp.sum(round_.tested, axis=1)  # the first rejected one included
-        new = Tally(
-            self.memory * state.accepted + round_.accepted.astype(jnp.float32),
-            self.memory * state.tested + tested.astype(jnp.float32),
-        )
-        return where_active(round_, new, state)
+        return where_active(round_, add(state, self.memory, round_), state)
 
     def alpha(self, state: Tally) -> Float[Array, " B"]:
         """The estimate for each row."""
@@ -63,10 +61,19 @@ class Goodput(Policy):
     def rate(self, state: Tally, gamma_max: int) -> Float[Array, "B K"]:
         """Tokens per time that are expected of 0 … γ_max drafted tokens."""
         price = self.prices.rounds(gamma_max)
-        return _tokens(self.alpha(state)[:, None], np.arange(len(price))[None]) / price[None]
+        return expected(self.alpha(state)[:, None], np.arange(len(price))[None]) / price[None]
 
 
-def _tokens(alpha: Float[Array, "..."], drafted: np.ndarray) -> Float[Array, "..."]:
+def add(tally: Tally, memory: Float[Array, ""], round_: Round) -> Tally:
+    """With a round more."""
+    tested = jnp.sum(round_.tested, axis=1)  # the first rejected one included
+    return Tally(
+        memory * tally.accepted + round_.accepted.astype(jnp.float32),
+        memory * tally.tested + tested.astype(jnp.float32),
+    )
+
+
+def expected(alpha: Float[Array, "..."], drafted: np.ndarray) -> Float[Array, "..."]:
     """1 + α + … + αᵏ in closed form: an element at a time, it costs no operation of its own."""
     count, short = (drafted + 1).astype(np.float32), 1 - alpha
     ratio = -jnp.expm1(count * jnp.log1p(-short)) / jnp.where(short > 0, short, 1.0)
@@ -77,10 +84,13 @@ def goodput(
     prices: Prices, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9
 ) -> Goodput:
     """SmartSpec's rule for each row, with a table from `specjax.policies.prices`."""
-    return Goodput(*_checked(prices, prior, weight, memory))
+    return Goodput(*checked(prices, prior, weight, memory))
 
 
-def _checked(prices, prior, weight, memory):
+def checked(
+    prices: Prices | None, prior: float, weight: float, memory: float
+) -> tuple[Prices, Array, Array, Array]:
+    """The fields of `Goodput`; ValueError for a number out of range."""
     return (
         required(prices),
         jnp.float32(number("prior", prior, "[0, 1]")),
@@ -165,70 +175,4 @@ def first_descent(
     prices: Prices, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9
 ) -> FirstDescent:
     """Goodput by this round's confidences, with a table from `specjax.policies.prices`."""
-    return FirstDescent(*_checked(prices, prior, weight, memory))
-
-
-class Ahead(NamedTuple):
-    """What past rounds taught, and which chances make the next token worth its time, behind
-    0, 1, … more that are certain: its own by its distribution, and, before it has a distribution,
-    that of all so far.
-    """
-
-    tally: Tally
-    bars: Float[Array, "B 2 K"]
-
-
-@pytree
-class Lookahead(Goodput):
-    """Goes on while some longer draft, be it by one token or by many, promises more than its time
-    is worth.
-
-    With n tokens drafted, k more are expected to bring S·p·(1 + α + … + αᵏ⁻¹) tokens and take
-    price(n + k) − price(n) − c: the drafter has run for the first of them, so that its distribution
-    is known. Time is worth what goodput would make of it, max (1 + α + … + αᵏ)/price(k). S, the
-    chance that all n are accepted, is the product of the beliefs in them, and p the largest
-    probability of the distribution: the drafter is taken at its word. α is that of past rounds.
-
-    The drafter is called if that would pay, were the distribution to tell whether its token is
-    accepted: it says yes with the chance α, so that a yes takes c/α, and S·(1 + α + … + αᵏ⁻¹)
-    tokens follow. In a round where goodput would draft nothing it is not called.
-    """
-
-    def init(self, keys, gamma_max):
-        bars = jnp.zeros((*keys.shape, 2, gamma_max + 1), jnp.float32)
-        return Ahead(super().init(keys, gamma_max), bars)
-
-    def begin(self, state, gamma_max):
-        price, c = self.prices.rounds(gamma_max), self.prices.draft
-        alpha, rate = self.alpha(state.tally), self.rate(state.tally, gamma_max)
-        best = jnp.max(rate, axis=1)
-        now = np.arange(len(price))[:, None]
-        more = now.T - now  # k, by n and n + k
-        time = jnp.where(more > 0, price[None, :] - price[:, None] - c, jnp.inf)
-        call = jnp.stack([jnp.zeros_like(alpha), c / alpha], axis=1)[:, :, None, None]
-        speedup = _tokens(alpha[:, None, None, None], np.maximum(more - 1, 0)[None, None])
-        bars = jnp.min((time[None, None] + call) / speedup, axis=3) * best[:, None, None]
-        return Ahead(state.tally, bars), jnp.where(best > rate[:, 0], len(price) - 1, 0)
-
-    def keep_drafting(self, state, seen):
-        return state, seen.drafting & (seen.top1 > state.bars[:, 0, 0])
-
-    def go_on(self, state, drafting, confidence):
-        left = jnp.pad(state.bars[:, :, 1:], ((0, 0), (0, 0), (0, 1)), constant_values=jnp.inf)
-        bars = left / jnp.exp(confidence)[:, None, None]
-        return Ahead(state.tally, bars), drafting & (bars[:, 1, 0] < 1)
-
-    def update(self, state, round_):
-        return Ahead(super().update(state.tally, round_), state.bars)
-
-
-def lookahead(
-    prices: Prices, prior: float = 0.95, weight: float = 4.0, memory: float = 0.9
-) -> Lookahead:
-    """Our own: goodput's length, cut short by this round's beliefs.
-
-    It is lossless: whether token i is drafted depends on its distribution, on tokens before it,
-    which stay, and on past rounds. `prior` should be an α at which drafting pays, or a row that has
-    stopped does not try again.
-    """
-    return Lookahead(*_checked(prices, prior, weight, memory))
+    return FirstDescent(*checked(prices, prior, weight, memory))

@@ -13,6 +13,8 @@ from specjax.support.ranges import whole
 class Heuristic(Policy):
     """γ ← γ + 2 where all drafted tokens were accepted, else max(1, γ − 1). The state is γ."""
 
+    carries = True
+
     gamma: Int[Array, ""]  # of the first round
 
     def init(self, keys, gamma_max):

@@ -55,6 +55,16 @@ class Logged(Policy):
         """See `Policy`."""
         return self.inner.fixed
 
+    @property
+    def reads_batch(self) -> bool:  # type: ignore[override]
+        """See `Policy`."""
+        return self.inner.reads_batch
+
+    @property
+    def carries(self) -> bool:  # type: ignore[override]
+        """See `Policy`."""
+        return self.inner.carries
+
     def init(self, keys, gamma_max):
         count = jnp.zeros(keys.shape, jnp.int32)
         slots = jnp.zeros((*keys.shape, gamma_max), jnp.float32)
@@ -62,6 +72,9 @@ class Logged(Policy):
         each = jnp.zeros((*keys.shape, self.rounds, gamma_max), jnp.float32)
         lines = Lines(numbers, numbers, numbers, numbers, each, each)
         return Log(self.inner.init(keys, gamma_max), count, count, slots, lines)
+
+    def inherit(self, fresh, past, rows):
+        return fresh._replace(inner=self.inner.inherit(fresh.inner, past.inner, rows))
 
     def begin(self, state, gamma_max):
         inner, allowed = self.inner.begin(state.inner, gamma_max)

@@ -50,6 +50,8 @@ class BestNodes(Policy):
     nodes are drafted, so that those that were left out are judged again.
     """
 
+    carries = True
+
     prices: Prices  # of rounds, by nodes
     memory: Float[Array, ""]  # of the evidence, how much a round leaves
     every: Int[Array, ""]  # rounds from one whole tree to the next

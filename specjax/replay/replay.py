@@ -89,11 +89,14 @@ def first_rejections(rollouts: Rollouts, keys: Key[Array, " N"]) -> Int[Array, "
     return jax.lax.cummin(here, axis=1, reverse=True)
 
 
-def walk(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed:
-    """Rounds of every output under a policy.
+def walk(
+    policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"], past: Any = None
+) -> tuple[Replayed, Any]:
+    """Rounds of every output under a policy, and its state at their end.
 
     Args:
       keys: one for each output, as a real run's rows have them.
+      past: the state of a single row, to begin with what it learned.
     """
     gamma_max, rows = rollouts.gamma_max, jnp.arange(len(rollouts.emitted))
     emitted, rejections = rollouts.emitted, first_rejections(rollouts, keys)
@@ -151,6 +154,7 @@ def walk(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed
             ratio=jnp.exp(jnp.minimum(target - draft, 0.0)),
             confidence=confidence,
             submitted=slots < drafted[:, None],
+            left=jnp.where(length + gained < emitted, rollouts.budget - length - gained, 0),
         )
         found = Replayed(
             _count(live, found.drafted, drafted),
@@ -161,9 +165,30 @@ def walk(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed
         return length + gained, policy.update(state, stats), found
 
     none = jnp.zeros((len(emitted), gamma_max + 1), jnp.int32)
-    state = policy.init(smp.fold(keys, zeros, Purpose.POLICY), gamma_max)
+    state = first_state(policy, keys, gamma_max)
+    if past is not None:
+        state = policy.inherit(state, past, jnp.ones((1,), bool))
     start = zeros, state, Replayed(none, none, zeros, jnp.ones_like(emitted))
-    return jax.lax.while_loop(more, one_round, start)[2]
+    _, state, found = jax.lax.while_loop(more, one_round, start)
+    return found, state
+
+
+def first_state(policy: Policy, keys: Key[Array, " N"], gamma_max: int) -> Any:
+    """The policy's, as the loop makes it."""
+    zeros = jnp.zeros(keys.shape, jnp.int32)
+    return policy.init(smp.fold(keys, zeros, Purpose.POLICY), gamma_max)
+
+
+def walk_in_turn(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed:
+    """The same at batch 1, each output beginning with what the one before taught."""
+
+    def one(past, at):
+        here = partial(jax.lax.dynamic_slice_in_dim, start_index=at, slice_size=1)
+        found, state = walk(policy, jax.tree.map(here, rollouts), here(keys), past)
+        return state, jax.tree.map(lambda x: x[0], found)
+
+    count = jnp.arange(len(rollouts.emitted), dtype=jnp.int32)
+    return jax.lax.scan(one, first_state(policy, keys[:1], rollouts.gamma_max), count)[1]
 
 
 def _at(rows, where, slot, field):
@@ -183,6 +208,7 @@ def replay(
     *,
     draws: int = 1,
     at_once: int = 32,
+    carry: bool = False,
 ) -> Replayed:
     """What each of S policies would have done, (S, N, G+1), summed over draws.
 
@@ -193,10 +219,18 @@ def replay(
       draws: how many times the chances of acceptance are settled for each output; at temperature 0
         they are 0 or 1.
       at_once: policies side by side, which memory bounds.
+      carry: outputs one after the other, each beginning with what policies learned before it, as in
+        `generate(..., batch_size=1, carry=True)`.
 
     Raises:
-      ValueError: a policy that reads what was not recorded.
+      ValueError: a policy that reads what was not recorded, or that reads its batch.
     """
+    for policy in policies:
+        if policy.reads_batch:
+            raise ValueError(
+                f"{type(policy).__name__} reads its batch, and outputs are replayed as rows of one "
+                "that never was: time it by experiments.batch."
+            )
     keys = _draw_keys(rollouts, key, draws)
     kinds: dict[Any, list[int]] = {}
     for i, policy in enumerate(policies):
@@ -207,16 +241,19 @@ def replay(
     for alike in kinds.values():
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(policies[i] for i in alike))
         each = jnp.arange(len(alike))  # a policy without numbers has nothing to be mapped over
-        found = _side_by_side((each, stacked), rollouts, keys, at_once=at_once)
+        found = _side_by_side((each, stacked), rollouts, keys, at_once=at_once, carry=carry)
         parts.append(jax.device_get(found))
     back = np.argsort([i for alike in kinds.values() for i in alike])
     return jax.tree.map(lambda *counts: np.concatenate(counts)[back], *parts)
 
 
-@partial(jax.jit, static_argnames="at_once")
-def _side_by_side(numbered, rollouts, keys, *, at_once):
+@partial(jax.jit, static_argnames=("at_once", "carry"))
+def _side_by_side(numbered, rollouts, keys, *, at_once, carry):
+    def alone(policy, keys):
+        return walk_in_turn(policy, rollouts, keys) if carry else walk(policy, rollouts, keys)[0]
+
     def one(numbered_policy):
-        each = jax.vmap(walk, in_axes=(None, None, 0))(numbered_policy[1], rollouts, keys)
+        each = jax.vmap(alone, in_axes=(None, 0))(numbered_policy[1], keys)
         return jax.tree.map(partial(jnp.sum, axis=0), each)
 
     return jax.lax.map(one, numbered, batch_size=at_once)

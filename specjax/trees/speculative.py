@@ -24,7 +24,7 @@ from specjax.pytrees import pytree
 from specjax.rounds import Round
 from specjax.sampling import Sampling
 from specjax.speculative import Contexts, Dice, dice_for, score, start
-from specjax.state import State, commit, is_finite
+from specjax.state import State, commit, is_finite, left
 from specjax.trees import drafting
 from specjax.trees.nodes import Nodes, layout, lineage, path_to, reach, taken
 from specjax.trees.rules import TreeRule, of_chain
@@ -140,6 +140,7 @@ def step(
         ratio=ratio,
         confidence=taken(_belief_below(nodes), seen[:, :-1]),
         submitted=slot < tested[:, None],
+        left=left(after),
         target_logprobs=logprobs,
         hidden=hidden,
         stop=endings.stop,

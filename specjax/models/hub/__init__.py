@@ -8,29 +8,43 @@ itself.
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import json
 import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from specjax import devices
+from specjax.models import sharding
 from specjax.models.hub import gpt, llama, spiece, t5, t5x_files
 from specjax.models.hub.config_json import check_fields
 from specjax.models.hub.safetensors_files import read_metadata, write_file
-from specjax.models.hub.tensors import Held, Tensor, read_into, read_json, read_rounded
+from specjax.models.hub.tensors import (
+    Held,
+    Tensor,
+    Turned,
+    read_into,
+    read_json,
+    read_rounded,
+    read_scales,
+)
 from specjax.models.hub.weights import SAFETENSORS, find_tensors, wanted
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import M, arrange, quantise_weights
 from specjax.models.memory import check_fits, dtype_of, nbytes
+from specjax.models.sharding import Placement, turned_paths
 from specjax.support import files
 
 
@@ -126,6 +140,8 @@ def load(
     device: jax.Device | str | None = None,
     weights: str | None = None,
     cache: str | None = None,
+    mesh: Mesh | str | None = None,
+    replicate: bool = False,
 ) -> Checkpoint:
     """Load a model, its config and its tokenizer.
 
@@ -143,30 +159,55 @@ def load(
         another one then, and its outputs follow its own distribution. None: `dtype`.
       cache: "int8": keys and values are kept in 8 bits, those of the encoder too, with a scale for
         each position and head. None: `dtype`.
+      mesh: several devices, over which the parameters are split: a `jax.sharding.Mesh` with axes
+        "data" and "model", or "data=2,model=4". Each device reads its part (docs/scale.md).
+      replicate: whether every device of the mesh has the whole model, as suits a draft.
 
     Raises:
       FileNotFoundError: there is no such directory or hub name, or a file of it is missing.
       ValueError: the model type is not supported, a file is damaged or does not fit its config, or
-        the device has not the memory for the parameters, or there is no such device.
+        the device has not the memory for the parameters, or there is no such device or mesh.
     """
-    checkpoint, module, tensors = _outline(name, dtype, device, weights, cache)
-    dtype = dtype_of(checkpoint.model)
+    placement = _placement(mesh, replicate, device)
+    checkpoint, module, tensors = _outline(name, dtype, device, weights, cache, placement)
+    model = checkpoint.model
+    dtype = dtype_of(model)
     narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
     if not weights:
         narrower += f"{' or' if narrower else ', load it'} with weights='int8'"
+    found, times = devices.find(device), 1
+    if placement is not None:
+        found, times = sharding.held_by(model)
     check_fits(
         f"The parameters of {name} in {weights or dtype.name}",
-        nbytes(checkpoint.model),
+        nbytes(model),
         f"Choose a smaller model{narrower}, or free memory first.",
-        device=devices.find(device),
+        device=found,
+        times=times,
     )
-    family, found = FAMILIES[checkpoint.config.model_type], devices.find(device)
+    family = FAMILIES[checkpoint.config.model_type]
     names = family.tensor_names(checkpoint.config)
-    placed = None if device is None else found
-    full = _read_params(module, names, tensors, family.turned, placed)
-    vocab_size = checkpoint.model.vocab_size
-    model = LanguageModel.of(full, vocab_size, platform=found.platform)
+    if model.placement is None:
+        placed = None if device is None else found
+        full = _read_params(module, names, tensors, family.turned, placed)
+    else:
+        full = _read_shards(module, names, tensors, family.turned, model.placement)
+    model = LanguageModel.of(
+        full, model.vocab_size, platform=found.platform, placement=model.placement
+    )
     return dataclasses.replace(checkpoint, model=model)
+
+
+def _placement(
+    mesh: Mesh | str | None, replicate: bool, device: jax.Device | str | None
+) -> Placement | None:
+    if mesh is None:
+        if replicate:
+            raise ValueError("replicate=True says how a model lies on a mesh: give one.")
+        return None
+    if device is not None:
+        raise ValueError(f"device={device!r} and mesh={mesh!r}: give one of them.")
+    return Placement(sharding.mesh_of(mesh), replicate)
 
 
 def outline(
@@ -176,13 +217,48 @@ def outline(
     device: jax.Device | str | None = None,
     weights: str | None = None,
     cache: str | None = None,
+    mesh: Mesh | str | None = None,
+    replicate: bool = False,
 ) -> Checkpoint:
     """What `load` would give, with shapes for parameters: only configs and headers are read.
 
-    Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs.
-    Arguments and errors are those of `load`, but for memory.
+    Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs, on a
+    mesh with their shardings. Arguments and errors are those of `load`, but for memory.
     """
-    return _outline(name, dtype, device, weights, cache)[0]
+    placement = _placement(mesh, replicate, device)
+    return _outline(name, dtype, device, weights, cache, placement)[0]
+
+
+def shapes(
+    config: Any,
+    *,
+    dtype: Any = jnp.float32,
+    weights: str | None = None,
+    cache: str | None = None,
+    platform: str | None = None,
+    placement: Placement | None = None,
+) -> LanguageModel:
+    """The outline of a model that a family's config describes. Nothing is read or allocated.
+
+    Args:
+      dtype: of the parameters.
+      weights: "int8", or None, as for `load`.
+      cache: the same.
+      platform: "cpu", "gpu" or "tpu", for which projections are laid out; None: that of the mesh,
+        or jax's own.
+      placement: on a mesh, which may be abstract; the leaves then carry their shardings.
+    """
+    family, narrow = FAMILIES[config.model_type], (weights, cache)
+    if placement is None:
+        platform = platform or devices.find().platform
+        module = _without_params(family, config, np.dtype(dtype), platform, *narrow)
+        return LanguageModel.of(module, platform=platform)
+    platform = platform or placement.first.platform
+    fitted, placement = sharding.fit(config, placement)
+    module = _without_params(family, fitted, np.dtype(dtype), platform, *narrow)
+    module = sharding.split(module, placement)
+    options: dict[str, Any] = {"platform": platform, "placement": placement}
+    return sharding.abstract(LanguageModel.of(module, config.vocab_size, **options))
 
 
 def _outline(
@@ -191,10 +267,11 @@ def _outline(
     device: jax.Device | str | None,
     weights: str | None = None,
     cache: str | None = None,
+    placement: Placement | None = None,
 ) -> tuple[Checkpoint, nnx.Module, dict[str, Tensor]]:
     """A checkpoint without weights, its module, and the tensors to fill that with."""
     check_narrow(weights=weights, cache=cache)
-    platform = devices.find(device).platform
+    platform = (devices.find(device) if placement is None else placement.first).platform
     directory = _locate(name)
     raw, generation, found = _read_configs(directory)
     family = _family(raw, directory)
@@ -208,15 +285,20 @@ def _outline(
     tokenizer = _load_tokenizer(directory)
     vocab_size = _real_vocab_size(tokenizer, config.vocab_size, directory)
     dtype = _choose_dtype(dtype, tensors, platform)
-    module = _without_params(family, config, dtype, platform, weights)
-    if cache:
-        module.int8_cache = True  # type: ignore[attr-defined]
+    module = _without_params(family, config, dtype, platform, weights, cache)
     _check_tensors(tensors, _wanted(module, family.tensor_names(config)), family.turned)
     with _naming(directory):
         max_source_len = _max_source_len(tokenizer, raw, config)
+    if placement is None:
+        model = LanguageModel.of(module, vocab_size, platform=platform)
+    else:
+        narrow = {"weights": weights, "cache": cache}
+        how: dict[str, Any] = {"dtype": dtype, "platform": platform, "placement": placement}
+        model = dataclasses.replace(shapes(config, **narrow, **how), vocab_size=vocab_size)
+        module = model.module()
     checkpoint = Checkpoint(
         name=str(name),
-        model=LanguageModel.of(module, vocab_size, platform=platform),
+        model=model,
         config=config,
         tokenizer=tokenizer,
         eos_ids=_eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"])),
@@ -252,7 +334,8 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
             "specjax.load gives without weights='int8', or copy the directory that it came from: "
             "weights are rounded as they are read, in no more memory."
         )
-    arrays = unfilled(module, family.tensor_names(checkpoint.config), family.turned)
+    names = family.tensor_names(checkpoint.config)
+    arrays = unfilled(module, names, family.turned, sharding.moved(checkpoint.model))
     tensors = {name: Held.of(array) for name, array in arrays.items()}
     _save(Path(directory), checkpoint, tensors, np.dtype(dtype))
 
@@ -279,18 +362,23 @@ def filled(
 
 
 def unfilled(
-    module: nnx.Module, names: Mapping[tuple, dict[str, int]], stored_turned: tuple[str, ...] = ()
+    module: nnx.Module,
+    names: Mapping[tuple, dict[str, int]],
+    stored_turned: tuple[str, ...] = (),
+    moved: Mapping[tuple, np.ndarray] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
     """What `filled` reads: a module's parameters under the names of their tensors.
 
     Args:
       names: as in `filled`.
       stored_turned: how the names of tensors end that the files hold as (in, out).
+      moved: of a module on a mesh; see `sharding.moved`.
     """
-    turned, found = _turned(module), {}
+    turned, found = turned_paths(module), {}
     for path, variable in nnx.to_flat_state(nnx.state(module)):
         array = np.asarray(variable[...])
-        for name, part in _split(array.T if path in turned else array, names[path]).items():
+        stacked = sharding.restored(array.T if path in turned else array, moved.get(path))
+        for name, part in _split(stacked, names[path]).items():
             found[name] = part.T if name.endswith(stored_turned) else part
     return found
 
@@ -468,8 +556,13 @@ def check_narrow(**options: str | None) -> None:
 
 
 def _without_params(
-    family: Family, config: Any, dtype: np.dtype, platform: str, weights: str | None
-) -> nnx.Module:
+    family: Family,
+    config: Any,
+    dtype: np.dtype,
+    platform: str,
+    weights: str | None = None,
+    cache: str | None = None,
+) -> Any:
     """A module with shapes for parameters; it is never built with weights of its own."""
 
     def build() -> nnx.Module:
@@ -479,19 +572,27 @@ def _without_params(
         )
         return quantise_weights(module) if weights else module
 
-    return nnx.eval_shape(build)
+    module = nnx.eval_shape(build)
+    if cache:
+        module.int8_cache = True
+    return module
 
 
 def _wanted(
     module: nnx.Module, names: Mapping[tuple, dict[str, int]]
 ) -> list[tuple[dict[str, int], tuple[int, ...]]]:
     """For each parameter its parts, and its shape as checkpoints have it."""
-    slots, turned = dict(nnx.to_flat_state(nnx.state(module))), _turned(module)
+    slots, turned = dict(nnx.to_flat_state(nnx.state(module))), turned_paths(module)
     return [
         (names[path], slot.shape[::-1] if path in turned else slot.shape)
         for path, slot in slots.items()
         if _weight_of(path, slots) is None
     ]
+
+
+def _scale_of(path: tuple) -> tuple:
+    """Where the scales are of a matrix in int8."""
+    return *path[:-1], f"{path[-1]}_scale"
 
 
 def _weight_of(path: tuple, slots: Mapping[tuple, Any]) -> tuple | None:
@@ -514,7 +615,7 @@ def _read_params(
       device: which they then stay on; None: jax's own choice, which may be moved.
     """
     graphdef, abstract = nnx.split(module)
-    slots, turned, filled = dict(nnx.to_flat_state(abstract)), _turned(module), {}
+    slots, turned, filled = dict(nnx.to_flat_state(abstract)), turned_paths(module), {}
 
     def place(path: tuple, out: np.ndarray) -> None:
         # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
@@ -524,31 +625,116 @@ def _read_params(
     for path, slot in slots.items():
         if _weight_of(path, slots) is not None:
             continue
+        parts = _parts(names[path], tensors, stored_turned)
         out = _aligned(slot.shape, slot.dtype)
-        parts = _split(out.T if path in turned else out, names[path])
-        scales: dict[str, np.ndarray] = {}
+        views = _split(out.T if path in turned else out, names[path])
         if slot.dtype == np.int8:
-            scale_path = *path[:-1], f"{path[-1]}_scale"
-            scale = _aligned(slots[scale_path].shape, np.dtype(np.float32))
-            scales = _split(scale, names[path])
-        for name, view in parts.items():
-            stored = name.endswith(stored_turned)
-            view = view.T if stored else view
-            if scales:
-                read_rounded(tensors[name], view, scales[name], channels=int(stored))
-            else:
-                read_into(tensors[name], view)
-        if scales:
+            scale_path = _scale_of(path)
+            scale = _aligned(slots[scale_path].shape, slots[scale_path].dtype)
+            for name, of_part in _split(scale, names[path]).items():
+                read_scales(parts[name], of_part)
+                read_rounded(parts[name], views[name], of_part)
             place(scale_path, scale)
+        else:
+            for name, view in views.items():
+                read_into(parts[name], view)
         place(path, out)
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
 
-def _turned(module: nnx.Module) -> set[tuple]:
-    """Paths of the parameters that `arrange` has transposed."""
-    nodes = list(nnx.iter_graph(module))
-    turned = {id(n.turned_weight()) for _, n in nodes if getattr(n, "input_first", False)}
-    return {path for path, node in nodes if id(node) in turned}
+def _read_shards(
+    module: M,
+    names: Mapping[tuple, dict[str, int]],
+    tensors: Mapping[str, Tensor],
+    stored_turned: tuple[str, ...],
+    placement: Placement,
+) -> M:
+    """The module with the files' parameters on a mesh: of each the parts that are held here."""
+    graphdef, abstract = nnx.split(module)
+    slots, turned, filled = dict(nnx.to_flat_state(abstract)), turned_paths(module), {}
+    specs, order = sharding.specs(module, placement), sharding.order(module, placement)
+
+    def place(path: tuple, part: Callable[..., np.ndarray]) -> None:
+        slot = slots[path]
+
+        @functools.cache  # what several devices have alike is read once
+        def read(*bounds):
+            return part(*itertools.starmap(slice, bounds))
+
+        def at(index):
+            axes = zip(index, slot.shape, strict=True)
+            return read(*(axis.indices(size)[:2] for axis, size in axes))
+
+        array = jax.make_array_from_callback(slot.shape, specs[path], at, dtype=slot.dtype)
+        filled[path] = slot.replace(jax.block_until_ready(array))
+
+    for path, slot in slots.items():
+        if _weight_of(path, slots) is not None:
+            continue
+        parts = _parts(names[path], tensors, stored_turned)
+        rows = order.get(path, np.arange(sum(tensor.shape[0] for tensor in parts.values())))
+        shards = _Shards(list(parts.values()), rows, slot.dtype, path in turned)
+        if slot.dtype == np.int8:
+            place(_scale_of(path), shards.scales)
+        place(path, shards.part)
+    return nnx.merge(graphdef, nnx.from_flat_state(filled))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shards:
+    """What devices hold of a parameter: rows of tensors that lie below one another."""
+
+    tensors: list[Tensor]
+    rows: np.ndarray  # of all of them, in the order in which the mesh has them; −1: padding
+    dtype: np.dtype
+    turned: bool
+    known: dict[tuple[int, int], np.ndarray] = dataclasses.field(default_factory=dict)  # scales
+
+    def part(self, *at: slice) -> np.ndarray:
+        """The numbers at a place of the parameter; rows of padding are zeros."""
+        out = _aligned(tuple(axis.stop - axis.start for axis in at), self.dtype)
+        first, *others = at[::-1] if self.turned else at
+        stacked = out.T if self.turned else out
+        stacked[self.rows[first] < 0] = 0
+        scale = self.scales(first) if self.dtype == np.int8 else None
+        for tensor, there, here in self._runs(first):
+            if scale is None:
+                read_into(tensor, stacked[here], (there, *others))
+            else:
+                read_rounded(tensor, stacked[here], scale[here], (there, *others))
+        return out
+
+    def scales(self, some: slice) -> np.ndarray:
+        """Those of some rows in int8, from whole rows, of which a device may hold a part; read
+        once.
+        """
+        at = some.start, some.stop
+        if at not in self.known:
+            out = _aligned((some.stop - some.start,), np.dtype(np.float32))
+            out[...] = 1
+            for tensor, there, here in self._runs(some):
+                read_scales(tensor, out[here], there)
+            self.known[at] = out
+        return self.known[at]
+
+    def _runs(self, some: slice) -> Iterator[tuple[Tensor, slice, slice]]:
+        """Of some rows, those that follow one another in a tensor: where there, where in them."""
+        rows, begin = self.rows[some], 0
+        for tensor in self.tensors:
+            mine = np.flatnonzero((begin <= rows) & (rows < begin + tensor.shape[0]))
+            for run in np.split(mine, np.flatnonzero(np.diff(rows[mine]) != 1) + 1):
+                if len(run):
+                    first = int(rows[run[0]]) - begin
+                    yield tensor, slice(first, first + len(run)), slice(run[0], run[-1] + 1)
+            begin += tensor.shape[0]
+
+
+def _parts(
+    names: Iterable[str], tensors: Mapping[str, Tensor], stored_turned: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """The tensors of a parameter, each as (out, in)."""
+    found = {name: tensors[name] for name in names}
+    return {n: Turned.of(t) if n.endswith(stored_turned) else t for n, t in found.items()}
 
 
 def _check_tensors(

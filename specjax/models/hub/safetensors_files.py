@@ -44,14 +44,20 @@ class SafeTensor(Tensor):
             with _open(self.file) as file:
                 yield (), file.get_tensor(self.name)
             return
-        length, *rest = self.shape
-        count = max(1, tensors.CHUNK // max(1, math.prod(rest) * self.dtype.itemsize))
-        others = [slice(0, size) for size in rest]
-        for begin in range(0, length, count):
-            end = min(begin + count, length)
+        yield from self.within(tuple(slice(0, size) for size in self.shape))
+
+    def within(self, part: At) -> Iterator[tuple[At, np.ndarray]]:
+        """A few rows at a time; of the file nothing else is read."""
+        rows, *others = part
+        lengths = [axis.stop - axis.start for axis in others]
+        count = max(1, tensors.CHUNK // max(1, math.prod(lengths) * self.dtype.itemsize))
+        whole = [slice(0, length) for length in lengths]
+        for begin in range(rows.start, rows.stop, count):
+            end = min(begin + count, rows.stop)
             with _open(self.file) as file:
-                rows = file.get_slice(self.name)[begin:end]
-            yield (slice(begin, end), *others), rows
+                piece = file.get_slice(self.name)[(slice(begin, end), *others)]
+            yield (slice(begin - rows.start, end - rows.start), *whole), piece
+            del piece
 
 
 def find(path: Path) -> dict[str, Tensor]:

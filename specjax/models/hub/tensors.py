@@ -47,6 +47,26 @@ class Tensor(abc.ABC):
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
         """All of its numbers once, a few megabytes at a time, each piece with its place."""
 
+    def within(self, part: At) -> Iterator[tuple[At, np.ndarray]]:
+        """The numbers of a part, each piece with its place in that part.
+
+        By default the whole tensor is read, and what lies outside the part is dropped at once.
+
+        Args:
+          part: slices with a begin and an end ≥ 0, one for each axis.
+        """
+        for at, piece in self.pieces():
+            lengths = zip(at, part, self.shape, strict=True)
+            shared, place = [], []
+            for here, wanted, size in lengths:
+                first, end, _ = here.indices(size)
+                begin, stop = max(first, wanted.start), min(end, wanted.stop)
+                shared.append(slice(begin - first, stop - first))
+                place.append(slice(begin - wanted.start, stop - wanted.start))
+            if all(axis.start < axis.stop for axis in shared):
+                yield tuple(place), piece[tuple(shared)]
+            del piece
+
 
 @dataclasses.dataclass(frozen=True)
 class Turned(Tensor):
@@ -62,6 +82,12 @@ class Turned(Tensor):
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
         """Those of the stored tensor, turned."""
         for at, piece in self.stored.pieces():
+            yield at[::-1], piece.T
+            del piece
+
+    def within(self, part: At) -> Iterator[tuple[At, np.ndarray]]:
+        """That of the stored tensor, turned."""
+        for at, piece in self.stored.within(part[::-1]):
             yield at[::-1], piece.T
             del piece
 
@@ -82,33 +108,38 @@ class Held(Tensor):
         yield tuple(slice(None) for _ in self.shape), self.array
 
 
-def read_into(tensor: Tensor, out: np.ndarray) -> None:
-    """Fill `out`, of the tensor's shape, in its own dtype and strides."""
-    for at, piece in tensor.pieces():
+def read_into(tensor: Tensor, out: np.ndarray, part: At | None = None) -> None:
+    """Fill `out`, of the shape of the tensor or of the part, in its own dtype and strides."""
+    for at, piece in tensor.pieces() if part is None else tensor.within(part):
         out[at] = piece
         del piece  # or it would be in memory beside the next
 
 
-def read_rounded(tensor: Tensor, out: np.ndarray, scale: np.ndarray, channels: int) -> None:
-    """Fill `out` in int8 and its scales, as `int8.quantise` has them.
+def read_scales(tensor: Tensor, out: np.ndarray, rows: slice = slice(None)) -> None:
+    """Fill `out` with the scale of each row of a matrix, or of some rows, as `int8.quantise` does.
 
-    The tensor is read twice, for a piece need not hold whole channels.
+    A pass of its own, before `read_rounded`: a piece need not hold whole rows.
 
     Args:
-      tensor: a matrix.
-      out: of the tensor's shape.
-      scale: float32, one for each index along the axis `channels`.
+      out: float32.
     """
-    largest, other = np.zeros_like(scale), 1 - channels
-    for at, piece in tensor.pieces():
-        found = np.abs(piece).max(axis=other).astype(np.float32)
-        largest[at[channels]] = np.maximum(largest[at[channels]], found)
+    out[...] = 0
+    for at, piece in tensor.within(
+        (slice(*rows.indices(tensor.shape[0])[:2]), slice(0, tensor.shape[1]))
+    ):
+        found = np.abs(piece).max(axis=1).astype(np.float32)
+        out[at[0]] = np.maximum(out[at[0]], found)
         del piece
-    scale[...] = int8.scale_of(largest)
+    out[...] = int8.scale_of(out)
+
+
+def read_rounded(
+    tensor: Tensor, out: np.ndarray, scale: np.ndarray, part: At | None = None
+) -> None:
+    """Fill `out` in int8 with a matrix, or a part of it, by the scales of its rows."""
     with np.errstate(invalid="ignore"):  # not finite: then its scale is not either
-        for at, piece in tensor.pieces():
-            by = np.expand_dims(scale[at[channels]], other)
-            out[at] = int8.round_to(piece.astype(np.float32), by)
+        for at, piece in tensor.pieces() if part is None else tensor.within(part):
+            out[at] = int8.round_to(piece.astype(np.float32), scale[at[0], None])
             del piece
 
 

@@ -11,7 +11,10 @@ goodput), rule (token, block, gumbel, lenient(lenience=0.3), or an import path),
 greedy), top_k (0: off), top_p (1: off), filters (import paths, commas between), max_new_tokens,
 max_source_len (0: the target's own), seed, samples (draws per input), dtype, weights and cache
 (int8: the target's in 8 bits; a draft's by its name, int8(draft='DIR') or int8(draft='DIR',
-cache=True)), batch_size, compare, rounds_file (a log of every round).
+cache=True)), batch_size, compare, rounds_file (a log of every round), carry (begin each batch with
+what the policy learned in the one before; a run that goes on after it was cut off begins to learn
+afresh), mesh (several devices: data=2,model=4 splits the rows of a batch over two and the target
+over four), replicate_draft (False: a draft model is split too).
 Import paths, and the file of --config itself, are code that runs: give none that you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
@@ -23,10 +26,13 @@ pandas.read_json(FILE, lines=True) reads: input (its number), sample, round, all
 draft that the policy allowed), drafted, accepted, emitted; and of each drafted token confidence and
 entropy.
 
-Input: one line each, "-" for standard input. Output: a JSON line for each input and sample, in the
-input's order: input, sample, output, tokens, target_calls, drafted, accepted. A run that was cut
-off goes on where it was when the same command is given again. At the end a line with counts, τ and
-tokens a second goes to standard output, or to standard error where the rows go to the former.
+With --follow the rows that run are shown in the terminal, a line each, as they grow.
+
+Input: one line each, "-" for standard input. Of batch_size rows each takes the next input when it
+has ended. Output: a JSON line for each input and sample, in the input's order: input, sample,
+output, tokens, target_calls, drafted, accepted. A run that was cut off goes on where it was when
+the same command is given again. At the end a line with counts, τ and tokens a second goes to
+standard output, or to standard error where the rows go to the former.
 """
 
 import json
@@ -47,12 +53,13 @@ from specjax import accept, decoding, drafters, policies, sampling, trees
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import pricing, report, timing
-from specjax.models import hub
+from specjax.models import hub, sharding
 from specjax.models.memory import check_fits
 from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line, files, runs
 from specjax.tools.commands import defaults
+from specjax.tools.commands import follow as following
 from specjax.tools.commands.inputs import read_lines
 from specjax.trees.speculative import TreeSpeculative
 
@@ -62,6 +69,8 @@ METHODS = ("speculative", "autoregressive")
 def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
     check(config)
+    if args.follow and not sys.stderr.isatty():
+        raise ValueError("--follow writes to a terminal, and standard error is none: leave it out.")
     texts = read_lines(args.input)
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
@@ -79,11 +88,13 @@ def main(_) -> None:
     check_memory(config, texts, target, method)
     if unpriced:
         method = with_prices(method, target, texts, config)
+    if config.carry:
+        decoding.check_carry(method)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
     output = open_output(args.output, args.overwrite, config, texts, source=args.input)
     done = len(output.done) if output else 0
     log = open_log(config, args, done)
-    rows = decoding.stream(
+    events = decoding.as_they_end(
         decoding.with_log(method, config.max_new_tokens) if log else method,
         target,
         texts,
@@ -94,10 +105,17 @@ def main(_) -> None:
         max_source_len=config.max_source_len or None,
         first=done,
         names=(config.target, config.draft),
+        carry=config.carry,
+        eager=args.follow,
+        every=following.ROUNDS if args.follow else 0,
     )
+    if args.follow:
+        events = following.follow(events, Console(stderr=True))
+    rows = decoding.in_order(events, config.samples, done)
     total = len(texts) * config.samples
     begin, counts = time.perf_counter(), np.zeros(5, int)
-    for row in tqdm(rows, total=total, initial=done, unit="row", disable=None):
+    hidden = True if args.follow else None
+    for row in tqdm(rows, total=total, initial=done, unit="row", disable=hidden):
         counts += 1, row.emitted, row.target_calls, row.drafted, row.levels
         record = {
             "input": texts[row.index],
@@ -247,6 +265,8 @@ def check(config) -> None:
         raise ValueError("rounds_file needs --config.method=speculative: it logs its rounds.")
     if config.rounds_file and not isinstance(trees.load(config.tree), trees.Chain):
         raise ValueError(f"rounds_file is for chains, and tree={config.tree!r} is none.")
+    if config.mesh:
+        sharding.mesh_of(config.mesh)
     drafters.maker(config.draft)  # misspelt, it fails before models are loaded
     if config.policy:
         policies.check(config.policy)  # misspelt, it fails before models are loaded
@@ -305,15 +325,17 @@ def open_log(config, args, done: int) -> files.Rows | None:
 
 def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | Drafter | None]:
     """Target and, for speculation, draft."""
-    target = hub.load(config.target, **defaults.precision(config))
+    target = hub.load(config.target, **defaults.precision(config), mesh=config.mesh or None)
     if config.method == "autoregressive":
         return target, None
-    return target, drafters.load(config.draft, target, dtype=defaults.DTYPES[config.dtype])
+    options = {"dtype": defaults.DTYPES[config.dtype], "replicate": config.replicate_draft}
+    return target, drafters.load(config.draft, target, **options)
 
 
 def check_memory(config, texts: list[str], target: hub.Checkpoint, method: Method) -> None:
     """ValueError if what a batch takes does not fit beside what is loaded."""
-    rows = min(config.batch_size, len(texts) * config.samples)
+    total = len(texts) * config.samples
+    rows = min(config.batch_size, total)
     texts = sorted(texts, key=len)[-8:]  # among these the most tokens, or nearly as many
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # decoding will say which texts it cuts
@@ -321,12 +343,18 @@ def check_memory(config, texts: list[str], target: hub.Checkpoint, method: Metho
     if not any(sources):
         return
     need = decoding.needed(
-        method, target, max(map(len, sources)), rows=rows, max_new_tokens=config.max_new_tokens
+        method,
+        target,
+        max(map(len, sources)),
+        rows=rows,
+        max_new_tokens=config.max_new_tokens,
+        admits=decoding.at_once(rows) if total > rows else 0,
     )
     check_fits(
         f"Caches and distributions of {rows} rows",
         need.state + need.temporary,
         "Lower batch_size, max_new_tokens or max_source_len, or set dtype=bfloat16.",
+        *sharding.held_by(target.model),
     )
 
 
@@ -336,5 +364,6 @@ def run() -> None:
     flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
     flags.DEFINE_string("output", "-", "A file of JSON lines, or - for standard output.")
     flags.DEFINE_bool("overwrite", False, "Replace an output of another run.")
+    flags.DEFINE_bool("follow", False, "Show the rows that run in the terminal, as they grow.")
     flags.mark_flags_as_required(["config", "input"])
     command_line.run(main, __doc__, config=f"{defaults.__file__}:decode")

@@ -27,7 +27,9 @@ def decode() -> ml_collections.ConfigDict:
     config.rule = ""  # what is accepted: block, gumbel, lenient(lenience=0.3); "": the paper's
     config.compare = False  # decode without the draft too, and print both side by side
     config.rounds_file = ""  # JSON lines, one for each round; "": none
+    config.carry = False  # begin each batch with what the policy learned in the one before
     config.samples = 1  # draws per input
+    config.replicate_draft = True  # on a mesh: every device has all of a draft model, not a part
     config.update(shared())
     return config
 
@@ -60,6 +62,7 @@ def shared() -> ml_collections.ConfigDict:
     config.dtype = ""  # float32, bfloat16; "": float32 on a CPU, elsewhere the checkpoint's
     config.weights = ""  # of the target: int8, or "" for dtype; a draft is named int8(draft='DIR')
     config.cache = ""  # the same of the target's keys and values
+    config.mesh = ""  # several devices, data=2,model=4; "": one
     return config
 
 

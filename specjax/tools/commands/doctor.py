@@ -43,6 +43,8 @@ def main(_) -> None:
         draft=config.draft,
         texts=texts(flags.FLAGS.input),
         **defaults.precision(config),
+        mesh=config.mesh or None,
+        replicate_draft=config.replicate_draft,
         max_source_len=config.max_source_len or None,
         **{
             field: config[field]

@@ -5,9 +5,9 @@
 Fields of the config: target; drafts (directories, hub names, unigram, bigram, lookup, import paths,
 with commas between; none: the smaller members of the target's family); temperature (0: greedy),
 top_k, top_p, filters, max_new_tokens, max_source_len (0: the target's own), seed, batch_size,
-dtype, weights and cache (int8: the target's in 8 bits), alpha_inputs, timed_inputs, repeats,
-gammas, nodes (sizes of trees to try too, 8,16,32; none: chains alone). docs/choosing.md says what
-is measured and how to read it.
+dtype, weights and cache (int8: the target's in 8 bits), mesh (several devices, data=2,model=4;
+drafts are replicated), alpha_inputs, timed_inputs, repeats, gammas, nodes (sizes of trees to try
+too, 8,16,32; none: chains alone). docs/choosing.md says what is measured and how to read it.
 
 Input: one line each, "-" for standard input; a config with a task needs none. With --workdir each
 candidate's row is kept in results.jsonl there, and a run that was cut off goes on where it was.
@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from specjax.measure import report
 from specjax.measure.provenance import Results, dtype_of
-from specjax.models import hub
+from specjax.models import hub, sharding
 from specjax.models.memory import gigabytes, memory_free
 from specjax.support import command_line, named, runs
 from specjax.support.named import short
@@ -37,6 +37,8 @@ from specjax.tools.selection import Candidate, Trial
 def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
     defaults.precision(config)
+    if config.mesh:
+        sharding.mesh_of(config.mesh)
     if not config.target:
         raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
     given = config.drafts
@@ -90,7 +92,7 @@ def measure(
     @functools.cache
     def trial() -> Trial:
         return Trial(
-            hub.load(config.target, **precision),
+            hub.load(config.target, **precision, mesh=config.mesh or None),
             texts,
             drafts,
             temperature=config.temperature,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from specjax import decoding, drafters, results
 from specjax import sampling as smp
@@ -23,7 +24,7 @@ from specjax.batching import bucket
 from specjax.devices import device_of
 from specjax.drafters.base import ByModel, Drafter
 from specjax.measure import cost, metrics
-from specjax.models import hub
+from specjax.models import hub, sharding
 from specjax.models.compatibility import compare
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import dtype_of, memory_free
@@ -67,6 +68,8 @@ class Plan:
     dtype: Any = None
     weights: str | None = None  # of the target, as `specjax.load` takes it
     cache: str | None = None
+    mesh: Mesh | str | None = None
+    replicate_draft: bool = True
     gamma: int = 4
     tree: Shape | str = "chain"
     temperature: float = 0.0
@@ -183,14 +186,16 @@ def files(case: Case, role: str) -> Finding:
     """Config, headers of the weights and tokenizer can be read, and fit one another."""
     name = getattr(case.plan, role)
     if role == "draft" and (drafters.maker(name) or drafters.is_attached(name)):
-        target = hub.outline(case.plan.target, **case.plan.precision("target"))
+        target = hub.outline(case.plan.target, **case.plan.precision("target"), mesh=case.plan.mesh)
         case.draft = drafters.load(name, target)
         count = drafters.parameters(case.draft)
         own = f"a drafter of {count:,} parameters" if count else "a drafter without a model"
         return Finding(f"{role} files", "pass", f"{name}, {own}")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = hub.outline(name, **case.plan.precision(role))
+        copies = role == "draft" and bool(case.plan.mesh) and case.plan.replicate_draft
+        options: dict[str, Any] = {"mesh": case.plan.mesh, "replicate": copies}
+        found = hub.outline(name, **case.plan.precision(role), **options)
     setattr(case, role, found)
     count = sum(leaf.size for leaf in jax.tree.leaves(found.model))
     kind = type(found.config).__name__.removesuffix("Config")
@@ -235,7 +240,11 @@ def memory(case: Case) -> Finding:
         loops = [(decoding.plain(c, chosen), c) for c in case.checkpoints.values()]
     shapes = {"rows": plan.batch_size, "max_new_tokens": plan.max_new_tokens}
     needs = [decoding.needed(method, c, longest, **shapes) for method, c in loops]
-    return verdicts.memory(needs, memory_free(), plan.batch_size, longest)
+    device, times = sharding.held_by(case.target.model)
+    free = memory_free(device)
+    if free is not None and device.platform == "cpu":
+        free //= times  # which devices of a CPU share
+    return verdicts.memory(needs, free, plan.batch_size, longest)
 
 
 # --- one model at a time -----------------------------------------------------------------------
@@ -249,9 +258,11 @@ def weights(case: Case) -> Finding:
             warnings.simplefilter("ignore", UserWarning)  # `files` has said it
             name, precision = getattr(case.plan, role), case.plan.precision(role)
             loaded: Any = (
-                hub.load(name, **precision)
+                hub.load(name, **precision, mesh=case.plan.mesh)
                 if role == "target"
-                else drafters.load(name, case.target, **precision)
+                else drafters.load(
+                    name, case.target, **precision, replicate=case.plan.replicate_draft
+                )
             )
         setattr(case, role, loaded)
         leaves = [

@@ -1,0 +1,473 @@
+"""A model over several devices: which axis of which parameter, and where rows and caches lie.
+
+A mesh has an axis "data", over which the rows of a batch are split, an axis "model", over which the
+model is, or both. jax does the rest: parameters carry their shardings, and the compiler partitions
+the loops and places the collectives. What has to be right for it to place few of them:
+
+- A matrix is split over its outputs, or over its inputs, as `TABLES` says for each family, so that
+  a layer needs one all-reduce for each of its sublayers. Heads stay whole.
+- A fused projection is split within each of its parts: `layers.Fused` has the rows of one device
+  together, in as many `shards` as the axis has devices. Files are read in this order, see `order`.
+- Fewer heads of keys and values than devices are repeated, so that each device has the one that its
+  queries read. The vocabulary is padded. What cannot be split evenly then is replicated: attention
+  whose heads the axis does not divide, a feed-forward layer whose width it does not divide.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from specjax import devices
+from specjax.models.layers import KV, Decoder, Fused, Linear
+
+T = TypeVar("T")
+M = TypeVar("M", bound=nnx.Module)
+DATA, MODEL = "data", "model"
+ANY = PartitionSpec.UNCONSTRAINED
+OUT, IN = 0, 1  # axes of a weight as checkpoints have it, (out, in)
+
+
+class Cut(NamedTuple):
+    """How the model axis cuts a projection."""
+
+    unit: str
+    """What must stay whole: "heads", "inner" (columns of a feed-forward layer) or "vocabulary"."""
+    axis: int
+    """OUT: each device has some outputs. IN: each has a part of the sum, which is all-reduced."""
+
+
+GPT = {
+    "attention.qkv": Cut("heads", OUT),
+    "attention.output": Cut("heads", IN),
+    "feed_forward.input": Cut("inner", OUT),
+    "feed_forward.output": Cut("inner", IN),
+    "embedding": Cut("vocabulary", OUT),
+    "head": Cut("vocabulary", OUT),
+}
+CROSS = {
+    "cross.query": Cut("heads", OUT),
+    "cross.kv": Cut("heads", OUT),
+    "cross.output": Cut("heads", IN),
+}
+# By the last two names of a layer's path. What is not here is replicated: norms, positions, and
+# all that a drafter has beside its target.
+TABLES: Mapping[str, Mapping[str, Cut]] = {"t5": GPT | CROSS, "gpt2": GPT, "llama": GPT}
+# The fields of a config that count heads, of which there may be fewer for keys and values, and the
+# columns of a feed-forward layer.
+SIZES = {
+    "t5": ("num_heads", "num_heads", "d_ff"),
+    "gpt2": ("n_head", "n_head", "n_inner"),
+    "llama": ("num_attention_heads", "num_key_value_heads", "intermediate_size"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a model lies: part of a `LanguageModel`'s type."""
+
+    mesh: Mesh | AbstractMesh
+    replicate: bool = False
+    """Every device has all of the model, as suits a draft: it then needs no collectives."""
+    vocab_size: int = 0
+    """Rows of the embedding before padding, as its checkpoint has them."""
+    kv_heads: int = 0
+    """Heads of keys and values before they were repeated."""
+
+    @property
+    def ways(self) -> int:
+        """Among how many devices the model is split."""
+        return 1 if self.replicate else self.mesh.shape.get(MODEL, 1)
+
+    @property
+    def first(self) -> jax.Device:
+        """One of the mesh's devices in this process; of an abstract mesh, jax's own choice."""
+        if isinstance(self.mesh, AbstractMesh):
+            return devices.find()
+        return self.mesh.local_devices[0]
+
+    @property
+    def local(self) -> int:
+        """How many of its devices are in this process."""
+        return 1 if isinstance(self.mesh, AbstractMesh) else len(self.mesh.local_devices)
+
+    def sharding(self, *axes: Any) -> NamedSharding:
+        """Of an array, from the mesh's axis, None or ANY for each of its own."""
+        there = [axis if axis is ANY or axis in self.mesh.axis_names else None for axis in axes]
+        return NamedSharding(self.mesh, PartitionSpec(*there))
+
+    def _even(self, axis: str, size: int) -> str | None:
+        """The axis, if it divides the size."""
+        ways = self.ways if axis == MODEL else self.mesh.shape.get(axis, 1)
+        return axis if ways > 1 and size % ways == 0 else None
+
+    def rows(self, shape: tuple[int, ...]) -> NamedSharding:
+        """Of an array that has the batch's rows first: split if the data axis divides them."""
+        return self.sharding(self._even(DATA, shape[0]), *[None] * (len(shape) - 1))
+
+    def heads(self, shape: tuple[int, ...]) -> NamedSharding:
+        """Of (B, H, …): rows over one axis, heads over the other, where these divide them."""
+        rest = [None] * (len(shape) - 2)
+        return self.sharding(self._even(DATA, shape[0]), self._even(MODEL, shape[1]), *rest)
+
+    def gathered(self, logits: jax.Array) -> jax.Array:
+        """Logits whose last axis every device has whole: the one gather of a call."""
+        if self.ways == 1:
+            return logits
+        whole = self.sharding(*[ANY] * (logits.ndim - 1), None)
+        return jax.lax.with_sharding_constraint(logits, whole)
+
+    def begun(self, context: Any, cache: Any) -> tuple[Any, Any]:
+        """What a model's `start` gave, placed: keys and values by heads, all else by rows."""
+
+        def place(x: Any) -> Any:
+            if isinstance(x, KV):
+                return jax.tree.map(lambda part: _constrain(part, self.heads(part.shape)), x)
+            if x.ndim == 2:  # T5's bias, (H, 2T)
+                return _constrain(x, self.sharding(self._even(MODEL, x.shape[0]), None))
+            return _constrain(x, self.rows(x.shape))
+
+        return jax.tree.map(place, (context, cache), is_leaf=lambda x: isinstance(x, KV))
+
+
+_constrain = jax.lax.with_sharding_constraint
+
+
+# --- meshes --------------------------------------------------------------------------------------
+
+
+def mesh_of(mesh: Mesh | AbstractMesh | str) -> Mesh | AbstractMesh:
+    """A mesh from "data=2,model=4", or one that was made elsewhere, whose axes jax is to partition.
+
+    A text takes the first devices of the default platform; they need not be all, but their number
+    must be a multiple of the mesh's.
+
+    Raises:
+      ValueError: an axis of another name or twice, a size that is no whole number ≥ 1, or a mesh
+        that does not divide the devices.
+    """
+    if not isinstance(mesh, str):
+        _check_names(mesh.axis_names, mesh.axis_names)
+        if isinstance(mesh, AbstractMesh):
+            return AbstractMesh(mesh.axis_sizes, mesh.axis_names)
+        return Mesh(mesh.devices, mesh.axis_names)
+    sizes, found = sizes_of(mesh), jax.devices()
+    count = int(np.prod(list(sizes.values())))
+    if count > len(found) or len(found) % count:
+        raise ValueError(
+            f"mesh={mesh!r} takes {count} devices, which does not divide the {len(found)} of "
+            f"platform {jax.default_backend()!r} that there are: let the sizes multiply to a "
+            f"divisor of {len(found)}."
+        )
+    # In an order that suits the connections of a TPU. jax is to place what is not said.
+    options: dict[str, Any] = {"axis_types": (AxisType.Auto,) * len(sizes)}
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=found[:count], **options)
+
+
+def sizes_of(text: str) -> dict[str, int]:
+    """The axes of "data=2,model=4". No device is asked for.
+
+    Raises:
+      ValueError: as `mesh_of`, but for the devices.
+    """
+    sizes = {}
+    for part in text.split(","):
+        name, _, size = (piece.strip() for piece in part.partition("="))
+        _check_names([name], text)
+        if name in sizes:
+            raise ValueError(f"mesh={text!r} names the axis {name!r} twice: name it once.")
+        if not size.isdecimal() or int(size) < 1:
+            raise ValueError(
+                f"mesh={text!r}: {name}={size!r} must be a whole number ≥ 1, of devices."
+            )
+        sizes[name] = int(size)
+    return sizes
+
+
+def _check_names(names: Any, said: Any) -> None:
+    for name in names:
+        if name not in (DATA, MODEL):
+            raise ValueError(
+                f'mesh={said!r}: {name!r} is no axis that is known. Name "data" (rows of a batch), '
+                '"model" (parts of the model), or both: "data=2,model=4".'
+            )
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def family_of(config: Any) -> str | None:
+    """The table that a model goes by; None: it has none, and is replicated."""
+    kind = getattr(config, "model_type", None)
+    return "llama" if kind in ("llama", "mistral", "qwen2", "qwen3") else kind
+
+
+def fit(config: T, placement: Placement) -> tuple[T, Placement]:
+    """The config of the module that lies on the mesh, and the placement that says what was changed.
+
+    The vocabulary is padded to a multiple of the model axis. Heads of keys and values are repeated
+    where they are fewer than the devices: then each device holds one, and the cache of all devices
+    together is as many times as large.
+    """
+    ways, family = placement.ways, family_of(config)
+    vocab: int = config.vocab_size  # type: ignore[attr-defined]
+    placement = dataclasses.replace(placement, vocab_size=vocab)
+    changes = {"vocab_size": vocab + -vocab % ways}
+    if family in SIZES:
+        query, key, _ = SIZES[family]
+        heads, kv_heads = getattr(config, query), getattr(config, key)
+        placement = dataclasses.replace(placement, kv_heads=kv_heads)
+        if kv_heads < ways and ways % kv_heads == 0 and heads % ways == 0:
+            changes[key] = ways
+    return dataclasses.replace(config, **changes), placement  # type: ignore[type-var]
+
+
+def split(module: M, placement: Placement) -> M:
+    """Tell a module's projections that they are split, and the fused ones into how many shards; in
+    place.
+    """
+    for path, node in nnx.iter_graph(module):
+        if isinstance(node, Linear | Decoder):
+            node.split = placement.ways > 1
+        if isinstance(node, Fused):
+            node.shards = placement.ways if _cut(module, path, placement) else 1
+    return module
+
+
+def _cut(module: Any, path: tuple, placement: Placement) -> Cut | None:
+    """How the layer, or the table, at a path is cut; None: not at all."""
+    config = getattr(module, "config", None)
+    family = family_of(config)
+    cut = TABLES.get(family or "", {}).get(".".join(map(str, path[-2:])))
+    if cut is None or placement.ways == 1:
+        return None
+    _, heads, inner = SIZES[family]  # type: ignore[index]
+    sizes = {
+        "heads": getattr(config, heads),
+        "inner": getattr(config, inner),
+        "vocabulary": config.vocab_size,  # type: ignore[union-attr]
+    }
+    return None if sizes[cut.unit] % placement.ways else cut
+
+
+def specs(module: nnx.Module, placement: Placement) -> dict[tuple, NamedSharding]:
+    """The sharding of each parameter by its path in the module, turned as it is."""
+    turned = turned_paths(module)
+
+    def of(path: tuple, ndim: int) -> NamedSharding:
+        layer = path[:-1] or (path[-1].removesuffix("_scale"),)
+        cut = _cut(module, layer, placement)
+        axes: list[str | None] = [None] * ndim
+        if cut is not None and cut.axis < ndim:  # a bias, or scales of int8, have outputs alone
+            axes[cut.axis] = MODEL
+        return placement.sharding(*(axes[::-1] if path in turned else axes))
+
+    slots = nnx.to_flat_state(nnx.state(module))
+    return {path: of(path, len(slot.shape)) for path, slot in slots}
+
+
+def turned_paths(module: nnx.Module) -> set[tuple]:
+    """Paths of the parameters that `layers.arrange` has transposed."""
+    nodes = list(nnx.iter_graph(module))
+    turned = {id(n.turned_weight()) for _, n in nodes if getattr(n, "input_first", False)}
+    return {path for path, node in nodes if id(node) in turned}
+
+
+def shardings(model: T) -> T:
+    """A `LanguageModel`, or its outline, with a NamedSharding for each of its parameters."""
+    placement: Placement = model.placement  # type: ignore[attr-defined]
+    by_path = specs(model.module(), placement)  # type: ignore[attr-defined]
+    return jax.tree.map_with_path(
+        lambda path, _: by_path[tuple(getattr(entry, "key", None) for entry in path[1:])], model
+    )
+
+
+def abstract(model: T) -> T:
+    """A model's outline on its mesh: shapes that carry their shardings. Nothing is allocated."""
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        model,
+        shardings(model),
+    )
+
+
+def order(module: nnx.Module, placement: Placement) -> dict[tuple, np.ndarray]:
+    """Of the parameters whose rows are not those of a checkpoint, one after the other: which row of
+    the checkpoint each row holds; −1: none, for it is padding.
+
+    Rows are outputs, of weights that are (out, in), and of a fused projection those of all of its
+    parts below one another.
+    """
+    found = {}
+    paths = dict(nnx.iter_graph(module))
+    for path, node in paths.items():
+        if isinstance(node, Fused) and node.shards > 1:
+            repeats = _repeats(module, path, placement)
+            for name in ("weight", "weight_scale", "bias"):
+                found[*path, name] = _fused_order(node.parts, repeats, node.shards)
+    if isinstance(module, Decoder) and module.vocab_size > placement.vocab_size:
+        rows = np.arange(module.vocab_size)
+        for name in ("embedding", "embedding_scale", "head", "head_scale"):
+            found[name,] = np.where(rows < placement.vocab_size, rows, -1)
+    return {path: rows for path, rows in found.items() if path in paths}
+
+
+def moved(model: Any) -> dict[tuple, np.ndarray]:
+    """The `order` of a model's parameters by their paths in `params`; empty where all lie as in a
+    checkpoint."""
+    placement = getattr(model, "placement", None)
+    return {} if placement is None else order(model.module(), placement)
+
+
+def restored(array: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+    """A parameter, (out, in), as a checkpoint has it."""
+    if rows is None:
+        return array
+    plain = np.empty((rows.max() + 1, *array.shape[1:]), array.dtype)
+    plain[rows[rows >= 0]] = array[rows >= 0]
+    return plain
+
+
+def _repeats(module: Any, path: tuple, placement: Placement) -> list[int]:
+    """How often each head of each part comes."""
+    parts = len(module_at(module, path).parts)
+    family = family_of(getattr(module, "config", None))
+    if path[-1] != "qkv" or family is None:
+        return [1] * parts
+    often = getattr(module.config, SIZES[family][1]) // placement.kv_heads
+    return [1, often, often]
+
+
+def module_at(module: Any, path: tuple) -> Any:
+    """What lies at a path of `nnx.iter_graph`."""
+    for name in path:
+        module = module[name] if isinstance(name, int) else getattr(module, name)
+    return module
+
+
+def _fused_order(parts: tuple[int, ...], repeats: list[int], shards: int) -> np.ndarray:
+    """See `order`. Where heads are repeated, each shard has one of them."""
+    blocks = []
+    for shard in range(shards):
+        offset = 0
+        for width, often in zip(parts, repeats, strict=True):
+            size = width // shards
+            begin = shard // often * size
+            blocks.append(offset + begin + np.arange(size))
+            offset += width // often
+    return np.concatenate(blocks)
+
+
+# --- what runs on a mesh -------------------------------------------------------------------------
+
+
+def placement_of(tree: Any) -> Placement | None:
+    """That of the first model in a pytree which has one."""
+    for node in jax.tree.leaves(tree, is_leaf=_is_placed):
+        if _is_placed(node):
+            return node.placement
+    return None
+
+
+def _is_placed(x: Any) -> bool:
+    return getattr(x, "placement", None) is not None
+
+
+def join(tree: T, placement: Placement | None) -> T:
+    """A drafter on its target's mesh: what is not there yet is replicated. None: as it is.
+
+    Raises:
+      ValueError: a part of it lies on another mesh.
+    """
+    theirs = placement_of(tree)
+    if theirs is not None and (placement is None or theirs.mesh != placement.mesh):
+        there = "none" if placement is None else _shown(placement.mesh)
+        raise ValueError(
+            f"The draft lies on the mesh {_shown(theirs.mesh)}, and its target on {there}: load "
+            "both with the same mesh."
+        )
+    if placement is None:
+        return tree
+    copies = dataclasses.replace(placement, replicate=True)
+    whole, mesh = copies.sharding(), placement.mesh
+
+    def put(x: Any) -> Any:
+        if _is_placed(x) or getattr(getattr(x, "sharding", None), "mesh", None) == mesh:
+            return x
+        if hasattr(x, "placement"):
+            return dataclasses.replace(jax.tree.map(put, x), placement=copies)
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
+        return jax.device_put(x, whole)
+
+    return jax.tree.map(put, tree, is_leaf=lambda x: hasattr(x, "placement"))
+
+
+def _shown(mesh: Any) -> str:
+    return ",".join(f"{name}={size}" for name, size in mesh.shape.items())
+
+
+def place_rows(tree: T, placement: Placement | None) -> T:
+    """Arrays, or shapes, that have a batch's rows first, split over the data axis; None: as is."""
+    if placement is None:
+        return tree
+
+    def put(x: Any) -> Any:
+        sharding = placement.rows(x.shape)
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        return jax.device_put(x, sharding)
+
+    return jax.tree.map(put, tree)
+
+
+def keep_rows(method: Any, state: T, rows: int) -> T:
+    """A loop's state, within jit, with each array of `rows` rows split over the data axis.
+
+    So the carry begins as the loop's body leaves it. How heads lie `begun` has said.
+    """
+    placement = placement_of(method)
+    if placement is None:
+        return state
+
+    def by_rows(part: jax.Array) -> jax.Array:
+        split = placement.sharding(*placement.rows(part.shape).spec[:1], ANY)
+        return _constrain(part, split)
+
+    def place(x: Any) -> Any:
+        if isinstance(x, KV):
+            return jax.tree.map(by_rows, x)
+        if x.ndim == 0:
+            return x
+        sharding = placement.rows(x.shape) if x.shape[0] == rows else placement.sharding()
+        return _constrain(x, sharding)
+
+    return jax.tree.map(place, state, is_leaf=lambda x: isinstance(x, KV))
+
+
+def results_of(compiled: jax.stages.Compiled, shapes: T, placement: Placement | None) -> T:
+    """What a program returns, as shapes; on a mesh with the shardings that the compiler chose."""
+    if placement is None:
+        return shapes
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        compiled.output_shardings,
+    )
+
+
+def held_by(model: Any) -> tuple[jax.Device, int]:
+    """A device of this process that holds a part of a model, and how many do."""
+    placement = placement_of(model)
+    if placement is None:
+        return devices.device_of(model), 1
+    return placement.first, placement.local
+
+
+def padded_rows(rows: int, placement: Placement | None) -> int:
+    """The next number of rows that the data axis divides."""
+    return rows if placement is None else rows + -rows % placement.mesh.shape.get(DATA, 1)

@@ -1,0 +1,147 @@
+"""Our own: a draft goes on while some longer one promises more than its time is worth, by chances
+of acceptance that are learned from the row's own rounds.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from specjax.policies.base import where_active
+from specjax.policies.goodput import Goodput, Tally, add, checked, expected
+from specjax.policies.prices import Prices
+from specjax.pytrees import pytree
+from specjax.support.ranges import number
+
+LASTING_WEIGHT = 6.0  # tested tokens that the prior is worth
+FIRST_SLOPE = 0.6
+LIMIT = 4.0  # of log-odds: beliefs of 1.8% and 98.2%
+
+
+class Ahead(NamedTuple):
+    """What past rounds taught, and where this round stands."""
+
+    recent: Tally
+    lasting: Tally
+    odds: Float[Array, " B"]  # a fading sum, as in `recent`: log-odds of beliefs in tested tokens
+    slope: Float[Array, " B"]
+    offset: Float[Array, " B"]  # log-odds of acceptance at even belief
+    bars: Float[Array, "B K"]  # what survival must exceed behind the tokens so far, and 1, … more
+    survival: Float[Array, " B"]  # P(all drafted tokens so far are accepted), estimated
+
+
+@pytree
+class Lookahead(Goodput):
+    """Goes on while some longer draft, be it by one token or by many, promises more than its time
+    is worth.
+
+    A token that the drafter believes in with probability b is accepted with the log-odds
+
+        log(α/(1 − α)) + slope · (log(b/(1 − b)) − its mean over tested tokens)
+
+    so beliefs move a chance up and down from the α of recent rounds, and how far they do is learned
+    by online logistic regression: from nothing, where they tell nothing, to more than the drafter
+    says. α fades from recent rounds towards the row's lasting one, and that towards the prior: a
+    row that has stopped drafting tries again, ever more seldom.
+
+    With n tokens drafted, all of which are accepted with the chance S, k more are expected to bring
+    S·(α + … + αᵏ) tokens and take price(n + k) − price(n). Time is worth what `goodput` would make
+    of it, max (1 + α + … + αᵏ)/price(k). In a round where it would draft nothing nothing is
+    drafted.
+    """
+
+    lasting: Float[Array, ""]  # of the lasting evidence, how much a round leaves
+    learning_rate: Float[Array, ""]  # of the slope
+
+    def init(self, keys, gamma_max):
+        none = super().init(keys, gamma_max)
+        zeros, ones = jnp.zeros(keys.shape, jnp.float32), jnp.ones(keys.shape, jnp.float32)
+        bars = jnp.zeros((*keys.shape, gamma_max + 1), jnp.float32)
+        return Ahead(none, none, zeros, FIRST_SLOPE * ones, zeros, bars, ones)
+
+    def begin(self, state, gamma_max):
+        price = self.prices.rounds(gamma_max)
+        alpha, rate = self.alpha(state), self.rate(state, gamma_max)
+        best = jnp.max(rate, axis=1)
+        now = np.arange(len(price))[:, None]
+        more = now.T - now  # k, by n and n + k
+        time = jnp.where(more > 0, price[None, :] - price[:, None], jnp.inf)
+        brought = expected(alpha[:, None, None], np.maximum(more, 1)[None]) - 1
+        bars = jnp.min(time[None] / brought, axis=2) * best[:, None]
+        offset = _odds(alpha, 1 - alpha) - state.slope * _mean_odds(state)
+        state = state._replace(offset=offset, bars=bars, survival=jnp.ones_like(alpha))
+        return state, jnp.where(best > rate[:, 0], len(price) - 1, 0)
+
+    def go_on(self, state, drafting, confidence):
+        survival = state.survival * _chance(state, confidence[:, None])[:, 0]
+        bars = jnp.pad(state.bars[:, 1:], ((0, 0), (0, 1)), constant_values=jnp.inf)
+        return state._replace(bars=bars, survival=survival), drafting & (survival > bars[:, 0])
+
+    def update(self, state, round_):
+        odds, chance = _belief_odds(round_.confidence), _chance(state, round_.confidence)
+        apart = jnp.where(round_.tested, odds - _mean_odds(state)[:, None], 0.0)
+        slope = state.slope + self.learning_rate * jnp.sum((round_.ratio - chance) * apart, axis=1)
+        new = state._replace(
+            recent=add(state.recent, self.memory, round_),
+            lasting=add(state.lasting, self.lasting, round_),
+            odds=self.memory * state.odds + jnp.sum(jnp.where(round_.tested, odds, 0.0), axis=1),
+            slope=jnp.clip(slope, 0.0, 2.0),
+        )
+        return where_active(round_, new, state)
+
+    def alpha(self, state: Ahead) -> Float[Array, " B"]:  # type: ignore[override]
+        """The estimate for each row."""
+        recent, lasting = state.recent, state.lasting
+        mean = lasting.accepted + LASTING_WEIGHT * self.prior
+        mean = mean / (lasting.tested + LASTING_WEIGHT)
+        return (recent.accepted + self.weight * mean) / (recent.tested + self.weight)
+
+
+def _odds(some: Array, rest: Array) -> Array:
+    """log(some/rest), within `LIMIT`."""
+    return jnp.clip(jnp.log(jnp.maximum(some, 1e-6) / jnp.maximum(rest, 1e-6)), -LIMIT, LIMIT)
+
+
+def _belief_odds(confidence: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    belief = jnp.exp(confidence)
+    return _odds(belief, 1 - belief)
+
+
+def _mean_odds(state: Ahead) -> Float[Array, " B"]:
+    return state.odds / jnp.maximum(state.recent.tested, 1e-3)
+
+
+def _chance(state: Ahead, confidence: Float[Array, "B K"]) -> Float[Array, "B K"]:
+    """That tokens of these beliefs are accepted."""
+    slope, offset = state.slope[:, None], state.offset[:, None]
+    return jax.nn.sigmoid(offset + slope * _belief_odds(confidence))
+
+
+def lookahead(
+    prices: Prices,
+    prior: float = 0.7,
+    weight: float = 4.0,
+    memory: float = 0.9,
+    lasting: float = 0.995,
+    learning_rate: float = 0.05,
+) -> Lookahead:
+    """Our own, with a table from `specjax.policies.prices`.
+
+    It is lossless: whether a token is drafted depends on tokens before it, which stay, and on past
+    rounds. Its settings hardly matter (docs/adaptive.md).
+
+    Args:
+      prior: α before any evidence, one at which drafting pays.
+      weight: how many recent tests the lasting α is worth.
+      memory, lasting: of the evidence, how much a round leaves: of what α follows, and of what it
+        falls back to.
+      learning_rate: of what beliefs tell.
+    """
+    return Lookahead(
+        *checked(prices, prior, weight, memory),
+        jnp.float32(number("lasting", lasting, "[0, 1]")),
+        jnp.float32(number("learning_rate", learning_rate, "[0, ∞)")),
+    )

@@ -1,0 +1,93 @@
+"""The real loop with the draws of a replay: its outputs, its rounds, and their distribution."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import test_loops
+import test_replay
+from specjax.drafters.ngram import PromptLookup
+from specjax.policies import constant
+from specjax.replay import rehearse, replay
+from specjax.replay.rehearse import Rehearsed
+from specjax.sampling import row_keys, sampling
+from table_models import inputs_of, repeat
+
+KEY = jax.random.key(5)
+
+
+def both(method, inputs, budget=test_replay.BUDGET):
+    """Rollouts along sampled outputs, and the loop that rehearses them."""
+    index = jnp.arange(len(inputs.prompt), dtype=jnp.int32)
+    keys = row_keys(KEY, index, jnp.zeros_like(index))
+    trace = test_replay.recorded(method, inputs, keys=keys, budget=budget)
+    rehearsed = Rehearsed(method, rehearse.script(trace, KEY))
+    return trace, test_loops.run(rehearsed, inputs, budget, keys=keys)
+
+
+@pytest.mark.parametrize("name", ["constant", "svip", "lookahead", "hedge", "tail reader"])
+def test_it_is_the_replay(name):
+    """Outputs are the recorded ones, some ended by EOS; rounds, drafted and accepted tokens are
+    those of a replay with the same key."""
+    method = test_replay.method_of(test_replay.policy_of(name), sampling(1.0))
+    inputs = inputs_of(test_replay.PROMPTS * 4)
+    trace, state = both(method, inputs)
+    assert len(set(trace.emitted.tolist())) > 2
+    for b, output in enumerate(test_loops.outputs(state, inputs)):
+        assert output == trace.tokens[b, : trace.emitted[b]].tolist()
+    found = replay.replay([method.policy], trace, KEY)
+    ours = test_replay.replayed_counts(found)
+    for replayed, real in zip(ours, test_replay.counts(state), strict=True):
+        assert replayed[0].tolist() == real.tolist()
+    assert 0 < int(jnp.sum(state.stats.accepted)) < int(jnp.sum(state.stats.drafted))
+
+
+def test_a_drafter_that_falls_silent():
+    method = test_replay.method_of(constant(3), sampling(1.0), PromptLookup(test_replay.V))
+    inputs = inputs_of(test_replay.PROMPTS * 4)
+    trace, state = both(method, inputs)
+    ours = test_replay.replayed_counts(replay.replay([method.policy], trace, KEY))
+    for replayed, real in zip(ours, test_replay.counts(state), strict=True):
+        assert replayed[0].tolist() == real.tolist()
+    assert test_loops.outputs(state, inputs) == [
+        trace.tokens[b, :n].tolist() for b, n in enumerate(trace.emitted)
+    ]
+
+
+@pytest.mark.parametrize("skew", [False, True])
+def test_it_has_the_distribution_of_the_real_run(skew):
+    """Rounds, drafted, accepted and first tokens of 8,192 rows: p > 1e-4, and less with chances of
+    other tokens than the output's."""
+    rows = 8192
+    method = test_replay.method_of(constant(2), sampling(1.0))
+    inputs = repeat(inputs_of([[1, 0]]), rows)
+    real = test_loops.run(method, inputs, 6, keys=test_loops.keys_of(rows, seed=1))
+    trace, state = both(method, inputs, 6)
+    if skew:
+        trace = trace._replace(own_draft=trace.draft[:, :, 0], own_target=trace.target[:, :, 0])
+        index = trace.input_index
+        keys = row_keys(KEY, index, jnp.zeros_like(index))
+        rehearsed = Rehearsed(method, rehearse.script(trace, KEY))
+        state = test_loops.run(rehearsed, inputs, 6, keys=keys)
+    samples = []
+    for of in (real, state):
+        table = np.stack([*test_replay.counts(of), of.stats.emitted, *of.tokens[:, 2:4].T], axis=1)
+        table[table[:, 3] < 2, 5] = 0  # arbitrary behind the only token
+        samples.append(table)
+    p_value = test_replay.two_sample_p_value(*samples)
+    assert p_value < 1e-4 if skew else p_value > 1e-4
+
+
+def test_another_script_shows():
+    """Rows look their own output up: with the scripts of two rows swapped, outputs are swapped."""
+    method = test_replay.method_of(constant(2), sampling(1.0))
+    inputs = inputs_of([[1], [1]])
+    trace, _ = both(method, inputs)
+    script = rehearse.script(trace, KEY)
+    keys = row_keys(KEY, trace.input_index, jnp.zeros_like(trace.input_index))
+    swapped = Rehearsed(method, script._replace(keys=script.keys[::-1]))
+    state = test_loops.run(swapped, inputs, test_replay.BUDGET, keys=keys)
+    known = [trace.tokens[b, :n].tolist() for b, n in enumerate(trace.emitted)]
+    assert known[0] != known[1]
+    assert test_loops.outputs(state, inputs) == known[::-1]

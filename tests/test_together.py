@@ -1,0 +1,247 @@
+"""Policies that read their batch: exact for all rows together, and one that is worked by hand."""
+
+import collections
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import test_loops
+from enumeration import joint_distribution
+from reference import chi_square, sequence_distribution, total_variation
+from specjax import loop, speculative
+from specjax import sampling as smp
+from specjax.accept import TokenRule, at_tokens
+from specjax.drafters.base import ModelDrafter
+from specjax.policies import constant, prices
+from specjax.policies.goodput import Tally, goodput
+from specjax.policies.together import Shared, together
+from specjax.sampling import sampling
+from table_models import inputs_of, random_table
+from test_policies import keys_of, stats_of
+from toy_policies import Gossip, OneOf
+
+INPUTS = inputs_of([[1, 0], [0, 1, 1]])
+POLICIES = {
+    "gossip": Gossip(),
+    "together": together(prices(0.3, [1.0] * 3), prior=0.6, weight=1.0, memory=0.5),
+    "constant": constant(2),
+}
+
+
+def method_of(policy, size, chosen, *, eos, dtype) -> speculative.Speculative:
+    target, draft = (random_table(seed, size, dtype=dtype) for seed in (1, 2))
+    return speculative.Speculative(
+        target, ModelDrafter(draft), TokenRule(), policy, chosen, jnp.int32([eos]), 2
+    )
+
+
+def expected_of(method, budgets) -> dict[tuple, float]:
+    """P(outputs of all rows): rows have nothing to do with each other."""
+    each = []
+    for row, budget in enumerate(budgets):
+        own = jax.tree.map(lambda x, row=row: x[row : row + 1], INPUTS)
+        eos = set(method.eos_ids.tolist())
+        each.append(sequence_distribution(method.target, own, method.sampling, eos, budget))
+    return {
+        tuple(outputs): float(np.prod([one[out] for one, out in zip(each, outputs, strict=True)]))
+        for outputs in itertools.product(*each)
+    }
+
+
+def bias(name, *, eos=-1, budgets=(4, 3), step=speculative.step) -> float:
+    """Total variation of the joint distribution of two rows, each with an input of its own."""
+    with jax.enable_x64(True):
+        policy = OneOf(tuple(POLICIES.values()), jnp.int32(list(POLICIES).index(name)))
+        method = method_of(policy, 2, sampling(1.0), eos=eos, dtype=jnp.float64)
+        found = joint_distribution(method, INPUTS, list(budgets), step=step)
+        return total_variation(found, expected_of(method, budgets))
+
+
+@pytest.mark.parametrize("eos", [-1, 1])
+@pytest.mark.parametrize("name", ["gossip", "together"])
+def test_enumerated_joint_distribution(name, eos):
+    """All outputs of 4 and 3 tokens over 2, which an EOS ends in half of the cases: given whatever
+    the other row gets, a row's distribution is the target's. TV < 1e-12."""
+    assert bias(name, eos=eos) < 1e-12
+
+
+def _finish(method, contexts, state, drafts, dice):
+    scores, state = speculative.verify(method, contexts.target, state, drafts)
+    ending = speculative.accept(method, state, drafts, scores, dice)
+    return speculative.conclude(method, contexts.drafter, state, drafts, scores, ending)
+
+
+def in_turn_step(method, contexts, state, dice):
+    """The second row drafts no more than the first got accepted in this very round."""
+    drafts, state = speculative.draft(method, contexts.drafter, state, dice)
+    scores, _ = speculative.verify(method, contexts.target, state, drafts)
+    accepted = speculative.accept(method, state, drafts, scores, dice).accepted
+    length = drafts.length.at[1].min(accepted[0])
+    return _finish(method, contexts, state, drafts._replace(length=length), dice)
+
+
+def peeking_step(method, contexts, state, dice):
+    """All drafts end before the first token that its distribution, in any row, thinks unlikely."""
+    drafts, state = speculative.draft(method, contexts.drafter, state, dice)
+    slots = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
+    doubtful = at_tokens(drafts.logprobs, drafts.tokens) < np.log(0.4)
+    doubtful &= slots < drafts.length[:, None]
+    shortest = jnp.min(jnp.where(doubtful, slots, method.gamma_max))
+    length = jnp.minimum(drafts.length, shortest)
+    return _finish(method, contexts, state, drafts._replace(length=length), dice)
+
+
+def test_reading_a_neighbours_round_is_no_fault_and_peeking_is():
+    """TV < 1e-12 where a row's draft depends on what its neighbour got in the same round; > 1e-3
+    where it depends on tokens that are in it."""
+    assert bias("constant", budgets=(3, 3), step=in_turn_step) < 1e-12
+    assert bias("constant", budgets=(3, 3), step=peeking_step) > 1e-3
+
+
+# Through the real loop.
+
+
+WORLDS = 1 << 13
+
+
+@jax.jit
+@functools.partial(jax.vmap, in_axes=(None, None, 0))
+def outputs_of(method, index, sample):
+    """Both rows' outputs in a batch with a row of padding, −1 around them."""
+    inputs = jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), INPUTS)
+    keys = smp.row_keys(jax.random.key(0), index, jnp.full(3, sample))
+    state = loop.decode(
+        method, *loop.start(method, inputs, keys, jnp.int32([3, 3, 0]), buffer_len=9)
+    )
+    place = jnp.arange(9, dtype=jnp.int32)[None, :]
+    said = (inputs.prompt_len[:, None] <= place) & (place < state.length[:, None])
+    return jnp.where(said, state.tokens, -1)[:2]
+
+
+def p_value(times: int, index=(0, 1, 2)) -> float:
+    """Of WORLDS batches so many times, by pairs of outputs."""
+    method = method_of(POLICIES["together"], 3, sampling(0.8), eos=2, dtype=jnp.float32)
+    counts = collections.Counter()
+    for at in range(0, times * WORLDS, WORLDS):
+        samples = jnp.arange(at, at + WORLDS, dtype=jnp.int32)
+        found = np.asarray(outputs_of(method, jnp.int32(index), samples)).reshape(WORLDS, -1)
+        pairs, often = np.unique(found, axis=0, return_counts=True)
+        for pair, count in zip(pairs.reshape(-1, 2, 9), often.tolist(), strict=True):
+            counts[tuple(tuple(row[row >= 0].tolist()) for row in pair)] += count
+    p = chi_square(counts, expected_of(method, (3, 3)))
+    print(f"p = {p:.3g} with n = {counts.total()}")
+    return p
+
+
+def test_samples_of_both_rows_follow_the_target():
+    """32,768 batches, pairs of outputs of up to 3 tokens: p > 1e-4. Two rows with one key would
+    each be right; as a pair p < 1e-4 with 8,192."""
+    assert p_value(4) > 1e-4
+    assert p_value(1, index=(0, 0, 2)) < 1e-4
+
+
+# What it decides.
+
+
+def shared(accepted, tested, left) -> Shared:
+    return Shared(Tally(jnp.float32(accepted), jnp.float32(tested)), jnp.int32(left))
+
+
+def test_one_length_for_all_by_hand():
+    """Prices 1, 1.1, 1.8, 1.9: a second token needs a wider pass, which has room for a third.
+
+    α of .9 and .1, with hardly any prior: terms 2, 1, .82, .73 over the price are 2, 2.73, 2.12 and
+    2.39. One of .9 and one of .95: 2, 3.5, 2.88 and 3.56, so three, for the sum of both rows has it
+    all. Where rows have two tokens left a third term is worth nothing; where the second row has
+    ended, the first is alone: 1, 1.73, 1.51, 1.81.
+    """
+    policy = together(prices(0.1, [1, 1, 1.6, 1.6]), weight=1e-6)
+
+    def length(*state):
+        return int(policy.begin(shared(*state), 3)[1])
+
+    ten = [10.0, 10.0]
+    assert length([9, 1], ten, [9, 9]) == 1
+    assert length([9, 9.5], ten, [9, 9]) == 3
+    assert length([9, 9.5], ten, [2, 2]) == 1
+    assert length([9, 1], ten, [9, 0]) == 3
+    assert length([9, 1], ten, [0, 0]) == 0
+
+
+def test_a_draft_is_given_up_on_evidence():
+    """Prices 1, 1.6: one token pays from α = .6 on. At α = .5 of n tested tokens it is drafted
+    while .5 + .4/√n is more, n < 16; and as long as nothing is drafted, nothing is forgotten."""
+    policy = together(prices(0.6, [1, 1]), weight=1e-6, width=0.4)
+    for tested, drafted in ((4, 1), (15, 1), (17, 0), (100, 0)):
+        state = shared([tested / 4] * 2, [tested / 2] * 2, [9, 9])
+        assert int(policy.begin(state, 1)[1]) == drafted
+    after = policy.update(state, stats_of([0, 0], [0, 0], 1))
+    assert [x.tolist() for x in after.tally] == [x.tolist() for x in state.tally]
+    after = policy.update(state, stats_of([0, 1], [0, 1], 1))
+    np.testing.assert_allclose(after.tally.tested, [0.98 * 50, 0.98 * 50 + 1], rtol=1e-6)
+    heir = policy.inherit(policy.init(keys_of(3), 1), state, jnp.array([True, True]))
+    assert [x.tolist() for x in heir.tally] == [[12.5] * 3, [25.0] * 3]  # half of what is known
+    assert heir.left.tolist() == [2] * 3
+
+
+def test_alone_it_is_goodput():
+    """A row by itself, round by round: the same lengths but near its budget's end."""
+    table = prices(0.1, [1, 1, 1.1, 1.1])
+    one, other = goodput(table, 0.7, 2.0, 0.5), together(table, 0.7, 2.0, 0.5, width=0.0)
+    states = [policy.init(keys_of(1), 3) for policy in (one, other)]
+    rng, found = np.random.default_rng(0), []
+    for _ in range(40):
+        first, second = (
+            np.atleast_1d(policy.begin(state, 3)[1])
+            for policy, state in zip((one, other), states, strict=True)
+        )
+        assert first.tolist() == second.tolist()
+        found.append(int(first[0]))
+        round_ = stats_of(found[-1], rng.integers(found[-1] + 1), 3)
+        states = [p.update(s, round_) for p, s in zip((one, other), states, strict=True)]
+    assert len(set(found)) > 1
+
+
+def test_rows_learn_from_each_other():
+    """After a round in which each of n rows lost its first token, with a prior of .7 that is worth
+    2: α of the others 1.4/(1 + n), of each row twice that over 3. Ended rows do not count."""
+    for count in (1, 4, 16):
+        policy = together(prices(0.1, [1, 1]))
+        state = shared(np.zeros(count), np.ones(count), np.full(count, 9))
+        alpha, tested = policy.alphas(state)
+        np.testing.assert_allclose(alpha, 2 * (1.4 / (1 + count)) / 3, rtol=1e-5)
+        ended = shared(*(np.append(x, x[:1]) for x in state.tally), [*state.left, 0])
+        np.testing.assert_allclose(policy.alphas(ended)[0][:-1], alpha, rtol=1e-5)
+        assert tested == policy.alphas(ended)[1] == count + 2
+
+
+def test_a_batch_drafts_as_one():
+    """In the loop: in each round all live rows draft the same, but for those with no room for it;
+    lengths vary; what is left follows the rows, padding included. At temperature 0 neighbours
+    change no token; at others they do, which is why it is declared."""
+    tables = [random_table(seed, 3, dtype=jnp.float32) for seed in (1, 2)]
+    policy = together(prices(0.25, [1.0] * 4), prior=0.6, weight=1.0, memory=0.8)
+    inputs, budgets = inputs_of([[1, 0], [0], [2, 1, 1], [1]]), [25, 13, 19, 0]
+    method = test_loops.method_of(*tables, policy=policy, chosen=sampling(1.0))
+    contexts, state = test_loops.begin(method, inputs, budgets)
+    step, found = jax.jit(speculative.step), set()
+    while not np.all(state.done):
+        before, (state, round_) = state, step(method, contexts, state)
+        left = np.asarray(before.limit - before.length) * ~np.asarray(before.done)
+        asked = int(round_.drafted.max())
+        assert round_.drafted.tolist() == np.maximum(np.minimum(asked, left - 1), 0).tolist()
+        found.add(asked)
+        after = np.asarray(state.limit - state.length) * ~np.asarray(state.done)
+        assert round_.left.tolist() == state.policy.left.tolist() == after.tolist()
+    assert len(found) > 2
+
+    besides = [inputs_of([[1, 0], [n, 0, n], [2 - n], [0]]) for n in range(3)]
+    for chosen, alike in ((sampling(0.0), True), (sampling(1.0), False)):
+        method = dataclasses.replace(method, sampling=chosen)
+        states = [test_loops.run(method, beside, budgets) for beside in besides]
+        assert (len({tuple(state.tokens[0]) for state in states}) == 1) == alike
