@@ -153,7 +153,7 @@ def measure(on: Study) -> list[dict[str, Any]]:
 
 def loaded(on: Study, name: str, role: int) -> dict[str, Checkpoint]:
     """A model in every way in which `PAIRS` has it."""
-    ways = {str(pair[role]): pair[role] for pair in PAIRS.values()}
+    ways: dict[str, dict[str, Any]] = {str(p[role]): p[role] for p in PAIRS.values()}
     dtype = on.precision["dtype"]
     return {key: hub.load(on.config[name], dtype=dtype, **way) for key, way in ways.items()}
 

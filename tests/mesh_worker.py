@@ -99,7 +99,7 @@ def decode(
     if draft is not None:
         place = str(directory / kind / draft)
         name = place if os.path.isdir(place) else draft
-        if narrow and name == place:
+        if narrow and draft == "draft":
             name = f"int8(draft={place!r}, cache=True)"
         chosen = drafters.load(name, target, replicate=replicate)
     method = decoding.build(target, chosen, gamma=3, sampling=sampling(temperature), **how)

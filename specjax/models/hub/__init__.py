@@ -292,9 +292,9 @@ def _outline(
     if placement is None:
         model = LanguageModel.of(module, vocab_size, platform=platform)
     else:
-        narrow = {"weights": weights, "cache": cache}
-        how: dict[str, Any] = {"dtype": dtype, "platform": platform, "placement": placement}
-        model = dataclasses.replace(shapes(config, **narrow, **how), vocab_size=vocab_size)
+        how: dict[str, Any] = {"dtype": dtype, "weights": weights, "cache": cache}
+        how |= {"platform": platform, "placement": placement}
+        model = dataclasses.replace(shapes(config, **how), vocab_size=vocab_size)
         module = model.module()
     checkpoint = Checkpoint(
         name=str(name),
@@ -572,7 +572,7 @@ def _without_params(
         )
         return quantise_weights(module) if weights else module
 
-    module = nnx.eval_shape(build)
+    module: Any = nnx.eval_shape(build)
     if cache:
         module.int8_cache = True
     return module
