@@ -31,7 +31,7 @@ from specjax.measure import provenance, report
 from specjax.models import hub
 from specjax.models.table import Table
 from specjax.support import command_line, files
-from specjax.tools.commands.defaults import DTYPES
+from specjax.tools.commands import defaults
 from specjax.tools.commands.inputs import load_examples
 from specjax.types import Inputs
 
@@ -154,8 +154,8 @@ def family(
     """
     if sizes is None:
         sizes = [(WIDTH, draft_width, 4) for draft_width in DRAFT_WIDTHS]
-    dtype = DTYPES[config.dtype]
-    target = hub.load(config.target, dtype=dtype)
+    precision = defaults.precision(config)
+    target = hub.load(config.target, **precision)
     texts = [pair.input for pair in load_examples(config)[:inputs]]
     limit = config.max_new_tokens
     plain = {
@@ -163,7 +163,7 @@ def family(
         for width in {width for width, *_ in sizes}
     }
     for name in config.drafts:
-        draft = hub.load(name, dtype=dtype)
+        draft = hub.load(name, dtype=precision["dtype"])
         for width, draft_width, gamma in sizes:
             found = beam_search(
                 target,
@@ -180,7 +180,7 @@ def family(
                 **shape(width, draft_width, gamma),
                 **totals(found),
                 **compare(*([row.hypotheses for row in rows] for rows in (plain[width], found))),
-                "dtype": str(jax.tree.leaves(target.model.params)[0].dtype),
+                "dtype": provenance.dtype_of(target),
                 "batch": BATCH,
             }
 

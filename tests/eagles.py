@@ -13,6 +13,7 @@ from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Llama, LlamaConfig
+from specjax.models.memory import dtype_of
 from specjax.models.t5 import T5, T5Config
 
 KINDS = ("t5", "gpt", "llama")
@@ -61,7 +62,7 @@ def target_of(kind: str, size: int = 5, dtype=jnp.float32, seed: int = 0) -> Che
 
 def eagle_of(target: Checkpoint, version: int, *, first_learned: bool = True, **options):
     """Random, in the target's dtype, with a head over all ids but the last for version 3."""
-    dtype = jax.tree.leaves(target.model)[0].dtype
+    dtype = dtype_of(target.model)
     if version == 3:
         options = {"ids": np.arange(target.model.vocab_size - 1), "taps": (0, 1, 2), **options}
     made = eagle.fresh(target, version=version, heads=2, inner=12, **options)

@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx
 
 from specjax import decoding, drafters, loop
-from specjax.models import hub
+from specjax.models import hub, sharding
 from specjax.models.gpt import GPTConfig
 from specjax.models.hub import Checkpoint, safetensors_files
 from specjax.models.language_model import LanguageModel
@@ -86,13 +86,21 @@ def collectives(program: str) -> dict[str, int]:
     return dict(found)
 
 
-def decode(directory, kind, *, mesh, temperature, draft="draft", replicate=True, **how):
-    """Tokens of each source and the collectives of the loop, and where its caches lie."""
-    target = hub.load(directory / kind / "target", mesh=mesh)
+def decode(
+    directory, kind, *, mesh, temperature, draft="draft", replicate=True, narrow=False, **how
+):
+    """Tokens of each source and the collectives of the loop, and where its caches lie.
+
+    `narrow`: of weights and caches in int8.
+    """
+    in_int8 = {"weights": "int8", "cache": "int8"} if narrow else {}
+    target = hub.load(directory / kind / "target", mesh=mesh, **in_int8)
     chosen = None
     if draft is not None:
         place = str(directory / kind / draft)
         name = place if os.path.isdir(place) else draft
+        if narrow and draft == "draft":
+            name = f"int8(draft={place!r}, cache=True)"
         chosen = drafters.load(name, target, replicate=replicate)
     method = decoding.build(target, chosen, gamma=3, sampling=sampling(temperature), **how)
     labels = [(index, 0) for index in range(len(SOURCES))]
@@ -140,7 +148,7 @@ class Counted:
         return Slice()
 
 
-def reading(directory, kind, *, mesh, device):
+def reading(directory, kind, *, mesh, device, weights=None):
     """Bytes that a process reads and holds which has one device of the mesh, and the whole's."""
     read: list[int] = []
     held: list[int] = []
@@ -163,10 +171,10 @@ def reading(directory, kind, *, mesh, device):
 
     safetensors_files.safe_open, jax.make_array_from_callback = Open, one_device
     try:
-        found = hub.load(directory / kind / "target", mesh=mesh)
+        found = hub.load(directory / kind / "target", mesh=mesh, weights=weights)
     finally:
         safetensors_files.safe_open, jax.make_array_from_callback = opened, from_callback
-    whole = hub.outline(directory / kind / "target")
+    whole = hub.outline(directory / kind / "target", weights=weights)
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
     parts = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), found.model
@@ -185,6 +193,29 @@ def saved(directory, kind, *, mesh):
     same = old.keys() == new.keys() and all(np.array_equal(old[key], new[key]) for key in old)
     plain = drafters.attached.fingerprint(hub.load(name).model)
     return {"same": same, "fingerprint": plain == drafters.attached.fingerprint(loaded.model)}
+
+
+def rounded(directory, kind, *, mesh):
+    """Whether int8 and scales that a mesh has are those of one device, and how they are called."""
+    one, split = (
+        hub.load(directory / kind / "target", weights="int8", mesh=there).model
+        for there in (None, mesh)
+    )
+    moved, turned = sharding.moved(split), sharding.turned_paths(split.module())
+
+    def plain(path, x):
+        keys = tuple(getattr(entry, "key", None) for entry in path[1:])
+        stacked = np.asarray(x).T if keys in turned else np.asarray(x)
+        stacked = sharding.restored(stacked, moved.get(keys))
+        return stacked.T if keys in turned else stacked
+
+    same = jax.tree.map(np.array_equal, one.params, jax.tree.map_with_path(plain, split).params)
+    attached = drafters.attached
+    alike = [
+        described(one) == described(split)
+        for described in (attached.fingerprint, attached.rounding)
+    ]
+    return {"same": all(jax.tree.leaves(same)), "fingerprint": all(alike)}
 
 
 def refused(directory, kind, *, target, draft):
@@ -211,7 +242,8 @@ def attach(directory, kind, *, drafter):
 
 
 CHECKS = {
-    "decode": decode, "reading": reading, "saved": saved, "refused": refused, "attach": attach,
+    "decode": decode, "reading": reading, "rounded": rounded, "saved": saved, "refused": refused,
+    "attach": attach,
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ cache.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -22,7 +23,6 @@ from specjax.drafters.ngram import PromptLookup
 from specjax.models import hub, sharding
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import KV
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
@@ -191,29 +191,35 @@ def test_the_loop_of_chains_gathers_from_no_cache(family):
         assert len(from_caches(branching)) > 2 * 4  # a copy of the draft's for each branch
 
 
-def on_a_mesh(family: str, mesh: str, platform: str, replicate: bool = False) -> LanguageModel:
+def on_a_mesh(
+    family: str, mesh: str, platform: str, replicate: bool = False, **narrow: str
+) -> LanguageModel:
     """As `shapes`, on devices that nobody has."""
     axes = sharding.sizes_of(mesh)
     placement = sharding.Placement(AbstractMesh(tuple(axes.values()), tuple(axes)), replicate)
     config = shapes(family, 2).module().config
     options: dict[str, Any] = {"dtype": jnp.bfloat16, "platform": platform}
-    return hub.shapes(config, placement=placement, **options)
+    return hub.shapes(config, placement=placement, **options, **narrow)
 
 
 @pytest.mark.parametrize(
-    ("family", "mesh", "split"),
-    # Matrices and biases of two layers, embedding and head, keys and values.
+    ("family", "mesh", "narrow", "split"),
+    # Matrices and biases of two layers, embedding and head, keys and values; their scales in int8,
+    # but for those of matrices that are split by inputs.
     [
-        ("t5", "data=2,model=2", 2 * 6 + 2 + 4),
-        ("gpt2", "model=2", 2 * 6 + 1 + 4),
-        ("llama", "model=4", 2 * 5 + 2 + 4),
+        ("t5", "data=2,model=2", {}, 2 * 6 + 2 + 4),
+        ("t5", "data=2,model=2", {"weights": "int8", "cache": "int8"}, 2 * (6 + 3) + 4 + 8),
+        ("gpt2", "model=2", {}, 2 * 6 + 1 + 4),
+        ("llama", "model=4", {}, 2 * 5 + 2 + 4),
     ],
 )
-def test_loops_lower_for_a_mesh_of_accelerators(family, mesh, split):
+def test_loops_lower_for_a_mesh_of_accelerators(family, mesh, narrow, split):
     """Both loops and `start`, from a CPU. The program says where each parameter and cache lies, and
     asks the host no more than on one device."""
     for platform, layout in (("cuda", "gpu"), ("tpu", "tpu")):
-        target, draft = (on_a_mesh(family, mesh, layout, replicate) for replicate in (False, True))
+        target, draft = (
+            on_a_mesh(family, mesh, layout, replicate, **narrow) for replicate in (False, True)
+        )
         placement = target.placement
         for method in (
             autoregressive.Autoregressive(target, SAMPLINGS["plain"], jnp.int32([1])),
@@ -224,7 +230,7 @@ def test_loops_lower_for_a_mesh_of_accelerators(family, mesh, split):
             begin = loop.start.trace(method, *args, buffer_len=16)
             assert begin.lower(lowering_platforms=(platform,)).as_text()
             contexts, state = started(method)
-            cache = tuple(KV(*(_on(x, placement.heads(x.shape)) for x in kv)) for kv in state.cache)
+            cache = jax.tree.map(functools.partial(_by_heads, placement), state.cache)
             program = loop.decode.trace(method, contexts, state.replace(cache=cache))
             text = program.lower(lowering_platforms=(platform,)).as_text()
             sizes = [f'"{name}"={size}' for name, size in placement.mesh.shape.items()]
@@ -239,8 +245,8 @@ def keys_of(rows: int):
     return row_keys(jax.random.key(0), zeros, zeros), zeros + 5
 
 
-def _on(x, sharding):
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+def _by_heads(placement, x):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placement.heads(x.shape))
 
 
 def test_loops_that_count_are_told_from_others():

@@ -31,6 +31,8 @@ DECODED = [
     case("gpt2", "data=2,model=2", 0.0),
     case("llama", "model=4", 1.0, replicate=False),
     case("llama", "model=2", 0.0, draft=None),
+    case("t5 odd", "model=2", 1.0, narrow=True),
+    case("llama", "data=2,model=4", 0.0, narrow=True),
 ]  # fmt: skip
 MESHES = ("model=1", "data=2", "model=2", "data=2,model=2", "model=4", "data=8", "model=8")
 MORE = [
@@ -78,6 +80,8 @@ READING = [
     ("reading", kind, {"mesh": mesh, "device": device})
     for kind, mesh, device in (("llama", "model=4", 3), ("t5 odd", "data=4,model=2", 1))
 ]
+NARROW = ("reading", "llama", {"mesh": "model=4", "device": 3, "weights": "int8"})
+ROUNDED = [("rounded", "llama", {"mesh": "model=4"}), ("rounded", "t5 odd", {"mesh": "model=2"})]
 SAVED = [("saved", "llama", {"mesh": "model=4"}), ("saved", "t5 odd", {"mesh": "model=2"})]
 REFUSED = [
     ("refused", "gpt2", {"target": None, "draft": "model=2"}),
@@ -94,7 +98,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(models):
-    cases = [*DECODED, *map(alone, DECODED), *READING, *SAVED, *REFUSED]
+    cases = [*DECODED, *map(alone, DECODED), *READING, NARROW, *ROUNDED, *SAVED, *REFUSED]
     answers = ask(models, cases)
     return lambda one: answers[json.dumps(one)]
 
@@ -131,7 +135,11 @@ def test_a_round_has_the_collectives_that_it_should_have(one, found):
     expected, _ = per_call(kind, ways)
     if not options.get("replicate", True):  # the draft's calls, two in the program
         expected = {name: 3 * count for name, count in expected.items()}
+    if options.get("narrow") and ways > 1:  # the scales of the embedding
+        expected["all-reduce"] += 1
     counted = dict(answer["collectives"])
+    if options.get("narrow") and rows > 1:  # a CPU looks at numbers of the first row
+        assert counted.pop("all-reduce") > expected.pop("all-reduce")
     assert (counted.pop("scalars", 0) > 0) == (rows > 1)
     assert counted == expected
     assert answer["kept"]
@@ -150,6 +158,18 @@ def test_a_process_reads_and_holds_its_part(one, found):
     assert answer["read"] <= answer["held"]
     ways = sharding.sizes_of(one[2]["mesh"])["model"]
     assert answer["whole"] / ways < answer["held"] < 1.6 * answer["whole"] / ways
+
+
+def test_a_part_in_int8_is_read_twice_and_of_rows_that_are_split_the_whole_once(found):
+    """The largest of a row lies anywhere in it. One device reads all of the file twice."""
+    answer, floats = found(NARROW), found(READING[0])
+    assert answer["held"] == answer["shard"] < 0.5 * floats["held"]
+    assert 2 * floats["read"] < answer["read"] < floats["whole"]
+
+
+@pytest.mark.parametrize("one", ROUNDED, ids=name)
+def test_numbers_in_int8_are_those_of_one_device(one, found):
+    assert found(one) == {"same": True, "fingerprint": True}
 
 
 @pytest.mark.parametrize("one", SAVED, ids=name)

@@ -13,7 +13,7 @@ import experiments.benchmark.__main__ as benchmark
 import experiments.reproduce.__main__ as reproduce
 from command_line import ROOT
 from configs import embedded
-from experiments import replay, trace, trees
+from experiments import quantised, replay, trace, trees
 from experiments.adaptive import race
 from experiments.benchmark.cases import Case
 from experiments.reproduce import pages, study
@@ -88,8 +88,14 @@ def by_trees(on, tmp_path, monkeypatch, found):
     trees.fill(on)
 
 
+def by_quantised(on, tmp_path, monkeypatch, found):
+    monkeypatch.setattr(quantised, "measure", lambda _: [found])
+    quantised.fill(on)
+
+
 WRITERS = {
-    "adaptive": by_adaptive, "benchmark": by_benchmark, "replay": by_replay,
+    "adaptive": by_adaptive, "benchmark": by_benchmark, "quantised": by_quantised,
+    "replay": by_replay,
     "reproduce": by_reproduce, "select": by_select, "trace": by_trace, "trees": by_trees,
 }  # fmt: skip
 # Outputs for a user and the log of a training run: no measurements.

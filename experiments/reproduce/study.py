@@ -21,7 +21,7 @@ from specjax.sampling import Sampling
 from specjax.support import command_line, runs
 from specjax.tasks import batches
 from specjax.tasks.examples import Example
-from specjax.tools.commands.defaults import DTYPES
+from specjax.tools.commands import defaults
 from specjax.tools.commands.inputs import load_examples
 
 NGRAMS = tuple(drafters.NAMES)
@@ -32,7 +32,7 @@ class Study:
 
     def __init__(self, config, results: Results):
         self.config, self.results = config, results
-        self.dtype = DTYPES[config.dtype]
+        self.precision = defaults.precision(config)
         self._draft: dict[str, hub.Checkpoint | Drafter] = {}
         self._outputs: dict[float, list[list[int]]] = {}
 
@@ -40,7 +40,7 @@ class Study:
     def target(self) -> hub.Checkpoint:
         """Whose distribution all outputs follow."""
         mesh = self.config.get("mesh") or None
-        return hub.load(self.config.target, dtype=self.dtype, mesh=mesh)
+        return hub.load(self.config.target, **self.precision, mesh=mesh)
 
     @functools.cached_property
     def examples(self) -> list[Example]:
@@ -55,7 +55,10 @@ class Study:
         """A model, or a drafter that costs nothing; one is held at a time."""
         if name not in self._draft:
             loaded = drafters.load(
-                self.path(name), self.target, dtype=self.dtype, counts=lambda: self.counts
+                self.path(name),
+                self.target,
+                dtype=self.precision["dtype"],
+                counts=lambda: self.counts,
             )
             self._draft = {name: loaded}
         return self._draft[name]

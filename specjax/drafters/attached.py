@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from safetensors.numpy import save as as_safetensors
 
 from specjax import devices
@@ -30,6 +31,7 @@ from specjax.models import sharding
 from specjax.models.hub import DRAFTER, Checkpoint
 from specjax.models.hub.tensors import read_into, read_json
 from specjax.models.hub.weights import SAFETENSORS, find_tensors
+from specjax.models.memory import dtype_of
 from specjax.support import files, named
 from specjax.types import Inputs, Model
 
@@ -108,7 +110,7 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
     place = pathlib.Path(directory)
     raw = read_json(place / CONFIG)
     stored = find_tensors(place)
-    wide = np.dtype(dtype or jax.tree.leaves(target.model)[0].dtype)
+    wide = np.dtype(dtype or dtype_of(target.model))
     if DRAFTER in raw:
         check(place, raw.get("target"), target)
         kind, settings = raw[DRAFTER], raw.get("settings")
@@ -155,6 +157,7 @@ def describe(target: Checkpoint) -> dict[str, Any]:
         "vocab_size": target.model.vocab_size,
         "width": width(target.model),
         "fingerprint": fingerprint(target.model),
+        **({"rounding": steps} if (steps := rounding(target.model)) else {}),
     }
 
 
@@ -173,25 +176,63 @@ def fingerprint(model: Model) -> list[str] | None:
     """A few numbers of every parameter, evenly spaced along its diagonal from corner to corner.
 
     So they do not depend on whether a matrix is turned (`layers.arrange`), hardly on the dtype, and
-    a target of any size is read in a moment. None for an outline, which has no numbers.
+    a target of any size is read in a moment. A matrix in int8 counts as the floats that it stands
+    for. None for an outline, which has no numbers.
     """
-    found, leaves = [], jax.tree.leaves_with_path(model)
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for _, leaf in leaves):
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(model)):
         return None
-    moved, share = sharding.moved(model), np.linspace(0, 1, POINTS)
-    turned = sharding.turned_paths(model.module()) if moved else ()  # type: ignore[attr-defined]
-    for path, leaf in leaves:
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            at = [np.rint(share * (size - 1)).astype(int) for size in leaf.shape]
-            keys = tuple(getattr(entry, "key", None) for entry in path[1:])
-            if (rows := moved.get(keys)) is not None:  # on a mesh: the points of the checkpoint
-                wanted = np.rint(share * rows.max()).astype(int)
-                axis = -1 if keys in turned else 0
-                at[axis] = np.array([np.flatnonzero(rows == row)[0] for row in wanted])
-            # On a CPU the array is read where it lies; elsewhere nothing but these numbers moves.
-            here = np.asarray(leaf) if devices.device_of(leaf).platform == "cpu" else leaf
-            found.append(here[tuple(at)] if at else here[None].repeat(POINTS))
-    return [" ".join(f"{x:.6g}" for x in row.astype(np.float64)) for row in jax.device_get(found)]
+    rows = [
+        points.astype(np.float64) * (1.0 if scales is None else scales.astype(np.float64))
+        for points, scales in _points(model)
+    ]
+    return [" ".join(f"{x:.6g}" for x in row) for row in rows]
+
+
+def rounding(model: Model) -> list[float]:
+    """How far a float may be from each row of a fingerprint, which int8 has rounded.
+
+    Half a scale, or 0 of floats. Empty where nothing is in int8, and for an outline.
+    """
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(model)):
+        return []
+    found = [0.0 if s is None else float(s.max()) / 2 for _, s in _points(model)]
+    return found if any(found) else []
+
+
+def _points(model: Model) -> list[tuple[np.ndarray, np.ndarray | None]]:
+    """Of each parameter, in order, the numbers of a fingerprint; of one in int8 with their scales,
+    which are no parameter of their own.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    moved = sharding.moved(model)
+    turned = sharding.turned_paths(model.module()) if moved else set()  # type: ignore[attr-defined]
+    for path, leaf in jax.tree.leaves_with_path(model):
+        name = jax.tree_util.keystr(path)
+        narrow = name.replace("_scale']", "']")  # whose scales these are; it stands before them
+        keys = tuple(getattr(entry, "key", None) for entry in path[1:])
+        rows, axis = moved.get(keys), -1 if keys in turned else 0
+        if narrow != name and narrow in found and found[narrow][0].dtype == np.int8:
+            found[narrow] = found[narrow][0], _diagonal(leaf, rows, axis)
+        elif leaf.dtype == np.int8 or jnp.issubdtype(leaf.dtype, jnp.floating):
+            found[name] = _diagonal(leaf, rows, axis), None
+    return jax.device_get(list(found.values()))
+
+
+def _diagonal(leaf: Array, rows: np.ndarray | None, axis: int) -> Any:
+    """Some numbers of an array, evenly spaced from corner to corner.
+
+    Args:
+      rows: on a mesh, which row of the checkpoint lies where along `axis`; the points are the
+        checkpoint's.
+    """
+    share = np.linspace(0, 1, POINTS)
+    at = [np.rint(share * (size - 1)).astype(int) for size in leaf.shape]
+    if rows is not None:
+        wanted = np.rint(share * rows.max()).astype(int)
+        at[axis] = np.array([np.flatnonzero(rows == row)[0] for row in wanted])
+    # On a CPU the array is read where it lies; elsewhere nothing but these numbers moves.
+    here = np.asarray(leaf) if devices.device_of(leaf).platform == "cpu" else leaf
+    return here[tuple(at)] if at else here[None].repeat(POINTS)
 
 
 def check_target(drafter: Drafter, target: Checkpoint) -> None:
@@ -230,7 +271,13 @@ def check(place: str | pathlib.Path, described: Any, target: Checkpoint) -> None
     theirs, ours = (
         np.array([row.split() for row in rows]).astype(np.float64) for rows in (stored, found)
     )
-    if theirs.shape != ours.shape or not np.allclose(theirs, ours, **TOLERANCE):  # type: ignore[arg-type]
+    same = theirs.shape == ours.shape
+    if same:  # a drafter of the floats fits the same weights in int8, and the other way round
+        room = TOLERANCE["atol"] + TOLERANCE["rtol"] * np.abs(ours)
+        for steps in (described.get("rounding"), rounding(target.model)):
+            room += np.reshape(steps, (-1, 1)) if steps else 0.0
+        same = bool(np.all(np.abs(theirs - ours) <= room))
+    if not same:
         raise _other(place, described, target, "other weights", None)
 
 

@@ -290,7 +290,7 @@ class Eagle(Drafter):
     @property
     def target_dtype(self) -> Any:
         """Of the features that the target's head reads."""
-        return self.target.module().embedding.dtype
+        return self.target.module().dtype
 
     # --- files -----------------------------------------------------------------------------------
 
@@ -478,8 +478,10 @@ def width_of(module: Decoder) -> int:
 
 def _head_rows(module: Decoder) -> Array:
     """(V, E) of the target's head, with what its `logits` multiplies by."""
-    weight = module.turned_weight()[...]
+    weight, scale = module.turned_weight()[...], module.turned_scale()
     rows = weight.T if module.input_first else weight
+    if scale is not None:
+        rows = rows.astype(scale.dtype) * scale[...][:, None]
     if getattr(module.config, "scale_decoder_outputs", False):
         rows = rows * jnp.asarray(module.config.d_model**-0.5, rows.dtype)
     return rows

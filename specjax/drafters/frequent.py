@@ -21,6 +21,7 @@ from specjax.drafters import loading, ngram
 from specjax.drafters.exits import decoder_of
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
+from specjax.models.sharding import Placement
 from specjax.pytrees import pytree
 from specjax.support.ranges import listed, number, whole
 from specjax.types import Cache, Context, Inputs
@@ -34,6 +35,7 @@ class FrequentHead:
     rows: Array  # (N, E) of its head, or (E, N) where projections are turned; see `layers.arrange`
     row_of: Int[Array, " V"]  # of each id; N where it has none
     vocab_size: int = dataclasses.field(metadata={"static": True})
+    scale: Float[Array, " N"] | None = None  # of the rows, if the head is in int8
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
         """See `Model.start`."""
@@ -51,6 +53,8 @@ class FrequentHead:
         """
         module = self.model.module()
         module.turned_weight().set_value(self.rows)
+        if (scale := module.turned_scale()) is not None:
+            scale.set_value(self.scale)
         few = module.logits(hidden)
         room = [(0, 0)] * (few.ndim - 1) + [(0, 1)]
         padded = jnp.pad(few, room, constant_values=-jnp.inf)
@@ -76,19 +80,24 @@ def frequent(draft: Checkpoint, ids: Sequence[int] | np.ndarray) -> Checkpoint:
     row_of = np.full(size, len(chosen), np.int32)
     row_of[chosen] = np.arange(len(chosen))
     head, axis = module.turned_weight().get_value(), int(module.input_first)
-    if isinstance(head, jax.Array):
-        rows: Any = jnp.take(head, chosen, axis=axis)
-        if model.placement is not None:
-            rows = jax.device_put(rows, model.placement.sharding())
-    else:  # an outline has shapes
-        shape = [*head.shape]
-        shape[axis] = len(chosen)
-        rows = jax.ShapeDtypeStruct(tuple(shape), head.dtype)
+    scale, placement = module.turned_scale(), model.placement
+    rows = _of_ids(head, chosen, axis, placement)
+    scales = None if scale is None else _of_ids(scale.get_value(), chosen, 0, placement)
     return dataclasses.replace(
         draft,
         name=f"frequent({draft.name}, {len(chosen)} ids)",
-        model=FrequentHead(model, rows, jnp.asarray(row_of), size),  # type: ignore[arg-type]
+        model=FrequentHead(model, rows, jnp.asarray(row_of), size, scales),  # type: ignore[arg-type]
     )
+
+
+def _of_ids(array: Any, ids: np.ndarray, axis: int, placement: Placement | None) -> Any:
+    """Those rows, or columns; on a mesh every device has them."""
+    if isinstance(array, jax.Array):
+        rows = jnp.take(array, ids, axis=axis)
+        return rows if placement is None else jax.device_put(rows, placement.sharding())
+    shape = [*array.shape]  # an outline has shapes
+    shape[axis] = len(ids)
+    return jax.ShapeDtypeStruct(tuple(shape), array.dtype)
 
 
 def _list(ids: Any) -> list[Any]:

@@ -105,12 +105,18 @@ def kangaroo(target: Checkpoint, layers: int = 2) -> Kangaroo:
       layers: how many of the target's run before the adapter.
 
     Raises:
-      ValueError: as `early_exit`, or `layers` is no number.
+      ValueError: as `early_exit`, `layers` is no number, or the target's weights are in int8.
     """
     count = decoder_of(target, "kangaroo").cache_shape()[0]
     layers = len(chosen(int(layers), count))
     params = target.model.params
     stack, norm = places(params)
+    if any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(params)):
+        raise ValueError(
+            f"Kangaroo's adapter is a layer of {target.name}'s own kind, in floats, and that one "
+            "has its weights in int8. Load the target without weights='int8', or take another "
+            "drafter."
+        )
     adapter = {"layer": params[stack][layers], "norm": params[norm]}
     return Kangaroo(target.model, jax.tree.map(jnp.copy, adapter), layers)
 

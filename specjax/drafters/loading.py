@@ -5,6 +5,7 @@ load("switch(drafters=('lookup', 'google-t5/t5-small'), choice='recent')", targe
 load("my_module:my_drafter(sharpness=3.0)", target)
 """
 
+import dataclasses
 import inspect
 import pathlib
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from specjax.drafters import attached, ngram
 from specjax.drafters.base import Drafter, ModelDrafter
@@ -25,6 +27,7 @@ NAMES = {
     "lookup": "specjax.drafters.ngram:PromptLookup",
     "early_exit": "specjax.drafters.exits:early_exit",
     "frequent": "specjax.drafters.frequent:by_counts",
+    "int8": "specjax.drafters.loading:in_int8",
     "switch": "specjax.drafters.switch:switch",
 }
 
@@ -45,7 +48,8 @@ def load(
         directory of a drafter that belongs to the target (`attached`). An import path is code, and
         runs. A directory with a drafter's name is "./lookup".
       target: whose ids are drafted. What makes a drafter is given `target`, `vocab_size`, `counts`
-        and `load`, which makes another one of its name, if it takes arguments of these names.
+        `load`, which makes another one of its name, `dtype` and `replicate`, if it takes arguments
+        of these names.
       dtype: of a model, see `specjax.load`; of what belongs to the target, by default the target's.
       counts: of n-grams; default: ngram.npz beside the target's directory.
       replicate: on a mesh, whether each device has the whole of a model that drafts, or a part of
@@ -59,10 +63,7 @@ def load(
     if make is None:
         if attached.is_one(draft):
             return sharding.join(attached.load(draft, target, dtype=dtype), placement)
-        if placement is None:
-            return hub.load(draft, dtype=dtype)
-        mesh: Any = placement.mesh
-        return hub.load(draft, dtype=dtype, mesh=mesh, replicate=replicate)
+        return _model(draft, target, dtype=dtype, replicate=replicate)
     offered: dict[str, Callable[[], Any]] = {
         "target": lambda: target,
         "vocab_size": lambda: target.model.vocab_size,
@@ -70,10 +71,45 @@ def load(
         "load": lambda: partial(
             load, target=target, dtype=dtype, counts=counts, replicate=replicate
         ),
+        "dtype": lambda: dtype,
+        "replicate": lambda: replicate,
     }
     takes = inspect.signature(make).parameters
     given = {name: value() for name, value in offered.items() if name in takes}
     return named.make("drafter", NAMES, draft, **given)
+
+
+def _model(draft: str, target: Checkpoint, *, replicate: bool, **options: Any) -> Checkpoint:
+    """A model by the options of `hub.load`, on its target's mesh."""
+    placement = sharding.placement_of(target.model)
+    if placement is not None:
+        options |= {"mesh": placement.mesh, "replicate": replicate}
+    return hub.load(draft, **options)
+
+
+def in_int8(
+    draft: str, target: Checkpoint, dtype: Any = None, replicate: bool = True, cache: bool = False
+) -> Checkpoint:
+    """A model with weights in int8: "int8" among `NAMES`, for drafts apart from their target.
+
+    Args:
+      draft: the directory or hub name of a model.
+      target: on whose mesh it is put; see `load`.
+      cache: whether its cache is in int8 too.
+
+    Raises:
+      ValueError, FileNotFoundError: as `specjax.load`, or it is a drafter and no model.
+    """
+    if maker(draft) is not None or attached.is_one(draft):
+        raise ValueError(
+            f"int8(draft={draft!r}): it is no model of its own. Give the directory or hub name of "
+            "one; a drafter made of a model takes an int8 one inside, such as "
+            "frequent(draft=\"int8(draft='…')\")."
+        )
+    narrow: dict[str, Any] = {"weights": "int8", "cache": "int8" if cache else None}
+    loaded = _model(draft, target, dtype=dtype, replicate=replicate, **narrow)
+    said = f"int8(draft={draft!r}{', cache=True' if cache else ''})"
+    return dataclasses.replace(loaded, name=said)
 
 
 def maker(draft: str) -> Callable[..., Drafter] | None:
@@ -99,7 +135,7 @@ def parameters(draft: Checkpoint | Drafter, target: Checkpoint | None = None) ->
         own = [x for x in jax.tree.leaves(draft.model) if id(x) not in shared]
     else:
         own = list(draft.tensors().values()) if hasattr(draft, "tensors") else []
-    return sum(x.size for x in own if x.dtype.kind != "i")
+    return sum(x.size for x in own if x.dtype.kind != "i" or x.dtype == np.int8)
 
 
 def counts_ngrams(draft: str) -> bool:

@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from specjax import devices
+from specjax.models import memory
 from specjax.models.hub import Checkpoint
 from specjax.support import files
 
@@ -55,8 +57,14 @@ def complete(row: dict[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dtype_of(model: Checkpoint) -> str:
-    """Of its parameters."""
-    return str(jax.tree.leaves(model.model.params)[0].dtype)
+    """Of its parameters, and what is in 8 bits: "float32", "float32, weights and cache int8"."""
+    params = model.model.params
+    has = {
+        "weights": any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(params)),
+        "cache": getattr(model.model, "int8_cache", False),
+    }
+    narrow = " and ".join(name for name, found in has.items() if found)
+    return f"{memory.dtype_of(params)}{f', {narrow} int8' if narrow else ''}"
 
 
 def told(rows: Sequence[Mapping[str, Any]], batch: str = "") -> str:

@@ -167,7 +167,7 @@ class GPT(Decoder):
         never kept, or padding.
         """
         del context
-        count = tokens.shape[1]
+        cache, count = self.ready(tokens, cache), tokens.shape[1]
         slots = count if cache is None else cache[0].values.shape[2]
         positions = start[:, None] + (layout or chain(count)).depth
         bias = causal_bias(start, count, slots, layout=layout)

@@ -86,6 +86,11 @@ class LanguageModel:
         return self.module().compact(cache, start, path)
 
     @property
+    def int8_cache(self) -> bool:
+        """See `Decoder.int8_cache`."""
+        return getattr(self.module(), "int8_cache", False)
+
+    @property
     def branches(self) -> bool:
         """Whether it is a `BranchingModel`."""
         return hasattr(self.module(), "compact")

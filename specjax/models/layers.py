@@ -6,7 +6,7 @@ V vocabulary, L layers, H heads, D head size, E model width, F feed-forward widt
 Weights are (out, in), as in Hugging Face checkpoints, unless `arrange` has turned them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
@@ -16,6 +16,7 @@ from flax import nnx
 from jax import Array
 
 from specjax import devices
+from specjax.models import int8
 from specjax.types import Inputs, Layout
 
 M = TypeVar("M", bound=nnx.Module)
@@ -33,15 +34,50 @@ class KV(NamedTuple):
 
     keys: Array  # (B, H, D, T)
     values: Array  # (B, H, T, D)
+    key_scale: Array | None = None  # (B, H, T) float32, of keys in int8; None: they are floats
+    value_scale: Array | None = None  # the same of the values
 
     @classmethod
     def of(cls, keys: Array, values: Array) -> "KV":
         """From (B, H, T, D) each."""
         return cls(jnp.swapaxes(keys, 2, 3), values)
 
+    def quantised(self) -> "KV":
+        """In int8, each slot's key and value of each head by a scale of its own."""
+        keys, key_scale = int8.quantise(self.keys, axis=2)
+        values, value_scale = int8.quantise(self.values, axis=3)
+        return KV(keys, values, key_scale, value_scale)
+
+    def kept_narrow(self, queries: Array) -> "KV":
+        """The same, of which no loop keeps a copy in floats; see `int8.late`."""
+        if self.key_scale is None:
+            return self
+        keys, values = (
+            int8.late(part, queries, lambda queries: queries[:, :, :1, :1]) for part in self[:2]
+        )
+        return self._replace(keys=keys, values=values)
+
+    def part(self, at: Array, size: int) -> "KV":
+        """`size` slots from `at` on."""
+        return self.by_slots(lambda x, axis: jax.lax.dynamic_slice_in_dim(x, at, size, axis))
+
+    def by_slots(self, do: Callable[..., Array], *others: "KV") -> "KV":
+        """What `do` makes of each array, the axis of its slots, from the end, and those of others.
+
+        So it serves one row too, without the axis of rows.
+        """
+        parts = [
+            None if x is None else do(x, axis, *rest)
+            for axis, x, *rest in zip((-1, -2, -1, -1), self, *others, strict=True)
+        ]
+        return KV(*parts)  # type: ignore[arg-type]
+
 
 class Linear(nnx.Module):
     """y = x Wᵀ (+ b); W is (out, in), or its transpose once `arrange` has turned it."""
+
+    weight_scale: nnx.Param | None = None  # (out,) float32, of a weight in int8
+    split: bool = False  # over the devices of a mesh; see `sharding.split`
 
     def __init__(
         self,
@@ -59,12 +95,17 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """(..., in) → (..., out)."""
-        y = project(x, self.weight[...], self.input_first)
+        options: dict[str, Any] = {"scale": self.weight_scale, "split": self.split}
+        y = project(x, self.weight[...], self.input_first, **options)
         return y if self.bias is None else y + _as_last_axis(self.bias, y)
 
     def turned_weight(self) -> nnx.Param:
         """What `arrange` transposes."""
         return self.weight
+
+    def matrices(self) -> dict[str, bool]:
+        """What `quantise_weights` rounds: whether each is (in, out)."""
+        return {"weight": self.input_first}
 
 
 class Fused(Linear):
@@ -90,7 +131,14 @@ class Fused(Linear):
         return [block.reshape(*y.shape[:-1], -1) for block in blocks]
 
 
-def project(x: Array, weight: Array, input_first: bool, dtype: Any = None) -> Array:
+def project(
+    x: Array,
+    weight: Array,
+    input_first: bool,
+    dtype: Any = None,
+    scale: nnx.Param | None = None,
+    split: bool = False,
+) -> Array:
     """x times a weight that is (out, in), or (in, out) if `input_first`.
 
     As a product of two matrices: XLA's CPU backend takes four times as long for the weight's
@@ -98,8 +146,14 @@ def project(x: Array, weight: Array, input_first: bool, dtype: Any = None) -> Ar
 
     Args:
       dtype: of the sums and of the result. None: that of the factors.
+      scale: (out,), of a weight in int8. Then the sums are in at least float32.
+      split: see `int8.product`.
     """
     rows = x.reshape(-1, x.shape[-1])
+    if scale is not None:
+        out = int8.product(rows, weight, scale[...], input_first, split)
+        out = out.astype(dtype or x.dtype)
+        return out.reshape(*x.shape[:-1], -1)
     turned = weight if input_first else weight.T
     out = jnp.matmul(rows, turned, preferred_element_type=dtype)
     return out.reshape(*x.shape[:-1], -1)
@@ -117,6 +171,22 @@ def arrange(module: M, input_first: bool) -> M:
             turned = layer.turned_weight()
             turned.set_value(turned[...].T)
             layer.input_first = input_first
+    return module
+
+
+def quantise_weights(module: M) -> M:
+    """Round all projections, embeddings and heads of a module to int8 in place, and return it.
+
+    Each output channel has a scale of its own, in a parameter beside the matrix: that of `weight`
+    is `weight_scale`. A row of an embedding is a channel, as it is of a head, so tied ones share
+    the scales too. Norms, biases and tables of positions stay as they are: they are small.
+    """
+    for _, layer in list(nnx.iter_graph(module)):
+        for name, turned in layer.matrices().items() if hasattr(layer, "matrices") else ():
+            matrix = getattr(layer, name)
+            rounded, scale = int8.quantise(matrix[...], axis=0 if turned else 1)
+            matrix.set_value(rounded)
+            setattr(layer, f"{name}_scale", nnx.Param(scale))
     return module
 
 
@@ -165,29 +235,42 @@ def attend(queries: Array, kv: KV, bias: Array) -> Array:
       bias: broadcastable to (B, H, K, T), float32; `MASKED` where a query must not look.
 
     Returns:
-      (B, K, H·D) in the dtype of the values; the softmax is taken in at least float32.
+      (B, K, H·D) in the dtype of the values, or of the queries if those are in int8; the
+      softmax is taken in at least float32.
     """
-    scores = _scores(queries, kv.keys, bias)
+    kv = kv.kept_narrow(queries)
+    scores = _scores(queries, kv, bias)
     top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))  # cancels, and so do its gradients
     weights = jnp.exp(scores - top)
-    mixed = _mix(weights, kv.values) / weights.sum(-1, keepdims=True)
-    return _join_heads(mixed.astype(kv.values.dtype))
+    mixed = _mix(weights, kv, queries.dtype) / weights.sum(-1, keepdims=True)
+    return _join_heads(mixed.astype(kv.values.dtype if kv.key_scale is None else queries.dtype))
 
 
-def _scores(queries: Array, keys: Array, bias: Array) -> Array:
+def _scores(queries: Array, kv: KV, bias: Array) -> Array:
     """(B, H, K, D) · (B, H, D, T) + bias → (B, H, K, T), summed in at least float32."""
-    wide = np.promote_types(queries.dtype, jnp.float32)
+    wide, keys = np.promote_types(queries.dtype, jnp.float32), kv.keys
+    if kv.key_scale is not None:
+        keys = keys.astype(queries.dtype)
     products = jnp.einsum("bhkd,bhdt->bhkt", queries, keys, preferred_element_type=wide)
+    if kv.key_scale is not None:
+        products = products * kv.key_scale[:, :, None, :].astype(wide)
     return products + bias.astype(wide)
 
 
-def _mix(weights: Array, values: Array) -> Array:
+def _mix(weights: Array, kv: KV, dtype: Any) -> Array:
     """(B, H, K, T) · (B, H, T, D) → (B, H, K, D), in the dtype of the weights.
 
     Heads stay in front: asked for (B, K, H, D), XLA's CPU backend swaps the factors, and the
     product takes five times as long.
+
+    Args:
+      dtype: in which values in int8 are multiplied.
     """
-    mixed = jnp.einsum("bhkt,bhtd->bhkd", weights.astype(values.dtype), values)
+    scaled, values = weights, kv.values
+    if kv.value_scale is not None:
+        scaled = weights * kv.value_scale[:, :, None, :].astype(weights.dtype)
+        values = values.astype(dtype)
+    mixed = jnp.einsum("bhkt,bhtd->bhkd", scaled.astype(values.dtype), values)
     return mixed.astype(weights.dtype)
 
 
@@ -250,7 +333,9 @@ def attend_and_write(
     Args:
       queries: (B, H, K, D), scaled.
       new: of the K tokens.
-      cache: of T slots. None: the K tokens are the whole text.
+      cache: of T slots. None: the K tokens are the whole text. In int8, the call's own keys and
+        values are rounded before they are read too: what a query sees does not depend on the call
+        in which a token came.
       start: (B,) int32, the position of each row's first query.
 
     Returns:
@@ -258,19 +343,23 @@ def attend_and_write(
     """
     if cache is None:
         return attend(queries, new, bias.within), new
+    dtype = new.values.dtype
+    if cache.key_scale is not None:
+        new = new.quantised()
     # A query sees itself, so the first maximum is finite, and what is MASKED weighs exactly 0.
-    scores = _scores(queries, new.keys, bias.within)
+    scores = _scores(queries, new, bias.within)
     top = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - top)
-    own = Mean(_mix(weights, new.values), weights.sum(-1, keepdims=True), top)
+    own = Mean(_mix(weights, new, dtype), weights.sum(-1, keepdims=True), top)
     mixed, total, _ = devices.by_platform(
         own, queries, cache, bias, start, cpu=by_blocks, accelerator=at_once
     )
     # Never, which XLA cannot know: so the write waits for both reads, of the keys and of the
     # values, and needs no copy. A barrier is gone too early. By head, or devices would ask another.
-    never = jnp.any((total < 0) & (mixed > 0), axis=(2, 3), keepdims=True)
-    new = KV(*(jnp.where(never, 0, part) for part in new))
-    mixed = _join_heads((mixed / total).astype(new.values.dtype))
+    never = jnp.any((total < 0) & (mixed > 0), axis=3)  # (B, H, K)
+    never = never.any(axis=2, keepdims=True)
+    new = new.by_slots(lambda x, axis: jnp.where(never if x.ndim == 3 else never[..., None], 0, x))
+    mixed = _join_heads((mixed / total).astype(dtype))
     return mixed, write(cache, new, start)
 
 
@@ -283,11 +372,11 @@ class Mean(NamedTuple):
 
     def join(self, queries: Array, kv: KV, bias: Array) -> "Mean":
         """With T more slots; arguments as in `attend`."""
-        scores = _scores(queries, kv.keys, bias)
+        scores = _scores(queries, kv, bias)
         top = jnp.maximum(self.top, scores.max(-1, keepdims=True))
         weights, shrink = jnp.exp(scores - top), jnp.exp(self.top - top)
         total = self.total * shrink + weights.sum(-1, keepdims=True)
-        return Mean(self.mixed * shrink + _mix(weights, kv.values), total, top)
+        return Mean(self.mixed * shrink + _mix(weights, kv, queries.dtype), total, top)
 
 
 def by_blocks(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Array) -> Mean:
@@ -299,13 +388,10 @@ def by_blocks(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Arr
 
     def block(i, mean):
         at = jnp.minimum(i * size, length - size)  # the last block may overlap the one before
-        keys = jax.lax.dynamic_slice_in_dim(cache.keys, at, size, 3)
-        values = jax.lax.dynamic_slice_in_dim(cache.values, at, size, 2)
+        kv = cache.part(at, size)
         seen = at + jnp.arange(size) < i * size
         before = jax.lax.dynamic_slice_in_dim(bias.before, at, size, 3)
-        return mean.join(
-            queries, KV(keys, values), jnp.where(seen[None, None, None, :], MASKED, before)
-        )
+        return mean.join(queries, kv, jnp.where(seen[None, None, None, :], MASKED, before))
 
     blocks = jax.lax.div(jnp.max(start) + (size - 1), jnp.int32(size))
     first = jax.lax.div(jnp.asarray(bias.first, jnp.int32), jnp.int32(size))
@@ -331,17 +417,16 @@ def write(cache: KV, new: KV, start: Array) -> KV:
       new: of K.
       start: (B,) int32, ≥ 0 (a negative start would wrap to the end of the buffer).
     """
-    count = new.values.shape[2]
+    slots = jnp.arange(new.values.shape[2])
 
-    def one(keys, values, new_keys, new_values, first):
-        slots = first + jnp.arange(count)
-        return KV(
-            keys.at[:, :, slots].set(new_keys.astype(keys.dtype), mode="drop"),
-            values.at[:, slots].set(new_values.astype(values.dtype), mode="drop"),
-        )
+    def one(cache: KV, new: KV, first: Array) -> KV:
+        def put(x, axis, part):
+            return x.at[_at(axis, first + slots)].set(part.astype(x.dtype), mode="drop")
+
+        return cache.by_slots(put, new)
 
     # By row, so that the compiler sees that rows on different devices have nothing to exchange.
-    return jax.vmap(one)(*cache, *new, start)
+    return jax.vmap(one)(cache, new, start)
 
 
 def compact(cache: KV, start: Array, path: Array) -> KV:
@@ -351,20 +436,32 @@ def compact(cache: KV, start: Array, path: Array) -> KV:
       path: (B, D) int32.
     """
 
-    def one(keys, values, first, path):
+    def one(cache: KV, first: Array, path: Array) -> KV:
         place, to = first + path, first + 1 + jnp.arange(len(path))
-        return KV(
-            keys.at[:, :, to].set(keys[:, :, place], mode="drop"),
-            values.at[:, to].set(values[:, place], mode="drop"),
-        )
 
-    return jax.vmap(one)(*cache, start, path)
+        def copied(x, axis):
+            return x.at[_at(axis, to)].set(x[_at(axis, place)], mode="drop")
+
+        return cache.by_slots(copied)
+
+    return jax.vmap(one)(cache, start, path)
+
+
+def _at(axis: int, slots: Array) -> tuple:
+    """The index of some slots along an axis that is counted from the end."""
+    return (..., slots, *[slice(None)] * (-1 - axis))
 
 
 def empty(batch: int, heads: int, length: int, head_size: int, dtype=jnp.float32) -> KV:
-    """A cache of zeros. It has no length: which slots count is decided by each query's position."""
+    """A cache of zeros, with scales if it is in int8. It has no length: which slots count is
+    decided by each query's position.
+    """
     keys = jnp.zeros((batch, heads, head_size, length), dtype)
-    return KV(keys, jnp.zeros((batch, heads, length, head_size), dtype))
+    kv = KV(keys, jnp.zeros((batch, heads, length, head_size), dtype))
+    if np.dtype(dtype) != np.int8:
+        return kv
+    scales = (jnp.zeros((batch, heads, length), jnp.float32) for _ in range(2))
+    return KV(*kv[:2], *scales)
 
 
 def slide(by_offset: Array, positions: Array, slots: int) -> Array:
@@ -421,11 +518,20 @@ class Decoder(nnx.Module):
     head: nnx.Param
     norm: Any
     input_first: bool  # of the head; see `arrange`
+    embedding_scale: nnx.Param | None = None  # (V,) float32, of an embedding in int8
+    head_scale: nnx.Param | None = None  # of a head of its own in int8
+    split: bool = False  # embedding and head, over the devices of a mesh; see `sharding.split`
+    int8_cache: bool = False  # whether caches, and the encoder's keys and values, are in int8
 
     @property
     def vocab_size(self) -> int:
         """Width of the output layer, padding included."""
         return self.config.vocab_size
+
+    @property
+    def dtype(self) -> Any:
+        """Of hidden states."""
+        return self.final_norm.scale.dtype
 
     def cache_shape(self) -> tuple[int, int, int]:
         """Number of layers, heads of each, and their size D."""
@@ -442,10 +548,21 @@ class Decoder(nnx.Module):
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Any, tuple[KV, ...]]:
         """Encode, and make an empty cache of `buffer_len` slots."""
-        layers, heads, size = self.cache_shape()
-        shape = inputs.prompt.shape[0], heads, buffer_len, size
-        cache = tuple(empty(*shape, self.embedding.dtype) for _ in range(layers))
+        cache = self.empty_cache(inputs.prompt.shape[0], buffer_len)
         return self.encode(inputs.source, inputs.source_len), cache
+
+    def empty_cache(self, batch: int, length: int) -> tuple[KV, ...]:
+        """Of `length` slots for each row."""
+        layers, heads, size = self.cache_shape()
+        dtype = jnp.int8 if self.int8_cache else self.dtype
+        return tuple(empty(batch, heads, length, size, dtype) for _ in range(layers))
+
+    def ready(self, tokens: Array, cache: tuple[KV, ...] | None) -> tuple[KV, ...] | None:
+        """The cache that a call of `states` works with: where none is given, none, or one in int8,
+        whose rounding is part of the model."""
+        if cache is None and self.int8_cache:
+            return self.empty_cache(*tokens.shape)
+        return cache
 
     @property
     def final_norm(self) -> Any:
@@ -498,14 +615,30 @@ class Decoder(nnx.Module):
         logits of 20 would be rounded by up to 0.06.
         """
         wide = np.promote_types(hidden.dtype, jnp.float32)
-        return project(hidden, self.turned_weight()[...], self.input_first, wide)
+        head, scale = self.turned_weight()[...], self.turned_scale()
+        return project(hidden, head, self.input_first, wide, scale, self.split)
 
     def embed(self, tokens: Array) -> Array:
         """(B, K) → (B, K, E). A tied embedding lies as the head does."""
         if self.config.tie_word_embeddings and self.input_first:
-            return jnp.moveaxis(self.embedding[...][:, tokens], 0, -1)
-        return self.embedding[...][tokens]
+            rows = jnp.moveaxis(self.embedding[...][:, tokens], 0, -1)
+        else:
+            rows = self.embedding[...][tokens]
+        if self.embedding_scale is None:
+            return rows
+        scale = self.embedding_scale[...][tokens][..., None]
+        return (rows.astype(scale.dtype) * scale).astype(self.dtype)
 
     def turned_weight(self) -> nnx.Param:
         """The head, which `arrange` transposes."""
         return self.embedding if self.config.tie_word_embeddings else self.head
+
+    def turned_scale(self) -> nnx.Param | None:
+        """That of the head, in int8."""
+        return self.embedding_scale if self.config.tie_word_embeddings else self.head_scale
+
+    def matrices(self) -> dict[str, bool]:
+        """What `quantise_weights` rounds of its own: whether each is (E, V)."""
+        if self.config.tie_word_embeddings:
+            return {"embedding": self.input_first}
+        return {"embedding": False, "head": self.input_first}

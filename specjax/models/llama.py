@@ -331,6 +331,7 @@ class Llama(Decoder):
         """See `Decoder.states`."""
         del context
         config, windows, count = self.config, self.config.windows, tokens.shape[1]
+        cache = self.ready(tokens, cache)
         slots = count if cache is None else cache[0].values.shape[2]
         groups = config.num_attention_heads // config.num_key_value_heads
         biases = {

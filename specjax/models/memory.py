@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from specjax import devices
 
@@ -55,6 +57,13 @@ def _held(leaf: Any) -> tuple[int, ...]:
     """The shape of what one device has of an array."""
     sharding = getattr(leaf, "sharding", None)
     return leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+
+
+def dtype_of(tree: Any) -> np.dtype:
+    """Of a model's hidden states: the narrowest of its floats. Scales of int8 are float32."""
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(tree)}
+    floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
+    return np.dtype(min(floats, key=lambda dtype: dtype.itemsize))
 
 
 def memory_free(device: jax.Device | None = None) -> int | None:

@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax import devices
-from specjax.models.layers import KV, Decoder, Fused
+from specjax.models.layers import KV, Decoder, Fused, Linear
 
 T = TypeVar("T")
 M = TypeVar("M", bound=nnx.Module)
@@ -128,7 +128,7 @@ class Placement:
 
         def place(x: Any) -> Any:
             if isinstance(x, KV):
-                return KV(*(_constrain(part, self.heads(part.shape)) for part in x))
+                return jax.tree.map(lambda part: _constrain(part, self.heads(part.shape)), x)
             if x.ndim == 2:  # T5's bias, (H, 2T)
                 return _constrain(x, self.sharding(self._even(MODEL, x.shape[0]), None))
             return _constrain(x, self.rows(x.shape))
@@ -237,8 +237,12 @@ def fit(config: T, placement: Placement) -> tuple[T, Placement]:
 
 
 def split(module: M, placement: Placement) -> M:
-    """Tell a module's fused projections into how many shards they are cut; in place."""
+    """Tell a module's projections that they are split, and the fused ones into how many shards; in
+    place.
+    """
     for path, node in nnx.iter_graph(module):
+        if isinstance(node, Linear | Decoder):
+            node.split = placement.ways > 1
         if isinstance(node, Fused):
             node.shards = placement.ways if _cut(module, path, placement) else 1
     return module
@@ -265,10 +269,10 @@ def specs(module: nnx.Module, placement: Placement) -> dict[tuple, NamedSharding
     turned = turned_paths(module)
 
     def of(path: tuple, ndim: int) -> NamedSharding:
-        layer, name = (path, "") if len(path) == 1 else (path[:-1], path[-1])
+        layer = path[:-1] or (path[-1].removesuffix("_scale"),)
         cut = _cut(module, layer, placement)
         axes: list[str | None] = [None] * ndim
-        if cut is not None and (name != "bias" or cut.axis == OUT):
+        if cut is not None and cut.axis < ndim:  # a bias, or scales of int8, have outputs alone
             axes[cut.axis] = MODEL
         return placement.sharding(*(axes[::-1] if path in turned else axes))
 
@@ -313,11 +317,11 @@ def order(module: nnx.Module, placement: Placement) -> dict[tuple, np.ndarray]:
     for path, node in paths.items():
         if isinstance(node, Fused) and node.shards > 1:
             repeats = _repeats(module, path, placement)
-            for name in ("weight", "bias"):
+            for name in ("weight", "weight_scale", "bias"):
                 found[*path, name] = _fused_order(node.parts, repeats, node.shards)
     if isinstance(module, Decoder) and module.vocab_size > placement.vocab_size:
         rows = np.arange(module.vocab_size)
-        for name in ("embedding", "head"):
+        for name in ("embedding", "embedding_scale", "head", "head_scale"):
             found[name,] = np.where(rows < placement.vocab_size, rows, -1)
     return {path: rows for path, rows in found.items() if path in paths}
 
@@ -463,10 +467,13 @@ def keep_rows(method: Any, state: T, rows: int) -> T:
     if placement is None:
         return state
 
+    def by_rows(part: jax.Array) -> jax.Array:
+        split = placement.sharding(*placement.rows(part.shape).spec[:1], ANY)
+        return _constrain(part, split)
+
     def place(x: Any) -> Any:
         if isinstance(x, KV):
-            split = [placement.sharding(*placement.rows(part.shape).spec[:1], ANY) for part in x]
-            return KV(*map(_constrain, x, split))
+            return jax.tree.map(by_rows, x)
         if x.ndim == 0:
             return x
         sharding = placement.rows(x.shape) if x.shape[0] == rows else placement.sharding()

@@ -298,6 +298,8 @@ class T5(Decoder):
         """
         encoded, source_bias = self.read(source, source_len)
         cross = tuple(layer.cross.project(encoded) for layer in self.decoder)
+        if self.int8_cache:
+            cross = tuple(kv.quantised() for kv in cross)
         return Context(cross, source_bias, None)
 
     def read(self, source: Array, source_len: Array) -> tuple[Array, Array]:
@@ -332,7 +334,7 @@ class T5(Decoder):
         layout: Layout | None = None,
     ) -> tuple[list[Array], tuple[KV, ...]]:
         """See `Decoder.states`."""
-        count = tokens.shape[1]
+        cache, count = self.ready(tokens, cache), tokens.shape[1]
         slots = count if cache is None else cache[0].values.shape[2]
         by_offset = context.self_bias
         if by_offset is None:

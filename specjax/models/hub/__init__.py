@@ -9,12 +9,13 @@ itself.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -30,11 +31,19 @@ from specjax.models import sharding
 from specjax.models.hub import gpt, llama, spiece, t5, t5x_files, weights
 from specjax.models.hub.config_json import check_fields
 from specjax.models.hub.safetensors_files import read_metadata, write_file
-from specjax.models.hub.tensors import At, Held, Tensor, Turned, read_into, read_json
+from specjax.models.hub.tensors import (
+    Held,
+    Tensor,
+    Turned,
+    read_into,
+    read_json,
+    read_rounded,
+    read_scales,
+)
 from specjax.models.hub.weights import SAFETENSORS, find_tensors, wanted
 from specjax.models.language_model import LanguageModel
-from specjax.models.layers import M, arrange
-from specjax.models.memory import check_fits, nbytes
+from specjax.models.layers import M, arrange, quantise_weights
+from specjax.models.memory import check_fits, dtype_of, nbytes
 from specjax.models.sharding import Placement, turned_paths
 from specjax.support import files
 
@@ -129,6 +138,8 @@ def load(
     *,
     dtype: Any = None,
     device: jax.Device | str | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
     mesh: Mesh | str | None = None,
     replicate: bool = False,
 ) -> Checkpoint:
@@ -143,6 +154,11 @@ def load(
       device: what holds the parameters and runs the model, or its platform: "cpu", "gpu" or "tpu".
         None: where jax puts new arrays, see `jax.default_device`. The dtype and the layout of the
         parameters follow it. Target and draft belong on the same one.
+      weights: "int8": projections, embeddings and heads are rounded to 8 bits as they are read,
+        each output channel by a scale of its own; `dtype` is that of all else. The model is
+        another one then, and its outputs follow its own distribution. None: `dtype`.
+      cache: "int8": keys and values are kept in 8 bits, those of the encoder too, with a scale for
+        each position and head. None: `dtype`.
       mesh: several devices, over which the parameters are split: a `jax.sharding.Mesh` with axes
         "data" and "model", or "data=2,model=4". Each device reads its part (docs/scale.md).
       replicate: whether every device of the mesh has the whole model, as suits a draft.
@@ -153,15 +169,17 @@ def load(
         the device has not the memory for the parameters, or there is no such device or mesh.
     """
     placement = _placement(mesh, replicate, device)
-    checkpoint, module, tensors = _outline(name, dtype, device, placement)
+    checkpoint, module, tensors = _outline(name, dtype, device, weights, cache, placement)
     model = checkpoint.model
-    dtype = jax.tree.leaves(model)[0].dtype
+    dtype = dtype_of(model)
     narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
+    if not weights:
+        narrower += f"{' or' if narrower else ', load it'} with weights='int8'"
     found, times = devices.find(device), 1
     if placement is not None:
         found, times = sharding.held_by(model)
     check_fits(
-        f"The parameters of {name} in {dtype.name}",
+        f"The parameters of {name} in {weights or dtype.name}",
         nbytes(model),
         f"Choose a smaller model{narrower}, or free memory first.",
         device=found,
@@ -197,6 +215,8 @@ def outline(
     *,
     dtype: Any = None,
     device: jax.Device | str | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
     mesh: Mesh | str | None = None,
     replicate: bool = False,
 ) -> Checkpoint:
@@ -205,32 +225,38 @@ def outline(
     Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs, on a
     mesh with their shardings. Arguments and errors are those of `load`, but for memory.
     """
-    return _outline(name, dtype, device, _placement(mesh, replicate, device))[0]
+    placement = _placement(mesh, replicate, device)
+    return _outline(name, dtype, device, weights, cache, placement)[0]
 
 
 def shapes(
     config: Any,
     *,
     dtype: Any = jnp.float32,
+    weights: str | None = None,
+    cache: str | None = None,
     platform: str | None = None,
     placement: Placement | None = None,
 ) -> LanguageModel:
     """The outline of a model that a family's config describes. Nothing is read or allocated.
 
     Args:
+      dtype: of the parameters.
+      weights: "int8", or None, as for `load`.
+      cache: the same.
       platform: "cpu", "gpu" or "tpu", for which projections are laid out; None: that of the mesh,
         or jax's own.
       placement: on a mesh, which may be abstract; the leaves then carry their shardings.
     """
-    family = FAMILIES[config.model_type]
+    family, narrow = FAMILIES[config.model_type], (weights, cache)
     if placement is None:
         platform = platform or devices.find().platform
-        return LanguageModel.of(
-            _without_params(family, config, np.dtype(dtype), platform), platform=platform
-        )
+        module = _without_params(family, config, np.dtype(dtype), platform, *narrow)
+        return LanguageModel.of(module, platform=platform)
     platform = platform or placement.first.platform
     fitted, placement = sharding.fit(config, placement)
-    module = sharding.split(_without_params(family, fitted, np.dtype(dtype), platform), placement)
+    module = _without_params(family, fitted, np.dtype(dtype), platform, *narrow)
+    module = sharding.split(module, placement)
     options: dict[str, Any] = {"platform": platform, "placement": placement}
     return sharding.abstract(LanguageModel.of(module, config.vocab_size, **options))
 
@@ -303,9 +329,12 @@ def _outline(
     name: str | os.PathLike,
     dtype: Any,
     device: jax.Device | str | None,
+    weights: str | None = None,
+    cache: str | None = None,
     placement: Placement | None = None,
 ) -> tuple[Checkpoint, nnx.Module, dict[str, Tensor]]:
     """A checkpoint without weights, its module, and the tensors to fill that with."""
+    check_narrow(weights=weights, cache=cache)
     platform = (devices.find(device) if placement is None else placement.first).platform
     directory = _locate(name)
     raw, generation, found = _read_configs(directory)
@@ -320,15 +349,16 @@ def _outline(
     tokenizer = _load_tokenizer(directory)
     vocab_size = _real_vocab_size(tokenizer, config.vocab_size, directory)
     dtype = _choose_dtype(dtype, tensors, platform)
-    module = _without_params(family, config, dtype, platform)
+    module = _without_params(family, config, dtype, platform, weights, cache)
     _check_tensors(tensors, _wanted(module, family.tensor_names(config)), family.turned)
     with _naming(directory):
         max_source_len = _max_source_len(tokenizer, raw, config)
     if placement is None:
         model = LanguageModel.of(module, vocab_size, platform=platform)
     else:
-        options: dict[str, Any] = {"dtype": dtype, "platform": platform, "placement": placement}
-        model = dataclasses.replace(shapes(config, **options), vocab_size=vocab_size)
+        how: dict[str, Any] = {"dtype": dtype, "weights": weights, "cache": cache}
+        how |= {"platform": platform, "placement": placement}
+        model = dataclasses.replace(shapes(config, **how), vocab_size=vocab_size)
         module = model.module()
     checkpoint = Checkpoint(
         name=str(name),
@@ -354,13 +384,20 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
       dtype: float32, bfloat16 or float16, of the stored weights.
 
     Raises:
-      ValueError: a model of one's own, of no family, or one whose head is not its own.
+      ValueError: a model of one's own, of no family, one whose head is not its own, or one with
+        weights in int8.
     """
     kept = isinstance(checkpoint.model, LanguageModel) and hasattr(checkpoint.config, "model_type")
     if not kept:
         raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
     family = FAMILIES[checkpoint.config.model_type]
     module = checkpoint.model.module()
+    if any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(checkpoint.model)):
+        raise ValueError(
+            f"{checkpoint.name} has weights in int8, and files hold floats here. Save what "
+            "specjax.load gives without weights='int8', or copy the directory that it came from: "
+            "weights are rounded as they are read, in no more memory."
+        )
     names = family.tensor_names(checkpoint.config)
     arrays = unfilled(module, names, family.turned, sharding.moved(checkpoint.model))
     tensors = {name: Held.of(array) for name, array in arrays.items()}
@@ -573,14 +610,36 @@ def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor], platform: str) -> n
     return np.dtype(jnp.bfloat16 if widest.itemsize == 2 else jnp.float32)
 
 
-def _without_params(family: Family, config: Any, dtype: np.dtype, platform: str) -> nnx.Module:
+def check_narrow(**options: str | None) -> None:
+    """ValueError if what is to be kept in 8 bits is said in other words; None: it is not."""
+    for name, value in options.items():
+        if value not in (None, "int8"):
+            raise ValueError(
+                f"{name}={value!r} must be 'int8', or be left out for the dtype of all else."
+            )
+
+
+def _without_params(
+    family: Family,
+    config: Any,
+    dtype: np.dtype,
+    platform: str,
+    weights: str | None = None,
+    cache: str | None = None,
+) -> Any:
     """A module with shapes for parameters; it is never built with weights of its own."""
-    return nnx.eval_shape(
-        lambda: arrange(
+
+    def build() -> nnx.Module:
+        module = arrange(
             family.build(config, rngs=nnx.Rngs(0), dtype=dtype),
             input_first=devices.input_first(platform),
         )
-    )
+        return quantise_weights(module) if weights else module
+
+    module: Any = nnx.eval_shape(build)
+    if cache:
+        module.int8_cache = True
+    return module
 
 
 def _wanted(
@@ -591,7 +650,20 @@ def _wanted(
     return [
         (names[path], slot.shape[::-1] if path in turned else slot.shape)
         for path, slot in slots.items()
+        if _weight_of(path, slots) is None
     ]
+
+
+def _scale_of(path: tuple) -> tuple:
+    """Where the scales are of a matrix in int8."""
+    return *path[:-1], f"{path[-1]}_scale"
+
+
+def _weight_of(path: tuple, slots: Mapping[tuple, Any]) -> tuple | None:
+    """Where the matrix in int8 is whose scales are at a path; None: it is no path of scales."""
+    *place, last = path
+    weight = *place, str(last).removesuffix("_scale")
+    return weight if weight != path and weight in slots else None
 
 
 def _read_params(
@@ -607,15 +679,30 @@ def _read_params(
       device: which they then stay on; None: jax's own choice, which may be moved.
     """
     graphdef, abstract = nnx.split(module)
-    turned, filled = turned_paths(module), {}
-    for path, slot in dict(nnx.to_flat_state(abstract)).items():
-        out = _aligned(slot.shape, slot.dtype)
-        stacked = out.T if path in turned else out
-        for name, view in _split(stacked, names[path]).items():
-            read_into(tensors[name], view.T if name.endswith(stored_turned) else view)
+    slots, turned, filled = dict(nnx.to_flat_state(abstract)), turned_paths(module), {}
+
+    def place(path: tuple, out: np.ndarray) -> None:
         # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
         placed = jax.device_put(out, device, may_alias=True)
-        filled[path] = slot.replace(jax.block_until_ready(placed))
+        filled[path] = slots[path].replace(jax.block_until_ready(placed))
+
+    for path, slot in slots.items():
+        if _weight_of(path, slots) is not None:
+            continue
+        parts = _parts(names[path], tensors, stored_turned)
+        out = _aligned(slot.shape, slot.dtype)
+        views = _split(out.T if path in turned else out, names[path])
+        if slot.dtype == np.int8:
+            scale_path = _scale_of(path)
+            scale = _aligned(slots[scale_path].shape, slots[scale_path].dtype)
+            for name, of_part in _split(scale, names[path]).items():
+                read_scales(parts[name], of_part)
+                read_rounded(parts[name], views[name], of_part)
+            place(scale_path, scale)
+        else:
+            for name, view in views.items():
+                read_into(parts[name], view)
+        place(path, out)
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
 
@@ -628,47 +715,90 @@ def _read_shards(
 ) -> M:
     """The module with the files' parameters on a mesh: of each the parts that are held here."""
     graphdef, abstract = nnx.split(module)
-    turned, filled = turned_paths(module), {}
+    slots, turned, filled = dict(nnx.to_flat_state(abstract)), turned_paths(module), {}
     specs, order = sharding.specs(module, placement), sharding.order(module, placement)
-    for path, slot in dict(nnx.to_flat_state(abstract)).items():
-        parts = {name: tensors[name] for name in names[path]}
-        parts = {n: Turned.of(t) if n.endswith(stored_turned) else t for n, t in parts.items()}
-        shape = slot.shape[::-1] if path in turned else slot.shape
-        rows = order.get(path, np.arange(shape[0]))
+
+    def place(path: tuple, part: Callable[..., np.ndarray]) -> None:
+        slot = slots[path]
 
         @functools.cache  # what several devices have alike is read once
-        def read(*bounds, parts=parts, shape=shape, rows=rows, slot=slot, turn=path in turned):
-            at = [slice(*slice(*b).indices(n)) for b, n in zip(bounds, slot.shape, strict=True)]
-            out = _aligned(tuple(axis.stop - axis.start for axis in at), slot.dtype)
-            first, *others = at[::-1] if turn else at
-            _read_rows(parts, rows[first], tuple(others), out.T if turn else out)
-            return out
+        def read(*bounds):
+            return part(*itertools.starmap(slice, bounds))
 
-        def part(at, read=read):
-            return read(*((axis.start, axis.stop) for axis in at))
+        def at(index):
+            axes = zip(index, slot.shape, strict=True)
+            return read(*(axis.indices(size)[:2] for axis, size in axes))
 
-        array = jax.make_array_from_callback(slot.shape, specs[path], part, dtype=slot.dtype)
+        array = jax.make_array_from_callback(slot.shape, specs[path], at, dtype=slot.dtype)
         filled[path] = slot.replace(jax.block_until_ready(array))
+
+    for path, slot in slots.items():
+        if _weight_of(path, slots) is not None:
+            continue
+        parts = _parts(names[path], tensors, stored_turned)
+        rows = order.get(path, np.arange(sum(tensor.shape[0] for tensor in parts.values())))
+        shards = _Shards(list(parts.values()), rows, slot.dtype, path in turned)
+        if slot.dtype == np.int8:
+            place(_scale_of(path), shards.scales)
+        place(path, shards.part)
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
 
-def _read_rows(parts: Mapping[str, Tensor], rows: np.ndarray, others: At, out: np.ndarray) -> None:
-    """Fill `out` with rows of tensors that lie below one another; −1: a row of zeros.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shards:
+    """What devices hold of a parameter: rows of tensors that lie below one another."""
 
-    Args:
-      others: which part is read along the other axes.
-    """
-    begin = 0
-    covered = rows < 0
-    out[covered] = 0
-    for tensor in parts.values():
-        mine = np.flatnonzero((begin <= rows) & (rows < begin + tensor.shape[0]))
-        for run in np.split(mine, np.flatnonzero(np.diff(rows[mine]) != 1) + 1):
-            if len(run):
-                first = int(rows[run[0]]) - begin
-                at = slice(first, first + len(run)), *others
-                read_into(tensor, out[run[0] : run[-1] + 1], at)
-        begin += tensor.shape[0]
+    tensors: list[Tensor]
+    rows: np.ndarray  # of all of them, in the order in which the mesh has them; −1: padding
+    dtype: np.dtype
+    turned: bool
+    known: dict[tuple[int, int], np.ndarray] = dataclasses.field(default_factory=dict)  # scales
+
+    def part(self, *at: slice) -> np.ndarray:
+        """The numbers at a place of the parameter; rows of padding are zeros."""
+        out = _aligned(tuple(axis.stop - axis.start for axis in at), self.dtype)
+        first, *others = at[::-1] if self.turned else at
+        stacked = out.T if self.turned else out
+        stacked[self.rows[first] < 0] = 0
+        scale = self.scales(first) if self.dtype == np.int8 else None
+        for tensor, there, here in self._runs(first):
+            if scale is None:
+                read_into(tensor, stacked[here], (there, *others))
+            else:
+                read_rounded(tensor, stacked[here], scale[here], (there, *others))
+        return out
+
+    def scales(self, some: slice) -> np.ndarray:
+        """Those of some rows in int8, from whole rows, of which a device may hold a part; read
+        once.
+        """
+        at = some.start, some.stop
+        if at not in self.known:
+            out = _aligned((some.stop - some.start,), np.dtype(np.float32))
+            out[...] = 1
+            for tensor, there, here in self._runs(some):
+                read_scales(tensor, out[here], there)
+            self.known[at] = out
+        return self.known[at]
+
+    def _runs(self, some: slice) -> Iterator[tuple[Tensor, slice, slice]]:
+        """Of some rows, those that follow one another in a tensor: where there, where in them."""
+        rows, begin = self.rows[some], 0
+        for tensor in self.tensors:
+            mine = np.flatnonzero((begin <= rows) & (rows < begin + tensor.shape[0]))
+            for run in np.split(mine, np.flatnonzero(np.diff(rows[mine]) != 1) + 1):
+                if len(run):
+                    first = int(rows[run[0]]) - begin
+                    yield tensor, slice(first, first + len(run)), slice(run[0], run[-1] + 1)
+            begin += tensor.shape[0]
+
+
+def _parts(
+    names: Iterable[str], tensors: Mapping[str, Tensor], stored_turned: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """The tensors of a parameter, each as (out, in)."""
+    found = {name: tensors[name] for name in names}
+    return {n: Turned.of(t) if n.endswith(stored_turned) else t for n, t in found.items()}
 
 
 def _check_tensors(

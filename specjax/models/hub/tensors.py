@@ -17,6 +17,8 @@ from typing import Any
 import ml_dtypes  # teaches numpy the name "bfloat16" too
 import numpy as np
 
+from specjax.models import int8
+
 FLOATS = {
     "float64": np.dtype(np.float64),
     "float32": np.dtype(np.float32),
@@ -111,6 +113,34 @@ def read_into(tensor: Tensor, out: np.ndarray, part: At | None = None) -> None:
     for at, piece in tensor.pieces() if part is None else tensor.within(part):
         out[at] = piece
         del piece  # or it would be in memory beside the next
+
+
+def read_scales(tensor: Tensor, out: np.ndarray, rows: slice = slice(None)) -> None:
+    """Fill `out` with the scale of each row of a matrix, or of some rows, as `int8.quantise` does.
+
+    A pass of its own, before `read_rounded`: a piece need not hold whole rows.
+
+    Args:
+      out: float32.
+    """
+    out[...] = 0
+    for at, piece in tensor.within(
+        (slice(*rows.indices(tensor.shape[0])[:2]), slice(0, tensor.shape[1]))
+    ):
+        found = np.abs(piece).max(axis=1).astype(np.float32)
+        out[at[0]] = np.maximum(out[at[0]], found)
+        del piece
+    out[...] = int8.scale_of(out)
+
+
+def read_rounded(
+    tensor: Tensor, out: np.ndarray, scale: np.ndarray, part: At | None = None
+) -> None:
+    """Fill `out` in int8 with a matrix, or a part of it, by the scales of its rows."""
+    with np.errstate(invalid="ignore"):  # not finite: then its scale is not either
+        for at, piece in tensor.pieces() if part is None else tensor.within(part):
+            out[at] = int8.round_to(piece.astype(np.float32), scale[at[0], None])
+            del piece
 
 
 def equal(a: Tensor, b: Tensor) -> bool:

@@ -9,11 +9,12 @@ best_first(width=4, depth=4, nodes=16)), policy (how long drafts are: svip(thres
 import path of one's own; what rounds take is measured first for those that weigh it, such as
 goodput), rule (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0:
 greedy), top_k (0: off), top_p (1: off), filters (import paths, commas between), max_new_tokens,
-max_source_len (0: the target's own), seed, samples (draws per input), dtype, batch_size, compare,
-rounds_file (a log of every round), carry (begin each batch with what the policy learned in the one
-before; a run that goes on after it was cut off begins to learn afresh), mesh (several devices:
-data=2,model=4 splits the rows of a batch over two and the target over four), replicate_draft
-(False: a draft model is split too).
+max_source_len (0: the target's own), seed, samples (draws per input), dtype, weights and cache
+(int8: the target's in 8 bits; a draft's by its name, int8(draft='DIR') or int8(draft='DIR',
+cache=True)), batch_size, compare, rounds_file (a log of every round), carry (begin each batch with
+what the policy learned in the one before; a run that goes on after it was cut off begins to learn
+afresh), mesh (several devices: data=2,model=4 splits the rows of a batch over two and the target
+over four), replicate_draft (False: a draft model is split too).
 Import paths, and the file of --config itself, are code that runs: give none that you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
@@ -71,7 +72,6 @@ from specjax.support import command_line, files, processes, runs
 from specjax.support.processes import Group
 from specjax.tools.commands import defaults
 from specjax.tools.commands import follow as following
-from specjax.tools.commands.defaults import DTYPES
 from specjax.tools.commands.inputs import read_lines
 from specjax.trees.speculative import TreeSpeculative
 
@@ -340,9 +340,7 @@ def check(config) -> None:
     """ValueError for what can be told before anything is loaded."""
     if config.method not in METHODS:
         raise ValueError(f"method={config.method!r} must be one of {', '.join(METHODS)}.")
-    if config.dtype not in DTYPES:
-        names = ", ".join(repr(name) for name in DTYPES)
-        raise ValueError(f"dtype={config.dtype!r} must be one of {names}.")
+    defaults.precision(config)
     if not config.target:
         raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
     if config.method == "speculative" and not config.draft:
@@ -466,11 +464,10 @@ def open_log(config, args, done: int) -> files.Rows | None:
 
 def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | Drafter | None]:
     """Target and, for speculation, draft."""
-    dtype = DTYPES[config.dtype]
-    target = hub.load(config.target, dtype=dtype, mesh=config.mesh or None)
+    target = hub.load(config.target, **defaults.precision(config), mesh=config.mesh or None)
     if config.method == "autoregressive":
         return target, None
-    options = {"dtype": dtype, "replicate": config.replicate_draft}
+    options = {"dtype": defaults.DTYPES[config.dtype], "replicate": config.replicate_draft}
     return target, drafters.load(config.draft, target, **options)
 
 

@@ -1,10 +1,13 @@
 """What the commands are run with where the user says nothing; configs/ builds on it."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import ml_collections
 
 DTYPES = {"": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 """Of the field dtype."""
+NARROW = ("", "int8")  # of the fields weights and cache
 
 
 def get_config(command: str) -> ml_collections.ConfigDict:
@@ -57,5 +60,24 @@ def shared() -> ml_collections.ConfigDict:
     config.seed = 0
     config.batch_size = 8  # rows at once; `select` times batches of 1
     config.dtype = ""  # float32, bfloat16; "": float32 on a CPU, elsewhere the checkpoint's
+    config.weights = ""  # of the target: int8, or "" for dtype; a draft is named int8(draft='DIR')
+    config.cache = ""  # the same of the target's keys and values
     config.mesh = ""  # several devices, data=2,model=4; "": one
     return config
+
+
+def precision(config) -> dict[str, Any]:
+    """How the target is loaded: the options of `hub.load`.
+
+    Raises:
+      ValueError: dtype, weights or cache is none of those there are.
+    """
+    found = {}
+    for field, known in (("dtype", DTYPES), ("weights", NARROW), ("cache", NARROW)):
+        found[field] = config.get(field, "")  # configs of one's own may lack the newer ones
+        if found[field] not in known:
+            raise ValueError(
+                f"{field}={found[field]!r} must be one of {', '.join(map(repr, known))}."
+            )
+    narrow = {field: found[field] or None for field in ("weights", "cache")}
+    return {"dtype": DTYPES[found["dtype"]], **narrow}

@@ -5,9 +5,9 @@
 Goes through files, tokenizer, compatibility, devices and dtypes, memory, weights, logits, outputs,
 greedy identity, the sampling distribution, acceptance by position, c and v, and the expected
 speedup. A check that fails keeps those that build on it from being made. The config's numbers
-(gamma, tree, temperature, max_new_tokens, batch_size, dtype, …) are those that you decode with;
---input has lines of your own, on which α and the speedup depend. docs/troubleshooting.md goes by
-symptom. Status 1 if a check failed.
+(gamma, tree, temperature, max_new_tokens, batch_size, dtype, weights, …) are those that you decode
+with; --input has lines of your own, on which α and the speedup depend. docs/troubleshooting.md goes
+by symptom. Status 1 if a check failed.
 """
 
 import sys
@@ -22,7 +22,6 @@ from specjax.support import command_line
 from specjax.tools import doctor
 from specjax.tools.commands import defaults
 from specjax.tools.commands.decode import check
-from specjax.tools.commands.defaults import DTYPES
 from specjax.tools.commands.inputs import read_lines
 
 MAX_INPUTS = 8  # of a file: the first ones
@@ -43,7 +42,7 @@ def main(_) -> None:
         target=config.target,
         draft=config.draft,
         texts=texts(flags.FLAGS.input),
-        dtype=DTYPES[config.dtype],
+        **defaults.precision(config),
         mesh=config.mesh or None,
         replicate_draft=config.replicate_draft,
         max_source_len=config.max_source_len or None,

@@ -5,9 +5,9 @@
 Fields of the config: target; drafts (directories, hub names, unigram, bigram, lookup, import paths,
 with commas between; none: the smaller members of the target's family); temperature (0: greedy),
 top_k, top_p, filters, max_new_tokens, max_source_len (0: the target's own), seed, batch_size,
-dtype, mesh (several devices, data=2,model=4; drafts are replicated), alpha_inputs, timed_inputs,
-repeats, gammas, nodes (sizes of trees to try too, 8,16,32; none: chains alone). docs/choosing.md
-says what is measured and how to read it.
+dtype, weights and cache (int8: the target's in 8 bits), mesh (several devices, data=2,model=4;
+drafts are replicated), alpha_inputs, timed_inputs, repeats, gammas, nodes (sizes of trees to try
+too, 8,16,32; none: chains alone). docs/choosing.md says what is measured and how to read it.
 
 Input: one line each, "-" for standard input; a config with a task needs none. With --workdir each
 candidate's row is kept in results.jsonl there, and a run that was cut off goes on where it was.
@@ -30,15 +30,13 @@ from specjax.support import command_line, named, runs
 from specjax.support.named import short
 from specjax.tools import selection
 from specjax.tools.commands import defaults
-from specjax.tools.commands.defaults import DTYPES
 from specjax.tools.commands.inputs import load_examples, read_lines
 from specjax.tools.selection import Candidate, Trial
 
 
 def main(_) -> None:
     args, config = flags.FLAGS, flags.FLAGS.config
-    if config.dtype not in DTYPES:
-        raise ValueError(f"dtype={config.dtype!r} must be one of {', '.join(map(repr, DTYPES))}.")
+    defaults.precision(config)
     if config.mesh:
         sharding.mesh_of(config.mesh)
     if not config.target:
@@ -85,6 +83,7 @@ def measure(
     config, drafts: list[str], texts: list[str], results: Results | None
 ) -> list[Candidate]:
     """All candidates, in their order; the target is loaded if any is missing."""
+    precision = defaults.precision(config)
     fields = {field.name for field in dataclasses.fields(Candidate)}
     rows = results.done if results else []
     kept = [Candidate(**{k: v for k, v in row.items() if k in fields}) for row in rows]
@@ -93,7 +92,7 @@ def measure(
     @functools.cache
     def trial() -> Trial:
         return Trial(
-            hub.load(config.target, dtype=DTYPES[config.dtype], mesh=config.mesh or None),
+            hub.load(config.target, **precision, mesh=config.mesh or None),
             texts,
             drafts,
             temperature=config.temperature,
@@ -108,7 +107,7 @@ def measure(
             timed_inputs=config.timed_inputs,
             repeats=config.repeats,
             seed=config.seed,
-            dtype=DTYPES[config.dtype],
+            dtype=precision["dtype"],
         )
 
     run = runs.fingerprint(runs.settings(config), drafts, texts)

@@ -27,7 +27,7 @@ from specjax.measure import cost, metrics
 from specjax.models import hub, sharding
 from specjax.models.compatibility import compare
 from specjax.models.hub import Checkpoint
-from specjax.models.memory import memory_free
+from specjax.models.memory import dtype_of, memory_free
 from specjax.paper import formulas
 from specjax.policies import Prices
 from specjax.results import Result, Row
@@ -66,6 +66,8 @@ class Plan:
     draft: str  # a model or any other drafter, see `specjax.drafters.loading`
     texts: Sequence[str] = TEXTS
     dtype: Any = None
+    weights: str | None = None  # of the target, as `specjax.load` takes it
+    cache: str | None = None
     mesh: Mesh | str | None = None
     replicate_draft: bool = True
     gamma: int = 4
@@ -83,6 +85,11 @@ class Plan:
     def budget(self) -> int:
         """New tokens of the checks' outputs."""
         return min(self.max_new_tokens, NEW_TOKENS)
+
+    def precision(self, role: str) -> dict[str, Any]:
+        """How a model is loaded; a draft says in its name what it has in 8 bits."""
+        narrow = {"weights": self.weights, "cache": self.cache} if role == "target" else {}
+        return {"dtype": self.dtype, **narrow}
 
     def sampling(self, temperature: float) -> Sampling:
         """The distribution at another temperature."""
@@ -179,7 +186,7 @@ def files(case: Case, role: str) -> Finding:
     """Config, headers of the weights and tokenizer can be read, and fit one another."""
     name = getattr(case.plan, role)
     if role == "draft" and (drafters.maker(name) or drafters.is_attached(name)):
-        target = hub.outline(case.plan.target, dtype=case.plan.dtype, mesh=case.plan.mesh)
+        target = hub.outline(case.plan.target, **case.plan.precision("target"), mesh=case.plan.mesh)
         case.draft = drafters.load(name, target)
         count = drafters.parameters(case.draft)
         own = f"a drafter of {count:,} parameters" if count else "a drafter without a model"
@@ -188,7 +195,7 @@ def files(case: Case, role: str) -> Finding:
         warnings.simplefilter("always")
         copies = role == "draft" and bool(case.plan.mesh) and case.plan.replicate_draft
         options: dict[str, Any] = {"mesh": case.plan.mesh, "replicate": copies}
-        found = hub.outline(name, dtype=case.plan.dtype, **options)
+        found = hub.outline(name, **case.plan.precision(role), **options)
     setattr(case, role, found)
     count = sum(leaf.size for leaf in jax.tree.leaves(found.model))
     kind = type(found.config).__name__.removesuffix("Config")
@@ -249,12 +256,12 @@ def weights(case: Case) -> Finding:
     for role in case.checkpoints:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # `files` has said it
-            name, dtype = getattr(case.plan, role), case.plan.dtype
+            name, precision = getattr(case.plan, role), case.plan.precision(role)
             loaded: Any = (
-                hub.load(name, dtype=dtype, mesh=case.plan.mesh)
+                hub.load(name, **precision, mesh=case.plan.mesh)
                 if role == "target"
                 else drafters.load(
-                    name, case.target, dtype=dtype, replicate=case.plan.replicate_draft
+                    name, case.target, **precision, replicate=case.plan.replicate_draft
                 )
             )
         setattr(case, role, loaded)
@@ -453,11 +460,15 @@ def _size(method: Speculative | TreeSpeculative) -> str:
 
 
 def _dtype(checkpoint: Checkpoint) -> str:
-    return jax.tree.leaves(checkpoint.model)[0].dtype.name
+    return dtype_of(checkpoint.model).name
 
 
 def _tolerance(checkpoint: Checkpoint) -> float:
-    """Accelerators multiply float32 in shorter parts unless they are told otherwise."""
+    """Accelerators multiply float32 in shorter parts unless they are told otherwise. In an int8
+    cache, what rounds apart may be a whole step apart.
+    """
+    if getattr(checkpoint.model, "int8_cache", False):
+        return verdicts.NEAR_TIE_SHORT
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     if device_of(checkpoint.model).platform == "cpu" or precision in ("highest", "float32"):
         return verdicts.NEAR_TIE.get(_dtype(checkpoint), verdicts.NEAR_TIE_SHORT)
