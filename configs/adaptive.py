@@ -61,9 +61,11 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.draws = 8  # replays of each output, where temperature is above 0
     config.repeats = 4  # of the race: half choose the best static γ, half compare
     config.price_repeats = 9  # of the calls that prices are fitted to
-    # How far a typical timed call may be from its price, and how much cheaper a longer draft may
-    # seem. Methods of a race are some 5% apart: with worse prices noise would decide.
+    # How far a typical timed call may be from its price. A longer draft may seem cheaper by twice
+    # as much. Methods of a race are some 5% apart: with worse prices noise would decide. Where they
+    # are worse, they are measured again.
     config.price_error = 0.05
+    config.price_tries = 3
     if choice == "quick":
         config.drafts, config.temperatures = config.drafts[:1], (0.0,)
         config.static, config.widths = (2, 3, 5), (1, 2, 4)

@@ -92,6 +92,22 @@ def price(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:
     return speedups.price(*of, loops, config.price_repeats)
 
 
+def sound_prices(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:
+    """The first prices of `price_tries` that fit well enough; `check` has the error."""
+    config = on.config
+    for left in reversed(range(config.price_tries)):
+        found = price(on, cell)
+        try:
+            of = f"{cell['draft']} at T={cell['temperature']:g}"
+            check(of, found[pricing.POLICIES], config.price_error)
+        except ValueError:
+            if not left:
+                raise
+        else:
+            return found
+    raise ValueError(f"price_tries={config.price_tries} must be ≥ 1.")
+
+
 def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for each method.
 
@@ -100,9 +116,8 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     """
     config, draft, temperature = on.config, cell["draft"], cell["temperature"]
     texts = speedups.timed_texts(on)
-    prices = price(on, cell)
+    prices = sound_prices(on, cell)
     table = prices[pricing.POLICIES]
-    check(f"{draft} at T={temperature:g}", table, config.price_error)
     recorded = record(on, draft, temperature)
     made = build(on, draft, temperature, prices)
     key = jax.random.key(config.seed)
@@ -220,16 +235,17 @@ def check(of: str, table: Prices, limit: float) -> None:
 
     Args:
       of: what they are prices of, for the error.
-      limit: for the error of a typical call, and for how much a longer draft may seem cheaper.
+      limit: for the error of a typical call; a longer draft may seem cheaper by twice as much,
+        the worst of many differences.
     """
     error, drop = float(table.error), float(table.drop)
-    if max(error, drop) > limit:
+    if error > limit or drop > 2 * limit:
         raise ValueError(
             f"The prices of {of} fit poorly: a typical call is off by {error:.0%} (the worst by "
             f"{float(table.largest_error):.0%}), and a longer draft was timed as cheaper by up to "
-            f"{drop:.0%}, where price_error={limit:g} allows {limit:.0%}. Policies would be told "
-            "noise, so nothing is raced. Run again on a machine that does nothing else, with more "
-            "repeats or timed_inputs."
+            f"{drop:.0%}, where price_error={limit:g} allows {limit:.0%} and {2 * limit:.0%}. "
+            "Policies would be told noise, so nothing is raced. Run again on a machine that does "
+            "nothing else, with more repeats or timed_inputs."
         )
 
 
