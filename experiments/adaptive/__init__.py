@@ -1,7 +1,8 @@
 """A leaderboard of draft-length policies: each against every static γ, in the real loop.
 
-    python -m experiments.adaptive --config=configs/adaptive.py:prose --workdir=runs/adaptive
-    python -m experiments.adaptive --config=configs/adaptive.py:prose --workdir=runs/prices --only_prices
+    python -m experiments.adaptive --config=configs/adaptive.py:prose --workdir=runs/prose
+    python -m experiments.adaptive --config=configs/adaptive.py:prose --workdir=runs/prices \\
+        --only_prices
 
 For each draft and temperature prices are measured first, in seconds: of plain decoding, calls,
 draft steps and rounds. Where they fit badly nothing is raced. Policies that weigh time are told

@@ -163,8 +163,10 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             "oracle_speedup": replayed[ORACLE]["replayed_speedup"],
             **lost[name],
             "c": table.c,
-            # In seconds; what policies were told.
-            "prices": {loop: of.as_row() for loop, of in prices.items()},
+            # In seconds: what policies were told, and of a static γ its own.
+            "prices": {
+                loop: of.as_row() for loop, of in prices.items() if loop in (pricing.POLICIES, name)
+            },
             "price_error": float(table.error),
             "gamma_max": config.gamma_max,
             "widths": list(config.widths),
