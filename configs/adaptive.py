@@ -5,14 +5,14 @@
     python -m experiments.adaptive --config=configs/adaptive.py:quick --workdir=runs/adaptive-quick
 
 Every draft at two temperatures: models, n-grams, prompt lookup and, on prose, an EAGLE head, which
-is trained first (configs/train.py:eagle-prose) and left out where runs/ has none. Expect four
+is trained first (configs/train.py:eagle-prose) and left out where runs/ has none. Expect six
 minutes for each draft and temperature on two idle cores, half of which compile; a run that was cut
 off goes on. `quick` races all policies with one draft of prose at temperature 0, in five minutes: a
 policy of your own joins it by its import path.
 
-Policies have the settings of their authors, but for those of `parse`, which were chosen on the
-validation split by replay, at temperature 0 with draft-tiny. `lookahead` has its defaults in both.
-Races are run on test.
+Policies have the settings of their authors, but for exp3 and hedge, and for those of `parse`, which
+were chosen on the validation split by replay, at temperature 0 with draft-tiny. `lookahead` has its
+defaults in both. Races are run on test, on `prose` on both.
 """
 
 import pathlib

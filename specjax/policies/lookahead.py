@@ -131,7 +131,7 @@ def lookahead(
     """Our own, with a table from `specjax.policies.prices`.
 
     It is lossless: whether a token is drafted depends on tokens before it, which stay, and on past
-    rounds. Its settings hardly matter (docs/adaptive.md).
+    rounds.
 
     Args:
       prior: α before any evidence, one at which drafting pays.
