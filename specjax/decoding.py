@@ -243,12 +243,14 @@ class Past(NamedTuple):
     rows: Bool[Array, " A"]  # those that were no padding
 
 
+@partial(jax.jit, donate_argnames="state")
 def heir(method: Any, state: State, past: Past) -> State:
-    """The state before the first round, with what the last batch learned."""
-    return state.replace(
+    """The state before the first round, with what the last batch learned. Donates `state`."""
+    state = state.replace(
         policy=method.policy.inherit(state.policy, past.policy, past.rows),
         drafter=method.drafter.inherit(state.drafter, past.drafter, past.rows),
     )
+    return sharding.keep_rows(method, state, len(state.done))
 
 
 def aligned(target: Checkpoint, draft: Checkpoint):
@@ -469,46 +471,87 @@ def as_they_end(
     sources = tokenize(target, texts, max_source_len)
     check_room(target, sources, max_new_tokens)
     most = [max_new_tokens] * len(texts) if budgets is None else budgets
-    batches, past = carry or reads_batch(method), None
     requests = [
         Request(index, sample, ids, min(budget, max_new_tokens))
         for index, (ids, budget) in enumerate(zip(sources, most, strict=True))
         for sample in range(samples)
     ]
     wanted = requests if only is None else [requests[number] for number in only]
+    room: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key, "names": names}
+    if carry or reads_batch(method):
+        each = requests if reads_batch(method) else wanted
+        runs = whole_batches(method, target, each, wanted, batch_size, width, carry, **room)
+    else:
+        runs = admitted(method, target, wanted, batch_size, width, admits, **room)
+    # What is wrong with the arguments has been said; from here on it is decoded.
+    return _events(method, wanted, runs, eager, every)
+
+
+Group = tuple["Running", Sequence[Request]]
+
+
+def _events(
+    method: Method,
+    wanted: Sequence[Request],
+    runs: Iterator[Group],
+    eager: bool,
+    every: int,
+) -> Iterator[Row | Progress]:
+    """See `as_they_end`."""
     gamma = method.gamma_max
     for one in (request for request in wanted if not request.ids):
         nothing = [0] * (gamma + 1), [0] * gamma
         yield Row(one.index, one.sample, "", [], 0, 0, 0, 0, *nothing)
     asked = {(request.index, request.sample) for request in wanted}
-    live = [request for request in wanted if request.ids]
-    kinds: Iterable[list[Request]] = [live] if width and live else alike(live)
-    if batches:
-        each = requests if reads_batch(method) else wanted
-        cuts = [each[at : at + batch_size] for at in range(0, len(each), batch_size)]
-        kinds = [
-            [request for request in cut if request.ids]
-            for cut in cuts
-            if any((request.index, request.sample) in asked and request.ids for request in cut)
-        ]
-    for some in kinds:
-        rows = min(batch_size, len(each if batches else wanted)) if len(some) > 1 else 1
-        running = Running(
-            method,
-            target,
-            rows=rows,
-            width=width or common_width([request.ids for request in some]),
-            max_new_tokens=max_new_tokens,
-            key=key,
-            at_once=rows if batches else at_once(rows, admits),
-            names=names,
-            past=past,
-        )
+    for running, some in runs:
         for event in decoded(running, some, eager, every):
             if (event.index, event.sample) in asked:
                 yield event
-        past = running.past(len(some)) if carry else None
         del running  # before the state of the next is made
+
+
+def admitted(
+    method: Method,
+    target: Checkpoint,
+    wanted: Sequence[Request],
+    batch_size: int,
+    width: int | None,
+    admits: int | None,
+    **room: Any,
+) -> Iterator[Group]:
+    """Rows, and the requests that are admitted to them one after the other."""
+    live = [request for request in wanted if request.ids]
+    for some in [live] if width and live else alike(live):
+        rows = min(batch_size, len(wanted)) if len(some) > 1 else 1
+        size = width or common_width([request.ids for request in some])
+        free = at_once(rows, admits)
+        yield Running(method, target, rows=rows, width=size, at_once=free, **room), some
+
+
+def whole_batches(
+    method: Method,
+    target: Checkpoint,
+    requests: Sequence[Request],
+    wanted: Sequence[Request],
+    batch_size: int,
+    width: int | None,
+    carry: bool,
+    **room: Any,
+) -> Iterator[Group]:
+    """Batches of the requests in their order, those that hold one that is wanted; with `carry` each
+    begins with what the one before has learned, which must have run by then."""
+    asked = {(request.index, request.sample) for request in wanted if request.ids}
+    past = None
+    for at in range(0, len(requests), batch_size):
+        some = [request for request in requests[at : at + batch_size] if request.ids]
+        if not any((request.index, request.sample) in asked for request in some):
+            continue
+        rows = min(batch_size, len(requests)) if len(some) > 1 else 1
+        size = width or common_width([request.ids for request in some])
+        running = Running(method, target, rows=rows, width=size, at_once=rows, past=past, **room)
+        yield running, some
+        past = running.past(len(some)) if carry else None
+        del running
 
 
 def decoded(

@@ -112,7 +112,8 @@ def admit(
     axes = row_axes(begun, (inputs, keys, budget), new)
     old, structure = jax.tree.flatten((context, state))
     each = zip(axes, old, jax.tree.leaves(new), strict=True)
-    return jax.tree.unflatten(structure, [put(*leaf) for leaf in each])
+    context, state = jax.tree.unflatten(structure, [put(*leaf) for leaf in each])
+    return context, sharding.keep_rows(method, state, len(state.done))
 
 
 def row_axes(begun: Callable[..., Any], arguments: Any, made: Any) -> list[int | None]:

@@ -66,7 +66,7 @@ class Ucb(Policy):
 
     def begin(self, state, gamma_max):
         count = jnp.sum(state.plays, axis=1)
-        plays = jnp.maximum(state.plays, 1.0)
+        plays = jnp.where(state.plays > 0, state.plays, 1.0)
         radius = jnp.sqrt(2 * jnp.log(jnp.maximum(count, 1.0))[:, None] / plays)
         index = state.speedup / plays + self.width * radius
         index = jnp.where(state.plays > 0, index, jnp.inf)

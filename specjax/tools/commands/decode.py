@@ -34,11 +34,6 @@ output, tokens, target_calls, drafted, accepted. A run that was cut off goes on 
 the same command is given again. At the end a line with counts, τ and tokens a second goes to
 standard output, or to standard error where the rows go to the former.
 
-Input: one line each, "-" for standard input. Output: a JSON line for each input and sample, in the
-input's order: input, sample, output, tokens, target_calls, drafted, accepted. A run that was cut
-off goes on where it was when the same command is given again. At the end a line with counts, τ and
-tokens a second goes to standard output, or to standard error where the rows go to the former.
-
 Several processes share the inputs of a file (docs/scale.md): the same command for each, on one
 machine or many, with --coordinator=HOST:PORT --processes=N --process=0 … N-1, or with
 --coordinator=auto on a cluster that jax knows. The output is that of one process.
@@ -106,7 +101,7 @@ def run_in(group: Group, args, config) -> None:
     together = not sharding.is_local(target.model)
     if unpriced:
         method = with_prices(group, together, method, target, texts, config)
-    if group.count > 1 and decoding.reads_batch(method):
+    if group.count > 1 and not together and decoding.reads_batch(method):
         raise ValueError(
             f"--config.policy={config.policy} reads its batch, which several processes would cut "
             "otherwise than one: take another policy, or one process."
@@ -452,7 +447,7 @@ def open_log(config, args, done: int) -> files.Rows | None:
     command_line.check_apart(file, args.input, flag="config.rounds_file")
     if file.resolve() == pathlib.Path(args.output).resolve():
         raise ValueError(f"rounds_file={config.rounds_file} is --output too: name another file.")
-    if not done and file.exists() and not args.overwrite:
+    if not done and file.exists() and file.stat().st_size and not args.overwrite:
         raise ValueError(
             f"rounds_file={config.rounds_file} exists. Name another file, or give --overwrite to "
             "lose it."
@@ -473,11 +468,12 @@ def load_pair(config) -> tuple[hub.Checkpoint, hub.Checkpoint | Drafter | None]:
 
 def check_plan(config, texts: list[str]) -> None:
     """ValueError if the models and a batch do not fit on the mesh; nothing is loaded for that."""
-    options = {"dtype": DTYPES[config.dtype], "mesh": config.mesh}
+    precision = defaults.precision(config)
+    options = {"dtype": precision["dtype"], "mesh": config.mesh}
     draft: hub.Checkpoint | Drafter | None = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # loading will say them
-        target = hub.outline(config.target, **options)
+        target = hub.outline(config.target, **precision, mesh=config.mesh)
         if config.method == "speculative":
             if drafters.maker(config.draft) or drafters.is_attached(config.draft):
                 draft = drafters.load(config.draft, target)
