@@ -14,7 +14,8 @@ it is computed.
 
 Of the config: target, draft or drafts, gamma, dtype ("": float32), temperature and filters,
 max_source_len, max_new_tokens, batch_size, replicate_draft, mesh. A model is a name of
-configs/shapes.py, a directory that need hold no more than a config.json, or a name on the hub.
+specjax/models/hub/published.py, a directory that need hold no more than a config.json, or a name on
+the hub.
 Several meshes: --mesh=model=4 --mesh=data=2,model=4. With --workdir rows are added to its
 plan.jsonl, of which plan.md is the table.
 """
@@ -35,12 +36,12 @@ from jax.sharding import Mesh
 from ml_collections import config_flags
 from rich.console import Console
 
-from configs.shapes import PUBLISHED
 from specjax import decoding, sampling
 from specjax.batching import bucket
 from specjax.measure import plan, provenance, report
 from specjax.models import hub, sharding
 from specjax.models.hub import Checkpoint
+from specjax.models.hub.published import PUBLISHED
 from specjax.models.memory import gigabytes
 from specjax.models.sharding import Placement
 from specjax.support import command_line, files
@@ -76,7 +77,9 @@ def main(_) -> None:
 def check(args, config) -> None:
     """ValueError for what can be told before anything is compiled."""
     if not config.target:
-        raise ValueError("No target: give --config.target=DIR, or a name of configs/shapes.py.")
+        raise ValueError(
+            "No target: give --config.target=DIR, or a name of specjax/models/hub/published.py."
+        )
     if args.alpha is not None and args.tau is not None:
         raise ValueError(f"--alpha={args.alpha} and --tau={args.tau}: give one of them.")
     if args.alpha is not None and not 0 <= args.alpha <= 1:

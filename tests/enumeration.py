@@ -215,7 +215,7 @@ def joint_distribution(
         buffer_len=inputs.prompt.shape[1] + max(budgets) + method.slots,
     )  # fmt: skip
     pool = jax.tree.map(lambda x: np.asarray(x)[None], _batched(first))
-    rest = first.keys, first.target_finite, first.draft_finite
+    rest = {name: getattr(first, name) for name in SHARED}
     weights, distribution = np.ones(1), {}
     while len(weights):
         grown, chances = [], []
@@ -246,15 +246,12 @@ BATCHES = 7  # expanded at a time
 @partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
 def _expand_batches(step, method, contexts, rest, states):
     """From BATCHES batches to BATCHES × outcomes, and their probabilities."""
-    keys, target_finite, draft_finite = rest
-    count = len(keys)
+    count = len(rest["keys"])
     each = _outcomes(method.target.vocab_size, method.slots - 1, method.slots)
     every = np.indices((len(each[1]),) * count).reshape(count, -1).T
-    finite = {"target_finite": target_finite, "draft_finite": draft_finite}
 
     def one(state, drafts, accepted, token):
-        state = state.replace(keys=keys, **finite)
-        new, round_ = step(method, contexts, state, Forced(drafts, accepted, token))
+        new, round_ = step(method, contexts, state.replace(**rest), Forced(drafts, accepted, token))
         return _batched(new), jnp.prod(_chance(round_, None))
 
     forced = [x[jnp.asarray(every)] for x in each]

@@ -234,7 +234,7 @@ def test_logits_scaled_wrongly(pair, copy):
 
 
 def test_memory_that_is_not_there(pair, monkeypatch):
-    monkeypatch.setattr(checks, "memory_free", lambda: 1000)
+    monkeypatch.setattr(checks, "memory_free", lambda _=None: 1000)
     found = examine(pair.target.name, pair.draft.name)
     assert found["memory"].verdict == "fail"
     assert "0.001 MB are free" in found["memory"].seen

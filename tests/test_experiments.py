@@ -388,7 +388,7 @@ def test_errors_of_places(decode, tmp_path, inputs):
 
 
 def test_an_error_half_way_keeps_the_rows(decode, tmp_path, pair, monkeypatch):
-    """A model that fails on a later batch: what was written stays, and is gone on from."""
+    """A model that fails later on: what was written stays, and is gone on from."""
     out = tmp_path / "out.jsonl"
     slow = functools.partial(decode, f"--output={out}", "--config.batch_size=3")
     from specjax import decoding
@@ -403,7 +403,7 @@ def test_an_error_half_way_keeps_the_rows(decode, tmp_path, pair, monkeypatch):
 
     monkeypatch.setattr(decoding, "check_finite", fail_later)
     refused(slow(), "draft model", pair.draft.name, "not finite")
-    assert len(rows(out.read_text())) == 3
+    assert 1 <= len(rows(out.read_text())) < len(TEXTS)
     assert slow().status == 0
     assert [row["input"] for row in rows(out.read_text())] == TEXTS
 

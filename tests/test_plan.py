@@ -18,12 +18,12 @@ import t5_variants
 import tiny_models
 from configs import paper as paper_config
 from configs import plan as plan_config
-from configs.shapes import PUBLISHED
 from experiments.benchmark.cases import SHAPES, step_bytes
 from specjax import decoding
 from specjax.measure import plan
 from specjax.measure.plan import Call
 from specjax.models import hub
+from specjax.models.hub.published import PUBLISHED
 from specjax.sampling import sampling
 
 CASES = [
