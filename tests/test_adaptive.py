@@ -245,11 +245,14 @@ def test_a_panel_for_each_race():
 
 
 def test_rounds_of_one_output():
-    """Rounds at 0, 4 and 6 that drafted 5, 5 and 1 tokens: 3, 1 and 1 were kept."""
-    race = [row_of("γ=3", 1.2, 1.0, trail=[[0, 5], [4, 5], [6, 1]]), row_of("svip", 1.1, 0.9)]
+    """Rounds at 0, 4 and 6 that drafted 5, 5 and 2 of 8 tokens: 3, 1 and 1 were kept."""
+    race = [
+        row_of("γ=3", 1.2, 1.0, trail=[[0, 5], [4, 5], [6, 2], [8, 0]]),
+        row_of("svip", 1.1, 0.9),
+    ]
     (axes,) = pictures.draw_example([race]).axes
     bars = [(b.get_x(), b.get_width()) for b in axes.patches]
-    assert bars == [(0, 3), (3, 2), (4, 1), (5, 4), (6, 1), (7, 0)]
+    assert bars == [(0, 3), (3, 2), (4, 1), (5, 4), (6, 1), (7, 1)]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["γ=3"]
 
 

@@ -1,7 +1,9 @@
 """Speedup of each race, and how long drafts were."""
 
+import itertools
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -35,12 +37,8 @@ def draw_panels(found: Sequence[Sequence[Row]]) -> Figure:
         return np.mean([r["of_best"] for rows in found for r in rows if r["method"] == method])
 
     methods.sort(key=mean)
-    columns = min(4, len(found))
-    lines = -(-len(found) // columns)
-    size = 1.4 + 1.9 * columns, (0.7 + 0.17 * len(methods)) * lines
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
-    for axes, rows in zip(grid, found, strict=False):
+    figure, grid = _grid(len(found), 1.9, 0.7 + 0.17 * len(methods), sharey=True)
+    for axes, rows in zip(grid, found, strict=True):
         by, still = {row["method"]: row for row in rows}, board.still(rows)
         for i, method in enumerate(methods):
             if method in by:
@@ -55,8 +53,6 @@ def draw_panels(found: Sequence[Sequence[Row]]) -> Figure:
         axes.set_title(title, fontsize=8)
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
-    for axes in grid[len(found) :]:
-        axes.set_axis_off()
     grid[0].set_yticks(range(len(methods)), methods)
     figure.supxlabel("times plain decoding", fontsize=8)
     return figure
@@ -116,9 +112,8 @@ def draw_example(found: Sequence[Sequence[Row]]) -> Figure:
     for axes, rows in zip(panels, found, strict=True):
         shown = sorted((row for row in rows if "trail" in row), key=lambda row: row["static"])
         for line, row in enumerate(shown):
-            starts = [start for start, _ in row["trail"]]
-            for (start, drafted), following in zip(row["trail"], [*starts[1:], None], strict=True):
-                kept = drafted if following is None else min(following - start - 1, drafted)
+            for (start, drafted), (following, _) in itertools.pairwise(row["trail"]):
+                kept = min(following - start - 1, drafted)
                 axes.barh(line, kept, left=start, height=0.7, color=ACCEPTED)
                 left, lost = start + kept, drafted - kept
                 axes.barh(line, lost, left=left, height=0.35, color=REJECTED, alpha=0.8)
@@ -144,11 +139,8 @@ def regrets(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
 
 def draw_regrets(found: Sequence[Sequence[Row]]) -> Figure:
     """A panel for each race: the best static γ, and the five policies that lose least."""
-    columns = min(4, len(found))
-    lines = -(-len(found) // columns)
-    figure = Figure(figsize=(0.6 + 2.1 * columns, 0.5 + 1.7 * lines), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False).ravel()
-    for axes, rows in zip(grid, found, strict=False):
+    figure, grid = _grid(len(found), 2.1, 1.8)
+    for axes, rows in zip(grid, found, strict=True):
         policies = sorted((r for r in rows if not r["static"]), key=lambda row: row["regret"][-1])
         still = board.still(rows)
         axes.plot(still["regret_at"], still["regret"], color=REJECTED, label=still["method"])
@@ -159,11 +151,20 @@ def draw_regrets(found: Sequence[Sequence[Row]]) -> Figure:
         axes.legend(frameon=False, fontsize=5)
         axes.tick_params(labelsize=6)
         axes.spines[["top", "right"]].set_visible(False)
-    for axes in grid[len(found) :]:
-        axes.set_axis_off()
     figure.supxlabel("tokens", fontsize=8)
     figure.supylabel("lost, in tokens of plain decoding", fontsize=8)
     return figure
+
+
+def _grid(count: int, width: float, height: float, **options: Any) -> tuple[Figure, np.ndarray]:
+    """A figure, and so many panels of this size in inches, four in a line."""
+    columns = min(4, count)
+    lines = -(-count // columns)
+    figure = Figure(figsize=(1 + width * columns, height * lines), layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False, **options).ravel()
+    for axes in grid[count:]:
+        axes.set_axis_off()
+    return figure, grid[:count]
 
 
 def _methods(found: Sequence[Sequence[Row]], *, static: bool) -> list[str]:

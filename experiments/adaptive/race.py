@@ -214,7 +214,7 @@ def losses(
 ) -> dict[str, dict[str, Any]]:
     """In replay, for each method: `regret`, what was lost to the fastest way by the time there are
     `regret_at` tokens, in tokens of plain decoding, a mean over outputs; and `trail`, what each
-    round of the first output drafted, by position."""
+    round of the first output drafted, by position, with its end."""
     statics = {static(gamma): constant(gamma) for gamma in on.config.static}
     everyone: dict[str, Policy] = {**statics, **{name: by.policy for name, by in made.items()}}
     own = {name: prices[name if name in statics else pricing.POLICIES] for name in everyone}
@@ -227,7 +227,10 @@ def losses(
         found[name] = {
             "regret_at": at.tolist(),
             "regret": np.round(curve[at] / float(own[name].token), 3).tolist(),
-            "trail": [[int(where), int(trail[0, where])] for where in rounds],
+            "trail": [
+                *([int(where), int(trail[0, where])] for where in rounds),
+                [int(recorded.emitted[0]), 0],
+            ],
         }
     return found
 
