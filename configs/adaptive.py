@@ -56,10 +56,10 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
         "head": {"threshold": 0.98},
     }
     config.shown = "lookahead"  # whose rounds are drawn, of one output, beside the best static γ's
-    config.timed_inputs = 12
+    config.timed_inputs = 24  # outputs differ more than repeats do
     config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed
     config.draws = 8  # replays of each output, where temperature is above 0
-    config.repeats = 4  # of the race: half choose the best static γ, half compare
+    config.repeats = 2  # of the race: half choose the best static γ, half compare
     config.price_repeats = 9  # of the calls that prices are fitted to
     # How far a typical timed call may be from its price. A longer draft may seem cheaper by twice
     # as much. Methods of a race are some 5% apart: with worse prices noise would decide. Where they
@@ -70,5 +70,5 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
         config.drafts, config.temperatures = config.drafts[:1], (0.0,)
         config.static, config.widths = (2, 3, 5), (1, 2, 4)
         config.gamma_max = 7
-        config.timed_inputs, config.alpha_inputs, config.price_repeats = 6, 24, 5
+        config.timed_inputs, config.alpha_inputs, config.price_repeats = 12, 24, 5
     return config
