@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from specjax import loop
 from specjax.batching import bucket
@@ -16,6 +17,7 @@ from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
 from specjax.sampling import row_keys
 from specjax.state import State
+from specjax.types import Inputs
 
 
 class Programs(NamedTuple):
@@ -50,16 +52,11 @@ def compiled(
     Args:
       options: of the compiler. Others: see `needed`.
     """
-    placement = sharding.placement_of(target.model)
-    rows = sharding.padded_rows(bucket(rows), placement)
-    inputs = pack_for(target, [[0] * longest], rows=rows)
-    zeros = jnp.zeros((rows,), jnp.int32)
-    keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
-    given = sharding.place_rows((inputs, keys, zeros), placement)
-    room = room_of(method, inputs, max_new_tokens)
+    given = _arguments(target, longest, bucket(rows))
+    room = room_of(method, given[0], max_new_tokens)
     start = loop.start.lower(method, *given, buffer_len=room).compile(options)
     kept = jax.eval_shape(partial(loop.start, buffer_len=room), method, *given)
-    context, state = sharding.results_of(start, kept, placement)
+    context, state = sharding.results_of(start, kept, sharding.placement_of(target.model))
     decode = loop.decode.lower(method, context, state).compile(options)
     return Programs(start, decode, context, state)
 
@@ -89,11 +86,17 @@ def needed(
     context, state = programs.context, programs.state
     admitted = 0
     if 0 < admits < len(state.done):
-        placement = sharding.placement_of(target.model)
-        count = sharding.padded_rows(admits, placement)
-        inputs = pack_for(target, [[0] * longest], rows=count)
-        zeros = jnp.zeros((count,), jnp.int32)
-        keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
-        some = sharding.place_rows((inputs, keys, zeros), placement)
-        admitted = temporaries(loop.admit.lower(method, context, state, zeros, *some).compile())
+        some = _arguments(target, longest, admits)
+        at = jnp.zeros(some[-1].shape, jnp.int32)
+        admitted = temporaries(loop.admit.lower(method, context, state, at, *some).compile())
     return Need(nbytes(method), nbytes((context, state)), max(*programs.temporary, admitted))
+
+
+def _arguments(target: Checkpoint, longest: int, rows: int) -> tuple[Inputs, Any, Array]:
+    """As `starting.arguments` makes them, but without a program: of the keys, the shapes."""
+    placement = sharding.placement_of(target.model)
+    rows = sharding.padded_rows(rows, placement)
+    inputs = pack_for(target, [[0] * longest], rows=rows)
+    zeros = jnp.zeros((rows,), jnp.int32)
+    keys = jax.eval_shape(row_keys, jax.random.key(0), zeros, zeros)
+    return sharding.place_rows((inputs, keys, zeros), placement)
