@@ -305,6 +305,22 @@ def test_blank_inputs_hold_no_row():
     assert [row.index for row in rows if not row.tokens] == [0, 3]
 
 
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_rows_that_are_named_twice(batch_size):
+    """They are decoded once and come twice, each time at their place."""
+    method, options = decoding.plain(COUNT, sampling(0.0)), {"max_new_tokens": 6, "key": KEY}
+    texts, only = [[0], [2], [4]], [2, 0, 0, 1, 2]
+    ended = decoding.as_they_end(
+        method, COUNT, texts, only=only, batch_size=batch_size, eager=False, **options
+    )
+    rows = list(ended)
+    assert sorted(row.index for row in rows) == [0, 1, 2]
+    for order in (rows, rows[::-1]):
+        assert [row.index for row in decoding.in_order(order, only=only)] == only
+    found = decoding.stream(method, COUNT, texts, only=only, batch_size=batch_size, **options)
+    assert [row.tokens[0] for row in found] == [5, 1, 1, 3, 5]
+
+
 def test_a_fault_of_a_model_is_named_when_it_comes():
     """The target's logits after id 6 are NaN, which only an input reads that is admitted late.
     What has ended before is handed out."""

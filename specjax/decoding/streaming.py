@@ -49,9 +49,10 @@ def as_they_end(
     are decoded instead, one after the other in the order of the inputs.
 
     Args:
-      only: numbers of the rows to decode, counted over inputs and their samples; None: all. Their
-        randomness is not shifted: a run that was cut off goes on, or shares rows with others. Of a
-        policy that reads its batch, the batches that they lie in are decoded again, as they were.
+      only: numbers of the rows to decode, counted over inputs and their samples; None: all. Each
+        is decoded once, however often it is named. Their randomness is not shifted: a run that was
+        cut off goes on, or shares rows with others. Of a policy that reads its batch, the batches
+        that they lie in are decoded again, as they were.
       width: of the sources or prompts; default: the bucket of the longest of those that run
         together (`alike`, or a batch).
       names: of target and draft, for errors.
@@ -80,7 +81,7 @@ def as_they_end(
         for index, (ids, budget) in enumerate(zip(sources, most, strict=True))
         for sample in range(samples)
     ]
-    wanted = requests if only is None else [requests[number] for number in only]
+    wanted = requests if only is None else [requests[number] for number in dict.fromkeys(only)]
     room: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key, "names": names}
     if carry or reads_batch(method):
         each = requests if reads_batch(method) else wanted
@@ -208,16 +209,21 @@ def in_order(
     """The rows alone, in the order of inputs and samples, each once those before it have ended.
 
     Args:
-      samples, only: as of `as_they_end`.
+      samples, only: as of `as_they_end`. A row that is named twice comes twice.
     """
     early: dict[int, Row] = {}
-    order = iter(itertools.count() if only is None else only)
+    numbers = None if only is None else list(only)
+    again = collections.Counter(numbers)
+    order = iter(itertools.count() if numbers is None else numbers)
     due = next(order, None)
-    for row in events:
-        if isinstance(row, Row):
-            early[row.index * samples + row.sample] = row
+    for event in events:
+        if isinstance(event, Row):
+            early[event.index * samples + event.sample] = event
         while due in early:
-            yield early.pop(due)
+            row = early.pop(due)
+            yield row
+            if again[due] > 1:
+                early[due], again[due] = row, again[due] - 1
             due = next(order, None)
 
 
