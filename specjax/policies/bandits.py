@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, UInt32
 
-from specjax.policies.base import Policy, noise_keys, salts, where_active
+from specjax.policies.base import Policy, noise_keys, salts
 from specjax.policies.prices import Prices, checked, round_prices
 from specjax.pytrees import pytree
+from specjax.rounds import where_active
 from specjax.sampling import draw
 from specjax.support.ranges import number
 
