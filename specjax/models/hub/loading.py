@@ -60,15 +60,15 @@ def load(
       ValueError: the model type is not supported, a file is damaged or does not fit its config, or
         the device has not the memory for the parameters, or there is no such device or mesh.
     """
-    placement = _placement(mesh, replicate, device)
-    checkpoint, module, tensors = opened(name, dtype, device, weights, cache, placement)
+    how: dict[str, Any] = {"dtype": dtype, "device": device, "weights": weights, "cache": cache}
+    checkpoint, module, tensors = opened(name, mesh=mesh, replicate=replicate, **how)
     model = checkpoint.model
     dtype = dtype_of(model)
     narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
     if not weights:
         narrower += f"{' or' if narrower else ', load it'} with weights='int8'"
     found, times = devices.find(device), 1
-    if placement is not None:
+    if model.placement is not None:
         found, times = sharding.held_by(model)
     check_fits(
         f"The parameters of {name} in {weights or dtype.name}",
@@ -90,7 +90,16 @@ def load(
     return dataclasses.replace(checkpoint, model=model)
 
 
-def outline(
+def outline(name: str | os.PathLike, **options: Any) -> Checkpoint:
+    """What `load` would give, with shapes for parameters: only configs and headers are read.
+
+    Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs, on a
+    mesh with their shardings. Options and errors are those of `load`, but for memory.
+    """
+    return opened(name, **options)[0]
+
+
+def opened(
     name: str | os.PathLike,
     *,
     dtype: Any = None,
@@ -99,25 +108,9 @@ def outline(
     cache: str | None = None,
     mesh: Mesh | str | None = None,
     replicate: bool = False,
-) -> Checkpoint:
-    """What `load` would give, with shapes for parameters: only configs and headers are read.
-
-    Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs, on a
-    mesh with their shardings. Arguments and errors are those of `load`, but for memory.
-    """
-    placement = _placement(mesh, replicate, device)
-    return opened(name, dtype, device, weights, cache, placement)[0]
-
-
-def opened(
-    name: str | os.PathLike,
-    dtype: Any,
-    device: jax.Device | str | None,
-    weights: str | None = None,
-    cache: str | None = None,
-    placement: Placement | None = None,
 ) -> tuple[Checkpoint, nnx.Module, dict[str, Tensor]]:
-    """A checkpoint without weights, its module, and the tensors to fill that with."""
+    """A checkpoint without weights, its module, and the tensors to fill that with; see `load`."""
+    placement = _placement(mesh, replicate, device)
     _check_narrow(weights=weights, cache=cache)
     platform = (devices.find(device) if placement is None else placement.first).platform
     directory = finding.locate(name)

@@ -78,7 +78,7 @@ def convert(
       FileNotFoundError: there is no such checkpoint, or a file of it is missing.
       ValueError: as `load`.
     """
-    checkpoint, _, tensors = loading.opened(name, None, "cpu")
+    checkpoint, _, tensors = loading.opened(name, device="cpu")
     if dtype is None:
         dtype = max((t.dtype for t in tensors.values()), key=lambda d: d.itemsize)
     chosen = np.dtype(jnp.float32 if np.dtype(dtype).itemsize > 4 else dtype)
