@@ -36,7 +36,7 @@ from jax.sharding import Mesh
 from ml_collections import config_flags
 from rich.console import Console
 
-from specjax import decoding, sampling
+from specjax import decoding, drafters, sampling
 from specjax.batching import bucket
 from specjax.measure import plan, provenance, report
 from specjax.models import hub, sharding
@@ -152,9 +152,7 @@ def plans(config, text: str, sizes: dict[str, int], given, args) -> Iterator[dic
 def drafts_of(config) -> tuple[str, ...]:
     """The drafts of a config that are models."""
     names = config.get("drafts", ()) or ((config.draft,) if config.draft else ())
-    return tuple(
-        name for name in names if name in PUBLISHED or decoding.drafters.maker(name) is None
-    )
+    return tuple(name for name in names if name in PUBLISHED or drafters.maker(name) is None)
 
 
 class Model:

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
@@ -69,3 +70,12 @@ class Round(NamedTuple):
         """Positions whose token was accepted."""
         slot = jnp.arange(self.gamma_max, dtype=jnp.int32)[None, :]
         return slot < self.accepted[:, None]
+
+
+def where_active(round_: Round, new: Any, old: Any) -> Any:
+    """The new state for rows that are alive, the old one for the rest."""
+
+    def choose(new, old):
+        return jnp.where(round_.active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
+
+    return jax.tree.map(choose, new, old)

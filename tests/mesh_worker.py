@@ -23,6 +23,7 @@ import numpy as np
 from flax import nnx
 
 from specjax import decoding, drafters, loop
+from specjax.decoding import methods
 from specjax.models import hub, sharding
 from specjax.models.gpt import GPTConfig
 from specjax.models.hub import Checkpoint, safetensors_files
@@ -225,7 +226,7 @@ def refused(directory, kind, *, target, draft):
         for role, mesh in (("target", target), ("draft", draft))
     )
     try:
-        decoding.pair(*both)
+        methods.pair(*both)
     except ValueError as error:
         return str(error)
     return ""

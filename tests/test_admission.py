@@ -14,11 +14,12 @@ import pytest
 import eagles
 import test_loops
 from specjax import decoding, loop
-from specjax.decoding import Request, Running
+from specjax.decoding import Request, Running, streaming
 from specjax.drafters import ngram
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.switch import switch
 from specjax.models.hub import Checkpoint
+from specjax.models.memory import nbytes
 from specjax.results import Progress, Row
 from specjax.sampling import sampling
 from table_models import MarkovModel, chain, random_table
@@ -229,7 +230,7 @@ def test_no_cache_is_copied():
     text = compiled.as_text()
     assert re.search(r"\[3,2,(8,509|509,8)\]", text)
     assert not re.search(r"= f32\[3,2,(8,509|509,8)\]\S* copy\(", text)
-    kept = decoding.nbytes(begun)
+    kept = nbytes(begun)
     assert compiled.memory_analysis().alias_size_in_bytes > 0.99 * kept
 
 
@@ -278,10 +279,10 @@ def test_requests_of_like_length_run_together():
     """In their order, up to 64, 256, 1024 ids; a single long one makes no other dear."""
     lengths = [3, 70, 64, 5, 256, 257, 60]
     requests = [Request(i, 0, [1] * length, 5) for i, length in enumerate(lengths)]
-    found = [[request.index for request in some] for some in decoding.alike(requests)]
+    found = [[request.index for request in some] for some in streaming.alike(requests)]
     assert found == [[0, 2, 3, 6], [1, 4], [5]]
-    many = [Request(i, 0, [1], 5) for i in range(decoding.POOL + 1)]
-    assert [len(some) for some in decoding.alike(many)] == [decoding.POOL, 1]
+    many = [Request(i, 0, [1], 5) for i in range(streaming.POOL + 1)]
+    assert [len(some) for some in streaming.alike(many)] == [streaming.POOL, 1]
     target = dataclasses.replace(COUNT, config=dataclasses.replace(COUNT.config, n_positions=512))
     method = decoding.plain(target, sampling(0.0))
     texts = [[0] * 3, [1] * 70, [2] * 4, [3], [4] * 65]
@@ -302,6 +303,22 @@ def test_blank_inputs_hold_no_row():
     assert [row.index for row in ended[:2]] == [0, 3]
     assert [row.index for row in rows] == list(range(6))
     assert [row.index for row in rows if not row.tokens] == [0, 3]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_rows_that_are_named_twice(batch_size):
+    """They are decoded once and come twice, each time at their place."""
+    method, options = decoding.plain(COUNT, sampling(0.0)), {"max_new_tokens": 6, "key": KEY}
+    texts, only = [[0], [2], [4]], [2, 0, 0, 1, 2]
+    ended = decoding.as_they_end(
+        method, COUNT, texts, only=only, batch_size=batch_size, eager=False, **options
+    )
+    rows = list(ended)
+    assert sorted(row.index for row in rows) == [0, 1, 2]
+    for order in (rows, rows[::-1]):
+        assert [row.index for row in decoding.in_order(order, only=only)] == only
+    found = decoding.stream(method, COUNT, texts, only=only, batch_size=batch_size, **options)
+    assert [row.tokens[0] for row in found] == [5, 1, 1, 3, 5]
 
 
 def test_a_fault_of_a_model_is_named_when_it_comes():

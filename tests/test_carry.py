@@ -17,7 +17,8 @@ from pairs import TEXTS
 from reference import sequence_distribution, total_variation
 from specjax import decoding
 from specjax.accept import TokenRule
-from specjax.decoding import Past
+from specjax.decoding import starting
+from specjax.decoding.starting import Past
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.choices import recent
 from specjax.policies import Policy, constant, prices
@@ -202,7 +203,7 @@ def test_a_switch_carries_its_choice():
     found = []
     for heir in (False, True):
         contexts, begun = test_loops.begin(method, inputs, 12)
-        begun = decoding.heir(method, begun, past) if heir else begun
+        begun = starting.heir(method, begun, past) if heir else begun
         after, _ = jax.jit(specjax.speculative.step)(method, contexts, begun)
         found.append(after.drafter.chosen.tolist())
     assert found == [[0, 0], [1, 1]]
@@ -229,7 +230,7 @@ def test_replay_is_the_real_run(policy):
         inputs = jax.tree.map(lambda x: x[1:], inputs)  # padded alike
         contexts, state = test_loops.begin(method, inputs, budget, keys=keys, buffer_len=32)
         if past is not None:
-            state = decoding.heir(method, state, past)
+            state = starting.heir(method, state, past)
         state = specjax.loop.decode(method, contexts, state)
         past = Past(state.policy, (), jnp.ones((1,), bool))
         expected.append([int(x[0]) for x in test_replay.counts(state)])

@@ -22,10 +22,9 @@ import llama_variants
 import make_checkpoint_data
 import t5_variants
 from experiments import convert as experiment
-from specjax.models import hub
-from specjax.models.hub import convert, load, save, spiece, tensors, torch_files
+from specjax.models.hub import convert, load, save, spiece, t5x_files, tensors, torch_files
 from specjax.models.hub.tensors import Held, Turned, equal, read_into
-from specjax.models.hub.weights import find_tensors, wanted
+from specjax.models.hub.weights import FLAX, find_tensors, wanted
 from specjax.tools.commands import convert as convert_command
 
 DATA = make_checkpoint_data.DATA
@@ -166,7 +165,7 @@ def test_t5x_in_half_precision_and_with_arrays_in_the_file_itself(version, tmp_p
 def test_the_name_of_a_size_says_the_config(tmp_path, monkeypatch):
     raw = V1_1.raw
     sizes = tuple(raw[key] for key in ("d_model", "d_kv", "d_ff", "num_layers", "num_heads"))
-    monkeypatch.setitem(hub.t5x_files.SIZES["1_1"], "small", sizes)
+    monkeypatch.setitem(t5x_files.SIZES["1_1"], "small", sizes)
     arrays = t5_variants.tensors(V1_1)
     made = formats.write_t5x(tmp_path / "t5_1_1_small" / "checkpoint_5", arrays)
     assert load(made).config.num_layers == 2
@@ -177,7 +176,7 @@ def test_the_name_of_a_size_says_the_config(tmp_path, monkeypatch):
 
 def test_t5x_names_of_sizes():
     def version_and_size(name):
-        found = hub.t5x_files.NAMED.fullmatch(name)
+        found = t5x_files.NAMED.fullmatch(name)
         return found and found.groups()
 
     assert version_and_size("t5_1_1_xxl") == ("1", "xxl")
@@ -444,7 +443,7 @@ def test_damage_anywhere_is_an_error_that_names_the_file_or_a_number(form, tmp_p
         formats.write_flax(made, arrays)
     else:
         formats.write_torch(made, arrays, legacy=form == "legacy")
-    find = hub.weights.FLAX.find if form == "flax" else torch_files.find
+    find = FLAX.find if form == "flax" else torch_files.find
     data, errors = made.read_bytes(), 0
     for at in range(len(data)):
         for value in {0, 0x2E, 0x80, 0xFF, data[at] ^ 1} - {data[at]}:
@@ -590,7 +589,7 @@ def test_flax_files_are_read_as_flax_reads_them(tmp_path, monkeypatch):
         assert b"__msgpack_chunked_array__" in file.read_bytes()
         theirs = serialization.msgpack_restore(file.read_bytes())
         theirs = theirs["params"] if above else theirs
-        found = hub.weights.FLAX.find(file)
+        found = FLAX.find(file)
         assert found.keys() == arrays.keys()
         for name, array in arrays.items():
             here = theirs["a"][name[2:]] if "/" in name else theirs[name]

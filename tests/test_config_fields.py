@@ -13,7 +13,7 @@ import llama_variants
 import pairs
 import t5_variants
 from specjax.models import hub
-from specjax.models.hub import gpt, llama
+from specjax.models.hub import gpt, llama, parameters
 from specjax.models.hub.config_json import FIELDS
 from specjax.models.hub.weights import SAFETENSORS
 from specjax.tools import doctor
@@ -64,7 +64,7 @@ def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
     path, raw = layout(name, tmp_path)
     whole = outline(tmp_path)
     # Tensors are another matter, and shapes that are right are theirs.
-    monkeypatch.setattr(hub, "_check_tensors", lambda *_: None)
+    monkeypatch.setattr(parameters, "check_tensors", lambda *_: None)
     fields = {*raw, *FIELDS, *hub.FAMILIES[name].defaults, "task_specific_params"}
     if name == "gpt2":
         fields |= set(gpt.BUILT)
@@ -85,7 +85,7 @@ def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
 def test_every_field_of_scalings(name, tmp_path, monkeypatch):
     module, variant = llama_variants, llama_variants.VARIANTS[name]
     path = module.write(tmp_path, variant) / "config.json"
-    monkeypatch.setattr(hub, "_check_tensors", lambda *_: None)
+    monkeypatch.setattr(parameters, "check_tensors", lambda *_: None)
     place = "rope_scaling" if name == "llama3" else "rope_parameters"
     scaling = {**variant.raw[place], "mscale": 2.0, "mscale_all_dim": 0.5, "attention_factor": 1.0}
     for field in scaling:

@@ -16,6 +16,7 @@ import specjax
 from pairs import EOS_IDS, IDS, TEXTS
 from specjax import decoding, loop
 from specjax.batching import bucket, pack
+from specjax.decoding import starting
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import timing
 from specjax.policies import prices
@@ -279,7 +280,7 @@ def test_texts_that_are_no_list_of_strings(pair, name):
 def test_seeds_are_keys(pair, call, key, monkeypatch):
     """And reach the loop as such."""
     seen = []
-    monkeypatch.setattr(decoding, "arguments", lambda *_, key, **__: seen.append(key) or 1 / 0)
+    monkeypatch.setattr(starting, "arguments", lambda *_, key, **__: seen.append(key) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         call(pair.target, pair.draft, TEXTS, key=key)
     assert seen == [jax.random.key(3)]

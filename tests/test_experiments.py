@@ -391,9 +391,9 @@ def test_an_error_half_way_keeps_the_rows(decode, tmp_path, pair, monkeypatch):
     """A model that fails later on: what was written stays, and is gone on from."""
     out = tmp_path / "out.jsonl"
     slow = functools.partial(decode, f"--output={out}", "--config.batch_size=3")
-    from specjax import decoding
+    from specjax.decoding import running
 
-    check, calls = decoding.check_finite, []
+    check, calls = running.check_finite, []
 
     def fail_later(state, names):
         calls.append(names)
@@ -401,7 +401,7 @@ def test_an_error_half_way_keeps_the_rows(decode, tmp_path, pair, monkeypatch):
             state = state.replace(draft_finite=state.draft_finite & False)
         check(state, names)
 
-    monkeypatch.setattr(decoding, "check_finite", fail_later)
+    monkeypatch.setattr(running, "check_finite", fail_later)
     refused(slow(), "draft model", pair.draft.name, "not finite")
     assert 1 <= len(rows(out.read_text())) < len(TEXTS)
     assert slow().status == 0

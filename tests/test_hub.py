@@ -22,7 +22,7 @@ import t5_variants
 from specjax import devices
 from specjax.models import hub
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.hub import Checkpoint, load, save, tensors
+from specjax.models.hub import Checkpoint, load, parameters, save, saving, tensors
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.models.llama import Llama, Qwen3Config, Rope
@@ -215,7 +215,7 @@ def test_no_second_copy_is_made_of_the_weights(directory, monkeypatch):
     """On a CPU a parameter is the very memory that it was read into."""
     places = []
     monkeypatch.setattr(
-        hub, "read_into", lambda tensor, out: places.append((out.ctypes.data, out.nbytes))
+        parameters, "read_into", lambda tensor, out: places.append((out.ctypes.data, out.nbytes))
     )
     model = load(directory).model
     arrays = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(model)]
@@ -537,7 +537,7 @@ def test_a_failed_save_leaves_what_was_there(directory, monkeypatch):
         path.write_bytes(b"half a file")
         raise OSError("disk full")
 
-    monkeypatch.setattr(hub, "write_file", fail)
+    monkeypatch.setattr(saving, "write_file", fail)
     for place in (directory, directory.with_name("new")):
         with pytest.raises(OSError, match="disk full"):
             save(place, checkpoint)

@@ -14,7 +14,7 @@ def test_no_circle_and_the_page_has_the_table():
     assert shown is not None
     found = imports.graph()
     assert "sampling" in found["accept"]  # the graph is not empty
-    assert "models.hub" in found["decoding"]
+    assert "models.hub" in found["decoding.texts"]
     assert shown[1].strip() == imports.table(imports.rooms(found))
 
 

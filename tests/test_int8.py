@@ -29,7 +29,7 @@ from specjax.drafters.frequent import frequent
 from specjax.drafters.kangaroo import kangaroo
 from specjax.measure.provenance import dtype_of
 from specjax.models import hub, int8, memory
-from specjax.models.hub import tensors
+from specjax.models.hub import parameters, tensors
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import KV, arrange, quantise_weights
 from specjax.models.t5 import T5, T5Config
@@ -124,13 +124,13 @@ def test_weights_are_rounded_as_they_are_read(directory, monkeypatch):
 def test_scales_of_a_wrong_axis_are_seen(tmp_path, monkeypatch):
     """Of input channels instead: of matrices that are square, so that nothing else tells."""
     directory = gpt_variants.write(tmp_path, gpt_variants.VARIANTS["untied"])
-    right = hub.read_scales
+    right = parameters.read_scales
 
     def wrong(tensor, out):
         square = tensor.shape[0] == tensor.shape[1]
         right(tensors.Turned.of(tensor) if square else tensor, out)
 
-    monkeypatch.setattr(hub, "read_scales", wrong)
+    monkeypatch.setattr(parameters, "read_scales", wrong)
     with pytest.raises(AssertionError):
         check_rounding(hub.load(directory, weights="int8").model, hub.load(directory).model)
 

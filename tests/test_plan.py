@@ -20,6 +20,7 @@ from configs import paper as paper_config
 from configs import plan as plan_config
 from experiments.benchmark.cases import SHAPES, step_bytes
 from specjax import decoding
+from specjax.batching import bucket
 from specjax.measure import plan
 from specjax.measure.plan import Call
 from specjax.models import hub
@@ -129,7 +130,7 @@ def test_the_largest_batch(kink):
             raise NotImplementedError
 
     asked, some = [], Rows()
-    sizes = [n for n in range(1, 200) if decoding.bucket(n) == n]
+    sizes = [n for n in range(1, 200) if bucket(n) == n]
     for size, above in itertools.pairwise(sizes):
         totals = some.need(size).total, some.need(above).total - 1
         for memory in totals:

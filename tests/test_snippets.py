@@ -26,7 +26,7 @@ from command_line import ROOT
 from pairs import TEXTS
 from specjax import tasks
 from specjax.measure import cost
-from specjax.models import hub
+from specjax.models.hub import finding
 from specjax.support import command_line as support
 
 NOT_RUN = "# Not run in the tests: "
@@ -76,7 +76,7 @@ def reader(monkeypatch, tmp_path, pair):
         return Path((pair.target if Path(name).name in TARGETS else pair.draft).name)
 
     examples = [tasks.Example(text, text) for text in TEXTS]
-    monkeypatch.setattr(hub, "_locate", locate)
+    monkeypatch.setattr(finding, "locate", locate)
     monkeypatch.setattr(tasks, "load", lambda task, split, files=(): examples[:2])
     choose = functools.wraps(specjax.select)(functools.partial(specjax.select, gammas=(1,)))
     monkeypatch.setattr(specjax, "select", choose)

@@ -27,7 +27,7 @@ from specjax.drafters.choices import Choice, Evidence
 from specjax.models.compatibility import check_pair
 from specjax.models.hub import Checkpoint
 from specjax.pytrees import pytree
-from specjax.rounds import Round
+from specjax.rounds import Round, where_active
 from specjax.types import Model
 
 
@@ -124,7 +124,7 @@ class Switch(Drafter):
             chosen=state.chosen,
             live=round_.active,
             rounds=state.rounds + drafted.astype(jnp.int32),
-            choice=_where(round_.active, choice, state.choice),
+            choice=where_active(round_, choice, state.choice),
         )
 
     def lessons(self, state):
@@ -205,15 +205,6 @@ def _watched(
     chance = judge(logits, certain=not drafter.branches)
     passed = jnp.sum(jnp.where(speaks, chance, 0.0), axis=1)
     return passed, jnp.sum(speaks, axis=1, dtype=jnp.float32)
-
-
-def _where(active: Bool[Array, " B"], new: Any, old: Any) -> Any:
-    """The new state of the choice for rows that are alive, the old one for the rest."""
-
-    def choose(new, old):
-        return jnp.where(active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, new, old)
 
 
 @pytree

@@ -33,8 +33,9 @@ from specjax.measure import timing, tree_cost
 from specjax.measure.timing import PLAIN
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices, load, prices
-from specjax.policies.base import counts_nodes, where_active
+from specjax.policies.base import counts_nodes
 from specjax.pytrees import pytree
+from specjax.rounds import where_active
 from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.trees.speculative import TreeSpeculative

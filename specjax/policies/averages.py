@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from specjax.policies.base import Policy, where_active
+from specjax.policies.base import Policy
 from specjax.pytrees import pytree
+from specjax.rounds import where_active
 from specjax.support.ranges import listed, number, whole
 
 

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int, UInt32
 
-from specjax.policies.base import Policy, noise_keys, salts, where_active
+from specjax.policies.base import Policy, noise_keys, salts
 from specjax.policies.prices import Prices, checked, round_prices
 from specjax.pytrees import pytree
+from specjax.rounds import where_active
 from specjax.sampling import draw
 from specjax.support.ranges import number
 
@@ -35,6 +36,15 @@ def _one_hot(arm: Int[Array, " B"], arms: int) -> Float[Array, "B K"]:
     return jax.nn.one_hot(arm, arms, dtype=jnp.float32)
 
 
+class _Bandit(Policy):
+    """What is known of the arms carries over to another batch; noise does not."""
+
+    carries = True
+
+    def inherit(self, fresh, past, rows):
+        return super().inherit(fresh, past, rows)._replace(salt=fresh.salt)
+
+
 class Played(NamedTuple):
     """What UCB has seen; arm i drafts i + 1 tokens."""
 
@@ -45,13 +55,11 @@ class Played(NamedTuple):
 
 
 @pytree
-class Ucb(Policy):
+class Ucb(_Bandit):
     """UCB1 over 1 … γ_max tokens: the arm of largest mean + width·√(2 ln t/plays).
 
     Arms that were never played come first, in random order.
     """
-
-    carries = True
 
     prices: Prices | None
     width: Float[Array, ""]
@@ -60,9 +68,6 @@ class Ucb(Policy):
         round_prices(self.prices, gamma_max)
         none = jnp.zeros((*keys.shape, gamma_max), jnp.float32)
         return Played(jnp.zeros(keys.shape, jnp.int32), none, none, salts(keys))
-
-    def inherit(self, fresh, past, rows):
-        return super().inherit(fresh, past, rows)._replace(salt=fresh.salt)
 
     def begin(self, state, gamma_max):
         count = jnp.sum(state.plays, axis=1)
@@ -99,14 +104,12 @@ class Weighed(NamedTuple):
 
 
 @pytree
-class Exp3(Policy):
+class Exp3(_Bandit):
     """Exponential weights over 1 … γ_max tokens, learning from the arm that was played.
 
     Arms are drawn ∝ exp(−η·loss), η = rate·√(ln K/(K·t)); the loss of the arm that was played is
     divided by its probability, so that the sums have the right mean for every arm.
     """
-
-    carries = True
 
     prices: Prices | None
     rate: Float[Array, ""]
@@ -115,9 +118,6 @@ class Exp3(Policy):
         round_prices(self.prices, gamma_max)
         zeros = jnp.zeros(keys.shape, jnp.int32)
         return Weighed(zeros, jnp.zeros((*keys.shape, gamma_max), jnp.float32), zeros, salts(keys))
-
-    def inherit(self, fresh, past, rows):
-        return super().inherit(fresh, past, rows)._replace(salt=fresh.salt)
 
     def begin(self, state, gamma_max):
         arm = draw(noise_keys(state.salt, state.rounds), self.probs(state))
@@ -146,7 +146,7 @@ def exp3(prices: Prices | None = None, rate: float = 1.0) -> Exp3:
 
 
 @pytree
-class Hedge(Policy):
+class Hedge(_Bandit):
     """Exponential weights over 0 … γ_max tokens, learning from all arms that a round reveals.
 
     A round with a rejection after a tokens shows what every length k would have got, min(a, k);
@@ -158,7 +158,6 @@ class Hedge(Policy):
     """
 
     needs_shorter = True
-    carries = True
 
     prices: Prices | None
     rate: Float[Array, ""]
@@ -168,9 +167,6 @@ class Hedge(Policy):
         zeros = jnp.zeros(keys.shape, jnp.int32)
         loss = jnp.zeros((*keys.shape, gamma_max + 1), jnp.float32)
         return Weighed(zeros, loss, zeros, salts(keys))
-
-    def inherit(self, fresh, past, rows):
-        return super().inherit(fresh, past, rows)._replace(salt=fresh.salt)
 
     def begin(self, state, gamma_max):
         arm = draw(noise_keys(state.salt, state.rounds), self.probs(state))

@@ -126,15 +126,6 @@ def counts_nodes(policy: Policy) -> bool:
     return type(policy).nodes is not Policy.nodes
 
 
-def where_active(round_: Round, new: Any, old: Any) -> Any:
-    """The new state for rows that are alive, the old one for the rest."""
-
-    def choose(new, old):
-        return jnp.where(round_.active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, new, old)
-
-
 def salts(keys: Key[Array, " B"]) -> UInt32[Array, " B"]:
     """A number for each row, which a state can hold in the place of the row's key."""
     return jax.vmap(jax.random.bits)(keys)

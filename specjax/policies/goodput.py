@@ -13,10 +13,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
-from specjax.policies.base import Policy, where_active
+from specjax.policies.base import Policy
 from specjax.policies.prices import Prices, required
 from specjax.pytrees import pytree
-from specjax.rounds import Round
+from specjax.rounds import Round, where_active
 from specjax.sampling import argmax
 from specjax.support.ranges import number
 

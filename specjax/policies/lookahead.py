@@ -10,10 +10,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from specjax.policies.base import where_active
 from specjax.policies.goodput import Goodput, Tally, add, checked, expected
 from specjax.policies.prices import Prices
 from specjax.pytrees import pytree
+from specjax.rounds import where_active
 from specjax.support.ranges import number
 
 LASTING_WEIGHT = 6.0  # tested tokens that the prior is worth

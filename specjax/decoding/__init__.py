@@ -1,0 +1,69 @@
+"""Texts in, rows out, in steps. Everything jitted lies below, in the two loops.
+
+- `methods`: checkpoints, drafters and names → the loop that decodes
+- `texts`: texts → token ids, and the arrays that a model starts from
+- `starting`: requests → the state before the first round
+- `running`: a number of rows that decode together
+- `streaming`: which inputs run together, in which order; rows as they end
+- `outputs`: what rows hold → tokens, texts and counts
+- `programs`: both programs of a run, compiled ahead of it, and the bytes that they need
+
+What is listed here is imported from here; all else, from its module.
+"""
+
+from specjax.decoding.methods import (
+    aligned,
+    branching,
+    build,
+    check_carry,
+    plain,
+    reads_batch,
+    speculative,
+    with_log,
+    with_policy,
+)
+from specjax.decoding.outputs import check_finite, read_rows, rows_of
+from specjax.decoding.programs import Programs, compiled, needed
+from specjax.decoding.running import Running
+from specjax.decoding.starting import Request, prepare
+from specjax.decoding.streaming import as_they_end, at_once, decoded, in_order, stream
+from specjax.decoding.texts import (
+    check_room,
+    check_texts,
+    common_width,
+    is_blank,
+    pack_for,
+    tokenize,
+)
+
+__all__ = [
+    "Programs",
+    "Request",
+    "Running",
+    "aligned",
+    "as_they_end",
+    "at_once",
+    "branching",
+    "build",
+    "check_carry",
+    "check_finite",
+    "check_room",
+    "check_texts",
+    "common_width",
+    "compiled",
+    "decoded",
+    "in_order",
+    "is_blank",
+    "needed",
+    "pack_for",
+    "plain",
+    "prepare",
+    "read_rows",
+    "reads_batch",
+    "rows_of",
+    "speculative",
+    "stream",
+    "tokenize",
+    "with_log",
+    "with_policy",
+]

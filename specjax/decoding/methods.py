@@ -1,0 +1,229 @@
+"""The loop that decodes, made of checkpoints, drafters and names; what fits and what does not."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+
+from specjax import drafters, trees
+from specjax.accept import AcceptanceRule, TokenRule
+from specjax.accept import load as load_rule
+from specjax.autoregressive import Autoregressive
+from specjax.drafters import attached
+from specjax.drafters.base import Drafter, ModelDrafter
+from specjax.loop import Method
+from specjax.models import sharding
+from specjax.models.compatibility import check_pair
+from specjax.models.hub import Checkpoint
+from specjax.policies import Policy, constant
+from specjax.policies import load as load_policy
+from specjax.policies.base import counts_nodes, within_a_draft
+from specjax.policies.logged import Logged
+from specjax.sampling import Sampling
+from specjax.speculative import Speculative
+from specjax.support.ranges import whole
+from specjax.trees import BestFirst, Chain, FixedTree, Shape
+from specjax.trees.speculative import TreeSpeculative
+
+D = TypeVar("D")
+M = TypeVar("M", Speculative, TreeSpeculative)
+
+
+def build(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str | None,
+    *,
+    gamma: int,
+    sampling: Sampling,
+    rule: AcceptanceRule | str | None = None,
+    policy: Policy | str | None = None,
+    widths: Sequence[int] = (),
+    tree: Shape | str | None = None,
+) -> Method:
+    """`plain` where `draft` is None; else `speculative`, or `branching` if the tree is no chain."""
+    if draft is None:
+        return plain(target, sampling, rule)
+    shape = trees.load(tree)
+    options: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
+    if not isinstance(shape, Chain):
+        return branching(target, draft, shape, sampling=sampling, **options)
+    return speculative(target, draft, gamma=gamma, sampling=sampling, **options)
+
+
+def plain(
+    target: Checkpoint, sampling: Sampling, rule: AcceptanceRule | str | None = None
+) -> Autoregressive:
+    """Plain decoding, as the jitted functions take it."""
+    eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
+    return Autoregressive(target.model, sampling, eos_ids, _rule(rule))
+
+
+def speculative(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str,
+    *,
+    gamma: int,
+    sampling: Sampling,
+    rule: AcceptanceRule | str | None = None,
+    policy: Policy | str | None = None,
+    widths: Sequence[int] = (),
+) -> Speculative:
+    """Speculative decoding, as the jitted functions take it. Checks that the pair fits.
+
+    Raises: as `generate`.
+    """
+    fixed = constant(gamma)  # checks gamma, which bounds any policy
+    target_model, drafter = pair(target, draft)
+    made = Speculative(
+        target=target_model,
+        drafter=drafter,
+        rule=_rule(rule),
+        policy=fixed,
+        sampling=sampling,
+        eos_ids=jnp.asarray(target.eos_ids, jnp.int32),
+        gamma_max=int(gamma),
+        widths=_widths(widths),
+    )
+    if policy is None:
+        return made
+    return with_policy(made, load_policy(policy) if isinstance(policy, str) else policy)
+
+
+def branching(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str,
+    shape: FixedTree | BestFirst,
+    *,
+    sampling: Sampling,
+    rule: AcceptanceRule | str | None = None,
+    policy: Policy | str | None = None,
+    widths: Sequence[int] = (),
+) -> TreeSpeculative:
+    """Speculative decoding with trees. Checks that the pair fits, and that both can branch.
+
+    Raises: as `generate`.
+    """
+    target_model, drafter = pair(target, draft)
+    if not getattr(target_model, "branches", False):
+        raise ValueError(
+            f"{target.name} cannot score a tree: its model takes no `layout` "
+            '(specjax.types.BranchingModel). Take tree="chain".'
+        )
+    if not drafter.branches:
+        raise ValueError(
+            f'{type(drafter).__name__} drafts chains alone. Take another drafter, or tree="chain".'
+        )
+    if isinstance(shape, BestFirst) and shape.width > target_model.vocab_size:
+        raise ValueError(
+            f"width={shape.width}, but there are no more than {target_model.vocab_size} ids that a "
+            "node's children could have: lower width."
+        )
+    made = TreeSpeculative(
+        target=target_model,
+        drafter=drafter,
+        rule=_rule(rule),
+        policy=constant(shape.depth),
+        sampling=sampling,
+        eos_ids=jnp.asarray(target.eos_ids, jnp.int32),
+        shape=shape,
+        widths=_widths(widths),
+    )
+    if policy is None:
+        return made
+    return with_policy(made, load_policy(policy) if isinstance(policy, str) else policy)
+
+
+def _widths(said: Sequence[int]) -> tuple[int, ...]:
+    return tuple(whole("widths", width, "[1, ∞)") for width in said)
+
+
+def pair(target: Checkpoint, draft: Checkpoint | Drafter | str) -> tuple[Any, Drafter]:
+    """The target as the drafter sees it, and the drafter; ValueError if they do not fit.
+
+    A drafter that is not on its target's mesh is replicated there.
+    """
+    if isinstance(draft, str):
+        draft = drafters.load(draft, target)
+    if isinstance(draft, Checkpoint):
+        check_pair(target, draft)
+        target_model, draft_model = aligned(target, draft)
+        return target_model, _beside(target, ModelDrafter(draft_model))
+    attached.check_target(draft, target)
+    target_model, drafter = draft.sees(target.model), _beside(target, draft)
+    if drafter.vocab_size != target_model.vocab_size:
+        raise ValueError(
+            f"The drafter's {drafter.vocab_size} ids are not the target's "
+            f"{target_model.vocab_size}: both must have distributions over the same ids."
+        )
+    return target_model, drafter
+
+
+def aligned(target: Checkpoint, draft: Checkpoint):
+    """Both models cut to the ids that both have: two checkpoints may pad one vocabulary apart."""
+    models = target.model, draft.model
+    size = min(model.vocab_size for model in models)
+    return tuple(
+        model if model.vocab_size == size else dataclasses.replace(model, vocab_size=size)
+        for model in models
+    )
+
+
+def _beside(target: Checkpoint, drafter: D) -> D:
+    return sharding.join(drafter, sharding.placement_of(target.model))
+
+
+def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
+    if rule is None:
+        return TokenRule()
+    return load_rule(rule) if isinstance(rule, str) else rule
+
+
+def with_policy(method: M, policy: Policy) -> M:
+    """The loop with another policy; ValueError if it cannot learn from the loop's rule."""
+    name, branches = type(policy).__name__, isinstance(method, TreeSpeculative)
+    if branches and within_a_draft(policy):
+        raise ValueError(
+            f"{name} decides token by token whether a chain goes on. Trees go with policies that "
+            'decide before a draft, such as "goodput" and "nodes".'
+        )
+    if counts_nodes(policy) and not branches:
+        raise ValueError(f"{name} sets the number of a tree's nodes: give a tree, or leave it out.")
+    if policy.needs_shorter and not (method.rule.reveals_shorter and grows_by_levels(method)):
+        raise ValueError(
+            f"{name} learns from a round what shorter drafts would have got, which "
+            f"{type(method.rule).__name__}{' with this tree' if branches else ''} does not show: "
+            "take another policy, or TokenRule."
+        )
+    return dataclasses.replace(method, policy=policy)
+
+
+def reads_batch(method: Method) -> bool:
+    """Whether a row's tokens may depend on its neighbours."""
+    policy = getattr(method, "policy", None)
+    return policy is not None and policy.reads_batch
+
+
+def grows_by_levels(method: Speculative | TreeSpeculative) -> bool:
+    """Whether a shorter draft is the beginning of a longer one."""
+    return not isinstance(method, TreeSpeculative) or not method.dynamic
+
+
+def with_log(method: Method, max_new_tokens: int) -> Speculative:
+    """The loop with a log of its rounds, `Row.rounds`; ValueError where it has no chains."""
+    if not isinstance(method, Speculative):
+        raise ValueError(
+            "Rounds are logged of speculative decoding with chains: give a draft, and no tree."
+        )
+    return dataclasses.replace(method, policy=Logged(method.policy, max_new_tokens))
+
+
+def check_carry(method: Method) -> None:
+    """ValueError if nothing that this loop learns could carry over from batch to batch."""
+    policy, drafter = (getattr(method, name, None) for name in ("policy", "drafter"))
+    if not (policy and policy.carries) and not (drafter and drafter.carries):
+        of = f"{type(policy).__name__} learns nothing" if policy else "plain decoding has no policy"
+        raise ValueError(
+            f"carry=True: {of} that later inputs could begin with. Leave it out, or take a policy "
+            'such as "goodput".'
+        )

@@ -1,0 +1,139 @@
+"""Rows that decode together, and the requests that they hold."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Key
+
+from specjax import loop
+from specjax.batching import bucket
+from specjax.decoding.outputs import Outputs, check_finite, read
+from specjax.decoding.starting import Past, Request, arguments, heir, start
+from specjax.loop import Method
+from specjax.models import sharding
+from specjax.models.hub import Checkpoint
+from specjax.state import FOREVER, until
+
+
+class Running:
+    """A fixed number of rows that decode together, and the requests that they hold.
+
+        running.admit(some)     # as many as are `free`
+        running.run(ended=1)    # rounds until one of them ends
+        ended, going = running.read()
+
+    A row that has ended is free once it was read. All requests are encoded at one width, so that
+    the loop and the admission compile once.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        target: Checkpoint,
+        *,
+        rows: int,
+        width: int,
+        max_new_tokens: int,
+        key: Key[Array, ""],
+        at_once: int = 1,
+        names: tuple[str, str] = ("target", "draft"),
+        past: Past | None = None,
+    ):
+        """Nothing is allocated before the first requests come.
+
+        Args:
+          rows: that decode together.
+          width: of the sources or prompts.
+          max_new_tokens: the largest budget.
+          at_once: requests that one call admits.
+          names: of target and draft, for errors.
+          past: what the first requests begin with.
+        """
+        self.method, self.target, self.width, self.key = method, target, width, key
+        self.max_new_tokens, self.at_once, self.names = max_new_tokens, at_once, names
+        self.held: list[Request | None] = [None] * rows
+        self.placement = sharding.placement_of(target.model)
+        # Of the arrays; the rest is never used.
+        self.size = sharding.padded_rows(bucket(rows), self.placement)
+        self._inherited = past
+        self._context: Any = None
+        self._state: Any = None
+
+    @property
+    def live(self) -> int:
+        """Rows that hold a request."""
+        return sum(request is not None for request in self.held)
+
+    @property
+    def free(self) -> int:
+        """Rows that hold none."""
+        return len(self.held) - self.live
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Encode requests into free rows, the first time all at once. ValueError: too many."""
+        if len(requests) > self.free:
+            raise ValueError(f"{len(requests)} requests are too many for {self.free} free rows.")
+        if not requests:
+            return
+        # Whole batches one after the other need no second program.
+        if self._state is None or (self.live == 0 and self.at_once == len(self.held)):
+            self._context = self._state = None  # before those that come next are made
+            self.held[: len(requests)] = requests
+            self._context, self._state = start(
+                self.method,
+                self.target,
+                requests,
+                max_new_tokens=self.max_new_tokens,
+                key=self.key,
+                rows=self.size,
+                width=self.width,
+            )
+            if self._inherited is not None:
+                self._state = heir(self.method, self._state, self._inherited)
+            return
+        vacant = [row for row, request in enumerate(self.held) if request is None]
+        for at in range(0, len(requests), self.at_once):
+            some = dict(zip(vacant[at : at + self.at_once], requests[at:], strict=False))
+            for row, request in some.items():
+                self.held[row] = request
+            # Where there are fewer, the last comes again.
+            count = sharding.padded_rows(self.at_once, self.placement)
+            rows = [*some, *[row] * (count - len(some))]
+            again = [some[row] for row in rows]
+            begun = arguments(self.target, again, rows=len(rows), width=self.width, key=self.key)
+            self._context, self._state = loop.admit(
+                self.method, self._context, self._state, jnp.asarray(rows, jnp.int32), *begun
+            )
+
+    def run(self, ended: int, rounds: int = FOREVER) -> None:
+        """Rounds until so many of the live rows have ended, or so many rounds have passed.
+
+        Returns once the loop has been dispatched; `read` waits for it.
+        """
+        idle = self.size - self.live
+        state = self._state.replace(until=until(idle + min(ended, self.live), rounds))
+        self._state = loop.decode(self.method, self._context, state)
+
+    def read(self) -> tuple[Outputs, Outputs]:
+        """What the rows hold that have ended, which are free from now on, and the others.
+
+        Raises:
+          FloatingPointError: logits that are not finite.
+        """
+        check_finite(self._state, self.names)
+        outputs = read(self._state)
+        ended: dict[int, tuple[int, int]] = {}
+        going: dict[int, tuple[int, int]] = {}
+        for row, request in enumerate(self.held):
+            if request is not None:
+                (ended if outputs.done[row] else going)[row] = request.index, request.sample
+        for row in ended:
+            self.held[row] = None
+        return outputs._replace(labels=ended), outputs._replace(labels=going)
+
+    def past(self, count: int) -> Past:
+        """What the first `count` rows leave to those that come after them."""
+        lessons = self.method.drafter.lessons(self._state.drafter)  # type: ignore[attr-defined]
+        return Past(self._state.policy, lessons, jnp.arange(self.size) < count)

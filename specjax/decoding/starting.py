@@ -1,0 +1,117 @@
+"""The state before the first round: requests as arrays, and what an earlier batch taught."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Int, Key
+
+from specjax import loop
+from specjax.batching import bucket
+from specjax.decoding.texts import pack_for
+from specjax.loop import Method
+from specjax.models import sharding
+from specjax.models.hub import Checkpoint
+from specjax.sampling import row_keys
+from specjax.state import State
+from specjax.types import Inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a row is to decode."""
+
+    index: int  # of the input, and the number of the draw: with the key, all that noise depends on
+    sample: int
+    ids: Sequence[int]  # of the source or prompt
+    budget: int  # new tokens at most
+
+
+def prepare(
+    method: Method,
+    target: Checkpoint,
+    sources: Sequence[Sequence[int]],
+    labels: Sequence[tuple[int, int]],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    rows: int,
+    width: int | None = None,
+    budgets: Sequence[int] | None = None,
+):
+    """(context, state) before the first round, in bucketed shapes.
+
+    Args:
+      labels: (input index, sample) of each source: with the key, all that its noise depends on.
+      rows: of the batch; those beyond the sources are given no budget. On a mesh there may be
+        more, so that its data axis divides them.
+      width: of the sources or prompts; default: the bucket of the longest.
+      budgets: new tokens of each source at most, where that is fewer than max_new_tokens.
+    """
+    most = [max_new_tokens] * len(sources) if budgets is None else budgets
+    each = zip(labels, sources, most, strict=True)
+    requests = [Request(*label, ids, min(limit, max_new_tokens)) for label, ids, limit in each]
+    size: Any = {"max_new_tokens": max_new_tokens, "rows": rows, "width": width}
+    return start(method, target, requests, key=key, **size)
+
+
+def start(method, target, requests, *, max_new_tokens, key, rows, width):
+    """What `prepare` gives, of requests."""
+    begun = arguments(target, requests, rows=rows, width=width, key=key)
+    room = room_of(method, begun[0], max_new_tokens)
+    return loop.start(method, *begun, buffer_len=room)
+
+
+def arguments(
+    target: Checkpoint,
+    requests: Sequence[Request],
+    *,
+    rows: int,
+    width: int | None,
+    key: Key[Array, ""],
+) -> tuple[Inputs, Key[Array, " B"], Int[Array, " B"]]:
+    """Inputs, keys and budgets of requests, as `loop.start` and `loop.admit` take them.
+
+    Args:
+      rows, width: as in `prepare`.
+    """
+    placement = sharding.placement_of(target.model)
+    rows = sharding.padded_rows(rows, placement)
+    inputs = pack_for(target, [request.ids for request in requests], rows=rows, width=width)
+    numbers = np.zeros((3, rows), np.int32)
+    for row, request in enumerate(requests):
+        numbers[:, row] = request.index, request.sample, request.budget
+    index, sample, budget = map(jnp.asarray, numbers)
+    return sharding.place_rows((inputs, _row_keys(key, index, sample), budget), placement)
+
+
+_row_keys = jax.jit(row_keys)
+
+
+def room_of(method: Method, inputs: Inputs, max_new_tokens: int) -> int:
+    """T, the slots of the buffers: a prompt, what follows it, and what a round's call writes."""
+    room = inputs.prompt.shape[1] + max_new_tokens + method.slots
+    return bucket(room, smallest=32)
+
+
+class Past(NamedTuple):
+    """What a batch leaves to the next one of a run."""
+
+    policy: Any  # its state
+    drafter: Any  # `Drafter.lessons`
+    rows: Bool[Array, " A"]  # those that were no padding
+
+
+@partial(jax.jit, donate_argnames="state")
+def heir(method: Any, state: State, past: Past) -> State:
+    """The state before the first round, with what the last batch learned. Donates `state`."""
+    state = state.replace(
+        policy=method.policy.inherit(state.policy, past.policy, past.rows),
+        drafter=method.drafter.inherit(state.drafter, past.drafter, past.rows),
+    )
+    return sharding.keep_rows(method, state, len(state.done))

@@ -1,0 +1,241 @@
+"""Texts in, rows out as they end: which inputs run together, and which come next."""
+
+import collections
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from jax import Array
+from jaxtyping import Key
+
+from specjax.decoding.methods import reads_batch
+from specjax.decoding.outputs import Outputs, progress_of, rows_of
+from specjax.decoding.running import Running
+from specjax.decoding.starting import Request
+from specjax.decoding.texts import check_room, common_width, tokenize
+from specjax.loop import Method
+from specjax.models.hub import Checkpoint
+from specjax.results import Progress, Row
+from specjax.state import FOREVER
+from specjax.support.ranges import whole
+from specjax.types import Text
+
+POOL = 1024  # requests among which those of like width run together
+NARROWEST = 64  # tokens; widths that lie within a factor of 4 from there on are alike
+
+
+def as_they_end(
+    method: Method,
+    target: Checkpoint,
+    texts: Sequence[Text],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    samples: int = 1,
+    batch_size: int = 8,
+    max_source_len: int | None = None,
+    only: Sequence[int] | None = None,
+    width: int | None = None,
+    names: tuple[str, str] = ("target", "draft"),
+    carry: bool = False,
+    budgets: Sequence[int] | None = None,
+    admits: int | None = None,
+    eager: bool = True,
+    every: int = 0,
+) -> Iterator[Row | Progress]:
+    """Rows as they end. When some have ended and inputs wait, these are admitted in their places.
+
+    Where rows are not independent, of a policy that reads its batch or with `carry`, whole batches
+    are decoded instead, one after the other in the order of the inputs.
+
+    Args:
+      only: numbers of the rows to decode, counted over inputs and their samples; None: all. Each
+        is decoded once, however often it is named. Their randomness is not shifted: a run that was
+        cut off goes on, or shares rows with others. Of a policy that reads its batch, the batches
+        that they lie in are decoded again, as they were.
+      width: of the sources or prompts; default: the bucket of the longest of those that run
+        together (`alike`, or a batch).
+      names: of target and draft, for errors.
+      carry: begin each batch with what the one before has learned (`check_carry`).
+      budgets: new tokens at most of each text, where that is fewer than max_new_tokens.
+      admits: rows that have to be free before inputs are admitted, so many in a call; default:
+        `at_once`. As many as there are rows: whole batches, one after the other.
+      eager: hand out each row as it ends, though none can be admitted yet. False: the loop returns
+        less often.
+      every: hand out the `Progress` of all rows that run, every so many rounds; 0: never.
+    """
+    for name, value in (
+        ("max_new_tokens", max_new_tokens),
+        ("samples", samples),
+        ("batch_size", batch_size),
+        *([] if admits is None else [("admits", admits)]),
+        *[("budgets", budget) for budget in budgets or ()],
+    ):
+        whole(name, value, "[1, ∞)")
+    whole("every", every, "[0, ∞)")
+    sources = tokenize(target, texts, max_source_len)
+    check_room(target, sources, max_new_tokens)
+    most = [max_new_tokens] * len(texts) if budgets is None else budgets
+    requests = [
+        Request(index, sample, ids, min(budget, max_new_tokens))
+        for index, (ids, budget) in enumerate(zip(sources, most, strict=True))
+        for sample in range(samples)
+    ]
+    wanted = requests if only is None else [requests[number] for number in dict.fromkeys(only)]
+    room: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key, "names": names}
+    if carry or reads_batch(method):
+        each = requests if reads_batch(method) else wanted
+        runs = whole_batches(method, target, each, wanted, batch_size, width, carry, **room)
+    else:
+        runs = admitted(method, target, wanted, batch_size, width, admits, **room)
+    # What is wrong with the arguments has been said; from here on it is decoded.
+    return _events(method, wanted, runs, eager, every)
+
+
+Group = tuple[Running, Sequence[Request]]
+
+
+def _events(
+    method: Method,
+    wanted: Sequence[Request],
+    runs: Iterator[Group],
+    eager: bool,
+    every: int,
+) -> Iterator[Row | Progress]:
+    """See `as_they_end`."""
+    gamma = method.gamma_max
+    for one in (request for request in wanted if not request.ids):
+        nothing = [0] * (gamma + 1), [0] * gamma
+        yield Row(one.index, one.sample, "", [], 0, 0, 0, 0, *nothing)
+    asked = {(request.index, request.sample) for request in wanted}
+    for running, some in runs:
+        for event in decoded(running, some, eager, every):
+            if (event.index, event.sample) in asked:
+                yield event
+        del running  # before the state of the next is made
+
+
+def at_once(rows: int, admits: int | None = None) -> int:
+    """How many rows have to be free before inputs are admitted: an eighth, if nothing is asked."""
+    return min(rows, admits or max(1, rows // 8))
+
+
+def alike(requests: Iterable[Request]) -> Iterator[list[Request]]:
+    """Requests that run together, in their order: those of like length, of some at a time.
+
+    All of them are padded to one width. A single long one would make every other one dear.
+    """
+    requests = iter(requests)
+    while pool := list(itertools.islice(requests, POOL)):
+        kinds: dict[int, list[Request]] = {}
+        for request in pool:
+            span = NARROWEST
+            while span < len(request.ids):
+                span *= 4
+            kinds.setdefault(span, []).append(request)
+        yield from kinds.values()
+
+
+def admitted(
+    method: Method,
+    target: Checkpoint,
+    wanted: Sequence[Request],
+    batch_size: int,
+    width: int | None,
+    admits: int | None,
+    **room: Any,
+) -> Iterator[Group]:
+    """Rows, and the requests that are admitted to them one after the other."""
+    live = [request for request in wanted if request.ids]
+    for some in [live] if width and live else alike(live):
+        rows = min(batch_size, len(wanted)) if len(some) > 1 else 1
+        size = width or common_width([request.ids for request in some])
+        free = at_once(rows, admits)
+        yield Running(method, target, rows=rows, width=size, at_once=free, **room), some
+
+
+def whole_batches(
+    method: Method,
+    target: Checkpoint,
+    requests: Sequence[Request],
+    wanted: Sequence[Request],
+    batch_size: int,
+    width: int | None,
+    carry: bool,
+    **room: Any,
+) -> Iterator[Group]:
+    """Batches of the requests in their order, those that hold one that is wanted; with `carry` each
+    begins with what the one before has learned, which must have run by then."""
+    asked = {(request.index, request.sample) for request in wanted if request.ids}
+    past = None
+    for at in range(0, len(requests), batch_size):
+        some = [request for request in requests[at : at + batch_size] if request.ids]
+        if not any((request.index, request.sample) in asked for request in some):
+            continue
+        rows = min(batch_size, len(requests)) if len(some) > 1 else 1
+        size = width or common_width([request.ids for request in some])
+        running = Running(method, target, rows=rows, width=size, at_once=rows, past=past, **room)
+        yield running, some
+        past = running.past(len(some)) if carry else None
+        del running
+
+
+def decoded(
+    running: Running, requests: Sequence[Request], eager: bool = False, every: int = 0
+) -> Iterator[Row | Progress]:
+    """See `as_they_end`. What has ended is handed out while the loop goes on."""
+    waiting = collections.deque(requests)
+    ended = going = None
+    while waiting or running.live:
+        if waiting and running.free >= running.at_once:
+            running.admit([waiting.popleft() for _ in range(min(running.free, len(waiting)))])
+        enough = running.at_once - running.free if waiting else running.live
+        running.run(1 if eager else enough, every or FOREVER)
+        yield from _handed_out(running.target, ended, going if every else None)
+        ended, going = running.read()
+    yield from _handed_out(running.target, ended)
+
+
+def _handed_out(
+    target: Checkpoint, ended: Outputs | None, going: Outputs | None = None
+) -> Iterator[Row | Progress]:
+    yield from rows_of(ended, target) if ended else ()
+    yield from progress_of(going, target) if going else ()
+
+
+def in_order(
+    events: Iterable[Row | Progress], samples: int = 1, only: Iterable[int] | None = None
+) -> Iterator[Row]:
+    """The rows alone, in the order of inputs and samples, each once those before it have ended.
+
+    Args:
+      samples, only: as of `as_they_end`. A row that is named twice comes twice.
+    """
+    early: dict[int, Row] = {}
+    numbers = None if only is None else list(only)
+    again = collections.Counter(numbers)
+    order = iter(itertools.count() if numbers is None else numbers)
+    due = next(order, None)
+    for event in events:
+        if isinstance(event, Row):
+            early[event.index * samples + event.sample] = event
+        while due in early:
+            row = early.pop(due)
+            yield row
+            if again[due] > 1:
+                early[due], again[due] = row, again[due] - 1
+            due = next(order, None)
+
+
+def stream(
+    method: Method,
+    target: Checkpoint,
+    texts: Sequence[Text],
+    *,
+    samples: int = 1,
+    only: Sequence[int] | None = None,
+    **options: Any,
+) -> Iterator[Row]:
+    """Rows `in_order`. For the arguments see `as_they_end`."""
+    options |= {"samples": samples, "only": only, "eager": False}
+    return in_order(as_they_end(method, target, texts, **options), samples, only)

@@ -1,0 +1,171 @@
+"""Token ids of texts, checked and cut, and the arrays that a model starts from."""
+
+import itertools
+import warnings
+from collections.abc import Sequence, Sized
+from typing import Any
+
+import numpy as np
+from jax import Array
+
+from specjax.batching import bucket, pack
+from specjax.models.hub import Checkpoint
+from specjax.support.ranges import whole
+from specjax.types import Inputs, Text
+
+
+def tokenize(
+    checkpoint: Checkpoint, texts: Sequence[Text], max_source_len: int | None = None
+) -> list[list[int]]:
+    """Token ids of each text as the checkpoint's tokenizer makes them (T5 appends EOS).
+
+    What is given as ids stays as it is, but for the limit: an encoder-decoder's source should end
+    with EOS where the model was trained so.
+
+    Texts that lack the checkpoint's prefix are counted in one warning. Texts over the limit are
+    cut, and counted in another: sources of an encoder-decoder before their last id, which is kept;
+    prompts of a decoder-only model at their beginning, but behind what the tokenizer puts before
+    every text (BOS). Blank sources give no ids and one warning; an empty prompt is the start token.
+
+    Raises:
+      ValueError: `texts` is not a list of strings or of ids, an id is not of the vocabulary, or
+        there are strings and the checkpoint has no tokenizer.
+    """
+    check_texts(texts)
+    if checkpoint.tokenizer is None and any(isinstance(text, str) for text in texts):
+        raise ValueError(
+            f"{checkpoint.name} has no tokenizer, which texts need. Copy tokenizer.json and "
+            "tokenizer_config.json into the directory, or give lists of token ids."
+        )
+    limit = checkpoint.max_source_len if max_source_len is None else max_source_len
+    whole("max_source_len", limit, "[1, ∞)")
+
+    def encode(text: Text) -> list[int]:
+        if isinstance(text, str):
+            # Not verbose: transformers would warn of long texts in words that are not true here.
+            return list(checkpoint.tokenizer(text, verbose=False)["input_ids"])
+        return _as_ids(text, checkpoint)
+
+    ids: list[list[int]] = []
+    blank = cut = bare = 0
+    for text in texts:
+        if is_blank(checkpoint, text):
+            ids.append([])
+            blank += 1
+            continue
+        bare += isinstance(text, str) and not text.startswith(checkpoint.prefix)
+        row = encode(text) or [checkpoint.start_id]
+        if len(row) > limit:
+            marks = encode("") if isinstance(text, str) else ()
+            row = _cut(row, limit, marks, ends=checkpoint.config.is_encoder_decoder)
+            cut += 1
+        ids.append(row)
+    if blank:
+        warnings.warn(f"{blank} empty input(s): their output is empty too.", stacklevel=3)
+    if bare:
+        warnings.warn(
+            f"{bare} of {len(texts)} input(s) do not begin with {checkpoint.prefix!r}, as the "
+            f"config.json of {checkpoint.name} says that all should: the outputs may be poor.",
+            stacklevel=3,
+        )
+    if cut:
+        warnings.warn(
+            f"{cut} input(s) longer than {limit} tokens were truncated; "
+            "max_source_len sets the limit.",
+            stacklevel=3,
+        )
+    return ids
+
+
+def check_texts(texts: Sequence[Text]) -> None:
+    """ValueError unless `texts` is a list of strings or of lists of ids.
+
+    One string would be taken for its letters, and one list of ids for texts.
+    """
+    if isinstance(texts, str | bytes) or not isinstance(texts, Sized):
+        said = _shown(texts)
+        raise ValueError(f"texts={said} should be a list of strings, such as [{said}].")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str) and not _are_ids(text):
+            raise ValueError(
+                f"texts[{index}]={_shown(text)} should be a string, or a list of token ids."
+            )
+
+
+def _are_ids(text: Any) -> bool:
+    if isinstance(text, np.ndarray | Array):
+        return text.ndim == 1 and (text.dtype.kind in "iu" or text.size == 0)
+    return isinstance(text, list | tuple) and all(
+        type(one) is not bool and isinstance(one, int | np.integer) for one in text
+    )
+
+
+def _as_ids(ids: Sequence[int], checkpoint: Checkpoint) -> list[int]:
+    """The ids as a list; ValueError if one is not of the checkpoint's vocabulary."""
+    found, size = np.asarray(ids, np.int64).tolist(), checkpoint.model.vocab_size
+    if wrong := [one for one in found if not 0 <= one < size]:
+        raise ValueError(
+            f"{wrong[0]} in {_shown(ids)} is no token id of {checkpoint.name}: they are 0 … "
+            f"{size - 1}."
+        )
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def is_blank(checkpoint: Checkpoint, text: Text) -> bool:
+    """Whether a text gives no ids: an encoder has nothing to read there, a prompt may be empty."""
+    empty = not text.strip() if isinstance(text, str) else len(text) == 0
+    return checkpoint.config.is_encoder_decoder and empty
+
+
+def _cut(row: list[int], limit: int, marks: Sequence[int], *, ends: bool) -> list[int]:
+    """The first ids and the last one, or the last ids and the marks before the text, if they fit.
+
+    Args:
+      marks: ids of the empty text.
+    """
+    if ends:
+        return row[: limit - 1] + row[-1:]
+    pairs = zip(row, marks, strict=False)
+    first = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    first = first if first < limit else 0
+    return row[:first] + row[len(row) - limit + first :]
+
+
+def check_room(target: Checkpoint, texts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    """ValueError if a prompt and its output exceed the positions that the model has."""
+    positions = target.config.max_positions
+    longest = max(map(len, texts), default=0)
+    if positions is not None and longest + max_new_tokens > positions:
+        raise ValueError(
+            f"A prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed the "
+            f"{positions} positions of {target.name}: lower max_new_tokens, or set max_source_len "
+            "to cut prompts."
+        )
+
+
+def pack_for(
+    target: Checkpoint, texts: Sequence[Sequence[int]], *, rows: int, width: int | None = None
+) -> Inputs:
+    """What `tokenize` gave as the arrays that this model starts from.
+
+    Args:
+      rows: B, at least as many as there are texts.
+      width: of the texts' array; default: the bucket of the longest.
+    """
+    width = width or _width(max(map(len, texts)))
+    start_id = target.start_id if target.config.is_encoder_decoder else None
+    return pack(texts, start_id=start_id, rows=rows, width=width)
+
+
+def common_width(sources: Sequence[Sequence[int]]) -> int:
+    """One width for all sources, so that they share their compilations."""
+    return _width(max(map(len, sources)))
+
+
+def _width(longest: int) -> int:
+    return bucket(longest, smallest=16 if longest > 1 else 1)
