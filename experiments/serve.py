@@ -209,7 +209,7 @@ def at_rates(
 ) -> list[dict[str, Any]]:
     """Latency at each rate, for each method, in whole batches and with admission."""
     config = on.config
-    ways = {"admitted": decoding.at_once(config.batch_size), "batches": config.batch_size}
+    ways = {"admitted": 1, "batches": config.batch_size}
     made = []
     for rate in config.rates:
         gaps = np.random.default_rng(config.seed).exponential(1 / rate, size=len(requests))

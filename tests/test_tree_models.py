@@ -18,7 +18,7 @@ from specjax.models import layers, llama
 from specjax.training import medusa
 from specjax.trees import fixed
 from specjax.trees.nodes import layout, lineage, path_to
-from tiny_models import FAMILIES, QWENS, random_model
+from tiny_models import QUICK, QWENS, VARIANTS, random_model, slow
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def inputs_for(target, rows=3):
     return decoding.pack_for(target, texts, rows=rows)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *QWENS])
+@pytest.mark.parametrize("family", [*QUICK, *map(slow, (*VARIANTS, *QWENS))])
 def test_a_tree_in_one_call_is_each_path_by_itself(family):
     """Hidden states of all nodes, and the cache after a path has been moved together, in rows whose
     texts are of different lengths."""
@@ -75,7 +75,9 @@ def test_a_tree_in_one_call_is_each_path_by_itself(family):
             )
 
 
-@pytest.mark.parametrize(("family", "part"), [("llama", "Rotation"), ("qwen2", "causal_bias")])
+@pytest.mark.parametrize(
+    ("family", "part"), [("llama", "Rotation"), slow(("qwen2", "causal_bias"))]
+)
 def test_a_tree_that_forgets_depths_is_another(family, part, monkeypatch):
     """The test above would see positions by slot, and windows by slot."""
     target = random_model(family, 12)
@@ -107,9 +109,11 @@ WIDE = "best_first(width=9, depth=2, nodes=15)"
 @pytest.mark.parametrize(
     ("family", "tree", "rows"),
     [
-        ("t5", FIXED, 4), ("t5 tied", BEST, 4), ("gpt2", FIXED, 4), ("gpt2", BEST, 4),
-        ("llama", FIXED, 1), ("llama", BEST, 16), ("mistral", FIXED, 4), ("qwen2", FIXED, 4),
-        ("qwen2", BEST, 1), ("qwen3", FIXED, 16),
+        ("t5", FIXED, 4), ("gpt2", BEST, 4), ("llama", FIXED, 1),
+        *map(slow, (
+            ("t5 tied", BEST, 4), ("gpt2", FIXED, 4), ("llama", BEST, 16), ("mistral", FIXED, 4),
+            ("qwen2", FIXED, 4), ("qwen2", BEST, 1), ("qwen3", FIXED, 16),
+        )),
     ],
 )  # fmt: skip
 def test_greedy_tokens_are_plain_decodings(family, tree, rows):

@@ -22,6 +22,7 @@ from specjax.trees import BestFirst, FixedTree, fixed
 from specjax.trees import speculative as tree_speculative
 from table_models import TableModel, inputs_of, random_table
 from test_trees import PROMPT, begun, check_enumerated, method_of
+from tiny_models import slow
 from toy_policies import Erratic
 
 RULE = accept.TokenRule()
@@ -262,7 +263,7 @@ def test_a_chain_has_no_nodes(pair):
         )
 
 
-@pytest.mark.parametrize("policy", ["goodput", "nodes", "cut(depth=1, nodes=2)"])
+@pytest.mark.parametrize("policy", ["nodes", *map(slow, ("goodput", "cut(depth=1, nodes=2)"))])
 def test_generate(policy, pair):
     """Prices are measured where a policy needs them, and greedy tokens are the target's."""
     options = {"max_new_tokens": 10, "batch_size": 4}

@@ -24,6 +24,7 @@ from specjax.trees.rules import Follow, Sibling, Traversal
 from specjax.trees.shapes import text_of
 from specjax.trees.speculative import TreeSpeculative
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
+from tiny_models import slow
 
 EOS = 2
 PROMPT = [1, 0]
@@ -555,12 +556,12 @@ def p_value(rule, shape, distribution, decode=loop.decode, samples=SAMPLES):
 @pytest.mark.parametrize(
     ("rule", "shape"),
     [
-        ("token", fixed(branches=(2, 1))),
         ("token", fixed(branches=(2, 2), draw="with")),
-        ("block", fixed(branches=(2, 1))),
         ("block", fixed(paths=((0,), (1,), (1, 0)))),
         ("gumbel", fixed(branches=(2, 1))),
-        ("token", BestFirst(width=2, depth=2, nodes=4)),
+        slow(("token", fixed(branches=(2, 1)))),
+        slow(("block", fixed(branches=(2, 1)))),
+        slow(("token", BestFirst(width=2, depth=2, nodes=4))),
     ],
 )
 def test_samples_follow_the_target(rule, shape):

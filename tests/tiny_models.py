@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from specjax.models import hub
@@ -12,9 +13,15 @@ from specjax.models.language_model import LanguageModel
 from specjax.models.llama import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Rope
 from specjax.models.t5 import T5Config
 
-FAMILIES = ("t5", "t5 tied", "gpt2", "llama", "mistral")
+QUICK, VARIANTS = ("t5", "gpt2", "llama"), ("t5 tied", "mistral")
+FAMILIES = (*QUICK, *VARIANTS)
 # Biases and windows in some layers; norms of queries and keys and scaled rotations too.
 QWENS = ("qwen2", "qwen3")
+
+
+def slow(case):
+    """A case of a parametrized test that `make slow` runs: a name, or a tuple of values."""
+    return pytest.param(*([case] if isinstance(case, str) else case), marks=pytest.mark.slow)
 
 
 def config_of(family: str, vocab_size: int, layers: int):

@@ -116,8 +116,8 @@ def _events(
 
 
 def at_once(rows: int, admits: int | None = None) -> int:
-    """How many rows have to be free before inputs are admitted: an eighth, if nothing is asked."""
-    return min(rows, admits or max(1, rows // 8))
+    """How many rows have to be free before inputs are admitted: a quarter, if nothing is asked."""
+    return min(rows, admits or max(1, rows // 4))
 
 
 def alike(requests: Iterable[Request]) -> Iterator[list[Request]]:

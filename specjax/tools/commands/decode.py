@@ -492,6 +492,7 @@ def check_memory(
     """
     total = len(texts) * config.samples
     rows = min(config.batch_size, total)
+    in_batches = config.carry or decoding.reads_batch(method)  # one after the other
     texts = sorted(texts, key=len)[-8:]  # among these the most tokens, or nearly as many
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # decoding will say which texts it cuts
@@ -504,7 +505,7 @@ def check_memory(
         max(map(len, sources)),
         rows=rows,
         max_new_tokens=config.max_new_tokens,
-        admits=decoding.at_once(rows) if total > rows else 0,
+        admits=0 if total <= rows or in_batches else decoding.at_once(rows),
     )
     check_fits(
         f"{'C' if loaded else 'The models, c'}aches and distributions of {rows} rows",
