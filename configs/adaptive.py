@@ -5,10 +5,11 @@
     python -m experiments.adaptive --config=configs/adaptive.py:quick --workdir=runs/adaptive-quick
 
 Every draft at two temperatures: models, n-grams, prompt lookup and, on prose, an EAGLE head, which
-is trained first (configs/train.py:eagle-prose) and left out where runs/ has none. Expect six
+is trained first (configs/train.py:eagle-prose) and left out where runs/ has none. Expect nine
 minutes for each draft and temperature on two idle cores, half of which compile; a run that was cut
-off goes on. `quick` races all policies with one draft of prose at temperature 0, in five minutes: a
-policy of your own joins it by its import path.
+off goes on. `parse-short` and `prose-short` race seven of the policies. `quick` races all of them
+with one draft of prose at temperature 0 and few lengths: a policy of your own joins it by its
+import path.
 
 Policies have the settings of their authors, but for exp3 and hedge, and for those of `parse`, which
 were chosen on the validation split by replay, at temperature 0 with draft-tiny. `lookahead` has its
@@ -21,7 +22,8 @@ import ml_collections
 
 from configs import embedded
 
-CHOICES = ("parse", "prose", "quick")
+CHOICES = ("parse", "prose", "quick", "parse-short", "prose-short")
+SHORT = ("heuristic", "svip", "gammatune", "goodput", "first_descent", "lookahead", "hedge")
 EAGLE = "runs/eagle-prose/drafter"
 
 
@@ -29,10 +31,10 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     """The fields of configs/embedded.py, and those of the races. `choice` is one of `CHOICES`."""
     if choice not in CHOICES:
         raise ValueError(f"configs/adaptive.py:{choice}: choose one of {', '.join(CHOICES)}.")
-    parse = choice == "parse"
+    parse, short = choice.startswith("parse"), choice.endswith("short")
     config = embedded.get_config("all" if parse else "prose")
     config.drafts = (*config.drafts, "bigram", "lookup")
-    if choice == "prose" and pathlib.Path(EAGLE).is_dir():
+    if choice in ("prose", "prose-short") and pathlib.Path(EAGLE).is_dir():
         config.drafts += (EAGLE,)
     config.static = (1, 2, 3, 5, 7, 10)  # γ
     config.gamma_max = 10  # of policies
@@ -55,6 +57,8 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
         "hedge": {"rate": 16.0},
         "head": {"threshold": 0.98},
     }
+    if short:
+        config.policies = {name: config.policies[name] for name in SHORT}
     config.shown = "lookahead"  # whose rounds are drawn, of one output, beside the best static γ's
     config.timed_inputs = 24  # outputs differ more than repeats do
     config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed

@@ -16,11 +16,11 @@ def get_config() -> ml_collections.ConfigDict:
     config = embedded.get_config("prose")
     config.drafts = ("lookup(min_ngram=2)", config.draft)  # in this order within a switch
     config.choices = ("fixed", "recent", "bandit")
-    config.gammas = (3, 5, 8)  # each drafter and each switch with each of them
+    config.gammas = (3, 5)  # each drafter and each switch with each of them
     config.copied_words = 80  # of a text that is to be written again
     config.timed_inputs = 8  # of each kind
     config.max_new_tokens = 120
     config.price_repeats = 5
-    config.repeats = 6  # every other one chooses, the rest judges
+    config.repeats = 4  # every other one chooses, the rest judges
     config.draws = 16  # of the oracle's chances, at temperatures above 0
     return config
