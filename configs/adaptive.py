@@ -40,7 +40,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.gamma_max = 10  # of policies
     # Verify passes that policies can choose, and γ_max + 1. Each is compiled, and choosing takes
     # time too (docs/adaptive.md).
-    config.widths = (1, 2, 4, 7)
+    config.widths = (1, 2, 4, 8)
     # Settings by policy; those that take prices or a trained head are given them.
     config.policies = {
         "heuristic": {},
