@@ -89,7 +89,7 @@ def price(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:
     of, config = (on, cell["draft"], cell["temperature"]), on.config
     shared = loop(*of, constant(config.gamma_max), config.gamma_max, config.widths)
     loops = {pricing.POLICIES: shared, **static_loops(*of)}
-    return speedups.price(*of, loops, config.price_repeats)
+    return speedups.price(*of, loops, config.price_repeats, config.price_inputs)
 
 
 def sound_prices(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:

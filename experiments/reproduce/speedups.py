@@ -121,18 +121,24 @@ def timed_texts(on: Study) -> list[list[int]]:
 
 
 def price(
-    on: Study, draft: str, temperature: float, loops: Mapping[str, Speculative], repeats: int
+    on: Study,
+    draft: str,
+    temperature: float,
+    loops: Mapping[str, Speculative],
+    repeats: int,
+    inputs: int | None = None,
 ) -> dict[str, Prices]:
     """Of plain decoding and of the loops, at batch 1, on the inputs that are timed.
 
     Args:
       loops: `pricing.POLICIES`, and those of static γ by `pricing.static`.
+      inputs: the first so many of them; None: all.
     """
     own = {name: [by.gamma_max] for name, by in loops.items() if name != pricing.POLICIES}
     return pricing.measure(
         loops,
         on.target,
-        timed_texts(on),
+        timed_texts(on)[:inputs],
         lengths=own,
         plain=plain_method(on, temperature),
         max_new_tokens=on.config.max_new_tokens,
