@@ -93,7 +93,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     prices = pricing.measure(
         {pricing.POLICIES: shared},
         on.target,
-        texts[: max(batch, config.price_inputs)],
+        texts[: max(2 * batch, config.price_inputs)],
         plain=plain,
         repeats=config.price_repeats,
         **decoded,
