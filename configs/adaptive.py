@@ -62,6 +62,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.timed_inputs = 24  # outputs differ more than repeats do
     config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed
     config.draws = 8  # replays of each output, where temperature is above 0
+    config.turn = 8  # inputs that a method decodes in a row
     config.repeats = 2  # of the race: half choose the best static γ, half compare
     config.price_inputs = 8  # on which prices are measured, before each race
     config.price_repeats = 5  # of the calls that prices are fitted to

@@ -89,7 +89,9 @@ def price(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:
     of, config = (on, cell["draft"], cell["temperature"]), on.config
     shared = loop(*of, constant(config.gamma_max), config.gamma_max, config.widths)
     loops = {pricing.POLICIES: shared, **static_loops(*of)}
-    return speedups.price(*of, loops, config.price_repeats, config.price_inputs)
+    return speedups.price(
+        *of, loops, config.price_repeats, inputs=config.price_inputs, turn=config.turn
+    )
 
 
 def sound_prices(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:
@@ -134,6 +136,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
         key=key,
         repeats=config.repeats,
         names=(config.target, draft),
+        turn=config.turn,
         note=lambda state: int(state.drafter[1]) if state.drafter else 0,
     )
     best, early, timed = choose(everything, [static(gamma) for gamma in config.static])

@@ -127,12 +127,14 @@ def price(
     loops: Mapping[str, Speculative],
     repeats: int,
     inputs: int | None = None,
+    turn: int = 1,
 ) -> dict[str, Prices]:
     """Of plain decoding and of the loops, at batch 1, on the inputs that are timed.
 
     Args:
       loops: `pricing.POLICIES`, and those of static γ by `pricing.static`.
       inputs: the first so many of them; None: all.
+      turn: calls of a turn, as in `timing.in_turns`.
     """
     own = {name: [by.gamma_max] for name, by in loops.items() if name != pricing.POLICIES}
     return pricing.measure(
@@ -144,6 +146,7 @@ def price(
         max_new_tokens=on.config.max_new_tokens,
         key=jax.random.key(on.config.seed),
         repeats=repeats,
+        turn=turn,
         names=(on.config.target, draft),
     )
 

@@ -82,6 +82,7 @@ def measure(
     longest: int | None = None,
     repeats: int = 5,
     batch_size: int = 1,
+    turn: int = 1,
     names: tuple[str, str] = ("target", "draft"),
 ) -> dict[str, Prices]:
     """Time calls of the loops, all in turns, and fit.
@@ -95,6 +96,7 @@ def measure(
       plain: the loop whose tokens are to be priced too; without it `token` is NaN.
       longest: the budget of the timed calls that are not of one token; default max_new_tokens.
       batch_size: rows of a call; a batch lasts as long as the row with the most rounds.
+      turn: calls of a turn, as in `timing.in_turns`.
     """
     whole = -(-len(texts) // batch_size) * batch_size
     filled = [texts[i % len(texts)] for i in range(whole)]
@@ -115,6 +117,7 @@ def measure(
         key=key,
         repeats=repeats,
         batch_size=batch_size,
+        turn=turn,
         names=names,
         note=_rounds,
     )
