@@ -1,6 +1,7 @@
 """What each timed phase does, by counting; no timings are compared."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from specjax import loop
 from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
-from specjax.measure import cost
+from specjax.measure import cost, timing
 from specjax.policies import constant, prices
 from specjax.pytrees import pytree
 from specjax.sampling import row_keys, sampling
@@ -213,3 +214,23 @@ def test_overhead_with_the_fixed_times_of_calls():
     for free in (0.0, jnp.nan):  # none, or not measured
         none = dataclasses.replace(found, call=jnp.float32(free), plain_call=jnp.float32(free))
         assert none.overhead(2, tokens=30, rounds=5) == found.overhead(2) == 1.5
+
+
+@pytest.mark.parametrize("turn", [1, 2, 5])
+def test_methods_take_turns(turn):
+    """Each decodes `turn` batches in a row; every batch is decoded once by each in each repeat."""
+    called = []
+    runs = {
+        name: lambda batch, name=name: called.append((name, batch)) or (1.0, 2.0, [], batch)
+        for name in "ab"
+    }
+    between = []
+    found = timing.in_turns(
+        runs, range(4), 3, turn=turn, between=lambda: between.append(len(called))
+    )
+    assert found.decode["a"].shape == (3, 4)
+    assert found.notes == {"a": [0, 1, 2, 3], "b": [0, 1, 2, 3]}
+    in_a_row = [len(list(group)) for _, group in itertools.groupby(name for name, _ in called)]
+    assert min(in_a_row) == min(turn, 4)
+    assert len(between) == 3 * -(-4 // turn)
+    assert sorted(called) == sorted(3 * [(name, batch) for name in "ab" for batch in range(4)])
