@@ -63,7 +63,8 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed
     config.draws = 8  # replays of each output, where temperature is above 0
     config.turn = 8  # inputs that a method decodes in a row
-    config.repeats = 2  # of the race: half choose the best static γ, half compare
+    # Of the race: half choose the best static γ, half compare. Outputs of parse are short.
+    config.repeats = 12 if parse else 2
     config.price_inputs = 8  # on which prices are measured, before each race
     config.price_repeats = 5  # of the calls that prices are fitted to
     # How far a typical timed call may be from its price. A longer draft may seem cheaper by twice
