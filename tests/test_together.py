@@ -155,10 +155,11 @@ def shared(accepted, tested, left) -> Shared:
 def test_one_length_for_all_by_hand():
     """Prices 1, 1.1, 1.8, 1.9: a second token needs a wider pass, which has room for a third.
 
-    α of .9 and .1, with hardly any prior: terms 2, 1, .82, .73 over the price are 2, 2.73, 2.12 and
-    2.39. One of .9 and one of .95: 2, 3.5, 2.88 and 3.56, so three, for the sum of both rows has it
-    all. Where rows have two tokens left a third term is worth nothing; where the second row has
-    ended, the first is alone: 1, 1.73, 1.51, 1.81.
+    α of .9 and .2, with hardly any prior, as much left of both: the second is slower, and its 1,
+    1.2, 1.24 and 1.25 over the price are 1, 1.09, .69 and .66. One of .9 and one of .95: 1, 1.73,
+    1.51 and 1.81 of the first, so three. Where rows have two tokens left a third term is worth
+    nothing. Where the second row has ended, or will be done before the first, the first counts
+    alone.
     """
     policy = together(prices(0.1, [1, 1, 1.6, 1.6]), weight=1e-6)
 
@@ -166,11 +167,12 @@ def test_one_length_for_all_by_hand():
         return int(policy.begin(shared(*state), 3)[1])
 
     ten = [10.0, 10.0]
-    assert length([9, 1], ten, [9, 9]) == 1
+    assert length([9, 2], ten, [9, 9]) == 1
     assert length([9, 9.5], ten, [9, 9]) == 3
     assert length([9, 9.5], ten, [2, 2]) == 1
-    assert length([9, 1], ten, [9, 0]) == 3
-    assert length([9, 1], ten, [0, 0]) == 0
+    assert length([9, 2], ten, [9, 0]) == 3
+    assert length([9, 2], ten, [30, 3]) == 3
+    assert length([9, 2], ten, [0, 0]) == 0
 
 
 def test_a_draft_is_given_up_on_evidence():

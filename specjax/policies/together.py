@@ -24,11 +24,12 @@ class Shared(NamedTuple):
 
 @pytree
 class Together(Goodput):
-    """All rows draft the k in 0 … γ_max of largest Σ_r (1 + α_r + … + α_rᵏ) / price(k).
+    """All rows draft the k of largest min_r (1 + α_r + … + α_rᵏ) / left_r / price(k).
 
-    The sum is over rows that are alive, and a row with n tokens left counts for n terms at most:
-    as rows end, the length becomes that of the rest. The verify pass is as wide as the longest
-    draft asks for, so a price may rise by steps.
+    A batch lasts as long as its slowest row, so the row counts that will be done last: the least
+    over rows that are alive of the share of what is left that a round brings. What others would
+    gain is worth nothing, for nobody takes their place. A row with n tokens left counts for n terms
+    at most. The verify pass is as wide as the longest draft asks for, so a price may rise by steps.
 
     α_r is a row's own rate, drawn towards that of the other live rows, which is drawn towards the
     prior: a batch of n rows learns what a draft is worth n times as fast as one.
@@ -78,11 +79,13 @@ class Together(Goodput):
         return alpha, tested + self.weight
 
     def rates(self, state: Shared, alpha: Float[Array, " B"], gamma_max: int) -> Float[Array, " K"]:
-        """Tokens per time that are expected of the batch where all draft 0 … γ_max tokens."""
-        place = jnp.arange(gamma_max + 1, dtype=jnp.int32)[None, :]
+        """Of what the slowest row has left, the share in a unit of time where all draft 0 … γ_max
+        tokens."""
+        place, left = jnp.arange(gamma_max + 1, dtype=jnp.int32)[None, :], state.left[:, None]
         chance = alpha[:, None] ** place.astype(jnp.float32)
-        emitted = jnp.sum(jnp.where(place < state.left[:, None], chance, 0.0), axis=0)
-        return jnp.cumsum(emitted) / self.prices.rounds(gamma_max)
+        emitted = jnp.cumsum(jnp.where(place < left, chance, 0.0), axis=1)
+        share = jnp.where(left > 0, emitted / jnp.maximum(left, 1), jnp.inf)
+        return jnp.min(share, axis=0) / self.prices.rounds(gamma_max)
 
 
 def together(
