@@ -84,7 +84,7 @@ class Together(Goodput):
         place, left = jnp.arange(gamma_max + 1, dtype=jnp.int32)[None, :], state.left[:, None]
         chance = alpha[:, None] ** place.astype(jnp.float32)
         emitted = jnp.cumsum(jnp.where(place < left, chance, 0.0), axis=1)
-        share = jnp.where(left > 0, emitted / jnp.maximum(left, 1), jnp.inf)
+        share = jnp.where(left > 0, emitted / jnp.maximum(left, 1).astype(emitted.dtype), jnp.inf)
         return jnp.min(share, axis=0) / self.prices.rounds(gamma_max)
 
 
