@@ -158,7 +158,7 @@ def in_turns(
     Args:
       runs: by name; what each takes and gives for a batch. They have compiled.
       turn: batches of a turn. Where many programs take turns at short calls, each finds its code
-        cold, which costs up to 8%; with more batches in a row only the first of them does.
+        cold, which costs some percent; with more batches in a row only the first of them does.
       between: is called after each turn; what is timed there meets the same machine.
     """
     order, turns = order or random.Random(0), list(runs)
