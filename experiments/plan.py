@@ -17,7 +17,7 @@ max_source_len, max_new_tokens, batch_size, replicate_draft, mesh. A model is a 
 specjax/models/hub/published.py, a directory that need hold no more than a config.json, or a name on
 the hub.
 Several meshes: --mesh=model=4 --mesh=data=2,model=4. With --workdir rows are added to its
-plan.jsonl, of which plan.md is the table.
+plan.jsonl, of which plan.md is the table; those that are there already are not computed again.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import dataclasses
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,7 @@ from jax.sharding import Mesh
 from ml_collections import config_flags
 from rich.console import Console
 
+from experiments.reproduce.study import find
 from specjax import decoding, drafters, sampling
 from specjax.batching import bucket
 from specjax.measure import plan, provenance, report
@@ -64,9 +65,9 @@ def main(_) -> None:
     results = provenance.Results(workdir / "plan.jsonl") if workdir else None
     console, rows = Console(width=None if sys.stdout.isatty() else 160, markup=False), []
     for text, sizes in meshes.items():
-        for row in plans(config, text, sizes, given, args):
+        for row in plans(config, text, sizes, given, args, results.done if results else ()):
             rows.append(row)
-            if results is not None:
+            if results is not None and row not in results.done:
                 results.append(row)
     if workdir is not None and results is not None:
         columns = [("target", lambda row: short(row["target"])), *COLUMNS]
@@ -108,8 +109,10 @@ def use_virtual_devices(count: int) -> None:
         )
 
 
-def plans(config, text: str, sizes: dict[str, int], given, args) -> Iterator[dict[str, Any]]:
-    """A row for plain decoding, and one for each draft, on one mesh."""
+def plans(
+    config, text: str, sizes: dict[str, int], given, args, done: Sequence[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """A row for plain decoding, and one for each draft, on one mesh; or that which is done."""
     count = math.prod(sizes.values())
     found = np.array(jax.devices()[:count]).reshape(list(sizes.values()))
     whole = Placement(Mesh(found, tuple(sizes)))
@@ -124,29 +127,32 @@ def plans(config, text: str, sizes: dict[str, int], given, args) -> Iterator[dic
         "batch": rows,
         "source": target.longest,
         "new": config.max_new_tokens,
-        "memory": given["memory"],
-        "bandwidth": given["bandwidth"],
-        "interconnect": given["interconnect"],
+        **given,
+        "whole": args.whole,
         "seed": config.seed,
     }
+    tau = args.tau if args.alpha is None else plan.tau_of(args.alpha, config.gamma)
     speeds = given["bandwidth"] and (given["bandwidth"], given["interconnect"] or math.inf)
-
-    run = target.run(config, None)
-    call = run.call(rows)
-    plain = speeds and 1e3 * plan.plain_seconds(call, *speeds)
-    yield {"draft": "", **common, **held(run, rows, whole, given), "ms": plain}
-    for name in drafts_of(config):
-        draft = Model(name, config, aside, args.whole)
-        run = target.run(config, draft)
-        row = held(run, rows, whole, given)
-        gamma, tau = config.gamma, args.tau
-        if args.alpha is not None:
-            tau = plan.tau_of(args.alpha, gamma)
-        if speeds and tau is not None:
-            other = draft.run(config, None).call(rows)
-            row["ms"] = 1e3 * plan.speculative_seconds(call, other, gamma, tau, *speeds)
-            row |= {"gamma": gamma, "tau": tau, "alpha": args.alpha, "plain_ms": plain}
-        yield {"draft": name, **common, "replicated": config.replicate_draft, **row}
+    plain = target.run(config, None)
+    for name in ("", *drafts_of(config)):
+        key = {"draft": name, **common}
+        if name:
+            key |= {"replicated": config.replicate_draft, "gamma": config.gamma}
+            key |= {"alpha": args.alpha, "tau": tau}
+        if row := find(done, key):
+            yield row
+            continue
+        draft = Model(name, config, aside, args.whole) if name else None
+        row = key | held(target.run(config, draft) if draft else plain, rows, whole, given)
+        if speeds and draft is None:
+            row["ms"] = 1e3 * plan.plain_seconds(plain.call(rows), *speeds)
+        elif speeds and draft is not None and tau is not None:
+            calls = plain.call(rows), draft.run(config, None).call(rows)
+            row["plain_ms"] = 1e3 * plan.plain_seconds(calls[0], *speeds)
+            row["ms"] = 1e3 * plan.speculative_seconds(*calls, config.gamma, tau, *speeds)
+        yield row
+        # A mesh of many devices has large programs, which jax would keep.
+        jax.clear_caches()
 
 
 def drafts_of(config) -> tuple[str, ...]:

@@ -154,19 +154,20 @@ def run(monkeypatch, capsys):
     return call
 
 
-def test_a_directory_with_a_config_is_enough(run, tmp_path):
-    """A draft of the same, and a row for each method."""
+def test_a_directory_with_a_config_is_enough(run, tmp_path, monkeypatch):
+    """A draft of the same, and a row for each method, which is computed once."""
     for name, width in (("target", 32), ("draft", 16)):
         variant = t5_variants.VARIANTS["v1_1"]
         (tmp_path / name).mkdir()
         raw = {**variant.raw, "d_model": width}
         (tmp_path / name / "config.json").write_text(json.dumps(raw))
-    outcome = run(
+    flags = [
         "--config=configs/decode.py", f"--config.target={tmp_path / 'target'}",
         f"--config.draft={tmp_path / 'draft'}", "--config.max_new_tokens=8",
         "--config.max_source_len=16", "--config.batch_size=2", "--config.gamma=3",
         "--memory=3MB", "--bandwidth=1GB/s", "--alpha=0.5", f"--workdir={tmp_path}",
-    )  # fmt: skip
+    ]  # fmt: skip
+    outcome = run(*flags)
     assert outcome.status == 0, outcome.stderr
     rows = [json.loads(line) for line in (tmp_path / "plan.jsonl").read_text().splitlines()]
     plain, drafted = rows
@@ -183,6 +184,11 @@ def test_a_directory_with_a_config_is_enough(run, tmp_path):
     assert f"{plain['ms']:.2f}" in outcome.stdout
     assert "in all" in outcome.stdout
     assert "| target | model=1 | draft | 2 |" in (tmp_path / "plan.md").read_text()
+
+    monkeypatch.setattr(decoding, "compiled", None)
+    again = run(*flags)
+    assert again.stdout == outcome.stdout
+    assert len((tmp_path / "plan.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize(
