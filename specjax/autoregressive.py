@@ -52,10 +52,12 @@ def step(method: Autoregressive, context: Context, state: State) -> tuple[State,
     """One token for every live row, drawn as in a speculative round that drafts nothing."""
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     hidden, cache = method.target(last, state.length - 1, context, state.cache)
-    logprobs = smp.standardize(method.target.logits(hidden[:, 0]), method.sampling)
+    logits = method.target.logits(hidden[:, 0])
+    logprobs = smp.standardize(logits, method.sampling)
     probs = jnp.exp(method.rule.given_noise(logprobs, state.keys, state.length))
     if method.sampling.greedy:
-        token = smp.argmax(logprobs)
+        # That of the logprobs, which are one-hot; `standardize` has computed it.
+        token = smp.argmax(logits.astype(logprobs.dtype))
     else:
         token = smp.draw(smp.fold(state.keys, state.rounds, Purpose.NEXT), probs)
     finite = state.target_finite & is_finite(logprobs, ~state.done)

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int, Key
 from specjax import devices
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule, at_tokens, resolve_rule, surviving
-from specjax.drafters.base import Drafter, is_silent, prefill
+from specjax.drafters.base import Drafter, prefill, proposal
 from specjax.policies import Observation, Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round
@@ -73,8 +73,14 @@ class Dice:
     Enumeration replaces them by every possible outcome.
     """
 
-    def draft(self, state: State, slot: Int[Array, ""], logprobs: Float[Array, "B V"]):
-        """A drafted token for each row, (B,) int32."""
+    def draft(
+        self,
+        state: State,
+        slot: Int[Array, ""],
+        logprobs: Float[Array, "B V"],
+        best: Int[Array, " B"],
+    ):
+        """A drafted token for each row, (B,) int32; `best` is the likeliest one."""
         keys = smp.fold(state.keys, state.rounds, Purpose.DRAFT, slot)
         return smp.draw(keys, jnp.exp(logprobs))
 
@@ -91,8 +97,8 @@ class Dice:
 class GreedyDice(Dice):
     """Every distribution is one-hot: nothing is random."""
 
-    def draft(self, state, slot, logprobs):
-        return smp.argmax(logprobs)
+    def draft(self, state, slot, logprobs, best):
+        return best
 
     def accepted(self, state, stop):
         return smp.argmax(stop)
@@ -223,24 +229,19 @@ def propose_one(
 ) -> Turn:
     """Decide whether to draft, then draw: the decision must not see the token."""
     slot, drafts, policy = turn.slot, turn.drafting.drafts, turn.drafting.policy
-    logits = method.drafter.logits(hidden)
-    silent = is_silent(logits)
-    going = turn.going & ~silent
-    spoken = jnp.where(silent[:, None], 0.0, logits)
-    logprobs = belief = smp.standardize(spoken, method.sampling)
-    finite = turn.drafting.finite & is_finite(logprobs, going)
-    if method.sampling.greedy:
-        belief = smp.standardize(spoken, smp.sampling(1.0))
-    observation = Observation(slot, going, logprobs, belief, hidden)
+    said = proposal(method.drafter.logits(hidden), method.sampling)
+    going = turn.going & said.speaks
+    finite = turn.drafting.finite & is_finite(said.logprobs, going)
+    observation = Observation(slot, going, said.logprobs, said.belief, hidden)
     policy, more = method.policy.keep_drafting(policy, observation)
     going &= more
-    left = method.rule.given_noise(logprobs, state.keys, state.length + slot)
-    token = dice.draft(state, slot, left)
-    trust = jnp.take_along_axis(belief, token[:, None], axis=1)[:, 0].astype(jnp.float32)
+    left = method.rule.given_noise(said.logprobs, state.keys, state.length + slot)
+    token = dice.draft(state, slot, left, said.best)
+    trust = jnp.take_along_axis(said.belief, token[:, None], axis=1)[:, 0].astype(jnp.float32)
     put = partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=1)
     drafts = Drafts(
         put(drafts.tokens, token),
-        put(drafts.logprobs, logprobs),
+        put(drafts.logprobs, said.logprobs),
         drafts.length + going.astype(jnp.int32),
         put(drafts.confidence, trust),
     )
@@ -398,11 +399,10 @@ def chances(
     method: Speculative, scores: Scores, logits: Float[Array, "B K V"], *, certain: bool = False
 ) -> Float[Array, "B K"]:
     """`judge` of `Drafter.learn`."""
-    silent = is_silent(logits)
-    spoken = jnp.where(silent[..., None], 0.0, logits).astype(scores.logprobs.dtype)
-    logprobs = spoken if certain else smp.standardize(spoken, method.sampling)
+    said = proposal(logits.astype(scores.logprobs.dtype), method.sampling)
+    logprobs = logits.astype(scores.logprobs.dtype) if certain else said.logprobs
     found = method.rule.acceptance(scores.logprobs, logprobs)
-    return jnp.where(silent, 0.0, found).astype(jnp.float32)
+    return jnp.where(said.speaks, found, 0.0).astype(jnp.float32)
 
 
 def round_of(

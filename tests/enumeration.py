@@ -32,7 +32,7 @@ class Forced(speculative.Dice):
     def __init__(self, drafts, accepted, next_token):
         self.drafts, self.count, self.token = drafts, accepted, next_token
 
-    def draft(self, state, slot, logprobs):
+    def draft(self, state, slot, logprobs, best):
         return jax.lax.dynamic_index_in_dim(self.drafts, slot, 1, keepdims=False)
 
     def accepted(self, state, stop):

@@ -316,8 +316,8 @@ class NextLikeDraft(speculative.Dice):
 class EveryRoundAlike(speculative.Dice):
     """Keys that know the row, the slot and the purpose, but not the round."""
 
-    def draft(self, state, slot, logprobs):
-        return super().draft(state.replace(rounds=0 * state.rounds), slot, logprobs)
+    def draft(self, state, slot, logprobs, best):
+        return super().draft(state.replace(rounds=0 * state.rounds), slot, logprobs, best)
 
     def accepted(self, state, stop):
         return super().accepted(state.replace(rounds=0 * state.rounds), stop)
@@ -329,8 +329,8 @@ class EveryRoundAlike(speculative.Dice):
 class EverySlotAlike(speculative.Dice):
     """All drafted tokens of a round share their noise."""
 
-    def draft(self, state, slot, logprobs):
-        return super().draft(state, 0 * slot, logprobs)
+    def draft(self, state, slot, logprobs, best):
+        return super().draft(state, 0 * slot, logprobs, best)
 
 
 @pytest.mark.parametrize("dice", [NextLikeDraft, EveryRoundAlike, EverySlotAlike])
@@ -350,7 +350,7 @@ def test_chi_square_sees_a_faulty_key(dice):
 class DraftByPosition(speculative.Dice):
     """Drafted tokens by absolute position: after a rejection their noise comes again."""
 
-    def draft(self, state, slot, logprobs):
+    def draft(self, state, slot, logprobs, best):
         keys = smp.fold(state.keys, state.length + slot, Purpose.DRAFT)
         return smp.draw(keys, jnp.exp(logprobs))
 

@@ -511,8 +511,8 @@ def test_a_policy_that_reads_rejected_tails_in_the_real_loop():
 class ByPosition(speculative.Dice):
     """Noise by absolute position, which a rejection uses again."""
 
-    def draft(self, state, slot, logprobs):
-        return super().draft(state.replace(rounds=state.length + slot), 0, logprobs)
+    def draft(self, state, slot, logprobs, best):
+        return super().draft(state.replace(rounds=state.length + slot), 0, logprobs, best)
 
 
 def test_chi_square_sees_noise_by_position():

@@ -573,8 +573,8 @@ def test_samples_follow_the_target(rule, shape):
 class EverySlotAlike(speculative.Dice):
     """Siblings are drawn with one and the same noise."""
 
-    def draft(self, state, slot, logprobs):
-        return super().draft(state, jnp.zeros_like(slot), logprobs)
+    def draft(self, state, slot, logprobs, best):
+        return super().draft(state, jnp.zeros_like(slot), logprobs, best)
 
 
 class OneUniform(speculative.Dice):

@@ -1,16 +1,20 @@
 """Drafters: where proposals come from. A model drafts by decoding autoregressively itself."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from specjax import sampling as smp
 from specjax.pytrees import pytree
 from specjax.rounds import Round
+from specjax.sampling import Sampling
 from specjax.types import Cache, Context, Inputs, Model
 
 
@@ -247,6 +251,33 @@ def started(model: Model, inputs: Inputs, buffer_len: int) -> tuple[Context, Cac
 def is_silent(logits: Float[Array, "*batch V"]) -> Bool[Array, "*batch"]:
     """Where a drafter proposes nothing: −inf throughout (NaN and +inf are faults)."""
     return jnp.max(logits, axis=-1) == -jnp.inf
+
+
+class Proposal(NamedTuple):
+    """What a drafter says of the next token. What is not read is not computed."""
+
+    speaks: Bool[Array, "*batch"]  # where it does not, all else is arbitrary, and finite
+    logprobs: Float[Array, "*batch V"]  # of the distribution that is sampled
+    belief: Float[Array, "*batch V"]  # the same; at temperature 0 log_softmax(logits), not one-hot
+    best: Int[Array, "*batch"]  # the likeliest token; the first of equals
+
+
+def proposal(logits: Float[Array, "*batch V"], sampling: Sampling) -> Proposal:
+    """By a drafter's logits.
+
+    All of it reads the same maximum of the logits, which XLA computes once. Of other logits, such
+    as some without silence, it would compute another; a maximum is a third of a greedy draw.
+    """
+    logits = logits.astype(np.promote_types(logits.dtype, jnp.float32))
+    silent = is_silent(logits)
+
+    def said(by: Sampling) -> Array:
+        flat = -math.log(logits.shape[-1])
+        return jnp.where(silent[..., None], flat, smp.standardize(logits, by))
+
+    logprobs = said(sampling)
+    belief = said(smp.sampling(1.0)) if sampling.greedy else logprobs
+    return Proposal(~silent, logprobs, belief, smp.argmax(logits))
 
 
 def _some(tokens: Int[Array, "B T"], first: Int[Array, " B"], count: int) -> Int[Array, "B K"]:

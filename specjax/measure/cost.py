@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling as smp
+from specjax.drafters.base import proposal
 from specjax.loop import Method
 from specjax.policies import Prices, constant
 from specjax.policies.prices import as_measured
@@ -198,9 +199,10 @@ def _with_last(state, token, **changes):
 def _target_step(method, contexts, state):
     last = _last(state)[:, None]
     hidden, cache = method.target(last, state.length - 1, contexts.target, state.cache)
-    logprobs = smp.standardize(method.target.logits(hidden[:, 0]), method.sampling)
+    logits = method.target.logits(hidden[:, 0])
+    logprobs = smp.standardize(logits, method.sampling)
     if method.sampling.greedy:
-        token = smp.argmax(logprobs)
+        token = smp.argmax(logits.astype(logprobs.dtype))
     else:
         token = smp.draw(smp.fold(state.keys, state.rounds, Purpose.NEXT), jnp.exp(logprobs))
     return _with_last(state, token, cache=cache)
@@ -209,9 +211,9 @@ def _target_step(method, contexts, state):
 def _draft_step(method, contexts, state):
     position = state.length - 1
     hidden, drafter = method.drafter.extend(_last(state), position, contexts.drafter, state.drafter)
-    logprobs = smp.standardize(method.drafter.logits(hidden), method.sampling)
-    dice = dice_for(method)
-    return _with_last(state, dice.draft(state, jnp.int32(0), logprobs), drafter=drafter)
+    said = proposal(method.drafter.logits(hidden), method.sampling)
+    token = dice_for(method).draft(state, jnp.int32(0), said.logprobs, said.best)
+    return _with_last(state, token, drafter=drafter)
 
 
 def _verify(method, contexts, state, *, gamma):

@@ -91,13 +91,13 @@ class Prompted(Dice):
         self.own, self.script = own, script
         self.kept: Any = None
 
-    def draft(self, state, slot, logprobs):
+    def draft(self, state, slot, logprobs, best):
         row, at = self._stands(state)
         position, rejected = at + slot, self.script.rejections[row, at]
         behind = jnp.clip(position - rejected, 0, self.script.drafts.shape[2] - 1)
         recorded = self.script.drafts[row, rejected, behind]
         token = jnp.where(position < rejected, self._output(row, position), recorded)
-        return _after(self.own.draft(state, slot, logprobs), token)
+        return _after(self.own.draft(state, slot, logprobs, best), token)
 
     def accepted(self, state, stop):
         row, at = self._stands(state)

@@ -103,9 +103,9 @@ class Rejected(Dice):
     def __init__(self, target_logprobs: Float[Array, "B V"]):
         self.target_logprobs = target_logprobs
 
-    def draft(self, state, slot, logprobs):
+    def draft(self, state, slot, logprobs, best):
         left = jnp.log(residual(jnp.exp(logprobs), jnp.exp(self.target_logprobs)))
-        return super().draft(state, slot, jnp.where(slot == 0, left, logprobs))
+        return super().draft(state, slot, jnp.where(slot == 0, left, logprobs), best)
 
 
 @jax.jit

@@ -14,7 +14,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from specjax import sampling as smp
-from specjax.drafters.base import Drafter, is_silent
+from specjax.drafters.base import Drafter, proposal
 from specjax.sampling import Sampling
 from specjax.state import State, is_finite
 from specjax.trees.nodes import Nodes, taken
@@ -93,12 +93,8 @@ def level(method: Any, nodes: Array, states: Any, hidden: Float[Array, "B M E"])
     drafter: Drafter = method.drafter
     sampling: Sampling = method.sampling
     logits = jax.vmap(drafter.logits, in_axes=1, out_axes=1)(hidden)
-    silent = is_silent(logits)
-    spoken = jnp.where(silent[..., None], 0.0, logits)
-    logprobs = belief = smp.standardize(spoken, sampling)
-    if sampling.greedy:
-        belief = smp.standardize(spoken, smp.sampling(1.0))
-    return Level(nodes, states, logprobs, belief, ~silent)
+    said = proposal(logits, sampling)
+    return Level(nodes, states, said.logprobs, said.belief, said.speaks)
 
 
 def finite(level: Level, state: State) -> Bool[Array, ""]:
@@ -174,15 +170,14 @@ def _children(
     position = state.length + depth
     left = above.belief if method.chosen else above.logprobs
     given = jax.vmap(method.rule.given_noise, in_axes=(1, None, None), out_axes=1)
-    draw = jax.vmap(dice.draft, in_axes=(None, 0, 1), out_axes=1)
+    draw = jax.vmap(dice.draft, in_axes=(None, 0, 1, 1), out_axes=1)
     by_rank = []
     for rank in range(max(map(len, children))):
         # A node with fewer children draws in vain, in the slot of its last.
         slots = jnp.array([of[min(rank, len(of) - 1)] - 1 for of in children], jnp.int32)
-        if method.chosen:
-            token = smp.argmax(left)
-        else:
-            token = draw(state, slots, given(left, state.keys, position))
+        token = smp.argmax(left)
+        if not method.chosen:
+            token = draw(state, slots, given(left, state.keys, position), token)
         belief = jnp.take_along_axis(above.belief, token[..., None], axis=2)[..., 0]
         possible = jnp.max(left, axis=-1) > -jnp.inf  # else no token is left for one more child
         by_rank.append((token, left, belief.astype(jnp.float32), possible))
