@@ -3,14 +3,13 @@
     python -m experiments.plan --config=configs/paper.py:t5-11b_en-de --mesh=model=4 \\
         --memory=80GB --bandwidth=3.35TB/s --interconnect=450GB/s --alpha=0.75
 
-Compiles plain and speculative decoding for the mesh, on virtual devices and from shapes alone, of
-models with 6 and with 8 layers, from which those with all of them follow (--whole compiles these:
-minutes in the place of seconds). Prints for each device bytes of weights, of caches and all else
-that is kept, and of temporaries, at the config's batch_size; with --memory, the largest batch that
-fits; with --bandwidth, the least time of a token of each row: weights and caches are read once a
-call, and with --interconnect (bytes per second that a device sends) collectives take their time as
-well. For speculative decoding at --alpha, or at --tau tokens a round. docs/scale.md says how all of
-it is computed.
+Compiles plain and speculative decoding for the mesh, on virtual devices and from shapes alone: some
+minutes for a mesh and two drafts of a large model. Prints for each device bytes of weights, of
+caches and all else that is kept, and of temporaries, at the config's batch_size; with --memory, the
+largest batch that fits; with --bandwidth, the least time of a token of each row: weights and caches
+are read once a call, and with --interconnect (bytes per second that a device sends) collectives
+take their time as well. For speculative decoding at --alpha, or at --tau tokens a round.
+docs/scale.md says how all of it is computed.
 
 Of the config: target, draft or drafts, gamma, dtype ("": float32), temperature and filters,
 max_source_len, max_new_tokens, batch_size, replicate_draft, mesh. A model is a name of
@@ -49,7 +48,6 @@ from specjax.support import command_line, files
 from specjax.support.named import short
 from specjax.tools.commands.defaults import DTYPES
 
-FEW = (6, 8)  # layers of the models that are compiled
 GIVEN = ("memory", "bandwidth", "interconnect")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {f"{name}i": 1024**power for power, name in enumerate("KMGT", 1)}
@@ -117,7 +115,7 @@ def plans(
     found = np.array(jax.devices()[:count]).reshape(list(sizes.values()))
     whole = Placement(Mesh(found, tuple(sizes)))
     aside = Placement(whole.mesh, replicate=config.replicate_draft)
-    target = Model(config.target, config, whole, args.whole)
+    target = Model(config.target, config, whole)
     rows = sharding.padded_rows(bucket(config.batch_size), whole)
     common = {
         "target": config.target,
@@ -128,7 +126,6 @@ def plans(
         "source": target.longest,
         "new": config.max_new_tokens,
         **given,
-        "whole": args.whole,
         "seed": config.seed,
     }
     tau = args.tau if args.alpha is None else plan.tau_of(args.alpha, config.gamma)
@@ -142,7 +139,7 @@ def plans(
         if row := find(done, key):
             yield row
             continue
-        draft = Model(name, config, aside, args.whole) if name else None
+        draft = Model(name, config, aside) if name else None
         row = key | held(target.run(config, draft) if draft else plain, rows, whole, given)
         if speeds and draft is None:
             row["ms"] = 1e3 * plan.plain_seconds(plain.call(rows), *speeds)
@@ -162,55 +159,34 @@ def drafts_of(config) -> tuple[str, ...]:
 
 
 class Model:
-    """Outlines of a model on a mesh, with all its layers or with few."""
+    """Outlines of a model on a mesh."""
 
-    def __init__(self, name: str, config, placement: Placement, whole: bool):
+    def __init__(self, name: str, config, placement: Placement):
         self.dtype, self.placement = DTYPES[config.dtype] or jnp.float32, placement
         self.given = hub.described(PUBLISHED.get(name, name), **self.options(jnp.float32))
         self.longest = config.max_source_len or self.given.max_source_len
-        self.depth = plan.depth(self.given.config)
-        alike = self.depth is not None and self.depth > FEW[-1]
-        self.depths = FEW if alike and not whole else (self.depth,)
 
     def options(self, dtype) -> dict[str, Any]:
         # Projections lie as they do on a CPU, or the program for it would hold copies of them.
         return {"dtype": dtype, "platform": "cpu", "placement": self.placement}
 
-    def at(self, depth: int | None, dtype) -> Checkpoint:
-        """With so many layers."""
-        config = plan.with_depth(self.given.config, depth)
-        return dataclasses.replace(
-            self.given, config=config, model=hub.shapes(config, **self.options(dtype))
-        )
+    def at(self, dtype) -> Checkpoint:
+        model = hub.shapes(self.given.config, **self.options(dtype))
+        return dataclasses.replace(self.given, model=model)
 
     def run(self, config, draft: "Model | None") -> plan.Plan:
         """Decoding with a draft, or without."""
         chosen = sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters)
-
-        def build(depth: int | None, of_draft: int | None) -> plan.Whole:
-            narrow, wide = (
-                decoding.build(
-                    self.at(depth, dtype),
-                    draft.at(of_draft, dtype) if draft else None,
-                    gamma=config.gamma,
-                    sampling=chosen,
-                )
-                for dtype in (self.dtype, jnp.float32)
+        narrow, wide = (
+            decoding.build(
+                self.at(dtype),
+                draft.at(dtype) if draft else None,
+                gamma=config.gamma,
+                sampling=chosen,
             )
-            target = self.at(depth, jnp.float32)
-            return plan.Whole(narrow, wide, target, self.longest, config.max_new_tokens)
-
-        first, *more = self.depths
-        other, *more_of_draft = draft.depths if draft else (None,)
-        deeper = [(self.times, build(depth, other)) for depth in more]
-        if draft:
-            deeper += [(draft.times, build(first, depth)) for depth in more_of_draft]
-        return plan.Extrapolated(build(first, other), tuple(deeper))
-
-    @property
-    def times(self) -> float:
-        """How often the layers between both depths come in those that neither has."""
-        return ((self.depth or 0) - FEW[0]) / (FEW[1] - FEW[0])
+            for dtype in (self.dtype, jnp.float32)
+        )
+        return plan.Plan(narrow, wide, self.given, self.longest, config.max_new_tokens)
 
 
 def held(run: plan.Plan, rows: int, placement: Placement, given) -> dict[str, Any]:
@@ -249,7 +225,6 @@ COLUMNS: list[report.Column] = [
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "What would be run.", lock_config=True)
     flags.DEFINE_multi_string("mesh", [], "As data=2,model=4; may be repeated. None: config.mesh.")
-    flags.DEFINE_bool("whole", False, "Compile all layers.")
     flags.DEFINE_string("memory", "", "Of a device, such as 80GiB.")
     flags.DEFINE_string("bandwidth", "", "Of a device's memory, such as 3.35TB/s.")
     flags.DEFINE_string("interconnect", "", "That a device sends, such as 450GB/s.")

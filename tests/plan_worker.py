@@ -63,9 +63,9 @@ def check(family: str, axes: dict[str, int], dtype: str):
         for one in (jnp.dtype(dtype), jnp.float32)
     ]
 
-    def run(drafting: bool) -> plan.Whole:
+    def run(drafting: bool) -> plan.Plan:
         narrow, wide = (build(target, draft if drafting else None) for target, draft in pairs)
-        return plan.Whole(narrow, wide, pairs[1][0], LONGEST, NEW)
+        return plan.Plan(narrow, wide, pairs[1][0], LONGEST, NEW)
 
     target, draft = map(filled, pairs[0])
     method = build(target, draft)

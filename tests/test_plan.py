@@ -15,7 +15,6 @@ import pytest
 import command_line
 import plan_worker
 import t5_variants
-import tiny_models
 from configs import paper as paper_config
 from configs import plan as plan_config
 from experiments.benchmark.cases import SHAPES, step_bytes
@@ -25,6 +24,7 @@ from specjax.measure import plan
 from specjax.measure.plan import Call
 from specjax.models import hub
 from specjax.models.hub.published import PUBLISHED
+from specjax.models.memory import Need
 from specjax.sampling import sampling
 
 CASES = [
@@ -73,7 +73,7 @@ def test_what_a_call_reads_and_exchanges(found):
 def run_of(config, longest=64, new=48):
     target = hub.Checkpoint("target", hub.shapes(config, platform="cpu"), config)
     method = decoding.build(target, None, gamma=1, sampling=sampling(0.0))
-    return plan.Whole(method, method, target, longest, new)
+    return plan.Plan(method, method, target, longest, new)
 
 
 def test_a_step_of_t5_reads_what_the_benchmark_says():
@@ -86,24 +86,6 @@ def test_a_step_of_t5_reads_what_the_benchmark_says():
     assert call.exchanged == 0
     whole = sum(leaf.size * 4 for leaf in jax.tree.leaves(run.method))
     assert call.weights < 0.9 * whole  # nothing of the encoder, nor the embedding
-
-
-@pytest.mark.parametrize("family", ["t5", "llama"])
-def test_deep_models_follow_from_shallow_ones(family):
-    """Bytes of arrays exactly, temporaries nearly."""
-    config = tiny_models.config_of(family, 32, 9)
-    one, two, all_ = (run_of(plan.with_depth(config, n), 10, 6) for n in (5, 6, 9))
-    found = plan.Extrapolated(one, ((4.0, two),))
-    assert found.call(2) == all_.call(2)
-    assert found.parts(2)[:2] == list(all_.parts(2)[:2])
-    assert found.need(2).temporary == pytest.approx(all_.need(2).temporary, rel=0.01)
-
-
-def test_layers_that_are_not_alike():
-    """Are not made fewer."""
-    assert plan.depth(tiny_models.config_of("llama", 32, 7)) == 7
-    assert plan.depth(tiny_models.config_of("t5", 32, 7)) is None  # one layer in the encoder
-    assert plan.depth(tiny_models.config_of("qwen2", 32, 7)) is None  # windows in some
 
 
 def test_the_floor_by_hand():
@@ -121,13 +103,10 @@ def test_the_floor_by_hand():
 def test_the_largest_batch(kink):
     """Where more than so many rows take more for each, it may be one bucket less."""
 
-    class Rows(plan.Plan):
-        def parts(self, rows):
+    class Rows:
+        def need(self, rows):
             asked.append(rows)
-            return 1000, 10 * rows, 5 * rows, 5 * rows + 20 * (rows - kink)
-
-        def call(self, rows):
-            raise NotImplementedError
+            return Need(1000, 10 * rows, max(5 * rows, 5 * rows + 20 * (rows - kink)))
 
     asked, some = [], Rows()
     sizes = [n for n in range(1, 200) if bucket(n) == n]

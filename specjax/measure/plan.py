@@ -7,7 +7,7 @@ virtual devices of a CPU will do. Nothing is allocated.
 Memory. Weights, caches and all else that is kept follow from shapes, dtypes and shardings, to the
 byte. Temporaries are what the compiler says of float32 programs, which bounds those of narrower
 dtypes: XLA computes bfloat16 in float32 on a CPU, and would count copies of weights in float32 that
-an accelerator never holds. Layers are alike, so that deep models follow from shallow ones.
+an accelerator never holds.
 
 Time. A call of a model reads its weights and caches once, and sends what its collectives exchange:
 
@@ -19,12 +19,10 @@ decoding γ of the draft and one of the target with γ + 1 positions for τ toke
 (1 − α^(γ+1)) / (1 − α) (Eq. 1 of the paper). Rows of a batch share the calls.
 """
 
-import abc
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -44,26 +42,10 @@ from specjax.paper.formulas import expected_tokens
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-class Plan(abc.ABC):
-    """What a run takes on each device."""
-
-    def need(self, rows: int) -> Need:
-        """Bytes, with a batch of so many rows."""
-        params, state, *temporary = map(round, self.parts(rows))
-        return Need(params, state, max(temporary))
-
-    @abc.abstractmethod
-    def parts(self, rows: int) -> Sequence[float]:
-        """Bytes of parameters, of what is kept, and of temporaries of both programs."""
-
-    @abc.abstractmethod
-    def call(self, rows: int) -> "Call":
-        """Of the model that plain decoding calls."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Whole(Plan):
-    """A run as it is: a method in its dtype, and the same in float32, which is compiled."""
+class Plan:
+    """What a run takes on each device: a method in its dtype, and the same in float32, which is
+    compiled."""
 
     method: Method
     wide: Method
@@ -71,15 +53,15 @@ class Whole(Plan):
     longest: int  # tokens of the longest text
     max_new_tokens: int
 
-    def parts(self, rows: int) -> Sequence[float]:
-        """See `Plan.parts`."""
+    def need(self, rows: int) -> Need:
+        """Bytes, with a batch of so many rows."""
         programs = _compiled(self, rows)
         kept = programs.context, programs.state
         narrower = nbytes(_caches(kept)) - self._narrow(nbytes(_caches(kept)))
-        return nbytes(self.method), nbytes(kept) - narrower, *programs.temporary
+        return Need(nbytes(self.method), nbytes(kept) - narrower, max(programs.temporary))
 
     def call(self, rows: int) -> "Call":
-        """See `Plan.call`."""
+        """Of the model that plain decoding calls."""
         assert isinstance(self.method, Autoregressive)
         programs, leaves = _compiled(self, rows), jax.tree.leaves(self.method)
         context, state = programs.context, programs.state
@@ -100,7 +82,7 @@ class Whole(Plan):
 
 
 @functools.lru_cache(maxsize=4)
-def _compiled(run: Whole, rows: int) -> Programs:
+def _compiled(run: Plan, rows: int) -> Programs:
     return decoding.compiled(
         run.wide,
         run.target,
@@ -119,60 +101,6 @@ def _caches(tree: Any) -> list[KV]:
 
 def _dtype(method: Method) -> Any:
     return jax.tree.leaves(method.target.params)[0].dtype  # type: ignore[attr-defined]
-
-
-@dataclasses.dataclass(frozen=True)
-class Extrapolated(Plan):
-    """A run of deep models, from the same with fewer layers. Layers are alike: each adds as much.
-
-    (Of temporaries once there are some layers: in a T5 of very few the encoder takes the most.) So
-    any number of it is one of shallow models with t and d layers, and what further ones add:
-
-        n(T, D) = n(t, d) + (T − t) · (n(t', d) − n(t, d)) / (t' − t) + the same of the draft
-    """
-
-    shallow: Plan  # t and d layers
-    deeper: tuple[tuple[float, Plan], ...]  # t' and d, t and d'; and (T − t) / (t' − t), likewise
-
-    def parts(self, rows: int) -> Sequence[float]:
-        """See `Plan.parts`."""
-        return self._of(lambda plan: plan.parts(rows))
-
-    def call(self, rows: int) -> "Call":
-        """See `Plan.call`."""
-        return Call(*self._of(lambda plan: plan.call(rows)))
-
-    def _of(self, ask: Callable[[Plan], Sequence[float]]) -> list[float]:
-        first = ask(self.shallow)
-        more = [(times, ask(plan)) for times, plan in self.deeper]
-        return [
-            base + sum(times * (other[i] - base) for times, other in more)
-            for i, base in enumerate(first)
-        ]
-
-
-# Of each family's config.
-_DEPTHS = {
-    "t5": ("num_layers", "num_decoder_layers"),
-    "gpt2": ("n_layer",),
-    "llama": ("num_hidden_layers",),
-}
-
-
-def depth(config: Any) -> int | None:
-    """The number of layers, on each side if there are two; None where layers are not alike."""
-    family = sharding.family_of(config)
-    found = {getattr(config, name) for name in _DEPTHS.get(family or "", ())}
-    alike = len(found) == 1 and not getattr(config, "full_layers", ())
-    return found.pop() if alike else None
-
-
-def with_depth(config: Any, layers: int | None) -> Any:
-    """The config of a model with so many layers, whose layers are alike; None: as it is."""
-    if layers is None:
-        return config
-    fields = _DEPTHS[sharding.family_of(config) or ""]
-    return dataclasses.replace(config, **dict.fromkeys(fields, layers))
 
 
 def largest(plan: Plan, memory: int, rows: int, step: int = 1, most: int = 4096) -> int:
