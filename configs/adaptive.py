@@ -39,7 +39,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.gamma_max = 10  # of policies
     # Verify passes that policies can choose, and γ_max + 1. Each is compiled, and choosing takes
     # time too (docs/adaptive.md).
-    config.widths = (1, 2, 4, 8)
+    config.widths = (1, 2, 3, 4, 6, 8)
     # Settings by policy; those that take prices or a trained head are given them.
     config.policies = {
         "heuristic": {},
@@ -64,7 +64,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.draws = 8  # replays of each output, where temperature is above 0
     config.turn = 8  # inputs that a method decodes in a row
     # Of the race: half choose the best static γ, half compare. Outputs of parse are short.
-    config.repeats = 12 if parse else 2
+    config.repeats = 12 if parse else 6
     config.price_inputs = 8  # on which prices are measured, before each race
     config.price_repeats = 5  # of the calls that prices are fitted to
     # How far a typical timed call may be from its price. A longer draft may seem cheaper by twice
@@ -76,5 +76,5 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
         config.drafts, config.temperatures = config.drafts[:1], (0.0,)
         config.static, config.widths = (2, 3, 5), (1, 2, 4)
         config.gamma_max = 7
-        config.timed_inputs, config.alpha_inputs, config.price_repeats = 12, 24, 5
+        config.timed_inputs, config.alpha_inputs, config.repeats = 12, 24, 2
     return config

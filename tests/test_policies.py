@@ -299,6 +299,19 @@ def test_lookahead():
     assert drafts(policy, first, [0.05, 0.95], 0)[1:] == (True, True)  # the bar is lower here
 
 
+def test_lookahead_begins_with_what_was_measured():
+    """α = .1 by 40 tested tokens, and .7 by 6 of the prior; and then by none, for it fades."""
+    policy = lookahead(prices(0.3, [1, 1], alpha=0.1))
+    state = policy.init(keys_of(2), 1)
+    np.testing.assert_allclose(policy.alpha(state), [(4 + 4.2) / 46] * 2, rtol=1e-6)
+    assert policy.begin(state, 1)[1].tolist() == [0, 0]
+    for _ in range(1500):
+        state = policy.update(state, stats_of([0, 0], [0, 0], 1))
+    assert policy.begin(state, 1)[1].tolist() == [1, 1]
+    unknown = lookahead(prices(0.3, [1, 1]))
+    np.testing.assert_allclose(unknown.alpha(unknown.init(keys_of(1), 1)), 0.7, rtol=1e-6)
+
+
 @pytest.mark.parametrize("telling", [True, False])
 def test_lookahead_learns_what_beliefs_tell(telling):
     """Tokens of belief .8 and .2, both accepted half of the time, or as often as is believed."""

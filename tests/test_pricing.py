@@ -190,12 +190,17 @@ def test_always_counts_its_rounds():
     for n in range(4):
         method = test_loops.method_of(*two, policy=Always(jnp.int32(n)))
         state = test_loops.run(method, inputs_of([[1, 0], [2, 1]]), [30, 7])
-        counts = state.policy
+        counts = state.policy.rounds
         assert counts.sum(1).tolist() == state.stats.target_calls.tolist()
         lasted = counts @ np.arange(4) - state.stats.drafted
         assert lasted[0] == 0 <= lasted[1]
         assert counts[:, n + 1 :].sum() == 0
         assert counts[0, n] >= counts[0].sum() - n
+        _, accepted, tested = state.policy
+        assert accepted.tolist() == state.stats.accepted.tolist()
+        by_count = np.minimum(np.arange(4) + 1, n)  # where n tokens are drafted
+        most = state.stats.accepted_lengths @ by_count
+        assert most[0] - n <= tested[0] <= most[0]  # the last round drafts what is left
     assert lasted[1] > 0
     assert loop.decode._cache_size() == before + 1
 
@@ -203,14 +208,14 @@ def test_always_counts_its_rounds():
 def test_what_is_timed(pair, monkeypatch):
     """Calls of one token and of whole outputs, of every loop; each is the sum of its rounds."""
     seen = []
-    monkeypatch.setattr(pricing, "fit", lambda loops, calls: seen.append((loops, calls)))
+    monkeypatch.setattr(pricing, "fit", lambda *given: seen.append(given))
     texts = decoding.tokenize(pair.target, TEXTS[:2])
     loops = {"policies": build(pair, pair.draft, 3, widths=(1,)), "γ=2": build(pair, pair.draft, 2)}
     pricing.measure(
         loops, pair.target, texts, max_new_tokens=12, key=jax.random.key(0),
         lengths={"γ=2": [2]}, plain=build(pair, None), repeats=1,
     )  # fmt: skip
-    ((widths, found),) = seen
+    ((widths, found, alpha),) = seen
     assert widths == {"policies": (1, 4), "γ=2": (3,)}
     works = [work for work, _ in found]
     assert len(works) == (1 + 4 + 1) * 2 * 2  # plain, 0 1 2 3 and γ=2; two texts, two budgets
@@ -219,6 +224,7 @@ def test_what_is_timed(pair, monkeypatch):
     assert [dict(work) for work in works[:4]] == [
         {PLAIN_CALL: 1, TOKEN: tokens} for tokens in (1, 1, *outputs)
     ]
+    assert 0 < alpha < 1
     short = [work for work in works[4:] if work in ({CALL: 1, (name, 0): 1} for name in loops)]
     assert len(short) >= (4 + 1) * 2
     real = generate(pair.target, pair.draft, TEXTS[:2], max_new_tokens=12, gamma=2)
@@ -231,7 +237,7 @@ def test_what_is_timed(pair, monkeypatch):
 def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     """Three texts fill batches of two; the rounds are those of the row that had the most."""
     seen = []
-    monkeypatch.setattr(pricing, "fit", lambda loops, calls: seen.extend(calls))
+    monkeypatch.setattr(pricing, "fit", lambda loops, calls, alpha: seen.extend(calls))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     pricing.measure(
         {"loop": build(pair, pair.draft, 2)}, pair.target, texts, max_new_tokens=12,
@@ -270,9 +276,9 @@ def rounds(table, gamma_max=3):
 def test_rows_and_static_loops():
     """Prices come back from a row; between two timed γ the pass grows evenly."""
     found = {
-        "policies": prices(0.1, [1.5, 1.7, 1.9, 2.2], call=3.0, error=0.01),
-        "γ=1": prices(0.1, [1.8, 1.9], call=3.0),
-        "γ=3": prices(0.1, [2.4, 2.7, 2.7, 2.7], call=3.0),
+        "policies": prices(0.1, [1.5, 1.7, 1.9, 2.2], call=3.0, alpha=0.6, error=0.01),
+        "γ=1": prices(0.1, [1.8, 1.9], call=3.0, alpha=0.6),
+        "γ=3": prices(0.1, [2.4, 2.7, 2.7, 2.7], call=3.0, alpha=0.6),
     }
     for table in found.values():
         again = prices(**json.loads(json.dumps(table.as_row())))

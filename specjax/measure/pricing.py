@@ -18,7 +18,7 @@ import dataclasses
 import itertools
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -48,26 +48,38 @@ CALL, PLAIN_CALL, TOKEN, BEGIN, DRAFT = "call", "plain call", "token", "begin", 
 Work = Mapping[Hashable, float]
 
 
+class Counts(NamedTuple):
+    """What was done in each row."""
+
+    rounds: Int[Array, "B K"]  # by the batch's longest draft, which is what they take
+    accepted: Int[Array, " B"]  # tokens
+    tested: Int[Array, " B"]
+
+
 @pytree
 class Always(Policy):
-    """Drafts `length` tokens in every round. The state counts a row's rounds by the batch's longest
-    draft, which is what they take: the budget may end a draft, and a drafter may have nothing to
-    say."""
+    """Drafts `length` tokens in every round, and counts. The budget may end a draft, and a drafter
+    may have nothing to say."""
 
     reads_batch = True
 
     length: Int[Array, ""]
 
     def init(self, keys, gamma_max):
-        return jnp.zeros((*keys.shape, gamma_max + 1), jnp.int32)
+        none = jnp.zeros(keys.shape, jnp.int32)
+        return Counts(jnp.zeros((*keys.shape, gamma_max + 1), jnp.int32), none, none)
 
     def begin(self, state, gamma_max):
         return state, self.length
 
     def update(self, state, round_):
-        lengths = jnp.arange(state.shape[1], dtype=jnp.int32)[None, :]
-        hit = (jnp.max(round_.drafted) == lengths).astype(jnp.int32)
-        return where_active(round_, state + hit, state)
+        lengths = jnp.arange(state.rounds.shape[1], dtype=jnp.int32)[None, :]
+        new = Counts(
+            state.rounds + (jnp.max(round_.drafted) == lengths).astype(jnp.int32),
+            state.accepted + round_.accepted,
+            state.tested + jnp.sum(round_.tested, axis=1, dtype=jnp.int32),
+        )
+        return where_active(round_, new, state)
 
 
 def measure(
@@ -119,21 +131,28 @@ def measure(
         batch_size=batch_size,
         turn=turn,
         names=names,
-        note=_rounds,
+        note=_note,
     )
     calls = [
         (_work(loop_of.get(label), rounds), seconds)
         for label, notes in found.notes.items()
-        for rounds, seconds in zip(notes, np.median(found.decode[label], axis=0), strict=True)
+        for (rounds, *_), seconds in zip(notes, np.median(found.decode[label], axis=0), strict=True)
     ]
-    return fit({name: passes(loop) for name, loop in loops.items()}, calls)
+    of_loops = [note for label in loop_of for note in found.notes[label]]
+    accepted, tested = (sum(note[at] for note in of_loops) for at in (1, 2))
+    alpha = accepted / tested if tested else float("nan")
+    return fit({name: passes(loop) for name, loop in loops.items()}, calls, alpha)
 
 
-def _rounds(state: State) -> list[int]:
-    """Of the row that lasted longest, by drafted tokens; plain decoding has its tokens."""
+def _note(state: State) -> tuple[list[int], int, int]:
+    """Rounds of the row that lasted longest, by drafted tokens (plain decoding has its tokens); and
+    the tokens that were accepted and tested in all rows."""
     calls = np.asarray(state.stats.target_calls)
     row = int(calls.argmax())
-    return [int(calls[row])] if isinstance(state.policy, tuple) else state.policy[row].tolist()
+    if not state.policy:
+        return [int(calls[row])], 0, 0
+    rounds, accepted, tested = map(np.asarray, state.policy)
+    return rounds[row].tolist(), int(accepted.sum()), int(tested.sum())
 
 
 def _work(loop: str | None, rounds: Sequence[int]) -> Work:
@@ -158,7 +177,9 @@ def lengths_of(widths: Sequence[int]) -> list[int]:
 
 
 def fit(
-    loops: Mapping[str, Sequence[int]], calls: Sequence[tuple[Work, float]]
+    loops: Mapping[str, Sequence[int]],
+    calls: Sequence[tuple[Work, float]],
+    alpha: float = float("nan"),
 ) -> dict[str, Prices]:
     """Prices of each loop, from calls that are known sums.
 
@@ -166,6 +187,7 @@ def fit(
       loops: the widths of their verify passes, ascending, γ_max + 1 the last. Loops of a single
         pass share it where it is as wide.
       calls: what each is made of, and the seconds that it took.
+      alpha: see `Prices`.
 
     Raises:
       ValueError: no call with a round of one of the loops.
@@ -192,6 +214,7 @@ def fit(
         "call": took.get(CALL, 0.0),
         "token": max(took.get(TOKEN, float("nan")), float(np.finfo(np.float32).tiny)),
         "plain_call": took.get(PLAIN_CALL, float("nan")),
+        "alpha": alpha,
     }
     found = {}
     for name, widths in loops.items():

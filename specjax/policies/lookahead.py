@@ -17,6 +17,7 @@ from specjax.rounds import where_active
 from specjax.support.ranges import number
 
 LASTING_WEIGHT = 6.0  # tested tokens that the prior is worth
+MEASURED_WEIGHT = 40.0  # and that the α is worth which was measured with the prices
 FIRST_SLOPE = 0.6
 LIMIT = 4.0  # of log-odds: beliefs of 1.8% and 98.2%
 
@@ -44,8 +45,9 @@ class Lookahead(Goodput):
 
     so beliefs move a chance up and down from the α of recent rounds, and how far they do is learned
     by online logistic regression: from nothing, where they tell nothing, to more than the drafter
-    says. α fades from recent rounds towards the row's lasting one, and that towards the prior: a
-    row that has stopped drafting tries again, ever more seldom.
+    says. α fades from recent rounds towards the row's lasting one, which begins with what was
+    measured with the prices, and that towards the prior: a row that has stopped drafting tries
+    again, ever more seldom.
 
     With n tokens drafted, all of which are accepted with the chance S, k more are expected to bring
     S·(α + … + αᵏ) tokens and take price(n + k) − price(n). Time is worth what `goodput` would make
@@ -59,8 +61,10 @@ class Lookahead(Goodput):
     def init(self, keys, gamma_max):
         none = super().init(keys, gamma_max)
         zeros, ones = jnp.zeros(keys.shape, jnp.float32), jnp.ones(keys.shape, jnp.float32)
+        tested = jnp.where(jnp.isnan(self.prices.alpha), 0.0, MEASURED_WEIGHT) * ones
+        measured = Tally(tested * jnp.nan_to_num(self.prices.alpha), tested)
         bars = jnp.zeros((*keys.shape, gamma_max + 1), jnp.float32)
-        return Ahead(none, none, zeros, FIRST_SLOPE * ones, zeros, bars, ones)
+        return Ahead(none, measured, zeros, FIRST_SLOPE * ones, zeros, bars, ones)
 
     def begin(self, state, gamma_max):
         price = self.prices.rounds(gamma_max)
@@ -134,7 +138,7 @@ def lookahead(
     rounds.
 
     Args:
-      prior: α before any evidence, one at which drafting pays.
+      prior: α without evidence, one at which drafting pays.
       weight: how many recent tests the lasting α is worth.
       memory, lasting: of the evidence, how much a round leaves: of what α follows, and of what it
         falls back to.

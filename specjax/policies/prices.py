@@ -33,6 +33,8 @@ class Prices:
     error: Float[Array, ""]  # of a call in the middle: the median
     largest_error: Float[Array, ""]
     drop: Float[Array, ""]  # by how much a longer draft or a wider pass was timed as cheaper
+    # Of the drafted tokens that timed calls tested, the share that was accepted. NaN: not known.
+    alpha: Float[Array, ""]
 
     @property
     def gamma_max(self) -> int:
@@ -109,16 +111,20 @@ def prices(
     error: float = 0.0,
     largest_error: float = 0.0,
     drop: float = 0.0,
+    alpha: float = float("nan"),
 ) -> Prices:
     """Prices from plain numbers, all in one unit: by default that of a target step.
 
     Args:
       verify: by 0 … γ_max drafted tokens.
       rest: the same, or one number for all of them.
+      alpha: see `Prices`; NaN: not known.
 
     Raises:
-      ValueError: a negative price, or verify empty or not positive throughout.
+      ValueError: a negative price, verify empty or not positive throughout, or α outside [0, 1].
     """
+    if not np.isnan(alpha):
+        number("alpha", alpha, "[0, 1]")
     why = "one for each of 0 … γ_max drafted tokens"
     times = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
     draft = number("draft", draft, "[0, ∞)")
@@ -127,15 +133,20 @@ def prices(
             raise ValueError(f"{name}={value} must be ≥ 0.")
     return as_measured(
         draft=draft, verify=times, rest=rest, token=token, call=call, plain_call=plain_call,
-        error=error, largest_error=largest_error, drop=drop,
+        error=error, largest_error=largest_error, drop=drop, alpha=alpha,
     )  # fmt: skip
 
 
 def as_measured(
-    *, verify: Sequence[float], rest: float | Sequence[float], **times: float
+    *,
+    verify: Sequence[float],
+    rest: float | Sequence[float],
+    alpha: float = float("nan"),
+    **times: float,
 ) -> Prices:
     """The table as a clock gave it: differences of timings, `rest` or `call`, may be below 0."""
-    fields: dict[str, Any] = times | {"verify": verify, "rest": np.broadcast_to(rest, len(verify))}
+    rest = np.broadcast_to(rest, len(verify))  # type: ignore[assignment]
+    fields: dict[str, Any] = times | {"verify": verify, "rest": rest, "alpha": alpha}
     return Prices(**{name: jnp.asarray(value, jnp.float32) for name, value in fields.items()})
 
 
