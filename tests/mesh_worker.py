@@ -126,6 +126,18 @@ def decode(
     }
 
 
+def admitted(directory, kind, *, mesh, temperature, draft="draft"):
+    """Tokens of each source, in two rows for five of them."""
+    target = hub.load(directory / kind / "target", mesh=mesh)
+    place = directory / kind / draft
+    chosen = drafters.load(str(place) if place.is_dir() else draft, target)
+    method = decoding.build(target, chosen, gamma=3, sampling=sampling(temperature))
+    rows = decoding.as_they_end(
+        method, target, SOURCES, max_new_tokens=LIMIT, key=jax.random.key(7), batch_size=2
+    )
+    return {row.index: row.tokens for row in rows}
+
+
 class Counted:
     """safetensors' view of a file, which counts the bytes that leave it."""
 
@@ -244,7 +256,7 @@ def attach(directory, kind, *, drafter):
 
 CHECKS = {
     "decode": decode, "reading": reading, "rounded": rounded, "saved": saved, "refused": refused,
-    "attach": attach,
+    "attach": attach, "admitted": admitted,
 }  # fmt: skip
 
 

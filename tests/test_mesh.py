@@ -54,12 +54,18 @@ ATTACHED = [
     for temperature in (0.0, 1.0)
     for mesh in ("model=4",)
 ]
+ADMITTED = [case("t5", "data=2,model=4", 1.0), case("gpt2", "data=2,model=2", 0.0)]
 
 
 def alone(one):
     """The same on one device."""
     check, kind, options = one
     return check, kind, {**options, "mesh": None, "replicate": True}
+
+
+def by_turns(one):
+    """The same, in fewer rows than there are inputs."""
+    return "admitted", *one[1:]
 
 
 def ask(directory, cases):
@@ -99,6 +105,7 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(models):
     cases = [*DECODED, *map(alone, DECODED), *READING, NARROW, *ROUNDED, *SAVED, *REFUSED]
+    cases += map(by_turns, ADMITTED)
     answers = ask(models, cases)
     return lambda one: answers[json.dumps(one)]
 
@@ -114,6 +121,16 @@ def test_a_mesh_decodes_the_tokens_of_one_device(one, found):
     assert len({tuple(row) for row in here["tokens"]}) > 1
     assert one[2].get("draft", "") is None or here["accepted"] > 0
     assert not here["collectives"]
+
+
+@pytest.mark.parametrize("one", ADMITTED, ids=name)
+def test_rows_are_admitted_on_a_mesh(one, found):
+    assert_same(found(by_turns(one)), found(alone(one)))
+
+
+def assert_same(admitted, whole):
+    """The same tokens for each source."""
+    assert [admitted[str(index)] for index in range(len(admitted))] == whole["tokens"]
 
 
 def per_call(kind, ways):
@@ -205,10 +222,12 @@ def test_drafters_that_belong_to_a_target(models):
     attach = [
         ("attach", kind, {"drafter": d}) for kind, d in (("gpt2", "kangaroo"), ("t5", "eagle"))
     ]
-    answers = ask(models, [*attach, *ATTACHED, *map(alone, ATTACHED)])
+    cases = [*attach, *ATTACHED, *map(alone, ATTACHED), *map(by_turns, ATTACHED)]
+    answers = ask(models, cases)
     for one in ATTACHED:
         there, here = answers[json.dumps(one)], answers[json.dumps(alone(one))]
         assert there["tokens"] == here["tokens"], one
+        assert_same(answers[json.dumps(by_turns(one))], here)
 
 
 # --- what is refused, before anything is loaded --------------------------------------------------
