@@ -39,7 +39,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.gamma_max = 10  # of policies
     # Verify passes that policies can choose, and γ_max + 1. Each is compiled, and finds its code
     # cold where the one before was another (docs/adaptive.md).
-    config.widths = (1, 3, 5, 8)
+    config.widths = (1, 2, 3, 4, 6, 8)
     # Settings by policy; those that take prices or a trained head are given them.
     config.policies = {
         "heuristic": {},
@@ -64,7 +64,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.draws = 8  # replays of each output, where temperature is above 0
     config.turn = 24  # inputs that a method decodes in a row: all, as in a run of its own
     # Of the race: half choose the best static γ, half compare. Outputs of parse are short.
-    config.repeats = 24 if parse else 12
+    config.repeats = 24 if parse else 8
     config.price_inputs = 8  # on which prices are measured, before each race
     config.price_repeats = 5  # of the calls that prices are fitted to
     # How far a typical timed call may be from its price. A longer draft may seem cheaper by twice
