@@ -68,6 +68,26 @@ def config_file(pair, tmp_path):
     return file
 
 
+def test_where_the_time_of_a_policy_goes(pair, config_file, tmp_path, monkeypatch, capsys):
+    """Told its lengths a loop has the very rounds of the policy; loops of one length have their
+    own sums, and so does what was told."""
+    examples = [tasks.Example(f"{text} $[b]$", text) for text in TEXTS]
+    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): examples)
+    outcome = command_line.run(
+        monkeypatch, capsys, "experiments.adaptive", f"--config={config_file}",
+        f"--workdir={tmp_path}", "--only_mixing=heuristic",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.stderr
+    rows = [json.loads(line) for line in (tmp_path / "mixing.jsonl").read_text().splitlines()]
+    by = {row["method"]: row for row in rows}
+    assert {PLAIN, "heuristic", "told its lengths", "told, ascending", "2 drafted"} < set(by)
+    policy, told = by["heuristic"], by["told its lengths"]
+    assert (policy["rounds"], policy["drafted"]) == (told["rounds"], told["drafted"])
+    assert policy["drafted"] > 0
+    assert policy["sum"] == told["sum"] > 0
+    assert "over the sum of its rounds" in outcome.stdout
+
+
 @pytest.mark.slow
 def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     """Rows, report and figures; an interrupted race runs again; without a head there is none."""

@@ -9,9 +9,10 @@ from rich.console import Console
 from tqdm import tqdm
 
 import experiments.adaptive
-from experiments.adaptive import board, pictures, race
+from experiments.adaptive import board, mixing, pictures, race
 from experiments.reproduce import pages, study
 from experiments.reproduce.study import Study, open_results
+from specjax.measure.provenance import Results
 from specjax.support import command_line
 from specjax.support.named import short
 
@@ -26,6 +27,14 @@ def main(_) -> None:
         for cell in study.keys(config, config.drafts):
             title = " ".join(short(str(part)) for part in cell.values())
             board.compare_prices(console, title, race.price(on, cell), race.price(on, cell))
+        return
+    if flags.FLAGS.only_mixing:
+        results = Results(workdir / "mixing.jsonl")
+        for cell in study.keys(config, config.drafts):
+            rows = mixing.measure(on, cell, flags.FLAGS.only_mixing)
+            for row in rows:
+                results.append({**cell, **row, **study.identity(on)})
+            mixing.show(console, " ".join(short(str(part)) for part in cell.values()), rows)
         return
     rows = fill(on)
     sections = [
@@ -65,5 +74,6 @@ if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "What to measure.", lock_config=True)
     flags.DEFINE_string("workdir", None, "Directory for results, report and figures.")
     flags.DEFINE_bool("only_prices", False, "Measure prices twice, compare them, and race nothing.")
+    flags.DEFINE_string("only_mixing", "", "A policy: tell where its time goes, and race nothing.")
     flags.mark_flags_as_required(["config", "workdir"])
     command_line.run(main, experiments.adaptive.__doc__)
