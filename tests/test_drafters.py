@@ -3,6 +3,8 @@
 import functools
 import json
 
+import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from experiments.reproduce.study import Study
 from pairs import TEXTS
 from specjax import drafters
 from specjax.drafters import ngram
+from specjax.drafters.base import proposal
 from specjax.models.hub import Checkpoint
+from specjax.sampling import sampling
 from specjax.support import files
 from specjax.tools import doctor
 
@@ -96,3 +100,33 @@ def test_decode_by_name(pair, tmp_path, monkeypatch, capsys):
     assert [row["drafted"] for row in said] == expected.drafted.tolist()
     outcome = decode("--config.draft=nowhere:no", "--config.target=/nowhere")
     assert (outcome.status, "no module 'nowhere'" in outcome.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_a_drafter_says(temperature):
+    """The likeliest token is the first of equals. Silence speaks no token, and is finite."""
+    logits = jnp.float32([[1, 3, 3, -jnp.inf], [-jnp.inf] * 4])
+    said = proposal(logits, sampling(temperature))
+    assert said.speaks.tolist() == [True, False]
+    assert said.best[0] == 1
+    softmax = np.exp([1, 3, 3, -np.inf]) / np.exp([1, 3, 3]).sum()
+    np.testing.assert_allclose(np.exp(said.belief[0]), softmax, rtol=1e-6)
+    drawn = softmax if temperature else [0, 1, 0, 0]
+    np.testing.assert_allclose(np.exp(said.logprobs[0]), drawn, rtol=1e-6)
+    assert np.all(np.isfinite(said.belief[1]))
+    assert np.all(np.isfinite(said.logprobs[1]))
+
+
+def test_faults_are_no_silence():
+    """NaN and +∞ speak, and standardize to NaN."""
+    for fault in (jnp.nan, jnp.inf):
+        said = proposal(jnp.float32([[1, fault, 0]]), sampling(0.0))
+        assert said.speaks.tolist() == [True]
+        assert np.all(np.isnan(said.logprobs))
+
+
+def test_a_greedy_proposal_reduces_the_logits_three_times():
+    """Their maximum, where it lies first, and the sum of the softmax."""
+    made = jax.jit(lambda logits: proposal(logits, sampling(0.0)))
+    program = made.lower(jnp.zeros((1, 48))).compile().as_text()
+    assert program.count(" reduce(") == 3

@@ -265,8 +265,8 @@ class Proposal(NamedTuple):
 def proposal(logits: Float[Array, "*batch V"], sampling: Sampling) -> Proposal:
     """By a drafter's logits.
 
-    All of it reads the same maximum of the logits, which XLA computes once. Of other logits, such
-    as some without silence, it would compute another; a maximum is a third of a greedy draw.
+    All of it reads the maximum of the same array, which XLA computes once. So silence is left out
+    of the results, and not of the logits, which would then be another array.
     """
     logits = logits.astype(np.promote_types(logits.dtype, jnp.float32))
     silent = is_silent(logits)

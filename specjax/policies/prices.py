@@ -145,8 +145,8 @@ def as_measured(
     **times: float,
 ) -> Prices:
     """The table as a clock gave it: differences of timings, `rest` or `call`, may be below 0."""
-    rest = np.broadcast_to(rest, len(verify))  # type: ignore[assignment]
-    fields: dict[str, Any] = times | {"verify": verify, "rest": rest, "alpha": alpha}
+    each = {"verify": verify, "rest": np.broadcast_to(rest, len(verify)), "alpha": alpha}
+    fields: dict[str, Any] = times | each
     return Prices(**{name: jnp.asarray(value, jnp.float32) for name, value in fields.items()})
 
 
