@@ -9,7 +9,8 @@ from the same `standardize`; only a rule that is not exact may read the target b
 Shapes: `target_logprobs` (B, γ+1, V), entry i the target's distribution after i drafted tokens,
 given the noise (`given_noise`) in `stop` and `next_probs`; `draft_logprobs` (B, γ, V), entry i the
 distribution that drafted token i was drawn from, before any noise is known; `drafts` (B, γ);
-`draft_len` (B,) ≤ γ, how many were submitted. Entries at or beyond draft_len are arbitrary.
+`draft_len` (B,) ≤ γ, how many were submitted. Entries at or beyond draft_len are arbitrary. γ is
+what a pass has room for, and 0 in a pass of one position.
 """
 
 import dataclasses
@@ -208,7 +209,9 @@ class TokenRule:
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
         """The residual at the rejected token; the target's distribution if all were accepted."""
         target = jnp.exp(at_position(target_logprobs, accepted))
-        last = max(draft_logprobs.shape[1] - 1, 0)
+        if not draft_logprobs.shape[1]:
+            return target
+        last = draft_logprobs.shape[1] - 1
         draft = jnp.exp(at_position(draft_logprobs, jnp.minimum(accepted, last)))
         rejected = (accepted < draft_len)[:, None]
         return jnp.where(rejected, residual(target, draft), target)

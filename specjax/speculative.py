@@ -10,6 +10,7 @@ The output's distribution is the target's, whatever the drafter and the policy.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round
 from specjax.sampling import Purpose, Sampling
 from specjax.state import State, begin, commit, is_finite, left
-from specjax.types import Context, Inputs, Layout, Model
+from specjax.types import Context, Inputs, Model
 
 
 @pytree
@@ -142,8 +143,7 @@ def step(
     """One round for every live row: the loop's body, which can be stepped from Python as well."""
     dice = dice or dice_for(method)
     drafts, state = draft(method, contexts.drafter, state, dice)
-    scores, state = verify(method, contexts.target, state, drafts)
-    ending = accept(method, state, drafts, scores, dice)
+    scores, ending, state = decide(method, contexts.target, state, drafts, dice)
     return conclude(method, contexts.drafter, state, drafts, scores, ending)
 
 
@@ -279,71 +279,105 @@ def _asked(method: Speculative, needed: Array, always: Array) -> Array:
 
 
 class Scores(NamedTuple):
-    """What the target says of the last known token and each drafted one, K = γ_max + 1."""
+    """What the target says of the last known token and each drafted one, K = γ + 1."""
 
     logprobs: Float[Array, "B K V"]  # entry i: of the token after i drafted ones
     hidden: Float[Array, "B K E"]
+    overlap: Float[Array, "B G"]  # as in `Round`
+    ratio: Float[Array, "B G"]
+
+
+def decide(
+    method: Speculative, context: Context, state: State, drafts: Drafts, dice: Dice
+) -> tuple[Scores, "Ending", State]:
+    """Verify and accept at γ_max+1 positions, or at fewer where `widths` has enough for all rows.
+
+    What lies past the width is 0, and no distribution is computed there.
+    """
+    full = method.gamma_max + 1
+
+    def run(width, turn, cache):
+        # Whatever is read of state and drafts depends on the turn (`narrowest`).
+        length, rounds = state.length + turn, state.rounds + turn
+        before = state.replace(length=length, rounds=rounds, cache=cache)
+        some = Drafts(
+            drafts.tokens[:, : width - 1] + turn,
+            drafts.logprobs[:, : width - 1],
+            drafts.length + turn,
+            drafts.confidence[:, : width - 1],
+        )
+        scores, after = verify(method, context, before, some)
+        ending = accept(method, before, some, scores, dice)
+        ending = ending._replace(stop=padded(ending.stop, full - width))
+        scores = jax.tree.map(lambda x: padded(x, full - width), scores)
+        return (scores, ending, after.target_finite), after.cache
+
+    needed = jnp.max(drafts.length) + 1
+    found, cache = narrowest(method.widths, full, needed, run, state.cache)
+    scores, ending, finite = found
+    return scores, ending, state.replace(cache=cache, target_finite=finite)
+
+
+def padded(x: Array, more: int) -> Array:
+    """With zeros behind the second axis."""
+    return jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2)))
+
+
+def narrowest(
+    widths: Sequence[int],
+    full: int,
+    needed: Int[Array, ""],
+    run: Callable[[int, Array | int, Any], tuple[Any, Any]],
+    cache: Any,
+) -> tuple[Any, Any]:
+    """What one pass of the target gives, and its cache: the narrowest that has enough positions.
+
+    Slots of the cache that a narrower pass leaves stale lie beyond every query, as after a
+    rejection.
+
+    Args:
+      widths, full: of the passes that there may be, and of the one that there always is.
+      needed: positions at the beginning that anyone will read.
+      run: a pass of a width, on a cache; its result has the same shapes for all. It is told 0, the
+        turn of a loop, which what it reads has to depend on: what does not change within a loop XLA
+        computes before it, for every width.
+    """
+    each = [*sorted({width for width in widths if width < full}), full]
+    if len(each) == 1:
+        return run(full, 0, cache)
+    # A loop of zero or one turns for each width: `lax.switch` would copy the caches. What nobody
+    # reads of the results XLA leaves out.
+    shapes = jax.eval_shape(partial(run, full, 0), cache)[0]
+    carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), cache
+    for narrower, width in zip([0, *each[:-1]], each, strict=True):
+        fits = (narrower < needed) & (needed <= width)
+
+        def once(turn, carry, width=width):
+            return run(width, turn, carry[1])
+
+        carry = jax.lax.fori_loop(0, fits.astype(jnp.int32), once, carry)
+    return carry
 
 
 def verify(
     method: Speculative, context: Context, state: State, drafts: Drafts
 ) -> tuple[Scores, State]:
-    """The target at γ_max+1 positions, in one call: at fewer where `widths` has enough.
+    """The target at the last known token and at each drafted one, in one call.
 
     With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4 and
     returns the distributions of the tokens after c, after d and after e.
     """
-    scores, cache = score(
-        method, context, state, block_of(state, drafts), jnp.max(drafts.length) + 1
-    )
-    finite = is_finite(scores.logprobs, ~state.done)
-    return scores, state.replace(cache=cache, target_finite=state.target_finite & finite)
-
-
-def score(
-    method: Any,
-    context: Context,
-    state: State,
-    block: Int[Array, "B K"],
-    needed: Int[Array, ""],
-    layout: Layout | None = None,
-) -> tuple[Scores, object]:
-    """What the target says of a block that begins at the last known token, and its cache.
-
-    Args:
-      needed: tokens at the block's beginning that anyone will read; `method.widths` may have a
-        narrower pass for them.
-      layout: of a tree.
-    """
-    full = block.shape[1]
-    # Slots that a narrower pass leaves stale lie beyond every query, as after a rejection.
-    widths = [*sorted({width for width in method.widths if width < full}), full]
-    run = partial(_score, method, context, state, block, layout)
-    if len(widths) == 1:
-        return run(full, 0, (None, state.cache))
-    # A loop of zero or one turns for each width: `lax.switch` would copy the caches.
-    shapes = jax.eval_shape(partial(run, full, 0), (None, state.cache))[0]
-    carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), state.cache
-    for narrower, width in zip([0, *widths[:-1]], widths, strict=True):
-        fits = (narrower < needed) & (needed <= width)
-        carry = jax.lax.fori_loop(0, fits.astype(jnp.int32), partial(run, width), carry)
-    return carry
-
-
-def _score(method, context, state, block, layout, width, turn, carry) -> tuple[Scores, object]:
-    """One pass over the first `width` tokens of the block.
-
-    The turn is always 0, but hidden from XLA, which would otherwise compute half of the first layer
-    of every width before the loop.
-    """
-    rule = method.rule
-    tokens = block[:, :width].at[:, 0].add(turn)
-    seen = {} if layout is None else {"layout": layout.first(width)}
-    hidden, cache = method.target(tokens, state.length - 1 + turn, context, carry[1], **seen)
+    block, rule = block_of(state, drafts), method.rule
+    hidden, cache = method.target(block, state.length - 1, context, state.cache)
     logprobs = rule.target_distribution(method.target.logits(hidden), method.sampling)
-    # What lies past the end of every draft is never read.
-    room = ((0, 0), (0, block.shape[1] - width), (0, 0))
-    return Scores(jnp.pad(logprobs, room), jnp.pad(hidden, room)), cache
+    judged = logprobs[:, :-1]
+    over = at_tokens(judged, drafts.tokens) - at_tokens(drafts.logprobs, drafts.tokens)
+    # Policies read float32, whatever the dtype of the distributions.
+    overlap = rule.acceptance(judged, drafts.logprobs).astype(jnp.float32)
+    ratio = jnp.exp(jnp.minimum(over, 0.0)).astype(jnp.float32)
+    finite = state.target_finite & is_finite(logprobs, ~state.done)
+    after = state.replace(cache=cache, target_finite=finite)
+    return Scores(logprobs, hidden, overlap, ratio), after
 
 
 def block_of(state: State, drafts: Drafts) -> Int[Array, "B K"]:
@@ -414,20 +448,15 @@ def round_of(
     after: State,
 ) -> Round:
     """The round, as everyone sees it."""
-    gamma = method.gamma_max
-    acceptance = method.rule.acceptance
-    # Policies read float32, whatever the dtype of the distributions.
-    target_logprobs = scores.logprobs[:, :gamma]
-    over = at_tokens(target_logprobs, drafts.tokens) - at_tokens(drafts.logprobs, drafts.tokens)
     return Round(
         active=~before.done,
         drafted=drafts.length,
         accepted=ending.accepted,
         emitted=after.length - before.length,
-        overlap=acceptance(target_logprobs, drafts.logprobs).astype(jnp.float32),
-        ratio=jnp.exp(jnp.minimum(over, 0.0)).astype(jnp.float32),
+        overlap=scores.overlap,
+        ratio=scores.ratio,
         confidence=drafts.confidence,
-        submitted=jnp.arange(gamma, dtype=jnp.int32)[None, :] < drafts.length[:, None],
+        submitted=jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :] < drafts.length[:, None],
         left=left(after),
         drafts=drafts,
         target_logprobs=scores.logprobs,

@@ -126,6 +126,19 @@ def test_every_rule_policy_and_sampling(rule, distribution, policy, double):
     assert found["finite"] < 1e-12
 
 
+@pytest.mark.parametrize("distribution", ["greedy", "warm"])
+@pytest.mark.parametrize("rule", RULES)
+def test_narrower_passes(rule, distribution, double):
+    """Drafts of 0 to 3 tokens, γ_max = 3, with passes of 1 and 2 positions too: TV < 1e-12."""
+    target, inputs = random_table(1), inputs_of([PROMPT])
+    chosen = sampling(**SAMPLINGS[distribution])
+    expected = sequence_distribution(target, inputs, chosen, {EOS}, 4)
+    for policy in (constant(1), Erratic()):
+        method = method_of(target, random_table(2), chosen, RULES[rule], policy, 3)
+        method = dataclasses.replace(method, widths=(1, 2))
+        assert total_variation(output_distribution(method, inputs, 4), expected) < 1e-12
+
+
 def test_draft_longer_than_the_budget(double):
     """γ = 4 with 3 tokens to give, a prompt of one token and a source: TV < 1e-12."""
     target, inputs = random_table(4), inputs_of([[0]], [[2, 1, 1]])

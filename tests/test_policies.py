@@ -16,7 +16,7 @@ import test_exactness
 import test_loops
 from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
-from specjax import decoding, generate, loop, policies, speculative
+from specjax import accept, decoding, generate, loop, policies, speculative
 from specjax import sampling as smp
 from specjax.accept import TokenRule
 from specjax.drafters.base import ModelDrafter
@@ -490,11 +490,9 @@ def small_method(policy, dtype=jnp.float32, **changes):
     """Tables over 3 tokens, γ_max = 2; the draft's logits are finite, for the head reads them."""
     target, draft = random_table(1, dtype=dtype), random_table(2, forbidden=0, dtype=dtype)
     eos = jnp.int32([test_exactness.EOS])
-    settings = {"sampling": sampling(0.8), "gamma_max": 2, **changes}
-    distribution, gamma_max = settings.pop("sampling"), settings.pop("gamma_max")
-    drafter = ModelDrafter(draft)
+    settings = {"sampling": sampling(0.8), "gamma_max": 2, "rule": TokenRule(), **changes}
     return speculative.Speculative(
-        target, drafter, TokenRule(), policy, distribution, eos, gamma_max, **settings
+        target=target, drafter=ModelDrafter(draft), policy=policy, eos_ids=eos, **settings
     )
 
 
@@ -623,17 +621,47 @@ def test_one_pass_a_round(drafted, width):
         assert state.cache.tolist() == [rounds, rounds * width]
 
 
-def test_nothing_is_computed_for_widths_that_do_not_run():
-    """In the compiled loop of T5s: outside of passes and drafts, a round has no matrix products.
+@pytest.mark.parametrize("rule", ["token", "block", "gumbel", "lenient(0.5)", "typical"])
+@pytest.mark.parametrize("drafted", [0, 1, 2])
+def test_a_narrower_pass_gives_the_same_round(rule, drafted):
+    """With passes of 1, 2 and 4 positions and with one of 6, γ_max = 5: what the round says of the
+    drafted tokens, and how it ends."""
+    with jax.enable_x64(True):
+        method = small_method(
+            Constant(jnp.int32(drafted)), jnp.float64, gamma_max=5, rule=accept.load(rule)
+        )
+        inputs = inputs_of([[1, 0]] * 40)
+        narrow, wide = (
+            speculative.step(
+                method, *test_loops.begin(method, inputs, 20, test_loops.keys_of(40, seed=3))
+            )[1]
+            for method in (dataclasses.replace(method, widths=(1, 2, 4)), method)
+        )
+    for name in ("accepted", "next_token", "emitted", "submitted"):
+        np.testing.assert_array_equal(getattr(narrow, name), getattr(wide, name), name)
+    for name in ("stop", "next_probs"):
+        np.testing.assert_allclose(getattr(narrow, name), getattr(wide, name), atol=1e-12)
+    for name in ("overlap", "ratio"):
+        each = (np.where(one.submitted, getattr(one, name), 0) for one in (narrow, wide))
+        np.testing.assert_allclose(*each, rtol=1e-6)
+
+
+@pytest.mark.parametrize("distribution", [sampling(0.0), sampling(1.0)])
+def test_nothing_is_computed_for_widths_that_do_not_run(distribution):
+    """In the compiled loop of T5s: outside of passes and drafts, a round has no matrix products, no
+    distributions at γ_max + 1 positions, and no loop beside those of its passes: draws have some.
     XLA moves what does not change within a loop to before it, were it of one turn or none."""
     model = test_loops.target()
-    method = test_loops.method_of(model, model, gamma_max=4)
+    method = test_loops.method_of(model, model, chosen=distribution, gamma_max=4)
     method = dataclasses.replace(method, widths=(2,))
     arguments = test_loops.begin(method, test_loops.translate([[3, 1]]), 24)
     text = loop.decode.lower(method, *arguments).compile().as_text()
     (body,) = (part for part in text.split("\n\n") if " conditional(" in part)  # drafts, or not
-    assert "dot_general" in text
-    assert "dot_general" not in body
+    positions = f"f32[1,5,{model.vocab_size}]"
+    for what in ("dot_general", positions):
+        assert what in text
+        assert what not in body
+    assert body.count(" while(") == 2
 
 
 @pytest.mark.parametrize("widths", [(), (2,)])

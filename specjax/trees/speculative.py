@@ -10,6 +10,7 @@ output's distribution is the target's.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,13 +24,13 @@ from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Round
 from specjax.sampling import Sampling
-from specjax.speculative import Contexts, Dice, dice_for, score, start
+from specjax.speculative import Contexts, Dice, dice_for, narrowest, padded, start
 from specjax.state import State, commit, is_finite, left
 from specjax.trees import drafting
 from specjax.trees.nodes import Nodes, layout, lineage, path_to, reach, taken
 from specjax.trees.rules import TreeRule, of_chain
 from specjax.trees.shapes import BestFirst, FixedTree
-from specjax.types import BranchingModel
+from specjax.types import BranchingModel, Context, Layout
 
 
 @pytree
@@ -95,8 +96,9 @@ def step(
 
     block = block_of(state, nodes)
     tree = layout(lines, nodes.depth)
-    (logprobs, hidden), cache = score(
-        method, contexts.target, state, block, last_of(nodes) + 1, layout=tree
+    run = partial(score, method, contexts.target, state, block, tree)
+    (logprobs, hidden), cache = narrowest(
+        method.widths, block.shape[1], last_of(nodes) + 1, run, state.cache
     )
 
     given = jax.vmap(method.rule.given_noise, in_axes=(1, None, 1), out_axes=1)
@@ -156,6 +158,25 @@ def step(
         policy=method.policy.update(after.policy, round_),
     )
     return after, round_
+
+
+def score(
+    method: TreeSpeculative,
+    context: Context,
+    state: State,
+    block: Int[Array, "B C"],
+    tree: Layout,
+    width: int,
+    turn: Array | int,
+    cache: Any,
+) -> tuple[tuple[Float[Array, "B C V"], Float[Array, "B C E"]], Any]:
+    """What the target says of the first nodes of the block, 0 for the others; see `narrowest`."""
+    tokens = block[:, :width].at[:, 0].add(turn)
+    seen = method.target(tokens, state.length - 1 + turn, context, cache, layout=tree.first(width))
+    hidden, cache = seen
+    logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
+    more = block.shape[1] - width
+    return (padded(logprobs, more), padded(hidden, more)), cache
 
 
 def begin(method: TreeSpeculative, state: State) -> tuple[Any, drafting.Allowed]:
