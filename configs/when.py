@@ -61,7 +61,7 @@ def get_config(choice: str = "all") -> ml_collections.ConfigDict:
         "average": {"tiers": (1, 3, 5, 7, 10, 16), "first": 5},
         "goodput": {"memory": 0.98},
         "first_descent": {"memory": 0.98},
-        "lookahead": {"memory": 0.98},
+        "lookahead": {},
         "hedge": {"rate": 8.0},
     }
     config.shown = ("goodput", "first_descent", "lookahead", "hedge", "svip")  # as curves
