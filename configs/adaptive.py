@@ -56,8 +56,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
         "hedge": {"rate": 16.0},
         "head": {"threshold": 0.98},
     }
-    if short:
-        config.policies = {name: config.policies[name] for name in SHORT}
+    config.only = SHORT if short else ()  # these alone of the policies; (): all
     config.shown = "lookahead"  # whose rounds are drawn, of one output, beside the best static γ's
     config.timed_inputs = 24  # outputs differ more than repeats do
     config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import json
+import pathlib
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,8 @@ import pytest
 
 import command_line
 import test_loops
-from experiments.adaptive import board, pictures
+from configs import adaptive
+from experiments.adaptive import board, pictures, race
 from experiments.adaptive.race import Counting, choose, closed, interval
 from pairs import TEXTS
 from specjax import Row, tasks
@@ -44,6 +47,21 @@ def test_counting_calls(policy, drafted):
     # With two tokens left there is room for one, with one left for none.
     assert 2 * rounds - 3 <= int(counted.drafter[1]) <= 2 * rounds
     assert drafted * rounds - 3 <= int(counted.stats.drafted[0]) <= drafted * rounds
+
+
+def test_some_of_the_policies(monkeypatch):
+    """`only` has their order; without it all race; a name that there is not is refused."""
+    monkeypatch.setattr(race, "head_file", lambda on, draft: pathlib.Path("none"))
+    config = adaptive.get_config("prose-short")
+    on = types.SimpleNamespace(config=config)
+    assert tuple(race.policies(on, "draft")) == config.only
+    config.only = ("goodput", "lookahead")
+    assert race.policies(on, "draft") == {"goodput": {}, "lookahead": {}}
+    config.only = ()
+    assert list(race.policies(on, "draft")) == [n for n in config.policies if n != "head"]
+    config.only = ("goodput", "godput")
+    with pytest.raises(ValueError, match="only: 'godput' is none of the policies"):
+        race.policies(on, "draft")
 
 
 @pytest.fixture

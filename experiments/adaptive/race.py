@@ -72,8 +72,16 @@ def names(on: Study, draft: str) -> list[str]:
 
 
 def policies(on: Study, draft: str) -> dict[str, dict[str, Any]]:
-    """Names and settings: a head goes with the draft that it was trained for."""
+    """Names and settings: a head goes with the draft that it was trained for.
+
+    Raises:
+      ValueError: `only` names one that the config does not have.
+    """
     chosen = on.config.policies.to_dict()
+    for name in on.config.only:
+        if name not in chosen:
+            raise ValueError(f"only: {name!r} is none of the policies {', '.join(chosen)}.")
+    chosen = {name: chosen[name] for name in on.config.only or chosen}
     if not head_file(on, draft).exists():
         chosen.pop("head", None)
     return chosen
