@@ -143,7 +143,7 @@ def step(
     """One round for every live row: the loop's body, which can be stepped from Python as well."""
     dice = dice or dice_for(method)
     drafts, state = draft(method, contexts.drafter, state, dice)
-    scores, ending, state = decide(method, contexts.target, state, drafts, dice)
+    scores, ending, state = verify_and_accept(method, contexts.target, state, drafts, dice)
     return conclude(method, contexts.drafter, state, drafts, scores, ending)
 
 
@@ -287,7 +287,7 @@ class Scores(NamedTuple):
     ratio: Float[Array, "B G"]
 
 
-def decide(
+def verify_and_accept(
     method: Speculative, context: Context, state: State, drafts: Drafts, dice: Dice
 ) -> tuple[Scores, "Ending", State]:
     """Verify and accept at γ_max+1 positions, or at fewer where `widths` has enough for all rows.
