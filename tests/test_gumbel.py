@@ -120,7 +120,7 @@ def test_a_policy_sees_the_distributions_before_the_noise():
     token is certain.
     """
     method = markov_method(GumbelRule(), Witness())
-    state, round_ = speculative.step(method, *started(method))
+    state, round_ = jax.jit(speculative.step)(method, *started(method))
     shown, chances = state.policy
     np.testing.assert_allclose(shown, np.tile(Q, (2, 1)), rtol=1e-5)
     np.testing.assert_allclose(chances, coupled_overlap(log(P), log(Q)), rtol=1e-5)

@@ -26,12 +26,10 @@ def case(kind, mesh, temperature, **options):
 # Each kind on one device, and on meshes that divide its heads and ids or do not.
 DECODED = [
     case("t5", "data=2,model=4", 1.0),
-    case("t5", "model=2", 1.0, draft=None),
     case("t5 odd", "model=8", 0.0),
     case("gpt2", "data=2,model=2", 0.0),
     case("llama", "model=4", 1.0, replicate=False),
     case("llama", "model=2", 0.0, draft=None),
-    case("t5 odd", "model=2", 1.0, narrow=True),
     case("llama", "data=2,model=4", 0.0, narrow=True),
 ]  # fmt: skip
 MESHES = ("model=1", "data=2", "model=2", "data=2,model=2", "model=4", "data=8", "model=8")
@@ -44,10 +42,17 @@ MORE = [
 SPLIT = [case(kind, "model=2", 1.0, replicate=False) for kind in mesh_worker.KINDS]
 HOW = [
     case(kind, "data=2,model=2", temperature, **how)
-    for how in ({"policy": "heuristic"}, {"tree": "fixed(branches=(2, 1, 1))"}, {"rule": "gumbel"})
+    for how in (
+        {"policy": "heuristic"},
+        {"tree": "fixed(branches=(2, 1, 1))"},
+        {"rule": "gumbel"},
+        {"draft": None},
+        {"narrow": True},
+    )
     for kind in ("t5", "llama")
     for temperature in (0.0, 1.0)
 ]
+HOW.append(case("t5 odd", "model=2", 1.0, narrow=True))
 ATTACHED = [
     case(kind, mesh, temperature, draft=draft)
     for kind, draft in (("gpt2", "kangaroo"), ("t5", "eagle"), ("llama", "early_exit(layers=1)"))
@@ -164,7 +169,7 @@ def test_a_round_has_the_collectives_that_it_should_have(one, found):
 
 def test_caches_lie_by_rows_and_by_heads(found):
     assert found(DECODED[0])["caches"] == ["P('data', 'model')"]
-    assert found(DECODED[2])["caches"] == ["P()"]  # three heads
+    assert found(DECODED[1])["caches"] == ["P()"]  # three heads
 
 
 @pytest.mark.parametrize("one", READING, ids=name)
@@ -206,7 +211,7 @@ def test_target_and_draft_share_a_mesh(found):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", mesh_worker.KINDS)
 def test_every_kind_on_every_mesh(models, kind):
-    """87 runs, of which none differs: near-ties would, and these weights lead to none."""
+    """96 runs, of which none differs: near-ties would, and these weights lead to none."""
     cases = [one for one in (*MORE, *SPLIT, *HOW) if one[1] == kind]
     answers = ask(models, [*cases, *map(alone, cases)])
     different = [

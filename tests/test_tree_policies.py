@@ -21,7 +21,7 @@ from specjax.pytrees import pytree
 from specjax.trees import BestFirst, FixedTree, fixed
 from specjax.trees import speculative as tree_speculative
 from table_models import TableModel, inputs_of, random_table
-from test_trees import PROMPT, begun, check_enumerated, method_of
+from test_trees import PROMPT, begun, check_enumerated, method_of, one_step
 from tiny_models import slow
 from toy_policies import Erratic
 
@@ -122,13 +122,13 @@ def test_narrower_passes_change_no_token(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_first_nodes_count(shape):
     begin = begun(made(SHAPES[shape], cut(2, 0)), inputs_of(INPUTS), 9)
-    whole = made(SHAPES[shape], cut(2, 4)).step(*begin)[1].nodes
+    whole = one_step(made(SHAPES[shape], cut(2, 4)), *begin)[1].nodes
     assert bool(whole.submitted.all())
     for count in range(4):
-        part = made(SHAPES[shape], cut(2, count)).step(*begin)[1].nodes
+        part = one_step(made(SHAPES[shape], cut(2, count)), *begin)[1].nodes
         assert part.submitted.tolist() == [[node < count for node in range(4)]] * len(INPUTS)
         np.testing.assert_array_equal(part.tokens[:, :count], whole.tokens[:, :count])
-    shallow = made(SHAPES[shape], cut(1, 4)).step(*begin)[1]
+    shallow = one_step(made(SHAPES[shape], cut(1, 4)), *begin)[1]
     depth = np.broadcast_to(shallow.nodes.depth, (len(INPUTS), 5))[:, 1:]
     assert set(depth[np.asarray(shallow.nodes.submitted)].tolist()) == {1}
     assert shallow.drafted.tolist() == [1] * len(INPUTS)
@@ -210,7 +210,7 @@ def test_a_tree_of_one_branch_is_a_chain():
 def test_reach_is_the_chance_that_a_node_is_accepted():
     """Chosen children: the target's probability of the path."""
     method = made(fixed(branches=(2, 2), draw="top"), constant(2))
-    _, round_ = method.step(*begun(method, inputs_of(INPUTS), 9))
+    _, round_ = one_step(method, *begun(method, inputs_of(INPUTS), 9))
     probs = np.exp(round_.target_logprobs)
     parent, tokens = np.asarray(round_.nodes.parent)[0], np.asarray(round_.nodes.tokens)
     for row in range(len(INPUTS)):
@@ -297,6 +297,6 @@ def test_unknown_prefixes_are_not_learned_from():
     method = made(MIXED, policy)
     contexts, state = begun(method, inputs_of(INPUTS), 9)
     state = state.replace(done=jnp.array([True, False, True, False]))
-    after, _ = method.step(contexts, state)
+    after, _ = one_step(method, contexts, state)
     assert after.policy.rounds.tolist() == [0, 1, 0, 1]
     assert (np.asarray(after.policy.seen).sum(1) > 0).tolist() == [False, True, False, True]

@@ -47,7 +47,7 @@ def of_kind(request, tmp_path):
     ("of_kind", "temperature", "methods"),
     [
         ("t5", 0.0, ["chain of 1", CHOSEN]),
-        ("qwen", 0.0, ["chain of 1", CHOSEN]),
+        pytest.param("qwen", 0.0, ["chain of 1", CHOSEN], marks=SLOW),
         pytest.param("t5", 1.0, SAMPLED, marks=SLOW),
     ],
     indirect=["of_kind"],

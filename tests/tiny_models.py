@@ -1,4 +1,7 @@
-"""Random models of every family, small enough to enumerate, made without files."""
+"""Random models of every family, small enough to enumerate, made without files; which cases are
+slow."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +25,22 @@ QWENS = ("qwen2", "qwen3")
 def slow(case):
     """A case of a parametrized test that `make slow` runs: a name, or a tuple of values."""
     return pytest.param(*([case] if isinstance(case, str) else case), marks=pytest.mark.slow)
+
+
+def pairwise(*axes):
+    """All combinations of the axes' values. A few in which every two values meet are run by
+    `make test`, the others by `make slow`."""
+
+    def pairs(case):
+        return set(itertools.combinations(enumerate(case), 2))
+
+    cases = list(itertools.product(*axes))
+    missing, quick = set().union(*map(pairs, cases)), set()
+    while missing:
+        best = max(cases, key=lambda case: len(pairs(case) & missing))
+        quick.add(best)
+        missing -= pairs(best)
+    return [case if case in quick else slow(case) for case in cases]
 
 
 def config_of(family: str, vocab_size: int, layers: int):
