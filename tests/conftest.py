@@ -4,6 +4,7 @@ An array is broadcast to another rank, or cast to another type, only where the c
 warnings are errors (pyproject.toml); neither the network nor the user's caches are touched.
 """
 
+import gc
 import importlib.util
 import os
 import tempfile
@@ -46,6 +47,7 @@ def _programs_of_one_module():
     """
     yield
     jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture
@@ -53,6 +55,13 @@ def standard_promotion():
     """JAX's ordinary casts, for tests that train: optax divides integer step counts by floats."""
     with jax.numpy_dtype_promotion("standard"):
         yield
+
+
+def pytest_collection_finish():
+    """What is there by now stays: the collector need not look at it. Tracing makes many objects
+    and few cycles."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_collection_modifyitems(items):
