@@ -57,22 +57,24 @@ def test_a_tree_in_one_call_is_each_path_by_itself(family):
     def call(model, tokens, layout=None):
         return model(tokens, length, *before(model), layout)
 
+    @jax.jit
+    def moved(model, written, lines, node):
+        return model.compact(written, length, path_to(lines, jnp.full((3,), node)))
+
     tokens = jnp.asarray(rng.integers(3, 12, size=(3, TREE.nodes + 1)), jnp.int32)
     depth = jnp.asarray(TREE.depths)[None, :]
-    lines = lineage(jnp.asarray(TREE.parent)[None, :], depth, TREE.depth)
-    found, written = call(model, tokens, layout(lines, depth))
+    lines = jax.jit(lineage, static_argnums=2)(jnp.asarray(TREE.parent)[None, :], depth, TREE.depth)
+    found, written = call(model, tokens, jax.jit(layout)(lines, depth))
     for node in range(TREE.nodes + 1):
         path = [int(n) for n in lines[0, node] if n <= TREE.nodes]
         wanted, fed = call(model, tokens[:, jnp.array(path)])
         np.testing.assert_allclose(found[:, node], wanted[:, -1], rtol=2e-5, atol=2e-5)
-        moved = jax.jit(model.compact)(written, length, path_to(lines, jnp.full((3,), node)))
-        for one, other in zip(jax.tree.leaves(moved), jax.tree.leaves(fed), strict=True):
-            axis = 3 if one.shape[2] != 40 else 2
-            kept = jnp.arange(40)[None, :] < (length + len(path))[:, None]
-            there = kept[:, None, None, :] if axis == 3 else kept[:, None, :, None]
-            np.testing.assert_allclose(
-                jnp.where(there, one, 0), jnp.where(there, other, 0), rtol=2e-5, atol=2e-5
-            )
+        pairs = map(jax.tree.leaves, (moved(model, written, lines, node), fed))
+        kept = np.arange(40)[None, :] < np.asarray(length + len(path))[:, None]
+        for one, other in zip(*pairs, strict=True):
+            there = kept[:, None, None, :] if one.shape[2] != 40 else kept[:, None, :, None]
+            one, other = (np.where(there, x, 0) for x in (one, other))
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize(
