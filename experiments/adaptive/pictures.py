@@ -54,6 +54,7 @@ def draw_panels(found: Sequence[Sequence[Row]]) -> Figure:
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
     grid[0].set_yticks(range(len(methods)), methods)
+    grid[0].set_ylim(-0.6, len(methods) - 0.4)
     figure.supxlabel("times plain decoding", fontsize=8)
     return figure
 
