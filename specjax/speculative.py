@@ -2,9 +2,10 @@
 
 A round drafts up to γ tokens with a cheap drafter, scores them all in one call of the target,
 keeps the tokens that the acceptance rule lets survive, adds one token of the target's own, and
-advances each row by what it got. Then the drafter and the policy learn from the same `Round`.
+advances each row by what it got. The drafter is shown what the target made of the tokens. Then it
+and the policy learn from the same `Round`.
 
-    draft → verify → accept → commit → observe
+    draft → verify → accept → observe → commit → learn
 
 The output's distribution is the target's, whatever the drafter and the policy.
 """
@@ -143,7 +144,7 @@ def step(
     """One round for every live row: the loop's body, which can be stepped from Python as well."""
     dice = dice or dice_for(method)
     drafts, state = draft(method, contexts.drafter, state, dice)
-    scores, ending, state = verify_and_accept(method, contexts.target, state, drafts, dice)
+    scores, ending, state = target_pass(method, contexts, state, drafts, dice)
     return conclude(method, contexts.drafter, state, drafts, scores, ending)
 
 
@@ -287,35 +288,40 @@ class Scores(NamedTuple):
     ratio: Float[Array, "B G"]
 
 
-def verify_and_accept(
-    method: Speculative, context: Context, state: State, drafts: Drafts, dice: Dice
+def target_pass(
+    method: Speculative, contexts: Contexts, state: State, drafts: Drafts, dice: Dice
 ) -> tuple[Scores, "Ending", State]:
-    """Verify and accept at γ_max+1 positions, or at fewer where `widths` has enough for all rows.
+    """Verify, accept and observe: at γ_max+1 positions, or at fewer where `widths` has enough for
+    all rows.
 
-    What lies past the width is 0, and no distribution is computed there.
+    What lies past the width is 0, and nothing is computed there.
     """
     full = method.gamma_max + 1
 
-    def run(width, turn, cache):
+    def run(width, turn, carried):
         # Whatever is read of state and drafts depends on the turn (`narrowest`).
         length, rounds = state.length + turn, state.rounds + turn
-        before = state.replace(length=length, rounds=rounds, cache=cache)
+        cache, drafter = carried
+        now = state.replace(length=length, rounds=rounds, cache=cache, drafter=drafter)
         some = Drafts(
             drafts.tokens[:, : width - 1] + turn,
             drafts.logprobs[:, : width - 1],
             drafts.length + turn,
             drafts.confidence[:, : width - 1],
         )
-        scores, after = verify(method, context, before, some)
-        ending = accept(method, before, some, scores, dice)
+        scores, now = verify(method, contexts.target, now, some)
+        ending = accept(method, now, some, scores, dice)
+        now = observe(method, contexts.drafter, now, some, scores, ending)
         ending = ending._replace(stop=padded(ending.stop, full - width))
         scores = jax.tree.map(lambda x: padded(x, full - width), scores)
-        return (scores, ending, after.target_finite), after.cache
+        return (scores, ending, now.target_finite), (now.cache, now.drafter)
 
     needed = jnp.max(drafts.length) + 1
-    found, cache = narrowest(method.widths, full, needed, run, state.cache)
+    carried = state.cache, state.drafter
+    found, carried = narrowest(method.widths, full, needed, run, carried)
     scores, ending, finite = found
-    return scores, ending, state.replace(cache=cache, target_finite=finite)
+    cache, drafter = carried
+    return scores, ending, state.replace(cache=cache, drafter=drafter, target_finite=finite)
 
 
 def padded(x: Array, more: int) -> Array:
@@ -328,27 +334,26 @@ def narrowest(
     full: int,
     needed: Int[Array, ""],
     run: Callable[[int, Array | int, Any], tuple[Any, Any]],
-    cache: Any,
+    carried: Any,
 ) -> tuple[Any, Any]:
-    """What one pass of the target gives, and its cache: the narrowest that has enough positions.
+    """What one pass of the target gives, and its caches: the narrowest that has enough positions.
 
-    Slots of the cache that a narrower pass leaves stale lie beyond every query, as after a
-    rejection.
+    Slots of a cache that a narrower pass leaves stale lie beyond every query, as after a rejection.
 
     Args:
       widths, full: of the passes that there may be, and of the one that there always is.
       needed: positions at the beginning that anyone will read.
-      run: a pass of a width, on a cache; its result has the same shapes for all. It is told 0, the
+      run: a pass of a width, on caches; its result has the same shapes for all. It is told 0, the
         turn of a loop, which what it reads has to depend on: what does not change within a loop XLA
         computes before it, for every width.
     """
     each = [*sorted({width for width in widths if width < full}), full]
     if len(each) == 1:
-        return run(full, 0, cache)
+        return run(full, 0, carried)
     # A loop of zero or one turns for each width: `lax.switch` would copy the caches. What nobody
     # reads of the results XLA leaves out.
-    shapes = jax.eval_shape(partial(run, full, 0), cache)[0]
-    carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), cache
+    shapes = jax.eval_shape(partial(run, full, 0), carried)[0]
+    carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), carried
     for narrower, width in zip([0, *each[:-1]], each, strict=True):
         fits = (narrower < needed) & (needed <= width)
 
@@ -409,6 +414,19 @@ def accept(method: Speculative, state: State, drafts: Drafts, scores: Scores, di
     return Ending(stop, accepted, next_probs, dice.next(state, next_probs))
 
 
+def observe(
+    method: Speculative,
+    context: Context,
+    state: State,
+    drafts: Drafts,
+    scores: Scores,
+    ending: Ending,
+) -> State:
+    """Show the drafter what the target read, and what of it is text from now on."""
+    read = block_of(state, drafts), state.length - 1, scores.hidden, ending.accepted + 1
+    return state.replace(drafter=method.drafter.observe(*read, context, state.drafter))
+
+
 def conclude(
     method: Speculative,
     context: Context,
@@ -417,14 +435,12 @@ def conclude(
     scores: Scores,
     ending: Ending,
 ) -> tuple[State, Round]:
-    """Commit the round's tokens, and let drafter and policy observe what happened."""
+    """Commit the round's tokens, and let drafter and policy learn from what happened."""
     tokens = drafts.tokens, drafts.length, ending.accepted, ending.next_token
     after = commit(state, *tokens, method.eos_ids)
     round_ = round_of(method, state, drafts, scores, ending, after)
-    read = block_of(state, drafts), state.length - 1, scores.hidden, ending.accepted + 1
-    drafter = method.drafter.observe(*read, context, after.drafter)
-    judge = partial(chances, method, scores)
-    drafter = method.drafter.learn(after.tokens, state.length, round_, judge, context, drafter)
+    told = after.tokens, state.length, round_, partial(chances, method, scores)
+    drafter = method.drafter.learn(*told, context, after.drafter)
     after = after.replace(drafter=drafter, policy=method.policy.update(after.policy, round_))
     return after, round_
 

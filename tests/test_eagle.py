@@ -19,6 +19,7 @@ from specjax.accept import BlockRule, TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import eagle
 from specjax.drafters.eagle import State
+from specjax.measure.pricing import Always
 from specjax.models.layers import Decoder
 from specjax.models.memory import nbytes
 from specjax.models.tapped import Tapped
@@ -120,13 +121,34 @@ def disagreement(target, drafter, policy=None, method=None) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "version"), [("t5", 1), ("t5", 3), ("gpt", 3), pytest.param("llama", 1, marks=SLOW)]
+    ("kind", "version", "widths"),
+    [
+        ("t5", 1, (1, 2)),
+        ("t5", 3, ()),
+        ("gpt", 3, (1, 2)),
+        pytest.param("llama", 1, (), marks=SLOW),
+    ],
 )
-def test_a_round_begins_from_true_features(kind, version):
-    """After rejections, in rounds without drafts, beside rows of other lengths: what a round says
-    first is what one pass over the known text says, in numpy for a target without an encoder."""
+def test_a_round_begins_from_true_features(kind, version, widths):
+    """After rejections, in rounds without drafts, beside rows of other lengths, after narrower
+    passes: what a round says first is what one pass over the known text says, in numpy for a target
+    without an encoder."""
     target = target_of(kind)
-    assert disagreement(target, eagle_of(target, version), Erratic()) < CLOSE
+    method = method_of(target, eagle_of(target, version), policy=Erratic())
+    method = dataclasses.replace(method, widths=widths)
+    assert disagreement(target, method.drafter, method=method) < CLOSE
+
+
+def test_observes_as_many_positions_as_the_pass_has():
+    """A round without a draft has a pass of one: `observe` fills one slot, and not four."""
+    target = target_of("gpt")
+    method = method_of(target, eagle_of(target, 1), policy=Always(jnp.int32(0)))
+    method = dataclasses.replace(method, widths=(1, 2))
+    contexts, before = test_loops.begin(method, inputs_for(target), 9)
+    after, _ = jax.jit(speculative.step)(method, contexts, before)
+    changed = np.asarray(after.drafter.cache.values != before.drafter.cache.values)
+    # The first row's prompt is a single token, whose pair the prefill of the others has written.
+    assert changed.any(axis=(1, 3)).sum(axis=1).tolist() == [0, 1, 1]
 
 
 def test_a_head_without_a_first_feature():

@@ -213,7 +213,9 @@ def raw_draft_step(method, contexts, state, dice):
 def _finish(method, contexts, state, drafts, dice):
     scores, state = speculative.verify(method, contexts.target, state, drafts)
     ending = speculative.accept(method, state, drafts, scores, dice)
-    return speculative.conclude(method, contexts.drafter, state, drafts, scores, ending)
+    seen = drafts, scores, ending
+    state = speculative.observe(method, contexts.drafter, state, *seen)
+    return speculative.conclude(method, contexts.drafter, state, *seen)
 
 
 def filtered_distributions(logprobs):

@@ -73,7 +73,9 @@ def test_enumerated_joint_distribution(name, eos):
 def _finish(method, contexts, state, drafts, dice):
     scores, state = speculative.verify(method, contexts.target, state, drafts)
     ending = speculative.accept(method, state, drafts, scores, dice)
-    return speculative.conclude(method, contexts.drafter, state, drafts, scores, ending)
+    seen = drafts, scores, ending
+    state = speculative.observe(method, contexts.drafter, state, *seen)
+    return speculative.conclude(method, contexts.drafter, state, *seen)
 
 
 def in_turn_step(method, contexts, state, dice):

@@ -22,7 +22,7 @@ from table_models import inputs_of, random_table, repeat
 GAMMA, BUDGET = 4, 24
 EOS = jnp.int32([2])
 ROWS = 3  # at T=1 an EOS ends one of them early
-JITTED = ("_draft", "_verify", "_accept", "_conclude", "_alive")
+JITTED = ("_draft", "_verify", "_accept", "_learn", "_alive")
 
 
 @pytest.fixture(scope="module", params=[(0.0, 0), (1.0, 0), (1.0, 1), (1.0, 2)])

@@ -22,7 +22,6 @@ def _step(method, context, state):
 
 
 _verify = jax.jit(speculative.verify)
-_conclude = jax.jit(speculative.conclude)
 
 
 @jax.jit
@@ -33,6 +32,12 @@ def _draft(method, context, state):
 @jax.jit
 def _accept(method, state, drafts, scores):
     return speculative.accept(method, state, drafts, scores, dice_for(method))
+
+
+@jax.jit
+def _learn(method, context, state, *seen):
+    state = speculative.observe(method, context, state, *seen)
+    return speculative.conclude(method, context, state, *seen)
 
 
 @jax.jit
@@ -233,4 +238,4 @@ def _by_phases(method, context, state, timed) -> tuple[State, Round]:
     drafts, state = timed("draft", _draft, method, context.drafter, state)
     scores, state = timed("verify", _verify, method, context.target, state, drafts)
     ending = timed("accept", _accept, method, state, drafts, scores)
-    return timed("learn", _conclude, method, context.drafter, state, drafts, scores, ending)
+    return timed("learn", _learn, method, context.drafter, state, drafts, scores, ending)
