@@ -26,13 +26,19 @@ from specjax.state import State
 class Script(NamedTuple):
     """What is drawn along N outputs."""
 
-    keys: UInt32[Array, "N D"]  # of the rows that decode them, by which a row finds its own
     tokens: Int[Array, "N T"]
     rejections: Int[Array, "N T"]  # the first position from there on with a rejected token
-    drafts: Int[Array, "N T G"]
+    drafts: Int[Array, "N T G"]  # by where a rollout begins
 
 
-def script(rollouts: Rollouts, key: Key[Array, ""]) -> Script:
+class Scripts(NamedTuple):
+    """Of N outputs, and whose they are."""
+
+    keys: UInt32[Array, "N D"]  # of the rows that decode them, by which a row finds its own
+    each: Script
+
+
+def script(rollouts: Rollouts, key: Key[Array, ""]) -> Scripts:
     """The draws of `replay` with this key and one draw.
 
     Args:
@@ -40,7 +46,8 @@ def script(rollouts: Rollouts, key: Key[Array, ""]) -> Script:
     """
     keys = row_keys(key, rollouts.input_index, jnp.zeros_like(rollouts.input_index))
     rejections = first_rejections(rollouts, keys)
-    return Script(jax.random.key_data(keys), rollouts.tokens, rejections, rollouts.drafts)
+    each = Script(rollouts.tokens, rejections, rollouts.drafts)
+    return Scripts(jax.random.key_data(keys), each)
 
 
 @pytree
@@ -48,7 +55,7 @@ class Rehearsed:
     """A `loop.Method` that decodes as the script says; rows that it does not have, arbitrarily."""
 
     inner: Speculative
-    script: Script
+    scripts: Scripts
 
     @property
     def target(self):
@@ -77,11 +84,15 @@ class Rehearsed:
         return self.inner.slots
 
     def start(self, inputs, keys, budget, buffer_len):
-        return self.inner.start(inputs, keys, budget, buffer_len)
+        """The context holds each row's script: a round has no time to look for it."""
+        context, state = self.inner.start(inputs, keys, budget, buffer_len)
+        same = jax.random.key_data(keys)[:, None] == self.scripts.keys[None]
+        mine = jnp.argmax(jnp.all(same, axis=2), axis=1)
+        return (context, jax.tree.map(lambda x: x[mine], self.scripts.each)), state
 
     def step(self, context, state):
-        dice = Prompted(dice_for(self.inner), self.script)
-        return speculative.step(self.inner, context, state, dice)
+        own, script = context
+        return speculative.step(self.inner, own, state, Prompted(dice_for(self.inner), script))
 
 
 class Prompted(Dice):
@@ -92,35 +103,34 @@ class Prompted(Dice):
         self.kept: Any = None
 
     def draft(self, state, slot, logprobs, best):
-        row, at = self._stands(state)
-        position, rejected = at + slot, self.script.rejections[row, at]
-        behind = jnp.clip(position - rejected, 0, self.script.drafts.shape[2] - 1)
-        recorded = self.script.drafts[row, rejected, behind]
-        token = jnp.where(position < rejected, self._output(row, position), recorded)
+        at = self._stands(state)
+        position, rejected = at + slot, _at(self.script.rejections, at)
+        rows, behind = jnp.arange(len(at)), jnp.clip(position - rejected, 0)
+        recorded = self.script.drafts.at[rows, rejected, behind].get(mode="clip")
+        token = jnp.where(position < rejected, _at(self.script.tokens, position), recorded)
         return _after(self.own.draft(state, slot, logprobs, best), token)
 
     def accepted(self, state, stop):
-        row, at = self._stands(state)
+        at = self._stands(state)
         slots = jnp.arange(stop.shape[1], dtype=jnp.int32)[None, :]
         # Nothing ends behind the end of a draft, as the rule knows.
         end = jnp.max(jnp.where(stop > 0, slots, 0), axis=1)
-        kept = jnp.minimum(self.script.rejections[row, at] - at, end)
+        kept = jnp.minimum(_at(self.script.rejections, at) - at, end)
         self.kept = _after(self.own.accepted(state, stop), kept)
         return self.kept
 
     def next(self, state, probs):
-        row, at = self._stands(state)
-        return _after(self.own.next(state, probs), self._output(row, at + self.kept))
+        token = _at(self.script.tokens, self._stands(state) + self.kept)
+        return _after(self.own.next(state, probs), token)
 
-    def _stands(self, state: State) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-        """The output of each row, and how much of it is there."""
-        mine = jax.random.key_data(state.keys)[:, None] == self.script.keys[None]
-        row = jnp.argmax(jnp.all(mine, axis=2), axis=1).astype(jnp.int32)
-        return row, jnp.minimum(state.stats.emitted, self.script.tokens.shape[1] - 1)
+    def _stands(self, state: State) -> Int[Array, " B"]:
+        """How much of each row's output is there."""
+        return jnp.minimum(state.stats.emitted, self.script.tokens.shape[1] - 1)
 
-    def _output(self, row, position) -> Int[Array, " B"]:
-        last = self.script.tokens.shape[1] - 1
-        return self.script.tokens[row, jnp.minimum(position, last)]
+
+def _at(table: Int[Array, "B T"], position: Int[Array, " B"]) -> Int[Array, " B"]:
+    """Each row's entry there, or its last one."""
+    return jnp.take_along_axis(table, position[:, None], axis=1, mode="clip")[:, 0]
 
 
 def _after(drawn: Int[Array, " B"], token: Int[Array, " B"]) -> Int[Array, " B"]:
