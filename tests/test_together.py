@@ -211,6 +211,16 @@ def test_alone_it_is_goodput():
     assert len(set(found)) > 1
 
 
+@pytest.mark.parametrize(("measured", "drafted"), [(0.95, 3), (0.3, 0), (np.nan, 2)])
+def test_it_begins_with_the_alpha_that_was_measured(measured, drafted):
+    """Prices 1, 1.4, 1.8, 2.2: at α = .95 three tokens pay best, at .7, where nothing was measured,
+    two, at .3 none; and a prior that is given counts, whatever was measured."""
+    table = prices(0.4, [1.0] * 4, alpha=measured)
+    for prior, length in ((None, drafted), (0.95, 3)):
+        policy = together(table, prior=prior, width=0.0)
+        assert int(policy.begin(policy.init(keys_of(2), 3), 3)[1]) == length
+
+
 def test_rows_learn_from_each_other():
     """After a round in which each of n rows lost its first token, with a prior of .7 that is worth
     2: α of the others 1.4/(1 + n), of each row twice that over 3. Ended rows do not count."""

@@ -1,5 +1,6 @@
 """One length for all rows of a batch: a round lasts as long as its longest draft."""
 
+import dataclasses
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from specjax.policies.prices import Prices
 from specjax.pytrees import pytree
 from specjax.sampling import argmax
 from specjax.support.ranges import number
+
+DEFAULT_PRIOR = 0.7
 
 
 class Shared(NamedTuple):
@@ -90,7 +93,7 @@ class Together(Goodput):
 
 def together(
     prices: Prices,
-    prior: float = 0.7,
+    prior: float | None = None,
     weight: float = 2.0,
     memory: float = 0.98,
     width: float = 0.3,
@@ -98,10 +101,12 @@ def together(
     """Our own, for batches, with a table that was measured at their size.
 
     Args:
-      prior: α before any evidence.
+      prior: α before any evidence. None: what was measured with the prices, .7 if nothing was.
       weight: how many tested tokens the prior is worth to a batch, and the batch to each row.
       memory: of the evidence, how much a round with a draft leaves.
       width: how much is hoped for; with 0 a batch may stop drafting by bad luck.
     """
-    made = goodput(prices, prior, weight, memory)
+    made = goodput(prices, DEFAULT_PRIOR if prior is None else prior, weight, memory)
+    if prior is None:
+        made = dataclasses.replace(made, prior=jnp.nan_to_num(prices.alpha, nan=DEFAULT_PRIOR))
     return Together(**vars(made), width=jnp.float32(number("width", width, "[0, ∞)")))
