@@ -111,6 +111,9 @@ class Prompted(Dice):
         return _after(self.own.draft(state, slot, logprobs, best), token)
 
     def accepted(self, state, stop):
+        if stop.shape[1] == 1:  # no draft: the compiler is to know that nothing is accepted
+            self.kept = self.own.accepted(state, stop)
+            return self.kept
         at = self._stands(state)
         slots = jnp.arange(stop.shape[1], dtype=jnp.int32)[None, :]
         # Nothing ends behind the end of a draft, as the rule knows.
