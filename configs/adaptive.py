@@ -5,8 +5,8 @@
     python -m experiments.adaptive --config=configs/adaptive.py:quick --workdir=runs/adaptive-quick
 
 Every draft at two temperatures: models, n-grams, prompt lookup and, on prose, an EAGLE head, which
-is trained first (configs/train.py:eagle-prose) and left out where runs/ has none. Expect up to
-eight minutes for each draft and temperature on two idle cores; a run that was cut off goes on.
+is trained first (configs/train.py:eagle-prose) and left out where runs/ has none. Expect 8 to 18
+minutes for each draft and temperature on two idle cores; a run that was cut off goes on.
 `parse-short` and `prose-short` race seven of the policies. `quick` races all of them with one draft
 of prose at temperature 0 and few lengths: a policy of your own joins it by its import path.
 
