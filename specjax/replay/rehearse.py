@@ -96,46 +96,42 @@ class Rehearsed:
 
 
 class Prompted(Dice):
-    """Draws as the loop does, and says what the script says."""
+    """Draws as the loop does, and says what the script says.
+
+    Where it reads the script depends on the draw, which the compiler cannot know: none is below 0.
+    So the draw is made, and nothing else of a round waits for the script or goes beside it.
+    """
 
     def __init__(self, own: Dice, script: Script):
         self.own, self.script = own, script
         self.kept: Any = None
 
     def draft(self, state, slot, logprobs, best):
-        at = self._stands(state)
+        at = self._stands(state, self.own.draft(state, slot, logprobs, best))
         position, rejected = at + slot, _at(self.script.rejections, at)
         rows, behind = jnp.arange(len(at)), jnp.clip(position - rejected, 0)
         recorded = self.script.drafts.at[rows, rejected, behind].get(mode="clip")
-        token = jnp.where(position < rejected, _at(self.script.tokens, position), recorded)
-        return _after(self.own.draft(state, slot, logprobs, best), token)
+        return jnp.where(position < rejected, _at(self.script.tokens, position), recorded)
 
     def accepted(self, state, stop):
+        self.kept = self.own.accepted(state, stop)
         if stop.shape[1] == 1:  # no draft: the compiler is to know that nothing is accepted
-            self.kept = self.own.accepted(state, stop)
             return self.kept
-        at = self._stands(state)
+        at = self._stands(state, self.kept)
         slots = jnp.arange(stop.shape[1], dtype=jnp.int32)[None, :]
         # Nothing ends behind the end of a draft, as the rule knows.
         end = jnp.max(jnp.where(stop > 0, slots, 0), axis=1)
-        kept = jnp.minimum(_at(self.script.rejections, at) - at, end)
-        self.kept = _after(self.own.accepted(state, stop), kept)
+        self.kept = jnp.clip(_at(self.script.rejections, at) - at, 0, end)  # 0: a row that is done
         return self.kept
 
     def next(self, state, probs):
-        token = _at(self.script.tokens, self._stands(state) + self.kept)
-        return _after(self.own.next(state, probs), token)
+        return _at(self.script.tokens, self._stands(state, self.own.next(state, probs)) + self.kept)
 
-    def _stands(self, state: State) -> Int[Array, " B"]:
-        """How much of each row's output is there."""
-        return jnp.minimum(state.stats.emitted, self.script.tokens.shape[1] - 1)
+    def _stands(self, state: State, drawn: Int[Array, " B"]) -> Int[Array, " B"]:
+        """How much of each row's output is there, once the draw is made."""
+        return state.stats.emitted + jnp.minimum(drawn, 0)
 
 
 def _at(table: Int[Array, "B T"], position: Int[Array, " B"]) -> Int[Array, " B"]:
     """Each row's entry there, or its last one."""
     return jnp.take_along_axis(table, position[:, None], axis=1, mode="clip")[:, 0]
-
-
-def _after(drawn: Int[Array, " B"], token: Int[Array, " B"]) -> Int[Array, " B"]:
-    """The token, which the compiler cannot know without the draw: none is below 0."""
-    return jnp.where(drawn < 0, drawn, token)
