@@ -14,7 +14,8 @@ from specjax.accept import AcceptanceRule, TokenRule, resolve_rule
 from specjax.drafters.base import started
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round
-from specjax.sampling import Purpose, Sampling
+from specjax.sampling import Sampling
+from specjax.speculative import Dice
 from specjax.state import State, begin, commit, is_finite, left
 from specjax.types import Context, Model
 
@@ -44,11 +45,13 @@ class Autoregressive:
         room = {"buffer_len": buffer_len, "gamma_max": 0}
         return context, begin(inputs, keys, budget, cache=cache, **room)
 
-    def step(self, context, state):
-        return step(self, context, state)
+    def step(self, context, state, dice=None):
+        return step(self, context, state, dice)
 
 
-def step(method: Autoregressive, context: Context, state: State) -> tuple[State, Round]:
+def step(
+    method: Autoregressive, context: Context, state: State, dice: Dice | None = None
+) -> tuple[State, Round]:
     """One token for every live row, drawn as in a speculative round that drafts nothing."""
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     hidden, cache = method.target(last, state.length - 1, context, state.cache)
@@ -59,7 +62,7 @@ def step(method: Autoregressive, context: Context, state: State) -> tuple[State,
         # That of the logprobs, which are one-hot; `standardize` has computed it.
         token = smp.argmax(logits.astype(logprobs.dtype))
     else:
-        token = smp.draw(smp.fold(state.keys, state.rounds, Purpose.NEXT), probs)
+        token = (dice or Dice()).next(state, probs)
     finite = state.target_finite & is_finite(logprobs, ~state.done)
     state = state.replace(cache=cache, target_finite=finite)
     zero, none = jnp.zeros_like(token), jnp.zeros((token.shape[0], 0), jnp.int32)

@@ -7,6 +7,7 @@ import pytest
 
 import test_loops
 import test_replay
+from specjax.autoregressive import Autoregressive
 from specjax.drafters.ngram import PromptLookup
 from specjax.policies import constant
 from specjax.replay import rehearse, replay
@@ -53,6 +54,22 @@ def test_a_drafter_that_falls_silent():
     assert test_loops.outputs(state, inputs) == [
         trace.tokens[b, :n].tolist() for b, n in enumerate(trace.emitted)
     ]
+
+
+def test_plain_decoding_reads_the_script():
+    """As the races have it: one token in each round, those of the script and not its own."""
+    method = test_replay.method_of(constant(2), sampling(1.0))
+    inputs = inputs_of(test_replay.PROMPTS * 4)
+    trace, _ = both(method, inputs)
+    drawn = rehearse.script(trace, KEY)
+    drawn = drawn._replace(each=drawn.each._replace(tokens=(drawn.each.tokens + 1) % 2))
+    plain = Rehearsed(Autoregressive(method.target, method.sampling, jnp.int32([-1])), drawn)
+    keys = row_keys(KEY, trace.input_index, jnp.zeros_like(trace.input_index))
+    state = test_loops.run(plain, inputs, test_replay.BUDGET, keys=keys)
+    for b, output in enumerate(test_loops.outputs(state, inputs)):
+        told = trace.emitted[b]
+        assert output[:told] == ((trace.tokens[b, :told] + 1) % 2).tolist()
+    assert jnp.all(state.stats.target_calls == state.stats.emitted)
 
 
 @pytest.mark.parametrize("skew", [False, True])

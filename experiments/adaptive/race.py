@@ -15,7 +15,6 @@ from experiments.replay import evaluate
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study
 from specjax.drafters.base import Drafter
-from specjax.loop import Method
 from specjax.measure import pricing, timing
 from specjax.measure.pricing import static
 from specjax.measure.timing import PLAIN, Comparison
@@ -131,11 +130,11 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     recorded = record(on, draft, temperature)
     made = build(on, draft, temperature, prices)
     key = jax.random.key(config.seed)
-    racing: dict[str, Any] = {**static_loops(on, draft, temperature), **made}
+    plain = speedups.plain_method(on, temperature)
+    methods: dict[str, Any] = {PLAIN: plain, **static_loops(on, draft, temperature), **made}
     if temperature:
         drawn = rehearse.script(recorded, key)
-        racing = {name: Rehearsed(loop, drawn) for name, loop in racing.items()}
-    methods: dict[str, Method] = {PLAIN: speedups.plain_method(on, temperature), **racing}
+        methods = {name: Rehearsed(method, drawn) for name, method in methods.items()}
     everything = timing.side_by_side(
         methods,
         on.target,

@@ -7,14 +7,14 @@ is rejected, and then what was recorded there (`rollouts.py`): that is a draw fr
 of the real run, given its output. The loop makes its own draws all the same, for their time.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int, Key, UInt32
 
-from specjax import speculative
+from specjax.autoregressive import Autoregressive
 from specjax.pytrees import pytree
 from specjax.replay.replay import first_rejections
 from specjax.replay.rollouts import Rollouts
@@ -54,7 +54,7 @@ def script(rollouts: Rollouts, key: Key[Array, ""]) -> Scripts:
 class Rehearsed:
     """A `loop.Method` that decodes as the script says; rows that it does not have, arbitrarily."""
 
-    inner: Speculative
+    inner: Autoregressive | Speculative
     scripts: Scripts
 
     @property
@@ -92,7 +92,7 @@ class Rehearsed:
 
     def step(self, context, state):
         own, script = context
-        return speculative.step(self.inner, own, state, Prompted(dice_for(self.inner), script))
+        return self.inner.step(own, state, Prompted(dice_for(self.inner), script))
 
 
 class Prompted(Dice):
@@ -104,7 +104,7 @@ class Prompted(Dice):
 
     def __init__(self, own: Dice, script: Script):
         self.own, self.script = own, script
-        self.kept: Any = None
+        self.kept: Array | int = 0  # plain decoding has no drafts
 
     def draft(self, state, slot, logprobs, best):
         at = self._stands(state, self.own.draft(state, slot, logprobs, best))
