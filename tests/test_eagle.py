@@ -18,7 +18,6 @@ from specjax import generate, loop, speculative
 from specjax.accept import BlockRule, TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import eagle
-from specjax.drafters.eagle import State
 from specjax.measure.pricing import Always
 from specjax.models.layers import Decoder
 from specjax.models.memory import nbytes
@@ -27,12 +26,13 @@ from specjax.policies import constant
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
 from table_models import inputs_of, repeat
-from toy_policies import Erratic, OneOf
+from toy_policies import Erratic, OneOf, Scripted
 
 VERSIONS = (1, 3)
 GAMMA = 3
 NEVER = jnp.int32([-1])
 SLOW = pytest.mark.slow
+LATE = jnp.int32([[0, 0, 0]] * 4 + [[3, 2, 2], [0, 3, 2]])  # tokens to draft, by round and row
 CLOSE = 2e-4  # of log-probabilities in float32
 # One token beside longer ones; a T5 begins with its start token alone and reads a source.
 PROMPTS = [[1], [0, 2, 3, 1], [4, 4]]
@@ -139,16 +139,37 @@ def test_a_round_begins_from_true_features(kind, version, widths):
     assert disagreement(target, method.drafter, method=method) < CLOSE
 
 
-def test_observes_as_many_positions_as_the_pass_has():
-    """A round without a draft has a pass of one: `observe` fills one slot, and not four."""
+@pytest.mark.parametrize("drafted", [0, 1])
+def test_a_round_without_a_draft_computes_nothing(drafted):
+    """It keeps one feature, and fills no slot; a pass of two positions fills two."""
     target = target_of("gpt")
-    method = method_of(target, eagle_of(target, 1), policy=Always(jnp.int32(0)))
+    method = method_of(target, eagle_of(target, 1), policy=Always(jnp.int32(drafted)))
     method = dataclasses.replace(method, widths=(1, 2))
-    contexts, before = test_loops.begin(method, inputs_for(target), 9)
+    contexts, before = test_loops.begin(method, inputs_of([[0, 2, 3], [4, 1, 2]]), 9)
     after, _ = jax.jit(speculative.step)(method, contexts, before)
-    changed = np.asarray(after.drafter.cache.values != before.drafter.cache.values)
-    # The first row's prompt is a single token, whose pair the prefill of the others has written.
-    assert changed.any(axis=(1, 3)).sum(axis=1).tolist() == [0, 1, 1]
+    features, values = (
+        np.asarray(new != old)
+        for new, old in (
+            (after.drafter.features, before.drafter.features),
+            (after.drafter.cache.values, before.drafter.cache.values),
+        )
+    )
+    assert features.any(axis=2).sum(axis=1).tolist() == [drafted + 1] * 2
+    assert values.any(axis=(1, 3)).sum(axis=1).tolist() == [2 * drafted] * 2
+
+
+@pytest.mark.parametrize("stride", [2, 8])
+def test_slots_that_lag_are_filled(stride, monkeypatch):
+    """Some rounds without a draft one after the other, whose pass has one position."""
+    monkeypatch.setattr(eagle.Eagle, "stride", stride)
+    jax.clear_caches()
+    target = target_of("gpt")
+    method = method_of(target, eagle_of(target, 1), policy=Scripted(LATE))
+    method = dataclasses.replace(method, widths=(1, 2))
+    assert disagreement(target, method.drafter, method=method) < CLOSE
+    monkeypatch.setattr(eagle, "catch_up", lambda *known: known[-1])
+    jax.clear_caches()
+    assert disagreement(target, method.drafter, method=method) > 1e-2
 
 
 def test_a_head_without_a_first_feature():
@@ -159,12 +180,12 @@ def test_a_head_without_a_first_feature():
 
 
 def test_features_that_stay_from_drafting_are_seen(monkeypatch):
-    """`observe` keeps the newest true feature, but does not run the block again."""
+    """`observe` keeps the true features, but does not run the block again."""
     plain = eagle.Eagle.observe
 
     def lazy(self, tokens, start, hidden, count, context, state):
-        true = plain(self, tokens, start, hidden, count, context, state).true
-        return State(state.cache, true, state.guess)
+        after = plain(self, tokens, start, hidden, count, context, state)
+        return after._replace(cache=state.cache)
 
     monkeypatch.setattr(eagle.Eagle, "observe", lazy)
     jax.clear_caches()
@@ -344,11 +365,11 @@ def test_a_target_that_has_no_layers_to_reach():
 
 
 def test_a_round_can_be_stepped():
-    """Rounds without drafts move the newest true feature on."""
+    """Rounds without drafts keep the newest true feature."""
     target = target_of("gpt")
     drafter = eagle_of(target, 1)
     method = method_of(target, drafter, policy=constant(GAMMA))
     contexts, state = test_loops.begin(method, inputs_for(target), 1)
     after, _ = jax.jit(speculative.step)(method, contexts, state)
-    assert not np.any(np.asarray(after.drafter.true == state.drafter.true).all(axis=1))
+    assert np.all(np.asarray(after.drafter.features != state.drafter.features).any(axis=(1, 2)))
     assert dataclasses.replace(drafter).config == drafter.config

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import test_eagle
+import test_loops
 import test_medusa
 from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
@@ -12,7 +13,7 @@ from specjax import sampling as smp
 from specjax.accept import BlockRule, TokenRule
 from specjax.drafters import ngram
 from specjax.policies import constant
-from specjax.trees import BestFirst, fixed
+from specjax.trees import BestFirst, drafting, fixed, speculative
 from specjax.trees.speculative import TreeSpeculative
 from table_models import inputs_of, random_table
 
@@ -88,3 +89,19 @@ def test_a_round_begins_from_true_features(kind, version):
     tree = fixed(branches=(2, 2))
     method = method_of(drafter.sees(target.model), drafter, tree, smp.sampling(1.0), eos=-1)
     assert test_eagle.disagreement(target, drafter, method=method) < test_eagle.CLOSE
+
+
+def test_nodes_share_what_extend_leaves_alone():
+    """The target's features, which an EAGLE keeps: no node has a copy."""
+    target = test_eagle.target_of("gpt")
+    drafter, tree = test_eagle.eagle_of(target, 1), fixed(branches=(2, 2))
+    method = method_of(drafter.sees(target.model), drafter, tree, smp.sampling(1.0), eos=-1)
+    contexts, state = test_loops.begin(method, inputs_of([PROMPT] * 2), 9)
+    _, allowed = speculative.begin(method, state)
+    dice = speculative.dice_for(method)
+    drafted = jax.eval_shape(drafting.fixed, method, contexts.drafter, state, allowed, dice)
+    kept = drafted.rest.shape
+    assert kept == state.drafter.features.shape
+    inner = [leaf.shape for one in drafted.levels[1:] for leaf in jax.tree.leaves(one.states)]
+    assert inner
+    assert all(shape[1:2] == (2,) and shape[2:] != kept[1:] for shape in inner)

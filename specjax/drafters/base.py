@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from specjax import sampling as smp
 from specjax.pytrees import pytree
@@ -102,6 +102,15 @@ class Drafter(Protocol):
         """
         return state
 
+    def fork(self, state: Any) -> tuple[Any, Any]:
+        """The state as the branches of a tree have it, a copy for each node, and what `extend`
+        neither reads nor changes; by default all of it, and nothing."""
+        return state, ()
+
+    def join(self, state: Any, rest: Any) -> Any:
+        """The state of a branch with what `fork` left out."""
+        return state
+
     def lessons(self, state: Any) -> Any:
         """What of its state the next batch of a run may begin with, if it `carries`: no caches."""
         return ()
@@ -188,30 +197,15 @@ class ByModel(Drafter):
         """
         newest = jnp.maximum(length - 2, 0)  # with one known token: position 0, and 1 is scratch
         cache = state.cache
+
+        def feed(at, count, cache):
+            return self.model(block_at(tokens, at, count), at, context, cache)[1]
+
         if lags:
-            cache = self._catch_up(tokens, state.end, newest, context, cache)
-        hidden, cache = self.model(_some(tokens, newest, 2), newest, context, cache)
+            cache = catch_up(feed, state.end, newest, min(self.stride, tokens.shape[1]), cache)
+        hidden, cache = self.model(block_at(tokens, newest, 2), newest, context, cache)
         last = jnp.take_along_axis(hidden, (length - 1 - newest)[:, None, None], axis=1)[:, 0]
         return last, Fed(cache, length)
-
-    def _catch_up(self, tokens, first, newest, context, cache):
-        """Feed what lies between `first` and `newest`, `stride` tokens at a time.
-
-        The last of these calls ends before `newest`: it may feed again what was fed before. Where
-        fewer tokens are known, what it feeds beyond them is overwritten before a query sees it.
-        """
-        count = min(self.stride, tokens.shape[1])
-
-        def behind(carry):
-            return jnp.any(carry[0] < newest)
-
-        def feed(carry):
-            first, cache = carry
-            at = jnp.minimum(first, jnp.maximum(newest - count, 0))
-            _, cache = self.model(_some(tokens, at, count), at, context, cache)
-            return first + count, cache
-
-        return jax.lax.while_loop(behind, feed, (first, cache))[1]
 
     def extend(self, token, position, context, state):
         hidden, cache = self.model(token[:, None], position, context, state.cache)
@@ -280,7 +274,34 @@ def proposal(logits: Float[Array, "*batch V"], sampling: Sampling) -> Proposal:
     return Proposal(~silent, logprobs, belief, smp.argmax(logits))
 
 
-def _some(tokens: Int[Array, "B T"], first: Int[Array, " B"], count: int) -> Int[Array, "B K"]:
-    """`count` tokens from the first."""
+def catch_up(
+    feed: Callable[[Int[Array, " B"], int, Cache], Cache],
+    first: Int[Array, " B"],
+    newest: Int[Array, " B"],
+    count: int,
+    cache: Cache,
+) -> Cache:
+    """Feed what lies between `first` and `newest`, `count` slots at a time.
+
+    The last of these calls ends before `newest`: it may feed again what was fed before. Where fewer
+    tokens are known, what it feeds beyond them is overwritten before a query sees it.
+
+    Args:
+      feed: fills as many slots of the cache as it is told, from one on.
+    """
+
+    def behind(carry):
+        return jnp.any(carry[0] < newest)
+
+    def again(carry):
+        first, cache = carry
+        at = jnp.minimum(first, jnp.maximum(newest - count, 0))
+        return first + count, feed(at, count, cache)
+
+    return jax.lax.while_loop(behind, again, (first, cache))[1]
+
+
+def block_at(x: Shaped[Array, "B T ..."], first: Int[Array, " B"], count: int) -> Array:
+    """Of each row `count` entries from its first, (B, count, …)."""
     slots = first[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
-    return jnp.take_along_axis(tokens, slots, axis=1)
+    return jnp.take_along_axis(x, slots.reshape(*slots.shape, *(1,) * (x.ndim - 2)), axis=1)

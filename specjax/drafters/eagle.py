@@ -19,13 +19,16 @@ left: that overwrites the slots which drafting made from guesses. With known tok
     observe  slots 2, 3, 4     (f_1, c) (f_2, d) (f_3, e)
     begin    slot 4  (f_3, x)  → over what was rejected
 
+A pass of one position has seen no drafts. Then `observe` keeps the feature and computes nothing:
+where nobody drafts an EAGLE costs nothing. `begin` fills the slots that lag.
+
 The embedding is the target's, and so is the head of EAGLE-1: the same arrays, and none of them is
 stored. Of an encoder-decoder the layer may read the encoder's output too, by cross-attention.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +38,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax import devices
-from specjax.drafters.base import Drafter
+from specjax.drafters.base import Drafter, block_at, catch_up
 from specjax.models import hub
 from specjax.models.hub import Checkpoint
 from specjax.models.hub import llama as names_of
@@ -189,14 +192,18 @@ class Network(nnx.Module):
 class State(NamedTuple):
     """What an EAGLE keeps of a row."""
 
-    cache: KV  # of the one layer; slots that are known hold pairs with true features
-    true: Float[Array, "B E"]  # the target's feature of the last token that it has read
+    cache: KV  # of the one layer
+    end: Int[Array, " B"]  # slots before it hold pairs with true features
+    features: Float[Array, "B T E"]  # entry s: the target's, that slot s reads; of known tokens
     guess: Float[Array, "B E"]  # h of the last token that was drafted from
 
 
 @pytree
 class Eagle(Drafter):
     """An EAGLE-1 or EAGLE-3 of one target. Made by `fresh`, `from_tensors` or `attached.load`."""
+
+    stride: ClassVar[int] = 8
+    """Slots that it fills at a time where it lags."""
 
     target: LanguageModel
     """Whose embedding, head and encoder it reads; shared."""
@@ -236,8 +243,13 @@ class Eagle(Drafter):
         if self.config.first_learned:
             first = module.first[...]
         first = jnp.broadcast_to(first[None, :], (batch, len(first)))
+        features = jnp.zeros((batch, buffer_len, len(first[0])), self.dtype).at[:, 0].set(first)
         cache = empty(batch, heads, buffer_len, size, self.dtype)
-        return self.read(inputs.source, inputs.source_len), State(cache, first, first)
+        end = jnp.zeros((batch,), jnp.int32)
+        # Slot 0 at once: a prompt of two tokens has a pass of one position.
+        cache = self.module.remember(self.embed(inputs.prompt[:, :1]), first[:, None], end, cache)
+        state = State(cache, end + 1, features, first)
+        return self.read(inputs.source, inputs.source_len), state
 
     def read(self, source: Int[Array, "B S"], source_len: Int[Array, " B"]) -> Source | tuple[()]:
         """What the layer reads of the source; () where it does not."""
@@ -247,28 +259,49 @@ class Eagle(Drafter):
         return Source(self.module.cross.project(encoded.astype(self.dtype)), bias)
 
     def observe(self, tokens, start, hidden, count, context, state):
-        """Keys and values of the block anew, each token beside the true feature of the one before
-        it."""
-        features = self.features(hidden)
-        before = jnp.concatenate([state.true[:, None], features[:, :-1]], axis=1)
-        cache = self.module.remember(self.embed(tokens), before, start, state.cache)
-        last = jnp.maximum(count - 1, 0)[:, None, None]
-        newest = jnp.take_along_axis(features, last, axis=1)[:, 0]
-        return State(cache, jnp.where(count[:, None] > 0, newest, state.true), state.guess)
+        """Keeps the features. Where there may have been drafts: keys and values of the block anew,
+        each token beside the true feature of the one before it."""
+        slots = start[:, None] + 1 + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+        put = jax.vmap(lambda row, at, some: row.at[at].set(some, mode="drop"))
+        features = put(state.features, slots, self.features(hidden))
+        if tokens.shape[1] == 1:
+            return state._replace(features=features)
+        cache = self._remember(tokens, features, start, state.cache)
+        # A row that lags has no pairs between its end and the block.
+        end = jnp.where(state.end < start, state.end, jnp.maximum(state.end, start + count))
+        return State(cache, end, features, state.guess)
 
     def begin(self, tokens, length, context, state, *, lags=True):
-        """Nothing ever lags: `observe` comes in every round."""
-        newest = length - 1
-        token = jnp.take_along_axis(tokens, newest[:, None], axis=1)
-        return self._guess(token, state.true, newest, context, state)
+        """The slots that lag, `stride` at a time, and then the newest token's."""
+        newest, cache = length - 1, state.cache
+
+        def feed(at, count, cache):
+            return self._remember(block_at(tokens, at, count), state.features, at, cache)
+
+        if lags:
+            cache = catch_up(feed, state.end, newest, min(self.stride, tokens.shape[1]), cache)
+        here = block_at(tokens, newest, 1)[:, 0], block_at(state.features, newest, 1)[:, 0]
+        return self._guess(*here, newest, context, state._replace(cache=cache, end=length))
 
     def extend(self, token, position, context, state):
-        return self._guess(token[:, None], state.guess, position, context, state)
+        return self._guess(token, state.guess, position, context, state)
+
+    def _remember(self, tokens, features, at, cache):
+        """Keys and values of tokens from a slot on."""
+        return self.module.remember(
+            self.embed(tokens), block_at(features, at, tokens.shape[1]), at, cache
+        )
 
     def _guess(self, token, feature, position, context, state):
-        pair = self.embed(token), feature[:, None]
+        pair = self.embed(token[:, None]), feature[:, None]
         hidden, cache = self.module(*pair, position, state.cache, context)
-        return hidden[:, 0], State(cache, state.true, hidden[:, 0])
+        return hidden[:, 0], state._replace(cache=cache, guess=hidden[:, 0])
+
+    def fork(self, state):
+        return state._replace(features=()), state.features
+
+    def join(self, state, rest):
+        return state._replace(features=rest)
 
     def features(self, hidden: Float[Array, "*batch F"]) -> Float[Array, "*batch E"]:
         """The target's hidden states as pairs have them."""

@@ -33,7 +33,7 @@ class Level(NamedTuple):
     """The nodes of one depth that have children, M of them."""
 
     nodes: Int[Array, "B M"]  # −1: no node of the tree, or the drafter was left out
-    states: Any  # the drafter's after each; leaves (B, M, …)
+    states: Any  # the drafter's after each, as `Drafter.fork` gives them; leaves (B, M, …)
     logprobs: Float[Array, "B M V"]  # of the next token, under the sampling
     belief: Float[Array, "B M V"]  # at temperature 1 where decoding is greedy, else the same
     speaks: Bool[Array, "B M"]  # False: the drafter proposes nothing
@@ -44,15 +44,17 @@ class Drafted(NamedTuple):
 
     nodes: Nodes
     levels: list[Level]  # from the root's on
+    rest: Any  # of the drafter's state what all branches share (`Drafter.fork`)
     finite: Bool[Array, ""]
 
 
-def root(method: Any, context: Context, state: State) -> Level:
-    """The known tokens."""
+def root(method: Any, context: Context, state: State) -> tuple[Level, Any]:
+    """The known tokens, and what all branches share of the drafter's state."""
     known = state.tokens, state.length, context, state.drafter
     hidden, drafter = method.drafter.begin(*known)
-    states = jax.tree.map(lambda x: x[:, None], drafter)
-    return level(method, jnp.zeros_like(state.length)[:, None], states, hidden[:, None])
+    own, rest = method.drafter.fork(drafter)
+    states = jax.tree.map(lambda x: x[:, None], own)
+    return level(method, jnp.zeros_like(state.length)[:, None], states, hidden[:, None]), rest
 
 
 def expand(
@@ -112,7 +114,8 @@ def fixed(method: Any, context: Context, state: State, allowed: Allowed, dice: A
     shape: FixedTree = method.shape
     deepest = jnp.asarray(np.maximum.accumulate(shape.depths))[allowed.nodes]
     allowed = allowed._replace(depth=jnp.minimum(allowed.depth, deepest))
-    levels = [root(method, context, state)]
+    first, rest = root(method, context, state)
+    levels = [first]
     parts: list[Children] = []  # by level
     order: list[int] = []  # the nodes in which they are
     submitted = {0: jnp.ones_like(state.done)}  # by node
@@ -142,7 +145,7 @@ def fixed(method: Any, context: Context, state: State, allowed: Allowed, dice: A
         belief=beliefs,
     )
     sound = jnp.all(jnp.stack([finite(one, state) for one in levels]))
-    return Drafted(joined, levels, sound)
+    return Drafted(joined, levels, rest, sound)
 
 
 class Children(NamedTuple):
@@ -213,7 +216,8 @@ def best_first(method: Any, context: Context, state: State, allowed: Allowed, di
     shape: BestFirst = method.shape
     width = shape.width
     rows = state.length.shape[0]
-    levels = [root(method, context, state)]
+    first, rest = root(method, context, state)
+    levels = [first]
     path = jnp.zeros((rows, 1), jnp.float32)  # log of the belief in the way to each inner node
     tokens, parents, depths, beliefs, paths = [], [], [], [], []
     count = 0  # candidates so far; candidate i has the number i + 1
@@ -258,7 +262,7 @@ def best_first(method: Any, context: Context, state: State, allowed: Allowed, di
         one._replace(nodes=_renumbered(one.nodes, renumber)) for one in levels[1:]
     ]
     sound = jnp.all(jnp.stack([finite(one, state) for one in levels]))
-    return Drafted(nodes, levels, sound)
+    return Drafted(nodes, levels, rest, sound)
 
 
 def _renumbered(nodes: Int[Array, "B M"], renumber: Int[Array, "B A"]) -> Int[Array, "B M"]:
@@ -271,7 +275,8 @@ def _renumbered(nodes: Int[Array, "B M"], renumber: Int[Array, "B A"]) -> Int[Ar
 
 
 def state_at(levels: list[Level], path: Int[Array, "B D"], accepted: Int[Array, " B"]) -> Any:
-    """The drafter's state after the last node of the accepted path that was expanded.
+    """The drafter's state after the last node of the accepted path that was expanded, without what
+    all branches share.
 
     Args:
       path: the nodes at depths 1 … D.

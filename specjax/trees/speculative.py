@@ -91,7 +91,7 @@ def step(
     """One round for every live row: the loop's body."""
     dice = dice or dice_for(method)
     policy, allowed = begin(method, state)
-    nodes, levels, finite = grow(method)(method, contexts.drafter, state, allowed, dice)
+    nodes, levels, rest, finite = grow(method)(method, contexts.drafter, state, allowed, dice)
     lines = lineage(nodes.parent, nodes.depth, method.gamma_max)
 
     block = block_of(state, nodes)
@@ -119,7 +119,7 @@ def step(
     sound = is_finite(logprobs, ~state.done)
     before = state.replace(
         cache=method.target.compact(cache, root, path),
-        drafter=drafting.state_at(levels, path, accepted),
+        drafter=method.drafter.join(drafting.state_at(levels, path, accepted), rest),
         policy=policy,
         target_finite=state.target_finite & sound,
         draft_finite=state.draft_finite & finite,
