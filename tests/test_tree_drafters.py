@@ -98,8 +98,12 @@ def test_nodes_share_what_extend_leaves_alone():
     method = method_of(drafter.sees(target.model), drafter, tree, smp.sampling(1.0), eos=-1)
     contexts, state = test_loops.begin(method, inputs_of([PROMPT] * 2), 9)
     _, allowed = speculative.begin(method, state)
-    dice = speculative.dice_for(method)
-    drafted = jax.eval_shape(drafting.fixed, method, contexts.drafter, state, allowed, dice)
+
+    def draft(state):
+        dice = speculative.dice_for(method)
+        return drafting.fixed(method, contexts.drafter, state, allowed, dice)
+
+    drafted = jax.eval_shape(draft, state)
     kept = drafted.rest.shape
     assert kept == state.drafter.features.shape
     inner = [leaf.shape for one in drafted.levels[1:] for leaf in jax.tree.leaves(one.states)]

@@ -133,7 +133,7 @@ def fixed(method: Any, context: Context, state: State, allowed: Allowed, dice: A
         parts.append(_children(method, state, levels[-1], inner, depth, allowed, submitted, dice))
         order += [child for node in inner for child in shape.children(node)]
     back = np.argsort(order)
-    tokens, laws, beliefs, there = (
+    tokens, logprobs, beliefs, there = (
         jnp.concatenate(x, axis=1)[:, back] for x in zip(*parts, strict=True)
     )
     joined = Nodes(
@@ -141,7 +141,7 @@ def fixed(method: Any, context: Context, state: State, allowed: Allowed, dice: A
         parent=jnp.asarray(shape.parent)[None, :],
         depth=jnp.asarray(shape.depths)[None, :],
         submitted=there,
-        logprobs=None if method.chosen else laws,
+        logprobs=None if method.chosen else logprobs,
         belief=beliefs,
     )
     sound = jnp.all(jnp.stack([finite(one, state) for one in levels]))
