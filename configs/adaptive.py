@@ -61,7 +61,8 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.timed_inputs = 24  # outputs differ more than repeats do
     config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed
     config.draws = 8  # replays of each output, where temperature is above 0
-    # Inputs that a method decodes in a row. One of parse is too short: a program finds its code cold.
+    # Inputs that a method decodes in a row. Those of parse are short: a program would find its code
+    # cold at each.
     config.turn = 24 if parse else 1
     # Of the race: half choose the best static γ, half compare. Outputs of parse are short.
     config.repeats = 24 if parse else 8
