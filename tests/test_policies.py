@@ -287,19 +287,20 @@ def test_lookahead():
     """Prices 1, 1.1, 1.8, 2 and α = .9: time is worth 1.9/1.1 a step, what one token gives. A
     second token takes .7 for .9·S, but two take .9 for 1.71·S: S must exceed .909.
 
-    Log-odds are ln 9, and .6 times those of the belief: at even belief .9, which is too little.
+    The odds are 9 at a belief of .9, which is too little. Elsewhere they are 9^.2 times those of
+    the belief to the power of .8.
     """
     policy = lookahead(prices(0.1, [1, 1, 1.6, 1.7]), prior=0.9)
     state, allowed = policy.begin(policy.init(keys_of(1), 3), 3)
     assert allowed.tolist() == [3]
     bars = 1.9 / 1.1 * np.array([0.1 / 0.9, 0.9 / 1.71, 0.2 / 0.9, np.inf])
     np.testing.assert_allclose(state.bars[0], bars, rtol=1e-5)
-    assert drafts(policy, state, [0.5, 0.5], 0)[1:] == (True, False)
-    first, *found = drafts(policy, state, [0.6, 0.4], 0)
+    assert drafts(policy, state, [0.9, 0.1], 0)[1:] == (True, False)
+    first, *found = drafts(policy, state, [0.92, 0.08], 0)
     assert found == [True, True]
-    np.testing.assert_allclose(first.survival, [1 / (1 + 1 / (9 * 1.5**0.6))], rtol=1e-5)
+    np.testing.assert_allclose(first.survival, [1 / (1 + 1 / (9**0.2 * 11.5**0.8))], rtol=1e-5)
     np.testing.assert_allclose(first.bars[0, :2], bars[1:3], rtol=1e-5)
-    assert drafts(policy, first, [0.05, 0.95], 0)[1:] == (True, True)  # the bar is lower here
+    assert drafts(policy, first, [0.5, 0.5], 0)[1:] == (True, True)  # the bar is lower here
 
 
 def test_lookahead_begins_with_what_was_measured():

@@ -18,7 +18,8 @@ from specjax.support.ranges import number
 
 LASTING_WEIGHT = 6.0  # tested tokens that the prior is worth
 MEASURED_WEIGHT = 40.0  # and that the α is worth which was measured with the prices
-FIRST_SLOPE = 0.6
+BELIEF_WEIGHT = 2.0  # and that the mean belief is worth which fits α
+FIRST_SLOPE = 0.8
 LIMIT = 4.0  # of log-odds: beliefs of 1.8% and 98.2%
 
 
@@ -45,9 +46,10 @@ class Lookahead(Goodput):
 
     so beliefs move a chance up and down from the α of recent rounds, and how far they do is learned
     by online logistic regression: from nothing, where they tell nothing, to more than the drafter
-    says. α fades from recent rounds towards the row's lasting one, which begins with what was
-    measured with the prices, and that towards the prior: a row that has stopped drafting tries
-    again, ever more seldom.
+    says. It begins near a drafter whose beliefs are right: with a slope of .8, and a mean of α's
+    own log-odds, which tested tokens soon outweigh. α fades from recent rounds towards the row's
+    lasting one, which begins with what was measured with the prices, and that towards the prior: a
+    row that has stopped drafting tries again, ever more seldom.
 
     With n tokens drafted, all of which are accepted with the chance S, k more are expected to bring
     S·(α + … + αᵏ) tokens and take price(n + k) − price(n). Time is worth what `goodput` would make
@@ -75,7 +77,7 @@ class Lookahead(Goodput):
         time = jnp.where(more > 0, price[None, :] - price[:, None], jnp.inf)
         brought = expected(alpha[:, None, None], np.maximum(more, 1)[None]) - 1
         bars = jnp.min(time[None] / brought, axis=2) * best[:, None]
-        offset = _odds(alpha, 1 - alpha) - state.slope * _mean_odds(state)
+        offset = _odds(alpha, 1 - alpha) - state.slope * _mean_odds(state, alpha)
         state = state._replace(offset=offset, bars=bars, survival=jnp.ones_like(alpha))
         return state, jnp.where(best > rate[:, 0], len(price) - 1, 0)
 
@@ -86,7 +88,8 @@ class Lookahead(Goodput):
 
     def update(self, state, round_):
         odds, chance = _belief_odds(round_.confidence), _chance(state, round_.confidence)
-        apart = jnp.where(round_.tested, odds - _mean_odds(state)[:, None], 0.0)
+        mean = _mean_odds(state, self.alpha(state))
+        apart = jnp.where(round_.tested, odds - mean[:, None], 0.0)
         slope = state.slope + self.learning_rate * jnp.sum((round_.ratio - chance) * apart, axis=1)
         new = state._replace(
             recent=add(state.recent, self.memory, round_),
@@ -114,8 +117,11 @@ def _belief_odds(confidence: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     return _odds(belief, 1 - belief)
 
 
-def _mean_odds(state: Ahead) -> Float[Array, " B"]:
-    return state.odds / jnp.maximum(state.recent.tested, 1e-3)
+def _mean_odds(state: Ahead, alpha: Float[Array, " B"]) -> Float[Array, " B"]:
+    """Of beliefs in recent tested tokens; before there are any, of a drafter that is right about
+    its α."""
+    fitting = BELIEF_WEIGHT * _odds(alpha, 1 - alpha)
+    return (state.odds + fitting) / (state.recent.tested + BELIEF_WEIGHT)
 
 
 def _chance(state: Ahead, confidence: Float[Array, "B K"]) -> Float[Array, "B K"]:
