@@ -29,6 +29,7 @@ from experiments.adaptive import race
 from experiments.reproduce import pages, speedups, study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
+from specjax import decoding
 from specjax.loop import Method
 from specjax.measure import pricing, report, timing
 from specjax.measure.pricing import static
@@ -103,7 +104,8 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
         methods[static(gamma)] = speedups.method(on, draft, temperature, gamma)
     for name, settings in config.policies.to_dict().items():
         told = {"prices": prices} if takes(name, "prices") else {}
-        methods[name] = dataclasses.replace(shared, policy=load(name, **settings, **told))
+        loop = dataclasses.replace(shared, policy=load(name, **settings, **told))
+        methods[name] = decoding.plain_if_idle(loop, config.max_new_tokens)
     found = timing.side_by_side(methods, on.target, texts, repeats=config.repeats, **decoded)
     best, early, timed = race.choose(found, [static(gamma) for gamma in config.static])
     rows = []

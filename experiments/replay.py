@@ -142,14 +142,17 @@ def evaluate(
         also = replay.replay(list(heirs.values()), found, key, draws=draws, carry=True)
         replayed = jax.tree.map(lambda *counts: np.concatenate(counts), replayed, also)
     lines: list[dict[str, Any]] = []
+    # Constants with a verify pass of γ + 1 positions, as they would run.
+    own += [replay.loop_prices(policy, found, table) for policy in chosen.values()]
+    own += [table] * (len(everyone) - len(own))  # of those that carry over
     for i, name in enumerate(everyone):
         one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)
-        # Constants with a verify pass of γ + 1 positions, as they would run.
-        scored = replay.score(one, found, own[i] if i < len(own) else table)
+        scored = replay.score(one, found, own[i])
         lines.append({"policy": name, **_numbers(scored)})
-    bound = replay.oracle(found, key, [table, *own], draws=draws)
-    lines.insert(len(own), {"policy": "oracle", **_numbers(bound)})
-    best = max(line["speedup"] for line in lines[: len(own)])
+    statics = own[: len(gammas)]
+    bound = replay.oracle(found, key, [table, *statics], draws=draws)
+    lines.insert(len(gammas), {"policy": "oracle", **_numbers(bound)})
+    best = max(line["speedup"] for line in lines[: len(gammas)])
     oracle = float(bound.speedup)
     for line in lines:
         line["of_best_static"] = line["speedup"] / best

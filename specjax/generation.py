@@ -160,6 +160,8 @@ def _ready(
         rows = min(batch_size, len(texts) * samples)
         told, _ = pricing.told(policy, method, target, texts, **options | {"batch_size": rows})
         method = decoding.with_policy(method, told)
+        if not (carry or rounds):
+            method = decoding.plain_if_idle(method, max_new_tokens)
     if carry:
         decoding.check_carry(method)
         options["carry"] = True

@@ -72,6 +72,22 @@ class Round(NamedTuple):
         return slot < self.accepted[:, None]
 
 
+def idle(gamma_max: int) -> Round:
+    """A round of one row that drafted nothing, and has much left."""
+    none, nothing = jnp.zeros((1,), jnp.int32), jnp.zeros((1, gamma_max), jnp.float32)
+    return Round(
+        active=none == 0,
+        drafted=none,
+        accepted=none,
+        emitted=none + 1,
+        overlap=nothing,
+        ratio=nothing,
+        confidence=nothing,
+        submitted=nothing > 0,
+        left=none + gamma_max + 1,
+    )
+
+
 def where_active(round_: Round, new: Any, old: Any) -> Any:
     """The new state for rows that are alive, the old one for the rest."""
 

@@ -15,13 +15,15 @@ import pairs
 import specjax
 from pairs import EOS_IDS, IDS, TEXTS
 from specjax import decoding, loop
+from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
 from specjax.decoding import starting
 from specjax.drafters.base import ModelDrafter
-from specjax.measure import timing
-from specjax.policies import prices
+from specjax.measure import pricing, timing
+from specjax.policies import load, prices
 from specjax.replay import rollouts
 from specjax.sampling import sampling
+from specjax.speculative import Speculative
 from table_models import MarkovModel
 
 BUDGET = 24
@@ -106,6 +108,23 @@ def test_a_drafter_instead_of_a_checkpoint(pair, plain):
     narrow = ModelDrafter(MarkovModel(bigram.model.table[:-1, :-1]))
     with pytest.raises(ValueError, match=r"drafter's 299 ids .* target's 300"):
         generate(pair.target, narrow, TEXTS)
+
+
+def test_a_draft_that_is_not_worth_its_time(pair, plain, monkeypatch):
+    """It is not made: no loop, no drafter. A log of rounds asks for both."""
+    dear, kinds, stream = prices(9.0, [1.0] * 4), [], decoding.stream
+
+    def watched(method, *args, **options):
+        kinds.append(type(method))
+        return stream(method, *args, **options)
+
+    monkeypatch.setattr(pricing, "told", lambda name, *_, **__: (load(name, prices=dear), dear))
+    monkeypatch.setattr(decoding, "stream", watched)
+    for logged in (False, True):
+        result = generate(pair.target, pair.draft, TEXTS, gamma=3, policy="goodput", rounds=logged)
+        assert result.tokens == plain.tokens
+        assert not result.drafted.any()
+    assert kinds == [Autoregressive, Speculative]
 
 
 # Samples and batches.

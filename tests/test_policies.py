@@ -30,7 +30,7 @@ from specjax.policies.goodput import Tally, first_descent, goodput
 from specjax.policies.head import head, init, logit, loss
 from specjax.policies.heuristic import heuristic
 from specjax.policies.lookahead import lookahead
-from specjax.policies.together import Shared
+from specjax.policies.together import Shared, together
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
 from specjax.state import unfinished
@@ -315,6 +315,18 @@ def test_lookahead_begins_with_what_was_measured():
     assert policy.begin(state, 1)[1].tolist() == [1, 1]
     unknown = lookahead(prices(0.3, [1, 1]))
     np.testing.assert_allclose(unknown.alpha(unknown.init(keys_of(1), 1)), 0.7, rtol=1e-6)
+
+
+def test_who_never_drafts():
+    """At α = .1 a draft for .3 steps is not worth it, and in time the prior's .7 comes back."""
+    policy = lookahead(prices(0.3, [1, 1], alpha=0.1))
+    assert policy.never_drafts(1, 100)
+    assert not policy.never_drafts(1, 1500)
+    assert not lookahead(prices(0.3, [1, 1])).never_drafts(1, 1)
+    for make in (goodput, first_descent, together, lookahead):
+        assert make(prices(2, [1, 1, 1])).never_drafts(2, 500)
+        assert not make(prices(0.1, [1, 1, 1])).never_drafts(2, 500)
+    assert not constant(2).never_drafts(2, 1)
 
 
 @pytest.mark.parametrize("telling", [True, False])

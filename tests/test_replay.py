@@ -16,13 +16,15 @@ import command_line
 import test_loops
 from experiments.adaptive.race import Counting
 from pairs import TEXTS
-from specjax import generate, tasks
+from specjax import decoding, generate, tasks
 from specjax.accept import TokenRule
+from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.measure import along
 from specjax.policies import Policy, constant, prices
 from specjax.policies.entropy import svip
+from specjax.policies.lookahead import lookahead
 from specjax.pytrees import pytree
 from specjax.replay import replay, rollouts
 from specjax.replay.replay import Replayed
@@ -511,3 +513,25 @@ def test_regret_by_hand():
     assert found.trail[0, 0, :8].tolist() == [1, -1, 1, -1, 1, -1, 1, -1]
     lost = replay.regret(found.trail[0], trace, key, table, [table])
     np.testing.assert_allclose(lost[0, [0, 4]], [0, 0.9], atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_who_never_drafts_decodes_plainly(temperature):
+    """The same tokens, in plain decoding's time."""
+    table = prices(3.0, [1.1] * 4, token=0.7, call=5.0, plain_call=2.0)
+    method = method_of(lookahead(table), sampling(temperature))
+    plain = decoding.plain_if_idle(method, BUDGET)
+    assert isinstance(plain, Autoregressive)
+    inputs = inputs_of(PROMPTS)
+    same = [
+        test_loops.outputs(test_loops.run(by, inputs, BUDGET), inputs) for by in (method, plain)
+    ]
+    assert same[0] == same[1]
+    trace = recorded(method, inputs)
+    found = replay.replay([method.policy], trace, jax.random.key(0))
+    own = replay.loop_prices(method.policy, trace, table)
+    assert replay.score(found, trace, own).speedup == pytest.approx(1.0)
+    assert replay.score(found, trace, table).speedup < 0.7
+    drafts = method_of(constant(2), sampling(temperature))
+    assert decoding.plain_if_idle(drafts, BUDGET) is drafts
+    assert replay.loop_prices(drafts.policy, trace, table) is table

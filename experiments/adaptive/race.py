@@ -14,6 +14,7 @@ from jaxtyping import Key
 from experiments.replay import evaluate
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study
+from specjax import decoding
 from specjax.drafters.base import Drafter
 from specjax.measure import pricing, timing
 from specjax.measure.pricing import static
@@ -131,7 +132,10 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     made = build(on, draft, temperature, prices)
     key = jax.random.key(config.seed)
     plain = speedups.plain_method(on, temperature)
-    methods: dict[str, Any] = {PLAIN: plain, **static_loops(on, draft, temperature), **made}
+    racing = {
+        name: decoding.plain_if_idle(loop, config.max_new_tokens) for name, loop in made.items()
+    }
+    methods: dict[str, Any] = {PLAIN: plain, **static_loops(on, draft, temperature), **racing}
     if temperature:
         drawn = rehearse.script(recorded, key)
         methods = {name: Rehearsed(method, drawn) for name, method in methods.items()}
@@ -180,6 +184,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             "price_error": float(table.error),
             "gamma_max": config.gamma_max,
             "widths": list(config.widths),
+            "plain": name in racing and racing[name] is not made[name],  # it never drafts
             "batch": 1,
             "timed_inputs": len(texts),
             "replayed_inputs": config.alpha_inputs,
@@ -227,7 +232,11 @@ def losses(
     round of the first output drafted, by position, with its end."""
     statics = {static(gamma): constant(gamma) for gamma in on.config.static}
     everyone: dict[str, Policy] = {**statics, **{name: by.policy for name, by in made.items()}}
-    own = {name: prices[name if name in statics else pricing.POLICIES] for name in everyone}
+    own = {name: prices[name] for name in statics}
+    own |= {
+        name: replay.loop_prices(by.policy, recorded, prices[pricing.POLICIES])
+        for name, by in made.items()
+    }
     trails = replay.replay(list(everyone.values()), recorded, key).trail
     count, found = int(recorded.emitted.max()), {}
     at = np.unique(np.linspace(0, count - 1, POINTS).astype(int))

@@ -198,6 +198,16 @@ def with_policy(method: M, policy: Policy) -> M:
     return dataclasses.replace(method, policy=policy)
 
 
+def plain_if_idle(method: Method, rounds: int) -> Method:
+    """Plain decoding, if the method's policy is sure to draft nothing in so many rounds of a row:
+    the same tokens without the drafter and its loop. Else the method."""
+    if not isinstance(method, Speculative | TreeSpeculative):
+        return method
+    if not method.policy.never_drafts(method.gamma_max, rounds):
+        return method
+    return Autoregressive(method.target, method.sampling, method.eos_ids, method.rule)
+
+
 def reads_batch(method: Method) -> bool:
     """Whether a row's tokens may depend on its neighbours."""
     policy = getattr(method, "policy", None)

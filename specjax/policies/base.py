@@ -102,6 +102,14 @@ class Policy(Protocol):
         """After a round: what was learned."""
         return state
 
+    def never_drafts(self, gamma_max: int, rounds: int) -> bool:
+        """Whether no row drafts anything in its first so many rounds, whatever comes.
+
+        Asked before decoding, and False where it is not known. If so plain decoding gives the same
+        tokens in less time (`decoding.plain_if_idle`).
+        """
+        return False
+
     def inherit(self, fresh: Any, past: Any, rows: Bool[Array, " A"]) -> Any:
         """The state before the first round, where a run carries over what earlier batches taught.
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from specjax.policies.base import Policy
 from specjax.policies.prices import Prices, required
 from specjax.pytrees import pytree
-from specjax.rounds import Round, where_active
+from specjax.rounds import Round, idle, where_active
 from specjax.sampling import argmax
 from specjax.support.ranges import number
 
@@ -53,6 +53,17 @@ class Goodput(Policy):
 
     def update(self, state, round_):
         return where_active(round_, add(state, self.memory, round_), state)
+
+    def never_drafts(self, gamma_max, rounds):
+        """Nothing is learned while nothing is drafted, so that one row tells of all."""
+
+        def next_round(state, _):
+            state, allowed = self.begin(state, gamma_max)
+            return self.update(state, idle(gamma_max)), jnp.any(allowed > 0)
+
+        first = self.init(jax.random.split(jax.random.key(0), 1), gamma_max)
+        drafts = jax.lax.scan(next_round, first, length=rounds)[1]
+        return not bool(jnp.any(drafts))
 
     def alpha(self, state: Tally) -> Float[Array, " B"]:
         """The estimate for each row."""

@@ -7,6 +7,7 @@ predicted speedup read the same table. Only ratios matter to them, so a table in
 target steps for one, does as well.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,6 +95,13 @@ class Prices:
             )
         drafts = self.draft * jnp.arange(gamma_max + 1, dtype=jnp.float32)
         return drafts + self.verify + self.rest
+
+    def of_plain(self) -> "Prices":
+        """Those of plain decoding, as a loop whose rounds draft nothing."""
+        verify, zero = jnp.full_like(self.verify, self.token), jnp.zeros_like(self.draft)
+        return dataclasses.replace(
+            self, draft=zero, verify=verify, rest=0 * self.rest, call=self.plain_call
+        )
 
     def as_row(self) -> dict[str, Any]:
         """For a file of results: `prices(**row)` reads it."""

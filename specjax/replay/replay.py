@@ -296,6 +296,13 @@ def score(replayed: Replayed, rollouts: Rollouts, prices: Prices) -> Score:
     )
 
 
+def loop_prices(policy: Policy, rollouts: Rollouts, prices: Prices) -> Prices:
+    """Those of the loop that the policy runs in: of plain decoding if it will draft nothing, as
+    `decoding.plain_if_idle` has it."""
+    idle = policy.never_drafts(rollouts.gamma_max, int(np.max(rollouts.budget)))
+    return prices.of_plain() if idle else prices
+
+
 def times(replayed: Replayed, prices: Prices) -> Float[np.ndarray, "*S N"]:
     """What each output took, summed over draws: its rounds, its calls, and the drafter's calls
     after which no token was drafted.

@@ -101,6 +101,10 @@ def run_in(group: Group, args, config) -> None:
     together = not sharding.is_local(target.model)
     if unpriced:
         method = with_prices(group, together, method, target, texts, config)
+        if not (config.carry or config.rounds_file):
+            method = decoding.plain_if_idle(method, config.max_new_tokens)
+        if not (group.index or isinstance(method, Speculative | TreeSpeculative)):
+            print(f"{config.policy}: no draft is worth its time, so none is made", file=sys.stderr)
     if group.count > 1 and not together and decoding.reads_batch(method):
         raise ValueError(
             f"--config.policy={config.policy} reads its batch, which several processes would cut "
