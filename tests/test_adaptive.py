@@ -201,6 +201,10 @@ def test_intervals_are_over_inputs():
     timed = Comparison({PLAIN: plain, "a": ones}, {}, {}, {})
     found = interval("speedup", timed, "a", over=PLAIN)
     assert found == {"speedup": 2.5, "speedup_low": 2.0, "speedup_high": 3.0}
+    fastest = interval("speedup", timed.part(slice(1, None)), "a", over=PLAIN, typical=np.min)
+    assert fastest == {"speedup": 2.5, "speedup_low": 2.0, "speedup_high": 3.0}
+    median = interval("speedup", timed.part(slice(1, None)), "a", over=PLAIN)
+    assert median["speedup"] == 13.75
     assert interval("same", timed, "a", over="a") == dict.fromkeys(
         ("same", "same_low", "same_high"), 1.0
     )
