@@ -114,10 +114,10 @@ class Prompted(Dice):
         return jnp.where(position < rejected, _at(self.script.tokens, position), recorded)
 
     def accepted(self, state, stop):
-        self.kept = self.own.accepted(state, stop)
+        drawn = self.kept = self.own.accepted(state, stop)
         if stop.shape[1] == 1:  # no draft: the compiler is to know that nothing is accepted
-            return self.kept
-        at = self._stands(state, self.kept)
+            return drawn
+        at = self._stands(state, drawn)
         slots = jnp.arange(stop.shape[1], dtype=jnp.int32)[None, :]
         # Nothing ends behind the end of a draft, as the rule knows.
         end = jnp.max(jnp.where(stop > 0, slots, 0), axis=1)
