@@ -303,25 +303,28 @@ def test_lookahead():
     assert drafts(policy, first, [0.5, 0.5], 0)[1:] == (True, True)  # the bar is lower here
 
 
-def test_lookahead_begins_with_what_was_measured():
-    """α = .1 by 40 tested tokens, and .7 by 6 of the prior; and then by none, for it fades."""
-    policy = lookahead(prices(0.3, [1, 1], alpha=0.1))
-    state = policy.init(keys_of(2), 1)
-    np.testing.assert_allclose(policy.alpha(state), [(4 + 4.2) / 46] * 2, rtol=1e-6)
-    assert policy.begin(state, 1)[1].tolist() == [0, 0]
-    update, nothing = jax.jit(policy.update), stats_of([0, 0], [0, 0], 1)
-    for _ in range(1500):
-        state = update(state, nothing)
-    assert policy.begin(state, 1)[1].tolist() == [1, 1]
+def test_lookahead_falls_back_to_what_was_measured():
+    """α = .1 or .6 by 40 tested tokens, and .7 by 6 of the prior: neither fades."""
+    bad, good = (lookahead(prices(0.3, [1, 1], alpha=alpha)) for alpha in (0.1, 0.6))
+    for policy, alpha in ((bad, (4 + 4.2) / 46), (good, (24 + 4.2) / 46)):
+        update, nothing = jax.jit(policy.update), stats_of([0, 0], [0, 0], 1)
+        state = policy.init(keys_of(2), 1)
+        np.testing.assert_allclose(policy.alpha(state), [alpha] * 2, rtol=1e-6)
+        for _ in range(200):
+            state = update(state, stats_of([1, 1], [0, 0], 1))
+        assert policy.begin(state, 1)[1].tolist() == [0, 0]
+        for _ in range(1500):
+            state = update(state, nothing)
+        np.testing.assert_allclose(policy.alpha(state), [alpha] * 2, rtol=0.05)
+        assert policy.begin(state, 1)[1].tolist() == [int(policy is good)] * 2
     unknown = lookahead(prices(0.3, [1, 1]))
     np.testing.assert_allclose(unknown.alpha(unknown.init(keys_of(1), 1)), 0.7, rtol=1e-6)
 
 
 def test_who_never_drafts():
-    """At α = .1 a draft for .3 steps is not worth it, and in time the prior's .7 comes back."""
-    policy = lookahead(prices(0.3, [1, 1], alpha=0.1))
-    assert policy.never_drafts(1, 100)
-    assert not policy.never_drafts(1, 1500)
+    """At α = .1 a draft for .3 steps is not worth it."""
+    assert lookahead(prices(0.3, [1, 1], alpha=0.1)).never_drafts(1, 1500)
+    assert not lookahead(prices(0.3, [1, 1], alpha=0.6)).never_drafts(1, 1)
     assert not lookahead(prices(0.3, [1, 1])).never_drafts(1, 1)
     for make in (goodput, first_descent, together, lookahead):
         assert make(prices(2, [1, 1, 1])).never_drafts(2, 500)

@@ -48,8 +48,9 @@ class Lookahead(Goodput):
     by online logistic regression: from nothing, where they tell nothing, to more than the drafter
     says. It begins near a drafter whose beliefs are right: with a slope of .8, and a mean of α's
     own log-odds, which tested tokens soon outweigh. α fades from recent rounds towards the row's
-    lasting one, which begins with what was measured with the prices, and that towards the prior: a
-    row that has stopped drafting tries again, ever more seldom.
+    lasting one, and that towards the α which was measured with the prices, weighed with the prior.
+    So a row that has stopped drafting tries again, ever more seldom; not with a drafter that was
+    measured as one which does not pay.
 
     With n tokens drafted, all of which are accepted with the chance S, k more are expected to bring
     S·(α + … + αᵏ) tokens and take price(n + k) − price(n). Time is worth what `goodput` would make
@@ -63,10 +64,8 @@ class Lookahead(Goodput):
     def init(self, keys, gamma_max):
         none = super().init(keys, gamma_max)
         zeros, ones = jnp.zeros(keys.shape, jnp.float32), jnp.ones(keys.shape, jnp.float32)
-        tested = jnp.where(jnp.isnan(self.prices.alpha), 0.0, MEASURED_WEIGHT) * ones
-        measured = Tally(tested * jnp.nan_to_num(self.prices.alpha), tested)
         bars = jnp.zeros((*keys.shape, gamma_max + 1), jnp.float32)
-        return Ahead(none, measured, zeros, FIRST_SLOPE * ones, zeros, bars, ones)
+        return Ahead(none, none, zeros, FIRST_SLOPE * ones, zeros, bars, ones)
 
     def begin(self, state, gamma_max):
         price = self.prices.rounds(gamma_max)
@@ -101,9 +100,10 @@ class Lookahead(Goodput):
 
     def alpha(self, state: Ahead) -> Float[Array, " B"]:  # type: ignore[override]
         """The estimate for each row."""
-        recent, lasting = state.recent, state.lasting
-        mean = lasting.accepted + LASTING_WEIGHT * self.prior
-        mean = mean / (lasting.tested + LASTING_WEIGHT)
+        recent, lasting, measured = state.recent, state.lasting, self.prices.alpha
+        known = jnp.where(jnp.isnan(measured), 0.0, MEASURED_WEIGHT)  # and never fades
+        mean = lasting.accepted + LASTING_WEIGHT * self.prior + known * jnp.nan_to_num(measured)
+        mean = mean / (lasting.tested + LASTING_WEIGHT + known)
         return (recent.accepted + self.weight * mean) / (recent.tested + self.weight)
 
 
