@@ -126,14 +126,14 @@ def evaluate(
     *,
     carry: bool = False,
 ) -> list[dict[str, Any]]:
-    """A line for each constant γ, the oracle and each policy.
+    """A line for each constant γ that has a price, the oracle and each policy.
 
     Args:
       chosen: policies by the name that their lines have.
       known: prices by loop, as in `specjax.measure.pricing`.
       carry: and one for each policy that carries over what it learned, CARRIED behind its name.
     """
-    table, gammas = known[pricing.POLICIES], range(1, found.gamma_max + 1)
+    table, gammas = known[pricing.POLICIES], pricing.priced(known)
     own = [pricing.static_prices(known, gamma) for gamma in gammas]
     everyone = {pricing.static(gamma): constant(gamma) for gamma in gammas} | dict(chosen)
     replayed = replay.replay(list(everyone.values()), found, key, draws=draws)

@@ -289,6 +289,16 @@ def test_rows_and_static_loops():
     assert between.call == 3
 
 
+def test_static_loops_that_nothing_is_known_of():
+    """Beyond those that were timed a pass would seem to cost as much as the widest of them."""
+    found = {f"γ={g}": prices(0.1, [1.0] * (g + 1)) for g in (4, 2)}
+    found["policies"] = prices(0.1, [1.0] * 9)
+    assert list(pricing.priced(found)) == [2, 3, 4]
+    for gamma in (1, 5):
+        with pytest.raises(ValueError, match=rf"γ={gamma} has no price: those of 2 … 4"):
+            pricing.static_prices(found, gamma)
+
+
 @pytest.mark.parametrize(
     ("said", "widths", "shared"),
     [

@@ -365,16 +365,33 @@ def static(gamma: int) -> str:
 
 
 def static_prices(found: Mapping[str, Prices], gamma: int) -> Prices:
-    """Of the loop of a static γ. Between those that were timed the verify pass grows evenly."""
+    """Of the loop of a static γ. Between those that were timed the verify pass grows evenly.
+
+    Raises:
+      ValueError: a γ below or above all that were timed.
+    """
     if own := found.get(static(gamma)):
         return own
-    timed = sorted(
-        (of for name, of in found.items() if name != POLICIES), key=lambda of: of.gamma_max
-    )
+    timed = _timed(found)
     known = [of.gamma_max for of in timed]
+    if not known[0] <= gamma <= known[-1]:
+        raise ValueError(f"γ={gamma} has no price: those of {known[0]} … {known[-1]} were timed.")
     passes = [np.asarray(of.verify + of.rest) for of in timed]
     first, full = (float(np.interp(gamma, known, [of[at] for of in passes])) for at in (0, -1))
     return prices(**timed[0].as_row() | {"verify": [first, *[full] * gamma], "rest": 0.0})
+
+
+def priced(found: Mapping[str, Prices]) -> range:
+    """The static γ that `static_prices` has: from the shortest that was timed to the longest."""
+    timed = _timed(found)
+    return range(timed[0].gamma_max, timed[-1].gamma_max + 1)
+
+
+def _timed(found: Mapping[str, Prices]) -> list[Prices]:
+    """Of static γ, ascending."""
+    return sorted(
+        (of for name, of in found.items() if name != POLICIES), key=lambda of: of.gamma_max
+    )
 
 
 def by_formula(
