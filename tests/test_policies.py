@@ -287,8 +287,8 @@ def test_lookahead():
     """Prices 1, 1.1, 1.8, 2 and α = .9: time is worth 1.9/1.1 a step, what one token gives. A
     second token takes .7 for .9·S, but two take .9 for 1.71·S: S must exceed .909.
 
-    The odds are 9 at a belief of .9, which is too little. Elsewhere they are 9^.2 times those of
-    the belief to the power of .8.
+    The odds are 9 at a belief of .9, which is too little. Elsewhere they are 9^.4 times those of
+    the belief to the power of .6.
     """
     policy = lookahead(prices(0.1, [1, 1, 1.6, 1.7]), prior=0.9)
     state, allowed = policy.begin(policy.init(keys_of(1), 3), 3)
@@ -298,15 +298,15 @@ def test_lookahead():
     assert drafts(policy, state, [0.9, 0.1], 0)[1:] == (True, False)
     first, *found = drafts(policy, state, [0.92, 0.08], 0)
     assert found == [True, True]
-    np.testing.assert_allclose(first.survival, [1 / (1 + 1 / (9**0.2 * 11.5**0.8))], rtol=1e-5)
+    np.testing.assert_allclose(first.survival, [1 / (1 + 1 / (9**0.4 * 11.5**0.6))], rtol=1e-5)
     np.testing.assert_allclose(first.bars[0, :2], bars[1:3], rtol=1e-5)
     assert drafts(policy, first, [0.5, 0.5], 0)[1:] == (True, True)  # the bar is lower here
 
 
 def test_lookahead_falls_back_to_what_was_measured():
-    """α = .1 or .6 by 40 tested tokens, and .7 by 6 of the prior: neither fades."""
+    """α = .1 or .6 by 40 tested tokens, which do not fade."""
     bad, good = (lookahead(prices(0.3, [1, 1], alpha=alpha)) for alpha in (0.1, 0.6))
-    for policy, alpha in ((bad, (4 + 4.2) / 46), (good, (24 + 4.2) / 46)):
+    for policy, alpha in ((bad, 0.1), (good, 0.6)):
         update, nothing = jax.jit(policy.update), stats_of([0, 0], [0, 0], 1)
         state = policy.init(keys_of(2), 1)
         np.testing.assert_allclose(policy.alpha(state), [alpha] * 2, rtol=1e-6)
@@ -351,6 +351,22 @@ def test_lookahead_passes_over_a_jump():
     table = prices(0.1, [1, 2.9, 2.9, 2.9])
     assert lengths(lookahead(table, prior=0.95), 3, []) == [3]
     assert lengths(first_descent(table, prior=0.95), 3, []) == [0]
+
+
+@pytest.mark.parametrize("stretches", [True, False])
+def test_lookahead_learns_how_far_to_trust_recent_rounds(stretches):
+    """Half of the tokens are accepted: 24 in a row and then none of 24, or by a coin."""
+    policy, rng = lookahead(prices(0.1, [1, 1], alpha=0.5)), np.random.default_rng(0)
+    state, update = policy.init(keys_of(1), 1), jax.jit(policy.update)
+    for at in range(240):
+        kept = at // 24 % 2 == 0 if stretches else rng.random() < 0.5
+        state = update(state, stats_of(1, int(kept), 1))
+    estimates, credit = policy.estimates(state)[0], np.asarray(state.credit[0])
+    assert np.all(np.diff(credit) < 0 if stretches else np.diff(credit) > 0)
+    # The last stretch had no token: the estimate that trusts it most is the lowest.
+    trusted = estimates[0] if stretches else estimates[2]
+    assert abs(policy.alpha(state)[0] - trusted) < 0.05
+    assert policy.alpha(state)[0] < 0.2 if stretches else policy.alpha(state)[0] > 0.4
 
 
 def test_lookahead_tries_again():

@@ -16,10 +16,13 @@ from specjax.pytrees import pytree
 from specjax.rounds import where_active
 from specjax.support.ranges import number
 
-LASTING_WEIGHT = 6.0  # tested tokens that the prior is worth
+PRIOR_WEIGHT = 6.0  # tested tokens that the prior is worth
 MEASURED_WEIGHT = 40.0  # and that the α is worth which was measured with the prices
 BELIEF_WEIGHT = 2.0  # and that the mean belief is worth which fits α
-FIRST_SLOPE = 0.8
+TRUST = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
+CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves
+LEAST_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever
+FIRST_SLOPE = 0.6
 LIMIT = 4.0  # of log-odds: beliefs of 1.8% and 98.2%
 
 
@@ -28,6 +31,7 @@ class Ahead(NamedTuple):
 
     recent: Tally
     lasting: Tally
+    credit: Float[Array, "B 3"]  # how well each estimate of α foretold: log-likelihood, fading
     odds: Float[Array, " B"]  # a fading sum, as in `recent`: log-odds of beliefs in tested tokens
     slope: Float[Array, " B"]
     offset: Float[Array, " B"]  # log-odds of acceptance at even belief
@@ -46,11 +50,16 @@ class Lookahead(Goodput):
 
     so beliefs move a chance up and down from the α of recent rounds, and how far they do is learned
     by online logistic regression: from nothing, where they tell nothing, to more than the drafter
-    says. It begins near a drafter whose beliefs are right: with a slope of .8, and a mean of α's
-    own log-odds, which tested tokens soon outweigh. α fades from recent rounds towards the row's
-    lasting one, and that towards the α which was measured with the prices, weighed with the prior.
-    So a row that has stopped drafting tries again, ever more seldom; not with a drafter that was
-    measured as one which does not pay.
+    says. It begins near a drafter whose beliefs are right: with a slope of .6, and a mean of α's
+    own log-odds, which tested tokens soon outweigh.
+
+    α is drawn from that of recent rounds towards the row's lasting one. How far is learned too:
+    there are three estimates, in which the lasting α is worth `weight`/8, `weight` and 8 · `weight`
+    recent tests, and each counts by how likely it held what came (Bayes). So where outputs change,
+    α follows; where all tokens are alike it stays. The lasting α begins at the one that was
+    measured with the prices, or else at the prior, and fades towards it. So a row that has stopped
+    drafting tries again, ever more seldom; not with a drafter that was measured as one which does
+    not pay.
 
     With n tokens drafted, all of which are accepted with the chance S, k more are expected to bring
     S·(α + … + αᵏ) tokens and take price(n + k) − price(n). Time is worth what `goodput` would make
@@ -65,7 +74,8 @@ class Lookahead(Goodput):
         none = super().init(keys, gamma_max)
         zeros, ones = jnp.zeros(keys.shape, jnp.float32), jnp.ones(keys.shape, jnp.float32)
         bars = jnp.zeros((*keys.shape, gamma_max + 1), jnp.float32)
-        return Ahead(none, none, zeros, FIRST_SLOPE * ones, zeros, bars, ones)
+        credit = jnp.zeros((*keys.shape, len(TRUST)), jnp.float32)
+        return Ahead(none, none, credit, zeros, FIRST_SLOPE * ones, zeros, bars, ones)
 
     def begin(self, state, gamma_max):
         price = self.prices.rounds(gamma_max)
@@ -90,9 +100,15 @@ class Lookahead(Goodput):
         mean = _mean_odds(state, self.alpha(state))
         apart = jnp.where(round_.tested, odds - mean[:, None], 0.0)
         slope = state.slope + self.learning_rate * jnp.sum((round_.ratio - chance) * apart, axis=1)
+        held = jnp.clip(self.estimates(state), LEAST_CHANCE, 1 - LEAST_CHANCE)
+        accepted = round_.accepted.astype(jnp.float32)[:, None]
+        rejected = jnp.sum(round_.tested, axis=1).astype(jnp.float32)[:, None] - accepted
         new = state._replace(
             recent=add(state.recent, self.memory, round_),
             lasting=add(state.lasting, self.lasting, round_),
+            credit=CREDIT_MEMORY * state.credit
+            + accepted * jnp.log(held)
+            + rejected * jnp.log1p(-held),
             odds=self.memory * state.odds + jnp.sum(jnp.where(round_.tested, odds, 0.0), axis=1),
             slope=jnp.clip(slope, 0.0, 2.0),
         )
@@ -100,11 +116,18 @@ class Lookahead(Goodput):
 
     def alpha(self, state: Ahead) -> Float[Array, " B"]:  # type: ignore[override]
         """The estimate for each row."""
+        return jnp.sum(jax.nn.softmax(state.credit, axis=1) * self.estimates(state), axis=1)
+
+    def estimates(self, state: Ahead) -> Float[Array, "B 3"]:
+        """The three of which it is a mean."""
         recent, lasting, measured = state.recent, state.lasting, self.prices.alpha
-        known = jnp.where(jnp.isnan(measured), 0.0, MEASURED_WEIGHT)  # and never fades
-        mean = lasting.accepted + LASTING_WEIGHT * self.prior + known * jnp.nan_to_num(measured)
-        mean = mean / (lasting.tested + LASTING_WEIGHT + known)
-        return (recent.accepted + self.weight * mean) / (recent.tested + self.weight)
+        unknown = jnp.isnan(measured)
+        known = jnp.where(unknown, PRIOR_WEIGHT, MEASURED_WEIGHT)  # and never fades
+        first = jnp.where(unknown, self.prior, measured)
+        mean = (lasting.accepted + known * first) / (lasting.tested + known)
+        weight = self.weight * TRUST[None, :]
+        accepted = recent.accepted[:, None] + weight * mean[:, None]
+        return accepted / (recent.tested[:, None] + weight)
 
 
 def _odds(some: Array, rest: Array) -> Array:
@@ -133,7 +156,7 @@ def _chance(state: Ahead, confidence: Float[Array, "B K"]) -> Float[Array, "B K"
 def lookahead(
     prices: Prices,
     prior: float = 0.7,
-    weight: float = 4.0,
+    weight: float = 8.0,
     memory: float = 0.9,
     lasting: float = 0.995,
     learning_rate: float = 0.05,
@@ -144,8 +167,8 @@ def lookahead(
     rounds.
 
     Args:
-      prior: α without evidence, one at which drafting pays.
-      weight: how many recent tests the lasting α is worth.
+      prior: α without evidence, one at which drafting pays; of no account where the table has one.
+      weight: how many recent tests the lasting α is worth, in the second of three estimates.
       memory, lasting: of the evidence, how much a round leaves: of what α follows, and of what it
         falls back to.
       learning_rate: of what beliefs tell.
