@@ -11,13 +11,12 @@ from jax import Array
 from jaxtyping import Float
 
 from specjax.policies.goodput import Goodput, Tally, add, checked, expected
-from specjax.policies.prices import Prices
+from specjax.policies.prices import MEASURED_WEIGHT, Prices
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 from specjax.support.ranges import number
 
 PRIOR_WEIGHT = 6.0  # tested tokens that the prior is worth
-MEASURED_WEIGHT = 40.0  # and that the α is worth which was measured with the prices
 BELIEF_WEIGHT = 2.0  # and that the mean belief is worth which fits α
 TRUST = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
 CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves

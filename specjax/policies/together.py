@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.policies.goodput import Goodput, Tally, goodput
-from specjax.policies.prices import Prices
+from specjax.policies.prices import MEASURED_WEIGHT, Prices
 from specjax.pytrees import pytree
 from specjax.sampling import argmax
 from specjax.support.ranges import number
@@ -35,7 +35,8 @@ class Together(Goodput):
     at most. The verify pass is as wide as the longest draft asks for, so a price may rise by steps.
 
     α_r is a row's own rate, drawn towards that of the other live rows, which is drawn towards the
-    prior: a batch of n rows learns what a draft is worth n times as fast as one.
+    prior: a batch of n rows learns what a draft is worth n times as fast as one. The prior is worth
+    `known` tested tokens to a batch, and the batch `weight` to each row.
 
     Where that k is 0, one token is drafted all the same as long as some length would pay at
     α_r + width/√n, with n tested tokens in the batch: what is given up is given up on evidence, and
@@ -48,6 +49,7 @@ class Together(Goodput):
 
     reads_batch = True
 
+    known: Float[Array, ""]
     width: Float[Array, ""]
 
     def init(self, keys, gamma_max):
@@ -75,11 +77,12 @@ class Together(Goodput):
     def alphas(self, state: Shared) -> tuple[Float[Array, " B"], Float[Array, ""]]:
         """The estimate for each row, and the evidence in the batch, that of the prior included."""
         live, own = state.left > 0, state.tally
-        known = Tally(*(jnp.where(live, x, 0.0) for x in own))
-        passed, tested = (jnp.sum(x) for x in known)
-        others = self.alpha(Tally(passed - known.accepted, tested - known.tested))
+        seen = Tally(*(jnp.where(live, x, 0.0) for x in own))
+        passed, tested = (jnp.sum(x) for x in seen)
+        others = passed - seen.accepted + self.known * self.prior
+        others = others / (tested - seen.tested + self.known)
         alpha = (own.accepted + self.weight * others) / (own.tested + self.weight)
-        return alpha, tested + self.weight
+        return alpha, tested + self.known
 
     def rates(self, state: Shared, alpha: Float[Array, " B"], gamma_max: int) -> Float[Array, " K"]:
         """Of what the slowest row has left, the share in a unit of time where all draft 0 … γ_max
@@ -101,12 +104,16 @@ def together(
     """Our own, for batches, with a table that was measured at their size.
 
     Args:
-      prior: α before any evidence. None: what was measured with the prices, .7 if nothing was.
-      weight: how many tested tokens the prior is worth to a batch, and the batch to each row.
+      prior: α before any evidence. None: what was measured with the prices, which is worth 40
+        tested tokens to a batch; .7 if nothing was.
+      weight: how many tested tokens any other prior is worth, and the batch to each row.
       memory: of the evidence, how much a round with a draft leaves.
       width: how much is hoped for; with 0 a batch may stop drafting by bad luck.
     """
     made = goodput(prices, DEFAULT_PRIOR if prior is None else prior, weight, memory)
-    if prior is None:
-        made = dataclasses.replace(made, prior=jnp.nan_to_num(prices.alpha, nan=DEFAULT_PRIOR))
-    return Together(**vars(made), width=jnp.float32(number("width", width, "[0, ∞)")))
+    known = made.weight
+    if prior is None and not jnp.isnan(prices.alpha):
+        made = dataclasses.replace(made, prior=prices.alpha)
+        known = jnp.float32(MEASURED_WEIGHT)
+    width = jnp.float32(number("width", width, "[0, ∞)"))
+    return Together(**vars(made), known=known, width=width)
