@@ -156,6 +156,12 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     poor = command(f"--config={config_file}:strict", f"--workdir={tmp_path / 'poor'}")
     assert (poor.status, poor.stderr.count("nothing is raced")) == (1, 1)
     assert (tmp_path / "poor" / "results.jsonl").read_text() == ""
+    apart = f"--workdir={tmp_path / 'both'}", f"--only_report={work}"
+    assert command(flags[0], *apart).status == 0
+    kept = (tmp_path / "both" / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in kept] == again
+    none = command(flags[0], apart[0], f"--only_report={work},{tmp_path}")
+    assert (none.status, none.stderr.count("has no rows of races")) == (1, 1)
     twice = command(flags[0], f"--workdir={tmp_path / 'twice'}", "--only_prices")
     assert twice.status == 0, twice.stderr
     assert "second / first" in twice.stdout

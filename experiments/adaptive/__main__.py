@@ -1,5 +1,6 @@
 """The command; see the package."""
 
+import pathlib
 import sys
 
 import jax
@@ -13,7 +14,7 @@ from experiments.adaptive import board, mixing, pictures, race
 from experiments.reproduce import pages, study
 from experiments.reproduce.study import Study, open_results
 from specjax.measure.provenance import Results
-from specjax.support import command_line
+from specjax.support import command_line, files
 from specjax.support.named import short
 
 
@@ -21,8 +22,11 @@ def main(_) -> None:
     config = flags.FLAGS.config
     study.check_chain(config, "experiments.adaptive compares lengths of chains")
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
-    on = Study(config, open_results(workdir, config))
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
+    if flags.FLAGS.only_report:
+        report(console, workdir, gather(workdir, flags.FLAGS.only_report))
+        return
+    on = Study(config, open_results(workdir, config))
     if flags.FLAGS.only_prices:
         for cell in study.keys(config, config.drafts):
             title = " ".join(short(str(part)) for part in cell.values())
@@ -36,7 +40,11 @@ def main(_) -> None:
                 results.append({**cell, **row, **study.identity(on)})
             mixing.show(console, " ".join(short(str(part)) for part in cell.values()), rows)
         return
-    rows = fill(on)
+    report(console, workdir, fill(on))
+
+
+def report(console: Console, workdir: pathlib.Path, rows: list[dict]) -> None:
+    """Tables and figures, in the workdir and for the terminal."""
     sections = [
         *board.sections(rows),
         pictures.panels(workdir, rows),
@@ -44,10 +52,28 @@ def main(_) -> None:
         pictures.example(workdir, rows),
         pictures.regrets(workdir, rows),
     ]
-    title = f"{config.task}: how long should a draft be?"
+    title = f"{rows[0]['task']}: how long should a draft be?"
     pages.write(workdir, title, sections, rows)
     pages.show(console, sections, rows)
     console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
+
+
+def gather(workdir: pathlib.Path, directories: list[str]) -> list[dict]:
+    """The rows of races that were run apart, which are written to the workdir.
+
+    Raises:
+      ValueError: a directory without any, or rows of several tasks.
+    """
+    rows = []
+    for directory in directories:
+        found = files.Rows(pathlib.Path(directory) / "results.jsonl").done
+        if not found:
+            raise ValueError(f"--only_report: {directory} has no rows of races.")
+        rows += found
+    if len(tasks := sorted({row["task"] for row in rows})) > 1:
+        raise ValueError(f"--only_report: rows of {' and of '.join(tasks)}. Name those of one.")
+    files.write_rows(workdir / "results.jsonl", rows)  # as they were measured
+    return rows
 
 
 def fill(on: Study) -> list[dict]:
@@ -75,5 +101,8 @@ if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "Directory for results, report and figures.")
     flags.DEFINE_bool("only_prices", False, "Measure prices twice, compare them, and race nothing.")
     flags.DEFINE_string("only_mixing", "", "A policy: tell where its time goes, and race nothing.")
+    flags.DEFINE_list(
+        "only_report", [], "Directories of races run apart: one report of all, and race nothing."
+    )
     flags.mark_flags_as_required(["config", "workdir"])
     command_line.run(main, experiments.adaptive.__doc__)
