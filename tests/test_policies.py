@@ -240,7 +240,7 @@ def test_goodput():
     assert lengths(goodput(prices(0.6, [1, 1]), prior=0.5), 1, []) == [0]
     for prior, tokens in ((1.0, [1, 2, 3, 4]), (0.0, [1, 1, 1, 1])):
         extreme = goodput(prices(0.1, [1, 1, 1, 1]), prior=prior)
-        rate = extreme.rate(extreme.init(keys_of(1), 3), 3)
+        rate = extreme.rate(extreme.alpha(extreme.init(keys_of(1), 3)), 3)
         np.testing.assert_allclose(rate[0], np.divide(tokens, [1, 1.1, 1.2, 1.3]), rtol=1e-6)
 
 
@@ -305,7 +305,8 @@ def test_lookahead():
 
 def test_lookahead_falls_back_to_what_was_measured():
     """α = .1 or .6 by 40 tested tokens, which do not fade."""
-    bad, good = (lookahead(prices(0.3, [1, 1], alpha=alpha)) for alpha in (0.1, 0.6))
+    tables = [prices(0.3, [1, 1], alpha=alpha, between=0.01) for alpha in (0.1, 0.6)]
+    bad, good = map(lookahead, tables)
     for policy, alpha in ((bad, 0.1), (good, 0.6)):
         update, nothing = jax.jit(policy.update), stats_of([0, 0], [0, 0], 1)
         state = policy.init(keys_of(2), 1)
@@ -323,7 +324,7 @@ def test_lookahead_falls_back_to_what_was_measured():
 
 def test_who_never_drafts():
     """At α = .1 a draft for .3 steps is not worth it."""
-    assert lookahead(prices(0.3, [1, 1], alpha=0.1)).never_drafts(1, 1500)
+    assert lookahead(prices(0.3, [1, 1], alpha=0.1, between=0.01)).never_drafts(1, 1500)
     assert not lookahead(prices(0.3, [1, 1], alpha=0.6)).never_drafts(1, 1)
     assert not lookahead(prices(0.3, [1, 1])).never_drafts(1, 1)
     for make in (goodput, first_descent, together, lookahead):
@@ -369,9 +370,28 @@ def test_lookahead_learns_how_far_to_trust_recent_rounds(stretches):
     assert policy.alpha(state)[0] < 0.2 if stretches else policy.alpha(state)[0] > 0.4
 
 
+def test_lookahead_gives_up_on_evidence():
+    """Prices 1, 1.61: one token pays from α = .61 on. Where .5 was measured, and every other one is
+    accepted, it is drafted while .5 + .4/√n is more, n < 14: of these there are (1 − b)/b from the
+    start. Then, and where outputs are alike, nothing is drafted; with a width of 0 nothing at all.
+    """
+    for between, tests in ((0.2, 10), (0.1, 6), (0.05, 0), (0.01, 0)):
+        table = prices(0.61, [1, 1], alpha=0.5, between=between)
+        policy = lookahead(table, weight=1e3, lasting=1.0)
+        state, found = policy.init(keys_of(1), 1), []
+        for _ in range(40):
+            state, allowed = policy.begin(state, 1)
+            found.append(min(int(allowed[0]), 1))
+            state = policy.update(state, stats_of(found[-1], found[-1] * (len(found) % 2), 1))
+        assert sum(found) == sum(found[:tests]) == tests
+        assert policy.never_drafts(1, 40) == (tests == 0)
+    table = prices(0.61, [1, 1], alpha=0.5, between=0.2)
+    assert lookahead(table, width=0.0).never_drafts(1, 40)
+
+
 def test_lookahead_tries_again():
     """Prices 1, 1.3: after a rejection two rounds pass without a draft, and more after the next."""
-    policy = lookahead(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
+    policy = lookahead(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5, width=0.0)
     state, found = policy.init(keys_of(1), 1), []
     for _ in range(40):
         state, allowed = policy.begin(state, 1)

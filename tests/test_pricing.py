@@ -215,7 +215,7 @@ def test_what_is_timed(pair, monkeypatch):
         loops, pair.target, texts, max_new_tokens=12, key=jax.random.key(0),
         lengths={"γ=2": [2]}, plain=build(pair, None), repeats=1,
     )  # fmt: skip
-    ((widths, found, alpha),) = seen
+    ((widths, found, alpha, between),) = seen
     assert widths == {"policies": (1, 4), "γ=2": (3,)}
     works = [work for work, _ in found]
     assert len(works) == (1 + 4 + 1) * 2 * 2  # plain, 0 1 2 3 and γ=2; two texts, two budgets
@@ -225,6 +225,7 @@ def test_what_is_timed(pair, monkeypatch):
         {PLAIN_CALL: 1, TOKEN: tokens} for tokens in (1, 1, *outputs)
     ]
     assert 0 < alpha < 1
+    assert 0 < between < 1
     short = [work for work in works[4:] if work in ({CALL: 1, (name, 0): 1} for name in loops)]
     assert len(short) >= (4 + 1) * 2
     real = generate(pair.target, pair.draft, TEXTS[:2], max_new_tokens=12, gamma=2)
@@ -237,7 +238,7 @@ def test_what_is_timed(pair, monkeypatch):
 def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     """Three texts fill batches of two; the rounds are those of the row that had the most."""
     seen = []
-    monkeypatch.setattr(pricing, "fit", lambda loops, calls, alpha: seen.extend(calls))
+    monkeypatch.setattr(pricing, "fit", lambda loops, calls, *shares: seen.extend(calls))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     pricing.measure(
         {"loop": build(pair, pair.draft, 2)}, pair.target, texts, max_new_tokens=12,
@@ -276,9 +277,9 @@ def rounds(table, gamma_max=3):
 def test_rows_and_static_loops():
     """Prices come back from a row; between two timed γ the pass grows evenly."""
     found = {
-        "policies": prices(0.1, [1.5, 1.7, 1.9, 2.2], call=3.0, alpha=0.6, error=0.01),
-        "γ=1": prices(0.1, [1.8, 1.9], call=3.0, alpha=0.6),
-        "γ=3": prices(0.1, [2.4, 2.7, 2.7, 2.7], call=3.0, alpha=0.6),
+        "policies": prices(0.1, [1.5, 1.7, 1.9, 2.2], call=3.0, alpha=0.6, between=0.1, error=0.01),
+        "γ=1": prices(0.1, [1.8, 1.9], call=3.0, alpha=0.6, between=0.1),
+        "γ=3": prices(0.1, [2.4, 2.7, 2.7, 2.7], call=3.0, alpha=0.6, between=0.1),
     }
     for table in found.values():
         again = prices(**json.loads(json.dumps(table.as_row())))
@@ -287,6 +288,26 @@ def test_rows_and_static_loops():
     between = pricing.static_prices(found, 2)
     assert rounds(between, 2) == [2.1, 2.4, 2.5]
     assert between.call == 3
+
+
+def test_what_outputs_tell_of_acceptance():
+    """α of all tokens. How far outputs differ: of 400 whose own α is Beta(2, 2) the correlation is
+    1/5; of four it is drawn towards .05, of one that is all there is. Without a tested token
+    nothing is known."""
+    rng = np.random.default_rng(0)
+    tested = rng.integers(20, 200, 400)
+    for own, expected in ((rng.beta(2, 2, 400), 0.2), (np.full(400, 0.5), 0.0)):
+        accepted = rng.binomial(tested, own)
+        alpha, between = pricing.acceptance(accepted, tested)
+        assert alpha == accepted.sum() / tested.sum()
+        assert between == pytest.approx(expected, abs=0.02)
+    # Half of the tokens of two outputs and none of two others. Between outputs the mean square is
+    # 250/3, within 500/3996, and 83.2/(83.3 + 999/8) = .4.
+    alpha, between = pricing.acceptance(np.array([500, 500, 0, 0]), np.full(4, 1000))
+    assert (alpha, between) == (0.25, pytest.approx((2 * 0.05 + 4 * 0.4) / 6, rel=0.01))
+    assert pricing.acceptance(np.array([0, 3]), np.array([0, 4])) == (0.75, 0.05)
+    assert pricing.acceptance(np.array([4, 4]), np.array([4, 4])) == (1.0, 0.025)
+    assert np.isnan(pricing.acceptance(np.zeros(2, int), np.zeros(2, int))).all()
 
 
 def test_static_loops_that_nothing_is_known_of():

@@ -138,21 +138,51 @@ def measure(
         for label, notes in found.notes.items()
         for (rounds, *_), seconds in zip(notes, np.median(found.decode[label], axis=0), strict=True)
     ]
-    of_loops = [note for label in loop_of for note in found.notes[label]]
-    accepted, tested = (sum(note[at] for note in of_loops) for at in (1, 2))
-    alpha = accepted / tested if tested else float("nan")
-    return fit({name: passes(loop) for name, loop in loops.items()}, calls, alpha)
+    # By output, over all loops.
+    outputs = np.array([np.hstack([note[1] for note in found.notes[label]]) for label in loop_of])
+    shares = acceptance(*outputs.sum(axis=0))
+    return fit({name: passes(loop) for name, loop in loops.items()}, calls, *shares)
 
 
-def _note(state: State) -> tuple[list[int], int, int]:
+TYPICAL = 0.05  # how far outputs differ, as a few of them may hide
+FEW = 2  # outputs that it is worth
+
+
+def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float]:
+    """α, and how far outputs differ (`Prices.between`); NaN if nothing was tested.
+
+    That is the correlation of two acceptances of one output, from mean squares between outputs and
+    within them. A few outputs tell little of it: it is drawn towards what is typical.
+
+    Args:
+      accepted, tested: tokens of each output.
+    """
+    accepted, tested = accepted[tested > 0], tested[tested > 0]
+    count, total = len(tested), tested.sum()
+    if not count:
+        return float("nan"), float("nan")
+    rates, alpha = accepted / tested, accepted.sum() / total
+    correlation, weight = 0.0, 0
+    if 1 < count < total:
+        apart = np.sum(tested * (rates - alpha) ** 2) / (count - 1)
+        within = np.sum(accepted * (1 - rates)) / (total - count)
+        size = (total - np.sum(tested**2) / total) / (count - 1)  # of an output, in the mean
+        weight = count
+        if apart > within:
+            correlation = (apart - within) / (apart + (size - 1) * within)
+    between = (FEW * TYPICAL + weight * correlation) / (FEW + weight)
+    return float(alpha), float(between)
+
+
+def _note(state: State) -> tuple[list[int], Int[np.ndarray, "2 B"]]:
     """Rounds of the row that lasted longest, by drafted tokens (plain decoding has its tokens); and
-    the tokens that were accepted and tested in all rows."""
+    the tokens of each row that were accepted and tested."""
     calls = np.asarray(state.stats.target_calls)
     row = int(calls.argmax())
     if not state.policy:
-        return [int(calls[row])], 0, 0
-    rounds, accepted, tested = map(np.asarray, state.policy)
-    return rounds[row].tolist(), int(accepted.sum()), int(tested.sum())
+        return [int(calls[row])], np.zeros((2, len(calls)), int)
+    rounds, *tokens = map(np.asarray, state.policy)
+    return rounds[row].tolist(), np.stack(tokens)
 
 
 def _work(loop: str | None, rounds: Sequence[int]) -> Work:
@@ -180,6 +210,7 @@ def fit(
     loops: Mapping[str, Sequence[int]],
     calls: Sequence[tuple[Work, float]],
     alpha: float = float("nan"),
+    between: float = float("nan"),
 ) -> dict[str, Prices]:
     """Prices of each loop, from calls that are known sums.
 
@@ -187,7 +218,7 @@ def fit(
       loops: the widths of their verify passes, ascending, γ_max + 1 the last. Loops of a single
         pass share it where it is as wide.
       calls: what each is made of, and the seconds that it took.
-      alpha: see `Prices`.
+      alpha, between: see `Prices`.
 
     Raises:
       ValueError: no call with a round of one of the loops.
@@ -215,6 +246,7 @@ def fit(
         "token": max(took.get(TOKEN, float("nan")), float(np.finfo(np.float32).tiny)),
         "plain_call": took.get(PLAIN_CALL, float("nan")),
         "alpha": alpha,
+        "between": between,
     }
     found = {}
     for name, widths in loops.items():

@@ -49,7 +49,7 @@ class Goodput(Policy):
         return Tally(none, none)
 
     def begin(self, state, gamma_max):
-        return state, argmax(self.rate(state, gamma_max))
+        return state, argmax(self.rate(self.alpha(state), gamma_max))
 
     def update(self, state, round_):
         return where_active(round_, add(state, self.memory, round_), state)
@@ -69,10 +69,10 @@ class Goodput(Policy):
         """The estimate for each row."""
         return (state.accepted + self.weight * self.prior) / (state.tested + self.weight)
 
-    def rate(self, state: Tally, gamma_max: int) -> Float[Array, "B K"]:
+    def rate(self, alpha: Float[Array, " B"], gamma_max: int) -> Float[Array, "B K"]:
         """Tokens per time that are expected of 0 … γ_max drafted tokens."""
         price = self.prices.rounds(gamma_max)
-        return expected(self.alpha(state)[:, None], np.arange(len(price))[None]) / price[None]
+        return expected(alpha[:, None], np.arange(len(price))[None]) / price[None]
 
 
 def add(tally: Tally, memory: Float[Array, ""], round_: Round) -> Tally:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from specjax.policies.goodput import Goodput, Tally, add, checked, expected
 from specjax.policies.prices import MEASURED_WEIGHT, Prices
@@ -20,6 +20,7 @@ PRIOR_WEIGHT = 6.0  # tested tokens that the prior is worth
 BELIEF_WEIGHT = 2.0  # and that the mean belief is worth which fits α
 TRUST = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
 CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves
+MOST_HOPED = 0.98
 LEAST_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever
 FIRST_SLOPE = 0.6
 LIMIT = 4.0  # of log-odds: beliefs of 1.8% and 98.2%
@@ -56,9 +57,14 @@ class Lookahead(Goodput):
     there are three estimates, in which the lasting α is worth `weight`/8, `weight` and 8 · `weight`
     recent tests, and each counts by how likely it held what came (Bayes). So where outputs change,
     α follows; where all tokens are alike it stays. The lasting α begins at the one that was
-    measured with the prices, or else at the prior, and fades towards it. So a row that has stopped
-    drafting tries again, ever more seldom; not with a drafter that was measured as one which does
-    not pay.
+    measured with the prices, or else at the prior, and fades towards it.
+
+    Where no draft pays at that α, the row drafts as if it were α + width/√n, as long as some draft
+    pays then: what is given up is given up on evidence, after n tested tokens. They include the
+    (1 − b)/b which the measured α is worth to a single output, where outputs differ by the share b
+    of α(1 − α). So greedy outputs, of which some repeat themselves, are tried one by one, and where
+    outputs are alike, an α that does not pay is believed. A row that has stopped drafting tries
+    again as its evidence fades, ever more seldom.
 
     With n tokens drafted, all of which are accepted with the chance S, k more are expected to bring
     S·(α + … + αᵏ) tokens and take price(n + k) − price(n). Time is worth what `goodput` would make
@@ -68,6 +74,7 @@ class Lookahead(Goodput):
 
     lasting: Float[Array, ""]  # of the lasting evidence, how much a round leaves
     learning_rate: Float[Array, ""]  # of the slope
+    width: Float[Array, ""]  # of hope
 
     def init(self, keys, gamma_max):
         none = super().init(keys, gamma_max)
@@ -77,8 +84,9 @@ class Lookahead(Goodput):
         return Ahead(none, none, credit, zeros, FIRST_SLOPE * ones, zeros, bars, ones)
 
     def begin(self, state, gamma_max):
-        price = self.prices.rounds(gamma_max)
-        alpha, rate = self.alpha(state), self.rate(state, gamma_max)
+        price, alpha = self.prices.rounds(gamma_max), self.alpha(state)
+        alpha = jnp.where(self._pays(alpha, gamma_max), alpha, self.hoped(state))
+        rate = self.rate(alpha, gamma_max)
         best = jnp.max(rate, axis=1)
         now = np.arange(len(price))[:, None]
         more = now.T - now  # k, by n and n + k
@@ -112,6 +120,20 @@ class Lookahead(Goodput):
             slope=jnp.clip(slope, 0.0, 2.0),
         )
         return where_active(round_, new, state)
+
+    def _pays(self, alpha: Float[Array, " B"], gamma_max: int) -> Bool[Array, " B"]:
+        """Whether some draft is worth its time."""
+        rate = self.rate(alpha, gamma_max)
+        return jnp.max(rate, axis=1) > rate[:, 0]
+
+    def hoped(self, state: Ahead) -> Float[Array, " B"]:
+        """What α may be yet, by how far outputs differ and what the row has shown."""
+        between = self.prices.between
+        known = jnp.where(
+            jnp.isnan(between), PRIOR_WEIGHT, (1 - between) / jnp.maximum(between, 1e-6)
+        )
+        hope = self.width / jnp.sqrt(known + state.lasting.tested)
+        return jnp.minimum(self.alpha(state) + hope, MOST_HOPED)
 
     def alpha(self, state: Ahead) -> Float[Array, " B"]:  # type: ignore[override]
         """The estimate for each row."""
@@ -159,6 +181,7 @@ def lookahead(
     memory: float = 0.9,
     lasting: float = 0.995,
     learning_rate: float = 0.05,
+    width: float = 0.4,
 ) -> Lookahead:
     """Our own, with a table from `specjax.policies.prices`.
 
@@ -171,9 +194,11 @@ def lookahead(
       memory, lasting: of the evidence, how much a round leaves: of what α follows, and of what it
         falls back to.
       learning_rate: of what beliefs tell.
+      width: how much is hoped for; with 0 a row gives up on the α of other outputs.
     """
     return Lookahead(
         *checked(prices, prior, weight, memory),
         jnp.float32(number("lasting", lasting, "[0, 1]")),
         jnp.float32(number("learning_rate", learning_rate, "[0, ∞)")),
+        jnp.float32(number("width", width, "[0, ∞)")),
     )

@@ -38,6 +38,8 @@ class Prices:
     drop: Float[Array, ""]  # by how much a longer draft or a wider pass was timed as cheaper
     # Of the drafted tokens that timed calls tested, the share that was accepted. NaN: not known.
     alpha: Float[Array, ""]
+    # How far outputs differ: the variance of their own α, as a share of α(1 − α). NaN: not known.
+    between: Float[Array, ""]
 
     @property
     def gamma_max(self) -> int:
@@ -122,19 +124,22 @@ def prices(
     largest_error: float = 0.0,
     drop: float = 0.0,
     alpha: float = float("nan"),
+    between: float = float("nan"),
 ) -> Prices:
     """Prices from plain numbers, all in one unit: by default that of a target step.
 
     Args:
       verify: by 0 … γ_max drafted tokens.
       rest: the same, or one number for all of them.
-      alpha: see `Prices`; NaN: not known.
+      alpha, between: see `Prices`; NaN: not known.
 
     Raises:
-      ValueError: a negative price, verify empty or not positive throughout, or α outside [0, 1].
+      ValueError: a negative price, verify empty or not positive throughout, or a share outside
+        [0, 1].
     """
-    if not np.isnan(alpha):
-        number("alpha", alpha, "[0, 1]")
+    for name, share in {"alpha": alpha, "between": between}.items():
+        if not np.isnan(share):
+            number(name, share, "[0, 1]")
     why = "one for each of 0 … γ_max drafted tokens"
     times = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
     draft = number("draft", draft, "[0, ∞)")
@@ -143,7 +148,7 @@ def prices(
             raise ValueError(f"{name}={value} must be ≥ 0.")
     return as_measured(
         draft=draft, verify=times, rest=rest, token=token, call=call, plain_call=plain_call,
-        error=error, largest_error=largest_error, drop=drop, alpha=alpha,
+        error=error, largest_error=largest_error, drop=drop, alpha=alpha, between=between,
     )  # fmt: skip
 
 
@@ -152,11 +157,13 @@ def as_measured(
     verify: Sequence[float],
     rest: float | Sequence[float],
     alpha: float = float("nan"),
+    between: float = float("nan"),
     **times: float,
 ) -> Prices:
     """The table as a clock gave it: differences of timings, `rest` or `call`, may be below 0."""
-    each = {"verify": verify, "rest": np.broadcast_to(rest, len(verify)), "alpha": alpha}
-    fields: dict[str, Any] = times | each
+    shares = {"alpha": alpha, "between": between}
+    each = {"verify": verify, "rest": np.broadcast_to(rest, len(verify))}
+    fields: dict[str, Any] = times | shares | each
     return Prices(**{name: jnp.asarray(value, jnp.float32) for name, value in fields.items()})
 
 
