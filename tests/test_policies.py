@@ -391,7 +391,7 @@ def test_lookahead_gives_up_on_evidence():
 
 def test_lookahead_tries_again():
     """Prices 1, 1.3: after a rejection two rounds pass without a draft, and more after the next."""
-    policy = lookahead(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5, width=0.0)
+    policy = lookahead(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
     state, found = policy.init(keys_of(1), 1), []
     for _ in range(40):
         state, allowed = policy.begin(state, 1)

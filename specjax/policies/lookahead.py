@@ -62,9 +62,9 @@ class Lookahead(Goodput):
     Where no draft pays at that α, the row drafts as if it were α + width/√n, as long as some draft
     pays then: what is given up is given up on evidence, after n tested tokens. They include the
     (1 − b)/b which the measured α is worth to a single output, where outputs differ by the share b
-    of α(1 − α). So greedy outputs, of which some repeat themselves, are tried one by one, and where
-    outputs are alike, an α that does not pay is believed. A row that has stopped drafting tries
-    again as its evidence fades, ever more seldom.
+    of α(1 − α). So greedy outputs, of which some repeat themselves, are tried one by one. Where
+    outputs are alike, or b is not known, an α that does not pay is believed. A row that has stopped
+    drafting tries again as its evidence fades, ever more seldom.
 
     With n tokens drafted, all of which are accepted with the chance S, k more are expected to bring
     S·(α + … + αᵏ) tokens and take price(n + k) − price(n). Time is worth what `goodput` would make
@@ -127,12 +127,10 @@ class Lookahead(Goodput):
         return jnp.max(rate, axis=1) > rate[:, 0]
 
     def hoped(self, state: Ahead) -> Float[Array, " B"]:
-        """What α may be yet, by how far outputs differ and what the row has shown."""
-        between = self.prices.between
-        known = jnp.where(
-            jnp.isnan(between), PRIOR_WEIGHT, (1 - between) / jnp.maximum(between, 1e-6)
-        )
-        hope = self.width / jnp.sqrt(known + state.lasting.tested)
+        """What α may be yet, by how far outputs differ and what the row has shown; α itself where
+        it is not known how far they do."""
+        between = jnp.maximum(jnp.nan_to_num(self.prices.between), 1e-6)
+        hope = self.width / jnp.sqrt((1 - between) / between + state.lasting.tested)
         return jnp.minimum(self.alpha(state) + hope, MOST_HOPED)
 
     def alpha(self, state: Ahead) -> Float[Array, " B"]:  # type: ignore[override]
