@@ -115,5 +115,5 @@ def together(
     if prior is None and not jnp.isnan(prices.alpha):
         made = dataclasses.replace(made, prior=prices.alpha)
         known = jnp.float32(MEASURED_WEIGHT)
-    width = jnp.float32(number("width", width, "[0, ∞)"))
-    return Together(**vars(made), known=known, width=width)
+    hoped = jnp.float32(number("width", width, "[0, ∞)"))
+    return Together(**vars(made), known=known, width=hoped)
