@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from specjax.policies.goodput import Goodput, Tally, add, checked, expected
 from specjax.policies.prices import MEASURED_WEIGHT, Prices
@@ -21,6 +21,7 @@ BELIEF_WEIGHT = 2.0  # and that the mean belief is worth which fits α
 TRUST = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
 CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves
 MOST_HOPED = 0.98
+HOPED_GAIN = 0.25  # that a hope must promise over a round without a draft
 LEAST_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever
 FIRST_SLOPE = 0.6
 LIMIT = 4.0  # of log-odds: beliefs of 1.8% and 98.2%
@@ -60,7 +61,8 @@ class Lookahead(Goodput):
     measured with the prices, or else at the prior, and fades towards it.
 
     Where no draft pays at that α, the row drafts as if it were α + width/√n, as long as some draft
-    pays then: what is given up is given up on evidence, after n tested tokens. They include the
+    would then bring a quarter more than none: what is given up is given up on evidence, after n
+    tested tokens, and little is not hoped for, since trying has its price. The n include the
     (1 − b)/b which the measured α is worth to a single output, where outputs differ by the share b
     of α(1 − α). So greedy outputs, of which some repeat themselves, are tried one by one. Where
     outputs are alike, or b is not known, an α that does not pay is believed. A row that has stopped
@@ -85,7 +87,9 @@ class Lookahead(Goodput):
 
     def begin(self, state, gamma_max):
         price, alpha = self.prices.rounds(gamma_max), self.alpha(state)
-        alpha = jnp.where(self._pays(alpha, gamma_max), alpha, self.hoped(state))
+        hoped = self.hoped(state)
+        tries = self._gain(hoped, gamma_max) > HOPED_GAIN
+        alpha = jnp.where((self._gain(alpha, gamma_max) <= 0) & tries, hoped, alpha)
         rate = self.rate(alpha, gamma_max)
         best = jnp.max(rate, axis=1)
         now = np.arange(len(price))[:, None]
@@ -121,10 +125,10 @@ class Lookahead(Goodput):
         )
         return where_active(round_, new, state)
 
-    def _pays(self, alpha: Float[Array, " B"], gamma_max: int) -> Bool[Array, " B"]:
-        """Whether some draft is worth its time."""
+    def _gain(self, alpha: Float[Array, " B"], gamma_max: int) -> Float[Array, " B"]:
+        """Of the best draft over none, as a share of tokens per time."""
         rate = self.rate(alpha, gamma_max)
-        return jnp.max(rate, axis=1) > rate[:, 0]
+        return jnp.max(rate, axis=1) / rate[:, 0] - 1
 
     def hoped(self, state: Ahead) -> Float[Array, " B"]:
         """What α may be yet, by how far outputs differ and what the row has shown; α itself where
