@@ -206,8 +206,11 @@ def test_always_counts_its_rounds():
 
 
 def test_what_is_timed(pair, monkeypatch):
-    """Calls of one token and of whole outputs, of every loop; each is the sum of its rounds."""
-    seen = []
+    """Calls of one token and of whole outputs, of every loop; each is the sum of its rounds. What
+    was tested and accepted is counted by output."""
+    seen, told = [], []
+    inner = pricing.acceptance
+    monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or inner(*given))
     monkeypatch.setattr(pricing, "fit", lambda *given: seen.append(given))
     texts = decoding.tokenize(pair.target, TEXTS[:2])
     loops = {"policies": build(pair, pair.draft, 3, widths=(1,)), "γ=2": build(pair, pair.draft, 2)}
@@ -226,6 +229,11 @@ def test_what_is_timed(pair, monkeypatch):
     ]
     assert 0 < alpha < 1
     assert 0 < between < 1
+    ((accepted, tested),) = told
+    assert tested[:2].tolist() == [0, 0]  # budgets of one token leave nothing to draft
+    assert len(tested) == 4
+    assert np.all((accepted >= 0) & (accepted <= tested))
+    assert np.all(tested[2:] > 0)
     short = [work for work in works[4:] if work in ({CALL: 1, (name, 0): 1} for name in loops)]
     assert len(short) >= (4 + 1) * 2
     real = generate(pair.target, pair.draft, TEXTS[:2], max_new_tokens=12, gamma=2)
@@ -237,8 +245,9 @@ def test_what_is_timed(pair, monkeypatch):
 
 def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     """Three texts fill batches of two; the rounds are those of the row that had the most."""
-    seen = []
+    seen, told = [], []
     monkeypatch.setattr(pricing, "fit", lambda loops, calls, *shares: seen.extend(calls))
+    monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or (0.5, 0.1))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     pricing.measure(
         {"loop": build(pair, pair.draft, 2)}, pair.target, texts, max_new_tokens=12,
@@ -249,6 +258,8 @@ def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     calls = real.target_calls
     found = [sum(n for kind, n in work.items() if kind != CALL) for work, _ in seen]
     assert found == [1, 1, max(calls[:2]), max(calls[2:])]
+    ((accepted, _),) = told
+    assert accepted.tolist() == [0] * 4 + [row.accepted for row in real.rows]
 
 
 # --- one table, for policies and replay -------------------------------------------------------

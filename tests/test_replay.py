@@ -15,6 +15,7 @@ from scipy import stats
 import command_line
 import test_loops
 from experiments.adaptive.race import Counting
+from experiments.replay import evaluate
 from pairs import TEXTS
 from specjax import decoding, generate, tasks
 from specjax.accept import TokenRule
@@ -74,6 +75,16 @@ def recorded(method, inputs, *, hidden=True, keys=None, budget=BUDGET) -> Rollou
 def greedy_trace() -> Rollouts:
     """Of all prompts, with hidden states; no policy changes it."""
     return recorded(method_of(constant(1), sampling(0.0)), inputs_of(PROMPTS))
+
+
+def test_no_static_length_is_compared_that_has_no_price():
+    """Of γ = 1 … 3 the first two were timed. The third would win if its pass cost as much as
+    theirs; the oracle may take it in the policies' loop alone."""
+    found = greedy_trace()
+    dear = prices(0.0, [1.0, 1.0, 1.0, 9.0][: found.gamma_max + 1])
+    known = {"policies": dear} | {f"γ={g}": prices(0.0, [1.0] * (g + 1)) for g in (1, 2)}
+    lines = evaluate({"svip": svip(0.5)}, found, known, jax.random.key(0), 1)
+    assert [line["policy"] for line in lines] == ["γ=1", "γ=2", "oracle", "svip"]
 
 
 def counts(state) -> tuple[np.ndarray, ...]:

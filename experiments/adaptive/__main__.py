@@ -68,7 +68,9 @@ def gather(workdir: pathlib.Path, directories: list[str]) -> list[dict]:
     for directory in directories:
         found = files.Rows(pathlib.Path(directory) / "results.jsonl").done
         if not found:
-            raise ValueError(f"--only_report: {directory} has no rows of races.")
+            raise ValueError(
+                f"--only_report: {directory} has no rows of races: name their workdirs."
+            )
         rows += found
     if len(tasks := sorted({row["task"] for row in rows})) > 1:
         raise ValueError(f"--only_report: rows of {' and of '.join(tasks)}. Name those of one.")
