@@ -99,13 +99,14 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
         repeats=config.price_repeats,
         **decoded,
     )[pricing.POLICIES]
+    shared = dataclasses.replace(shared, widths=pricing.pruned(shared.widths, prices))
     methods: dict[str, Method] = {PLAIN: plain}
     for gamma in config.static:
         methods[static(gamma)] = speedups.method(on, draft, temperature, gamma)
     for name, settings in config.policies.to_dict().items():
         told = {"prices": prices} if takes(name, "prices") else {}
         loop = dataclasses.replace(shared, policy=load(name, **settings, **told))
-        methods[name] = decoding.plain_if_idle(loop, config.max_new_tokens)
+        methods[name] = decoding.plain_if_preferred(loop, config.max_new_tokens)
     found = timing.side_by_side(methods, on.target, texts, repeats=config.repeats, **decoded)
     best, early, timed = race.choose(found, [static(gamma) for gamma in config.static])
     rows = []
@@ -130,7 +131,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
                 "identical": timed.identical(name) if not temperature else None,
                 "prices": prices.as_row(),  # in seconds; what policies were told
                 "gamma_max": config.gamma_max,
-                "widths": list(config.widths),
+                "widths": list(shared.widths),
                 "timed_inputs": len(texts),
                 "repeats": config.repeats,
                 "load": os.getloadavg()[0],

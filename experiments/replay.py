@@ -135,7 +135,9 @@ def evaluate(
     """
     table, gammas = known[pricing.POLICIES], pricing.priced(known)
     own = [pricing.static_prices(known, gamma) for gamma in gammas]
-    everyone = {pricing.static(gamma): constant(gamma) for gamma in gammas} | dict(chosen)
+    decoded = {name: replay.as_decoded(policy, found, table) for name, policy in chosen.items()}
+    everyone: dict[str, Policy] = {pricing.static(gamma): constant(gamma) for gamma in gammas}
+    everyone |= {name: policy for name, (policy, _) in decoded.items()}
     replayed = replay.replay(list(everyone.values()), found, key, draws=draws)
     if heirs := {name: policy for name, policy in chosen.items() if carry and policy.carries}:
         everyone |= {f"{name}{CARRIED}": policy for name, policy in heirs.items()}
@@ -143,7 +145,7 @@ def evaluate(
         replayed = jax.tree.map(lambda *counts: np.concatenate(counts), replayed, also)
     lines: list[dict[str, Any]] = []
     # Constants with a verify pass of γ + 1 positions, as they would run.
-    own += [replay.loop_prices(policy, found, table) for policy in chosen.values()]
+    own += [prices for _, prices in decoded.values()]
     own += [table] * (len(everyone) - len(own))  # of those that carry over
     for i, name in enumerate(everyone):
         one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)

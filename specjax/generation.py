@@ -158,10 +158,10 @@ def _ready(
     method: Any = decoding.build(target, draft, policy=None if priced else policy, **how)
     if isinstance(policy, str) and priced:
         rows = min(batch_size, len(texts) * samples)
-        told, _ = pricing.told(policy, method, target, texts, **options | {"batch_size": rows})
-        method = decoding.with_policy(method, told)
+        prices = pricing.told(policy, method, target, texts, **options | {"batch_size": rows})
+        method = pricing.tell(method, policy, prices)
         if not (carry or rounds):
-            method = decoding.plain_if_idle(method, max_new_tokens)
+            method = decoding.plain_if_preferred(method, max_new_tokens)
     if carry:
         decoding.check_carry(method)
         options["carry"] = True

@@ -20,7 +20,7 @@ from specjax.batching import bucket, pack
 from specjax.decoding import starting
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import pricing, timing
-from specjax.policies import load, prices
+from specjax.policies import prices
 from specjax.replay import rollouts
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
@@ -118,7 +118,7 @@ def test_a_draft_that_is_not_worth_its_time(pair, plain, monkeypatch):
         kinds.append(type(method))
         return stream(method, *args, **options)
 
-    monkeypatch.setattr(pricing, "told", lambda name, *_, **__: (load(name, prices=dear), dear))
+    monkeypatch.setattr(pricing, "told", lambda *_, **__: dear)
     monkeypatch.setattr(decoding, "stream", watched)
     for logged in (False, True):
         result = generate(pair.target, pair.draft, TEXTS, gamma=3, policy="goodput", rounds=logged)

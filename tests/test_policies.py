@@ -322,15 +322,22 @@ def test_lookahead_falls_back_to_what_was_measured():
     np.testing.assert_allclose(unknown.alpha(unknown.init(keys_of(1), 1)), 0.7, rtol=1e-6)
 
 
-def test_who_never_drafts():
+def test_who_prefers_plain():
     """At α = .1 a draft for .3 steps is not worth it."""
-    assert lookahead(prices(0.3, [1, 1], alpha=0.1, between=0.01)).never_drafts(1, 1500)
-    assert not lookahead(prices(0.3, [1, 1], alpha=0.6)).never_drafts(1, 1)
-    assert not lookahead(prices(0.3, [1, 1])).never_drafts(1, 1)
+    assert lookahead(prices(0.3, [1, 1], alpha=0.1, between=0.01)).prefers_plain(1, 1500)
+    assert not lookahead(prices(0.3, [1, 1], alpha=0.6)).prefers_plain(1, 1)
+    assert not lookahead(prices(0.3, [1, 1])).prefers_plain(1, 1)
     for make in (goodput, first_descent, together, lookahead):
-        assert make(prices(2, [1, 1, 1])).never_drafts(2, 500)
-        assert not make(prices(0.1, [1, 1, 1])).never_drafts(2, 500)
-    assert not constant(2).never_drafts(2, 1)
+        assert make(prices(2, [1, 1, 1])).prefers_plain(2, 500)
+        assert not make(prices(0.1, [1, 1, 1])).prefers_plain(2, 500)
+        # In its loop, at α = .6, one token brings 1.6/1.6 for 1/1.05; outside 1 for 1/1. A token
+        # for .01 less is worth a loop, by 2%, and one for .6 is not.
+        for step, plain in ((0.56, False), (0.6, True)):
+            measured = prices(step, [1.05, 1, 1], alpha=0.6, between=0.0)
+            policy = make(measured, **({} if make in (together, lookahead) else {"prior": 0.6}))
+            assert policy.prefers_plain(2, 500) == plain, make
+            assert np.any(policy.begin(policy.init(keys_of(1), 2), 2)[1] > 0)
+    assert not constant(2).prefers_plain(2, 1)
 
 
 @pytest.mark.parametrize("telling", [True, False])
@@ -384,9 +391,9 @@ def test_lookahead_gives_up_on_evidence():
             found.append(min(int(allowed[0]), 1))
             state = policy.update(state, stats_of(found[-1], found[-1] * (len(found) % 5 == 0), 1))
         assert sum(found) == sum(found[:tests]) == tests
-        assert policy.never_drafts(1, 40) == (tests == 0)
+        assert policy.prefers_plain(1, 40) == (tests == 0)
     table = prices(0.288, [1, 1], alpha=0.2, between=0.2)
-    assert lookahead(table, width=0.0).never_drafts(1, 40)
+    assert lookahead(table, width=0.0).prefers_plain(1, 40)
 
 
 def test_lookahead_tries_again():

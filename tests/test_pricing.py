@@ -123,6 +123,26 @@ def test_a_longer_draft_is_never_cheaper():
     assert wider["policies"].drop == close(0.1)
 
 
+def test_a_pass_that_a_wider_one_undercuts():
+    """It is left out, and so is one that saves less than 2%; drafts that it had room for are priced
+    by the next one that is kept. A pass that never ran takes no more for a position."""
+    widths, begin = (1, 2, 3, 4, 6, 8), 0.5
+    passes = {1: 2.5, 2: 4.0, 3: 4.2, 4: 3.9, 6: 5.9, 8: 6.0}
+    works = [{CALL: 1, ("a", 0): n, ("a", k): 9} for n in (1, 5) for k in range(1, 7)]
+    works += [{CALL: 1, ("a", 0): n} for n in (1, 9)]
+    fits = {k: min(w for w in widths if w > k) for k in range(8)}
+    took = {("a", k): passes[fits[k]] + begin * (k > 0) + 0.1 * k for k in range(8)} | {CALL: 3.0}
+    timed = [(work, sum(took[kind] * n for kind, n in work.items())) for work in works]
+    table = pricing.fit({"a": widths}, timed)["a"]
+    kept = [4.4, 4.4, 4.4, 6.5, 6.5, 6.5]
+    assert table.verify.tolist() == close([2.5, *kept, 6.5])
+    assert table.draft == close(0.1)
+    assert pricing.pruned(widths[:-1], table) == (1, 4)
+    without = [(work, took) for work, took in timed if ("a", 6) not in work]
+    table = pricing.fit({"a": widths}, without)["a"]
+    assert table.verify.tolist() == close([2.5, 4.4, 4.4, 4.4, 6.4, 6.4, *[6.4 * 8 / 6] * 2])
+
+
 def test_calls_that_say_nothing():
     """No rounds, no prices. Rounds that noise leaves no time still have some: a policy needs prices
     that are positive, and the error says what they are worth."""
@@ -389,9 +409,9 @@ def test_generate_measures_prices(pair, monkeypatch):
     (table,) = seen
     assert table.gamma_max == 3
     assert 0 < table.rounds(3)[0] < 1  # seconds
-    assert np.isnan(table.token)
-    (empty,) = pricing.told(policy, build(pair, pair.draft, 3), pair.target, [" "],
-                            max_new_tokens=4, key=jax.random.key(0))[1:]  # fmt: skip
+    assert 0 < table.token < 1
+    empty = pricing.told(policy, build(pair, pair.draft, 3), pair.target, [" "],
+                         max_new_tokens=4, key=jax.random.key(0))  # fmt: skip
     assert empty.rounds(3).tolist() == [1, 1, 1, 1]
 
 

@@ -19,7 +19,7 @@ import pairs
 from command_line import ROOT
 from specjax.measure import pricing
 from specjax.models import hub
-from specjax.policies import prices
+from specjax.policies import load, prices
 from specjax.support import files, processes
 from specjax.support.processes import ALONE, Group, SharedRows
 from specjax.tools.commands import decode, defaults
@@ -252,10 +252,10 @@ def test_prices_are_those_of_process_0(pair, monkeypatch):
 
     def told(*args, **options):
         measured.append(args)
-        return None, prices(0.1, [1.0, 1.5, 2.0], token=float("nan"))
+        return prices(0.1, [1.0, 1.5, 2.0], token=float("nan"))
 
     monkeypatch.setattr(pricing, "told", told)
-    monkeypatch.setattr(decode.decoding, "with_policy", lambda method, policy: policy)
+    monkeypatch.setattr(pricing, "tell", lambda _, name, told: load(name, prices=told))
     config = defaults.decode()
     config.policy = "goodput"
     made = together(3, lambda group: decode.with_prices(group, False, None, None, ["text"], config))

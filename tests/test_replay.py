@@ -527,11 +527,11 @@ def test_regret_by_hand():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_who_never_drafts_decodes_plainly(temperature):
+def test_who_prefers_plain_decodes_plainly(temperature):
     """The same tokens, in plain decoding's time."""
     table = prices(3.0, [1.1] * 4, token=0.7, call=5.0, plain_call=2.0)
     method = method_of(lookahead(table), sampling(temperature))
-    plain = decoding.plain_if_idle(method, BUDGET)
+    plain = decoding.plain_if_preferred(method, BUDGET)
     assert isinstance(plain, Autoregressive)
     inputs = inputs_of(PROMPTS)
     same = [
@@ -539,10 +539,10 @@ def test_who_never_drafts_decodes_plainly(temperature):
     ]
     assert same[0] == same[1]
     trace = recorded(method, inputs)
-    found = replay.replay([method.policy], trace, jax.random.key(0))
-    own = replay.loop_prices(method.policy, trace, table)
+    decoded, own = replay.as_decoded(method.policy, trace, table)
+    found, left = (replay.replay([by], trace, jax.random.key(0)) for by in (decoded, method.policy))
     assert replay.score(found, trace, own).speedup == pytest.approx(1.0)
-    assert replay.score(found, trace, table).speedup < 0.7
+    assert replay.score(left, trace, table).speedup < 0.7
     drafts = method_of(constant(2), sampling(temperature))
-    assert decoding.plain_if_idle(drafts, BUDGET) is drafts
-    assert replay.loop_prices(drafts.policy, trace, table) is table
+    assert decoding.plain_if_preferred(drafts, BUDGET) is drafts
+    assert replay.as_decoded(drafts.policy, trace, table) == (drafts.policy, table)

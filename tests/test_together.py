@@ -235,15 +235,15 @@ def test_rows_learn_from_each_other():
 
 
 def test_what_was_measured_is_believed():
-    """The same where .7 was measured: it is worth 40. Prices 1, 1.6: at .55 a draft does not pay,
-    and at .55 + .3/√40 neither, so nothing is tried; a prior of .55 that nobody measured is."""
+    """The same where .7 was measured: it is worth 40. Prices 1, 1.6: at .59 a draft does not pay,
+    and is not tried for the hope of .59 + .3/√40; a prior of .59 that nobody measured is."""
     policy = together(prices(0.1, [1, 1], alpha=0.7))
     state = shared(np.zeros(4), np.ones(4), np.full(4, 9))
     alpha, tested = policy.alphas(state)
     np.testing.assert_allclose(alpha, 2 * (28 / 43) / 3, rtol=1e-5)
     assert tested == 44
-    assert together(prices(0.6, [1, 1], alpha=0.55)).never_drafts(1, 100)
-    assert not together(prices(0.6, [1, 1]), prior=0.55).never_drafts(1, 100)
+    assert together(prices(0.6, [1, 1], alpha=0.59)).prefers_plain(1, 100)
+    assert not together(prices(0.6, [1, 1]), prior=0.59).prefers_plain(1, 100)
 
 
 def test_a_batch_drafts_as_one():

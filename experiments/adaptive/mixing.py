@@ -65,12 +65,13 @@ def measure(on: Study, cell: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """
     config, texts = on.config, speedups.timed_texts(on)
     of = on, cell["draft"], cell["temperature"]
-    given = {"prices": race.price(on, cell)[POLICIES]} if takes(name, "prices") else {}
+    prices = race.price(on, cell)[POLICIES]
+    policy = load(name, **({"prices": prices} if takes(name, "prices") else {}))
+    widths = pricing.pruned(config.widths, prices)
 
     def made(policy: Policy):
-        return race.loop(*of, policy, config.gamma_max, config.widths)
+        return race.loop(*of, policy, config.gamma_max, widths)
 
-    policy = load(name, **given)
     marks, lengths = record(on, made(Logged(policy, config.max_new_tokens)), texts)
     methods: dict[str, Any] = {
         PLAIN: speedups.plain_method(on, cell["temperature"]),

@@ -133,7 +133,8 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     key = jax.random.key(config.seed)
     plain = speedups.plain_method(on, temperature)
     racing = {
-        name: decoding.plain_if_idle(loop, config.max_new_tokens) for name, loop in made.items()
+        name: decoding.plain_if_preferred(loop, config.max_new_tokens)
+        for name, loop in made.items()
     }
     methods: dict[str, Any] = {PLAIN: plain, **static_loops(on, draft, temperature), **racing}
     if temperature:
@@ -186,7 +187,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             },
             "price_error": float(table.error),
             "gamma_max": config.gamma_max,
-            "widths": list(config.widths),
+            "widths": list(pricing.pruned(config.widths, table)),
             "plain": name in racing and racing[name] is not made[name],  # it never drafts
             "batch": 1,
             "timed_inputs": len(texts),
@@ -233,13 +234,13 @@ def losses(
     """In replay, for each method: `regret`, what was lost to the fastest way by the time there are
     `regret_at` tokens, in tokens of plain decoding, a mean over outputs; and `trail`, what each
     round of the first output drafted, by position, with its end."""
-    statics = {static(gamma): constant(gamma) for gamma in on.config.static}
-    everyone: dict[str, Policy] = {**statics, **{name: by.policy for name, by in made.items()}}
-    own = {name: prices[name] for name in statics}
-    own |= {
-        name: replay.loop_prices(by.policy, recorded, prices[pricing.POLICIES])
-        for name, by in made.items()
+    table = prices[pricing.POLICIES]
+    decoded: dict[str, tuple[Policy, Prices]] = {
+        static(gamma): (constant(gamma), prices[static(gamma)]) for gamma in on.config.static
     }
+    decoded |= {name: replay.as_decoded(by.policy, recorded, table) for name, by in made.items()}
+    everyone = {name: policy for name, (policy, _) in decoded.items()}
+    own = {name: of for name, (_, of) in decoded.items()}
     trails = replay.replay(list(everyone.values()), recorded, key).trail
     count, found = int(recorded.emitted.max()), {}
     at = np.unique(np.linspace(0, count - 1, POINTS).astype(int))
@@ -372,6 +373,7 @@ def build(
 ) -> dict[str, Speculative]:
     """The loops of the policies, by name."""
     config, made = on.config, {}
+    widths = pricing.pruned(config.widths, prices[pricing.POLICIES])
     for name, settings in policies(on, draft).items():
         settings = dict(settings)
         if takes(name, "prices"):
@@ -379,7 +381,7 @@ def build(
         if takes(name, "params"):
             settings["params"] = head.load(head_file(on, draft))
         policy = load(name, **settings)
-        made[name] = loop(on, draft, temperature, policy, config.gamma_max, config.widths)
+        made[name] = loop(on, draft, temperature, policy, config.gamma_max, widths)
     return made
 
 

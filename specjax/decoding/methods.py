@@ -198,13 +198,20 @@ def with_policy(method: M, policy: Policy) -> M:
     return dataclasses.replace(method, policy=policy)
 
 
-def plain_if_idle(method: Method, rounds: int) -> Method:
-    """Plain decoding, if the method's policy is sure to draft nothing in so many rounds of a row:
-    the same tokens without the drafter and its loop. Else the method."""
+def plain_if_preferred(method: Method, rounds: int) -> Method:
+    """Plain decoding, if that promises more than the loop by what its policy knows: the same tokens
+    without a drafter. Else the method.
+
+    Args:
+      rounds: of a row, at most.
+    """
     if not isinstance(method, Speculative | TreeSpeculative):
         return method
-    if not method.policy.never_drafts(method.gamma_max, rounds):
-        return method
+    return plain_of(method) if method.policy.prefers_plain(method.gamma_max, rounds) else method
+
+
+def plain_of(method: Speculative | TreeSpeculative) -> Autoregressive:
+    """Plain decoding from the distribution that the method keeps."""
     return Autoregressive(method.target, method.sampling, method.eos_ids, method.rule)
 
 

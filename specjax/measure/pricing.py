@@ -9,9 +9,12 @@ tokens in every round. Each call is a known sum:
 
 Calls of one token stand beside calls of whole outputs, or the fixed time of a call could not be
 told from that of its rounds: outputs of one length fit any split of the two. The parts are fitted
-by non-negative least squares on medians over repeats in turns. A wider pass is a narrower one and
-something more, and a longer draft one more draft step, so that neither is ever cheaper. How far the
-calls are from the fit, and by how much they contradict that order, stands in the prices.
+by non-negative least squares on medians over repeats in turns. How far the calls are from the fit,
+and by how much a longer draft was cheaper, stands in the prices.
+
+A wider pass can be the faster one: a matrix product has sizes that suit the machine. A loop is
+priced as if it had only those passes that are faster than all wider ones, and `pruned` leaves it
+these. So no draft is cheaper than a shorter one.
 """
 
 import dataclasses
@@ -43,6 +46,8 @@ from specjax.types import Text
 
 POLICIES = "policies"  # the loop that all policies share
 CALL, PLAIN_CALL, TOKEN, BEGIN, DRAFT = "call", "plain call", "token", "begin", "draft"
+# Of a round, what a narrower pass must save: passes that change from round to round take as much.
+SAVING = 0.02
 
 # What a call is made of: `CALL`, `PLAIN_CALL`, `TOKEN`, and (loop, drafted tokens) for rounds.
 Work = Mapping[Hashable, float]
@@ -225,15 +230,10 @@ def fit(
     """
     works, seconds = [work for work, _ in calls], [took for _, took in calls]
     parts: dict[Hashable, Work] = {name: {name: 1.0} for name in (CALL, PLAIN_CALL, TOKEN)}
-    alone = {widths[0] for widths in loops.values() if len(widths) == 1}
     for name, widths in loops.items():
-        family, known = ("", alone) if len(widths) == 1 else (name, set(widths))
         for k in range(widths[-1]):
-            own = min(width for width in widths if width > k)
-            made: dict[Hashable, float] = {
-                ("pass", family, width): 1.0 for width in known if width <= own
-            }
-            parts[name, k] = {**made, BEGIN: float(k > 0), DRAFT: float(k)}
+            own = _pass(name, widths, min(width for width in widths if width > k))
+            parts[name, k] = {own: 1.0, BEGIN: float(k > 0), DRAFT: float(k)}
     sums = [_sum(parts, work) for work in works]
     took = unit_times(sums, seconds)
     fitted = np.array([sum(n * took[part] for part, n in work.items()) for work in sums])
@@ -250,12 +250,47 @@ def fit(
     }
     found = {}
     for name, widths in loops.items():
-        bare = [{**parts[name, k], DRAFT: 0.0} for k in range(widths[-1])]
-        verify = [sum(n * took.get(part, 0.0) for part, n in work.items()) for work in bare]
         # Noise may leave nothing for a round beside calls and draft steps; `error` says so.
         least = 0.01 * _mean_round(name, works, seconds)
-        found[name] = prices(took.get(DRAFT, 0.0), [max(v, least) for v in verify], **facts)
+        took_by = {width: took.get(_pass(name, widths, width)) for width in widths}
+        verify = [max(time, least) for time in _verify(took_by, took.get(BEGIN, 0.0))]
+        found[name] = prices(took.get(DRAFT, 0.0), verify, **facts)
     return found
+
+
+def _pass(loop: str, widths: Sequence[int], width: int) -> Hashable:
+    """A kind of work. Loops of a single pass share it where it is as wide."""
+    return "pass", "" if len(widths) == 1 else loop, width
+
+
+def _verify(took: Mapping[int, float | None], begin: float) -> list[float]:
+    """By 0 … γ_max drafted tokens, of a loop that is `pruned`.
+
+    Args:
+      took: each pass, by width, ascending; None: it never ran, and may take as much for a position
+        as the next narrower one.
+    """
+    first, *wider = took
+    rounds: dict[int, float] = {}  # with a draft, but for its steps
+    for width, time in took.items():
+        near = max(rounds, default=width)
+        rounds[width] = rounds[near] * width / near if time is None else time + begin
+    left: list[int] = []  # ascending
+    for width in reversed(wider):
+        if not left or rounds[width] < (1 - SAVING) * rounds[left[0]]:
+            left.insert(0, width)
+    drafts = [rounds[min(w for w in (first, *left) if w > k)] for k in range(1, max(took))]
+    return [rounds[first] - begin, *drafts]
+
+
+def pruned(widths: Sequence[int], table: Prices) -> tuple[int, ...]:
+    """Of a loop's passes those that its prices are of: one that a wider one undercuts is left out.
+
+    Args:
+      widths: of the loop that was timed, as in `Speculative`.
+    """
+    verify = np.asarray(table.verify)
+    return tuple(w for w in widths if w > table.gamma_max or w == 1 or verify[w - 1] < verify[w])
 
 
 def _mean_round(loop: str, works: Sequence[Work], seconds: Sequence[float]) -> float:
@@ -334,11 +369,11 @@ def told(
     batch_size: int = 1,
     max_source_len: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
-) -> tuple[Policy, Prices]:
-    """A policy by name, and the prices that it is told: those of this loop, measured now.
+) -> Prices:
+    """What a policy is told: the prices of this loop and of plain decoding, measured now.
 
     Some texts, `batch_size` or four, are decoded up to 32 tokens, three times with drafts of each
-    of a few lengths: a few seconds, and the compilation of one loop. Of a tree single rounds are
+    of a few lengths: a few seconds, and the compilation of two loops. Of a tree single rounds are
     timed (`tree_cost.prices`), by depth, or by nodes for a policy that sets their number.
 
     Args:
@@ -355,10 +390,11 @@ def told(
         decoding.check_room(target, sources, max_new_tokens)
         if isinstance(method, TreeSpeculative):
             return _told_of_a_tree(policy, method, target, sources[: max(1, batch_size)], key)
-        found = measure(
+        return measure(
             {"loop": method},
             target,
             sources,
+            plain=decoding.plain_of(method),
             max_new_tokens=max_new_tokens,
             key=key,
             longest=min(max_new_tokens, 32),
@@ -366,13 +402,11 @@ def told(
             batch_size=max(1, batch_size),
             names=names,
         )["loop"]
-    else:  # nothing will be decoded
-        by_nodes = counts_nodes(load(policy, prices=prices(0.0, [1.0])))
-        found = prices(0.0, [1.0] * (method.slots if by_nodes else method.gamma_max + 1))
-    return load(policy, prices=found), found
+    # Nothing will be decoded.
+    return prices(0.0, [1.0] * (method.slots if _by_nodes(policy) else method.gamma_max + 1))
 
 
-def _told_of_a_tree(policy, method, target, sources, key) -> tuple[Policy, Prices]:
+def _told_of_a_tree(policy, method, target, sources, key) -> Prices:
     """See `told`."""
     contexts, state = decoding.prepare(
         method,
@@ -383,9 +417,23 @@ def _told_of_a_tree(policy, method, target, sources, key) -> tuple[Policy, Price
         key=key,
         rows=len(sources),
     )
-    by_nodes = counts_nodes(load(policy, prices=prices(0.0, [1.0])))
-    found = tree_cost.prices(method, contexts, state, by_nodes)
-    return load(policy, prices=found), found
+    return tree_cost.prices(method, contexts, state, _by_nodes(policy))
+
+
+def _by_nodes(policy: str) -> bool:
+    return counts_nodes(load(policy, prices=prices(0.0, [1.0])))
+
+
+def tell(
+    method: Speculative | TreeSpeculative, policy: str, table: Prices
+) -> Speculative | TreeSpeculative:
+    """The loop with a policy by name, which is told the prices, and with the passes that they are
+    of."""
+    made = load(policy, prices=table)
+    if isinstance(method, TreeSpeculative):
+        return decoding.with_policy(method, made)
+    chain = dataclasses.replace(method, widths=pruned(method.widths, table))
+    return decoding.with_policy(chain, made)
 
 
 # --- prices by loop: of `POLICIES`, whose passes are shared, and of static γ ----------------------

@@ -102,11 +102,11 @@ class Policy(Protocol):
         """After a round: what was learned."""
         return state
 
-    def never_drafts(self, gamma_max: int, rounds: int) -> bool:
-        """Whether no row drafts anything in its first so many rounds, whatever comes.
+    def prefers_plain(self, gamma_max: int, rounds: int) -> bool:
+        """Whether plain decoding promises more than this policy's loop in so many rounds of a row.
 
-        Asked before decoding, and False where it is not known. If so plain decoding gives the same
-        tokens in less time (`decoding.plain_if_idle`).
+        Asked before decoding, and False where it is not known. If so the same tokens come without
+        drafter and loop (`decoding.plain_if_preferred`).
         """
         return False
 

@@ -5,6 +5,7 @@ the fact, would depend on tokens that it throws away. So the search must stop at
 or else judge longer drafts by past rounds alone: every token that was drawn is kept.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -26,6 +27,9 @@ class Tally(NamedTuple):
 
     accepted: Float[Array, "B ..."]
     tested: Float[Array, "B ..."]
+
+
+ENTRY = 0.02  # what drafts must promise over plain decoding: prices are as far off
 
 
 @pytree
@@ -54,14 +58,17 @@ class Goodput(Policy):
     def update(self, state, round_):
         return where_active(round_, add(state, self.memory, round_), state)
 
-    def never_drafts(self, gamma_max, rounds):
-        """Nothing is learned while nothing is drafted, so that one row tells of all."""
+    def prefers_plain(self, gamma_max, rounds):
+        """Where no draft promises `ENTRY` more than plain decoding, by the time that a token takes
+        outside of the loop, if that is known. Nothing is learned while nothing is drafted, so that
+        one row tells of all."""
+        outside = dataclasses.replace(self, prices=self.prices.outside(ENTRY))
 
         def next_round(state, _):
-            state, allowed = self.begin(state, gamma_max)
-            return self.update(state, idle(gamma_max)), jnp.any(allowed > 0)
+            state, allowed = outside.begin(state, gamma_max)
+            return outside.update(state, idle(gamma_max)), jnp.any(allowed > 0)
 
-        first = self.init(jax.random.split(jax.random.key(0), 1), gamma_max)
+        first = outside.init(jax.random.split(jax.random.key(0), 1), gamma_max)
         drafts = jax.lax.scan(next_round, first, length=rounds)[1]
         return not bool(jnp.any(drafts))
 

@@ -107,6 +107,14 @@ class Prices:
             self, draft=zero, verify=verify, rest=0 * self.rest, call=self.plain_call
         )
 
+    def outside(self, more: float) -> "Prices":
+        """For whoever asks whether to enter the loop: a round without a draft takes what a token of
+        plain decoding does, if that is known and less, and drafts must bring this share more."""
+        first = jnp.fmin(self.verify[0] + self.rest[0], self.token) / (1 + more)
+        return dataclasses.replace(
+            self, verify=self.verify.at[0].set(first), rest=self.rest.at[0].set(0.0)
+        )
+
     def as_row(self) -> dict[str, Any]:
         """For a file of results: `prices(**row)` reads it."""
         return {name: np.asarray(value).tolist() for name, value in vars(self).items()}

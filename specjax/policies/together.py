@@ -74,6 +74,12 @@ class Together(Goodput):
         tally = super().inherit(fresh.tally, past.tally, rows)
         return Shared(jax.tree.map(lambda x: x / 2, tally), fresh.left)
 
+    def prefers_plain(self, gamma_max, rounds):
+        """Before the first round an α that was measured, and does not pay, is believed."""
+        measured = self.known >= MEASURED_WEIGHT
+        first = dataclasses.replace(self, width=jnp.where(measured, 0.0, self.width))
+        return Goodput.prefers_plain(first, gamma_max, rounds)
+
     def alphas(self, state: Shared) -> tuple[Float[Array, " B"], Float[Array, ""]]:
         """The estimate for each row, and the evidence in the batch, that of the prior included."""
         live, own = state.left > 0, state.tally

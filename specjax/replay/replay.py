@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax import sampling as smp
 from specjax.policies import Observation, Policy, Prices, Round
+from specjax.policies.constant import Constant
 from specjax.replay.rollouts import Rollouts
 from specjax.sampling import Purpose
 
@@ -296,11 +297,13 @@ def score(replayed: Replayed, rollouts: Rollouts, prices: Prices) -> Score:
     )
 
 
-def loop_prices(policy: Policy, rollouts: Rollouts, prices: Prices) -> Prices:
-    """Those of the loop that the policy runs in: of plain decoding if it will draft nothing, as
-    `decoding.plain_if_idle` has it."""
-    idle = policy.never_drafts(rollouts.gamma_max, int(np.max(rollouts.budget)))
-    return prices.of_plain() if idle else prices
+def as_decoded(policy: Policy, rollouts: Rollouts, prices: Prices) -> tuple[Policy, Prices]:
+    """What decodes, and its prices: plain decoding, as rounds that draft nothing, where the policy
+    prefers that (`decoding.plain_if_preferred`)."""
+    rounds = int(np.max(rollouts.budget))
+    if not policy.reads_batch and policy.prefers_plain(rollouts.gamma_max, rounds):
+        return Constant(jnp.int32(0)), prices.of_plain()
+    return policy, prices
 
 
 def times(replayed: Replayed, prices: Prices) -> Float[np.ndarray, "*S N"]:

@@ -102,7 +102,7 @@ def run_in(group: Group, args, config) -> None:
     if unpriced:
         method = with_prices(group, together, method, target, texts, config)
         if not (config.carry or config.rounds_file):
-            method = decoding.plain_if_idle(method, config.max_new_tokens)
+            method = decoding.plain_if_preferred(method, config.max_new_tokens)
         if not (group.index or isinstance(method, Speculative | TreeSpeculative)):
             print(f"{config.policy}: no draft is worth its time, so none is made", file=sys.stderr)
     if group.count > 1 and not together and decoding.reads_batch(method):
@@ -227,7 +227,7 @@ def with_prices(
     """
     row = None
     if together or group.index == 0:
-        _, found = pricing.told(
+        found = pricing.told(
             config.policy,
             method,
             target,
@@ -242,8 +242,7 @@ def with_prices(
             print(f"{config.policy}: measured {pricing.words(found)}", file=sys.stderr)
         row = found.as_row()
     said, *_ = group.exchange("prices", json.dumps(row))
-    policy = policies.load(config.policy, prices=as_measured(**json.loads(said)))
-    return decoding.with_policy(method, policy)
+    return pricing.tell(method, config.policy, as_measured(**json.loads(said)))
 
 
 def took(
