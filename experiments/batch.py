@@ -106,7 +106,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     for name, settings in config.policies.to_dict().items():
         told = {"prices": prices} if takes(name, "prices") else {}
         loop = dataclasses.replace(shared, policy=load(name, **settings, **told))
-        methods[name] = decoding.plain_if_preferred(loop, config.max_new_tokens)
+        methods[name] = decoding.plain_if_preferred(loop, config.max_new_tokens, batch)
     found = timing.side_by_side(methods, on.target, texts, repeats=config.repeats, **decoded)
     best, early, timed = race.choose(found, [static(gamma) for gamma in config.static])
     rows = []

@@ -161,7 +161,7 @@ def _ready(
         prices = pricing.told(policy, method, target, texts, **options | {"batch_size": rows})
         method = pricing.tell(method, policy, prices)
         if not (carry or rounds):
-            method = decoding.plain_if_preferred(method, max_new_tokens)
+            method = decoding.plain_if_preferred(method, max_new_tokens, rows)
     if carry:
         decoding.check_carry(method)
         options["carry"] = True

@@ -72,9 +72,9 @@ class Round(NamedTuple):
         return slot < self.accepted[:, None]
 
 
-def idle(gamma_max: int) -> Round:
-    """A round of one row that drafted nothing, and has much left."""
-    none, nothing = jnp.zeros((1,), jnp.int32), jnp.zeros((1, gamma_max), jnp.float32)
+def idle(gamma_max: int, rows: int) -> Round:
+    """A round of rows that drafted nothing, and have much left."""
+    none, nothing = jnp.zeros((rows,), jnp.int32), jnp.zeros((rows, gamma_max), jnp.float32)
     return Round(
         active=none == 0,
         drafted=none,

@@ -198,16 +198,18 @@ def with_policy(method: M, policy: Policy) -> M:
     return dataclasses.replace(method, policy=policy)
 
 
-def plain_if_preferred(method: Method, rounds: int) -> Method:
+def plain_if_preferred(method: Method, rounds: int, rows: int = 1) -> Method:
     """Plain decoding, if that promises more than the loop by what its policy knows: the same tokens
     without a drafter. Else the method.
 
     Args:
       rounds: of a row, at most.
+      rows: of a batch.
     """
     if not isinstance(method, Speculative | TreeSpeculative):
         return method
-    return plain_of(method) if method.policy.prefers_plain(method.gamma_max, rounds) else method
+    prefers = method.policy.prefers_plain(method.gamma_max, rounds, rows)
+    return plain_of(method) if prefers else method
 
 
 def plain_of(method: Speculative | TreeSpeculative) -> Autoregressive:

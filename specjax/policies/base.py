@@ -102,8 +102,9 @@ class Policy(Protocol):
         """After a round: what was learned."""
         return state
 
-    def prefers_plain(self, gamma_max: int, rounds: int) -> bool:
-        """Whether plain decoding promises more than this policy's loop in so many rounds of a row.
+    def prefers_plain(self, gamma_max: int, rounds: int, rows: int = 1) -> bool:
+        """Whether plain decoding promises more than this policy's loop in so many rounds of so many
+        rows.
 
         Asked before decoding, and False where it is not known. If so the same tokens come without
         drafter and loop (`decoding.plain_if_preferred`).

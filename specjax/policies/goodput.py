@@ -58,19 +58,22 @@ class Goodput(Policy):
     def update(self, state, round_):
         return where_active(round_, add(state, self.memory, round_), state)
 
-    def prefers_plain(self, gamma_max, rounds):
+    def prefers_plain(self, gamma_max, rounds, rows=1):
         """Where no draft promises `ENTRY` more than plain decoding, by the time that a token takes
-        outside of the loop, if that is known. Nothing is learned while nothing is drafted, so that
-        one row tells of all."""
-        outside = dataclasses.replace(self, prices=self.prices.outside(ENTRY))
+        outside of the loop, if that is known. Nothing is learned while nothing is drafted."""
+        outside = self.outside()
 
         def next_round(state, _):
             state, allowed = outside.begin(state, gamma_max)
-            return outside.update(state, idle(gamma_max)), jnp.any(allowed > 0)
+            return outside.update(state, idle(gamma_max, rows)), jnp.any(allowed > 0)
 
-        first = outside.init(jax.random.split(jax.random.key(0), 1), gamma_max)
+        first = outside.init(jax.random.split(jax.random.key(0), rows), gamma_max)
         drafts = jax.lax.scan(next_round, first, length=rounds)[1]
         return not bool(jnp.any(drafts))
+
+    def outside(self) -> "Goodput":
+        """Itself, where a draft must bring more than plain decoding outside of the loop."""
+        return dataclasses.replace(self, prices=self.prices.outside(ENTRY))
 
     def alpha(self, state: Tally) -> Float[Array, " B"]:
         """The estimate for each row."""
@@ -137,6 +140,10 @@ class FirstDescent(Goodput):
     confidence; that of a token which is yet to be drawn, from all. It stops at the first length
     after which expected tokens per time would fall, 0 included: a longer one is never looked at.
     """
+
+    def outside(self):
+        """As in its loop: it does not see that a longer draft pays where one token does not."""
+        return self
 
     def init(self, keys, gamma_max):
         self.prices.rounds(gamma_max)

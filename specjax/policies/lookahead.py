@@ -10,19 +10,14 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from specjax.policies.goodput import Goodput, Tally, add, checked, expected
-from specjax.policies.prices import MEASURED_WEIGHT, Prices
+from specjax.policies.estimating import HOPED_GAIN, Estimating, Evidence, gain, mixed
+from specjax.policies.goodput import checked, expected
+from specjax.policies.prices import Prices
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 from specjax.support.ranges import number
 
-PRIOR_WEIGHT = 6.0  # tested tokens that the prior is worth
-BELIEF_WEIGHT = 2.0  # and that the mean belief is worth which fits α
-TRUST = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
-CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves
-MOST_HOPED = 0.98
-HOPED_GAIN = 0.25  # that a hope must promise over a round without a draft
-LEAST_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever
+BELIEF_WEIGHT = 2.0  # tested tokens that the mean belief is worth which fits α
 FIRST_SLOPE = 0.6
 LIMIT = 4.0  # of log-odds: beliefs of 1.8% and 98.2%
 
@@ -30,9 +25,7 @@ LIMIT = 4.0  # of log-odds: beliefs of 1.8% and 98.2%
 class Ahead(NamedTuple):
     """What past rounds taught, and where this round stands."""
 
-    recent: Tally
-    lasting: Tally
-    credit: Float[Array, "B 3"]  # how well each estimate of α foretold: log-likelihood, fading
+    evidence: Evidence
     odds: Float[Array, " B"]  # a fading sum, as in `recent`: log-odds of beliefs in tested tokens
     slope: Float[Array, " B"]
     offset: Float[Array, " B"]  # log-odds of acceptance at even belief
@@ -41,7 +34,7 @@ class Ahead(NamedTuple):
 
 
 @pytree
-class Lookahead(Goodput):
+class Lookahead(Estimating):
     """Goes on while some longer draft, be it by one token or by many, promises more than its time
     is worth.
 
@@ -54,42 +47,25 @@ class Lookahead(Goodput):
     says. It begins near a drafter whose beliefs are right: with a slope of .6, and a mean of α's
     own log-odds, which tested tokens soon outweigh.
 
-    α is drawn from that of recent rounds towards the row's lasting one. How far is learned too:
-    there are three estimates, in which the lasting α is worth `weight`/8, `weight` and 8 · `weight`
-    recent tests, and each counts by how likely it held what came (Bayes). So where outputs change,
-    α follows; where all tokens are alike it stays. The lasting α begins at the one that was
-    measured with the prices, or else at the prior, and fades towards it.
-
-    Where no draft pays at that α, the row drafts as if it were α + width/√n, as long as some draft
-    would then bring a quarter more than none: what is given up is given up on evidence, after n
-    tested tokens, and little is not hoped for, since trying has its price. The n include the
-    (1 − b)/b which the measured α is worth to a single output, where outputs differ by the share b
-    of α(1 − α). So greedy outputs, of which some repeat themselves, are tried one by one. Where
-    outputs are alike, or b is not known, an α that does not pay is believed. A row that has stopped
-    drafting tries again as its evidence fades, ever more seldom.
-
     With n tokens drafted, all of which are accepted with the chance S, k more are expected to bring
     S·(α + … + αᵏ) tokens and take price(n + k) − price(n). Time is worth what `goodput` would make
     of it, max (1 + α + … + αᵏ)/price(k). In a round where it would draft nothing nothing is
     drafted.
     """
 
-    lasting: Float[Array, ""]  # of the lasting evidence, how much a round leaves
     learning_rate: Float[Array, ""]  # of the slope
-    width: Float[Array, ""]  # of hope
 
     def init(self, keys, gamma_max):
-        none = super().init(keys, gamma_max)
+        evidence = super().init(keys, gamma_max)
         zeros, ones = jnp.zeros(keys.shape, jnp.float32), jnp.ones(keys.shape, jnp.float32)
         bars = jnp.zeros((*keys.shape, gamma_max + 1), jnp.float32)
-        credit = jnp.zeros((*keys.shape, len(TRUST)), jnp.float32)
-        return Ahead(none, none, credit, zeros, FIRST_SLOPE * ones, zeros, bars, ones)
+        return Ahead(evidence, zeros, FIRST_SLOPE * ones, zeros, bars, ones)
 
     def begin(self, state, gamma_max):
         price, alpha = self.prices.rounds(gamma_max), self.alpha(state)
-        hoped = self.hoped(state)
-        tries = self._gain(hoped, gamma_max) > HOPED_GAIN
-        alpha = jnp.where((self._gain(alpha, gamma_max) <= 0) & tries, hoped, alpha)
+        hoped = self.hoped(state.evidence, alpha)
+        tries = gain(self.rate(hoped, gamma_max)) > HOPED_GAIN
+        alpha = jnp.where((gain(self.rate(alpha, gamma_max)) <= 0) & tries, hoped, alpha)
         rate = self.rate(alpha, gamma_max)
         best = jnp.max(rate, axis=1)
         now = np.arange(len(price))[:, None]
@@ -111,46 +87,17 @@ class Lookahead(Goodput):
         mean = _mean_odds(state, self.alpha(state))
         apart = jnp.where(round_.tested, odds - mean[:, None], 0.0)
         slope = state.slope + self.learning_rate * jnp.sum((round_.ratio - chance) * apart, axis=1)
-        held = jnp.clip(self.estimates(state), LEAST_CHANCE, 1 - LEAST_CHANCE)
-        accepted = round_.accepted.astype(jnp.float32)[:, None]
-        rejected = jnp.sum(round_.tested, axis=1).astype(jnp.float32)[:, None] - accepted
+        memory, evidence = self.memory, state.evidence
         new = state._replace(
-            recent=add(state.recent, self.memory, round_),
-            lasting=add(state.lasting, self.lasting, round_),
-            credit=CREDIT_MEMORY * state.credit
-            + accepted * jnp.log(held)
-            + rejected * jnp.log1p(-held),
-            odds=self.memory * state.odds + jnp.sum(jnp.where(round_.tested, odds, 0.0), axis=1),
+            odds=memory * state.odds + jnp.sum(jnp.where(round_.tested, odds, 0.0), axis=1),
             slope=jnp.clip(slope, 0.0, 2.0),
         )
-        return where_active(round_, new, state)
-
-    def _gain(self, alpha: Float[Array, " B"], gamma_max: int) -> Float[Array, " B"]:
-        """Of the best draft over none, as a share of tokens per time."""
-        rate = self.rate(alpha, gamma_max)
-        return jnp.max(rate, axis=1) / rate[:, 0] - 1
-
-    def hoped(self, state: Ahead) -> Float[Array, " B"]:
-        """What α may be yet, by how far outputs differ and what the row has shown; α itself where
-        it is not known how far they do."""
-        between = jnp.maximum(jnp.nan_to_num(self.prices.between), 1e-6)
-        hope = self.width / jnp.sqrt((1 - between) / between + state.lasting.tested)
-        return jnp.minimum(self.alpha(state) + hope, MOST_HOPED)
+        evidence = self.learned(evidence, self.estimates(evidence, *self.first()), round_)
+        return where_active(round_, new, state)._replace(evidence=evidence)
 
     def alpha(self, state: Ahead) -> Float[Array, " B"]:  # type: ignore[override]
         """The estimate for each row."""
-        return jnp.sum(jax.nn.softmax(state.credit, axis=1) * self.estimates(state), axis=1)
-
-    def estimates(self, state: Ahead) -> Float[Array, "B 3"]:
-        """The three of which it is a mean."""
-        recent, lasting, measured = state.recent, state.lasting, self.prices.alpha
-        unknown = jnp.isnan(measured)
-        known = jnp.where(unknown, PRIOR_WEIGHT, MEASURED_WEIGHT)  # and never fades
-        first = jnp.where(unknown, self.prior, measured)
-        mean = (lasting.accepted + known * first) / (lasting.tested + known)
-        weight = self.weight * TRUST[None, :]
-        accepted = recent.accepted[:, None] + weight * mean[:, None]
-        return accepted / (recent.tested[:, None] + weight)
+        return mixed(state.evidence, self.estimates(state.evidence, *self.first()))
 
 
 def _odds(some: Array, rest: Array) -> Array:
@@ -167,7 +114,7 @@ def _mean_odds(state: Ahead, alpha: Float[Array, " B"]) -> Float[Array, " B"]:
     """Of beliefs in recent tested tokens; before there are any, of a drafter that is right about
     its α."""
     fitting = BELIEF_WEIGHT * _odds(alpha, 1 - alpha)
-    return (state.odds + fitting) / (state.recent.tested + BELIEF_WEIGHT)
+    return (state.odds + fitting) / (state.evidence.recent.tested + BELIEF_WEIGHT)
 
 
 def _chance(state: Ahead, confidence: Float[Array, "B K"]) -> Float[Array, "B K"]:
@@ -201,6 +148,6 @@ def lookahead(
     return Lookahead(
         *checked(prices, prior, weight, memory),
         jnp.float32(number("lasting", lasting, "[0, 1]")),
-        jnp.float32(number("learning_rate", learning_rate, "[0, ∞)")),
         jnp.float32(number("width", width, "[0, ∞)")),
+        jnp.float32(number("learning_rate", learning_rate, "[0, ∞)")),
     )

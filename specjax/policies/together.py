@@ -1,32 +1,29 @@
 """One length for all rows of a batch: a round lasts as long as its longest draft."""
 
-import dataclasses
-from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.special import ndtri
 from jaxtyping import Float, Int
 
-from specjax.policies.goodput import Goodput, Tally, goodput
-from specjax.policies.prices import MEASURED_WEIGHT, Prices
+from specjax.policies.estimating import HOPED_GAIN, Estimating, Evidence, gain, mixed
+from specjax.policies.goodput import checked
+from specjax.policies.prices import Prices
 from specjax.pytrees import pytree
 from specjax.sampling import argmax
 from specjax.support.ranges import number
-
-DEFAULT_PRIOR = 0.7
 
 
 class Shared(NamedTuple):
     """What past rounds taught of each row, and how much of it is left."""
 
-    tally: Tally
+    evidence: Evidence
     left: Int[Array, " B"]  # tokens that it may still emit; 0: it has ended
 
 
 @pytree
-class Together(Goodput):
+class Together(Estimating):
     """All rows draft the k of largest min_r (1 + α_r + … + α_rᵏ) / left_r / price(k).
 
     A batch lasts as long as its slowest row, so the row counts that will be done last: the least
@@ -34,14 +31,11 @@ class Together(Goodput):
     gain is worth nothing, for nobody takes their place. A row with n tokens left counts for n terms
     at most. The verify pass is as wide as the longest draft asks for, so a price may rise by steps.
 
-    α_r is a row's own rate, drawn towards that of the other live rows, which is drawn towards the
-    prior: a batch of n rows learns what a draft is worth n times as fast as one. The prior is worth
-    `known` tested tokens to a batch, and the batch `weight` to each row.
-
-    Where that k is 0, one token is drafted all the same as long as some length would pay at
-    α_r + width/√n, with n tested tokens in the batch: what is given up is given up on evidence, and
-    the evidence is cheap. Evidence fades as new comes, and so not while nothing is drafted: a
-    drafter that was idle has all that it missed to read before it can be tried again.
+    α_r is a row's own rate. Its lasting part is drawn towards that of the other live rows: a batch
+    of n rows learns what a draft is worth n times as fast as one. What is not known yet of a row is
+    taken to be as bad as it is expected to be in the worst of n rows: α_r less z_n of its standard
+    deviations, z_n = Φ⁻¹((n − 3/8)/(n + 1/4)) (Blom), by the share of α(1 − α) that is between
+    outputs.
 
     Before the first round it is not known which rows are padding. All count then, and since all of
     them have the same α, the length is that of any one.
@@ -49,46 +43,40 @@ class Together(Goodput):
 
     reads_batch = True
 
-    known: Float[Array, ""]
-    width: Float[Array, ""]
-
     def init(self, keys, gamma_max):
         return Shared(super().init(keys, gamma_max), jnp.full(keys.shape, gamma_max + 1, jnp.int32))
 
     def begin(self, state, gamma_max):
-        alpha, tested = self.alphas(state)
-        expected, hoped = (
-            self.rates(state, chance, gamma_max)
-            for chance in (alpha, jnp.minimum(alpha + self.width / jnp.sqrt(tested), 1.0))
-        )
-        least = jnp.any(hoped > hoped[0]).astype(jnp.int32)
-        return state, jnp.maximum(argmax(expected), least)
+        alpha = self.slowest(state)
+        hoped = self.hoped(state.evidence, alpha)
+        rate, promised = (self.rates(state, chance, gamma_max) for chance in (alpha, hoped))
+        length, tries = argmax(rate), gain(promised) > HOPED_GAIN
+        return state, jnp.where((length == 0) & tries, argmax(promised), length)
 
     def update(self, state, round_):
-        drafted = jnp.any(round_.drafted > 0)
-        new = super().update(state.tally, round_)
-        return Shared(jax.tree.map(partial(jnp.where, drafted), new, state.tally), round_.left)
+        return Shared(self.learned(state.evidence, self.held(state), round_), round_.left)
 
     def inherit(self, fresh, past, rows):
-        """Half of the evidence: a draft that was given up on earlier inputs is tried again."""
-        tally = super().inherit(fresh.tally, past.tally, rows)
-        return Shared(jax.tree.map(lambda x: x / 2, tally), fresh.left)
+        return Shared(super().inherit(fresh.evidence, past.evidence, rows), fresh.left)
 
-    def prefers_plain(self, gamma_max, rounds):
-        """Before the first round an α that was measured, and does not pay, is believed."""
-        measured = self.known >= MEASURED_WEIGHT
-        first = dataclasses.replace(self, width=jnp.where(measured, 0.0, self.width))
-        return Goodput.prefers_plain(first, gamma_max, rounds)
+    def alpha(self, state: Shared) -> Float[Array, " B"]:  # type: ignore[override]
+        """The estimate for each row."""
+        return mixed(state.evidence, self.held(state))
 
-    def alphas(self, state: Shared) -> tuple[Float[Array, " B"], Float[Array, ""]]:
-        """The estimate for each row, and the evidence in the batch, that of the prior included."""
-        live, own = state.left > 0, state.tally
-        seen = Tally(*(jnp.where(live, x, 0.0) for x in own))
-        passed, tested = (jnp.sum(x) for x in seen)
-        others = passed - seen.accepted + self.known * self.prior
-        others = others / (tested - seen.tested + self.known)
-        alpha = (own.accepted + self.weight * others) / (own.tested + self.weight)
-        return alpha, tested + self.known
+    def slowest(self, state: Shared) -> Float[Array, " B"]:
+        """What α each row would have, were it the worst of those that are alive."""
+        count = jnp.maximum(jnp.sum(state.left > 0, dtype=jnp.float32), 1)
+        alpha = self.alpha(state)
+        deviation = jnp.sqrt(alpha * (1 - alpha) / (self.evident(state.evidence) + 1))
+        return jnp.maximum(alpha - ndtri((count - 0.375) / (count + 0.25)) * deviation, 0.0)
+
+    def held(self, state: Shared) -> Float[Array, "B 3"]:
+        """The three of which it is a mean."""
+        first, known = self.first()
+        live, own = state.left > 0, state.evidence.lasting
+        accepted, tested = (jnp.where(live, x, 0.0) for x in own)
+        others = jnp.sum(accepted) - accepted + known * first
+        return self.estimates(state.evidence, others / (jnp.sum(tested) - tested + known), known)
 
     def rates(self, state: Shared, alpha: Float[Array, " B"], gamma_max: int) -> Float[Array, " K"]:
         """Of what the slowest row has left, the share in a unit of time where all draft 0 … γ_max
@@ -102,24 +90,19 @@ class Together(Goodput):
 
 def together(
     prices: Prices,
-    prior: float | None = None,
-    weight: float = 2.0,
-    memory: float = 0.98,
-    width: float = 0.3,
+    prior: float = 0.7,
+    weight: float = 8.0,
+    memory: float = 0.9,
+    lasting: float = 0.995,
+    width: float = 0.4,
 ) -> Together:
     """Our own, for batches, with a table that was measured at their size.
 
     Args:
-      prior: α before any evidence. None: what was measured with the prices, which is worth 40
-        tested tokens to a batch; .7 if nothing was.
-      weight: how many tested tokens any other prior is worth, and the batch to each row.
-      memory: of the evidence, how much a round with a draft leaves.
-      width: how much is hoped for; with 0 a batch may stop drafting by bad luck.
+      prior, weight, memory, lasting, width: as of `lookahead`.
     """
-    made = goodput(prices, DEFAULT_PRIOR if prior is None else prior, weight, memory)
-    known = made.weight
-    if prior is None and not jnp.isnan(prices.alpha):
-        made = dataclasses.replace(made, prior=prices.alpha)
-        known = jnp.float32(MEASURED_WEIGHT)
-    hoped = jnp.float32(number("width", width, "[0, ∞)"))
-    return Together(**vars(made), known=known, width=hoped)
+    return Together(
+        *checked(prices, prior, weight, memory),
+        jnp.float32(number("lasting", lasting, "[0, 1]")),
+        jnp.float32(number("width", width, "[0, ∞)")),
+    )

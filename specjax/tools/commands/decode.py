@@ -102,7 +102,8 @@ def run_in(group: Group, args, config) -> None:
     if unpriced:
         method = with_prices(group, together, method, target, texts, config)
         if not (config.carry or config.rounds_file):
-            method = decoding.plain_if_preferred(method, config.max_new_tokens)
+            limits = config.max_new_tokens, rows_of(config, texts)
+            method = decoding.plain_if_preferred(method, *limits)
         if not (group.index or isinstance(method, Speculative | TreeSpeculative)):
             print(f"{config.policy}: no draft is worth its time, so none is made", file=sys.stderr)
     if group.count > 1 and not together and decoding.reads_batch(method):
@@ -217,6 +218,11 @@ def settings(args, config, texts: list[str]) -> dict[str, Any]:
     return found
 
 
+def rows_of(config, texts: list[str]) -> int:
+    """Of a batch."""
+    return min(config.batch_size, len(texts) * config.samples)
+
+
 def with_prices(
     group: Group, together: bool, method, target: hub.Checkpoint, texts: list[str], config
 ) -> Method:
@@ -234,7 +240,7 @@ def with_prices(
             texts,
             max_new_tokens=config.max_new_tokens,
             key=jax.random.key(config.seed),
-            batch_size=min(config.batch_size, len(texts) * config.samples),
+            batch_size=rows_of(config, texts),
             max_source_len=config.max_source_len or None,
             names=(config.target, config.draft),
         )

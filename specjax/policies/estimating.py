@@ -1,0 +1,112 @@
+"""α of each row, from its own rounds; and how far recent rounds are to be trusted, from these."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from specjax.policies.goodput import Goodput, Tally, add
+from specjax.policies.prices import MEASURED_WEIGHT
+from specjax.pytrees import pytree
+from specjax.rounds import where_active
+
+PRIOR_WEIGHT = 6.0  # tested tokens that the prior is worth
+TRUST = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
+CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves
+LEAST_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever
+MOST_HOPED = 0.98
+HOPED_GAIN = 0.25  # that a hope must promise over a round without a draft
+
+
+class Evidence(NamedTuple):
+    """What past rounds of each row taught."""
+
+    recent: Tally
+    lasting: Tally
+    credit: Float[Array, "B 3"]  # how well each estimate of α foretold: log-likelihood, fading
+
+
+@pytree
+class Estimating(Goodput):
+    """A policy that follows α where outputs change, and hopes where they differ.
+
+    α is drawn from that of recent rounds towards the row's lasting one. How far is learned too:
+    there are three estimates, in which the lasting α is worth `weight`/8, `weight` and 8 · `weight`
+    recent tests, and each counts by how likely it held what came (Bayes). So where outputs change,
+    α follows; where all tokens are alike it stays. The lasting α begins at the one that was
+    measured with the prices, or else at the prior, and fades towards it.
+
+    Where no draft pays at that α, drafts are as if it were α + width/√n, as long as some draft
+    would then bring a quarter more than none: what is given up is given up on evidence, after n
+    tested tokens, and little is not hoped for, since trying has its price. The n include the
+    (1 − b)/b which the measured α is worth to a single output, where outputs differ by the share b
+    of α(1 − α). So greedy outputs, of which some repeat themselves, are tried one by one. Where
+    outputs are alike, or b is not known, an α that does not pay is believed. What has been given up
+    is tried again as its evidence fades, ever more seldom.
+    """
+
+    lasting: Float[Array, ""]  # of the lasting evidence, how much a round leaves
+    width: Float[Array, ""]  # of hope
+
+    def init(self, keys, gamma_max):
+        none = super().init(keys, gamma_max)
+        return Evidence(none, none, jnp.zeros((*keys.shape, len(TRUST)), jnp.float32))
+
+    def learned(self, state: Evidence, held: Float[Array, "B 3"], round_) -> Evidence:
+        """After a round.
+
+        Args:
+          held: the estimates before it.
+        """
+        held = jnp.clip(held, LEAST_CHANCE, 1 - LEAST_CHANCE)
+        accepted = round_.accepted.astype(jnp.float32)[:, None]
+        rejected = jnp.sum(round_.tested, axis=1).astype(jnp.float32)[:, None] - accepted
+        credit = accepted * jnp.log(held) + rejected * jnp.log1p(-held)
+        new = Evidence(
+            add(state.recent, self.memory, round_),
+            add(state.lasting, self.lasting, round_),
+            CREDIT_MEMORY * state.credit + credit,
+        )
+        return where_active(round_, new, state)
+
+    def first(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """α before any round, and the tested tokens that it is worth; these never fade."""
+        measured = self.prices.alpha
+        unknown = jnp.isnan(measured)
+        known = jnp.where(unknown, PRIOR_WEIGHT, MEASURED_WEIGHT)
+        return jnp.where(unknown, self.prior, measured), known
+
+    def estimates(self, state: Evidence, first: Array, known: Array) -> Float[Array, "B 3"]:
+        """The three of which α is a mean.
+
+        Args:
+          first: what the lasting α of each row is drawn to, by as much as `known` tested tokens.
+        """
+        recent, lasting = state.recent, state.lasting
+        mean = (lasting.accepted + known * first) / (lasting.tested + known)
+        weight = self.weight * TRUST[None, :]
+        accepted = recent.accepted[:, None] + weight * mean[:, None]
+        return accepted / (recent.tested[:, None] + weight)
+
+    def hoped(self, state: Evidence, alpha: Float[Array, " B"]) -> Float[Array, " B"]:
+        """What α may be yet; α itself where it is not known how far outputs differ."""
+        return jnp.minimum(alpha + self.width / jnp.sqrt(self.evident(state)), MOST_HOPED)
+
+    def evident(self, state: Evidence) -> Float[Array, " B"]:
+        """Tested tokens of each row, and as many as its first α is worth to it: by how far outputs
+        differ, a Beta distribution of (1 − b)/b; a million where that is not known."""
+        between = jnp.maximum(jnp.nan_to_num(self.prices.between), 1e-6)
+        return (1 - between) / between + state.lasting.tested
+
+
+def mixed(state: Evidence, estimates: Float[Array, "B 3"]) -> Float[Array, " B"]:
+    """By the credit of each."""
+    return jnp.sum(jax.nn.softmax(state.credit, axis=1) * estimates, axis=1)
+
+
+def gain(rate: Float[Array, "... K"]) -> Float[Array, "..."]:
+    """Of the best draft over none, as a share of tokens per time."""
+    return jnp.max(rate, axis=-1) / rate[..., 0] - 1
