@@ -9,11 +9,11 @@ from jax import Array
 from jaxtyping import Float
 
 from specjax.policies.goodput import Goodput, Tally, add
-from specjax.policies.prices import MEASURED_WEIGHT
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 
 PRIOR_WEIGHT = 6.0  # tested tokens that the prior is worth
+MEASURED_WEIGHT = 40.0  # and an α that was measured
 TRUST = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
 CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves
 LEAST_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever

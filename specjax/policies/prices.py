@@ -19,8 +19,6 @@ from jaxtyping import Float
 from specjax.pytrees import pytree
 from specjax.support.ranges import listed, number
 
-MEASURED_WEIGHT = 40.0  # tested tokens that `Prices.alpha` is worth to a policy, if it is known
-
 
 @pytree
 class Prices:
