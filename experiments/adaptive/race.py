@@ -188,7 +188,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             "price_error": float(table.error),
             "gamma_max": config.gamma_max,
             "widths": list(pricing.pruned(config.widths, table)),
-            "plain": name in racing and racing[name] is not made[name],  # it never drafts
+            "plain": name in racing and racing[name] is not made[name],  # it prefers that
             "batch": 1,
             "timed_inputs": len(texts),
             "replayed_inputs": config.alpha_inputs,
