@@ -27,11 +27,13 @@ def both(method, inputs, budget=test_replay.BUDGET):
     return trace, test_loops.run(rehearsed, inputs, budget, keys=keys)
 
 
+@pytest.mark.parametrize("guesses", [False, True])
 @pytest.mark.parametrize("name", ["constant", "svip", "lookahead", "hedge", "tail reader"])
-def test_it_is_the_replay(name):
+def test_it_is_the_replay(name, guesses):
     """Outputs are the recorded ones, some ended by EOS; rounds, drafted and accepted tokens are
     those of a replay with the same key."""
-    method = test_replay.method_of(test_replay.policy_of(name), sampling(1.0))
+    drafter = test_replay.drifting() if guesses else None
+    method = test_replay.method_of(test_replay.policy_of(name), sampling(1.0), drafter)
     inputs = inputs_of(test_replay.PROMPTS * 4)
     trace, state = both(method, inputs)
     assert len(set(trace.emitted.tolist())) > 2
@@ -72,17 +74,19 @@ def test_plain_decoding_reads_the_script():
     assert jnp.all(state.stats.target_calls == state.stats.emitted)
 
 
+@pytest.mark.parametrize("drafter", [None, test_replay.drifting()])
 @pytest.mark.parametrize("skew", [False, True])
-def test_it_has_the_distribution_of_the_real_run(skew):
+def test_it_has_the_distribution_of_the_real_run(skew, drafter):
     """Rounds, drafted, accepted and first tokens of 8,192 rows: p > 1e-4, and less with chances of
     other tokens than the output's."""
     rows = 8192
-    method = test_replay.method_of(constant(2), sampling(1.0))
+    method = test_replay.method_of(constant(2), sampling(1.0), drafter)
     inputs = repeat(inputs_of([[1, 0]]), rows)
     real = test_loops.run(method, inputs, 6, keys=test_loops.keys_of(rows, seed=1))
     trace, state = both(method, inputs, 6)
     if skew:
         trace = trace._replace(own_draft=trace.draft[:, :, 0], own_target=trace.target[:, :, 0])
+        trace = trace._replace(accepted=jnp.full_like(trace.accepted, -1))
         index = trace.input_index
         keys = row_keys(KEY, index, jnp.zeros_like(index))
         rehearsed = Rehearsed(method, rehearse.script(trace, KEY))

@@ -13,14 +13,16 @@ import pytest
 from scipy import stats
 
 import command_line
+import eagles
 import test_loops
+import test_medusa
 from experiments.adaptive.race import Counting
 from experiments.replay import evaluate
 from pairs import TEXTS
 from specjax import decoding, generate, tasks
 from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
-from specjax.drafters.base import ModelDrafter
+from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.measure import along
 from specjax.policies import Policy, constant, prices
@@ -117,7 +119,7 @@ def test_greedy_replay_is_the_real_run(name):
 def test_calls_of_the_drafter(name, refuses):
     """One for each drafted token, and one more where a policy saw the distribution and stopped: as
     many as in the real loop. svip stops before it calls."""
-    policy, refused = policy_of(name), 0
+    policy, refused, begun = policy_of(name), 0, 0
     for prompt in PROMPTS:
         method, inputs = method_of(policy, sampling(0.0)), inputs_of([prompt])
         found = replay.replay([policy], recorded(method, inputs), jax.random.key(0))
@@ -125,7 +127,10 @@ def test_calls_of_the_drafter(name, refuses):
         state = test_loops.run(counting, inputs, BUDGET)
         assert int(state.stats.drafted[0] + found.refused[0, 0]) == int(state.drafter[1])
         refused += int(found.refused[0, 0])
+        begun += int(found.fruitless[0, 0])
+        assert int(found.fruitless[0, 0]) <= min(found.refused[0, 0], found.drafted[0, 0, 0])
     assert (refused > 0) == refuses
+    assert begun <= refused
 
 
 def test_greedy_replay_of_a_drafter_that_falls_silent():
@@ -140,6 +145,81 @@ def test_greedy_replay_of_a_drafter_that_falls_silent():
         assert ours[0].tolist() == theirs.tolist()
 
 
+@pytree
+class Drifting(Drafter):
+    """Drafts as another one does, but for what it adds with each token since the round began."""
+
+    guesses = True
+    inner: ModelDrafter
+    drift: jax.Array  # (V,)
+
+    vocab_size = V
+
+    def start(self, inputs, buffer_len):
+        context, state = self.inner.start(inputs, buffer_len)
+        return context, (state, jnp.float32(0))
+
+    def observe(self, tokens, start, hidden, count, context, state):
+        return self.inner.observe(tokens, start, hidden, count, context, state[0]), state[1]
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        hidden, inner = self.inner.begin(tokens, length, context, state[0], lags=lags)
+        return hidden, (inner, jnp.float32(0))
+
+    def extend(self, token, position, context, state):
+        hidden, inner = self.inner.extend(token, position, context, state[0])
+        drifted = state[1] + 1
+        return hidden + drifted * self.drift[None, :], (inner, drifted)
+
+    def logits(self, hidden):
+        return hidden
+
+
+@pytree
+class Unaware(Drifting):
+    """The same, recorded as if what it says depended on the text alone."""
+
+    guesses = False
+
+
+def drifting(kind=Drifting) -> Drifting:
+    """More than a token behind the round's beginning it says something else."""
+    inner = method_of(constant(1), sampling(0.0)).drafter
+    return kind(inner, random_table(3, V, dtype=jnp.float32).table[0])
+
+
+@pytest.mark.parametrize("kind", [Drifting, Unaware])
+@pytest.mark.parametrize("name", ["constant", "svip", "lookahead", "head", "tail reader"])
+def test_greedy_replay_of_a_drafter_that_guesses(name, kind):
+    """A round of its own from each position is the real run, and one rollout for all is not."""
+    method = method_of(policy_of(name), sampling(0.0), drifting(kind))
+    inputs = inputs_of(PROMPTS)
+    state = test_loops.run(method, inputs, BUDGET)
+    found = replay.replay([method.policy], recorded(method, inputs), jax.random.key(0))
+    pairs = zip(replayed_counts(found), counts(state), strict=True)
+    same = all(ours[0].tolist() == theirs.tolist() for ours, theirs in pairs)
+    assert same == (kind is Drifting)
+
+
+@pytest.mark.parametrize("name", ["eagle", "medusa"])
+def test_heads_say_that_they_guess(name):
+    """Greedy replay of these is their real run too."""
+    if name == "eagle":
+        target = eagles.target_of("gpt", V)
+        model, drafter = target.model, eagles.eagle_of(target, 1)
+    else:
+        drafter = test_medusa.drafter("gpt")
+        model = drafter.target
+    policy, never = constant(GAMMA_MAX), jnp.int32([-1])
+    method = Speculative(model, drafter, TokenRule(), policy, sampling(0.0), never, GAMMA_MAX)
+    inputs = inputs_of([[1, 3], [4, 1], [2, 2], [1, 1]])
+    state = test_loops.run(method, inputs, BUDGET)
+    found = replay.replay([policy], recorded(method, inputs, hidden=False), jax.random.key(0))
+    for ours, theirs in zip(replayed_counts(found), counts(state), strict=True):
+        assert ours[0].tolist() == theirs.tolist()
+    assert 0 < state.stats.accepted.sum() < state.stats.drafted.sum()
+
+
 def two_sample_p_value(left: np.ndarray, right: np.ndarray) -> float:
     """Chi-square over the distinct rows of two samples; rare rows are pooled."""
     cells, which = np.unique(np.concatenate([left, right]), axis=0, return_inverse=True)
@@ -152,9 +232,9 @@ def two_sample_p_value(left: np.ndarray, right: np.ndarray) -> float:
 ROWS = 8192
 
 
-def sampled(policy, skew=False) -> float:
+def sampled(policy, skew=False, drafter=None) -> float:
     """The p-value of (rounds, drafted, accepted, emitted, two tokens) of real runs and replays."""
-    method = method_of(policy, sampling(1.0))
+    method = method_of(policy, sampling(1.0), drafter)
     inputs = repeat(inputs_of([[1, 0]]), ROWS)
     state = test_loops.run(method, inputs, 6, keys=test_loops.keys_of(ROWS, seed=1))
     real = np.stack([*counts(state), state.stats.emitted, *state.tokens[:, 2:4].T], axis=1)
@@ -181,6 +261,12 @@ def test_the_distribution_test_sees_a_wrong_chance():
     assert sampled(constant(2), skew=True) < 1e-4
 
 
+def test_sampled_replay_of_a_drafter_that_guesses():
+    """p > 1e-4, and less where one rollout is taken for all."""
+    assert sampled(constant(3), drafter=drifting()) > 1e-4
+    assert sampled(constant(3), drafter=drifting(Unaware)) < 1e-4
+
+
 def even(alpha: float, rows: int, emitted: int, gamma_max: int) -> Rollouts:
     """Outputs every token of which is accepted with probability α."""
     column = jnp.zeros((rows, emitted + 1), jnp.float32)
@@ -199,6 +285,7 @@ def even(alpha: float, rows: int, emitted: int, gamma_max: int) -> Rollouts:
             "length": jnp.full(column.shape, gamma_max, jnp.int32),
             "drafts": slots.astype(jnp.int32),
             "hidden": slots[..., None][..., :0],
+            "accepted": column.astype(jnp.int32) - 1,
         }
     )
 
@@ -228,6 +315,9 @@ def test_calls_take_time_too():
     assert replay.score(found, trace, table).speedup.tolist() == [2.0]
     refused = found._replace(refused=np.array([[3, 5]]))  # 2 steps more
     assert replay.score(refused, trace, table).speedup.tolist() == [28 / 16]
+    first = refused._replace(fruitless=np.array([[1, 1]]))  # of these, beyond a step
+    begun = dataclasses.replace(table, begin=jnp.float32(2))
+    assert replay.score(first, trace, begun).speedup.tolist() == [28 / 20]
     slow = prices(0.25, [1.0, 0.95, 1.0], call=0.5, token=2.0, plain_call=1.0)
     assert replay.score(found, trace, slow).speedup.tolist() == [(2 * 24 + 4) / 14]
     with pytest.raises(ValueError, match="γ_max=1"):

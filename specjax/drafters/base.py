@@ -42,6 +42,11 @@ class Drafter(Protocol):
     """Whether `begin` reads the source and the known tokens alone, at hardly any cost: it can be
     asked at any of them, in any order."""
 
+    guesses: ClassVar[bool] = False
+    """Whether what it says of a token depends on where the round began, and not on the text alone:
+    behind drafted tokens EAGLE reads its own guesses, and Medusa looks further ahead. Replay needs
+    a rollout of its own from each beginning."""
+
     carries: ClassVar[bool] = False
     """Whether what it has learned may begin the next batch of a run (`lessons`, `inherit`)."""
 

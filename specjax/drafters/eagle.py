@@ -202,6 +202,7 @@ class State(NamedTuple):
 class Eagle(Drafter):
     """An EAGLE-1 or EAGLE-3 of one target. Made by `fresh`, `from_tensors` or `attached.load`."""
 
+    guesses: ClassVar[bool] = True
     stride: ClassVar[int] = 8
     """Slots that it fills at a time where it lags."""
 

@@ -21,7 +21,7 @@ import os
 import pathlib
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +92,8 @@ class Medusa(Drafter):
     What `begin` and `extend` return is the head's state and one number more: the slot that it is
     for, or −1 where nothing is proposed.
     """
+
+    guesses: ClassVar[bool] = True
 
     target: LanguageModel  # for its head and its embedding: the same arrays, no copies
     heads: tuple[Head, ...]

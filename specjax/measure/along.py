@@ -16,6 +16,7 @@ from jaxtyping import Float, Int, Key
 
 from specjax import decoding, loop
 from specjax.batching import bucket
+from specjax.drafters.base import block_at
 from specjax.models.hub import Checkpoint
 from specjax.sampling import as_key, row_keys
 from specjax.speculative import Contexts, Speculative
@@ -29,7 +30,7 @@ def along(
     state: State,
     outputs: Int[Array, "B T"],
     emitted: Int[Array, " B"],
-    visit: Callable[[State, Float[Array, "B E"]], tuple[State, Any]],
+    visit: Callable[[State, Float[Array, "B T E"]], tuple[State, Any]],
 ) -> tuple[State, Any]:
     """Visit the positions of each row's output one after the other, and the one behind it.
 
@@ -41,9 +42,10 @@ def along(
     Args:
       contexts, state: from `loop.start`, with room for prompt, output and what visits draft.
       outputs: without the prompt; arbitrary beyond `emitted` < T.
-      visit: takes the state with `length` known tokens, and the target's hidden state after the
-        last of them. It runs the drafter, by `begin` or in a whole draft, and returns the state
-        with what that did to drafter, cache and flags, which go on, and arrays of B rows.
+      visit: takes the state with `length` known tokens, and the target's hidden states after each
+        token of prompt and output; `last` is the one after the known ones. It runs the drafter, by
+        `begin` or in a whole draft, and returns the state with what that did to drafter, cache and
+        flags, which go on, and arrays of B rows.
 
     Returns:
       The state behind the outputs, and what the T visits returned, (B, T, …).
@@ -58,13 +60,12 @@ def along(
 
     def at_slot(state, slot):
         state = state.replace(length=first + jnp.minimum(slot, emitted))
-        last = state.length - 1
-        here = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
-        after, found = visit(state, here[:, 0])
-        read = jnp.take_along_axis(tokens, last[:, None], axis=1), last, here, one
+        after, found = visit(state, hidden)
+        newest = state.length - 1
+        here = block_at(tokens, newest, 1), newest, block_at(hidden, newest, 1), one
         state = state.replace(
             cache=after.cache,
-            drafter=method.drafter.observe(*read, contexts.drafter, after.drafter),
+            drafter=method.drafter.observe(*here, contexts.drafter, after.drafter),
             target_finite=after.target_finite,
             draft_finite=after.draft_finite,
         )
@@ -72,6 +73,11 @@ def along(
 
     state, found = jax.lax.scan(at_slot, state.replace(tokens=tokens, cache=cache), slots)
     return state, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), found)
+
+
+def last(state: State, hidden: Float[Array, "B T E"]) -> Float[Array, "B E"]:
+    """For a visit: the target's hidden state after the last known token."""
+    return block_at(hidden, state.length - 1, 1)[:, 0]
 
 
 def reread(

@@ -19,7 +19,7 @@ from specjax import accept, decoding
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule
 from specjax.drafters.base import Drafter, is_silent
-from specjax.measure.along import along, by_prefix
+from specjax.measure.along import along, by_prefix, last
 from specjax.models.hub import Checkpoint
 from specjax.sampling import Filter, Sampling
 from specjax.speculative import Contexts, Speculative
@@ -79,7 +79,9 @@ def overlaps(
         known = state.tokens, state.length, contexts.drafter, state.drafter
         drafter_hidden, drafter = method.drafter.begin(*known, lags=False)
         logits = method.drafter.logits(drafter_hidden)
-        target_logprobs = rule.target_distribution(method.target.logits(hidden), chosen)
+        target_logprobs = rule.target_distribution(
+            method.target.logits(last(state, hidden)), chosen
+        )
         found = rule.acceptance(target_logprobs, smp.standardize(logits, chosen))
         return state.replace(drafter=drafter), jnp.where(is_silent(logits), 0.0, found)
 

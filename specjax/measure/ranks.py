@@ -13,7 +13,7 @@ from specjax import decoding
 from specjax import sampling as smp
 from specjax.accept import residual
 from specjax.drafters.base import Drafter, is_silent
-from specjax.measure.along import along, by_prefix
+from specjax.measure.along import along, by_prefix, last
 from specjax.models.hub import Checkpoint
 from specjax.sampling import Purpose, Sampling
 from specjax.speculative import Contexts, Speculative
@@ -52,7 +52,7 @@ def by_rank(
         silent = is_silent(logits)[:, None]
         by = smp.sampling(1.0) if chosen.greedy else chosen
         law = smp.standardize(jnp.where(silent, 0.0, logits), by)
-        left = jnp.exp(smp.standardize(method.target.logits(hidden), chosen))
+        left = jnp.exp(smp.standardize(method.target.logits(last(state, hidden)), chosen))
         if not drawn:
             belief, best = jax.lax.top_k(law, ranks)
             found = jnp.take_along_axis(left, best, axis=1)

@@ -16,7 +16,7 @@ from jaxtyping import Int, Key, UInt32
 
 from specjax.autoregressive import Autoregressive
 from specjax.pytrees import pytree
-from specjax.replay.replay import first_rejections
+from specjax.replay.replay import first_rejections, path
 from specjax.replay.rollouts import Rollouts
 from specjax.sampling import row_keys
 from specjax.speculative import Dice, Speculative, dice_for
@@ -28,7 +28,7 @@ class Script(NamedTuple):
 
     tokens: Int[Array, "N T"]
     rejections: Int[Array, "N T"]  # the first position from there on with a rejected token
-    drafts: Int[Array, "N T G"]  # by where a rollout begins
+    drafts: Int[Array, "N T G"]  # by where a round begins
 
 
 class Scripts(NamedTuple):
@@ -46,8 +46,16 @@ def script(rollouts: Rollouts, key: Key[Array, ""]) -> Scripts:
     """
     keys = row_keys(key, rollouts.input_index, jnp.zeros_like(rollouts.input_index))
     rejections = first_rejections(rollouts, keys)
-    each = Script(rollouts.tokens, rejections, rollouts.drafts)
-    return Scripts(jax.random.key_data(keys), each)
+    rows = jnp.arange(len(keys))[:, None]
+
+    def drafted(begin):
+        where, slot, on_output = path(rollouts, jnp.full(keys.shape, begin), rejections[:, begin])
+        own = rollouts.tokens.at[rows, where].get(mode="clip")
+        return jnp.where(on_output, own, rollouts.drafts.at[rows, where, slot].get(mode="clip"))
+
+    begins = jnp.arange(rollouts.tokens.shape[1], dtype=jnp.int32)
+    drafts = jax.vmap(drafted, out_axes=1)(begins)
+    return Scripts(jax.random.key_data(keys), Script(rollouts.tokens, rejections, drafts))
 
 
 @pytree
@@ -108,10 +116,7 @@ class Prompted(Dice):
 
     def draft(self, state, slot, logprobs, best):
         at = self._stands(state, self.own.draft(state, slot, logprobs, best))
-        position, rejected = at + slot, _at(self.script.rejections, at)
-        rows, behind = jnp.arange(len(at)), jnp.clip(position - rejected, 0)
-        recorded = self.script.drafts.at[rows, rejected, behind].get(mode="clip")
-        return jnp.where(position < rejected, _at(self.script.tokens, position), recorded)
+        return self.script.drafts.at[jnp.arange(len(at)), at, slot].get(mode="clip")
 
     def accepted(self, state, stop):
         drawn = self.kept = self.own.accepted(state, stop)

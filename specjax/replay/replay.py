@@ -1,7 +1,8 @@
 """What a draft-length policy would have done along recorded rollouts, without any model.
 
 Where a row stands, its drafts follow the output up to the first token that is not accepted, and
-then the rollout that was recorded there (`rollouts.py`). At temperature 0 that is the real run: the
+then the rollout that was recorded there (`rollouts.py`). Of a drafter that guesses, the whole round
+was recorded where it begins. At temperature 0 that is the real run: the
 same rounds with the same drafts. At other temperatures it is a draw from the real run's
 distribution, given the output: the chances of acceptance are known, and `keys` settle them, for all
 policies alike.
@@ -21,7 +22,7 @@ from jaxtyping import Bool, Float, Int, Key
 from specjax import sampling as smp
 from specjax.policies import Observation, Policy, Prices, Round
 from specjax.policies.constant import Constant
-from specjax.replay.rollouts import Rollouts
+from specjax.replay.rollouts import Rollouts, settles
 from specjax.sampling import Purpose
 
 
@@ -31,6 +32,7 @@ class Replayed(NamedTuple):
     drafted: Int[Array, "*batch N G+1"]  # rounds that drafted 0 … γ_max tokens
     accepted: Int[Array, "*batch N G+1"]  # rounds that kept 0 … γ_max of them
     refused: Int[Array, "*batch N"]  # calls of the drafter after which no token was drafted
+    fruitless: Int[Array, "*batch N"]  # of these, the ones that were a round's first
     runs: Int[Array, "*batch N"]  # draws
     trail: Int[Array, "*batch N T"]  # of the first draw, by position: what the round that began
     # there drafted; −1: none began there
@@ -79,17 +81,33 @@ class Remembered:
 
 
 def first_rejections(rollouts: Rollouts, keys: Key[Array, " N"]) -> Int[Array, "N T"]:
-    """For each position the first one from there on where a drafted token is rejected."""
+    """For each position the first one from there on where a drafted token is rejected, or which is
+    beyond the longest draft."""
     count = rollouts.tokens.shape[1]
-    positions = jnp.arange(count, dtype=jnp.int32)
+    positions = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), rollouts.tokens.shape)
+    kept = jax.vmap(settles, (None, 1), 1)(keys, positions) < rollouts.acceptance
+    here = jnp.where(kept, count - 1, positions)
+    found = jax.lax.cummin(here, axis=1, reverse=True)
+    settled = jnp.minimum(positions + rollouts.accepted, count - 1)
+    return jnp.where(rollouts.accepted < 0, found, settled)
 
-    def point(position):
-        at = jnp.full(keys.shape, position, jnp.int32)
-        return smp.uniform(smp.fold(keys, at, Purpose.ACCEPT))
 
-    kept = jax.vmap(point, out_axes=1)(positions) < rollouts.acceptance
-    here = jnp.where(kept, count - 1, positions[None, :])
-    return jax.lax.cummin(here, axis=1, reverse=True)
+class Path(NamedTuple):
+    """Where what a round drafts was recorded, (N, G)."""
+
+    where: Array  # the rollout, by the position that it begins at
+    slot: Array  # in it
+    on_output: Array  # whether it is the output's own token, which is recorded by itself
+
+
+def path(rollouts: Rollouts, begin: Int[Array, " N"], rejected: Int[Array, " N"]) -> Path:
+    """Of rounds that begin there, whose first rejected token is at `rejected`."""
+    slots = jnp.arange(rollouts.gamma_max, dtype=jnp.int32)[None, :]
+    begin, rejected = begin[:, None], rejected[:, None]
+    position = begin + slots
+    settled = jnp.take_along_axis(rollouts.accepted, begin, axis=1, mode="clip") >= 0
+    where = jnp.where(settled, begin, jnp.minimum(position, rejected))
+    return Path(where, position - where, (position < rejected) & ~settled)
 
 
 def walk(
@@ -112,10 +130,8 @@ def walk(
     def one_round(carry):
         length, state, found = carry
         live = length < emitted
-        rejected = jnp.take_along_axis(rejections, length[:, None], axis=1)
-        position = length[:, None] + slots
-        on_output = position < rejected
-        where, slot_there = jnp.minimum(position, rejected), jnp.maximum(position - rejected, 0)
+        rejected = jnp.take_along_axis(rejections, length[:, None], axis=1)[:, 0]
+        where, slot_there, on_output = path(rollouts, length, rejected)
 
         def over_slots(field, own=None):
             """(N, T, G) → (N, G): at each slot of the draft."""
@@ -144,9 +160,10 @@ def walk(
             state, go_on = policy.go_on(state, drafting, confidence[:, slot])
             return (state, drafting & (drafted < cap) & go_on, drafted, refused), None
 
-        first = state, cap > 0, zeros, found.refused
+        called = cap > 0
+        first = state, called, zeros, found.refused
         (state, _, drafted, refused), _ = jax.lax.scan(propose, first, slots[0])
-        accepted = jnp.minimum(drafted, rejected[:, 0] - length)
+        accepted = jnp.minimum(drafted, rejected - length)
         gained = jnp.where(live, jnp.minimum(accepted + 1, emitted - length), 0)
         stats = Round(
             active=live,
@@ -163,6 +180,7 @@ def walk(
             _count(live, found.drafted, drafted),
             _count(live, found.accepted, jnp.minimum(accepted, gained)),
             refused,
+            found.fruitless + (called & (drafted == 0)).astype(jnp.int32),
             found.runs,
             found.trail.at[rows, jnp.where(live, length, trail_end)].set(drafted, mode="drop"),
         )
@@ -173,7 +191,7 @@ def walk(
     if past is not None:
         state = policy.inherit(state, past, jnp.ones((1,), bool))
     unmarked = jnp.full(rollouts.tokens.shape, -1, jnp.int32)
-    start = zeros, state, Replayed(none, none, zeros, jnp.ones_like(emitted), unmarked)
+    start = zeros, state, Replayed(none, none, zeros, zeros, jnp.ones_like(emitted), unmarked)
     _, state, found = jax.lax.while_loop(more, one_round, start)
     return found, state
 
@@ -222,7 +240,7 @@ def replay(
     Args:
       key: that of the real run, if its random policies are to be met again at temperature 0.
       draws: how many times the chances of acceptance are settled for each output; at temperature 0
-        they are 0 or 1.
+        they are 0 or 1, and of a drafter that guesses they were settled when it was recorded.
       at_once: policies side by side, which memory bounds.
       carry: outputs one after the other, each beginning with what policies learned before it, as in
         `generate(..., batch_size=1, carry=True)`.
@@ -319,8 +337,8 @@ def times(replayed: Replayed, prices: Prices) -> Float[np.ndarray, "*S N"]:
         raise ValueError(
             f"The prices are for γ_max={prices.gamma_max}, and longer drafts were replayed."
         )
-    fixed = replayed.runs * float(prices.call) + replayed.refused * float(prices.draft)
-    return lengths @ _rounds(prices) + fixed
+    calls = replayed.refused * float(prices.draft) + replayed.fruitless * float(prices.begin)
+    return lengths @ _rounds(prices) + replayed.runs * float(prices.call) + calls
 
 
 def _rounds(prices: Prices) -> Float[np.ndarray, " K"]:
@@ -408,6 +426,7 @@ def _ways(
     draws, rows, _ = rejections.shape
     emitted, budget = np.asarray(rollouts.emitted), np.asarray(rollouts.budget)
     length, index = np.asarray(rollouts.length), np.arange(rows)
+    settled = np.asarray(rollouts.accepted) >= 0
     last, lengths = int(emitted.max()), np.arange(price.shape[1])
     ways = np.zeros((len(price), draws, rows, last + 1, 3))
     # The first position on the output from which nothing is drafted.
@@ -417,6 +436,7 @@ def _ways(
         rejected = rejections[:, :, t]
         beyond = rejected + length[index, rejected]  # drafts that follow a rejected one count too
         end = np.where(silent[:, t] < rejected, silent[:, t], beyond)
+        end = np.where(settled[:, t], t + length[:, t], end)
         room = np.minimum(end - t, budget - t - 1)[..., None]
         after = np.minimum(t + np.minimum(lengths, (rejected - t)[..., None]) + 1, emitted[:, None])
         rest = np.take_along_axis(ways[..., 0], after[None], axis=3)

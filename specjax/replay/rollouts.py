@@ -7,6 +7,11 @@ its place is a draw from norm(max(0, draft − target)), and further drafts foll
 each position one rollout is recorded, whose first token is one that is rejected there, and no other
 prefix is ever drafted from. A run drafts over a position at most once: one rollout is enough.
 
+What a drafter that `guesses` says there depends on where the round began. So from each position a
+whole round is recorded, and how much of it is accepted is settled here: tokens of the output first,
+then one that is rejected, and what follows it. Rounds of a run begin at different positions, and
+each has draws of its own.
+
 After the last token a rollout tells what is drafted behind an EOS, before the round is cut there.
 """
 
@@ -23,13 +28,14 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from specjax import decoding, speculative
+from specjax import sampling as smp
 from specjax.accept import at_tokens, residual
-from specjax.drafters.base import Drafter
+from specjax.drafters.base import Drafter, block_at
 from specjax.measure.along import along, batches
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy
 from specjax.pytrees import pytree
-from specjax.sampling import Sampling
+from specjax.sampling import Purpose, Sampling
 from specjax.speculative import Contexts, Dice, Speculative
 from specjax.state import State
 from specjax.support import files
@@ -57,6 +63,8 @@ class Rollouts(NamedTuple):
     top1: Float[Array, "N T G"]  # its largest probability
     target_entropy: Float[Array, "N T G"]  # of the target's distribution
     hidden: Float[Array, "N T G E"]  # the drafter's, which distributions were read from; or E = 0
+    accepted: Int[Array, "N T"]  # tokens of the rollout, which is a whole round; −1: not settled,
+    # and it is what follows where the output's own token is not accepted
 
     @property
     def gamma_max(self) -> int:
@@ -65,9 +73,20 @@ class Rollouts(NamedTuple):
 
     @property
     def acceptance(self) -> Float[Array, "N T"]:
-        """The chance that the output's own token was drafted and accepted, if one was drafted."""
-        floor = jnp.finfo(jnp.float32).min  # passes over one and many positions may round apart
-        return jnp.exp(jnp.minimum(self.own_draft - jnp.maximum(self.own_target, floor), 0.0))
+        """The chance that the output's own token was drafted and accepted, if a round began here
+        and drafted one; unless the drafter guesses, if one was drafted."""
+        return _chance(self.own_draft, self.own_target)
+
+
+def _chance(draft: Float[Array, "*batch"], target: Float[Array, "*batch"]) -> Array:
+    """Of acceptance, by log-probabilities of a token of the output."""
+    floor = jnp.finfo(jnp.float32).min  # passes over one and many positions may round apart
+    return jnp.exp(jnp.minimum(draft - jnp.maximum(target, floor), 0.0))
+
+
+def settles(keys: Key[Array, " N"], position: Int[Array, " N"]) -> Float[Array, " N"]:
+    """The token of each row's output there is accepted if its chance is above this number."""
+    return smp.uniform(smp.fold(keys, position, Purpose.ACCEPT))
 
 
 class Noted(NamedTuple):
@@ -98,14 +117,18 @@ class Recorder(Policy):
 
 
 class Rejected(Dice):
-    """Draws first a token that the target would reject, and then as the loop does."""
+    """Takes some tokens that are accepted, then draws one that the target would reject, and then as
+    the loop does."""
 
-    def __init__(self, target_logprobs: Float[Array, "B V"]):
-        self.target_logprobs = target_logprobs
+    def __init__(self, own: Int[Array, "B G"], end: Int[Array, " B"], target_logprobs: Array):
+        self.own, self.end = own, end
+        self.target_logprobs = target_logprobs  # (B, V), where acceptance ends
 
     def draft(self, state, slot, logprobs, best):
         left = jnp.log(residual(jnp.exp(logprobs), jnp.exp(self.target_logprobs)))
-        return super().draft(state, slot, jnp.where(slot == 0, left, logprobs), best)
+        law = jnp.where((slot == self.end)[:, None], left, logprobs)
+        own = jax.lax.dynamic_index_in_dim(self.own, slot, 1, keepdims=False)
+        return jnp.where(slot < self.end, own, super().draft(state, slot, law, best))
 
 
 @jax.jit
@@ -134,25 +157,33 @@ def roll_out(
     width = jax.eval_shape(method.drafter.begin, *known)[0].shape[1] if method.policy.hidden else 0
 
     def from_position(state, hidden):
-        distribution = rule.target_distribution(method.target.logits(hidden), method.sampling)
-        own = jnp.take_along_axis(state.tokens, state.length[:, None], axis=1)[:, 0]
+        own = block_at(state.tokens, state.length, gamma_max)
         ended = state.length == first + emitted
         start = state.replace(
             limit=state.length + gamma_max + 1,
             done=jnp.zeros_like(ended),
             rounds=state.length - first,  # noise of its own for each position
-            policy=_nothing(own, gamma_max, width),
+            policy=_nothing(own[:, 0], gamma_max, width),
         )
-        # Behind the output nothing is rejected, and its first draft a draw like the others.
-        dice = Rejected(jnp.where(ended[:, None], -jnp.inf, distribution))
+        read = block_at(hidden, state.length - 1, gamma_max if method.drafter.guesses else 1)
+        target = rule.target_distribution(method.target.logits(read), method.sampling)
+        distribution = target[:, 0]
+        accepted = jnp.zeros_like(emitted)
+        if method.drafter.guesses:
+            accepted = count_accepted(start, own, target)
+            rejected = jnp.minimum(accepted, gamma_max - 1)
+            distribution = block_at(target, rejected, 1)[:, 0]
+        # Behind the output nothing is rejected, and a draft a draw like the others.
+        behind = start.rounds + accepted >= emitted
+        dice = Rejected(own, accepted, jnp.where(behind[:, None], -jnp.inf, distribution))
         drafts, after = speculative.draft(method, contexts.drafter, start, dice)
         scores, after = speculative.verify(method, contexts.target, after, drafts)
         distributions, noted = scores.logprobs[:, :gamma_max], after.policy
-        own_draft = at_tokens(drafts.logprobs[:, :1], own[:, None])[:, 0]
+        own_draft = at_tokens(drafts.logprobs[:, :1], own[:, :1])[:, 0]
         probs = jnp.exp(distributions)
         found = {
-            "tokens": own,
-            "own_target": jnp.take_along_axis(distribution, own[:, None], axis=1)[:, 0],
+            "tokens": own[:, 0],
+            "own_target": at_tokens(target[:, :1], own[:, :1])[:, 0],
             "own_draft": jnp.where(ended, -jnp.inf, own_draft),
             "own_confidence": noted.own_confidence[:, 0],
             "length": drafts.length,
@@ -165,8 +196,22 @@ def roll_out(
             "top1": noted.top1,
             "target_entropy": -jnp.sum(jnp.where(probs > 0, probs * distributions, 0.0), axis=-1),
             "hidden": noted.hidden,
+            "accepted": accepted if method.drafter.guesses else jnp.full_like(accepted, -1),
         }
         return after, found
+
+    def count_accepted(start, own, target):
+        """Of the tokens of the output, if all of them were drafted; settled as `replay` does."""
+        everything = Rejected(own, jnp.full_like(emitted, gamma_max), target[:, 0])
+        drafts, _ = speculative.draft(method, contexts.drafter, start, everything)
+        chance = _chance(at_tokens(drafts.logprobs, own), at_tokens(target, own))
+        slots = jnp.arange(gamma_max, dtype=jnp.int32)
+        position = start.rounds[:, None] + slots[None, :]
+        point = jax.vmap(settles, (None, 1), 1)(start.keys, position)
+        kept = (point < chance) & (
+            position < jnp.minimum(emitted, start.rounds + drafts.length)[:, None]
+        )
+        return jnp.sum(jnp.cumprod(kept, axis=1), axis=1, dtype=jnp.int32)
 
     after, found = along(method, contexts, state, outputs, emitted, from_position)
     found = {n: x if x.dtype == jnp.int32 else x.astype(jnp.float32) for n, x in found.items()}
@@ -200,13 +245,18 @@ def record(
       hidden: record the drafter's hidden states as well, which only some policies read.
 
     Raises:
-      ValueError: every input or output is empty.
+      ValueError: every input or output is empty, or the drafter learns from round to round.
       FloatingPointError: logits that are not finite; the message names the model.
     """
     method = decoding.speculative(
         target, draft, gamma=gamma_max, sampling=sampling, policy=Recorder(hidden)
     )
     names = target.name, getattr(draft, "name", type(draft).__name__)
+    if type(method.drafter).learn is not Drafter.learn:
+        raise ValueError(
+            f"The drafter {names[1]} learns from round to round, and no rounds come before a "
+            "rollout: record its drafters one by one."
+        )
     parts = []
     for batch in batches(
         method,
@@ -253,7 +303,7 @@ def load(path: str | os.PathLike) -> Rollouts:
 
 
 _BY_OUTPUT = ("input_index", "emitted", "budget")
-_BY_TOKEN = ("tokens", "own_target", "own_draft", "own_confidence", "length")
+_BY_TOKEN = ("tokens", "own_target", "own_draft", "own_confidence", "length", "accepted")
 _RANKS = {  # in a file, where outputs and positions are one axis
     **dict.fromkeys(Rollouts._fields, 2),
     **dict.fromkeys((*_BY_OUTPUT, *_BY_TOKEN), 1),

@@ -171,6 +171,7 @@ def rollouts(
         top1=top1,
         target_entropy=certain,
         hidden=certain[..., None][..., :0],
+        accepted=none - 1,
     )
 
 
