@@ -119,7 +119,7 @@ def test_greedy_replay_is_the_real_run(name):
 def test_calls_of_the_drafter(name, refuses):
     """One for each drafted token, and one more where a policy saw the distribution and stopped: as
     many as in the real loop. svip stops before it calls."""
-    policy, refused, begun = policy_of(name), 0, 0
+    policy, refused = policy_of(name), 0
     for prompt in PROMPTS:
         method, inputs = method_of(policy, sampling(0.0)), inputs_of([prompt])
         found = replay.replay([policy], recorded(method, inputs), jax.random.key(0))
@@ -127,10 +127,7 @@ def test_calls_of_the_drafter(name, refuses):
         state = test_loops.run(counting, inputs, BUDGET)
         assert int(state.stats.drafted[0] + found.refused[0, 0]) == int(state.drafter[1])
         refused += int(found.refused[0, 0])
-        begun += int(found.fruitless[0, 0])
-        assert int(found.fruitless[0, 0]) <= min(found.refused[0, 0], found.drafted[0, 0, 0])
     assert (refused > 0) == refuses
-    assert begun <= refused
 
 
 def test_greedy_replay_of_a_drafter_that_falls_silent():
@@ -315,9 +312,6 @@ def test_calls_take_time_too():
     assert replay.score(found, trace, table).speedup.tolist() == [2.0]
     refused = found._replace(refused=np.array([[3, 5]]))  # 2 steps more
     assert replay.score(refused, trace, table).speedup.tolist() == [28 / 16]
-    first = refused._replace(fruitless=np.array([[1, 1]]))  # of these, beyond a step
-    begun = dataclasses.replace(table, begin=jnp.float32(2))
-    assert replay.score(first, trace, begun).speedup.tolist() == [28 / 20]
     slow = prices(0.25, [1.0, 0.95, 1.0], call=0.5, token=2.0, plain_call=1.0)
     assert replay.score(found, trace, slow).speedup.tolist() == [(2 * 24 + 4) / 14]
     with pytest.raises(ValueError, match="γ_max=1"):

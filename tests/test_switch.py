@@ -24,6 +24,7 @@ from specjax.drafters.choices import Choice, Evidence, bandit, fixed, load, rece
 from specjax.drafters.switch import Latecomer, Switch, switch
 from specjax.policies import constant
 from specjax.pytrees import pytree
+from specjax.replay import rollouts
 from specjax.sampling import sampling
 from specjax.support import named
 from specjax.training import medusa
@@ -269,6 +270,14 @@ def test_the_first_that_speaks(pair):
     silent = ngram.Unigram(jnp.full((pair.target.model.vocab_size,), -jnp.inf))
     helped = switch((silent, pair.draft), pair.target, "fixed")
     assert specjax.generate(pair.target, helped, TEXTS, **options).rows == alone.rows
+
+
+def test_rollouts_of_a_switch_are_refused(pair):
+    """Which drafter drafts depends on rounds before, and a rollout has none."""
+    made = switch((pair.draft, "lookup"), pair.target, "recent")
+    how = {"gamma_max": 2, "sampling": sampling(0.0), "max_new_tokens": 4}
+    with pytest.raises(ValueError, match="record its drafters one by one"):
+        rollouts.record(pair.target, made, TEXTS[:1], [[1, 2]], key=jax.random.key(0), **how)
 
 
 def test_drafters_that_read_the_target(pair):

@@ -242,7 +242,6 @@ def fit(
         "error": float(np.median(errors)),
         "largest_error": float(errors.max()),
         "drop": _drop(loops, works, seconds),
-        "begin": took.get(BEGIN, 0.0),
         "call": took.get(CALL, 0.0),
         "token": max(took.get(TOKEN, float("nan")), float(np.finfo(np.float32).tiny)),
         "plain_call": took.get(PLAIN_CALL, float("nan")),

@@ -18,7 +18,9 @@ TRUST = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
 CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves
 LEAST_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever
 MOST_HOPED = 0.98
-HOPED_GAIN = 0.25  # that a hope must promise over a round without a draft
+# That a hope must promise over a round without a draft: every output pays for the try, and only the
+# best of them are as good as is hoped.
+HOPED_GAIN = 0.4
 
 
 class Evidence(NamedTuple):
@@ -40,7 +42,7 @@ class Estimating(Goodput):
     measured with the prices, or else at the prior, and fades towards it.
 
     Where no draft pays at that α, drafts are as if it were α + width/√n, as long as some draft
-    would then bring a quarter more than none: what is given up is given up on evidence, after n
+    would then bring two fifths more than none: what is given up is given up on evidence, after n
     tested tokens, and little is not hoped for, since trying has its price. The n include the
     (1 − b)/b which the measured α is worth to a single output, where outputs differ by the share b
     of α(1 − α). So greedy outputs, of which some repeat themselves, are tried one by one. Where

@@ -28,7 +28,6 @@ class Prices:
     verify: Float[Array, " K"]  # of a round's target call, by 0 … γ_max drafted tokens
     rest: Float[Array, " K"]  # of all else in a round; fitted to whole calls, `verify` has it
     token: Float[Array, ""]  # of plain decoding: one target call, its distribution and draw
-    begin: Float[Array, ""]  # of a round's first draft step beyond the others; `verify` has it
     call: Float[Array, ""]  # of a call of the loop, beyond its rounds
     plain_call: Float[Array, ""]  # of a call of plain decoding, beyond its tokens
     # How far the timed calls are from these prices, as shares; 0 where nothing was fitted.
@@ -125,7 +124,6 @@ def prices(
     *,
     rest: float | Sequence[float] = 0.0,
     token: float = 1.0,
-    begin: float = 0.0,
     call: float = 0.0,
     plain_call: float = 0.0,
     error: float = 0.0,
@@ -151,12 +149,11 @@ def prices(
     why = "one for each of 0 … γ_max drafted tokens"
     times = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
     draft = number("draft", draft, "[0, ∞)")
-    fixed = {"token": token, "begin": begin, "call": call, "plain_call": plain_call}
-    for name, value in fixed.items():
+    for name, value in {"token": token, "call": call, "plain_call": plain_call}.items():
         if value < 0:  # NaN: not known
             raise ValueError(f"{name}={value} must be ≥ 0.")
     return as_measured(
-        draft=draft, verify=times, rest=rest, **fixed,
+        draft=draft, verify=times, rest=rest, token=token, call=call, plain_call=plain_call,
         error=error, largest_error=largest_error, drop=drop, alpha=alpha, between=between,
     )  # fmt: skip
 
@@ -165,15 +162,14 @@ def as_measured(
     *,
     verify: Sequence[float],
     rest: float | Sequence[float],
-    begin: float = 0.0,
     alpha: float = float("nan"),
     between: float = float("nan"),
     **times: float,
 ) -> Prices:
     """The table as a clock gave it: differences of timings, `rest` or `call`, may be below 0."""
-    single = {"begin": begin, "alpha": alpha, "between": between}
+    shares = {"alpha": alpha, "between": between}
     each = {"verify": verify, "rest": np.broadcast_to(rest, len(verify))}
-    fields: dict[str, Any] = times | single | each
+    fields: dict[str, Any] = times | shares | each
     return Prices(**{name: jnp.asarray(value, jnp.float32) for name, value in fields.items()})
 
 

@@ -32,7 +32,6 @@ class Replayed(NamedTuple):
     drafted: Int[Array, "*batch N G+1"]  # rounds that drafted 0 … γ_max tokens
     accepted: Int[Array, "*batch N G+1"]  # rounds that kept 0 … γ_max of them
     refused: Int[Array, "*batch N"]  # calls of the drafter after which no token was drafted
-    fruitless: Int[Array, "*batch N"]  # of these, the ones that were a round's first
     runs: Int[Array, "*batch N"]  # draws
     trail: Int[Array, "*batch N T"]  # of the first draw, by position: what the round that began
     # there drafted; −1: none began there
@@ -160,8 +159,7 @@ def walk(
             state, go_on = policy.go_on(state, drafting, confidence[:, slot])
             return (state, drafting & (drafted < cap) & go_on, drafted, refused), None
 
-        called = cap > 0
-        first = state, called, zeros, found.refused
+        first = state, cap > 0, zeros, found.refused
         (state, _, drafted, refused), _ = jax.lax.scan(propose, first, slots[0])
         accepted = jnp.minimum(drafted, rejected - length)
         gained = jnp.where(live, jnp.minimum(accepted + 1, emitted - length), 0)
@@ -180,7 +178,6 @@ def walk(
             _count(live, found.drafted, drafted),
             _count(live, found.accepted, jnp.minimum(accepted, gained)),
             refused,
-            found.fruitless + (called & (drafted == 0)).astype(jnp.int32),
             found.runs,
             found.trail.at[rows, jnp.where(live, length, trail_end)].set(drafted, mode="drop"),
         )
@@ -191,7 +188,7 @@ def walk(
     if past is not None:
         state = policy.inherit(state, past, jnp.ones((1,), bool))
     unmarked = jnp.full(rollouts.tokens.shape, -1, jnp.int32)
-    start = zeros, state, Replayed(none, none, zeros, zeros, jnp.ones_like(emitted), unmarked)
+    start = zeros, state, Replayed(none, none, zeros, jnp.ones_like(emitted), unmarked)
     _, state, found = jax.lax.while_loop(more, one_round, start)
     return found, state
 
@@ -337,8 +334,8 @@ def times(replayed: Replayed, prices: Prices) -> Float[np.ndarray, "*S N"]:
         raise ValueError(
             f"The prices are for γ_max={prices.gamma_max}, and longer drafts were replayed."
         )
-    calls = replayed.refused * float(prices.draft) + replayed.fruitless * float(prices.begin)
-    return lengths @ _rounds(prices) + replayed.runs * float(prices.call) + calls
+    fixed = replayed.runs * float(prices.call) + replayed.refused * float(prices.draft)
+    return lengths @ _rounds(prices) + fixed
 
 
 def _rounds(prices: Prices) -> Float[np.ndarray, " K"]:
