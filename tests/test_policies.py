@@ -380,13 +380,13 @@ def test_lookahead_learns_how_far_to_trust_recent_rounds(stretches):
 
 
 def test_lookahead_gives_up_on_evidence():
-    """Prices 1, 1.288: one token brings 1.25 times as much as none at α = .61. Where .2 was
-    measured, and one in five is accepted, it is drafted while α + 1.5/√n is more, n ≤ 12: of these
+    """Prices 1, 1.21: one token brings 1.4 times as much as none at α = .694. Where .2 was
+    measured, and one in five is accepted, it is drafted while α + 1.8/√n is more, n ≤ 12: of these
     there are (1 − b)/b from the start. Then, and where outputs are alike, nothing is drafted; with
     a width of 0 nothing at all."""
     for between, tests in ((0.2, 9), (0.1, 4), (0.05, 0), (0.01, 0)):
-        table = prices(0.288, [1, 1], alpha=0.2, between=between)
-        policy = lookahead(table, weight=1e3, lasting=1.0, width=1.5)
+        table = prices(0.21, [1, 1], alpha=0.2, between=between)
+        policy = lookahead(table, weight=1e3, lasting=1.0, width=1.8)
         state, found = policy.init(keys_of(1), 1), []
         for _ in range(40):
             state, allowed = policy.begin(state, 1)
@@ -394,7 +394,7 @@ def test_lookahead_gives_up_on_evidence():
             state = policy.update(state, stats_of(found[-1], found[-1] * (len(found) % 5 == 0), 1))
         assert sum(found) == sum(found[:tests]) == tests
         assert policy.prefers_plain(1, 40) == (tests == 0)
-    table = prices(0.288, [1, 1], alpha=0.2, between=0.2)
+    table = prices(0.21, [1, 1], alpha=0.2, between=0.2)
     assert lookahead(table, width=0.0).prefers_plain(1, 40)
 
 

@@ -182,11 +182,11 @@ def test_one_length_for_all_by_hand():
 
 
 def test_a_draft_is_given_up_on_evidence():
-    """Prices 1, 1.2: one token brings a quarter more than none from α = .5 on. Where .1 was
+    """Prices 1, 15/14: one token brings two fifths more than none from α = .5 on. Where .05 was
     measured, outputs differ by .2, and no token of n was accepted, it is drafted while
-    .1/(1 + n/40) + 1.6/√(4 + n) is more: n ≤ 10. A row of much evidence ends it for all."""
-    policy = together(prices(0.2, [1, 1], alpha=0.1, between=0.2), weight=1e4, width=1.6)
-    for tested, drafted in ((0, 1), (4, 1), (10, 1), (11, 0), (100, 0)):
+    .05/(1 + n/40) + 1.6/√(4 + n) is more: n ≤ 8. A row of much evidence ends it for all."""
+    policy = together(prices(1 / 14, [1, 1], alpha=0.05, between=0.2), weight=1e4, width=1.6)
+    for tested, drafted in ((0, 1), (4, 1), (8, 1), (9, 0), (100, 0)):
         assert int(policy.begin(shared([0.0], [tested], [9]), 1)[1]) == drafted
     assert int(policy.begin(shared([0.0, 0.0], [4, 100], [9, 9]), 1)[1]) == 0
     assert int(policy.begin(shared([0.0, 0.0], [4, 100], [9, 0]), 1)[1]) == 1
