@@ -208,9 +208,8 @@ def roll_out(
         slots = jnp.arange(gamma_max, dtype=jnp.int32)
         position = start.rounds[:, None] + slots[None, :]
         point = jax.vmap(settles, (None, 1), 1)(start.keys, position)
-        kept = (point < chance) & (
-            position < jnp.minimum(emitted, start.rounds + drafts.length)[:, None]
-        )
+        there = position < jnp.minimum(emitted, start.rounds + drafts.length)[:, None]
+        kept = (point < chance) & there
         return jnp.sum(jnp.cumprod(kept, axis=1), axis=1, dtype=jnp.int32)
 
     after, found = along(method, contexts, state, outputs, emitted, from_position)
