@@ -69,6 +69,7 @@ def test_oracle_by_hand():
     nothing to say before the first, and is right after it: a round without drafts, and one with
     two tokens, 1 + 1.2. Plain decoding takes 4 steps and 1 for the call."""
     of = {"input_index": jnp.int32([0]), "emitted": jnp.int32([4]), "tokens": jnp.zeros((1, 5))}
+    of |= {"accepted": jnp.full((1, 5), -1)}
     right, erring = jnp.float32([[1, 1, 1, 1, 0]]), jnp.float32([[1, 1, 0, 1, 0]])
     model = types.SimpleNamespace(**of, acceptance=erring, length=jnp.int32([[2, 2, 2, 2, 2]]))
     lookup = types.SimpleNamespace(**of, acceptance=right, length=jnp.int32([[0, 2, 2, 2, 2]]))
@@ -78,3 +79,7 @@ def test_oracle_by_hand():
     assert found == pytest.approx(5 / (1 + 1.2 + 0.5))
     alone = switch.oracle(ways[:1], jax.random.key(0), 1)  # two tokens, then none
     assert alone == pytest.approx(5 / (2 + 1 + 0.5))
+    # A drafter that guesses: of each round one token is accepted, and so two rounds are best.
+    model.accepted = jnp.int32([[1, 1, 1, 1, 0]])
+    settled = switch.oracle(ways[:1], jax.random.key(0), 1)
+    assert settled == pytest.approx(5 / (1.5 + 1.5 + 0.5))
