@@ -223,7 +223,8 @@ def oracle(ways: Sequence[tuple[Rollouts, Prices]], key: Any, draws: int) -> flo
     """
     first, table = ways[0]
     emitted = np.asarray(first.emitted).tolist()
-    silent = [np.asarray(one.length) == 0 for one, _ in ways]
+    # Of a drafter that guesses, silence elsewhere is that of other rounds.
+    silent = [np.asarray((one.length == 0) & (one.accepted < 0)) for one, _ in ways]
     prices = [np.asarray(loop.rounds(loop.gamma_max), np.float64) for _, loop in ways]
     call = min(float(loop.call) for _, loop in ways)
     plain = draws * sum(n * float(table.token) + float(table.plain_call) for n in emitted)

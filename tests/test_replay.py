@@ -22,7 +22,7 @@ from pairs import TEXTS
 from specjax import decoding, generate, tasks
 from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
-from specjax.drafters.base import Drafter, ModelDrafter
+from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.measure import along
 from specjax.policies import Policy, constant, prices
@@ -143,33 +143,15 @@ def test_greedy_replay_of_a_drafter_that_falls_silent():
 
 
 @pytree
-class Drifting(Drafter):
-    """Drafts as another one does, but for what it adds with each token since the round began."""
+class Drifting(ModelDrafter):
+    """Says something else behind drafted tokens than where a round begins with the same text."""
 
     guesses = True
-    inner: ModelDrafter
     drift: jax.Array  # (V,)
 
-    vocab_size = V
-
-    def start(self, inputs, buffer_len):
-        context, state = self.inner.start(inputs, buffer_len)
-        return context, (state, jnp.float32(0))
-
-    def observe(self, tokens, start, hidden, count, context, state):
-        return self.inner.observe(tokens, start, hidden, count, context, state[0]), state[1]
-
-    def begin(self, tokens, length, context, state, *, lags=True):
-        hidden, inner = self.inner.begin(tokens, length, context, state[0], lags=lags)
-        return hidden, (inner, jnp.float32(0))
-
     def extend(self, token, position, context, state):
-        hidden, inner = self.inner.extend(token, position, context, state[0])
-        drifted = state[1] + 1
-        return hidden + drifted * self.drift[None, :], (inner, drifted)
-
-    def logits(self, hidden):
-        return hidden
+        hidden, state = super().extend(token, position, context, state)
+        return hidden + self.drift[None, :], state
 
 
 @pytree
@@ -180,9 +162,9 @@ class Unaware(Drifting):
 
 
 def drifting(kind=Drifting) -> Drifting:
-    """More than a token behind the round's beginning it says something else."""
-    inner = method_of(constant(1), sampling(0.0)).drafter
-    return kind(inner, random_table(3, V, dtype=jnp.float32).table[0])
+    """The draft of `method_of`, with noise."""
+    model = method_of(constant(1), sampling(0.0)).drafter.model
+    return kind(model, random_table(3, V, dtype=jnp.float32).table[0])
 
 
 @pytest.mark.parametrize("kind", [Drifting, Unaware])
@@ -198,9 +180,10 @@ def test_greedy_replay_of_a_drafter_that_guesses(name, kind):
     assert same == (kind is Drifting)
 
 
+@pytest.mark.parametrize("aware", [True, False])
 @pytest.mark.parametrize("name", ["eagle", "medusa"])
-def test_heads_say_that_they_guess(name):
-    """Greedy replay of these is their real run too."""
+def test_heads_say_that_they_guess(name, aware):
+    """Greedy replay of these is their real run too, and would not be if they did not say so."""
     if name == "eagle":
         target = eagles.target_of("gpt", V)
         model, drafter = target.model, eagles.eagle_of(target, 1)
@@ -209,11 +192,14 @@ def test_heads_say_that_they_guess(name):
         model = drafter.target
     policy, never = constant(GAMMA_MAX), jnp.int32([-1])
     method = Speculative(model, drafter, TokenRule(), policy, sampling(0.0), never, GAMMA_MAX)
-    inputs = inputs_of([[1, 3], [4, 1], [2, 2], [1, 1]])
+    inputs = inputs_of([[a, b] for a in range(1, V) for b in range(1, V)])
     state = test_loops.run(method, inputs, BUDGET)
-    found = replay.replay([policy], recorded(method, inputs, hidden=False), jax.random.key(0))
-    for ours, theirs in zip(replayed_counts(found), counts(state), strict=True):
-        assert ours[0].tolist() == theirs.tolist()
+    trace = recorded(method, inputs, hidden=False)
+    if not aware:
+        trace = trace._replace(accepted=jnp.full_like(trace.accepted, -1))
+    found = replay.replay([policy], trace, jax.random.key(0))
+    pairs = zip(replayed_counts(found), counts(state), strict=True)
+    assert all(ours[0].tolist() == theirs.tolist() for ours, theirs in pairs) == aware
     assert 0 < state.stats.accepted.sum() < state.stats.drafted.sum()
 
 
@@ -258,10 +244,35 @@ def test_the_distribution_test_sees_a_wrong_chance():
     assert sampled(constant(2), skew=True) < 1e-4
 
 
-def test_sampled_replay_of_a_drafter_that_guesses():
+@pytest.mark.parametrize("name", ["constant", "svip"])
+def test_sampled_replay_of_a_drafter_that_guesses(name):
     """p > 1e-4, and less where one rollout is taken for all."""
-    assert sampled(constant(3), drafter=drifting()) > 1e-4
-    assert sampled(constant(3), drafter=drifting(Unaware)) < 1e-4
+    assert sampled(policy_of(name), drafter=drifting()) > 1e-4
+    assert sampled(policy_of(name), drafter=drifting(Unaware)) < 1e-4
+
+
+def test_a_round_goes_on_behind_a_token_that_is_rejected():
+    """Where acceptance ends within the output, a token that the drafter likes better than the
+    target does: wherever that is in the draft."""
+    method = method_of(constant(1), sampling(1.0), drifting())
+    inputs = repeat(inputs_of([[1, 0]]), 64)
+    trace = recorded(method, inputs, keys=test_loops.keys_of(64))
+    end = np.asarray(trace.accepted)
+    position = np.arange(end.shape[1])[None, :] + end
+    ends = (end < trace.length) & (position < trace.emitted[:, None])
+    for slot in range(GAMMA_MAX):
+        here = ends & (end == slot)
+        assert here.sum() > 10
+        assert np.all(np.asarray(trace.target < trace.draft)[here, slot])
+
+
+def test_no_token_is_accepted_that_was_not_drafted():
+    """A drafter that says nothing behind its first token."""
+    drafter = dataclasses.replace(drifting(), drift=jnp.full((V,), -jnp.inf))
+    method = method_of(constant(1), sampling(1.0), drafter)
+    trace = recorded(method, repeat(inputs_of([[1, 0]]), 64), keys=test_loops.keys_of(64))
+    assert np.all(trace.length == 1)
+    assert np.unique(trace.accepted).tolist() == [0, 1]
 
 
 def even(alpha: float, rows: int, emitted: int, gamma_max: int) -> Rollouts:
@@ -342,27 +353,34 @@ def random_prices(rng, gamma_max, **of_plain):
     return prices(draft, rng.uniform(0.3, 3.0, gamma_max + 1).tolist(), call=call, **of_plain)
 
 
-def random_trace(longest: int) -> Rollouts:
+def random_trace(longest: int, settled: bool = False) -> Rollouts:
     """16 outputs of 1 to so many tokens, at random chances; some end by their budget, and at some
-    positions the drafter has little or nothing to say."""
+    positions the drafter has little or nothing to say. `settled`: whole rounds, as of a drafter
+    that guesses."""
     rng, rows = np.random.default_rng(0), 16
     made = even(0.5, rows, longest, GAMMA_MAX)
     emitted = rng.integers(1, longest + 1, rows)
     there = np.arange(longest + 1) < emitted[:, None]
     chance = rng.uniform(0.05, 1.0, there.shape) ** rng.choice([0, 1, 4], (rows, 1))
-    return made._replace(
+    made = made._replace(
         emitted=jnp.asarray(emitted, jnp.int32),
         budget=jnp.asarray(emitted + rng.choice([0, 0, 4], rows), jnp.int32),
         own_draft=jnp.asarray(np.where(there, np.log(chance), -np.inf), jnp.float32),
         length=jnp.asarray(rng.choice([0, 1, 3, 3, 3], there.shape), jnp.int32),
         entropy=jnp.asarray(rng.uniform(0, 2, made.entropy.shape), jnp.float32),
     )
+    if not settled:
+        return made
+    left = np.maximum(emitted[:, None] - np.arange(longest + 1), 0)
+    most = np.minimum(made.length, left)
+    return made._replace(accepted=jnp.asarray(rng.integers(0, most + 1), jnp.int32))
 
 
-def test_the_oracle_is_a_bound():
+@pytest.mark.parametrize("settled", [False, True])
+def test_the_oracle_is_a_bound(settled):
     """At 50 random tables of prices no policy, no static γ in a loop of its own and no plain
     decoding is faster, and some come near."""
-    trace, key, draws = random_trace(9), jax.random.key(5), 3
+    trace, key, draws = random_trace(9, settled), jax.random.key(5), 3
     everyone = [policy_of(name) for name in ("goodput", "adaedl")]
     everyone += [constant(gamma) for gamma in (1, 2, 3)]
     replayed = replay.replay(everyone, trace, key, draws=draws)
@@ -399,10 +417,11 @@ class Script(Policy):
         return state + 1, self.lengths[state]
 
 
-def test_the_oracle_is_the_fastest_of_all_ways():
+@pytest.mark.parametrize("settled", [False, True])
+def test_the_oracle_is_the_fastest_of_all_ways(settled):
     """Every sequence of lengths, in either of two loops, and plain decoding: the least time of each
     output, added up, is the oracle's. 256 sequences of four rounds, outputs of four tokens."""
-    trace, key = random_trace(4), jax.random.key(1)
+    trace, key = random_trace(4, settled), jax.random.key(1)
     scripts = list(itertools.product(range(GAMMA_MAX + 1), repeat=4))
     ways = replay.replay([Script(jnp.int32(s)) for s in scripts], trace, key, at_once=256)
     short = np.array([max(script) <= 2 for script in scripts])
@@ -440,7 +459,8 @@ def test_what_was_not_recorded():
 
 def test_files(tmp_path):
     """What is loaded replays alike, though hidden states are rounded; other files are refused."""
-    trace = greedy_trace()
+    method = method_of(constant(1), sampling(0.0), drifting())
+    trace = recorded(method, inputs_of(PROMPTS))
     rollouts.save(tmp_path / "trace.npz", trace)
     loaded = rollouts.load(tmp_path / "trace.npz")
     np.testing.assert_allclose(loaded.hidden[0, 0], trace.hidden[0, 0], atol=2e-3)

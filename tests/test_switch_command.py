@@ -79,7 +79,8 @@ def test_oracle_by_hand():
     assert found == pytest.approx(5 / (1 + 1.2 + 0.5))
     alone = switch.oracle(ways[:1], jax.random.key(0), 1)  # two tokens, then none
     assert alone == pytest.approx(5 / (2 + 1 + 0.5))
-    # A drafter that guesses: of each round one token is accepted, and so two rounds are best.
-    model.accepted = jnp.int32([[1, 1, 1, 1, 0]])
+    # A drafter that guesses: a round that begins at the second token has nothing to say, and one
+    # that begins before has two tokens there, which are accepted; then there is one left.
+    model.accepted, model.length = jnp.int32([[2, 0, 0, 1, 0]]), jnp.int32([[2, 0, 2, 2, 2]])
     settled = switch.oracle(ways[:1], jax.random.key(0), 1)
-    assert settled == pytest.approx(5 / (1.5 + 1.5 + 0.5))
+    assert settled == pytest.approx(5 / (2 + 1 + 0.5))

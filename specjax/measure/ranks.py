@@ -51,22 +51,22 @@ def by_rank(
         logits = method.drafter.logits(drafter_hidden)
         silent = is_silent(logits)[:, None]
         by = smp.sampling(1.0) if chosen.greedy else chosen
-        law = smp.standardize(jnp.where(silent, 0.0, logits), by)
+        draft_logprobs = smp.standardize(jnp.where(silent, 0.0, logits), by)
         left = jnp.exp(smp.standardize(method.target.logits(last(state, hidden)), chosen))
         if not drawn:
-            belief, best = jax.lax.top_k(law, ranks)
+            belief, best = jax.lax.top_k(draft_logprobs, ranks)
             found = jnp.take_along_axis(left, best, axis=1)
             found = jnp.where(silent | (belief == -jnp.inf), 0.0, found)
             return state.replace(drafter=drafter), found
         reached, accepted = jnp.ones((len(left), 1), left.dtype), []
         for rank in range(ranks):
-            q = jnp.exp(law)  # 0 throughout where no token is left for one more child
+            q = jnp.exp(draft_logprobs)  # 0 throughout where no token is left for one more child
             keys = smp.fold(state.keys, state.length, Purpose.DRAFT, rank)
             token = smp.draw(keys, q)[:, None]
             kept = jnp.minimum(1.0, over(*(jnp.take_along_axis(x, token, 1) for x in (left, q))))
             accepted.append(reached * kept)
             reached = reached * (1.0 - kept)
-            left, law = residual(left, q), without(law, token[:, 0])
+            left, draft_logprobs = residual(left, q), without(draft_logprobs, token[:, 0])
         return state.replace(drafter=drafter), jnp.where(silent, 0.0, jnp.concatenate(accepted, 1))
 
     return along(method, contexts, state, outputs, emitted, visit)[1]

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int, Key
 from specjax import sampling as smp
 from specjax.policies import Observation, Policy, Prices, Round
 from specjax.policies.constant import Constant
-from specjax.replay.rollouts import Rollouts, settles
+from specjax.replay.rollouts import Rollouts, acceptance_point
 from specjax.sampling import Purpose
 
 
@@ -84,7 +84,7 @@ def first_rejections(rollouts: Rollouts, keys: Key[Array, " N"]) -> Int[Array, "
     beyond the longest draft."""
     count = rollouts.tokens.shape[1]
     positions = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), rollouts.tokens.shape)
-    kept = jax.vmap(settles, (None, 1), 1)(keys, positions) < rollouts.acceptance
+    kept = jax.vmap(acceptance_point, (None, 1), 1)(keys, positions) < rollouts.acceptance
     here = jnp.where(kept, count - 1, positions)
     found = jax.lax.cummin(here, axis=1, reverse=True)
     settled = jnp.minimum(positions + rollouts.accepted, count - 1)

@@ -84,7 +84,7 @@ def _chance(draft: Float[Array, "*batch"], target: Float[Array, "*batch"]) -> Ar
     return jnp.exp(jnp.minimum(draft - jnp.maximum(target, floor), 0.0))
 
 
-def settles(keys: Key[Array, " N"], position: Int[Array, " N"]) -> Float[Array, " N"]:
+def acceptance_point(keys: Key[Array, " N"], position: Int[Array, " N"]) -> Float[Array, " N"]:
     """The token of each row's output there is accepted if its chance is above this number."""
     return smp.uniform(smp.fold(keys, position, Purpose.ACCEPT))
 
@@ -120,15 +120,17 @@ class Rejected(Dice):
     """Takes some tokens that are accepted, then draws one that the target would reject, and then as
     the loop does."""
 
-    def __init__(self, own: Int[Array, "B G"], end: Int[Array, " B"], target_logprobs: Array):
-        self.own, self.end = own, end
-        self.target_logprobs = target_logprobs  # (B, V), where acceptance ends
+    def __init__(
+        self, own: Int[Array, "B G"], end: Int[Array, " B"], target_logprobs: Float[Array, "B V"]
+    ):
+        self.own = own  # tokens of the output
+        self.end, self.target_logprobs = end, target_logprobs  # the slot where acceptance ends
 
     def draft(self, state, slot, logprobs, best):
         left = jnp.log(residual(jnp.exp(logprobs), jnp.exp(self.target_logprobs)))
-        law = jnp.where((slot == self.end)[:, None], left, logprobs)
+        logprobs = jnp.where((slot == self.end)[:, None], left, logprobs)
         own = jax.lax.dynamic_index_in_dim(self.own, slot, 1, keepdims=False)
-        return jnp.where(slot < self.end, own, super().draft(state, slot, law, best))
+        return jnp.where(slot < self.end, own, super().draft(state, slot, logprobs, best))
 
 
 @jax.jit
@@ -207,7 +209,7 @@ def roll_out(
         chance = _chance(at_tokens(drafts.logprobs, own), at_tokens(target, own))
         slots = jnp.arange(gamma_max, dtype=jnp.int32)
         position = start.rounds[:, None] + slots[None, :]
-        point = jax.vmap(settles, (None, 1), 1)(start.keys, position)
+        point = jax.vmap(acceptance_point, (None, 1), 1)(start.keys, position)
         there = position < jnp.minimum(emitted, start.rounds + drafts.length)[:, None]
         kept = (point < chance) & there
         return jnp.sum(jnp.cumprod(kept, axis=1), axis=1, dtype=jnp.int32)
