@@ -380,22 +380,51 @@ def test_lookahead_learns_how_far_to_trust_recent_rounds(stretches):
 
 
 def test_lookahead_gives_up_on_evidence():
-    """Prices 1, 1.21: one token brings 1.4 times as much as none at α = .694. Where .2 was
-    measured, and one in five is accepted, it is drafted while α + 1.8/√n is more, n ≤ 12: of these
-    there are (1 − b)/b from the start. Then, and where outputs are alike, nothing is drafted; with
-    a width of 0 nothing at all."""
-    for between, tests in ((0.2, 9), (0.1, 4), (0.05, 0), (0.01, 0)):
-        table = prices(0.21, [1, 1], alpha=0.2, between=between)
-        policy = lookahead(table, weight=1e3, lasting=1.0, width=1.8)
+    """Prices 1, 1.4: one token pays from α = .4 on. Where .2 was measured, and one in five is
+    accepted, it is drafted while α + .63/√n is more, n ≤ 9: of these there are (1 − b)/b from the
+    start. Then, and where outputs are alike, nothing is drafted; with a width of 0 nothing at
+    all."""
+    for between, width, tests in ((0.2, 0.63, 6), (0.1, 0.63, 1), (0.05, 0.63, 0), (0.2, 0.0, 0)):
+        table = prices(0.4, [1, 1], alpha=0.2, between=between)
+        policy = lookahead(table, weight=1e3, lasting=1.0, width=width)
         state, found = policy.init(keys_of(1), 1), []
         for _ in range(40):
             state, allowed = policy.begin(state, 1)
             found.append(min(int(allowed[0]), 1))
             state = policy.update(state, stats_of(found[-1], found[-1] * (len(found) % 5 == 0), 1))
         assert sum(found) == sum(found[:tests]) == tests
-        assert policy.prefers_plain(1, 40) == (tests == 0)
-    table = prices(0.21, [1, 1], alpha=0.2, between=0.2)
-    assert lookahead(table, width=0.0).prefers_plain(1, 40)
+
+
+def test_a_loop_for_the_best_outputs_alone():
+    """At α = .5 no draft pays. Where outputs differ enough, the best of them bring a fifth more
+    than plain decoding, over all outputs; but not by idle rounds that take as much longer."""
+    for idle, between, plain in (
+        (1.0, 0.2, True), (1.0, 0.4, False), (1.05, 0.3, True), (1.0, 0.3, False),
+        (1.1, 0.3, True), (1.0, np.nan, True),
+    ):  # fmt: skip
+        passes = [idle] + [1.8] * 8
+        policy = lookahead(prices(0.05, passes, alpha=0.5, between=between))
+        assert policy.prefers_plain(8, 200) == plain
+        assert lookahead(policy.prices, width=0.0).prefers_plain(8, 200)
+        price = np.array(passes) + 0.05 * np.arange(9)
+        worth = 1e6 if np.isnan(between) else 1 / between - 1
+        alphas = np.random.default_rng(0).beta(0.5 * worth, 0.5 * worth, 100_000)
+        tokens = np.cumsum(alphas[:, None] ** np.arange(9), axis=1)
+        found = policy.promised(8)
+        np.testing.assert_allclose(found, 1 / np.mean(np.min(price / tokens, axis=1)), rtol=5e-3)
+        assert plain == (found < 1.2)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, np.nan])
+@pytest.mark.parametrize("between", [0.0, 1.0, np.nan])
+def test_promises_at_the_ends(alpha, between):
+    """At 1 a token takes 1.1/2, at 0 a plain one; of .7, the prior, if outputs are alike, 1.1/1.7;
+    if all of an output is accepted or none, 1.1/2 in seven of ten."""
+    policy = lookahead(prices(0.1, [1, 1], alpha=alpha, between=between))
+    expected = {0.0: 1.0, 1.0: 2 / 1.1}.get(
+        alpha, 1 / (0.7 * 0.55 + 0.3) if between == 1 else 1.7 / 1.1
+    )
+    np.testing.assert_allclose(policy.promised(1), expected, rtol=5e-3)
 
 
 def test_lookahead_tries_again():

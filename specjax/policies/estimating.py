@@ -1,5 +1,6 @@
 """α of each row, from its own rounds; and how far recent rounds are to be trusted, from these."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float
+from scipy.special import betaincinv
 
 from specjax.policies.goodput import Goodput, Tally, add
 from specjax.pytrees import pytree
@@ -18,9 +20,10 @@ TRUST = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
 CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves
 LEAST_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever
 MOST_HOPED = 0.98
-# That a hope must promise over a round without a draft: every output pays for the try, and only the
-# best of them are as good as is hoped.
-HOPED_GAIN = 0.4
+OUTPUTS = 256  # equally likely, of which a mean is taken
+# What all outputs together must bring over plain decoding, where the loop is entered for the best
+# of them alone: by an α and a spread of a few outputs the promise is as far off.
+WORTH_HOPING = 0.2
 
 
 class Evidence(NamedTuple):
@@ -41,13 +44,12 @@ class Estimating(Goodput):
     α follows; where all tokens are alike it stays. The lasting α begins at the one that was
     measured with the prices, or else at the prior, and fades towards it.
 
-    Where no draft pays at that α, drafts are as if it were α + width/√n, as long as some draft
-    would then bring two fifths more than none: what is given up is given up on evidence, after n
-    tested tokens, and little is not hoped for, since trying has its price. The n include the
-    (1 − b)/b which the measured α is worth to a single output, where outputs differ by the share b
-    of α(1 − α). So greedy outputs, of which some repeat themselves, are tried one by one. Where
-    outputs are alike, or b is not known, an α that does not pay is believed. What has been given up
-    is tried again as its evidence fades, ever more seldom.
+    Where no draft pays at that α, drafts are as if it were α + width/√n: what is given up is given
+    up on evidence, after n tested tokens. The n include the (1 − b)/b which the measured α is worth
+    to a single output, where outputs differ by the share b of α(1 − α). So greedy outputs, of which
+    some repeat themselves, are tried one by one. Where outputs are alike, or b is not known, an α
+    that does not pay is believed. What has been given up is tried again as its evidence fades, ever
+    more seldom.
     """
 
     lasting: Float[Array, ""]  # of the lasting evidence, how much a round leaves
@@ -56,6 +58,32 @@ class Estimating(Goodput):
     def init(self, keys, gamma_max):
         none = super().init(keys, gamma_max)
         return Evidence(none, none, jnp.zeros((*keys.shape, len(TRUST)), jnp.float32))
+
+    def prefers_plain(self, gamma_max, rounds, rows=1):
+        """As `Goodput`. Where drafts pay in some outputs alone, the loop makes every output pay for
+        the try: what all of them bring must be `WORTH_HOPING` more than plain decoding."""
+        believing = dataclasses.replace(self, width=jnp.zeros_like(self.width))
+        if not super(Estimating, believing).prefers_plain(gamma_max, rounds, rows):
+            return False
+        hopeless = self.promised(gamma_max) < 1 + WORTH_HOPING
+        return hopeless or super().prefers_plain(gamma_max, rounds, rows)
+
+    def promised(self, gamma_max: int) -> float:
+        """The speedup over plain decoding if the α of each output were known.
+
+        Their α are of the Beta distribution that α and `Prices.between` give. Each output drafts
+        the length that is best for it, or nothing for the price of an idle round. A token takes
+
+            E_α [ min_k price(k)/(1 + α + … + αᵏ) ]
+        """
+        price = np.asarray(self.prices.rounds(gamma_max), np.float64)
+        plain = float(self.prices.outside(0.0).rounds(gamma_max)[0])
+        alpha = np.clip(float(self.first()[0]), LEAST_CHANCE, 1 - LEAST_CHANCE)
+        worth = max(float(self.worth()), LEAST_CHANCE)  # at 0 there is no such distribution
+        shares = (np.arange(OUTPUTS) + 0.5) / OUTPUTS
+        alphas = betaincinv(alpha * worth, (1 - alpha) * worth, shares)
+        tokens = np.cumsum(alphas[:, None] ** np.arange(len(price)), axis=1)
+        return plain / float(np.mean(np.min(price / tokens, axis=1)))
 
     def learned(self, state: Evidence, held: Float[Array, "B 3"], round_) -> Evidence:
         """After a round.
@@ -98,17 +126,16 @@ class Estimating(Goodput):
         return jnp.minimum(alpha + self.width / jnp.sqrt(self.evident(state)), MOST_HOPED)
 
     def evident(self, state: Evidence) -> Float[Array, " B"]:
-        """Tested tokens of each row, and as many as its first α is worth to it: by how far outputs
-        differ, a Beta distribution of (1 − b)/b; a million where that is not known."""
+        """Tested tokens of each row, and as many as its first α is worth to it."""
+        return self.worth() + state.lasting.tested
+
+    def worth(self) -> Float[Array, ""]:
+        """In tested tokens, of the first α to an output: by how far outputs differ, a Beta
+        distribution of (1 − b)/b; a million where that is not known."""
         between = jnp.maximum(jnp.nan_to_num(self.prices.between), 1e-6)
-        return (1 - between) / between + state.lasting.tested
+        return (1 - between) / between
 
 
 def mixed(state: Evidence, estimates: Float[Array, "B 3"]) -> Float[Array, " B"]:
     """By the credit of each."""
     return jnp.sum(jax.nn.softmax(state.credit, axis=1) * estimates, axis=1)
-
-
-def gain(rate: Float[Array, "... K"]) -> Float[Array, "..."]:
-    """Of the best draft over none, as a share of tokens per time."""
-    return jnp.max(rate, axis=-1) / rate[..., 0] - 1

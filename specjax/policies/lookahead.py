@@ -10,11 +10,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from specjax.policies.estimating import HOPED_GAIN, Estimating, Evidence, gain, mixed
+from specjax.policies.estimating import Estimating, Evidence, mixed
 from specjax.policies.goodput import checked, expected
 from specjax.policies.prices import Prices
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
+from specjax.sampling import argmax
 from specjax.support.ranges import number
 
 BELIEF_WEIGHT = 2.0  # tested tokens that the mean belief is worth which fits α
@@ -63,9 +64,8 @@ class Lookahead(Estimating):
 
     def begin(self, state, gamma_max):
         price, alpha = self.prices.rounds(gamma_max), self.alpha(state)
-        hoped = self.hoped(state.evidence, alpha)
-        tries = gain(self.rate(hoped, gamma_max)) > HOPED_GAIN
-        alpha = jnp.where((gain(self.rate(alpha, gamma_max)) <= 0) & tries, hoped, alpha)
+        pays = argmax(self.rate(alpha, gamma_max)) > 0
+        alpha = jnp.where(pays, alpha, self.hoped(state.evidence, alpha))
         rate = self.rate(alpha, gamma_max)
         best = jnp.max(rate, axis=1)
         now = np.arange(len(price))[:, None]

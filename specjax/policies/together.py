@@ -7,7 +7,7 @@ from jax import Array
 from jax.scipy.special import ndtri
 from jaxtyping import Float, Int
 
-from specjax.policies.estimating import HOPED_GAIN, Estimating, Evidence, gain, mixed
+from specjax.policies.estimating import Estimating, Evidence, mixed
 from specjax.policies.goodput import checked
 from specjax.policies.prices import Prices
 from specjax.pytrees import pytree
@@ -49,9 +49,8 @@ class Together(Estimating):
     def begin(self, state, gamma_max):
         alpha = self.slowest(state)
         hoped = self.hoped(state.evidence, alpha)
-        rate, promised = (self.rates(state, chance, gamma_max) for chance in (alpha, hoped))
-        length, tries = argmax(rate), gain(promised) > HOPED_GAIN
-        return state, jnp.where((length == 0) & tries, argmax(promised), length)
+        length, tried = (argmax(self.rates(state, a, gamma_max)) for a in (alpha, hoped))
+        return state, jnp.where(length > 0, length, tried)
 
     def update(self, state, round_):
         return Shared(self.learned(state.evidence, self.held(state), round_), round_.left)
