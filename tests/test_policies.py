@@ -410,7 +410,7 @@ def test_a_loop_for_the_best_outputs_alone():
         worth = 1e6 if np.isnan(between) else 1 / between - 1
         alphas = np.random.default_rng(0).beta(0.5 * worth, 0.5 * worth, 100_000)
         tokens = np.cumsum(alphas[:, None] ** np.arange(9), axis=1)
-        found = policy.promised(8)
+        found = policy.promised_speedup(8)
         np.testing.assert_allclose(found, 1 / np.mean(np.min(price / tokens, axis=1)), rtol=5e-3)
         assert plain == (found < 1.2)
 
@@ -424,7 +424,7 @@ def test_promises_at_the_ends(alpha, between):
     expected = {0.0: 1.0, 1.0: 2 / 1.1}.get(
         alpha, 1 / (0.7 * 0.55 + 0.3) if between == 1 else 1.7 / 1.1
     )
-    np.testing.assert_allclose(policy.promised(1), expected, rtol=5e-3)
+    np.testing.assert_allclose(policy.promised_speedup(1), expected, rtol=5e-3)
 
 
 def test_lookahead_tries_again():

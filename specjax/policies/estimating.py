@@ -21,9 +21,9 @@ CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves
 LEAST_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever
 MOST_HOPED = 0.98
 OUTPUTS = 256  # equally likely, of which a mean is taken
-# What all outputs together must bring over plain decoding, where the loop is entered for the best
-# of them alone: by an α and a spread of a few outputs the promise is as far off.
-WORTH_HOPING = 0.2
+# The speedup that all outputs together must promise, where the loop is entered for the best of them
+# alone. What is above 1 is for errors: α and its spread are measured on a few outputs.
+LEAST_PROMISE = 1.2
 
 
 class Evidence(NamedTuple):
@@ -60,16 +60,17 @@ class Estimating(Goodput):
         return Evidence(none, none, jnp.zeros((*keys.shape, len(TRUST)), jnp.float32))
 
     def prefers_plain(self, gamma_max, rounds, rows=1):
-        """As `Goodput`. Where drafts pay in some outputs alone, the loop makes every output pay for
-        the try: what all of them bring must be `WORTH_HOPING` more than plain decoding."""
-        believing = dataclasses.replace(self, width=jnp.zeros_like(self.width))
-        if not super(Estimating, believing).prefers_plain(gamma_max, rounds, rows):
+        """As `Goodput`. Where no draft pays at the measured α, every output pays for the try of the
+        best: all of them together must promise `LEAST_PROMISE`."""
+        hopeless = dataclasses.replace(self, width=jnp.zeros_like(self.width))
+        if not Goodput.prefers_plain(hopeless, gamma_max, rounds, rows):
             return False
-        hopeless = self.promised(gamma_max) < 1 + WORTH_HOPING
-        return hopeless or super().prefers_plain(gamma_max, rounds, rows)
+        if self.promised_speedup(gamma_max) < LEAST_PROMISE:
+            return True
+        return super().prefers_plain(gamma_max, rounds, rows)
 
-    def promised(self, gamma_max: int) -> float:
-        """The speedup over plain decoding if the α of each output were known.
+    def promised_speedup(self, gamma_max: int) -> float:
+        """Over plain decoding, if the α of each output were known.
 
         Their α are of the Beta distribution that α and `Prices.between` give. Each output drafts
         the length that is best for it, or nothing for the price of an idle round. A token takes
@@ -79,9 +80,9 @@ class Estimating(Goodput):
         price = np.asarray(self.prices.rounds(gamma_max), np.float64)
         plain = float(self.prices.outside(0.0).rounds(gamma_max)[0])
         alpha = np.clip(float(self.first()[0]), LEAST_CHANCE, 1 - LEAST_CHANCE)
-        worth = max(float(self.worth()), LEAST_CHANCE)  # at 0 there is no such distribution
+        total = max(float(self.concentration()), LEAST_CHANCE)  # at 0 there is no distribution
         shares = (np.arange(OUTPUTS) + 0.5) / OUTPUTS
-        alphas = betaincinv(alpha * worth, (1 - alpha) * worth, shares)
+        alphas = betaincinv(alpha * total, (1 - alpha) * total, shares)
         tokens = np.cumsum(alphas[:, None] ** np.arange(len(price)), axis=1)
         return plain / float(np.mean(np.min(price / tokens, axis=1)))
 
@@ -127,11 +128,11 @@ class Estimating(Goodput):
 
     def evident(self, state: Evidence) -> Float[Array, " B"]:
         """Tested tokens of each row, and as many as its first α is worth to it."""
-        return self.worth() + state.lasting.tested
+        return self.concentration() + state.lasting.tested
 
-    def worth(self) -> Float[Array, ""]:
-        """In tested tokens, of the first α to an output: by how far outputs differ, a Beta
-        distribution of (1 − b)/b; a million where that is not known."""
+    def concentration(self) -> Float[Array, ""]:
+        """Of the Beta distribution of the outputs' α, (1 − b)/b: as many tested tokens the first α
+        is worth to an output. A million where it is not known how far outputs differ."""
         between = jnp.maximum(jnp.nan_to_num(self.prices.between), 1e-6)
         return (1 - between) / between
 
