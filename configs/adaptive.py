@@ -59,7 +59,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.only = SHORT if short else ()  # these alone of the policies; (): all
     config.shown = "lookahead"  # whose rounds are drawn, of one output, beside the best static γ's
     config.timed_inputs = 24  # outputs differ more than repeats do
-    config.alpha_inputs = 64  # outputs over which α is measured, and which are replayed
+    config.alpha_inputs = 64  # over which α is measured, and whose outputs are replayed
     config.draws = 8  # replays of each output, where temperature is above 0
     # Inputs that a method decodes in a row. Those of parse are short: a program would find its code
     # cold at each.

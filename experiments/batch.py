@@ -91,10 +91,12 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
         "batch_size": batch,
         "names": (config.target, draft),
     }
+    priced = max(2 * batch, config.price_inputs)
     prices = pricing.measure(
         {pricing.POLICIES: shared},
         on.target,
-        texts[: max(2 * batch, config.price_inputs)],
+        texts[:priced],
+        untimed=texts[priced:],
         plain=plain,
         repeats=config.price_repeats,
         **decoded,

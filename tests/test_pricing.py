@@ -232,13 +232,15 @@ def test_what_is_timed(pair, monkeypatch):
     inner = pricing.acceptance
     monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or inner(*given))
     monkeypatch.setattr(pricing, "fit", lambda *given: seen.append(given))
-    texts = decoding.tokenize(pair.target, TEXTS[:2])
+    texts = decoding.tokenize(pair.target, TEXTS[:3])
+    compiled = loop.decode._cache_size()
     loops = {"policies": build(pair, pair.draft, 3, widths=(1,)), "γ=2": build(pair, pair.draft, 2)}
     pricing.measure(
-        loops, pair.target, texts, max_new_tokens=12, key=jax.random.key(0),
-        lengths={"γ=2": [2]}, plain=build(pair, None), repeats=1,
+        loops, pair.target, texts[:2], max_new_tokens=12, key=jax.random.key(0),
+        lengths={"γ=2": [2]}, plain=build(pair, None), repeats=1, untimed=texts[2:],
     )  # fmt: skip
-    ((widths, found, alpha, between),) = seen
+    assert loop.decode._cache_size() <= compiled + 3
+    ((widths, found, alpha, between, error),) = seen
     assert widths == {"policies": (1, 4), "γ=2": (3,)}
     works = [work for work, _ in found]
     assert len(works) == (1 + 4 + 1) * 2 * 2  # plain, 0 1 2 3 and γ=2; two texts, two budgets
@@ -249,11 +251,15 @@ def test_what_is_timed(pair, monkeypatch):
     ]
     assert 0 < alpha < 1
     assert 0 < between < 1
+    assert 0 < error < 1
     ((accepted, tested),) = told
-    assert tested[:2].tolist() == [0, 0]  # budgets of one token leave nothing to draft
-    assert len(tested) == 4
-    assert np.all((accepted >= 0) & (accepted <= tested))
-    assert np.all(tested[2:] > 0)
+    real = generate(pair.target, pair.draft, TEXTS[:3], max_new_tokens=12, gamma=3,
+                    policy=Always(jnp.int32(2)), rounds=True)  # fmt: skip
+    assert accepted.tolist() == [row.accepted for row in real.rows]
+    rejected = [0, 0, 0]
+    for round_ in real.rounds:
+        rejected[round_["input"]] += round_["accepted"] < round_["drafted"]
+    assert (tested - accepted).tolist() == rejected
     short = [work for work in works[4:] if work in ({CALL: 1, (name, 0): 1} for name in loops)]
     assert len(short) >= (4 + 1) * 2
     real = generate(pair.target, pair.draft, TEXTS[:2], max_new_tokens=12, gamma=2)
@@ -279,7 +285,7 @@ def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     found = [sum(n for kind, n in work.items() if kind != CALL) for work, _ in seen]
     assert found == [1, 1, max(calls[:2]), max(calls[2:])]
     ((accepted, _),) = told
-    assert accepted.tolist() == [0] * 4 + [row.accepted for row in real.rows]
+    assert accepted.tolist() == [row.accepted for row in real.rows[:3]]
 
 
 # --- one table, for policies and replay -------------------------------------------------------
@@ -307,10 +313,11 @@ def rounds(table, gamma_max=3):
 
 def test_rows_and_static_loops():
     """Prices come back from a row; between two timed γ the pass grows evenly."""
+    facts = {"call": 3.0, "alpha": 0.6, "between": 0.1, "alpha_error": 0.02}
     found = {
-        "policies": prices(0.1, [1.5, 1.7, 1.9, 2.2], call=3.0, alpha=0.6, between=0.1, error=0.01),
-        "γ=1": prices(0.1, [1.8, 1.9], call=3.0, alpha=0.6, between=0.1),
-        "γ=3": prices(0.1, [2.4, 2.7, 2.7, 2.7], call=3.0, alpha=0.6, between=0.1),
+        "policies": prices(0.1, [1.5, 1.7, 1.9, 2.2], error=0.01, **facts),
+        "γ=1": prices(0.1, [1.8, 1.9], **facts),
+        "γ=3": prices(0.1, [2.4, 2.7, 2.7, 2.7], **facts),
     }
     for table in found.values():
         again = prices(**json.loads(json.dumps(table.as_row())))
@@ -324,20 +331,26 @@ def test_rows_and_static_loops():
 def test_what_outputs_tell_of_acceptance():
     """α of all tokens. How far outputs differ: of 400 whose own α is Beta(2, 2) the correlation is
     1/5; of four it is drawn towards .05, of one that is all there is. Without a tested token
-    nothing is known."""
+    nothing is known. α is off by as much as its standard error says."""
     rng = np.random.default_rng(0)
     tested = rng.integers(20, 200, 400)
     for own, expected in ((rng.beta(2, 2, 400), 0.2), (np.full(400, 0.5), 0.0)):
         accepted = rng.binomial(tested, own)
-        alpha, between = pricing.acceptance(accepted, tested)
+        alpha, between, error = pricing.acceptance(accepted, tested)
         assert alpha == accepted.sum() / tested.sum()
         assert between == pytest.approx(expected, abs=0.02)
+        some = rng.integers(400, size=(2000, 400))
+        again = accepted[some].sum(axis=1) / tested[some].sum(axis=1)
+        assert error == pytest.approx(again.std(), rel=0.15)
     # Half of the tokens of two outputs and none of two others. Between outputs the mean square is
     # 250/3, within 500/3996, and 83.2/(83.3 + 999/8) = .4.
-    alpha, between = pricing.acceptance(np.array([500, 500, 0, 0]), np.full(4, 1000))
+    alpha, between, error = pricing.acceptance(np.array([500, 500, 0, 0]), np.full(4, 1000))
     assert (alpha, between) == (0.25, pytest.approx((2 * 0.05 + 4 * 0.4) / 6, rel=0.01))
-    assert pricing.acceptance(np.array([0, 3]), np.array([0, 4])) == (0.75, 0.05)
-    assert pricing.acceptance(np.array([4, 4]), np.array([4, 4])) == (1.0, 0.025)
+    assert error == pytest.approx(np.sqrt(0.1875 * (between + (1 - between) / 1000) / 4))
+    # Of one output with four tokens α has the variance .1875 · (.05 + .95/4).
+    found = pricing.acceptance(np.array([0, 3]), np.array([0, 4]))
+    assert found == (0.75, 0.05, pytest.approx(np.sqrt(0.1875 * 0.2875)))
+    assert pricing.acceptance(np.array([4, 4]), np.array([4, 4])) == (1.0, 0.025, 0.0)
     assert np.isnan(pricing.acceptance(np.zeros(2, int), np.zeros(2, int))).all()
 
 

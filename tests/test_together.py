@@ -194,9 +194,11 @@ def test_a_draft_is_given_up_on_evidence():
 
 def test_a_batch_enters_for_hope_of_all_outputs():
     """At α = .5 no draft pays. Where outputs differ by .4 they would bring 1.28 of plain decoding,
-    by .2 1.17; and of four rows the worst brings nothing."""
-    for between, rows, plain in ((0.4, 1, False), (0.2, 1, True), (0.4, 4, True)):
-        table = prices(0.05, [1.0] + [1.8] * 8, alpha=0.5, between=between)
+    by .2 1.17, and 1.01 if α were .2; and of four rows the worst brings nothing."""
+    for between, error, rows, plain in (
+        (0.4, 0.0, 1, False), (0.2, 0.0, 1, False), (0.2, 0.3, 1, True), (0.4, 0.0, 4, True),
+    ):  # fmt: skip
+        table = prices(0.05, [1.0] + [1.8] * 8, alpha=0.5, between=between, alpha_error=error)
         assert together(table).prefers_plain(8, 200, rows) == plain
 
 
@@ -227,7 +229,8 @@ def test_it_begins_with_the_alpha_that_was_measured(measured, drafted):
 def test_the_worst_row_of_many():
     """α = .7 of which a share of .2 is between outputs: a deviation of √(.21 · .2). Of 1, 2, 4 and
     16 rows the worst is expected 0, .59, 1.05 and 1.77 of them lower, and once 95 tokens of each
-    were tested a 20th of the variance is left. Prices 1, 1.52: one token pays for one or two rows.
+    were tested a 20th of the variance is left. Prices 1, 1.52: one token pays for one or two rows,
+    and may pay for four.
     Where nothing is known of outputs, all are alike."""
     table = prices(0.52, [1, 1], alpha=0.7, between=0.2)
     for rows, lower in ((1, 0.0), (2, 0.589), (4, 1.049), (16, 1.768)):
@@ -236,7 +239,10 @@ def test_the_worst_row_of_many():
         np.testing.assert_allclose(worst, 0.7 - lower * np.sqrt(0.21 * 0.2), atol=1e-3)
         worst = policy.slowest(shared(66.5 + 0.0 * own, 95.0 + 0.0 * own, own))
         np.testing.assert_allclose(worst, 0.7 - lower * np.sqrt(0.21 * 0.01), atol=1e-3)
-        assert policy.prefers_plain(1, 40, rows) == (rows > 2)
+        assert policy.prefers_plain(1, 40, rows) == (rows > 4)
+        worst = np.random.default_rng(0).beta(2.8, 1.2, (200_000, rows)).min(axis=1)
+        promised = 1 / np.mean(np.minimum(1, 1.52 / (1 + worst)))
+        np.testing.assert_allclose(policy.promised_speedup(1, rows), promised, rtol=3e-3)
         alike = together(dataclasses.replace(table, between=jnp.float32(np.nan)))
         assert not alike.prefers_plain(1, 40, rows)
         fewer = shared(np.zeros(rows + 3), np.zeros(rows + 3), [*own, 0, 0, 0])

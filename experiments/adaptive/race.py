@@ -98,7 +98,12 @@ def price(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:
     shared = loop(*of, constant(config.gamma_max), config.gamma_max, config.widths)
     loops = {pricing.POLICIES: shared, **static_loops(*of)}
     return speedups.price(
-        *of, loops, config.price_repeats, inputs=config.price_inputs, turn=config.turn
+        *of,
+        loops,
+        config.price_repeats,
+        inputs=config.price_inputs,
+        turn=config.turn,
+        alpha_inputs=config.alpha_inputs,
     )
 
 

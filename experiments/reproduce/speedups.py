@@ -114,10 +114,12 @@ def outcome(found: Comparison) -> dict[str, Any]:
 
 def timed_texts(on: Study) -> list[list[int]]:
     """Ids of the inputs that are timed."""
-    config = on.config
-    return decoding.tokenize(
-        on.target, on.texts(config.timed_inputs), config.max_source_len or None
-    )
+    return ids(on, on.config.timed_inputs)
+
+
+def ids(on: Study, count: int) -> list[list[int]]:
+    """Ids of the first so many inputs."""
+    return decoding.tokenize(on.target, on.texts(count), on.config.max_source_len or None)
 
 
 def price(
@@ -128,6 +130,7 @@ def price(
     repeats: int,
     inputs: int | None = None,
     turn: int = 1,
+    alpha_inputs: int = 0,
 ) -> dict[str, Prices]:
     """Of plain decoding and of the loops, at batch 1, on the inputs that are timed.
 
@@ -135,12 +138,15 @@ def price(
       loops: `pricing.POLICIES`, and those of static γ by `pricing.static`.
       inputs: the first so many of them; None: all.
       turn: calls of a turn, as in `timing.in_turns`.
+      alpha_inputs: over which α is measured; those beyond the first `inputs` are not timed.
     """
+    timed = timed_texts(on)[:inputs]
     own = {name: [by.gamma_max] for name, by in loops.items() if name != pricing.POLICIES}
     return pricing.measure(
         loops,
         on.target,
-        timed_texts(on)[:inputs],
+        timed,
+        untimed=ids(on, alpha_inputs)[len(timed) :],
         lengths=own,
         plain=plain_method(on, temperature),
         max_new_tokens=on.config.max_new_tokens,

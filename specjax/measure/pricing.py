@@ -21,6 +21,7 @@ import dataclasses
 import itertools
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ from scipy.optimize import nnls
 
 from specjax import decoding
 from specjax.autoregressive import Autoregressive
-from specjax.loop import Method
+from specjax.loop import Method, decode
 from specjax.measure import timing, tree_cost
 from specjax.measure.timing import PLAIN
 from specjax.models.hub import Checkpoint
@@ -48,6 +49,8 @@ POLICIES = "policies"  # the loop that all policies share
 CALL, PLAIN_CALL, TOKEN, BEGIN, DRAFT = "call", "plain call", "token", "begin", "draft"
 # Of a round, what a narrower pass must save: passes that change from round to round take as much.
 SAVING = 0.02
+
+ALPHA_TEXTS = 32  # that tell a policy its α, where there are so many
 
 # What a call is made of: `CALL`, `PLAIN_CALL`, `TOKEN`, and (loop, drafted tokens) for rounds.
 Work = Mapping[Hashable, float]
@@ -100,9 +103,12 @@ def measure(
     repeats: int = 5,
     batch_size: int = 1,
     turn: int = 1,
+    untimed: Sequence[Sequence[int]] = (),
     names: tuple[str, str] = ("target", "draft"),
 ) -> dict[str, Prices]:
     """Time calls of the loops, all in turns, and fit.
+
+    α is counted by output, in the first loop, with drafts of a length in the middle.
 
     Args:
       loops: by name, of one target and one drafter; each with its own γ_max and widths. Their
@@ -114,7 +120,10 @@ def measure(
       longest: the budget of the timed calls that are not of one token; default max_new_tokens.
       batch_size: rows of a call; a batch lasts as long as the row with the most rounds.
       turn: calls of a turn, as in `timing.in_turns`.
+      untimed: ids of more texts, which are decoded once each, for α alone: a few outputs tell
+        little of it.
     """
+    longest, width = longest or max_new_tokens, decoding.common_width([*texts, *untimed])
     whole = -(-len(texts) // batch_size) * batch_size
     filled = [texts[i % len(texts)] for i in range(whole)]
     lengths = lengths or {}
@@ -130,11 +139,12 @@ def measure(
         target,
         filled * 2,
         max_new_tokens=max_new_tokens,
-        budgets=[1] * whole + [longest or max_new_tokens] * whole,
+        budgets=[1] * whole + [longest] * whole,
         key=key,
         repeats=repeats,
         batch_size=batch_size,
         turn=turn,
+        width=width,
         names=names,
         note=_note,
     )
@@ -143,9 +153,19 @@ def measure(
         for label, notes in found.notes.items()
         for (rounds, *_), seconds in zip(notes, np.median(found.decode[label], axis=0), strict=True)
     ]
-    # By output, over all loops.
-    outputs = np.array([np.hstack([note[1] for note in found.notes[label]]) for label in loop_of])
-    shares = acceptance(*outputs.sum(axis=0))
+    first = [label for label, name in loop_of.items() if name == next(iter(loops))]
+    middle = first[len(first) // 2]
+    timed = [tokens[:, :batch_size] for _, tokens in found.notes[middle][whole // batch_size :]]
+    counted = [np.hstack(timed)[:, : len(texts)]]  # without those that fill a batch
+    begin = partial(
+        timing.start, made[middle], target, untimed, max_new_tokens=max_new_tokens, key=key,
+        rows=batch_size, budgets=[longest] * len(untimed), width=width,
+    )  # fmt: skip
+    for at in range(0, len(untimed), batch_size):
+        batch = range(len(untimed))[at : at + batch_size]
+        _, tokens = _note(decode(made[middle], *begin(batch=batch)))
+        counted.append(tokens[:, : len(batch)])
+    shares = acceptance(*np.hstack(counted))
     return fit({name: passes(loop) for name, loop in loops.items()}, calls, *shares)
 
 
@@ -153,11 +173,15 @@ TYPICAL = 0.05  # how far outputs differ, as a few of them may hide
 FEW = 2  # outputs that it is worth
 
 
-def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float]:
-    """α, and how far outputs differ (`Prices.between`); NaN if nothing was tested.
+def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float, float]:
+    """α, how far outputs differ (`Prices.between`), and the standard error of α; NaN if nothing was
+    tested.
 
-    That is the correlation of two acceptances of one output, from mean squares between outputs and
-    within them. A few outputs tell little of it: it is drawn towards what is typical.
+    How far they differ is the correlation b of two acceptances of one output, from mean squares
+    between outputs and within them. A few outputs tell little of it: it is drawn towards what is
+    typical. Of outputs with n tested tokens each, α has the variance
+
+        α(1 − α) · Σ n² (b + (1 − b)/n) / (Σ n)²
 
     Args:
       accepted, tested: tokens of each output.
@@ -165,7 +189,7 @@ def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float]:
     accepted, tested = accepted[tested > 0], tested[tested > 0]
     count, total = len(tested), tested.sum()
     if not count:
-        return float("nan"), float("nan")
+        return float("nan"), float("nan"), float("nan")
     rates, alpha = accepted / tested, accepted.sum() / total
     correlation, weight = 0.0, 0
     if 1 < count < total:
@@ -176,7 +200,8 @@ def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float]:
         if apart > within:
             correlation = (apart - within) / (apart + (size - 1) * within)
     between = (FEW * TYPICAL + weight * correlation) / (FEW + weight)
-    return float(alpha), float(between)
+    spread = np.sum(tested * (between * tested + 1 - between)) / total**2
+    return float(alpha), float(between), float(np.sqrt(alpha * (1 - alpha) * spread))
 
 
 def _note(state: State) -> tuple[list[int], Int[np.ndarray, "2 B"]]:
@@ -216,6 +241,7 @@ def fit(
     calls: Sequence[tuple[Work, float]],
     alpha: float = float("nan"),
     between: float = float("nan"),
+    alpha_error: float = float("nan"),
 ) -> dict[str, Prices]:
     """Prices of each loop, from calls that are known sums.
 
@@ -223,7 +249,7 @@ def fit(
       loops: the widths of their verify passes, ascending, γ_max + 1 the last. Loops of a single
         pass share it where it is as wide.
       calls: what each is made of, and the seconds that it took.
-      alpha, between: see `Prices`.
+      alpha, between, alpha_error: see `Prices`.
 
     Raises:
       ValueError: no call with a round of one of the loops.
@@ -247,6 +273,7 @@ def fit(
         "plain_call": took.get(PLAIN_CALL, float("nan")),
         "alpha": alpha,
         "between": between,
+        "alpha_error": alpha_error,
     }
     found = {}
     for name, widths in loops.items():
@@ -373,7 +400,8 @@ def told(
     """What a policy is told: the prices of this loop and of plain decoding, measured now.
 
     Some texts, `batch_size` or four, are decoded up to 32 tokens, three times with drafts of each
-    of a few lengths: a few seconds, and the compilation of two loops. Of a tree single rounds are
+    of a few lengths: a few seconds, and the compilation of two loops. More of them, up to
+    `ALPHA_TEXTS` in all, are decoded once, for α. Of a tree single rounds are
     timed (`tree_cost.prices`), by depth, or by nodes for a policy that sets their number.
 
     Args:
@@ -382,7 +410,8 @@ def told(
       batch_size: rows decoded at once.
     """
     given = [text for text in texts if len(text) and not decoding.is_blank(target, text)]
-    some = given[: max(4, batch_size)]
+    timed = max(4, batch_size)
+    some = given[: max(timed, ALPHA_TEXTS)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # decoding will say which texts it cuts
         sources = decoding.tokenize(target, some, max_source_len)
@@ -393,7 +422,8 @@ def told(
         return measure(
             {"loop": method},
             target,
-            sources,
+            sources[:timed],
+            untimed=sources[timed:],
             plain=decoding.plain_of(method),
             max_new_tokens=max_new_tokens,
             key=key,

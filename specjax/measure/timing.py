@@ -192,6 +192,7 @@ def side_by_side(
     budgets: Sequence[int] | None = None,
     names: tuple[str, str] = ("target", "draft"),
     turn: int = 1,
+    width: int | None = None,
     between: Callable[[], None] = lambda: None,
     note: Callable[[State], Any] = lambda state: None,
 ) -> Comparison:
@@ -202,11 +203,12 @@ def side_by_side(
       batch_size: texts decoded at once.
       budgets: new tokens for each text, where it is to have fewer than max_new_tokens.
       names: of target and draft, for errors.
+      width: of the sources, as in `start`.
       note: what to keep of each batch's final state.
     """
     batches = [range(len(texts))[at : at + batch_size] for at in range(0, len(texts), batch_size)]
     begin = partial(start, target=target, texts=texts, max_new_tokens=max_new_tokens, key=key,
-                    rows=len(batches[0]), budgets=budgets)  # fmt: skip
+                    rows=len(batches[0]), budgets=budgets, width=width)  # fmt: skip
 
     def run(method: Method, batch: range) -> Run:
         first = time.perf_counter()
@@ -233,8 +235,13 @@ def start(
     *,
     rows: int = 1,
     budgets: Sequence[int] | None = None,
+    width: int | None = None,
 ):
-    """(context, state) of some of the texts before the first round, in the shapes of them all."""
+    """(context, state) of some of the texts before the first round, in the shapes of them all.
+
+    Args:
+      width: of the sources; None: `decoding.common_width` of the texts.
+    """
     return decoding.prepare(
         method,
         target,
@@ -243,7 +250,7 @@ def start(
         max_new_tokens=max_new_tokens,
         key=key,
         rows=bucket(rows),
-        width=decoding.common_width(texts),
+        width=width or decoding.common_width(texts),
         budgets=None if budgets is None else [budgets[index] for index in batch],
     )
 

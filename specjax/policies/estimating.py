@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float
 from scipy.special import betaincinv
 
-from specjax.policies.goodput import Goodput, Tally, add
+from specjax.policies.goodput import ENTRY, Goodput, Tally, add
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 
@@ -21,9 +21,6 @@ CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves
 LEAST_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever
 MOST_HOPED = 0.98
 OUTPUTS = 256  # equally likely, of which a mean is taken
-# The speedup that all outputs together must promise, where the loop is entered for the best of them
-# alone. What is above 1 is for errors: α and its spread are measured on a few outputs.
-LEAST_PROMISE = 1.2
 
 
 class Evidence(NamedTuple):
@@ -61,28 +58,34 @@ class Estimating(Goodput):
 
     def prefers_plain(self, gamma_max, rounds, rows=1):
         """As `Goodput`. Where no draft pays at the measured α, every output pays for the try of the
-        best: all of them together must promise `LEAST_PROMISE`."""
+        best: all of them together must promise `ENTRY` more than plain decoding."""
         hopeless = dataclasses.replace(self, width=jnp.zeros_like(self.width))
         if not Goodput.prefers_plain(hopeless, gamma_max, rounds, rows):
             return False
-        if self.promised_speedup(gamma_max) < LEAST_PROMISE:
+        if self.promised_speedup(gamma_max, rows) < 1 + ENTRY:
             return True
         return super().prefers_plain(gamma_max, rounds, rows)
 
-    def promised_speedup(self, gamma_max: int) -> float:
-        """Over plain decoding, if the α of each output were known.
+    def promised_speedup(self, gamma_max: int, rows: int = 1) -> float:
+        """Over plain decoding, if the α of each output were known, and their mean were a standard
+        error below the measured α.
 
-        Their α are of the Beta distribution that α and `Prices.between` give. Each output drafts
-        the length that is best for it, or nothing for the price of an idle round. A token takes
+        Their α are of the Beta distribution of that mean and of `Prices.between`. Each output
+        drafts the length that is best for it, or nothing for the price of an idle round. A batch
+        lasts as long as its worst output. So a token takes
 
             E_α [ min_k price(k)/(1 + α + … + αᵏ) ]
+
+        where α is the least of as many draws as there are rows.
         """
         price = np.asarray(self.prices.rounds(gamma_max), np.float64)
         plain = float(self.prices.outside(0.0).rounds(gamma_max)[0])
-        alpha = np.clip(float(self.first()[0]), LEAST_CHANCE, 1 - LEAST_CHANCE)
+        lower = float(self.first()[0] - jnp.nan_to_num(self.prices.alpha_error))
+        alpha = np.clip(lower, LEAST_CHANCE, 1 - LEAST_CHANCE)
         total = max(float(self.concentration()), LEAST_CHANCE)  # at 0 there is no distribution
         shares = (np.arange(OUTPUTS) + 0.5) / OUTPUTS
-        alphas = betaincinv(alpha * total, (1 - alpha) * total, shares)
+        least = -np.expm1(np.log1p(-shares) / rows)  # quantiles of the least of so many uniforms
+        alphas = betaincinv(alpha * total, (1 - alpha) * total, least)
         tokens = np.cumsum(alphas[:, None] ** np.arange(len(price)), axis=1)
         return plain / float(np.mean(np.min(price / tokens, axis=1)))
 

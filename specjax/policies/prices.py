@@ -38,6 +38,7 @@ class Prices:
     alpha: Float[Array, ""]
     # How far outputs differ: the variance of their own α, as a share of α(1 − α). NaN: not known.
     between: Float[Array, ""]
+    alpha_error: Float[Array, ""]  # the standard error of alpha. NaN: not known
 
     @property
     def gamma_max(self) -> int:
@@ -131,19 +132,21 @@ def prices(
     drop: float = 0.0,
     alpha: float = float("nan"),
     between: float = float("nan"),
+    alpha_error: float = float("nan"),
 ) -> Prices:
     """Prices from plain numbers, all in one unit: by default that of a target step.
 
     Args:
       verify: by 0 … γ_max drafted tokens.
       rest: the same, or one number for all of them.
-      alpha, between: see `Prices`; NaN: not known.
+      alpha, between, alpha_error: see `Prices`; NaN: not known.
 
     Raises:
       ValueError: a negative price, verify empty or not positive throughout, or a share outside
         [0, 1].
     """
-    for name, share in {"alpha": alpha, "between": between}.items():
+    shares = {"alpha": alpha, "between": between, "alpha_error": alpha_error}
+    for name, share in shares.items():
         if not np.isnan(share):
             number(name, share, "[0, 1]")
     why = "one for each of 0 … γ_max drafted tokens"
@@ -154,7 +157,7 @@ def prices(
             raise ValueError(f"{name}={value} must be ≥ 0.")
     return as_measured(
         draft=draft, verify=times, rest=rest, token=token, call=call, plain_call=plain_call,
-        error=error, largest_error=largest_error, drop=drop, alpha=alpha, between=between,
+        error=error, largest_error=largest_error, drop=drop, **shares,
     )  # fmt: skip
 
 
@@ -164,10 +167,11 @@ def as_measured(
     rest: float | Sequence[float],
     alpha: float = float("nan"),
     between: float = float("nan"),
+    alpha_error: float = float("nan"),
     **times: float,
 ) -> Prices:
     """The table as a clock gave it: differences of timings, `rest` or `call`, may be below 0."""
-    shares = {"alpha": alpha, "between": between}
+    shares = {"alpha": alpha, "between": between, "alpha_error": alpha_error}
     each = {"verify": verify, "rest": np.broadcast_to(rest, len(verify))}
     fields: dict[str, Any] = times | shares | each
     return Prices(**{name: jnp.asarray(value, jnp.float32) for name, value in fields.items()})
