@@ -233,13 +233,11 @@ def test_what_is_timed(pair, monkeypatch):
     monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or inner(*given))
     monkeypatch.setattr(pricing, "fit", lambda *given: seen.append(given))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
-    compiled = loop.decode._cache_size()
     loops = {"policies": build(pair, pair.draft, 3, widths=(1,)), "γ=2": build(pair, pair.draft, 2)}
     pricing.measure(
         loops, pair.target, texts[:2], max_new_tokens=12, key=jax.random.key(0),
         lengths={"γ=2": [2]}, plain=build(pair, None), repeats=1, untimed=texts[2:],
     )  # fmt: skip
-    assert loop.decode._cache_size() <= compiled + 3
     ((widths, found, alpha, between, error),) = seen
     assert widths == {"policies": (1, 4), "γ=2": (3,)}
     works = [work for work, _ in found]
@@ -267,6 +265,23 @@ def test_what_is_timed(pair, monkeypatch):
         rounds = {kind: n for kind, n in work.items() if kind != CALL}
         assert sum(rounds.values()) == row.target_calls
         assert sum(k * n for (_, k), n in rounds.items()) == row.drafted
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
+    """All have one width, be the longest text timed or not."""
+    texts = decoding.tokenize(pair.target, [TEXTS[0], f"{TEXTS[1]} " * 3])[::order]
+    assert len({decoding.common_width([text]) for text in texts}) == 2
+    widths, prepare = [], decoding.prepare
+    monkeypatch.setattr(
+        decoding, "prepare", lambda *a, **k: widths.append(k["width"]) or prepare(*a, **k)
+    )
+    pricing.measure(
+        {"loop": build(pair, pair.draft, 1)}, pair.target, texts[:1], max_new_tokens=4,
+        key=jax.random.key(0), lengths={"loop": [1]}, repeats=1, untimed=texts[1:],
+    )  # fmt: skip
+    assert set(widths) == {decoding.common_width(texts)}
+    assert len(widths) == 1 + 2 + 1  # to compile, timed, not timed
 
 
 def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):

@@ -230,8 +230,7 @@ def test_the_worst_row_of_many():
     """α = .7 of which a share of .2 is between outputs: a deviation of √(.21 · .2). Of 1, 2, 4 and
     16 rows the worst is expected 0, .59, 1.05 and 1.77 of them lower, and once 95 tokens of each
     were tested a 20th of the variance is left. Prices 1, 1.52: one token pays for one or two rows,
-    and may pay for four.
-    Where nothing is known of outputs, all are alike."""
+    and may pay for four. Where nothing is known of outputs, all are alike."""
     table = prices(0.52, [1, 1], alpha=0.7, between=0.2)
     for rows, lower in ((1, 0.0), (2, 0.589), (4, 1.049), (16, 1.768)):
         policy, own = together(table), np.full(rows, 9)

@@ -174,8 +174,8 @@ FEW = 2  # outputs that it is worth
 
 
 def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float, float]:
-    """α, how far outputs differ (`Prices.between`), and the standard error of α; NaN if nothing was
-    tested.
+    """α, how far outputs differ (`Prices.between`), and the standard error of α. All are NaN if
+    nothing was tested.
 
     How far they differ is the correlation b of two acceptances of one output, from mean squares
     between outputs and within them. A few outputs tell little of it: it is drawn towards what is
@@ -400,9 +400,9 @@ def told(
     """What a policy is told: the prices of this loop and of plain decoding, measured now.
 
     Some texts, `batch_size` or four, are decoded up to 32 tokens, three times with drafts of each
-    of a few lengths: a few seconds, and the compilation of two loops. More of them, up to
-    `ALPHA_TEXTS` in all, are decoded once, for α. Of a tree single rounds are
-    timed (`tree_cost.prices`), by depth, or by nodes for a policy that sets their number.
+    of a few lengths: a few seconds, and the compilation of two loops. More texts, up to
+    `ALPHA_TEXTS` in all, are decoded once, for α. Of a tree single rounds are timed
+    (`tree_cost.prices`), by depth, or by nodes for a policy that sets their number.
 
     Args:
       policy: one that needs prices (`policies.needs_prices`), with or without its other settings.

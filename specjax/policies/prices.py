@@ -34,7 +34,7 @@ class Prices:
     error: Float[Array, ""]  # of a call in the middle: the median
     largest_error: Float[Array, ""]
     drop: Float[Array, ""]  # by how much a longer draft or a wider pass was timed as cheaper
-    # Of the drafted tokens that timed calls tested, the share that was accepted. NaN: not known.
+    # Of the drafted tokens that measured calls tested, the share that was accepted. NaN: not known.
     alpha: Float[Array, ""]
     # How far outputs differ: the variance of their own α, as a share of α(1 − α). NaN: not known.
     between: Float[Array, ""]
