@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float
 from scipy.special import betaincinv
 
-from specjax.policies.goodput import ENTRY, Goodput, Tally, add
+from specjax.policies.goodput import Goodput, Tally, add
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 
@@ -58,11 +58,11 @@ class Estimating(Goodput):
 
     def prefers_plain(self, gamma_max, rounds, rows=1):
         """As `Goodput`. Where no draft pays at the measured α, every output pays for the try of the
-        best: all of them together must promise `ENTRY` more than plain decoding."""
+        best: all of them together must promise `margin` more than plain decoding."""
         hopeless = dataclasses.replace(self, width=jnp.zeros_like(self.width))
         if not Goodput.prefers_plain(hopeless, gamma_max, rounds, rows):
             return False
-        if self.promised_speedup(gamma_max, rows) < 1 + ENTRY:
+        if self.promised_speedup(gamma_max, rows) < 1 + self.margin():
             return True
         return super().prefers_plain(gamma_max, rounds, rows)
 

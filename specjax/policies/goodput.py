@@ -29,7 +29,7 @@ class Tally(NamedTuple):
     tested: Float[Array, "B ..."]
 
 
-ENTRY = 0.02  # what drafts must promise over plain decoding: prices are as far off
+LEAST_MARGIN = 0.02  # that drafts must promise over plain decoding
 
 
 @pytree
@@ -59,7 +59,7 @@ class Goodput(Policy):
         return where_active(round_, add(state, self.memory, round_), state)
 
     def prefers_plain(self, gamma_max, rounds, rows=1):
-        """Where no draft promises `ENTRY` more than plain decoding, by the time that a token takes
+        """Where no draft promises `margin` more than plain decoding, by the time that a token takes
         outside of the loop, if that is known. Nothing is learned while nothing is drafted."""
         outside = self.outside()
 
@@ -73,7 +73,11 @@ class Goodput(Policy):
 
     def outside(self) -> "Goodput":
         """Itself, where a draft must bring more than plain decoding outside of the loop."""
-        return dataclasses.replace(self, prices=self.prices.outside(ENTRY))
+        return dataclasses.replace(self, prices=self.prices.outside(self.margin()))
+
+    def margin(self) -> Float[Array, ""]:
+        """What drafts must promise over plain decoding: as much as prices are off."""
+        return jnp.maximum(self.prices.error, LEAST_MARGIN)
 
     def alpha(self, state: Tally) -> Float[Array, " B"]:
         """The estimate for each row."""

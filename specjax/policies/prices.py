@@ -106,7 +106,7 @@ class Prices:
             self, draft=zero, verify=verify, rest=0 * self.rest, call=self.plain_call
         )
 
-    def outside(self, more: float) -> "Prices":
+    def outside(self, more: float | Array) -> "Prices":
         """For whoever asks whether to enter the loop: a round without a draft takes what a token of
         plain decoding does, if that is known and less, and drafts must bring this share more."""
         first = jnp.fmin(self.verify[0] + self.rest[0], self.token) / (1 + more)
