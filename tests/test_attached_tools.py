@@ -20,6 +20,7 @@ from specjax.policies import constant
 from specjax.replay import replay, rollouts
 from specjax.sampling import sampling
 from specjax.training import medusa
+from tiny_models import slow
 
 BUDGET = 12
 KINDS = {
@@ -29,7 +30,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["eagle 1", slow("eagle 3"), "hydra"])
 def directory(request, pair, tmp_path_factory):
     """A drafter of each kind, which knows nothing yet, as its directory."""
     place = tmp_path_factory.mktemp("drafter")

@@ -54,7 +54,7 @@ def test_certain_acceptance_and_certain_rejection(both, alpha):
     assert [row.target_calls for row in rows] == [10 if alpha else 40] * 2
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [slow((0.0,)), 1.0])
 def test_the_forced_rule_does_all_the_work(both, temperature):
     """Compiled, its loop is no smaller than the paper's rule's."""
     case = dataclasses.replace(TINY, temperature=temperature, batch=2)
@@ -305,6 +305,7 @@ def test_where_speculation_stops_paying():
 
 SHRUNK = """
 from configs import benchmark_cpu
+from tiny_models import slow
 
 
 def get_config(part="all"):

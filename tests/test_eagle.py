@@ -125,7 +125,7 @@ def disagreement(target, drafter, policy=None, method=None) -> float:
     [
         ("t5", 1, (1, 2)),
         ("t5", 3, ()),
-        ("gpt", 3, (1, 2)),
+        pytest.param("gpt", 3, (1, 2), marks=SLOW),
         pytest.param("llama", 1, (), marks=SLOW),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_round_without_a_draft_computes_nothing(drafted):
     assert values.any(axis=(1, 3)).sum(axis=1).tolist() == [2 * drafted] * 2
 
 
-@pytest.mark.parametrize("stride", [2, 8])
+@pytest.mark.parametrize("stride", [2, pytest.param(8, marks=SLOW)])
 def test_slots_that_lag_are_filled(stride, monkeypatch):
     """Some rounds without a draft one after the other, whose pass has one position."""
     monkeypatch.setattr(eagle.Eagle, "stride", stride)

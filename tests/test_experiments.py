@@ -27,6 +27,7 @@ from specjax.tasks import python_source, trees
 from specjax.tasks.examples import Example
 from specjax.tools.commands import decode as decode_command
 from specjax.tools.commands import defaults
+from tiny_models import slow
 
 BUDGET = 24
 FIELDS = ["input", "sample", "output", "tokens", "target_calls", "drafted", "accepted"]
@@ -203,10 +204,12 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
     ("temperature", "rule", "said"),
     [
         (1.0, "token", "the methods draw different samples of one distribution.$"),
-        (
-            1.0,
-            "lenient(0.3)",
-            r"different samples. LenientRule\(lenience=0.3\) is not exact.$",
+        slow(
+            (
+                1.0,
+                "lenient(0.3)",
+                r"different samples. LenientRule\(lenience=0.3\) is not exact.$",
+            )
         ),
         (0.0, "lenient(0.3)", r"outputs are the same tokens. LenientArgmax\(lenience=0.3\) is not"),
     ],

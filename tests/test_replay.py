@@ -36,6 +36,7 @@ from specjax.sampling import sampling
 from specjax.speculative import Speculative
 from specjax.support import named
 from table_models import inputs_of, random_table, repeat
+from tiny_models import slow
 from toy_policies import EntropyStop, TailReader, library
 
 BUDGET, GAMMA_MAX, V = 12, 3, 10
@@ -181,7 +182,7 @@ def test_greedy_replay_of_a_drafter_that_guesses(name, kind):
 
 
 @pytest.mark.parametrize("aware", [True, False])
-@pytest.mark.parametrize("name", ["eagle", "medusa"])
+@pytest.mark.parametrize("name", ["eagle", slow("medusa")])
 def test_heads_say_that_they_guess(name, aware):
     """Greedy replay of these is their real run too, and would not be if they did not say so."""
     if name == "eagle":
@@ -244,7 +245,7 @@ def test_the_distribution_test_sees_a_wrong_chance():
     assert sampled(constant(2), skew=True) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["constant", "svip"])
+@pytest.mark.parametrize("name", ["constant", slow("svip")])
 def test_sampled_replay_of_a_drafter_that_guesses(name):
     """p > 1e-4, and less where one rollout is taken for all."""
     assert sampled(policy_of(name), drafter=drifting()) > 1e-4
@@ -472,7 +473,7 @@ def test_files(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:1 empty")
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [slow((0.0,)), 1.0])
 def test_record_texts(pair, temperature):
     """Through tokenizer and batches: the real run at temperature 0; at both, the rollouts' first
     tokens are rejected ones, where the output's own might be."""
