@@ -21,6 +21,7 @@ from specjax import loop
 from specjax.accept import TokenRule, ends
 from specjax.measure.timing import PLAIN, SPECULATIVE
 from specjax.pytrees import pytree
+from tiny_models import slow
 
 TINY = Case("tiny", "tiny-draft", batch=32, tokens=40, buffer=48, source=5)
 
@@ -305,7 +306,6 @@ def test_where_speculation_stops_paying():
 
 SHRUNK = """
 from configs import benchmark_cpu
-from tiny_models import slow
 
 
 def get_config(part="all"):
