@@ -14,7 +14,8 @@ what a pass has room for, and 0 in a pass of one position.
 """
 
 import dataclasses
-from collections.abc import Collection
+import itertools
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -157,7 +158,19 @@ def surviving(stop: Float[Array, "B K"]) -> Float[Array, "B K-1"]:
 
     Summed from the end: where nothing can survive it is exactly 0.
     """
-    return jnp.cumsum(stop[:, :0:-1], axis=1)[:, ::-1]
+    return along(jnp.add, stop[:, :0:-1], 0.0)[:, :0:-1]
+
+
+def along(
+    step: Callable[[Array, Array], Array], values: Float[Array, "B G"], first: float
+) -> Float[Array, "B G+1"]:
+    """first, step(first, values₀), step(step(first, values₀), values₁), …
+
+    One step after another, in the same order on every platform: a scan of XLA's has an order of its
+    own on each. γ is small, and elementwise steps fuse with what is around them.
+    """
+    start = jnp.full(values.shape[:1], first, values.dtype)
+    return jnp.stack(list(itertools.accumulate(values.T, step, initial=start)), axis=1)
 
 
 def residual(
@@ -204,7 +217,7 @@ class TokenRule:
         submitted = jnp.arange(count, dtype=jnp.int32)[None, :] < draft_len[:, None]
         # A token was drawn, so its draft probability is positive; the target's may be 0.
         log_ratio = jnp.where(submitted, jnp.minimum(target - draft, 0.0), -jnp.inf)
-        return ends(jnp.exp(jnp.cumsum(log_ratio, axis=1)))
+        return ends(jnp.exp(along(jnp.add, log_ratio, 0.0)[:, 1:]))
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
         """The residual at the rejected token; the target's distribution if all were accepted."""
@@ -248,8 +261,7 @@ class BlockRule(TokenRule):
         lost = -jnp.expm1(log_kept)  # 1 − P
         # 1 − h is 0 where P = 1, though nothing may be left there either.
         missed = jnp.where(lost > 0, lost / jnp.where(lost > 0, left + lost, 1.0), 0.0)
-        later = jax.lax.cumprod(missed[:, 1:], axis=1, reverse=True)
-        return (1.0 - missed) * jnp.pad(later, ((0, 0), (0, 1)), constant_values=1.0)
+        return (1.0 - missed) * along(jnp.multiply, missed[:, :0:-1], 1.0)[:, ::-1]
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
         """norm([P·p − q]₊); the target's distribution if all were accepted."""
@@ -264,9 +276,7 @@ class BlockRule(TokenRule):
         ratio = at_tokens(target_logprobs[:, :count], drafts) - at_tokens(draft_logprobs, drafts)
         slots = jnp.arange(count, dtype=jnp.int32)[None, :]
         ratio = jnp.where(slots < draft_len[:, None], ratio, -jnp.inf)
-        # A sum that is held at or below 0 at every step is how far it lies below its own peak.
-        total = jnp.pad(jnp.cumsum(ratio, axis=1), ((0, 0), (1, 0)))
-        return total - jax.lax.cummax(total, axis=1)
+        return along(lambda kept, ratio: jnp.minimum(kept + ratio, 0.0), ratio, 0.0)
 
 
 @pytree
@@ -520,7 +530,7 @@ def _stop_where_not(
     count = drafts.shape[1]
     survives = at_tokens(kept[:, :count], drafts)
     survives &= jnp.arange(count, dtype=jnp.int32)[None, :] < draft_len[:, None]
-    return ends(jnp.cumprod(survives.astype(like.dtype), axis=1))
+    return ends(along(jnp.multiply, survives.astype(like.dtype), 1.0)[:, 1:])
 
 
 def _submitted_probs(

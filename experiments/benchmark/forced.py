@@ -34,10 +34,9 @@ class ForcedRule(TokenRule):
 
     def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
         computed = super().stop(target_logprobs, draft_logprobs, drafts, draft_len)
-        count = drafts.shape[1]
-        submitted = jnp.arange(count, dtype=jnp.int32)[None, :] < draft_len[:, None]
-        alpha = self.alpha.astype(computed.dtype)
-        forced = ends(jnp.cumprod(jnp.where(submitted, alpha, 0.0), axis=1))
+        length = jnp.arange(1, drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
+        survival = self.alpha.astype(computed.dtype) ** length.astype(computed.dtype)
+        forced = ends(jnp.where(length <= draft_len[:, None], survival, 0.0))
         # Never NaN while distributions are finite, which no compiler knows: so `computed` has to
         # be.
         return jnp.where(jnp.isnan(computed), computed, forced)
