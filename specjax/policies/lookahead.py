@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from specjax.policies.estimating import Estimating, Evidence, mixed
 from specjax.policies.goodput import checked, expected
@@ -30,8 +30,9 @@ class Ahead(NamedTuple):
     odds: Float[Array, " B"]  # a fading sum, as in `recent`: log-odds of beliefs in tested tokens
     slope: Float[Array, " B"]
     offset: Float[Array, " B"]  # log-odds of acceptance at even belief
-    bars: Float[Array, "B K"]  # what survival must exceed behind the tokens so far, and 1, … more
-    survival: Float[Array, " B"]  # P(all drafted tokens so far are accepted), estimated
+    bars: Float[Array, "B K"]  # what survival must exceed behind 0, 1, … tokens
+    drafted: Int[Array, " B"]  # tokens so far
+    survival: Float[Array, " B"]  # P(all of them are accepted), estimated
 
 
 @pytree
@@ -60,7 +61,8 @@ class Lookahead(Estimating):
         evidence = super().init(keys, gamma_max)
         zeros, ones = jnp.zeros(keys.shape, jnp.float32), jnp.ones(keys.shape, jnp.float32)
         bars = jnp.zeros((*keys.shape, gamma_max + 1), jnp.float32)
-        return Ahead(evidence, zeros, FIRST_SLOPE * ones, zeros, bars, ones)
+        none = jnp.zeros(keys.shape, jnp.int32)
+        return Ahead(evidence, zeros, FIRST_SLOPE * ones, zeros, bars, none, ones)
 
     def begin(self, state, gamma_max):
         price, alpha = self.prices.rounds(gamma_max), self.alpha(state)
@@ -74,13 +76,15 @@ class Lookahead(Estimating):
         brought = expected(alpha[:, None, None], np.maximum(more, 1)[None]) - 1
         bars = jnp.min(time[None] / brought, axis=2) * best[:, None]
         offset = _odds(alpha, 1 - alpha) - state.slope * _mean_odds(state, alpha)
-        state = state._replace(offset=offset, bars=bars, survival=jnp.ones_like(alpha))
+        none, certain = jnp.zeros_like(state.drafted), jnp.ones_like(alpha)
+        state = state._replace(offset=offset, bars=bars, drafted=none, survival=certain)
         return state, jnp.where(best > rate[:, 0], len(price) - 1, 0)
 
     def go_on(self, state, drafting, confidence):
         survival = state.survival * _chance(state, confidence[:, None])[:, 0]
-        bars = jnp.pad(state.bars[:, 1:], ((0, 0), (0, 1)), constant_values=jnp.inf)
-        return state._replace(bars=bars, survival=survival), drafting & (survival > bars[:, 0])
+        drafted = state.drafted + 1
+        bar = jnp.take_along_axis(state.bars, drafted[:, None], axis=1)[:, 0]
+        return state._replace(drafted=drafted, survival=survival), drafting & (survival > bar)
 
     def update(self, state, round_):
         odds, chance = _belief_odds(round_.confidence), _chance(state, round_.confidence)
