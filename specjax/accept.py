@@ -162,7 +162,7 @@ def surviving(stop: Float[Array, "B K"]) -> Float[Array, "B K-1"]:
 
 
 def along(
-    step: Callable[[Array, Array], Array], values: Float[Array, "B G"], first: float
+    step: Callable[[Any, Any], Any], values: Float[Array, "B G"], first: float
 ) -> Float[Array, "B G+1"]:
     """first, step(first, values₀), step(step(first, values₀), values₁), …
 

@@ -52,7 +52,7 @@ def compiled(
     Args:
       options: of the compiler. Others: see `needed`.
     """
-    given = _arguments(target, longest, bucket(rows))
+    given = blank_arguments(target, longest, bucket(rows))
     room = room_of(method, given[0], max_new_tokens)
     start = loop.start.lower(method, *given, buffer_len=room).compile(options)
     kept = jax.eval_shape(partial(loop.start, buffer_len=room), method, *given)
@@ -86,13 +86,13 @@ def needed(
     context, state = programs.context, programs.state
     admitted = 0
     if 0 < admits < len(state.done):
-        some = _arguments(target, longest, admits)
+        some = blank_arguments(target, longest, admits)
         at = jnp.zeros(some[-1].shape, jnp.int32)
         admitted = temporaries(loop.admit.lower(method, context, state, at, *some).compile())
     return Need(nbytes(method), nbytes((context, state)), max(*programs.temporary, admitted))
 
 
-def _arguments(target: Checkpoint, longest: int, rows: int) -> tuple[Inputs, Any, Array]:
+def blank_arguments(target: Checkpoint, longest: int, rows: int) -> tuple[Inputs, Any, Array]:
     """As `starting.arguments` makes them, but without a program: of the keys, the shapes."""
     placement = sharding.placement_of(target.model)
     rows = sharding.padded_rows(rows, placement)
