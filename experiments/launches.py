@@ -70,7 +70,12 @@ def main(_) -> None:
                 policy=load(name, **settings),
             )
             text = launches.compiled(
-                method, target, args.source, max_new_tokens=args.tokens, platform=args.platform
+                method,
+                target,
+                args.source,
+                max_new_tokens=args.tokens,
+                platform=args.platform,
+                rows=args.batch,
             )
         round_ = launches.read(text).loop("decode")
         counts = [launches.of_round(round_, drafted) for drafted in (0, 1, args.gamma)]
@@ -86,6 +91,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("gamma", 10, "The longest draft.")
     flags.DEFINE_float("temperature", 0.0, "0 is greedy.")
     flags.DEFINE_enum("dtype", "bfloat16", [name for name in DTYPES if name], "Of both models.")
+    flags.DEFINE_integer("batch", 1, "Rows.")
     flags.DEFINE_integer("source", 32, "Tokens of the text.")
     flags.DEFINE_integer("tokens", 64, "New tokens.")
     flags.DEFINE_enum("platform", "cuda", ["cuda", "cpu"], "What to compile for.")

@@ -1,12 +1,19 @@
 """Operations of a round, read off compiled programs."""
 
+import re
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import command_line
+from command_line import ROOT
+from specjax import decoding
 from specjax.measure import launches
 from specjax.measure.launches import Part, Work
+from specjax.models import hub
+from specjax.sampling import sampling
 
 PROGRAM = """\
 HloModule jit_decode
@@ -138,3 +145,23 @@ def test_command(monkeypatch, capsys):
         assert reads > 2
     both = zip(counts["lookahead"][:3], counts["Undecided"][:3], strict=True)
     assert all(more > less for more, less in both)
+
+
+@pytest.mark.parametrize("cache", [None, "int8"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_no_cache_is_copied_on_a_gpu(rows, cache):
+    """Neither in plain decoding nor in a round with narrower passes; no GPU is needed."""
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="jax's plugin for CUDA is not installed")
+    family = hub.described(ROOT / "families/prose/draft").config
+    model = hub.shapes(family, dtype=jnp.bfloat16, cache=cache, platform="gpu")
+    both = hub.Checkpoint("prose", model, family, eos_ids=(1,))
+    options: dict[str, Any] = {"gamma": 3, "sampling": sampling(1.0), "policy": "svip"}
+    for method in (
+        decoding.build(both, None, gamma=3, sampling=sampling(1.0)),
+        decoding.build(both, both, widths=(1, 2), **options),
+    ):
+        text = launches.compiled(method, both, 32, max_new_tokens=75, platform="cuda", rows=rows)
+        # Of 5 heads of 16, and of three digits of slots.
+        made = re.findall(rf"\[{rows},5,(?:16,\d{{3}}|\d{{3}},16)\]\S* (\S+)\(", text)
+        assert "parameter" in made
+        assert "copy" not in made

@@ -103,9 +103,15 @@ def _turn(part: Part, turns: Mapping[str, int], drafts: bool) -> Work:
 
 
 def compiled(
-    method: Method, target: Checkpoint, longest: int, *, max_new_tokens: int, platform: str
+    method: Method,
+    target: Checkpoint,
+    longest: int,
+    *,
+    max_new_tokens: int,
+    platform: str,
+    rows: int = 1,
 ) -> str:
-    """The text of `loop.decode`, compiled for one row.
+    """The text of `loop.decode`, compiled.
 
     Args:
       method, target: of outlines, laid out for the platform.
@@ -115,7 +121,7 @@ def compiled(
     Raises:
       ValueError: this jax cannot compile for the platform.
     """
-    begun = blank_arguments(target, longest, 1)
+    begun = blank_arguments(target, longest, rows)
     room = room_of(method, begun[0], max_new_tokens)
     args = method, *jax.eval_shape(partial(loop.start, buffer_len=room), method, *begun)
     options: dict[str, Any] = {}
