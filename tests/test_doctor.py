@@ -80,6 +80,7 @@ def test_a_draft_as_good_as_its_target(pair):
     assert "by position 1.00 1.00 1.00" in found["acceptance"].seen
 
 
+@pytest.mark.slow
 def test_a_tree(pair):
     """Both loops draw from one distribution, and what it costs is said of levels and nodes."""
     found = examine(pair.target.name, pair.draft.name, tree="fixed(branches=(3, 2))")

@@ -455,7 +455,7 @@ def test_import_paths_are_said_to_be_code():
         assert "code that runs" in " ".join(text.split()), name
 
 
-@pytest.mark.parametrize("place", ["checkout", "elsewhere"])
+@pytest.mark.parametrize("place", [slow("checkout"), "elsewhere"])
 def test_a_process_of_its_own(place, pair, inputs, cache, tmp_path):
     """In the checkout's root as `experiments.decode`; elsewhere as `specjax decode`, with `specjax`
     alone on the path, as `make setup` leaves it. A config of the checkout is found there too."""

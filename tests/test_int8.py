@@ -211,7 +211,7 @@ def apart(model):
     return jnp.abs(pieces - whole) / whole.std()
 
 
-@pytest.mark.parametrize("kind", ["t5", "llama"])
+@pytest.mark.parametrize("kind", ["t5", pytest.param("llama", marks=SLOW)])
 def test_an_int8_cache_in_pieces(kind, monkeypatch):
     """What a query sees does not depend on the call in which a token came, nor on whether there is
     a cache at all. With scales that are larger in a call of more tokens it would."""

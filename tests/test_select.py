@@ -134,6 +134,7 @@ def test_a_tree_that_is_faster_is_recommended():
     assert "one cannot branch: it cannot" in recommend([chain, none]).words
 
 
+@pytest.mark.slow
 def test_trees_are_tried_beside_chains(pair):
     options = {"max_new_tokens": 12, "gammas": (1,), "timed_inputs": 2, "repeats": 1}
     drafts = [pair.draft, "lookup"]

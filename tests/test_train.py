@@ -154,6 +154,7 @@ def test_a_workdir_keeps_its_settings(tmp_path):
     assert json.loads((work / "config.json").read_text())["steps"] == 9
 
 
+@pytest.mark.slow
 def test_a_draft_learns_its_teachers_probabilities(whole, config, tmp_path):
     directory, _ = whole
     model = str(directory / "model")

@@ -565,7 +565,7 @@ def p_value(rule, shape, distribution, decode=loop.decode, samples=SAMPLES):
     [
         ("token", fixed(branches=(2, 2), draw="with")),
         slow(("block", fixed(paths=((0,), (1,), (1, 0))))),
-        ("gumbel", fixed(branches=(2, 1))),
+        slow(("gumbel", fixed(branches=(2, 1)))),
         slow(("token", fixed(branches=(2, 1)))),
         slow(("block", fixed(branches=(2, 1)))),
         slow(("token", BestFirst(width=2, depth=2, nodes=4))),
