@@ -1,4 +1,4 @@
-"""What policies cost on a GPU before there is one: the launches of a round, by its parts.
+"""What policies cost on a GPU, without one: the operations that a round launches there.
 
     python -m experiments.launches --target=families/parse/target --draft=families/parse/draft-small
 
@@ -8,13 +8,14 @@ the program for this machine.
 
 A model is a directory that need hold no more than a config.json, a name on the hub, or one of
 specjax/models/hub/published.py. The table has the operations of a round that drafts nothing, one
-token, and γ, and how often the host reads a condition in the last of these. With one row, an
-operation takes some microseconds on a GPU, however small it is. A policy whose drafts are fixed
-drafts γ tokens there in every round.
+token, and γ, and how often the host reads a condition in the last of these; and beside them those
+of a token of plain decoding. With one row, an operation takes some microseconds on a GPU, however
+small it is. A policy whose drafts are fixed drafts γ tokens there in every round.
 """
 
 import sys
 
+import jax
 from absl import flags
 from rich.console import Console
 
@@ -32,10 +33,10 @@ UNDECIDED = "experiments.launches:Undecided"
 POLICIES = ("constant", UNDECIDED, "svip", "goodput", "first_descent", "lookahead")
 COLUMNS: list[report.Column] = [
     ("policy", lambda row: row["policy"]),
-    ("no draft", lambda row: str(row["counts"][0].operations)),
-    ("one token", lambda row: str(row["counts"][1].operations)),
-    ("γ tokens", lambda row: str(row["counts"][2].operations)),
-    ("reads", lambda row: str(row["counts"][2].reads)),
+    ("no draft", lambda row: str(row["none"].operations)),
+    ("one token", lambda row: str(row["one"].operations) if "one" in row else "–"),
+    ("γ tokens", lambda row: str(row["all"].operations) if "all" in row else "–"),
+    ("reads", lambda row: str((row["all"] if "all" in row else row["none"]).reads)),
 ]
 
 
@@ -49,25 +50,26 @@ def main(_) -> None:
     args = flags.FLAGS
     if args.gamma < 1:
         raise ValueError(f"--gamma={args.gamma} must be at least 1.")
+    jax.config.update("jax_platforms", "cpu")  # nothing runs, and the plugin need find no GPU
     layout = {"cuda": "gpu", "cpu": "cpu"}[args.platform]
     target, draft = (
         hub.described(PUBLISHED.get(name, name), dtype=DTYPES[args.dtype], platform=layout)
         for name in (args.target, args.draft)
     )
-    console, rows = Console(width=None if sys.stdout.isatty() else 100), []
-    for name in args.policy or POLICIES:
+    chosen, console = (
+        sampling(args.temperature),
+        Console(width=None if sys.stdout.isatty() else 100),
+    )
+    rows = []
+    for name in ("plain", *(args.policy or POLICIES)):
         with console.status(f"Compiling {name}"):
-            settings = {"prices": prices(0.1, [1.0] * (args.gamma + 1))}
-            settings = settings if needs_prices(name) else {}
-            if name == "constant":
-                settings = {"gamma": args.gamma}
             method = decoding.build(
                 target,
-                draft,
+                None if name == "plain" else draft,
                 gamma=args.gamma,
-                sampling=sampling(args.temperature),
+                sampling=chosen,
                 rule=args.rule,
-                policy=load(name, **settings),
+                policy=None if name == "plain" else policy_of(name, args.gamma),
             )
             text = launches.compiled(
                 method,
@@ -78,9 +80,18 @@ def main(_) -> None:
                 rows=args.batch,
             )
         round_ = launches.read(text).loop("decode")
-        counts = [launches.of_round(round_, drafted) for drafted in (0, 1, args.gamma)]
-        rows.append({"policy": name.rpartition(":")[2], "counts": counts})
+        drafted = {"none": 0} if name == "plain" else {"none": 0, "one": 1, "all": args.gamma}
+        counts = {key: launches.of_round(round_, count) for key, count in drafted.items()}
+        rows.append({"policy": name.rpartition(":")[2], **counts})
     console.print(report.table(COLUMNS, rows, f"Operations of a round, γ = {args.gamma}"))
+
+
+def policy_of(name: str, gamma: int) -> Policy:
+    """By its name; what it is told of prices does not change its program."""
+    if name == "constant":
+        return load(name, gamma=gamma)
+    table = prices(0.1, [1.0] * (gamma + 1))
+    return load(name, **({"prices": table} if needs_prices(name) else {}))
 
 
 if __name__ == "__main__":

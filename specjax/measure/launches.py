@@ -87,16 +87,17 @@ def of_round(round_: Part, drafted: int) -> Work:
 
 
 def _turn(part: Part, turns: Mapping[str, int], drafts: bool) -> Work:
+    """A turn of a part, given those of the loops whose turns XLA does not know. Of a choice the
+    longer branch is the one that drafts."""
     operations, reads = part.operations, 0
     for inner in part.parts:
         if inner.kind == "choice":
             branches = [_turn(branch, turns, drafts) for branch in inner.parts]
-            count, asked, each = 1, 1, (max if drafts else min)(branches)
-        elif inner.turns is None:
-            count = turns.get(inner.place, 1)
-            asked, each = count + 1, _turn(inner, turns, drafts)
+            each, count, asked = (max if drafts else min)(branches), 1, 1
         else:
-            count, asked, each = inner.turns, 0, _turn(inner, turns, drafts)
+            each = _turn(inner, turns, drafts)
+            count = turns.get(inner.place, 1) if inner.turns is None else inner.turns
+            asked = count + 1 if inner.turns is None else 0
         operations += count * each.operations
         reads += count * each.reads + asked
     return Work(operations, reads)
@@ -241,7 +242,7 @@ def _place(frames: _Frames, line: str) -> str:
         seen.add(frame)
         location, caller = frames.frames[frame]
         file, function = frames.locations[location]
-        if "/jax/" not in frames.files[file]:
+        if "/jax/_src/" not in frames.files[file]:
             return frames.functions[function].split(".")[-1]
         frame = caller
     return ""
