@@ -27,6 +27,7 @@ def case(kind, mesh, temperature, **options):
 DECODED = [
     case("t5", "data=2,model=4", 1.0),
     case("t5 odd", "model=8", 0.0),
+    case("gpt2", "data=2,model=2", 0.0),
     case("llama", "model=4", 1.0, replicate=False),
     case("llama", "model=2", 0.0, draft=None),
     case("llama", "data=2,model=4", 0.0, narrow=True),

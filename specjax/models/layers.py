@@ -238,7 +238,11 @@ def attend(queries: Array, kv: KV, bias: Array) -> Array:
       (B, K, H·D) in the dtype of the values, or of the queries if those are in int8; the
       softmax is taken in at least float32.
     """
-    kv = kv.kept_narrow(queries)
+    return _attend(queries, kv.kept_narrow(queries), bias)
+
+
+def _attend(queries: Array, kv: KV, bias: Array) -> Array:
+    """`attend`, to what changes in each call: no loop can keep it in floats."""
     scores = _scores(queries, kv, bias)
     top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))  # cancels, and so do its gradients
     weights = jnp.exp(scores - top)
@@ -374,7 +378,7 @@ def write_and_read(
     """All slots of the buffer in one product, the call's own among them; those that are not filled
     are MASKED."""
     cache = write(cache, new, start)
-    return attend(queries, cache, by_slot(bias, start)), cache
+    return _attend(queries, cache, by_slot(bias, start)), cache
 
 
 def by_slot(bias: CausalBias, start: Array) -> Array:
