@@ -5,12 +5,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock
 METADATA := setup.cfg requirements.lock
-# Tests compile much and compute little: most of their time went into what makes programs fast. Flags
-# of XLA that do not exist end the process: this one is for the version in requirements.lock.
-QUICKLY := JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=--xla_cpu_use_fusion_emitters=false
+# Tests compile much and compute little: most of their time went into what makes programs fast, and
+# into cutting them into parts for threads that other tests keep busy. Flags of XLA that do not exist
+# end the process: these are for the version in requirements.lock.
+QUICKLY := JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
+  XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow results lint types lock clean
+.PHONY: help setup demo test slow parity results lint types lock clean
 
 help:  ## what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +33,12 @@ test: .venv/test.stamp  ## the tests, but for those that take long
 
 slow: .venv/test.stamp  ## the tests that take long, compiled as users compile
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# torch==2.13.0 is a CPU build where pip has been pointed at one (PIP_FIND_LINKS or
+# PIP_EXTRA_INDEX_URL); elsewhere on Linux it brings its CUDA libraries along.
+parity: .venv/test.stamp  ## the tests against live PyTorch, which is installed for them
+	$(INSTALL) torch==2.13.0 sentencepiece==0.2.3 protobuf
+	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m torch
 
 lint: .venv/test.stamp  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -66,6 +66,7 @@ def ended(process):
     return process.returncode, *said
 
 
+@pytest.mark.slow
 def test_rows_are_neither_lost_nor_doubled_when_a_process_is_killed(
     arguments, tmp_path, monkeypatch, capsys
 ):
