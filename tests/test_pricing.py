@@ -121,6 +121,9 @@ def test_a_longer_draft_is_never_cheaper():
     # A pass of eight positions, by itself, below one of four.
     wider = pricing.fit(LOOPS, calls(took=TOOK | {("γ=7", 7): 0.9 * TOOK["γ=3", 3]}))
     assert wider["policies"].drop == close(0.1)
+    # A round without a draft is not a shorter draft.
+    found = pricing.fit(LOOPS, calls(took=TOOK | {("policies", 0): 2 * TOOK["policies", 1]}))
+    assert found["policies"].drop < 1e-6
 
 
 def test_a_pass_that_a_wider_one_undercuts():

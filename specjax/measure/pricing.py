@@ -343,11 +343,13 @@ def _drop(
     loops: Mapping[str, Sequence[int]], works: Sequence[Work], seconds: Sequence[float]
 ) -> float:
     """The largest share by which a longer draft, or a wider pass, is cheaper if each kind of round
-    may have any price. Kinds that no call is mainly made of are left out."""
+    may have any price. Kinds that no call is mainly made of are left out, and so are rounds without
+    a draft: where a drafter has nothing to say they are among others, and searching in vain takes
+    its own time."""
     free = unit_times(works, seconds, ordered=False)
     rounds = [{kind: n for kind, n in work.items() if isinstance(kind, tuple)} for work in works]
     main = {max(work, key=work.__getitem__) for work in rounds if work}
-    orders = [[(name, k) for k in range(widths[-1])] for name, widths in loops.items()]
+    orders = [[(name, k) for k in range(1, widths[-1])] for name, widths in loops.items()]
     alone = [(widths[0], name) for name, widths in loops.items() if len(widths) == 1]
     orders.append([(name, width - 1) for width, name in sorted(alone)])
     drops = [0.0]
