@@ -130,12 +130,16 @@ def evaluate(
 
     Args:
       chosen: policies by the name that their lines have.
-      known: prices by loop, as in `specjax.measure.pricing`.
+      known: prices by loop, as in `specjax.measure.pricing`; policies without their own have those
+        of the loop that they share.
       carry: and one for each policy that carries over what it learned, CARRIED behind its name.
     """
     table, gammas = known[pricing.POLICIES], pricing.priced(known)
     own = [pricing.static_prices(known, gamma) for gamma in gammas]
-    decoded = {name: replay.as_decoded(policy, found, table) for name, policy in chosen.items()}
+    decoded = {
+        name: replay.as_decoded(policy, found, known.get(name, table))
+        for name, policy in chosen.items()
+    }
     everyone: dict[str, Policy] = {pricing.static(gamma): constant(gamma) for gamma in gammas}
     everyone |= {name: policy for name, (policy, _) in decoded.items()}
     replayed = replay.replay(list(everyone.values()), found, key, draws=draws)
@@ -146,7 +150,7 @@ def evaluate(
     lines: list[dict[str, Any]] = []
     # Constants with a verify pass of γ + 1 positions, as they would run.
     own += [prices for _, prices in decoded.values()]
-    own += [table] * (len(everyone) - len(own))  # of those that carry over
+    own += [known.get(name, table) for name in heirs]  # carried over
     for i, name in enumerate(everyone):
         one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)
         scored = replay.score(one, found, own[i])

@@ -93,6 +93,24 @@ def test_fit():
     assert pricing.lengths_of((2,)) == [0, 1]
 
 
+def test_a_policy_of_its_own():
+    """A loop that is like another has its prices, and what its decisions take besides."""
+    decided = {k: ROUNDS["policies", k] + 0.25 + 0.5 * k for k in range(8)}
+    works = calls()
+    for count in (1, 9):
+        for k in (1, 7):
+            work = collections.Counter({CALL: 1, ("mine", 0): 1})
+            work["mine", k] += count - 1
+            seconds = 10 + sum(n * decided[kind[1]] for kind, n in work.items() if kind != CALL)
+            works.append((work, seconds))
+    found = pricing.fit(LOOPS, works, like={"mine": "policies"})
+    assert found["mine"].rounds(7).tolist() == close(list(decided.values()))
+    assert found["policies"].rounds(7).tolist() == close([ROUNDS["policies", k] for k in range(8)])
+    assert found["mine"].error < 1e-6
+    # It has no place among static γ, which lie between those that were timed.
+    assert pricing.priced(found) == range(3, 8)
+
+
 def spread(found, name):
     """How far measurements of a price are apart, as a share of their mean."""
     values = [board.numbers(each)[name] for each in found]
@@ -219,7 +237,7 @@ def test_always_counts_its_rounds():
         assert lasted[0] == 0 <= lasted[1]
         assert counts[:, n + 1 :].sum() == 0
         assert counts[0, n] >= counts[0].sum() - n
-        _, accepted, tested = state.policy
+        _, accepted, tested, _ = state.policy
         assert accepted.tolist() == state.stats.accepted.tolist()
         by_count = np.minimum(np.arange(4) + 1, n)  # where n tokens are drafted
         most = state.stats.accepted_lengths @ by_count
@@ -228,23 +246,49 @@ def test_always_counts_its_rounds():
     assert loop.decode._cache_size() == before + 1
 
 
+def test_a_policy_decides_and_is_not_followed():
+    """With a negative length it is followed, by the same program: so what it decides is computed
+    with any length. It learns from the rounds that there are."""
+    two = [random_table(seed, dtype=jnp.float32) for seed in (1, 2)]
+    policy = policies.load("lookahead", prices=policies.prices(0.3, [1.0] * 4, alpha=0.5))
+    told, before = {}, loop.decode._cache_size()
+    for n in (-1, 0, 3):
+        method = test_loops.method_of(*two, policy=Always(jnp.int32(n), policy))
+        told[n] = test_loops.run(method, inputs_of([[1, 0], [2, 1]]), [30, 30])
+    assert loop.decode._cache_size() == before + 1
+    free = test_loops.run(
+        test_loops.method_of(*two, policy=policy), inputs_of([[1, 0], [2, 1]]), [30, 30]
+    )
+    jax.tree.map(np.testing.assert_array_equal, told[-1].stats, free.stats)
+    jax.tree.map(np.testing.assert_array_equal, told[-1].policy.policy, free.policy)
+    assert told[0].stats.drafted.tolist() == [0, 0]
+    assert told[3].policy.rounds[:, 1:3].sum() <= 2  # at the end
+    for state in (told[-1], told[3]):
+        tested = state.policy.policy.evidence.lasting.tested
+        assert np.all(tested > 0.5 * state.policy.tested)
+
+
 def test_what_is_timed(pair, monkeypatch):
     """Calls of one token and of whole outputs, of every loop; each is the sum of its rounds. What
     was tested and accepted is counted by output."""
     seen, told = [], []
     inner = pricing.acceptance
     monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or inner(*given))
-    monkeypatch.setattr(pricing, "fit", lambda *given: seen.append(given))
+    monkeypatch.setattr(pricing, "fit", lambda *given, like: seen.append((*given, like)))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     loops = {"policies": build(pair, pair.draft, 3, widths=(1,)), "γ=2": build(pair, pair.draft, 2)}
+    loops["svip"] = dataclasses.replace(loops["policies"], policy=policies.load("svip"))
     pricing.measure(
-        loops, pair.target, texts[:2], max_new_tokens=12, key=jax.random.key(0),
-        lengths={"γ=2": [2]}, plain=build(pair, None), repeats=1, untimed=texts[2:],
+        loops, pair.target, texts[:2], max_new_tokens=12, key=jax.random.key(0), repeats=1,
+        lengths={"γ=2": [2]}, plain=build(pair, None), untimed=texts[2:], like={"svip": "policies"},
     )  # fmt: skip
-    ((widths, found, alpha, between, error),) = seen
+    ((widths, found, alpha, between, error, like),) = seen
     assert widths == {"policies": (1, 4), "γ=2": (3,)}
+    assert like == {"svip": "policies"}
     works = [work for work, _ in found]
-    assert len(works) == (1 + 4 + 1) * 2 * 2  # plain, 0 1 2 3 and γ=2; two texts, two budgets
+    # Plain, 0 1 2 3, γ=2, and 1 and 3 with svip; two texts, two budgets.
+    assert len(works) == (1 + 4 + 1 + 2) * 2 * 2
+    assert works[-1]["svip", 3] > 0
     assert all(seconds > 0 for _, seconds in found)
     outputs = generate(pair.target, None, TEXTS[:2], max_new_tokens=12).emitted.tolist()
     assert [dict(work) for work in works[:4]] == [
@@ -264,7 +308,7 @@ def test_what_is_timed(pair, monkeypatch):
     short = [work for work in works[4:] if work in ({CALL: 1, (name, 0): 1} for name in loops)]
     assert len(short) >= (4 + 1) * 2
     real = generate(pair.target, pair.draft, TEXTS[:2], max_new_tokens=12, gamma=2)
-    for work, row in zip(works[-2:], real.rows, strict=True):
+    for work, row in zip(works[-10:-8], real.rows, strict=True):
         rounds = {kind: n for kind, n in work.items() if kind != CALL}
         assert sum(rounds.values()) == row.target_calls
         assert sum(k * n for (_, k), n in rounds.items()) == row.drafted
@@ -290,7 +334,7 @@ def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
 def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     """Three texts fill batches of two; the rounds are those of the row that had the most."""
     seen, told = [], []
-    monkeypatch.setattr(pricing, "fit", lambda loops, calls, *shares: seen.extend(calls))
+    monkeypatch.setattr(pricing, "fit", lambda loops, calls, *_, like: seen.extend(calls))
     monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or (0.5, 0.1))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     pricing.measure(
@@ -437,8 +481,8 @@ def test_generate_measures_prices(pair, monkeypatch):
     options = {"gamma": 3, "max_new_tokens": 12, "batch_size": 2}
     found = generate(pair.target, pair.draft, TEXTS[:3], policy=policy, **options)
     assert found.tokens == generate(pair.target, None, TEXTS[:3], max_new_tokens=12).tokens
-    (table,) = seen
-    assert table.gamma_max == 3
+    untold, table = seen
+    assert untold.gamma_max == table.gamma_max == 3
     assert 0 < table.rounds(3)[0] < 1  # seconds
     assert 0 < table.token < 1
     empty = pricing.told(policy, build(pair, pair.draft, 3), pair.target, [" "],

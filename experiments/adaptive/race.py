@@ -20,7 +20,7 @@ from specjax.measure import pricing, timing
 from specjax.measure.pricing import static
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.hub import Checkpoint
-from specjax.policies import Policy, Prices, constant, head, load
+from specjax.policies import Policy, Prices, constant, head, load, prices
 from specjax.policies.loading import takes
 from specjax.pytrees import pytree
 from specjax.replay import rehearse, replay, rollouts
@@ -92,11 +92,21 @@ def head_file(on: Study, draft: str) -> pathlib.Path:
     return pathlib.Path(on.path(draft)) / "head.npz"
 
 
-def price(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:
-    """What rounds and calls of all loops take: measured once, before the race."""
+def price(
+    on: Study, cell: dict[str, Any], deciding: Mapping[str, Policy] | None = None
+) -> dict[str, Prices]:
+    """What rounds and calls of all loops take: measured once, before the race.
+
+    Args:
+      deciding: policies, each of which gets prices that its own decisions are part of.
+    """
     of, config = (on, cell["draft"], cell["temperature"]), on.config
     shared = loop(*of, constant(config.gamma_max), config.gamma_max, config.widths)
-    loops = {pricing.POLICIES: shared, **static_loops(*of)}
+    own = {
+        name: dataclasses.replace(shared, policy=policy)
+        for name, policy in (deciding or {}).items()
+    }
+    loops = {pricing.POLICIES: shared, **static_loops(*of), **own}
     return speedups.price(
         *of,
         loops,
@@ -104,14 +114,18 @@ def price(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:
         inputs=config.price_inputs,
         turn=config.turn,
         alpha_inputs=config.alpha_inputs,
+        like=dict.fromkeys(own, pricing.POLICIES),
     )
 
 
 def sound_prices(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:
     """The first prices of `price_tries` that fit well enough; `check` has the error."""
     config = on.config
+    untold = prices(0.0, [1.0] * (config.gamma_max + 1))
+    draft = cell["draft"]
+    deciding = {name: policy(on, draft, name, untold) for name in policies(on, draft)}
     for left in reversed(range(config.price_tries)):
-        found = price(on, cell)
+        found = price(on, cell, deciding)
         try:
             of = f"{cell['draft']} at T={cell['temperature']:g}"
             check(of, found[pricing.POLICIES], config.price_error)
@@ -131,10 +145,10 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     """
     config, draft, temperature = on.config, cell["draft"], cell["temperature"]
     texts = speedups.timed_texts(on)
-    prices = sound_prices(on, cell)
-    table = prices[pricing.POLICIES]
+    known = sound_prices(on, cell)
+    table = known[pricing.POLICIES]
     recorded = record(on, draft, temperature)
-    made = build(on, draft, temperature, prices)
+    made = build(on, draft, temperature, known)
     key = jax.random.key(config.seed)
     plain = speedups.plain_method(on, temperature)
     racing = {
@@ -159,11 +173,11 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     best, early, timed = choose(everything, [static(gamma) for gamma in config.static])
     alpha = on.alpha(draft, temperature, on.outputs(temperature)).value
     draws = 1 if temperature == 0 else config.draws
-    replayed = replay_all(on, made, recorded, prices, key, draws)
+    replayed = replay_all(on, made, recorded, known, key, draws)
     # Of the timed inputs alone, and at all temperatures of the very rounds that were timed.
     same = jax.tree.map(lambda field: field[: len(texts)], recorded)
-    foretold = replay_all(on, made, same, prices, key, 1)
-    lost = losses(on, made, same, prices, key)
+    foretold = replay_all(on, made, same, known, key, 1)
+    lost = losses(on, made, same, known, key)
     rows = [
         {
             "method": name,
@@ -186,9 +200,9 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             "oracle_speedup": replayed[ORACLE]["replayed_speedup"],
             **lost[name],
             "c": table.c,
-            # In seconds: what policies were told, and of a static γ its own.
+            # In seconds: of the loop that policies share, and the method's own.
             "prices": {
-                loop: of.as_row() for loop, of in prices.items() if loop in (pricing.POLICIES, name)
+                loop: of.as_row() for loop, of in known.items() if loop in (pricing.POLICIES, name)
             },
             "price_error": float(table.error),
             "gamma_max": config.gamma_max,
@@ -233,17 +247,20 @@ def losses(
     on: Study,
     made: Mapping[str, Speculative],
     recorded: Rollouts,
-    prices: Mapping[str, Prices],
+    known: Mapping[str, Prices],
     key: Key[Array, ""],
 ) -> dict[str, dict[str, Any]]:
     """In replay, for each method: `regret`, what was lost to the fastest way by the time there are
     `regret_at` tokens, in tokens of plain decoding, a mean over outputs; and `trail`, what each
     round of the first output drafted, by position, with its end."""
-    table = prices[pricing.POLICIES]
+    table = known[pricing.POLICIES]
     decoded: dict[str, tuple[Policy, Prices]] = {
-        static(gamma): (constant(gamma), prices[static(gamma)]) for gamma in on.config.static
+        static(gamma): (constant(gamma), known[static(gamma)]) for gamma in on.config.static
     }
-    decoded |= {name: replay.as_decoded(by.policy, recorded, table) for name, by in made.items()}
+    decoded |= {
+        name: replay.as_decoded(by.policy, recorded, known.get(name, table))
+        for name, by in made.items()
+    }
     everyone = {name: policy for name, (policy, _) in decoded.items()}
     own = {name: of for name, (_, of) in decoded.items()}
     trails = replay.replay(list(everyone.values()), recorded, key).trail
@@ -374,34 +391,40 @@ def static_loops(on: Study, draft: str, temperature: float) -> dict[str, Specula
 
 
 def build(
-    on: Study, draft: str, temperature: float, prices: Mapping[str, Prices]
+    on: Study, draft: str, temperature: float, known: Mapping[str, Prices]
 ) -> dict[str, Speculative]:
     """The loops of the policies, by name."""
-    config, made = on.config, {}
-    widths = pricing.pruned(config.widths, prices[pricing.POLICIES])
-    for name, settings in policies(on, draft).items():
-        settings = dict(settings)
-        if takes(name, "prices"):
-            settings["prices"] = prices[pricing.POLICIES]
-        if takes(name, "params"):
-            settings["params"] = head.load(head_file(on, draft))
-        policy = load(name, **settings)
-        made[name] = loop(on, draft, temperature, policy, config.gamma_max, widths)
-    return made
+    config, table = on.config, known[pricing.POLICIES]
+    widths = pricing.pruned(config.widths, table)
+    told = {name: policy(on, draft, name, known.get(name, table)) for name in policies(on, draft)}
+    return {
+        name: loop(on, draft, temperature, made, config.gamma_max, widths)
+        for name, made in told.items()
+    }
+
+
+def policy(on: Study, draft: str, name: str, table: Prices) -> Policy:
+    """With its settings, and told what it asks for."""
+    settings = dict(policies(on, draft)[name])
+    if takes(name, "prices"):
+        settings["prices"] = table
+    if takes(name, "params"):
+        settings["params"] = head.load(head_file(on, draft))
+    return load(name, **settings)
 
 
 def replay_all(
     on: Study,
     made: dict[str, Speculative],
     recorded: Rollouts,
-    prices: Mapping[str, Prices],
+    known: Mapping[str, Prices],
     key: Key[Array, ""],
     draws: int,
 ) -> dict[str, dict[str, float]]:
     """What each method, and the oracle, would bring on rollouts along the target's outputs, and the
     share of the time between the best static γ and the oracle that it saves."""
     lines = evaluate(
-        {name: loop.policy for name, loop in made.items()}, recorded, prices, key, draws
+        {name: loop.policy for name, loop in made.items()}, recorded, known, key, draws
     )
     by = {line["policy"]: line for line in lines}
     return {

@@ -8,9 +8,10 @@ tokens in every round. Each call is a known sum:
     call + Σ over rounds of k drafted tokens of  pass(width) + [k > 0] · begin + k · draft
 
 Calls of one token stand beside calls of whole outputs, or the fixed time of a call could not be
-told from that of its rounds: outputs of one length fit any split of the two. The parts are fitted
-by non-negative least squares on medians over repeats in turns. How far the calls are from the fit,
-and by how much a longer draft was cheaper, stands in the prices.
+told from that of its rounds: outputs of one length fit any split of the two. Drafts have fixed
+lengths, but what a loop's policy decides is computed too, which takes 1 to 3% of a round. The parts
+are fitted by non-negative least squares on medians over repeats in turns. How far the calls are
+from the fit, and by how much a longer draft was cheaper, stands in the prices.
 
 A wider pass can be the faster one: a matrix product has sizes that suit the machine. A loop is
 priced as if it had only those passes that are faster than all wider ones, and `pruned` leaves it
@@ -47,6 +48,7 @@ from specjax.types import Text
 
 POLICIES = "policies"  # the loop that all policies share
 CALL, PLAIN_CALL, TOKEN, BEGIN, DRAFT = "call", "plain call", "token", "begin", "draft"
+DECIDE, DECIDE_TOKEN = "decide", "decide on a token"  # by loop
 # Of a round, what a narrower pass must save: passes that change from round to round take as much.
 SAVING = 0.02
 
@@ -62,32 +64,54 @@ class Counts(NamedTuple):
     rounds: Int[Array, "B K"]  # by the batch's longest draft, which is what they take
     accepted: Int[Array, " B"]  # tokens
     tested: Int[Array, " B"]
+    policy: Any  # the state of the one that decides
+
+
+@pytree
+class Freely(Policy):
+    """Decides nothing."""
 
 
 @pytree
 class Always(Policy):
     """Drafts `length` tokens in every round, and counts. The budget may end a draft, and a drafter
-    may have nothing to say."""
+    may have nothing to say. What `policy` decides is computed, for its time; it counts where
+    `length` is negative, which no compiler knows."""
 
     reads_batch = True
 
     length: Int[Array, ""]
+    policy: Policy = Freely()
 
     def init(self, keys, gamma_max):
         none = jnp.zeros(keys.shape, jnp.int32)
-        return Counts(jnp.zeros((*keys.shape, gamma_max + 1), jnp.int32), none, none)
+        rounds = jnp.zeros((*keys.shape, gamma_max + 1), jnp.int32)
+        return Counts(rounds, none, none, self.policy.init(keys, gamma_max))
 
     def begin(self, state, gamma_max):
-        return state, self.length
+        own, decided = self.policy.begin(state.policy, gamma_max)
+        return state._replace(policy=own), self._or(decided, self.length)
+
+    def keep_drafting(self, state, seen):
+        own, decided = self.policy.keep_drafting(state.policy, seen)
+        return state._replace(policy=own), self._or(decided, seen.drafting)
+
+    def go_on(self, state, drafting, confidence):
+        own, decided = self.policy.go_on(state.policy, drafting, confidence)
+        return state._replace(policy=own), self._or(decided, drafting)
+
+    def _or(self, decided, otherwise):
+        return jnp.where(self.length < 0, decided, otherwise)
 
     def update(self, state, round_):
         lengths = jnp.arange(state.rounds.shape[1], dtype=jnp.int32)[None, :]
-        new = Counts(
-            state.rounds + (jnp.max(round_.drafted) == lengths).astype(jnp.int32),
-            state.accepted + round_.accepted,
-            state.tested + jnp.sum(round_.tested, axis=1, dtype=jnp.int32),
+        new = state._replace(
+            rounds=state.rounds + (jnp.max(round_.drafted) == lengths).astype(jnp.int32),
+            accepted=state.accepted + round_.accepted,
+            tested=state.tested + jnp.sum(round_.tested, axis=1, dtype=jnp.int32),
         )
-        return where_active(round_, new, state)
+        own = self.policy.update(state.policy, round_)
+        return where_active(round_, new, state)._replace(policy=own)
 
 
 def measure(
@@ -98,6 +122,7 @@ def measure(
     max_new_tokens: int,
     key: Key[Array, ""],
     lengths: Mapping[str, Sequence[int]] | None = None,
+    like: Mapping[str, str] | None = None,
     plain: Autoregressive | None = None,
     longest: int | None = None,
     repeats: int = 5,
@@ -112,10 +137,12 @@ def measure(
 
     Args:
       loops: by name, of one target and one drafter; each with its own γ_max and widths. Their
-        policies do not count: they compile once each, and draft fixed lengths here.
+        policies decide, and are not followed: drafts have fixed lengths.
       texts: ids from `decoding.tokenize`, none empty. They are repeated to fill a batch.
       max_new_tokens: the budget of real calls, which the shapes follow.
-      lengths: the draft lengths to time, by loop; default `lengths_of`.
+      lengths: the draft lengths to time, by loop; default `lengths_of`, or 1 and γ_max of a loop
+        that is like another.
+      like: loops that differ from another in their policy alone, and the names of those.
       plain: the loop whose tokens are to be priced too; without it `token` is NaN.
       longest: the budget of the timed calls that are not of one token; default max_new_tokens.
       batch_size: rows of a call; a batch lasts as long as the row with the most rounds.
@@ -126,13 +153,14 @@ def measure(
     longest, width = longest or max_new_tokens, decoding.common_width([*texts, *untimed])
     whole = -(-len(texts) // batch_size) * batch_size
     filled = [texts[i % len(texts)] for i in range(whole)]
-    lengths = lengths or {}
+    lengths, like = lengths or {}, like or {}
     made: dict[str, Method] = {PLAIN: plain} if plain else {}
     loop_of: dict[str, str] = {}
     for name, loop in loops.items():
-        for length in lengths.get(name) or lengths_of(passes(loop)):
+        usual = [1, loop.gamma_max] if name in like else lengths_of(passes(loop))
+        for length in lengths.get(name) or usual:
             label = f"{name}, {length} drafted"
-            made[label] = dataclasses.replace(loop, policy=Always(jnp.int32(length)))
+            made[label] = dataclasses.replace(loop, policy=Always(jnp.int32(length), loop.policy))
             loop_of[label] = name
     found = timing.side_by_side(
         made,
@@ -166,7 +194,8 @@ def measure(
         _, tokens = _note(decode(made[middle], *begin(batch=batch)))
         counted.append(tokens[:, : len(batch)])
     shares = acceptance(*np.hstack(counted))
-    return fit({name: passes(loop) for name, loop in loops.items()}, calls, *shares)
+    widths = {name: passes(loop) for name, loop in loops.items() if name not in like}
+    return fit(widths, calls, *shares, like=like)
 
 
 TYPICAL = 0.05  # how far outputs differ, as a few of them may hide
@@ -211,8 +240,8 @@ def _note(state: State) -> tuple[list[int], Int[np.ndarray, "2 B"]]:
     row = int(calls.argmax())
     if not state.policy:
         return [int(calls[row])], np.zeros((2, len(calls)), int)
-    rounds, *tokens = map(np.asarray, state.policy)
-    return rounds[row].tolist(), np.stack(tokens)
+    counts: Counts = state.policy
+    return counts.rounds[row].tolist(), np.stack([counts.accepted, counts.tested])
 
 
 def _work(loop: str | None, rounds: Sequence[int]) -> Work:
@@ -242,6 +271,7 @@ def fit(
     alpha: float = float("nan"),
     between: float = float("nan"),
     alpha_error: float = float("nan"),
+    like: Mapping[str, str] | None = None,
 ) -> dict[str, Prices]:
     """Prices of each loop, from calls that are known sums.
 
@@ -250,6 +280,8 @@ def fit(
         pass share it where it is as wide.
       calls: what each is made of, and the seconds that it took.
       alpha, between, alpha_error: see `Prices`.
+      like: more loops, and the one whose prices they have but for what their policies take, by
+        round and by drafted token.
 
     Raises:
       ValueError: no call with a round of one of the loops.
@@ -260,6 +292,10 @@ def fit(
         for k in range(widths[-1]):
             own = _pass(name, widths, min(width for width in widths if width > k))
             parts[name, k] = {own: 1.0, BEGIN: float(k > 0), DRAFT: float(k)}
+    for name, other in (like or {}).items():
+        for k in range(loops[other][-1]):
+            decided: Work = {(DECIDE, name): 1.0, (DECIDE_TOKEN, name): float(k)}
+            parts[name, k] = {**parts[other, k], **decided}
     sums = [_sum(parts, work) for work in works]
     took = unit_times(sums, seconds)
     fitted = np.array([sum(n * took[part] for part, n in work.items()) for work in sums])
@@ -282,6 +318,12 @@ def fit(
         took_by = {width: took.get(_pass(name, widths, width)) for width in widths}
         verify = [max(time, least) for time in _verify(took_by, took.get(BEGIN, 0.0))]
         found[name] = prices(took.get(DRAFT, 0.0), verify, **facts)
+    for name, other in (like or {}).items():
+        once, each = took.get((DECIDE, name), 0.0), took.get((DECIDE_TOKEN, name), 0.0)
+        shared = found[other]
+        found[name] = prices(
+            float(shared.draft) + each, (np.asarray(shared.verify) + once).tolist(), **facts
+        )
     return found
 
 
@@ -408,7 +450,7 @@ def told(
 
     Args:
       policy: one that needs prices (`policies.needs_prices`), with or without its other settings.
-      method: the loop that it is for; its own policy does not count.
+      method: the loop that it is for, whatever its policy is.
       batch_size: rows decoded at once.
     """
     given = [text for text in texts if len(text) and not decoding.is_blank(target, text)]
@@ -421,8 +463,9 @@ def told(
         decoding.check_room(target, sources, max_new_tokens)
         if isinstance(method, TreeSpeculative):
             return _told_of_a_tree(policy, method, target, sources[: max(1, batch_size)], key)
+        untold = load(policy, prices=prices(0.0, [1.0] * (method.gamma_max + 1)))
         return measure(
-            {"loop": method},
+            {"loop": dataclasses.replace(method, policy=untold)},
             target,
             sources[:timed],
             untimed=sources[timed:],
@@ -468,7 +511,7 @@ def tell(
     return decoding.with_policy(chain, made)
 
 
-# --- prices by loop: of `POLICIES`, whose passes are shared, and of static γ ----------------------
+# --- prices by loop: of `POLICIES`, whose passes are shared, of static γ, of policies by name -----
 
 
 def static(gamma: int) -> str:
@@ -501,9 +544,8 @@ def priced(found: Mapping[str, Prices]) -> range:
 
 def _timed(found: Mapping[str, Prices]) -> list[Prices]:
     """Of static γ, ascending."""
-    return sorted(
-        (of for name, of in found.items() if name != POLICIES), key=lambda of: of.gamma_max
-    )
+    timed = [of for name, of in found.items() if name == static(of.gamma_max)]
+    return sorted(timed, key=lambda of: of.gamma_max)
 
 
 def by_formula(
