@@ -101,11 +101,13 @@ def test_a_policy_of_its_own():
         for k in (1, 7):
             work = collections.Counter({CALL: 1, ("mine", 0): 1})
             work["mine", k] += count - 1
-            seconds = 10 + sum(n * decided[kind[1]] for kind, n in work.items() if kind != CALL)
+            seconds = 13 + sum(n * decided[kind[1]] for kind, n in work.items() if kind != CALL)
             works.append((work, seconds))
     found = pricing.fit(LOOPS, works, like={"mine": "policies"})
     assert found["mine"].rounds(7).tolist() == close(list(decided.values()))
     assert found["policies"].rounds(7).tolist() == close([ROUNDS["policies", k] for k in range(8)])
+    assert found["mine"].call == close(10 + 3)
+    assert found["policies"].call == close(10)
     assert found["mine"].error < 1e-6
     # It has no place among static γ, which lie between those that were timed.
     assert pricing.priced(found) == range(3, 8)

@@ -30,7 +30,9 @@ def main(_) -> None:
     if flags.FLAGS.only_prices:
         for cell in study.keys(config, config.drafts):
             title = " ".join(short(str(part)) for part in cell.values())
-            board.compare_prices(console, title, race.price(on, cell), race.price(on, cell))
+            deciding = race.untold(on, cell["draft"])
+            both = [race.price(on, cell, deciding) for _ in range(2)]
+            board.compare_prices(console, title, *both)
         return
     if flags.FLAGS.only_mixing:
         results = Results(workdir / "mixing.jsonl")

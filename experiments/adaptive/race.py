@@ -120,10 +120,7 @@ def price(
 
 def sound_prices(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:
     """The first prices of `price_tries` that fit well enough; `check` has the error."""
-    config = on.config
-    untold = prices(0.0, [1.0] * (config.gamma_max + 1))
-    draft = cell["draft"]
-    deciding = {name: policy(on, draft, name, untold) for name in policies(on, draft)}
+    config, deciding = on.config, untold(on, cell["draft"])
     for left in reversed(range(config.price_tries)):
         found = price(on, cell, deciding)
         try:
@@ -401,6 +398,12 @@ def build(
         name: loop(on, draft, temperature, made, config.gamma_max, widths)
         for name, made in told.items()
     }
+
+
+def untold(on: Study, draft: str) -> dict[str, Policy]:
+    """All policies, before there are prices."""
+    none = prices(0.0, [1.0] * (on.config.gamma_max + 1))
+    return {name: policy(on, draft, name, none) for name in policies(on, draft)}
 
 
 def policy(on: Study, draft: str, name: str, table: Prices) -> Policy:

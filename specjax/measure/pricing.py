@@ -281,22 +281,28 @@ def fit(
       calls: what each is made of, and the seconds that it took.
       alpha, between, alpha_error: see `Prices`.
       like: more loops, and the one whose prices they have but for what their policies take, by
-        round and by drafted token.
+        call, by round and by drafted token.
 
     Raises:
       ValueError: no call with a round of one of the loops.
     """
     works, seconds = [work for work, _ in calls], [took for _, took in calls]
+    like = like or {}
     parts: dict[Hashable, Work] = {name: {name: 1.0} for name in (CALL, PLAIN_CALL, TOKEN)}
     for name, widths in loops.items():
         for k in range(widths[-1]):
             own = _pass(name, widths, min(width for width in widths if width > k))
             parts[name, k] = {own: 1.0, BEGIN: float(k > 0), DRAFT: float(k)}
-    for name, other in (like or {}).items():
+    for name, other in like.items():
+        parts[CALL, name] = {(CALL, name): 1.0}  # a policy's state begins and ends with the call
         for k in range(loops[other][-1]):
             decided: Work = {(DECIDE, name): 1.0, (DECIDE_TOKEN, name): float(k)}
             parts[name, k] = {**parts[other, k], **decided}
-    sums = [_sum(parts, work) for work in works]
+    sums = []
+    for work in works:
+        whose = {kind[0] for kind in work if isinstance(kind, tuple)}
+        begun: Work = {(CALL, name): 1.0 for name in like if name in whose}
+        sums.append(_sum(parts, {**work, **begun}))
     took = unit_times(sums, seconds)
     fitted = np.array([sum(n * took[part] for part, n in work.items()) for work in sums])
     errors = np.abs(fitted / seconds - 1)
@@ -318,12 +324,13 @@ def fit(
         took_by = {width: took.get(_pass(name, widths, width)) for width in widths}
         verify = [max(time, least) for time in _verify(took_by, took.get(BEGIN, 0.0))]
         found[name] = prices(took.get(DRAFT, 0.0), verify, **facts)
-    for name, other in (like or {}).items():
-        once, each = took.get((DECIDE, name), 0.0), took.get((DECIDE_TOKEN, name), 0.0)
-        shared = found[other]
-        found[name] = prices(
-            float(shared.draft) + each, (np.asarray(shared.verify) + once).tolist(), **facts
-        )
+    for name, other in like.items():
+        each, once, call = (took.get((what, name), 0.0) for what in (DECIDE_TOKEN, DECIDE, CALL))
+        row = found[other].as_row()
+        row["draft"] += each
+        row["verify"] = [verify + once for verify in row["verify"]]
+        row["call"] += call
+        found[name] = prices(**row)
     return found
 
 
