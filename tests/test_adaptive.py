@@ -131,7 +131,11 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
         assert row["speedup_decode_low"] <= row["speedup_decode"] <= row["speedup_decode_high"]
         assert row["replayed_speedup"] > 0
         assert row["predicted"] == pytest.approx(row["replayed_speedup"])  # all inputs are timed
-        assert list(row["prices"]) == ["policies", *([row["method"]] if row["static"] else [])]
+        shared, own = row["prices"].values()
+        assert list(row["prices"]) == ["policies", row["method"]]
+        if not row["static"]:  # the same passes, and decisions besides
+            took = [prices(**table).rounds(2) for table in (own, shared)]
+            assert np.all(took[0] >= took[1])
         assert row["prices"]["policies"]["error"] == row["price_error"] > 0
         assert row["replayed_speedup"] <= row["oracle_speedup"] * (1 + 1e-6)
     by = {row["method"]: row for row in rows}
