@@ -83,11 +83,10 @@ class Goodput(Policy):
         """The estimate for each row."""
         return (state.accepted + self.weight * self.prior) / (state.tested + self.weight)
 
-    def rate(self, alpha: Float[Array, "*B"], gamma_max: int) -> Float[Array, "*B K"]:
+    def rate(self, alpha: Float[Array, " B"], gamma_max: int) -> Float[Array, "B K"]:
         """Tokens per time that are expected of 0 … γ_max drafted tokens."""
         price = self.prices.rounds(gamma_max)
-        each = (1,) * alpha.ndim + (-1,)
-        return expected(alpha[..., None], np.arange(len(price)).reshape(each)) / price.reshape(each)
+        return expected(alpha[:, None], np.arange(len(price))[None]) / price[None]
 
 
 def add(tally: Tally, memory: Float[Array, ""], round_: Round) -> Tally:

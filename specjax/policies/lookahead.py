@@ -15,6 +15,7 @@ from specjax.policies.goodput import checked, expected
 from specjax.policies.prices import Prices
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
+from specjax.sampling import argmax
 from specjax.support.ranges import number
 
 BELIEF_WEIGHT = 2.0  # tested tokens that the mean belief is worth which fits α
@@ -65,20 +66,19 @@ class Lookahead(Estimating):
 
     def begin(self, state, gamma_max):
         price, alpha = self.prices.rounds(gamma_max), self.alpha(state)
-        either = jnp.stack([alpha, self.hoped(state.evidence, alpha)], axis=1)
-        rate = self.rate(either, gamma_max)
-        best, none = jnp.max(rate, axis=2), rate[:, :, 0]
-        hopes = best[:, 0] <= none[:, 0]
-        alpha, best, none = (jnp.where(hopes, x[:, 1], x[:, 0]) for x in (either, best, none))
+        pays = argmax(self.rate(alpha, gamma_max)) > 0
+        alpha = jnp.where(pays, alpha, self.hoped(state.evidence, alpha))
+        rate = self.rate(alpha, gamma_max)
+        best = jnp.max(rate, axis=1)
         now = np.arange(len(price))[:, None]
         more = now.T - now  # k, by n and n + k
         time = jnp.where(more > 0, price[None, :] - price[:, None], jnp.inf)
         brought = expected(alpha[:, None, None], np.maximum(more, 1)[None]) - 1
         bars = jnp.min(time[None] / brought, axis=2) * best[:, None]
         offset = _odds(alpha, 1 - alpha) - state.slope * _mean_odds(state, alpha)
-        start, certain = jnp.zeros_like(state.drafted), jnp.ones_like(alpha)
-        state = state._replace(offset=offset, bars=bars, drafted=start, survival=certain)
-        return state, jnp.where(best > none, len(price) - 1, 0)
+        none, certain = jnp.zeros_like(state.drafted), jnp.ones_like(alpha)
+        state = state._replace(offset=offset, bars=bars, drafted=none, survival=certain)
+        return state, jnp.where(best > rate[:, 0], len(price) - 1, 0)
 
     def go_on(self, state, drafting, confidence):
         survival = state.survival * _chance(state, confidence[:, None])[:, 0]
