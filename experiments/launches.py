@@ -24,12 +24,11 @@ from specjax.measure import launches, report
 from specjax.models import hub
 from specjax.models.hub.published import PUBLISHED
 from specjax.policies import Policy, load, needs_prices, prices
-from specjax.pytrees import pytree
 from specjax.sampling import sampling
 from specjax.support import command_line
 from specjax.tools.commands.defaults import DTYPES
 
-UNDECIDED = "experiments.launches:Undecided"
+UNDECIDED = "specjax.measure.pricing:Undecided"
 POLICIES = ("constant", UNDECIDED, "svip", "goodput", "first_descent", "lookahead")
 COLUMNS: list[report.Column] = [
     ("policy", lambda row: row["policy"]),
@@ -38,12 +37,6 @@ COLUMNS: list[report.Column] = [
     ("γ tokens", lambda row: str(row["all"].operations) if "all" in row else "–"),
     ("reads", lambda row: str((row["all"] if "all" in row else row["none"]).reads)),
 ]
-
-
-@pytree
-class Undecided(Policy):
-    """Drafts γ_max tokens, which the loop does not know: what is left of a policy without its
-    decisions."""
 
 
 def main(_) -> None:

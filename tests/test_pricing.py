@@ -94,7 +94,7 @@ def test_fit():
 
 
 def test_a_policy_of_its_own():
-    """A loop that is like another has its prices, and what its decisions take besides."""
+    """A loop with the passes of another has its prices, and what its decisions take besides."""
     decided = {k: ROUNDS["policies", k] + 0.25 + 0.5 * k for k in range(8)}
     works = calls()
     for count in (1, 9):
@@ -103,7 +103,7 @@ def test_a_policy_of_its_own():
             work["mine", k] += count - 1
             seconds = 13 + sum(n * decided[kind[1]] for kind, n in work.items() if kind != CALL)
             works.append((work, seconds))
-    found = pricing.fit(LOOPS, works, like={"mine": "policies"})
+    found = pricing.fit(LOOPS, works, passes_of={"mine": "policies"})
     assert found["mine"].rounds(7).tolist() == close(list(decided.values()))
     assert found["policies"].rounds(7).tolist() == close([ROUNDS["policies", k] for k in range(8)])
     assert found["mine"].call == close(10 + 3)
@@ -276,21 +276,25 @@ def test_what_is_timed(pair, monkeypatch):
     seen, told = [], []
     inner = pricing.acceptance
     monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or inner(*given))
-    monkeypatch.setattr(pricing, "fit", lambda *given, like: seen.append((*given, like)))
+    monkeypatch.setattr(pricing, "fit", lambda *given, passes_of: seen.append((*given, passes_of)))
+    deciding, always = [], pricing.Always
+    monkeypatch.setattr(pricing, "Always", lambda *a: deciding.append(a) or always(*a))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     loops = {"policies": build(pair, pair.draft, 3, widths=(1,)), "γ=2": build(pair, pair.draft, 2)}
     loops["svip"] = dataclasses.replace(loops["policies"], policy=policies.load("svip"))
     pricing.measure(
         loops, pair.target, texts[:2], max_new_tokens=12, key=jax.random.key(0), repeats=1,
-        lengths={"γ=2": [2]}, plain=build(pair, None), untimed=texts[2:], like={"svip": "policies"},
+        lengths={"γ=2": [2]}, passes_of={"svip": "policies"}, plain=build(pair, None),
+        untimed=texts[2:],
     )  # fmt: skip
-    ((widths, found, alpha, between, error, like),) = seen
+    ((widths, found, alpha, between, error, passes_of),) = seen
     assert widths == {"policies": (1, 4), "γ=2": (3,)}
-    assert like == {"svip": "policies"}
+    assert passes_of == {"svip": "policies"}
     works = [work for work, _ in found]
     # Plain, 0 1 2 3, γ=2, and 1 and 3 with svip; two texts, two budgets.
     assert len(works) == (1 + 4 + 1 + 2) * 2 * 2
     assert works[-1]["svip", 3] > 0
+    assert [policy for _, policy in deciding[-2:]] == [loops["svip"].policy] * 2
     assert all(seconds > 0 for _, seconds in found)
     outputs = generate(pair.target, None, TEXTS[:2], max_new_tokens=12).emitted.tolist()
     assert [dict(work) for work in works[:4]] == [
@@ -336,7 +340,7 @@ def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
 def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     """Three texts fill batches of two; the rounds are those of the row that had the most."""
     seen, told = [], []
-    monkeypatch.setattr(pricing, "fit", lambda loops, calls, *_, like: seen.extend(calls))
+    monkeypatch.setattr(pricing, "fit", lambda loops, calls, *_, passes_of: seen.extend(calls))
     monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or (0.5, 0.1))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     pricing.measure(
@@ -480,9 +484,12 @@ def test_generate_measures_prices(pair, monkeypatch):
     seen, policy = [], "lookahead(prior=0.9)"
     real = pricing.load
     monkeypatch.setattr(pricing, "load", lambda *a, **k: seen.append(k["prices"]) or real(*a, **k))
+    deciding, always = [], pricing.Always
+    monkeypatch.setattr(pricing, "Always", lambda *a: deciding.append(a) or always(*a))
     options = {"gamma": 3, "max_new_tokens": 12, "batch_size": 2}
     found = generate(pair.target, pair.draft, TEXTS[:3], policy=policy, **options)
     assert found.tokens == generate(pair.target, None, TEXTS[:3], max_new_tokens=12).tokens
+    assert {type(policy).__name__ for _, policy in deciding} == {"Lookahead"}
     untold, table = seen
     assert untold.gamma_max == table.gamma_max == 3
     assert 0 < table.rounds(3)[0] < 1  # seconds

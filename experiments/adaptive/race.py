@@ -114,7 +114,7 @@ def price(
         inputs=config.price_inputs,
         turn=config.turn,
         alpha_inputs=config.alpha_inputs,
-        like=dict.fromkeys(own, pricing.POLICIES),
+        passes_of=dict.fromkeys(own, pricing.POLICIES),
     )
 
 

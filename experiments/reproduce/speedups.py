@@ -131,7 +131,7 @@ def price(
     inputs: int | None = None,
     turn: int = 1,
     alpha_inputs: int = 0,
-    like: Mapping[str, str] | None = None,
+    passes_of: Mapping[str, str] | None = None,
 ) -> dict[str, Prices]:
     """Of plain decoding and of the loops, at batch 1, on the inputs that are timed.
 
@@ -140,13 +140,13 @@ def price(
       inputs: the first so many of them; None: all.
       turn: calls of a turn, as in `timing.in_turns`.
       alpha_inputs: over which α is measured; those beyond the first `inputs` are not timed.
-      like: as in `pricing.measure`.
+      passes_of: as in `pricing.measure`.
     """
-    timed, like = timed_texts(on)[:inputs], like or {}
+    timed, passes_of = timed_texts(on)[:inputs], passes_of or {}
     own = {
         name: [by.gamma_max]
         for name, by in loops.items()
-        if name != pricing.POLICIES and name not in like
+        if name != pricing.POLICIES and name not in passes_of
     }
     return pricing.measure(
         loops,
@@ -154,7 +154,7 @@ def price(
         timed,
         untimed=ids(on, alpha_inputs)[len(timed) :],
         lengths=own,
-        like=like,
+        passes_of=passes_of,
         plain=plain_method(on, temperature),
         max_new_tokens=on.config.max_new_tokens,
         key=jax.random.key(on.config.seed),

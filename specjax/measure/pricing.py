@@ -9,9 +9,9 @@ tokens in every round. Each call is a known sum:
 
 Calls of one token stand beside calls of whole outputs, or the fixed time of a call could not be
 told from that of its rounds: outputs of one length fit any split of the two. Drafts have fixed
-lengths, but what a loop's policy decides is computed too, which takes 1 to 3% of a round. The parts
-are fitted by non-negative least squares on medians over repeats in turns. How far the calls are
-from the fit, and by how much a longer draft was cheaper, stands in the prices.
+lengths, but what a loop's policy decides is computed too, which takes time. The parts are fitted by
+non-negative least squares on medians over repeats in turns. How far the calls are from the fit, and
+by how much a longer draft was cheaper, stands in the prices.
 
 A wider pass can be the faster one: a matrix product has sizes that suit the machine. A loop is
 priced as if it had only those passes that are faster than all wider ones, and `pruned` leaves it
@@ -68,8 +68,9 @@ class Counts(NamedTuple):
 
 
 @pytree
-class Freely(Policy):
-    """Decides nothing."""
+class Undecided(Policy):
+    """Drafts γ_max tokens, which the loop does not know: what is left of a policy without its
+    decisions."""
 
 
 @pytree
@@ -81,7 +82,7 @@ class Always(Policy):
     reads_batch = True
 
     length: Int[Array, ""]
-    policy: Policy = Freely()
+    policy: Policy = Undecided()
 
     def init(self, keys, gamma_max):
         none = jnp.zeros(keys.shape, jnp.int32)
@@ -122,7 +123,7 @@ def measure(
     max_new_tokens: int,
     key: Key[Array, ""],
     lengths: Mapping[str, Sequence[int]] | None = None,
-    like: Mapping[str, str] | None = None,
+    passes_of: Mapping[str, str] | None = None,
     plain: Autoregressive | None = None,
     longest: int | None = None,
     repeats: int = 5,
@@ -141,8 +142,8 @@ def measure(
       texts: ids from `decoding.tokenize`, none empty. They are repeated to fill a batch.
       max_new_tokens: the budget of real calls, which the shapes follow.
       lengths: the draft lengths to time, by loop; default `lengths_of`, or 1 and γ_max of a loop
-        that is like another.
-      like: loops that differ from another in their policy alone, and the names of those.
+        that has the passes of another.
+      passes_of: loops that differ from another in their policy alone, and that other.
       plain: the loop whose tokens are to be priced too; without it `token` is NaN.
       longest: the budget of the timed calls that are not of one token; default max_new_tokens.
       batch_size: rows of a call; a batch lasts as long as the row with the most rounds.
@@ -153,11 +154,11 @@ def measure(
     longest, width = longest or max_new_tokens, decoding.common_width([*texts, *untimed])
     whole = -(-len(texts) // batch_size) * batch_size
     filled = [texts[i % len(texts)] for i in range(whole)]
-    lengths, like = lengths or {}, like or {}
+    lengths, passes_of = lengths or {}, passes_of or {}
     made: dict[str, Method] = {PLAIN: plain} if plain else {}
     loop_of: dict[str, str] = {}
     for name, loop in loops.items():
-        usual = [1, loop.gamma_max] if name in like else lengths_of(passes(loop))
+        usual = [1, loop.gamma_max] if name in passes_of else lengths_of(passes(loop))
         for length in lengths.get(name) or usual:
             label = f"{name}, {length} drafted"
             made[label] = dataclasses.replace(loop, policy=Always(jnp.int32(length), loop.policy))
@@ -194,8 +195,8 @@ def measure(
         _, tokens = _note(decode(made[middle], *begin(batch=batch)))
         counted.append(tokens[:, : len(batch)])
     shares = acceptance(*np.hstack(counted))
-    widths = {name: passes(loop) for name, loop in loops.items() if name not in like}
-    return fit(widths, calls, *shares, like=like)
+    widths = {name: passes(loop) for name, loop in loops.items() if name not in passes_of}
+    return fit(widths, calls, *shares, passes_of=passes_of)
 
 
 TYPICAL = 0.05  # how far outputs differ, as a few of them may hide
@@ -271,7 +272,7 @@ def fit(
     alpha: float = float("nan"),
     between: float = float("nan"),
     alpha_error: float = float("nan"),
-    like: Mapping[str, str] | None = None,
+    passes_of: Mapping[str, str] | None = None,
 ) -> dict[str, Prices]:
     """Prices of each loop, from calls that are known sums.
 
@@ -280,20 +281,20 @@ def fit(
         pass share it where it is as wide.
       calls: what each is made of, and the seconds that it took.
       alpha, between, alpha_error: see `Prices`.
-      like: more loops, and the one whose prices they have but for what their policies take, by
+      passes_of: more loops, and the one whose prices they have but for what their policies take, by
         call, by round and by drafted token.
 
     Raises:
       ValueError: no call with a round of one of the loops.
     """
     works, seconds = [work for work, _ in calls], [took for _, took in calls]
-    like = like or {}
+    passes_of = passes_of or {}
     parts: dict[Hashable, Work] = {name: {name: 1.0} for name in (CALL, PLAIN_CALL, TOKEN)}
     for name, widths in loops.items():
         for k in range(widths[-1]):
             own = _pass(name, widths, min(width for width in widths if width > k))
             parts[name, k] = {own: 1.0, BEGIN: float(k > 0), DRAFT: float(k)}
-    for name, other in like.items():
+    for name, other in passes_of.items():
         parts[CALL, name] = {(CALL, name): 1.0}  # a policy's state begins and ends with the call
         for k in range(loops[other][-1]):
             decided: Work = {(DECIDE, name): 1.0, (DECIDE_TOKEN, name): float(k)}
@@ -301,7 +302,7 @@ def fit(
     sums = []
     for work in works:
         whose = {kind[0] for kind in work if isinstance(kind, tuple)}
-        begun: Work = {(CALL, name): 1.0 for name in like if name in whose}
+        begun: Work = {(CALL, name): 1.0 for name in passes_of if name in whose}
         sums.append(_sum(parts, {**work, **begun}))
     took = unit_times(sums, seconds)
     fitted = np.array([sum(n * took[part] for part, n in work.items()) for work in sums])
@@ -324,7 +325,7 @@ def fit(
         took_by = {width: took.get(_pass(name, widths, width)) for width in widths}
         verify = [max(time, least) for time in _verify(took_by, took.get(BEGIN, 0.0))]
         found[name] = prices(took.get(DRAFT, 0.0), verify, **facts)
-    for name, other in like.items():
+    for name, other in passes_of.items():
         each, once, call = (took.get((what, name), 0.0) for what in (DECIDE_TOKEN, DECIDE, CALL))
         row = found[other].as_row()
         row["draft"] += each
