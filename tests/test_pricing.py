@@ -499,6 +499,32 @@ def test_generate_measures_prices(pair, monkeypatch):
     assert empty.rounds(3).tolist() == [1, 1, 1, 1]
 
 
+def test_what_is_told_depends_on_no_draw_of_the_run(pair, monkeypatch):
+    """A policy that knew its row's α before the first round would choose by tokens to come."""
+    drawn, inner = {}, decoding.starting._row_keys
+
+    def row_keys(*given):
+        keys = inner(*given)
+        said = {tuple(key) for key in jax.random.key_data(keys).tolist()}
+        drawn.setdefault(measuring[-1], set()).update(said)
+        return keys
+
+    measuring, told = [False], pricing.told
+
+    def tells(*given, **options):
+        measuring.append(True)
+        found = told(*given, **options)
+        measuring.append(False)
+        return found
+
+    monkeypatch.setattr(decoding.starting, "_row_keys", row_keys)
+    monkeypatch.setattr(pricing, "told", tells)
+    generate(pair.target, pair.draft, TEXTS, gamma=2, temperature=1.0, max_new_tokens=4,
+             policy="goodput", key=3)  # fmt: skip
+    assert min(map(len, drawn.values())) >= len(TEXTS)
+    assert not drawn[True] & drawn[False]
+
+
 def test_decode_measures_prices(pair, tmp_path, monkeypatch, capsys):
     """And says what they are; a misspelt setting is refused before models are loaded."""
     file = tmp_path / "in.txt"

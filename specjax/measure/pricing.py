@@ -25,6 +25,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -53,6 +54,9 @@ DECIDE, DECIDE_TOKEN = "decide", "decide on a token"  # by loop
 SAVING = 0.02
 
 ALPHA_TEXTS = 32  # that tell a policy its α, where there are so many
+# Folded into a run's key: no input has this index. What a policy is told must not depend on the
+# draws that the run will make, or its outputs would not be draws from the target.
+APART = np.uint32(2**32 - 1)
 
 # What a call is made of: `CALL`, `PLAIN_CALL`, `TOKEN`, and (loop, drafted tokens) for rounds.
 Work = Mapping[Hashable, float]
@@ -459,8 +463,10 @@ def told(
     Args:
       policy: one that needs prices (`policies.needs_prices`), with or without its other settings.
       method: the loop that it is for, whatever its policy is.
+      key: that of the run, which draws apart from what is decoded here.
       batch_size: rows decoded at once.
     """
+    key = jax.random.fold_in(key, APART)
     given = [text for text in texts if len(text) and not decoding.is_blank(target, text)]
     timed = max(4, batch_size)
     some = given[: max(timed, ALPHA_TEXTS)]
