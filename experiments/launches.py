@@ -28,7 +28,7 @@ from specjax.sampling import sampling
 from specjax.support import command_line
 from specjax.tools.commands.defaults import DTYPES
 
-UNDECIDED = "specjax.measure.pricing:Undecided"
+UNDECIDED = "specjax.measure.counting:Undecided"
 POLICIES = ("constant", UNDECIDED, "svip", "goodput", "first_descent", "lookahead")
 COLUMNS: list[report.Column] = [
     ("policy", lambda row: row["policy"]),

@@ -18,7 +18,7 @@ from specjax import generate, loop, speculative
 from specjax.accept import BlockRule, TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import eagle
-from specjax.measure.pricing import Always
+from specjax.measure.counting import Always
 from specjax.models.layers import Decoder
 from specjax.models.memory import nbytes
 from specjax.models.tapped import Tapped

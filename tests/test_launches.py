@@ -134,7 +134,7 @@ def test_a_program_of_this_machine():
 def test_command(monkeypatch, capsys):
     """For this machine, which needs no plugin: what decides more hands over more."""
     args = ["--platform=cpu", "--gamma=2", "--policy=constant", "--policy=lookahead"]
-    args.append("--policy=specjax.measure.pricing:Undecided")
+    args.append("--policy=specjax.measure.counting:Undecided")
     out = command_line.run(monkeypatch, capsys, "experiments.launches", *args)
     rows = [line.split("│")[1:-1] for line in out.stdout.splitlines() if "│" in line]
     plain = [cell.strip() for cell in rows.pop(0)]

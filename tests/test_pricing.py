@@ -15,7 +15,8 @@ from experiments.adaptive import board, race
 from pairs import TEXTS
 from specjax import decoding, generate, loop, policies
 from specjax.measure import pricing, timing
-from specjax.measure.pricing import CALL, PLAIN_CALL, TOKEN, Always
+from specjax.measure.counting import Always
+from specjax.measure.pricing import CALL, PLAIN_CALL, TOKEN
 from specjax.policies import prices
 from specjax.sampling import sampling
 from specjax.support import command_line as commands

@@ -22,7 +22,8 @@ from experiments.reproduce.study import Study
 from specjax import loop
 from specjax import sampling as smp
 from specjax.measure import pricing, report, timing
-from specjax.measure.pricing import CALL, POLICIES, Always, Counts
+from specjax.measure.counting import Always, Counts
+from specjax.measure.pricing import CALL, POLICIES
 from specjax.measure.timing import PLAIN
 from specjax.policies import Policy, load
 from specjax.policies.base import salts

@@ -23,27 +23,25 @@ import itertools
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Int, Key
+from jaxtyping import Key
 from scipy.optimize import nnls
 
 from specjax import decoding
 from specjax.autoregressive import Autoregressive
 from specjax.loop import Method, decode
-from specjax.measure import timing, tree_cost
+from specjax.measure import counting, timing, tree_cost
+from specjax.measure.counting import Always
 from specjax.measure.timing import PLAIN
 from specjax.models.hub import Checkpoint
-from specjax.policies import Policy, Prices, load, prices
+from specjax.policies import Prices, load, prices
 from specjax.policies.base import counts_nodes
-from specjax.pytrees import pytree
-from specjax.rounds import where_active
 from specjax.speculative import Speculative
-from specjax.state import State
 from specjax.trees.speculative import TreeSpeculative
 from specjax.types import Text
 
@@ -60,63 +58,6 @@ APART = np.uint32(2**32 - 1)
 
 # What a call is made of: `CALL`, `PLAIN_CALL`, `TOKEN`, and (loop, drafted tokens) for rounds.
 Work = Mapping[Hashable, float]
-
-
-class Counts(NamedTuple):
-    """What was done in each row."""
-
-    rounds: Int[Array, "B K"]  # by the batch's longest draft, which is what they take
-    accepted: Int[Array, " B"]  # tokens
-    tested: Int[Array, " B"]
-    policy: Any  # the state of the one that decides
-
-
-@pytree
-class Undecided(Policy):
-    """Drafts γ_max tokens, which the loop does not know: what is left of a policy without its
-    decisions."""
-
-
-@pytree
-class Always(Policy):
-    """Drafts `length` tokens in every round, and counts. The budget may end a draft, and a drafter
-    may have nothing to say. What `policy` decides is computed, for its time; it counts where
-    `length` is negative, which no compiler knows."""
-
-    reads_batch = True
-
-    length: Int[Array, ""]
-    policy: Policy = Undecided()
-
-    def init(self, keys, gamma_max):
-        none = jnp.zeros(keys.shape, jnp.int32)
-        rounds = jnp.zeros((*keys.shape, gamma_max + 1), jnp.int32)
-        return Counts(rounds, none, none, self.policy.init(keys, gamma_max))
-
-    def begin(self, state, gamma_max):
-        own, decided = self.policy.begin(state.policy, gamma_max)
-        return state._replace(policy=own), self._or(decided, self.length)
-
-    def keep_drafting(self, state, seen):
-        own, decided = self.policy.keep_drafting(state.policy, seen)
-        return state._replace(policy=own), self._or(decided, seen.drafting)
-
-    def go_on(self, state, drafting, confidence):
-        own, decided = self.policy.go_on(state.policy, drafting, confidence)
-        return state._replace(policy=own), self._or(decided, drafting)
-
-    def _or(self, decided, otherwise):
-        return jnp.where(self.length < 0, decided, otherwise)
-
-    def update(self, state, round_):
-        lengths = jnp.arange(state.rounds.shape[1], dtype=jnp.int32)[None, :]
-        new = state._replace(
-            rounds=state.rounds + (jnp.max(round_.drafted) == lengths).astype(jnp.int32),
-            accepted=state.accepted + round_.accepted,
-            tested=state.tested + jnp.sum(round_.tested, axis=1, dtype=jnp.int32),
-        )
-        own = self.policy.update(state.policy, round_)
-        return where_active(round_, new, state)._replace(policy=own)
 
 
 def measure(
@@ -179,25 +120,25 @@ def measure(
         turn=turn,
         width=width,
         names=names,
-        note=_note,
+        note=counting.note,
     )
     calls = [
-        (_work(loop_of.get(label), rounds), seconds)
+        (_work(loop_of.get(label), done.rounds), seconds)
         for label, notes in found.notes.items()
-        for (rounds, *_), seconds in zip(notes, np.median(found.decode[label], axis=0), strict=True)
+        for done, seconds in zip(notes, np.median(found.decode[label], axis=0), strict=True)
     ]
     first = [label for label, name in loop_of.items() if name == next(iter(loops))]
     middle = first[len(first) // 2]
-    timed = [tokens[:, :batch_size] for _, tokens in found.notes[middle][whole // batch_size :]]
-    counted = [np.hstack(timed)[:, : len(texts)]]  # without those that fill a batch
+    counted = [done.tokens[:, :batch_size] for done in found.notes[middle][whole // batch_size :]]
+    counted = [np.hstack(counted)[:, : len(texts)]]  # without those that fill a batch
     begin = partial(
         timing.start, made[middle], target, untimed, max_new_tokens=max_new_tokens, key=key,
         rows=batch_size, budgets=[longest] * len(untimed), width=width,
     )  # fmt: skip
     for at in range(0, len(untimed), batch_size):
         batch = range(len(untimed))[at : at + batch_size]
-        _, tokens = _note(decode(made[middle], *begin(batch=batch)))
-        counted.append(tokens[:, : len(batch)])
+        done = counting.note(decode(made[middle], *begin(batch=batch)))
+        counted.append(done.tokens[:, : len(batch)])
     shares = acceptance(*np.hstack(counted))
     widths = {name: passes(loop) for name, loop in loops.items() if name not in passes_of}
     return fit(widths, calls, *shares, passes_of=passes_of)
@@ -236,17 +177,6 @@ def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float, 
     between = (FEW * TYPICAL + weight * correlation) / (FEW + weight)
     spread = np.sum(tested * (between * tested + 1 - between)) / total**2
     return float(alpha), float(between), float(np.sqrt(alpha * (1 - alpha) * spread))
-
-
-def _note(state: State) -> tuple[list[int], Int[np.ndarray, "2 B"]]:
-    """Rounds of the row that lasted longest, by drafted tokens (plain decoding has its tokens); and
-    the tokens of each row that were accepted and tested."""
-    calls = np.asarray(state.stats.target_calls)
-    row = int(calls.argmax())
-    if not state.policy:
-        return [int(calls[row])], np.zeros((2, len(calls)), int)
-    counts: Counts = state.policy
-    return counts.rounds[row].tolist(), np.stack([counts.accepted, counts.tested])
 
 
 def _work(loop: str | None, rounds: Sequence[int]) -> Work:

@@ -1,0 +1,87 @@
+"""Loops that draft a given number of tokens in every round, and what they did."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Int
+
+from specjax.policies import Policy
+from specjax.pytrees import pytree
+from specjax.rounds import where_active
+from specjax.state import State
+
+
+class Counts(NamedTuple):
+    """What was done in each row."""
+
+    rounds: Int[Array, "B K"]  # by the batch's longest draft, which is what they take
+    accepted: Int[Array, " B"]  # tokens
+    tested: Int[Array, " B"]
+    policy: Any  # the state of the one that decides
+
+
+@pytree
+class Undecided(Policy):
+    """Drafts γ_max tokens, which the loop does not know: what is left of a policy without its
+    decisions."""
+
+
+@pytree
+class Always(Policy):
+    """Drafts `length` tokens in every round, and counts. The budget may end a draft, and a drafter
+    may have nothing to say. What `policy` decides is computed, for its time; it counts where
+    `length` is negative, which no compiler knows."""
+
+    reads_batch = True
+
+    length: Int[Array, ""]
+    policy: Policy = Undecided()
+
+    def init(self, keys, gamma_max):
+        none = jnp.zeros(keys.shape, jnp.int32)
+        rounds = jnp.zeros((*keys.shape, gamma_max + 1), jnp.int32)
+        return Counts(rounds, none, none, self.policy.init(keys, gamma_max))
+
+    def begin(self, state, gamma_max):
+        own, decided = self.policy.begin(state.policy, gamma_max)
+        return state._replace(policy=own), self._or(decided, self.length)
+
+    def keep_drafting(self, state, seen):
+        own, decided = self.policy.keep_drafting(state.policy, seen)
+        return state._replace(policy=own), self._or(decided, seen.drafting)
+
+    def go_on(self, state, drafting, confidence):
+        own, decided = self.policy.go_on(state.policy, drafting, confidence)
+        return state._replace(policy=own), self._or(decided, drafting)
+
+    def _or(self, decided, otherwise):
+        return jnp.where(self.length < 0, decided, otherwise)
+
+    def update(self, state, round_):
+        lengths = jnp.arange(state.rounds.shape[1], dtype=jnp.int32)[None, :]
+        new = state._replace(
+            rounds=state.rounds + (jnp.max(round_.drafted) == lengths).astype(jnp.int32),
+            accepted=state.accepted + round_.accepted,
+            tested=state.tested + jnp.sum(round_.tested, axis=1, dtype=jnp.int32),
+        )
+        own = self.policy.update(state.policy, round_)
+        return where_active(round_, new, state)._replace(policy=own)
+
+
+class Note(NamedTuple):
+    """What is kept of a batch."""
+
+    rounds: list[int]  # of the row that lasted longest, by drafted tokens; plain: its tokens
+    tokens: Int[np.ndarray, "2 B"]  # accepted and tested in each row; plain: none
+
+
+def note(state: State) -> Note:
+    """Of a batch that is done, in a loop with `Always` or in plain decoding."""
+    calls = np.asarray(state.stats.target_calls)
+    row = int(calls.argmax())
+    if not state.policy:
+        return Note([int(calls[row])], np.zeros((2, len(calls)), int))
+    counts: Counts = state.policy
+    return Note(counts.rounds[row].tolist(), np.stack([counts.accepted, counts.tested]))
