@@ -15,6 +15,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,10 +32,10 @@ from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax import decoding
 from specjax.loop import Method
-from specjax.measure import pricing, report, timing
+from specjax.measure import choice, pricing, report, timing
 from specjax.measure.pricing import static
 from specjax.measure.timing import PLAIN, quartiles
-from specjax.policies import load
+from specjax.policies import load, prices
 from specjax.policies.loading import takes
 from specjax.results import summarize
 from specjax.speculative import Speculative
@@ -91,24 +92,41 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
         "batch_size": batch,
         "names": (config.target, draft),
     }
+    none = prices(0.0, [1.0] * (config.gamma_max + 1))
+    chosen = {name: partial(load, name, **own) for name, own in config.policies.to_dict().items()}
+    own = {
+        name: dataclasses.replace(shared, policy=make(prices=none))
+        for name, make in chosen.items()
+        if takes(name, "prices")
+    }
     priced = max(2 * batch, config.price_inputs)
-    prices = pricing.measure(
-        {pricing.POLICIES: shared},
+    known = pricing.measure(
+        {pricing.POLICIES: shared, **own},
         on.target,
         texts[:priced],
         untimed=texts[priced:],
         plain=plain,
         repeats=config.price_repeats,
+        passes_of=dict.fromkeys(own, pricing.POLICIES),
         **decoded,
-    )[pricing.POLICIES]
-    shared = dataclasses.replace(shared, widths=pricing.pruned(shared.widths, prices))
+    )
+    widths = pricing.pruned(shared.widths, known[pricing.POLICIES])
+    shared = dataclasses.replace(shared, widths=widths)
     methods: dict[str, Method] = {PLAIN: plain}
     for gamma in config.static:
         methods[static(gamma)] = speedups.method(on, draft, temperature, gamma)
-    for name, settings in config.policies.to_dict().items():
-        told = {"prices": prices} if takes(name, "prices") else {}
-        loop = dataclasses.replace(shared, policy=load(name, **settings, **told))
-        methods[name] = decoding.plain_if_preferred(loop, config.max_new_tokens, batch)
+    fixed = set()  # policies that are slower than drafts of one length
+    # Trials are of other inputs than the race, if there are more.
+    count = config.timed_inputs + max(choice.TEXTS, batch)
+    others = speedups.ids(on, count)[config.timed_inputs :]
+    trial = {**decoded, "key": pricing.apart(decoded["key"])}
+    for name, make in chosen.items():
+        told = {"prices": known[name]} if name in own else {}
+        loop = dataclasses.replace(shared, policy=make(**told))
+        preferred = decoding.plain_if_preferred(loop, config.max_new_tokens, batch)
+        methods[name] = choice.faster(preferred, on.target, others, **trial)
+        if methods[name] is not preferred:
+            fixed.add(name)
     found = timing.side_by_side(methods, on.target, texts, repeats=config.repeats, **decoded)
     best, early, timed = race.choose(found, [static(gamma) for gamma in config.static])
     rows = []
@@ -131,7 +149,9 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
                 "drafted": counts.drafted,
                 "accepted": counts.accepted,
                 "identical": timed.identical(name) if not temperature else None,
-                "prices": prices.as_row(),  # in seconds; what policies were told
+                # In seconds: what the policy was told, or of the loop that policies share.
+                "prices": known.get(name, known[pricing.POLICIES]).as_row(),
+                "fixed": method.gamma_max if name in fixed else 0,  # drafted in every round
                 "gamma_max": config.gamma_max,
                 "widths": list(shared.widths),
                 "timed_inputs": len(texts),

@@ -14,7 +14,7 @@ from specjax import decoding, drafters
 from specjax.accept import AcceptanceRule, exactness
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
-from specjax.measure import pricing
+from specjax.measure import choice, pricing
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, needs_prices
 from specjax.results import Progress, Result, Row
@@ -158,10 +158,11 @@ def _ready(
     method: Any = decoding.build(target, draft, policy=None if priced else policy, **how)
     if isinstance(policy, str) and priced:
         rows = min(batch_size, len(texts) * samples)
-        prices = pricing.told(policy, method, target, texts, **options | {"batch_size": rows})
+        run = options | {"batch_size": rows}
+        prices = pricing.told(policy, method, target, texts, **run)
         method = pricing.tell(method, policy, prices)
         if not (carry or rounds):
-            method = decoding.plain_if_preferred(method, max_new_tokens, rows)
+            method = choice.fastest(method, target, texts, **run)
     if carry:
         decoding.check_carry(method)
         options["carry"] = True

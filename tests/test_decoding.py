@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import types
 import warnings
 
 import jax
@@ -125,6 +126,39 @@ def test_a_draft_that_is_not_worth_its_time(pair, plain, monkeypatch):
         assert result.tokens == plain.tokens
         assert not result.drafted.any()
     assert kinds == [Autoregressive, Speculative]
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_drafts_of_one_length_that_are_faster(pair, plain, monkeypatch, fixed):
+    """Have a loop of their own, where neither a log nor what is learned is asked for. A trial is of
+    texts from all over the run, if there are 64, and draws apart from it."""
+    loops, trials, stream = [], [], decoding.stream
+
+    def watched(method, *args, **options):
+        loops.append((type(method.policy).__name__, method.gamma_max))
+        return stream(method, *args, **options)
+
+    def side_by_side(methods, target, texts, *, key, batch_size, **options):
+        trials.append((texts, batch_size))
+        assert key != jax.random.key(0)
+        per_token = {"decides": 1.0, "fixed": 0.9 if fixed else 1.1}
+        by = {name: np.array([[seconds]]) for name, seconds in per_token.items()}
+        rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in by}
+        return timing.Comparison(by, {}, rows, {})
+
+    # At α = .6 two tokens bring 1.96 for 1.4, most of all.
+    table = prices(0.2, [1.0] * 4, alpha=0.6, token=1.0)
+    monkeypatch.setattr(pricing, "told", lambda *_, **__: table)
+    monkeypatch.setattr(decoding, "stream", watched)
+    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    many = TEXTS[:4] * 16
+    for texts, options in ((many, {}), (many, {"rounds": True}), (many, {"carry": True}),
+                           (many[1:], {})):  # fmt: skip
+        generate(pair.target, pair.draft, texts, gamma=3, policy="lookahead", batch_size=2,
+                 max_new_tokens=2, **options)  # fmt: skip
+    first = ("Constant", 2) if fixed else ("Lookahead", 3)
+    assert loops == [first, ("Logged", 3), ("Lookahead", 3), ("Lookahead", 3)]
+    assert trials == [(decoding.tokenize(pair.target, TEXTS[:1] * 4), 2)]
 
 
 # Samples and batches.

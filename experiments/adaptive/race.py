@@ -15,9 +15,11 @@ from experiments.replay import evaluate
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study
 from specjax import decoding
+from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import Drafter
-from specjax.measure import pricing, timing
-from specjax.measure.pricing import static
+from specjax.loop import Method
+from specjax.measure import choice, pricing, timing
+from specjax.measure.pricing import static, static_prices
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices, constant, head, load, prices
@@ -148,10 +150,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     made = build(on, draft, temperature, known)
     key = jax.random.key(config.seed)
     plain = speedups.plain_method(on, temperature)
-    racing = {
-        name: decoding.plain_if_preferred(loop, config.max_new_tokens)
-        for name, loop in made.items()
-    }
+    racing, decide, known = prefer(on, made, known)
     methods: dict[str, Any] = {PLAIN: plain, **static_loops(on, draft, temperature), **racing}
     if temperature:
         drawn = rehearse.script(recorded, key)
@@ -170,11 +169,11 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     best, early, timed = choose(everything, [static(gamma) for gamma in config.static])
     alpha = on.alpha(draft, temperature, on.outputs(temperature)).value
     draws = 1 if temperature == 0 else config.draws
-    replayed = replay_all(on, made, recorded, known, key, draws)
+    replayed = replay_all(on, decide, recorded, known, key, draws)
     # Of the timed inputs alone, and at all temperatures of the very rounds that were timed.
     same = jax.tree.map(lambda field: field[: len(texts)], recorded)
-    foretold = replay_all(on, made, same, known, key, 1)
-    lost = losses(on, made, same, known, key)
+    foretold = replay_all(on, decide, same, known, key, 1)
+    lost = losses(on, decide, same, known, key)
     rows = [
         {
             "method": name,
@@ -204,7 +203,9 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             "price_error": float(table.error),
             "gamma_max": config.gamma_max,
             "widths": list(pricing.pruned(config.widths, table)),
-            "plain": name in racing and racing[name] is not made[name],  # it prefers that
+            "plain": isinstance(racing.get(name), Autoregressive),  # it prefers that
+            # Or drafts of so many tokens in every round.
+            "fixed": decide[name].gamma_max if decide.get(name) is not made.get(name) else 0,
             "batch": 1,
             "timed_inputs": len(texts),
             "replayed_inputs": config.alpha_inputs,
@@ -222,6 +223,30 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
         if row["closed_timed"] is None:
             row["closed"] = None
     return rows
+
+
+def prefer(
+    on: Study, made: Mapping[str, Speculative], known: Mapping[str, Prices]
+) -> tuple[dict[str, Method], dict[str, Speculative], dict[str, Prices]]:
+    """What decodes for each policy (`choice`), which of it has drafts, and prices by name.
+
+    Trials are of the last inputs that α is counted on, which are not those of the race where there
+    are more.
+    """
+    config, decide, own = on.config, dict(made), dict(known)
+    racing: dict[str, Method] = {}
+    price = {k: float(static_prices(known, k).rounds(k)[k]) for k in pricing.priced(known)}
+    texts = speedups.ids(on, config.alpha_inputs)[-choice.TEXTS :]
+    for name, loop in made.items():
+        preferred = decoding.plain_if_preferred(loop, config.max_new_tokens)
+        found = choice.faster(
+            preferred, on.target, texts, max_new_tokens=config.max_new_tokens,
+            key=pricing.apart(jax.random.key(config.seed)), price=price,
+        )  # fmt: skip
+        racing[name] = found
+        if isinstance(found, Speculative) and found is not preferred:
+            decide[name], own[name] = found, static_prices(known, found.gamma_max)
+    return racing, decide, own
 
 
 def closed(still: dict[str, Any], row: dict[str, Any], bound: float) -> float | None:

@@ -52,9 +52,6 @@ DECIDE, DECIDE_TOKEN = "decide", "decide on a token"  # by loop
 SAVING = 0.02
 
 ALPHA_TEXTS = 32  # that tell a policy its α, where there are so many
-# Folded into a run's key: no input has this index. What a policy is told must not depend on the
-# draws that the run will make, or its outputs would not be draws from the target.
-APART = np.uint32(2**32 - 1)
 
 # What a call is made of: `CALL`, `PLAIN_CALL`, `TOKEN`, and (loop, drafted tokens) for rounds.
 Work = Mapping[Hashable, float]
@@ -371,6 +368,13 @@ def unit_times(
     return dict(zip(kinds, (found / scale).tolist(), strict=True))
 
 
+def apart(key: Key[Array, ""]) -> Key[Array, ""]:
+    """A key for what is measured before a run of this key: no input has that index. What a policy
+    is told must not depend on draws that the run will make, or its outputs would not be draws from
+    the target."""
+    return jax.random.fold_in(key, np.uint32(2**32 - 1))
+
+
 def told(
     policy: str,
     method: Speculative | TreeSpeculative,
@@ -396,7 +400,7 @@ def told(
       key: that of the run, which draws apart from what is decoded here.
       batch_size: rows decoded at once.
     """
-    key = jax.random.fold_in(key, APART)
+    key = apart(key)
     given = [text for text in texts if len(text) and not decoding.is_blank(target, text)]
     timed = max(4, batch_size)
     some = given[: max(timed, ALPHA_TEXTS)]

@@ -1,6 +1,7 @@
 """α of each row, from its own rounds; and how far recent rounds are to be trusted, from these."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -81,13 +82,32 @@ class Estimating(Goodput):
         price = np.asarray(self.prices.rounds(gamma_max), np.float64)
         plain = float(self.prices.outside(0.0).rounds(gamma_max)[0])
         lower = float(self.first()[0] - jnp.nan_to_num(self.prices.alpha_error))
-        alpha = np.clip(lower, LEAST_CHANCE, 1 - LEAST_CHANCE)
+        tokens = self.expected_tokens(lower, gamma_max, rows)
+        return plain / float(np.mean(np.min(price / tokens, axis=1)))
+
+    def best_length(self, price: Mapping[int, float], rows: int = 1) -> int:
+        """The draft length that promises most if all rounds have it, at the first α: of least
+
+            price(k) · E_α [ 1/(1 + α + … + αᵏ) ]
+
+        with α as in `promised_speedup`.
+
+        Args:
+          price: of a round, by the lengths to choose from.
+        """
+        tokens = self.expected_tokens(float(self.first()[0]), max(price), rows)
+        each = np.mean(1 / tokens, axis=0)
+        return min(price, key=lambda length: price[length] * each[length])
+
+    def expected_tokens(self, mean: float, gamma_max: int, rows: int) -> Float[np.ndarray, "N K"]:
+        """1 + α + … + αᵏ for 0 … γ_max drafted tokens, of N equally likely outputs, or of the worst
+        of so many rows."""
+        alpha = np.clip(mean, LEAST_CHANCE, 1 - LEAST_CHANCE)
         total = max(float(self.concentration()), LEAST_CHANCE)  # at 0 there is no distribution
         shares = (np.arange(OUTPUTS) + 0.5) / OUTPUTS
         least = -np.expm1(np.log1p(-shares) / rows)  # quantiles of the least of so many uniforms
         alphas = betaincinv(alpha * total, (1 - alpha) * total, least)
-        tokens = np.cumsum(alphas[:, None] ** np.arange(len(price)), axis=1)
-        return plain / float(np.mean(np.min(price / tokens, axis=1)))
+        return np.cumsum(alphas[:, None] ** np.arange(gamma_max + 1), axis=1)
 
     def learned(self, state: Evidence, held: Float[Array, "B 3"], round_) -> Evidence:
         """After a round.

@@ -57,7 +57,7 @@ from tqdm import tqdm
 from specjax import accept, decoding, drafters, policies, sampling, trees
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
-from specjax.measure import pricing, provenance, report, timing
+from specjax.measure import choice, pricing, provenance, report, timing
 from specjax.models import hub, sharding
 from specjax.models.memory import check_fits
 from specjax.policies.prices import as_measured
@@ -102,10 +102,7 @@ def run_in(group: Group, args, config) -> None:
     if unpriced:
         method = with_prices(group, together, method, target, texts, config)
         if not (config.carry or config.rounds_file):
-            limits = config.max_new_tokens, rows_of(config, texts)
-            method = decoding.plain_if_preferred(method, *limits)
-        if not (group.index or isinstance(method, Speculative | TreeSpeculative)):
-            print(f"{config.policy}: no draft is worth its time, so none is made", file=sys.stderr)
+            method = chosen(group, together, method, target, texts, config)
     if group.count > 1 and not together and decoding.reads_batch(method):
         raise ValueError(
             f"--config.policy={config.policy} reads its batch, which several processes would cut "
@@ -233,22 +230,48 @@ def with_prices(
     """
     row = None
     if together or group.index == 0:
-        found = pricing.told(
-            config.policy,
-            method,
-            target,
-            texts,
-            max_new_tokens=config.max_new_tokens,
-            key=jax.random.key(config.seed),
-            batch_size=rows_of(config, texts),
-            max_source_len=config.max_source_len or None,
-            names=(config.target, config.draft),
-        )
+        found = pricing.told(config.policy, method, target, texts, **measuring(config, texts))
         if group.index == 0:
             print(f"{config.policy}: measured {pricing.words(found)}", file=sys.stderr)
         row = found.as_row()
     said, *_ = group.exchange("prices", json.dumps(row))
     return pricing.tell(method, config.policy, as_measured(**json.loads(said)))
+
+
+def chosen(
+    group: Group, together: bool, method, target: hub.Checkpoint, texts: list[str], config
+) -> Method:
+    """What process 0 finds the fastest, by the prices and by a trial, and prints. Where the loop
+    runs in all processes at once there is no trial: their clocks differ.
+
+    Arguments: `with_prices`.
+    """
+    method = decoding.plain_if_preferred(method, config.max_new_tokens, rows_of(config, texts))
+    said = "" if isinstance(method, Speculative | TreeSpeculative) else "no draft is worth its time"
+    length = 0
+    if not together and group.index == 0:
+        found = choice.fastest(method, target, texts, **measuring(config, texts))
+        if isinstance(found, Speculative) and found is not method:
+            length = found.gamma_max
+    if not together:
+        length = int(group.exchange("length", str(length))[0])
+    if length:
+        method = choice.of_length(method, length)
+        said = f"drafts of {length} token{'s' * (length > 1)} in every round are faster"
+    if said and not group.index:
+        print(f"{config.policy}: {said}", file=sys.stderr)
+    return method
+
+
+def measuring(config, texts: list[str]) -> dict[str, Any]:
+    """What is measured before a run, as its functions take it."""
+    return {
+        "max_new_tokens": config.max_new_tokens,
+        "key": jax.random.key(config.seed),
+        "batch_size": rows_of(config, texts),
+        "max_source_len": config.max_source_len or None,
+        "names": (config.target, config.draft),
+    }
 
 
 def took(

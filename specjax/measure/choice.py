@@ -1,0 +1,108 @@
+"""What decodes in the end: plain decoding, drafts of one length, or what a policy decides.
+
+Decisions take time: a few percent of a round, more on an accelerator. What they bring depends on
+how far tokens and outputs differ, which no α says. So where plain decoding is not preferred, some
+texts are decoded both ways, in turns, and the faster one stays.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jax import Array
+from jaxtyping import Key
+
+from specjax import decoding
+from specjax.loop import Method
+from specjax.measure import pricing, timing
+from specjax.models.hub import Checkpoint
+from specjax.policies import Prices, constant
+from specjax.policies.estimating import Estimating
+from specjax.speculative import Speculative
+from specjax.types import Text
+
+TEXTS = 16  # that are decoded both ways: at least `LEAST`, and one of `PART` of a run at most
+LEAST, PART = 4, 16
+
+
+def fastest(
+    method: Method,
+    target: Checkpoint,
+    texts: Sequence[Text],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    batch_size: int = 1,
+    max_source_len: int | None = None,
+    names: tuple[str, str] = ("target", "draft"),
+) -> Method:
+    """What decodes a run fastest, by what the method's policy knows and by a trial.
+
+    Plain decoding where the policy prefers it (`decoding.plain_if_preferred`). Else, if there are
+    64 texts or more, 4 to 16 of them are for a trial (`faster`), from all over the run.
+
+    Args:
+      texts: of the run.
+      key: that of the run, which draws apart from the trial.
+      batch_size: rows decoded at once.
+    """
+    method = decoding.plain_if_preferred(method, max_new_tokens, batch_size)
+    given = [text for text in texts if len(text) and not decoding.is_blank(target, text)]
+    count = min(max(TEXTS, batch_size), len(given) // PART) // batch_size * batch_size
+    if count < LEAST:
+        return method
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # decoding will say which texts it cuts
+        some = decoding.tokenize(target, given[:: len(given) // count][:count], max_source_len)
+    return faster(
+        method, target, some, max_new_tokens=max_new_tokens, key=pricing.apart(key),
+        batch_size=batch_size, names=names,
+    )  # fmt: skip
+
+
+def faster(
+    method: Method,
+    target: Checkpoint,
+    texts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    batch_size: int = 1,
+    names: tuple[str, str] = ("target", "draft"),
+    price: Mapping[int, float] | None = None,
+) -> Method:
+    """The method or, if its policy is one of `Estimating`, drafts of one length if these decode the
+    texts in less time for a token. It is the length of which α promises most.
+
+    Args:
+      texts: ids from `decoding.tokenize`, none empty. Without any the method stays.
+      key: which way decodes must not depend on draws of a run: this is not its key.
+      price: of rounds in loops of their own, by the lengths to choose from, in the unit of the
+        policy's prices; default `own_prices`.
+    """
+    policy = getattr(method, "policy", None)
+    if not (len(texts) and isinstance(method, Speculative) and isinstance(policy, Estimating)):
+        return method
+    length = policy.best_length(price or own_prices(policy.prices, method.widths), batch_size)
+    both = {"decides": method, "fixed": of_length(method, length)}
+    found = timing.side_by_side(
+        both, target, texts, max_new_tokens=max_new_tokens, key=key, repeats=1,
+        batch_size=batch_size, names=names,
+    )  # fmt: skip
+    return both["fixed"] if found.ratio("fixed", over="decides")[0] > 1 else method
+
+
+def of_length(method: Speculative, length: int) -> Speculative:
+    """Drafts of this length in every round, in a loop whose only verify pass is for them."""
+    return dataclasses.replace(method, policy=constant(length), gamma_max=length, widths=())
+
+
+def own_prices(table: Prices, widths: Sequence[int]) -> dict[int, float]:
+    """Of a round with 1 … γ_max drafted tokens whose verify pass has room for no more: between the
+    widths of passes that have a price, the first of which is a token's, it grows evenly."""
+    gamma, verify = table.gamma_max, np.asarray(table.verify + table.rest, np.float64)
+    known = sorted({width - 1 for width in widths if 1 < width <= gamma} | {gamma})
+    first = float(np.fmin(verify[0], float(table.token)))
+    passes = np.interp(range(gamma + 1), [0, *known], [first, *verify[known]])
+    return {k: float(passes[k] + k * float(table.draft)) for k in range(1, gamma + 1)}

@@ -1,0 +1,94 @@
+"""What decodes in the end: plain decoding, drafts of one length, or a policy's decisions."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from pairs import TEXTS
+from specjax import decoding
+from specjax.autoregressive import Autoregressive
+from specjax.measure import choice, timing
+from specjax.policies import load, prices
+from specjax.policies.constant import Constant
+from specjax.sampling import sampling
+
+KEY = jax.random.key(0)
+
+
+def method_of(pair, policy, gamma=3, **options):
+    built = decoding.build(pair.target, pair.draft, gamma=gamma, sampling=sampling(0.0), **options)
+    return dataclasses.replace(built, policy=policy)
+
+
+def test_prices_of_loops_of_their_own():
+    """Passes of five positions take 4, of two 1.5, and a token 1: between them they grow evenly. A
+    draft step takes .1."""
+    table = prices(0.1, [1.5, 1.5, 4.0, 4.0, 4.0], token=1.0)
+    for widths, passes in (
+        ((), [1.75, 2.5, 3.25, 4.0]),
+        ((2, 9), [1.5, 1.5 + 2.5 / 3, 4 - 2.5 / 3, 4.0]),
+    ):
+        expected = {k: passes[k - 1] + 0.1 * k for k in range(1, 5)}
+        assert choice.own_prices(table, widths) == pytest.approx(expected)
+    untold = prices(0.1, [2.0] * 3, token=np.nan)
+    assert choice.own_prices(untold, ()) == pytest.approx({1: 2.1, 2: 2.2})
+
+
+def test_the_length_that_is_tried():
+    """Of batches of four rows the worst counts: shorter drafts."""
+    policy, found = load("lookahead", prices=prices(0.05, [1.0] * 9, alpha=0.8, between=0.2)), []
+    price = 1 + 0.05 * np.arange(9)
+    for rows in (1, 4):
+        worst = np.random.default_rng(0).beta(3.2, 0.8, (100_000, rows)).min(axis=1)
+        tokens = np.cumsum(worst[:, None] ** np.arange(9), axis=1)
+        time = price * np.mean(1 / tokens, axis=0)
+        found.append(policy.best_length(dict(enumerate(price[1:], 1)), rows))
+        assert time[found[-1]] == pytest.approx(time[1:].min(), rel=5e-3)
+    assert found[0] > found[1]
+    assert policy.best_length({1: 1.0, 7: 1.0, 3: 1.0}) == 7
+
+
+@pytest.mark.parametrize("fixed", [0.99, 1.01])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
+    """By seconds for a token, on real loops with a clock that is not."""
+    real, raced = timing.side_by_side, []
+
+    def side_by_side(methods, *given, **options):
+        raced.append(methods)
+        found = real(methods, *given, **options)
+        decode = {name: np.full((1, 4 // batch_size), 1.0) for name in found.decode}
+        decode["fixed"] = fixed * decode["fixed"]
+        return dataclasses.replace(found, decode=decode)
+
+    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    table = prices(0.1, [1.0, 1.0, 1.0, 9.0], alpha=0.6, token=1.0)
+    method = method_of(pair, load("lookahead", prices=table), widths=(3,))
+    texts = decoding.tokenize(pair.target, TEXTS[:4])
+    options = {"max_new_tokens": 8, "key": KEY, "batch_size": batch_size}
+    found = choice.faster(method, pair.target, texts, **options)
+    ((decides, other),) = (both.values() for both in raced)
+    assert decides is method
+    assert (other.gamma_max, other.widths, type(other.policy)) == (2, (), Constant)
+    assert found is (other if fixed < 1 else method)
+    found = choice.faster(method, pair.target, texts, price={1: 1.0, 3: 1.0}, **options)
+    assert fixed > 1 or found.gamma_max == 3
+
+
+def test_who_is_not_tried(pair, monkeypatch):
+    """Policies that do not estimate α, plain decoding, and whoever prefers it; or without texts."""
+    monkeypatch.setattr(timing, "side_by_side", None)
+    options = {"max_new_tokens": 8, "key": KEY}
+    texts = decoding.tokenize(pair.target, TEXTS[:4])
+    table = prices(0.1, [1.0] * 4, alpha=0.6)
+    for policy in (load("goodput", prices=table), load("svip")):
+        method = method_of(pair, policy)
+        assert choice.faster(method, pair.target, texts, **options) is method
+    method = method_of(pair, load("lookahead", prices=table))
+    assert choice.faster(method, pair.target, [], **options) is method
+    assert choice.fastest(method, pair.target, [*TEXTS[:3] * 21, ""], **options) is method
+    dear = method_of(pair, load("lookahead", prices=prices(9.0, [1.0] * 4)))
+    found = choice.fastest(dear, pair.target, TEXTS[:4] * 16, **options)
+    assert isinstance(found, Autoregressive)
