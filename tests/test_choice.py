@@ -59,8 +59,8 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
     def side_by_side(methods, *given, **options):
         raced.append(methods)
         found = real(methods, *given, **options)
-        decode = {name: np.full((1, 4 // batch_size), 1.0) for name in found.decode}
-        decode["fixed"] = fixed * decode["fixed"]
+        slow, fast = np.tile([3.0, 2.0], 2 // batch_size), np.ones(4 // batch_size)
+        decode = {"decides": np.stack([fast, fast]), "fixed": np.stack([fixed * fast, slow])}
         return dataclasses.replace(found, decode=decode)
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
@@ -88,7 +88,7 @@ def test_who_is_not_tried(pair, monkeypatch):
         assert choice.faster(method, pair.target, texts, **options) is method
     method = method_of(pair, load("lookahead", prices=table))
     assert choice.faster(method, pair.target, [], **options) is method
-    assert choice.fastest(method, pair.target, [*TEXTS[:3] * 21, ""], **options) is method
+    assert choice.fastest(method, pair.target, [*TEXTS[:3] * 42, "", TEXTS[0]], **options) is method
     dear = method_of(pair, load("lookahead", prices=prices(9.0, [1.0] * 4)))
-    found = choice.fastest(dear, pair.target, TEXTS[:4] * 16, **options)
+    found = choice.fastest(dear, pair.target, TEXTS[:4] * 32, **options)
     assert isinstance(found, Autoregressive)

@@ -131,7 +131,7 @@ def test_a_draft_that_is_not_worth_its_time(pair, plain, monkeypatch):
 @pytest.mark.parametrize("fixed", [True, False])
 def test_drafts_of_one_length_that_are_faster(pair, plain, monkeypatch, fixed):
     """Have a loop of their own, where neither a log nor what is learned is asked for. A trial is of
-    texts from all over the run, if there are 64, and draws apart from it."""
+    texts from all over the run, if there are 128, and draws apart from it."""
     loops, trials, stream = [], [], decoding.stream
 
     def watched(method, *args, **options):
@@ -142,7 +142,7 @@ def test_drafts_of_one_length_that_are_faster(pair, plain, monkeypatch, fixed):
         trials.append((texts, batch_size))
         assert key != jax.random.key(0)
         per_token = {"decides": 1.0, "fixed": 0.9 if fixed else 1.1}
-        by = {name: np.array([[seconds]]) for name, seconds in per_token.items()}
+        by = {name: np.array([[9.0], [seconds]]) for name, seconds in per_token.items()}
         rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in by}
         return timing.Comparison(by, {}, rows, {})
 
@@ -151,7 +151,7 @@ def test_drafts_of_one_length_that_are_faster(pair, plain, monkeypatch, fixed):
     monkeypatch.setattr(pricing, "told", lambda *_, **__: table)
     monkeypatch.setattr(decoding, "stream", watched)
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
-    many = TEXTS[:4] * 16
+    many = TEXTS[:4] * 32
     for texts, options in ((many, {}), (many, {"rounds": True}), (many, {"carry": True}),
                            (many[1:], {})):  # fmt: skip
         generate(pair.target, pair.draft, texts, gamma=3, policy="lookahead", batch_size=2,

@@ -150,7 +150,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     made = build(on, draft, temperature, known)
     key = jax.random.key(config.seed)
     plain = speedups.plain_method(on, temperature)
-    racing, decide, known = prefer(on, made, known)
+    racing, decide, own = prefer(on, made, known)
     methods: dict[str, Any] = {PLAIN: plain, **static_loops(on, draft, temperature), **racing}
     if temperature:
         drawn = rehearse.script(recorded, key)
@@ -169,11 +169,11 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     best, early, timed = choose(everything, [static(gamma) for gamma in config.static])
     alpha = on.alpha(draft, temperature, on.outputs(temperature)).value
     draws = 1 if temperature == 0 else config.draws
-    replayed = replay_all(on, decide, recorded, known, key, draws)
+    replayed = replay_all(on, decide, recorded, own, key, draws)
     # Of the timed inputs alone, and at all temperatures of the very rounds that were timed.
     same = jax.tree.map(lambda field: field[: len(texts)], recorded)
-    foretold = replay_all(on, decide, same, known, key, 1)
-    lost = losses(on, decide, same, known, key)
+    foretold = replay_all(on, decide, same, own, key, 1)
+    lost = losses(on, decide, same, own, key)
     rows = [
         {
             "method": name,
