@@ -1,5 +1,6 @@
 """Several processes: one output of all, whatever becomes of one of them."""
 
+import dataclasses
 import functools
 import random
 import signal
@@ -17,9 +18,13 @@ import pytest
 import command_line
 import pairs
 from command_line import ROOT
-from specjax.measure import pricing
+from pairs import TEXTS
+from specjax import decoding
+from specjax.autoregressive import Autoregressive
+from specjax.measure import choice, pricing
 from specjax.models import hub
-from specjax.policies import load, prices
+from specjax.policies import constant, load, prices
+from specjax.sampling import sampling
 from specjax.support import files, processes
 from specjax.support.processes import ALONE, Group, SharedRows
 from specjax.tools.commands import decode, defaults
@@ -264,6 +269,41 @@ def test_prices_are_those_of_process_0(pair, monkeypatch):
     for policy in made:
         np.testing.assert_array_equal(policy.prices.verify, np.float32([1.0, 1.5, 2.0]))
         assert np.isnan(policy.prices.token)
+
+
+@pytest.mark.parametrize(
+    ("wins", "one_loop", "said"),
+    [(2, False, "drafts of 2 tokens in every round are faster"), (0, False, ""), (2, True, ""),
+     (-1, False, "no draft is worth its time, so none is made")],
+)  # fmt: skip
+def test_what_decodes_is_what_process_0_found(pair, monkeypatch, capsys, wins, one_loop, said):
+    """By a trial of its own; none where all run one loop. Plain decoding follows from the prices,
+    which are the same for all."""
+    tried = []
+
+    def fastest(method, *_, **options):
+        tried.append(options["batch_size"])
+        return choice.of_length(method, wins) if wins > 0 else method
+
+    monkeypatch.setattr(choice, "fastest", fastest)
+    config = defaults.decode()
+    config.policy, config.batch_size = "lookahead", 2
+    built = decoding.build(pair.target, pair.draft, gamma=3, sampling=sampling(0.0))
+    table = prices(9.0 if wins < 0 else 0.1, [1.0] * 4, token=1.0)
+    method = dataclasses.replace(built, policy=load("lookahead", prices=table))
+    made = together(
+        3, lambda group: decode.chosen(group, one_loop, method, pair.target, TEXTS, config)
+    )
+    assert tried == ([] if one_loop else [2])
+    expected = {-1: Autoregressive, 2: type(constant(2))}.get(0 if one_loop else wins)
+    for found in made:
+        if expected is Autoregressive:
+            assert isinstance(found, Autoregressive)
+        elif expected:
+            assert (type(found.policy), found.gamma_max) == (expected, 2)
+        else:
+            assert found is method
+    assert capsys.readouterr().err == (f"lookahead: {said}\n" if said else "")
 
 
 @pytest.mark.parametrize(

@@ -247,8 +247,8 @@ def chosen(
     Arguments: `with_prices`.
     """
     method = decoding.plain_if_preferred(method, config.max_new_tokens, rows_of(config, texts))
-    said = "" if isinstance(method, Speculative | TreeSpeculative) else "no draft is worth its time"
-    length = 0
+    drafts = isinstance(method, Speculative | TreeSpeculative)
+    said, length = "" if drafts else "no draft is worth its time, so none is made", 0
     if not together and group.index == 0:
         found = choice.fastest(method, target, texts, **measuring(config, texts))
         if isinstance(found, Speculative) and found is not method:
