@@ -179,6 +179,7 @@ def test_a_head_without_a_first_feature():
     assert disagreement(target, drafter, constant(GAMMA)) < CLOSE
 
 
+@pytest.mark.slow
 def test_features_that_stay_from_drafting_are_seen(monkeypatch):
     """`observe` keeps the true features, but does not run the block again."""
     plain = eagle.Eagle.observe
@@ -193,6 +194,7 @@ def test_features_that_stay_from_drafting_are_seen(monkeypatch):
     assert disagreement(target, eagle_of(target, 1), constant(GAMMA)) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_feature_shifted_by_one_is_seen(monkeypatch):
     """Tokens beside the feature after them instead of the one before."""
     plain = eagle.Network.remember

@@ -378,6 +378,7 @@ def decode_by_position(method, contexts, state):
     return jax.lax.while_loop(unfinished, body, state)
 
 
+@pytest.mark.slow
 def test_noise_by_position_fails_under_the_block_rule():
     """65,536 outputs: p < 1e-4, for what the block rule keeps depends on the rejected tail. The
     token rule never reads it, and passes: p > 1e-4.

@@ -627,6 +627,7 @@ class ByPosition(speculative.Dice):
         return super().draft(state.replace(rounds=state.length + slot), 0, logprobs, best)
 
 
+@pytest.mark.slow
 def test_chi_square_sees_noise_by_position():
     """The same policy with drafts whose noise returns at the same position: p < 1e-4."""
 

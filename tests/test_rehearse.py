@@ -14,6 +14,7 @@ from specjax.replay import rehearse, replay
 from specjax.replay.rehearse import Rehearsed
 from specjax.sampling import row_keys, sampling
 from table_models import inputs_of, repeat
+from tiny_models import slow
 
 KEY = jax.random.key(5)
 
@@ -74,8 +75,15 @@ def test_plain_decoding_reads_the_script():
     assert jnp.all(state.stats.target_calls == state.stats.emitted)
 
 
-@pytest.mark.parametrize("drafter", [None, test_replay.drifting()])
-@pytest.mark.parametrize("skew", [False, True])
+@pytest.mark.parametrize(
+    ("skew", "drafter"),
+    [
+        (False, None),
+        (False, test_replay.drifting()),
+        (True, None),
+        slow((True, test_replay.drifting())),
+    ],
+)
 def test_it_has_the_distribution_of_the_real_run(skew, drafter):
     """Rounds, drafted, accepted and first tokens of 8,192 rows: p > 1e-4, and less with chances of
     other tokens than the output's."""
@@ -100,6 +108,7 @@ def test_it_has_the_distribution_of_the_real_run(skew, drafter):
     assert p_value < 1e-4 if skew else p_value > 1e-4
 
 
+@pytest.mark.slow
 def test_another_script_shows():
     """Rows look their own output up: with the scripts of two rows swapped, outputs are swapped."""
     method = test_replay.method_of(constant(2), sampling(1.0))

@@ -240,6 +240,7 @@ def test_sampled_replay_has_the_real_runs_distribution(name):
     assert sampled(policy_of(name)) > 1e-4
 
 
+@pytest.mark.slow
 def test_the_distribution_test_sees_a_wrong_chance():
     """Chances of other tokens than the output's: p < 1e-4."""
     assert sampled(constant(2), skew=True) < 1e-4
