@@ -4,10 +4,10 @@
     python -m experiments.batch --config=configs/batch.py:parse --workdir=runs/batch_parse
 
 For each temperature and batch size of the config: what rounds of a batch cost, which policies are
-told; then all methods decode the same inputs in turns. Static γ have a loop of their own, with a
-verify pass of γ + 1 positions. The best of them is chosen on every other repeat; all figures are of
-the other repeats. Writes results.jsonl, report.md and batch.png to the workdir. A run that was cut
-off goes on where it was.
+told, and which of them a trial leaves for drafts of one length; then all methods decode the same
+inputs in turns. Static γ have a loop of their own, with a verify pass of γ + 1 positions. The best
+of them is chosen on every other repeat; all figures are of the other repeats. Writes results.jsonl,
+report.md and batch.png to the workdir. A run that was cut off goes on where it was.
 """
 
 import dataclasses
@@ -92,6 +92,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
         "batch_size": batch,
         "names": (config.target, draft),
     }
+    measuring = {**decoded, "key": pricing.apart(decoded["key"])}  # not the draws of the race
     none = prices(0.0, [1.0] * (config.gamma_max + 1))
     chosen = {name: partial(load, name, **own) for name, own in config.policies.to_dict().items()}
     own = {
@@ -108,7 +109,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
         plain=plain,
         repeats=config.price_repeats,
         passes_of=dict.fromkeys(own, pricing.POLICIES),
-        **decoded,
+        **measuring,
     )
     widths = pricing.pruned(shared.widths, known[pricing.POLICIES])
     shared = dataclasses.replace(shared, widths=widths)
@@ -116,15 +117,15 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     for gamma in config.static:
         methods[static(gamma)] = speedups.method(on, draft, temperature, gamma)
     fixed = set()  # policies that are slower than drafts of one length
-    # Trials are of other inputs than the race, if there are more.
+    # Trials are of other inputs than the race, if there are as many more.
     count = config.timed_inputs + max(choice.TEXTS, batch)
     others = speedups.ids(on, count)[config.timed_inputs :]
-    trial = {**decoded, "key": pricing.apart(decoded["key"])}
+    others = others[: len(others) // batch * batch]
     for name, make in chosen.items():
         told = {"prices": known[name]} if name in own else {}
         loop = dataclasses.replace(shared, policy=make(**told))
         preferred = decoding.plain_if_preferred(loop, config.max_new_tokens, batch)
-        methods[name] = choice.faster(preferred, on.target, others, **trial)
+        methods[name] = choice.faster(preferred, on.target, others, **measuring)
         if methods[name] is not preferred:
             fixed.add(name)
     found = timing.side_by_side(methods, on.target, texts, repeats=config.repeats, **decoded)

@@ -1,6 +1,7 @@
 """What decodes in the end: plain decoding, drafts of one length, or a policy's decisions."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -74,7 +75,54 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
     assert (other.gamma_max, other.widths, type(other.policy)) == (2, (), Constant)
     assert found is (other if fixed < 1 else method)
     found = choice.faster(method, pair.target, texts, price={1: 1.0, 3: 1.0}, **options)
-    assert fixed > 1 or found.gamma_max == 3
+    assert (raced[1]["fixed"].gamma_max, raced[1]["fixed"].policy.gamma) == (3, 3)
+    assert found is (raced[1]["fixed"] if fixed < 1 else method)
+
+
+@pytest.mark.parametrize("emitted", [5, 4])
+def test_time_is_for_a_token(pair, monkeypatch, emitted):
+    """At T > 0 outputs differ: 1 s for four tokens, or 1.1 s for four or five."""
+
+    def side_by_side(methods, *_, **__):
+        rows = {"decides": 4, "fixed": emitted}
+        return timing.Comparison(
+            {"decides": np.ones((2, 1)), "fixed": np.full((2, 1), 1.1)}, {},
+            {name: [[types.SimpleNamespace(emitted=count)]] for name, count in rows.items()}, {},
+        )  # fmt: skip
+
+    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
+    found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
+    assert (found is method) == (emitted == 4)
+
+
+@pytest.mark.parametrize(
+    ("texts", "rows", "tried"),
+    [
+        (127, 1, 0),
+        (128, 1, 4),
+        (128, 8, 0),
+        (256, 8, 8),
+        (600, 1, 16),
+        (600, 16, 16),
+        (3, 0, 0),
+        (0, 0, 0),
+    ],
+)
+def test_how_many_texts_are_tried(pair, monkeypatch, texts, rows, tried):
+    """One in 32, from 4 to 16, in whole batches; from all over the run."""
+    seen = []
+    monkeypatch.setattr(
+        choice, "faster", lambda method, target, some, **o: seen.append((some, o["batch_size"]))
+    )
+    method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
+    given = [[3 + index // 100, 3 + index % 100] for index in range(texts)]
+    choice.fastest(method, pair.target, given, max_new_tokens=4, key=KEY, batch_size=rows)
+    assert [len(some) for some, _ in seen] == [tried] * (tried > 0)
+    if tried:
+        first, *_, last = (100 * (ids[0] - 3) + ids[1] - 3 for ids in seen[0][0])
+        assert first == 0
+        assert last >= texts - 2 * (texts // tried)
 
 
 def test_who_is_not_tried(pair, monkeypatch):

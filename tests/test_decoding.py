@@ -161,6 +161,14 @@ def test_drafts_of_one_length_that_are_faster(pair, monkeypatch, fixed):
     assert trials == [(decoding.tokenize(pair.target, TEXTS[:1] * 4), 2)]
 
 
+def test_prices_of_nothing(pair):
+    """No text, or a number out of range, with a policy that is told prices."""
+    assert not generate(pair.target, pair.draft, [], policy="lookahead").rows
+    for wrong in ({"samples": 0}, {"batch_size": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            generate(pair.target, pair.draft, TEXTS[:1], policy="lookahead", **wrong)
+
+
 # Samples and batches.
 
 sample = functools.partial(generate, temperature=1.0, key=jax.random.key(5))

@@ -157,7 +157,7 @@ def price(
         passes_of=passes_of,
         plain=plain_method(on, temperature),
         max_new_tokens=on.config.max_new_tokens,
-        key=jax.random.key(on.config.seed),
+        key=pricing.apart(jax.random.key(on.config.seed)),
         repeats=repeats,
         turn=turn,
         names=(on.config.target, draft),

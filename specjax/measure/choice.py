@@ -22,7 +22,7 @@ from specjax.policies.estimating import Estimating
 from specjax.speculative import Speculative
 from specjax.types import Text
 
-TEXTS = 16  # that are decoded both ways: at least `LEAST`, and one of `PART` of a run at most
+TEXTS = 16  # that are decoded both ways, or a batch: at least `LEAST`, and one of `PART` at most
 LEAST, PART = 4, 32
 
 
@@ -40,24 +40,29 @@ def fastest(
     """What decodes a run fastest, by what the method's policy knows and by a trial.
 
     Plain decoding where the policy prefers it (`decoding.plain_if_preferred`). Else, if there are
-    128 texts or more, 4 to 16 of them are for a trial (`faster`), from all over the run.
+    128 texts or more, and 32 batches, a few of them are for a trial (`faster`), from all over the
+    run: 4 to 16, or one batch where that is more.
 
     Args:
       texts: of the run.
       key: that of the run, which draws apart from the trial.
       batch_size: rows decoded at once.
     """
-    method = decoding.plain_if_preferred(method, max_new_tokens, batch_size)
+    rows = max(1, batch_size)
+    method = decoding.plain_if_preferred(method, max_new_tokens, rows)
+    if not isinstance(getattr(method, "policy", None), Estimating):
+        return method
     given = [text for text in texts if len(text) and not decoding.is_blank(target, text)]
-    count = min(max(TEXTS, batch_size), len(given) // PART) // batch_size * batch_size
+    count = min(max(TEXTS, rows), len(given) // PART) // rows * rows
     if count < LEAST:
         return method
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # decoding will say which texts it cuts
         some = decoding.tokenize(target, given[:: len(given) // count][:count], max_source_len)
+    decoding.check_room(target, some, max_new_tokens)
     return faster(
         method, target, some, max_new_tokens=max_new_tokens, key=pricing.apart(key),
-        batch_size=batch_size, names=names,
+        batch_size=rows, names=names,
     )  # fmt: skip
 
 
@@ -73,7 +78,8 @@ def faster(
     price: Mapping[int, float] | None = None,
 ) -> Method:
     """The method or, if its policy is one of `Estimating`, drafts of one length if these decode the
-    texts in less time for a token. It is the length of which α promises most.
+    texts in less time for a token. It is the length of which α promises most. A trial's batches end
+    with their last row: no row takes the place of another.
 
     Args:
       texts: ids from `decoding.tokenize`, none empty. Without any the method stays.
@@ -84,7 +90,8 @@ def faster(
     policy = getattr(method, "policy", None)
     if not (len(texts) and isinstance(method, Speculative) and isinstance(policy, Estimating)):
         return method
-    length = policy.best_length(price or own_prices(policy.prices, method.widths), batch_size)
+    rows = batch_size if policy.reads_batch else 1
+    length = policy.best_length(price or own_prices(policy.prices, method.widths), rows)
     both = {"decides": method, "fixed": of_length(method, length)}
     found = timing.side_by_side(
         both, target, texts, max_new_tokens=max_new_tokens, key=key, repeats=2,
@@ -106,7 +113,8 @@ def of_length(method: Speculative, length: int) -> Speculative:
 
 def own_prices(table: Prices, widths: Sequence[int]) -> dict[int, float]:
     """Of a round with 1 … γ_max drafted tokens whose verify pass has room for no more: between the
-    widths of passes that have a price, the first of which is a token's, it grows evenly."""
+    widths of passes that have a price, the first of which is a token's, it grows evenly. What the
+    policy decides is in it: it serves to choose a length, and not to foretell a time."""
     gamma, verify = table.gamma_max, np.asarray(table.verify + table.rest, np.float64)
     known = sorted({width - 1 for width in widths if 1 < width <= gamma} | {gamma})
     first = float(np.fmin(verify[0], float(table.token)))

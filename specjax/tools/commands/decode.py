@@ -101,13 +101,13 @@ def run_in(group: Group, args, config) -> None:
     together = not sharding.is_local(target.model)
     if unpriced:
         method = with_prices(group, together, method, target, texts, config)
-        if not (config.carry or config.rounds_file):
-            method = chosen(group, together, method, target, texts, config)
     if group.count > 1 and not together and decoding.reads_batch(method):
         raise ValueError(
             f"--config.policy={config.policy} reads its batch, which several processes would cut "
             "otherwise than one: take another policy, or one process."
         )
+    if unpriced and not (config.carry or config.rounds_file):
+        method = chosen(group, together, method, target, texts, config)
     if config.carry:
         decoding.check_carry(method)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
@@ -241,8 +241,9 @@ def with_prices(
 def chosen(
     group: Group, together: bool, method, target: hub.Checkpoint, texts: list[str], config
 ) -> Method:
-    """What process 0 finds the fastest, by the prices and by a trial, and prints. Where the loop
-    runs in all processes at once there is no trial: their clocks differ.
+    """Plain decoding where the prices say so, which all processes have from process 0, or what that
+    finds the faster in a trial, and prints. Where the loop runs in all of them at once there is no
+    trial: their clocks differ.
 
     Arguments: `with_prices`.
     """
