@@ -94,7 +94,8 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     }
     measuring = {**decoded, "key": pricing.apart(decoded["key"])}  # not the draws of the race
     none = prices(0.0, [1.0] * (config.gamma_max + 1))
-    chosen = {name: partial(load, name, **own) for name, own in config.policies.to_dict().items()}
+    settings = config.policies.to_dict()
+    chosen = {name: partial(load, name, **those) for name, those in settings.items()}
     own = {
         name: dataclasses.replace(shared, policy=make(prices=none))
         for name, make in chosen.items()

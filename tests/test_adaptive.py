@@ -18,11 +18,14 @@ from configs import adaptive
 from experiments.adaptive import board, pictures, race
 from experiments.adaptive.race import Counting, choose, closed, interval
 from pairs import TEXTS
-from specjax import Row, tasks
+from specjax import Row, decoding, tasks
+from specjax.autoregressive import Autoregressive
+from specjax.measure import choice
 from specjax.measure.timing import PLAIN, Comparison
-from specjax.policies import Policy, constant, head, prices
+from specjax.policies import Policy, constant, head, load, prices
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
+from specjax.speculative import Speculative
 from table_models import inputs_of, random_table
 
 
@@ -62,6 +65,37 @@ def test_some_of_the_policies(monkeypatch):
     config.only = ("goodput", "godput")
     with pytest.raises(ValueError, match="only: 'godput' is none of the policies"):
         race.policies(on, "draft")
+
+
+def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
+    """The trial is of the last inputs, by prices of the static loops. What wins races and is
+    replayed, at its own prices; plain decoding races, and is replayed as its policy says."""
+    seen = []
+
+    def faster(method, target, texts, *, price, **options):
+        seen.append((texts, price))
+        return choice.of_length(method, 2) if isinstance(method, Speculative) else method
+
+    monkeypatch.setattr(choice, "faster", faster)
+    monkeypatch.setattr(race.speedups, "ids", lambda on, count: [[i] for i in range(count)])
+    config = types.SimpleNamespace(alpha_inputs=20, max_new_tokens=8, seed=0)
+    on = types.SimpleNamespace(config=config, target=pair.target)
+    known = {
+        "lookahead": prices(0.1, [1.2] * 4, token=1.0), "dear": prices(9.0, [1.0] * 4, token=1.0),
+        "γ=1": prices(0.1, [1.0] * 2), "γ=3": prices(0.1, [1.4] * 4),
+    }  # fmt: skip
+    built = decoding.build(pair.target, pair.draft, gamma=3, sampling=sampling(0.0))
+    made = {
+        name: dataclasses.replace(built, policy=load("lookahead", prices=known[name]))
+        for name in ("lookahead", "dear")
+    }
+    racing, decide, own = race.prefer(on, made, known)
+    assert [texts for texts, _ in seen] == [[[i] for i in range(4, 20)]] * 2
+    assert seen[0][1] == pytest.approx({1: 1.1, 2: 1.4, 3: 1.7})
+    assert racing["lookahead"] is decide["lookahead"]
+    assert racing["lookahead"].gamma_max == own["lookahead"].gamma_max == 2
+    assert isinstance(racing["dear"], Autoregressive)
+    assert (decide["dear"], own["dear"]) == (made["dear"], known["dear"])
 
 
 @pytest.fixture

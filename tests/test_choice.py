@@ -140,3 +140,33 @@ def test_who_is_not_tried(pair, monkeypatch):
     dear = method_of(pair, load("lookahead", prices=prices(9.0, [1.0] * 4)))
     found = choice.fastest(dear, pair.target, TEXTS[:4] * 32, **options)
     assert isinstance(found, Autoregressive)
+
+
+def test_the_worst_row_counts_where_all_wait_for_it(pair, monkeypatch):
+    """A policy that reads its batch is tried with shorter drafts in a larger one."""
+    lengths = []
+
+    def side_by_side(methods, *_, **__):
+        lengths.append(methods["fixed"].gamma_max)
+        rows = [[types.SimpleNamespace(emitted=1)]]
+        return timing.Comparison(
+            dict.fromkeys(methods, np.ones((2, 1))), {}, dict.fromkeys(methods, rows), {}
+        )
+
+    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    table = prices(0.05, [1.0] * 9, alpha=0.8, between=0.2)
+    for name in ("lookahead", "together"):
+        method = method_of(pair, load(name, prices=table), gamma=8)
+        for rows in (1, 8):
+            choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, batch_size=rows)
+    assert lengths[0] == lengths[1] == lengths[2] > lengths[3]
+
+
+def test_room_is_checked_before_a_trial(pair, monkeypatch):
+    """The texts are not those that prices were measured on."""
+    checked = []
+    monkeypatch.setattr(decoding, "check_room", lambda *given: checked.append(given))
+    monkeypatch.setattr(choice, "faster", lambda *_, **__: None)
+    method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
+    choice.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=7, key=KEY)
+    assert checked == [(pair.target, decoding.tokenize(pair.target, TEXTS[:1] * 4), 7)]

@@ -6,7 +6,6 @@ texts are decoded both ways, in turns, and the faster one stays.
 """
 
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -52,13 +51,11 @@ def fastest(
     method = decoding.plain_if_preferred(method, max_new_tokens, rows)
     if not isinstance(getattr(method, "policy", None), Estimating):
         return method
-    given = [text for text in texts if len(text) and not decoding.is_blank(target, text)]
+    given = pricing.not_blank(target, texts)
     count = min(max(TEXTS, rows), len(given) // PART) // rows * rows
     if count < LEAST:
         return method
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # decoding will say which texts it cuts
-        some = decoding.tokenize(target, given[:: len(given) // count][:count], max_source_len)
+    some = pricing.tokenize(target, given[:: len(given) // count][:count], max_source_len)
     decoding.check_room(target, some, max_new_tokens)
     return faster(
         method, target, some, max_new_tokens=max_new_tokens, key=pricing.apart(key),

@@ -375,6 +375,20 @@ def apart(key: Key[Array, ""]) -> Key[Array, ""]:
     return jax.random.fold_in(key, np.uint32(2**32 - 1))
 
 
+def not_blank(target: Checkpoint, texts: Sequence[Text]) -> list[Text]:
+    """Those that give an output."""
+    return [text for text in texts if len(text) and not decoding.is_blank(target, text)]
+
+
+def tokenize(
+    target: Checkpoint, texts: Sequence[Text], max_source_len: int | None
+) -> list[list[int]]:
+    """Ids, without warnings: the run will say which texts it cuts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return decoding.tokenize(target, texts, max_source_len)
+
+
 def told(
     policy: str,
     method: Speculative | TreeSpeculative,
@@ -401,12 +415,10 @@ def told(
       batch_size: rows decoded at once.
     """
     key = apart(key)
-    given = [text for text in texts if len(text) and not decoding.is_blank(target, text)]
+    given = not_blank(target, texts)
     timed = max(4, batch_size)
     some = given[: max(timed, ALPHA_TEXTS)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # decoding will say which texts it cuts
-        sources = decoding.tokenize(target, some, max_source_len)
+    sources = tokenize(target, some, max_source_len)
     if sources and max_new_tokens >= 1:
         decoding.check_room(target, sources, max_new_tokens)
         if isinstance(method, TreeSpeculative):
