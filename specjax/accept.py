@@ -259,8 +259,10 @@ class BlockRule(TokenRule):
         draft = _submitted_probs(draft_logprobs, draft_len)
         left = jnp.sum(jnp.maximum(target - draft, 0.0), axis=-1)
         lost = -jnp.expm1(log_kept)  # 1 − P
-        # 1 − h is 0 where P = 1, though nothing may be left there either.
+        # 1 − h is 0 where P = 1, though nothing may be left there either. On a GPU the quotient of
+        # equals may be above 1.
         missed = jnp.where(lost > 0, lost / jnp.where(lost > 0, left + lost, 1.0), 0.0)
+        missed = jnp.minimum(missed, 1.0)
         return (1.0 - missed) * along(jnp.multiply, missed[:, :0:-1], 1.0)[:, ::-1]
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
