@@ -30,9 +30,9 @@ from experiments.adaptive import race
 from experiments.reproduce import pages, speedups, study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
-from specjax import decoding
 from specjax.loop import Method
 from specjax.measure import choice, pricing, report, timing
+from specjax.measure.counting import Undecided
 from specjax.measure.pricing import static
 from specjax.measure.timing import PLAIN, quartiles
 from specjax.policies import load, prices
@@ -83,9 +83,8 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     config, draft = on.config, on.config.draft
     texts = speedups.timed_texts(on)
     plain = speedups.plain_method(on, temperature)
-    shared = dataclasses.replace(
-        speedups.method(on, draft, temperature, config.gamma_max), widths=tuple(config.widths)
-    )
+    longest = speedups.method(on, draft, temperature, config.gamma_max)
+    shared = dataclasses.replace(longest, policy=Undecided(), widths=tuple(config.widths))
     decoded: dict[str, Any] = {
         "max_new_tokens": config.max_new_tokens,
         "key": jax.random.key(config.seed),
@@ -125,9 +124,8 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     for name, make in chosen.items():
         told = {"prices": known[name]} if name in own else {}
         loop = dataclasses.replace(shared, policy=make(**told))
-        preferred = decoding.plain_if_preferred(loop, config.max_new_tokens, batch)
-        methods[name] = choice.faster(preferred, on.target, others, **measuring)
-        if methods[name] is not preferred:
+        methods[name] = choice.faster(loop, on.target, others, **measuring)
+        if isinstance(methods[name], Speculative) and methods[name] is not loop:
             fixed.add(name)
     found = timing.side_by_side(methods, on.target, texts, repeats=config.repeats, **decoded)
     best, early, timed = race.choose(found, [static(gamma) for gamma in config.static])

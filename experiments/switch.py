@@ -97,7 +97,6 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
             each,
             on.target,
             ids,
-            lengths={static: [by.gamma_max] for static, by in each.items()},
             plain=plain,
             repeats=config.price_repeats,
             names=(config.target, name),
@@ -169,9 +168,11 @@ def loop(on: Study, draft: Any, temperature: float, gamma: int) -> Speculative:
 
 
 def cost(table: Prices) -> float:
-    """What a drafted token adds to a round, in rounds that draft nothing."""
+    """What a drafted token adds to a round, in rounds that draft nothing. Where all rounds take the
+    same, as on an accelerator, that is a token of plain decoding."""
     times = np.asarray(table.rounds(table.gamma_max), np.float64)
-    return float((times[-1] - times[0]) / table.gamma_max / times[0])
+    nothing = times[0] if times[0] < times[-1] else float(table.token)
+    return float((times[-1] - nothing) / table.gamma_max / nothing)
 
 
 def told(choice: str, costs: Sequence[float]) -> Any:

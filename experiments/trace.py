@@ -22,6 +22,7 @@ from rich.console import Console
 from experiments.reproduce import speedups, study
 from experiments.reproduce.study import Study, find
 from specjax.measure import pricing, report
+from specjax.measure.counting import Undecided
 from specjax.replay import rollouts
 from specjax.support import command_line
 from specjax.support.named import short
@@ -114,8 +115,9 @@ def priced(on: Study, draft: str, temperature: float) -> dict[str, Any]:
     gamma_max, widths = on.config.trace.gamma_max, tuple(on.config.trace.widths)
     cell = on, draft, temperature
     gammas = sorted({1, 2, 4, 8, gamma_max} & {*range(1, gamma_max + 1)})
+    shared = speedups.method(*cell, gamma_max)
     loops = {
-        pricing.POLICIES: dataclasses.replace(speedups.method(*cell, gamma_max), widths=widths),
+        pricing.POLICIES: dataclasses.replace(shared, policy=Undecided(), widths=widths),
         **{pricing.static(gamma): speedups.method(*cell, gamma) for gamma in gammas},
     }
     found = speedups.price(*cell, loops, on.config.repeats)

@@ -25,7 +25,6 @@ from specjax.measure.timing import PLAIN, Comparison
 from specjax.policies import Policy, constant, head, load, prices
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
-from specjax.speculative import Speculative
 from table_models import inputs_of, random_table
 
 
@@ -72,9 +71,10 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
     replayed, at its own prices; plain decoding races, and is replayed as its policy says."""
     seen = []
 
-    def faster(method, target, texts, *, price, **options):
+    def faster(method, target, texts, *, price, max_new_tokens, **options):
         seen.append((texts, price))
-        return choice.of_length(method, 2) if isinstance(method, Speculative) else method
+        preferred = decoding.plain_if_preferred(method, max_new_tokens)
+        return choice.of_length(method, 2) if preferred is method else preferred
 
     monkeypatch.setattr(choice, "faster", faster)
     monkeypatch.setattr(race.speedups, "ids", lambda on, count: [[i] for i in range(count)])

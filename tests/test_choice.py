@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pairs import TEXTS
-from specjax import decoding
+from specjax import decoding, devices
 from specjax.autoregressive import Autoregressive
-from specjax.measure import choice, timing
+from specjax.measure import choice, pricing, timing
 from specjax.policies import load, prices
 from specjax.policies.constant import Constant
 from specjax.sampling import sampling
@@ -45,10 +45,14 @@ def test_the_length_that_is_tried():
         worst = np.random.default_rng(0).beta(3.2, 0.8, (100_000, rows)).min(axis=1)
         tokens = np.cumsum(worst[:, None] ** np.arange(9), axis=1)
         time = price * np.mean(1 / tokens, axis=0)
-        found.append(policy.best_length(dict(enumerate(price[1:], 1)), rows))
-        assert time[found[-1]] == pytest.approx(time[1:].min(), rel=5e-3)
+        length, promised = policy.best_length(dict(enumerate(price[1:], 1)), rows)
+        assert promised == pytest.approx(1 / time[length], rel=5e-3)
+        assert promised == pytest.approx(1 / time[1:].min(), rel=5e-3)
+        found.append(length)
     assert found[0] > found[1]
-    assert policy.best_length({1: 1.0, 7: 1.0, 3: 1.0}) == 7
+    assert policy.best_length({1: 1.0, 7: 1.0, 3: 1.0})[0] == 7
+    untold = load("lookahead", prices=prices(0.05, [1.0] * 9, alpha=0.8, token=np.nan))
+    assert np.isnan(untold.best_length({1: 1.0})[1])
 
 
 @pytest.mark.parametrize("fixed", [0.99, 1.01])
@@ -61,7 +65,7 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
         raced.append(methods)
         found = real(methods, *given, **options)
         slow, fast = np.tile([3.0, 2.0], 2 // batch_size), np.ones(4 // batch_size)
-        decode = {"decides": np.stack([fast, fast]), "fixed": np.stack([fixed * fast, slow])}
+        decode = {"preferred": np.stack([fast, fast]), "fixed": np.stack([fixed * fast, slow])}
         return dataclasses.replace(found, decode=decode)
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
@@ -84,9 +88,9 @@ def test_time_is_for_a_token(pair, monkeypatch, emitted):
     """At T > 0 outputs differ: 1 s for four tokens, or 1.1 s for four or five."""
 
     def side_by_side(methods, *_, **__):
-        rows = {"decides": 4, "fixed": emitted}
+        rows = {"preferred": 4, "fixed": emitted}
         return timing.Comparison(
-            {"decides": np.ones((2, 1)), "fixed": np.full((2, 1), 1.1)}, {},
+            {"preferred": np.ones((2, 1)), "fixed": np.full((2, 1), 1.1)}, {},
             {name: [[types.SimpleNamespace(emitted=count)]] for name, count in rows.items()}, {},
         )  # fmt: skip
 
@@ -126,7 +130,8 @@ def test_how_many_texts_are_tried(pair, monkeypatch, texts, rows, tried):
 
 
 def test_who_is_not_tried(pair, monkeypatch):
-    """Policies that do not estimate α, plain decoding, and whoever prefers it; or without texts."""
+    """Policies that do not estimate α, plain decoding, and whoever prefers it where no length
+    promises more; or without texts."""
     monkeypatch.setattr(timing, "side_by_side", None)
     options = {"max_new_tokens": 8, "key": KEY}
     texts = decoding.tokenize(pair.target, TEXTS[:4])
@@ -140,6 +145,58 @@ def test_who_is_not_tried(pair, monkeypatch):
     dear = method_of(pair, load("lookahead", prices=prices(9.0, [1.0] * 4)))
     found = choice.fastest(dear, pair.target, TEXTS[:4] * 32, **options)
     assert isinstance(found, Autoregressive)
+    for policy in ("lookahead", "goodput"):
+        dear = method_of(pair, load(policy, prices=prices(9.0, [1.0] * 4)))
+        for texts_ in (texts, []):
+            found = choice.faster(dear, pair.target, texts_, **options)
+            assert isinstance(found, Autoregressive)
+
+
+@pytest.mark.parametrize(("price", "fixed"), [(1.5, 0.9), (1.5, 1.1), (1.7, 0.0)])
+def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
+    """Where the policy prefers that, a length is tried if it promises more: at α = .6 a token
+    brings 1.6, for 1.5 or for 1.7."""
+    raced = []
+
+    def side_by_side(methods, *_, **__):
+        raced.append(methods)
+        rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in methods}
+        took = {"preferred": np.ones((2, 1)), "fixed": np.full((2, 1), fixed)}
+        return timing.Comparison(took, {}, rows, {})
+
+    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    dear = load("lookahead", prices=prices(9.0, [1.0] * 4, alpha=0.6, between=0.0))
+    method = method_of(pair, dear)
+    found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, price={1: price})
+    assert len(raced) == (price < 1.6)
+    for both in raced:
+        assert isinstance(both["preferred"], Autoregressive)
+    assert getattr(found, "gamma_max", 0) == (1 if fixed == 0.9 else 0)
+
+
+def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
+    """Two are timed, as they will run; those between follow. A policy's loop says little of them."""
+    timed, given = [], []
+    """Two are timed, as they will run; those between follow. A policy's loop says little of it."""
+    def measure(loops, target, texts, **options):
+        timed.append((loops, texts, options["longest"]))
+        took = {1: 2.0, 3: 5.0}
+        return {name: prices(0.0, [took[by.gamma_max]] * (by.gamma_max + 1))
+                for name, by in loops.items()}  # fmt: skip
+
+    monkeypatch.setattr(pricing, "measure", measure)
+    monkeypatch.setattr(choice, "faster", lambda *_, price, **__: given.append(price))
+    method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
+    for platform in ("cpu", "gpu"):
+        device = types.SimpleNamespace(platform=platform)
+        monkeypatch.setattr(devices, "device_of", lambda _, device=device: device)
+        choice.fastest(method, pair.target, TEXTS[:4] * 128, max_new_tokens=40, key=KEY)
+    assert given == [None, {1: 2.0, 2: 3.5, 3: 5.0}]
+    ((loops, texts, longest),) = timed
+    assert [(by.policy.gamma, by.gamma_max, by.widths) for by in loops.values()] == [
+        (1, 1, ()), (3, 3, ())
+    ]  # fmt: skip
+    assert (len(texts), longest) == (4, 32)
 
 
 def test_the_worst_row_counts_where_all_wait_for_it(pair, monkeypatch):

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from experiments.adaptive import board, race
 from pairs import TEXTS
 from specjax import decoding, generate, loop, policies
 from specjax.measure import pricing, timing
-from specjax.measure.counting import Always
+from specjax.measure.counting import Always, Undecided
 from specjax.measure.pricing import CALL, PLAIN_CALL, TOKEN
 from specjax.policies import prices
 from specjax.sampling import sampling
@@ -112,6 +113,45 @@ def test_a_policy_of_its_own():
     assert found["mine"].error < 1e-6
     # It has no place among static γ, which lie between those that were timed.
     assert pricing.priced(found) == range(3, 8)
+
+
+def test_rounds_that_all_take_the_same():
+    """As of drafts of one length on an accelerator, where a token's price is another. What they
+    take says nothing of a loop with a pass as wide."""
+    took = dict(TOOK) | {("γ=3", k): 7.5 for k in range(4)} | {("γ=7", k): 9.25 for k in range(8)}
+    found = pricing.fit(LOOPS, calls(took=took), steady={"γ=3", "γ=7"})
+    for name, expected in (("γ=3", [7.5] * 4), ("γ=7", [9.25] * 8), ("policies", None)):
+        expected = expected or [TOOK[name, k] for k in range(8)]
+        assert found[name].rounds(len(expected) - 1).tolist() == close(expected)
+    assert found["policies"].draft == close(1.0)
+    assert max(found["γ=3"].error, found["γ=3"].drop) < 1e-6
+    between = {3: 7.5, 4: 7.9375, 5: 8.375, 6: 8.8125, 7: 9.25}
+    assert pricing.alone(found) == close(between)
+
+
+def test_a_loop_is_timed_as_it_runs(pair, monkeypatch):
+    """Whoever drafts γ tokens in every round is timed with `fixed` drafts: on an accelerator that
+    is another program, whose rounds all take the same."""
+    steady, fixed = [], []
+    side_by_side = timing.side_by_side
+
+    def watched(methods, *given, **options):
+        fixed.append([(by.policy.fixed, int(by.policy.length)) for by in methods.values()])
+        return side_by_side(methods, *given, **options)
+
+    monkeypatch.setattr(timing, "side_by_side", watched)
+    monkeypatch.setattr(pricing, "fit", lambda *_, **options: steady.append(options["steady"]))
+    loops = {"policies": build(pair, pair.draft, 2, policy=Undecided()),
+             "γ=2": build(pair, pair.draft, 2)}  # fmt: skip
+    texts = decoding.tokenize(pair.target, TEXTS[:1])
+    for platform in ("cpu", "gpu"):
+        device = types.SimpleNamespace(platform=platform)
+        with monkeypatch.context() as patch:
+            patch.setattr(pricing.devices, "device_of", lambda _, device=device: device)
+            pricing.measure(loops, pair.target, texts, max_new_tokens=4, key=jax.random.key(0),
+                            repeats=1)  # fmt: skip
+    assert steady == [set(), {"γ=2"}]
+    assert fixed[0] == [(False, 0), (False, 1), (False, 2), (True, 2)]
 
 
 def spread(found, name):
@@ -277,25 +317,28 @@ def test_what_is_timed(pair, monkeypatch):
     seen, told = [], []
     inner = pricing.acceptance
     monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or inner(*given))
-    monkeypatch.setattr(pricing, "fit", lambda *given, passes_of: seen.append((*given, passes_of)))
+    monkeypatch.setattr(pricing, "fit", lambda *given, **options: seen.append((*given, options)))
     deciding, always = [], pricing.Always
     monkeypatch.setattr(pricing, "Always", lambda *a: deciding.append(a) or always(*a))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
-    loops = {"policies": build(pair, pair.draft, 3, widths=(1,)), "γ=2": build(pair, pair.draft, 2)}
+    shared = build(pair, pair.draft, 3, widths=(1,), policy=Undecided())
+    loops = {"policies": shared, "γ=2": build(pair, pair.draft, 2)}
     loops["svip"] = dataclasses.replace(loops["policies"], policy=policies.load("svip"))
     pricing.measure(
         loops, pair.target, texts[:2], max_new_tokens=12, key=jax.random.key(0), repeats=1,
-        lengths={"γ=2": [2]}, passes_of={"svip": "policies"}, plain=build(pair, None),
+        passes_of={"svip": "policies"}, plain=build(pair, None),
         untimed=texts[2:],
     )  # fmt: skip
-    ((widths, found, alpha, between, error, passes_of),) = seen
+    ((widths, found, alpha, between, error, options),) = seen
     assert widths == {"policies": (1, 4), "γ=2": (3,)}
-    assert passes_of == {"svip": "policies"}
+    assert options == {"passes_of": {"svip": "policies"}, "steady": set()}
     works = [work for work, _ in found]
     # Plain, 0 1 2 3, γ=2, and 1 and 3 with svip; two texts, two budgets.
     assert len(works) == (1 + 4 + 1 + 2) * 2 * 2
     assert works[-1]["svip", 3] > 0
-    assert [policy for _, policy in deciding[-2:]] == [loops["svip"].policy] * 2
+    assert [(int(n), policy) for n, policy in deciding[-3:]] == [
+        (2, loops["γ=2"].policy), *((n, loops["svip"].policy) for n in (1, 3))
+    ]  # fmt: skip
     assert all(seconds > 0 for _, seconds in found)
     outputs = generate(pair.target, None, TEXTS[:2], max_new_tokens=12).emitted.tolist()
     assert [dict(work) for work in works[:4]] == [
@@ -332,7 +375,7 @@ def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
     )
     pricing.measure(
         {"loop": build(pair, pair.draft, 1)}, pair.target, texts[:1], max_new_tokens=4,
-        key=jax.random.key(0), lengths={"loop": [1]}, repeats=1, untimed=texts[1:],
+        key=jax.random.key(0), repeats=1, untimed=texts[1:],
     )  # fmt: skip
     assert set(widths) == {decoding.common_width(texts)}
     assert len(widths) == 1 + 2 + 1  # to compile, timed, not timed
@@ -341,12 +384,12 @@ def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
 def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     """Three texts fill batches of two; the rounds are those of the row that had the most."""
     seen, told = [], []
-    monkeypatch.setattr(pricing, "fit", lambda loops, calls, *_, passes_of: seen.extend(calls))
+    monkeypatch.setattr(pricing, "fit", lambda loops, calls, *_, **__: seen.extend(calls))
     monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or (0.5, 0.1))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     pricing.measure(
         {"loop": build(pair, pair.draft, 2)}, pair.target, texts, max_new_tokens=12,
-        key=jax.random.key(0), lengths={"loop": [2]}, repeats=1, batch_size=2,
+        key=jax.random.key(0), repeats=1, batch_size=2,
     )  # fmt: skip
     assert len(seen) == 2 + 2
     real = generate(pair.target, pair.draft, [*TEXTS[:3], TEXTS[0]], max_new_tokens=12, gamma=2)

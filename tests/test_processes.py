@@ -271,36 +271,40 @@ def test_prices_are_those_of_process_0(pair, monkeypatch):
         assert np.isnan(policy.prices.token)
 
 
+NO_DRAFT = "no draft is worth its time, so none is made"
+
+
 @pytest.mark.parametrize(
     ("wins", "one_loop", "said"),
     [(2, False, "drafts of 2 tokens in every round are faster"), (0, False, ""), (2, True, ""),
-     (-1, False, "no draft is worth its time, so none is made")],
+     (-1, False, NO_DRAFT), (-2, True, NO_DRAFT)],
 )  # fmt: skip
 def test_what_decodes_is_what_process_0_found(pair, monkeypatch, capsys, wins, one_loop, said):
-    """By a trial of its own; none where all run one loop. Plain decoding follows from the prices,
-    which are the same for all."""
+    """By a trial of its own. Where all run one loop there is none: plain decoding follows from the
+    prices, which are the same for all."""
     tried = []
 
     def fastest(method, *_, **options):
         tried.append(options["batch_size"])
-        return choice.of_length(method, wins) if wins > 0 else method
+        if wins < 0:
+            return decoding.plain_of(method)
+        return choice.of_length(method, wins) if wins else method
 
     monkeypatch.setattr(choice, "fastest", fastest)
     config = defaults.decode()
     config.policy, config.batch_size = "lookahead", 2
     built = decoding.build(pair.target, pair.draft, gamma=3, sampling=sampling(0.0))
-    table = prices(9.0 if wins < 0 else 0.1, [1.0] * 4, token=1.0)
+    table = prices(9.0 if wins < -1 else 0.1, [1.0] * 4, token=1.0)
     method = dataclasses.replace(built, policy=load("lookahead", prices=table))
     made = together(
         3, lambda group: decode.chosen(group, one_loop, method, pair.target, TEXTS, config)
     )
     assert tried == ([] if one_loop else [2])
-    expected = {-1: Autoregressive, 2: type(constant(2))}.get(0 if one_loop else wins)
     for found in made:
-        if expected is Autoregressive:
+        if wins < 0:
             assert isinstance(found, Autoregressive)
-        elif expected:
-            assert (type(found.policy), found.gamma_max) == (expected, 2)
+        elif wins and not one_loop:
+            assert (type(found.policy), found.gamma_max) == (type(constant(2)), 2)
         else:
             assert found is method
     assert capsys.readouterr().err == (f"lookahead: {said}\n" if said else "")

@@ -14,11 +14,11 @@ from jaxtyping import Key
 from experiments.replay import evaluate
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study
-from specjax import decoding
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import choice, pricing, timing
+from specjax.measure.counting import Undecided
 from specjax.measure.pricing import static, static_prices
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.hub import Checkpoint
@@ -103,7 +103,7 @@ def price(
       deciding: policies, each of which gets prices that its own decisions are part of.
     """
     of, config = (on, cell["draft"], cell["temperature"]), on.config
-    shared = loop(*of, constant(config.gamma_max), config.gamma_max, config.widths)
+    shared = loop(*of, Undecided(), config.gamma_max, config.widths)
     own = {
         name: dataclasses.replace(shared, policy=policy)
         for name, policy in (deciding or {}).items()
@@ -235,16 +235,13 @@ def prefer(
     """
     config, decide, own = on.config, dict(made), dict(known)
     racing: dict[str, Method] = {}
-    price = {k: float(static_prices(known, k).rounds(k)[k]) for k in pricing.priced(known)}
     texts = speedups.ids(on, config.alpha_inputs)[-choice.TEXTS :]
     for name, loop in made.items():
-        preferred = decoding.plain_if_preferred(loop, config.max_new_tokens)
-        found = choice.faster(
-            preferred, on.target, texts, max_new_tokens=config.max_new_tokens,
-            key=pricing.apart(jax.random.key(config.seed)), price=price,
+        found = racing[name] = choice.faster(
+            loop, on.target, texts, max_new_tokens=config.max_new_tokens,
+            key=pricing.apart(jax.random.key(config.seed)), price=pricing.alone(known),
         )  # fmt: skip
-        racing[name] = found
-        if isinstance(found, Speculative) and found is not preferred:
+        if isinstance(found, Speculative) and found is not loop:
             decide[name], own[name] = found, static_prices(known, found.gamma_max)
     return racing, decide, own
 

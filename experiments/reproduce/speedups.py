@@ -142,18 +142,12 @@ def price(
       alpha_inputs: over which α is measured; those beyond the first `inputs` are not timed.
       passes_of: as in `pricing.measure`.
     """
-    timed, passes_of = timed_texts(on)[:inputs], passes_of or {}
-    own = {
-        name: [by.gamma_max]
-        for name, by in loops.items()
-        if name != pricing.POLICIES and name not in passes_of
-    }
+    timed = timed_texts(on)[:inputs]
     return pricing.measure(
         loops,
         on.target,
         timed,
         untimed=ids(on, alpha_inputs)[len(timed) :],
-        lengths=own,
         passes_of=passes_of,
         plain=plain_method(on, temperature),
         max_new_tokens=on.config.max_new_tokens,

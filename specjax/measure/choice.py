@@ -1,18 +1,20 @@
 """What decodes in the end: plain decoding, drafts of one length, or what a policy decides.
 
 Decisions take time: a few percent of a round, more on an accelerator. What they bring depends on
-how far tokens and outputs differ, which no α says. So where plain decoding is not preferred, some
-texts are decoded both ways, in turns, and the faster one stays.
+how far tokens and outputs differ, which no α says. So some texts are decoded both ways, in turns,
+by drafts of one length and by what the policy's prices prefer, its decisions or plain decoding; and
+the faster one stays.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding
+from specjax import decoding, devices
 from specjax.loop import Method
 from specjax.measure import pricing, timing
 from specjax.models.hub import Checkpoint
@@ -23,6 +25,7 @@ from specjax.types import Text
 
 TEXTS = 16  # that are decoded both ways, or a batch: at least `LEAST`, and one of `PART` at most
 LEAST, PART = 4, 32
+PRICED = 4  # texts that prices are measured on, or a batch
 
 
 def fastest(
@@ -38,9 +41,10 @@ def fastest(
 ) -> Method:
     """What decodes a run fastest, by what the method's policy knows and by a trial.
 
-    Plain decoding where the policy prefers it (`decoding.plain_if_preferred`). Else, if there are
-    128 texts or more, and 32 batches, a few of them are for a trial (`faster`), from all over the
-    run: 4 to 16, or one batch where that is more.
+    If there are 128 texts or more, and 32 batches, a few of them are for a trial (`faster`), from
+    all over the run: 4 to 16, or one batch where that is more. Else, or with a policy that is not
+    one of `Estimating`, it is plain decoding where the policy prefers that
+    (`decoding.plain_if_preferred`), and the method elsewhere.
 
     Args:
       texts: of the run.
@@ -48,19 +52,22 @@ def fastest(
       batch_size: rows decoded at once.
     """
     rows = max(1, batch_size)
-    method = decoding.plain_if_preferred(method, max_new_tokens, rows)
-    if not isinstance(getattr(method, "policy", None), Estimating):
-        return method
     given = pricing.not_blank(target, texts)
     count = min(max(TEXTS, rows), len(given) // PART) // rows * rows
-    if count < LEAST:
-        return method
+    if count < LEAST or not _estimates(method):
+        return decoding.plain_if_preferred(method, max_new_tokens, rows)
     some = pricing.tokenize(target, given[:: len(given) // count][:count], max_source_len)
     decoding.check_room(target, some, max_new_tokens)
-    return faster(
-        method, target, some, max_new_tokens=max_new_tokens, key=pricing.apart(key),
-        batch_size=rows, names=names,
-    )  # fmt: skip
+    run: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "key": pricing.apart(key),
+        "batch_size": rows,
+        "names": names,
+    }
+    price = None
+    if devices.device_of(target.model).platform != "cpu":
+        price = timed_alone(method, target, some[: max(PRICED, rows)], **run)
+    return faster(method, target, some, price=price, **run)
 
 
 def faster(
@@ -74,27 +81,38 @@ def faster(
     names: tuple[str, str] = ("target", "draft"),
     price: Mapping[int, float] | None = None,
 ) -> Method:
-    """The method or, if its policy is one of `Estimating`, drafts of one length if these decode the
-    texts in less time for a token. It is the length of which α promises most. A trial's batches end
-    with their last row: no row takes the place of another.
+    """The method, or plain decoding where its policy prefers that; or, if the policy is one of
+    `Estimating`, drafts of one length, if these decode the texts in less time for a token.
+
+    It is the length of which α promises most. Where plain decoding is preferred, it is tried if it
+    promises more than that. A trial's batches end with their last row: no row takes the place of
+    another.
 
     Args:
-      texts: ids from `decoding.tokenize`, none empty. Without any the method stays.
+      texts: ids from `decoding.tokenize`, none empty. Without any there is no trial.
       key: which way decodes must not depend on draws of a run: this is not its key.
       price: of rounds in loops of their own, by the lengths to choose from, in the unit of the
         policy's prices; default `own_prices`.
     """
-    policy = getattr(method, "policy", None)
-    if not (len(texts) and isinstance(method, Speculative) and isinstance(policy, Estimating)):
-        return method
+    preferred = decoding.plain_if_preferred(method, max_new_tokens, batch_size)
+    if not (len(texts) and _estimates(method)):
+        return preferred
+    policy = method.policy  # type: ignore[attr-defined]
     rows = batch_size if policy.reads_batch else 1
-    length = policy.best_length(price or own_prices(policy.prices, method.widths), rows)
-    both = {"decides": method, "fixed": of_length(method, length)}
+    price = price or own_prices(policy.prices, method.widths)  # type: ignore[attr-defined]
+    length, promised = policy.best_length(price, rows)
+    if preferred is not method and promised <= 1:
+        return preferred
+    both = {"preferred": preferred, "fixed": of_length(method, length)}
     found = timing.side_by_side(
         both, target, texts, max_new_tokens=max_new_tokens, key=key, repeats=2,
         batch_size=batch_size, names=names,
     )  # fmt: skip
     return min(both.items(), key=lambda way: _per_token(found, way[0]))[1]
+
+
+def _estimates(method: Method) -> bool:
+    return isinstance(method, Speculative) and isinstance(method.policy, Estimating)
 
 
 def _per_token(found: timing.Comparison, name: str) -> float:
@@ -103,9 +121,27 @@ def _per_token(found: timing.Comparison, name: str) -> float:
     return float(found.decode[name].min(axis=0).sum()) / tokens
 
 
-def of_length(method: Speculative, length: int) -> Speculative:
+def of_length(method: Any, length: int) -> Speculative:
     """Drafts of this length in every round, in a loop whose only verify pass is for them."""
     return dataclasses.replace(method, policy=constant(length), gamma_max=length, widths=())
+
+
+def timed_alone(
+    method: Any, target: Checkpoint, texts: Sequence[Sequence[int]], **run: Any
+) -> dict[int, float]:
+    """Seconds of a round with 1 … γ_max drafted tokens in a loop that drafts as many in every
+    round. Two such loops are timed, the shortest and the longest: between them rounds grow evenly.
+
+    For an accelerator. There a policy's drafts wait for the host at each token and those of one
+    length do not, so the prices of the one say little of the other.
+
+    Args:
+      run: as in `faster`.
+    """
+    ends = {1, method.gamma_max}
+    loops = {pricing.static(length): of_length(method, length) for length in sorted(ends)}
+    longest = min(run["max_new_tokens"], 32)
+    return pricing.alone(pricing.measure(loops, target, texts, longest=longest, repeats=3, **run))
 
 
 def own_prices(table: Prices, widths: Sequence[int]) -> dict[int, float]:

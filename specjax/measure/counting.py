@@ -32,12 +32,18 @@ class Undecided(Policy):
 class Always(Policy):
     """Drafts `length` tokens in every round, and counts. The budget may end a draft, and a drafter
     may have nothing to say. What `policy` decides is computed, for its time; it counts where
-    `length` is negative, which no compiler knows."""
+    `length` is negative, which no compiler knows. Around a policy whose drafts are `fixed`, so are
+    these: the loop is its own."""
 
     reads_batch = True
 
     length: Int[Array, ""]
     policy: Policy = Undecided()
+
+    @property
+    def fixed(self) -> bool:  # type: ignore[override]
+        """See `Policy`."""
+        return self.policy.fixed
 
     def init(self, keys, gamma_max):
         none = jnp.zeros(keys.shape, jnp.int32)

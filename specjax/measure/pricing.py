@@ -13,6 +13,10 @@ lengths, but what a loop's policy decides is computed too, which takes time. The
 non-negative least squares on medians over repeats in turns. How far the calls are from the fit, and
 by how much a longer draft was cheaper, stands in the prices.
 
+On an accelerator a loop whose drafts are `fixed` runs without waiting for the host, and takes as
+long for a round that the budget cuts short. Its rounds have one price, which tells nothing of other
+loops.
+
 A wider pass can be the faster one: a matrix product has sizes that suit the machine. A loop is
 priced as if it had only those passes that are faster than all wider ones, and `pruned` leaves it
 these. So no draft is cheaper than a shorter one.
@@ -21,7 +25,7 @@ these. So no draft is cheaper than a shorter one.
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,7 +36,7 @@ from jax import Array
 from jaxtyping import Key
 from scipy.optimize import nnls
 
-from specjax import decoding
+from specjax import decoding, devices
 from specjax.autoregressive import Autoregressive
 from specjax.loop import Method, decode
 from specjax.measure import counting, timing, tree_cost
@@ -64,7 +68,6 @@ def measure(
     *,
     max_new_tokens: int,
     key: Key[Array, ""],
-    lengths: Mapping[str, Sequence[int]] | None = None,
     passes_of: Mapping[str, str] | None = None,
     plain: Autoregressive | None = None,
     longest: int | None = None,
@@ -80,11 +83,11 @@ def measure(
 
     Args:
       loops: by name, of one target and one drafter; each with its own γ_max and widths. Their
-        policies decide, and are not followed: drafts have fixed lengths.
+        policies decide, and are not followed: drafts have lengths that are given. They are those of
+        `lengths_of`, γ_max where drafts are `fixed`, and 1 and γ_max in a loop that has the passes
+        of another.
       texts: ids from `decoding.tokenize`, none empty. They are repeated to fill a batch.
       max_new_tokens: the budget of real calls, which the shapes follow.
-      lengths: the draft lengths to time, by loop; default `lengths_of`, or 1 and γ_max of a loop
-        that has the passes of another.
       passes_of: loops that differ from another in their policy alone, and that other.
       plain: the loop whose tokens are to be priced too; without it `token` is NaN.
       longest: the budget of the timed calls that are not of one token; default max_new_tokens.
@@ -96,12 +99,12 @@ def measure(
     longest, width = longest or max_new_tokens, decoding.common_width([*texts, *untimed])
     whole = -(-len(texts) // batch_size) * batch_size
     filled = [texts[i % len(texts)] for i in range(whole)]
-    lengths, passes_of = lengths or {}, passes_of or {}
+    passes_of = passes_of or {}
     made: dict[str, Method] = {PLAIN: plain} if plain else {}
     loop_of: dict[str, str] = {}
     for name, loop in loops.items():
         usual = [1, loop.gamma_max] if name in passes_of else lengths_of(passes(loop))
-        for length in lengths.get(name) or usual:
+        for length in [loop.gamma_max] if loop.policy.fixed else usual:
             label = f"{name}, {length} drafted"
             made[label] = dataclasses.replace(loop, policy=Always(jnp.int32(length), loop.policy))
             loop_of[label] = name
@@ -138,7 +141,9 @@ def measure(
         counted.append(done.tokens[:, : len(batch)])
     shares = acceptance(*np.hstack(counted))
     widths = {name: passes(loop) for name, loop in loops.items() if name not in passes_of}
-    return fit(widths, calls, *shares, passes_of=passes_of)
+    accelerator = devices.device_of(target.model).platform != "cpu"
+    steady = {name for name in widths if accelerator and loops[name].policy.fixed}
+    return fit(widths, calls, *shares, passes_of=passes_of, steady=steady)
 
 
 TYPICAL = 0.05  # how far outputs differ, as a few of them may hide
@@ -204,6 +209,7 @@ def fit(
     between: float = float("nan"),
     alpha_error: float = float("nan"),
     passes_of: Mapping[str, str] | None = None,
+    steady: Collection[str] = (),
 ) -> dict[str, Prices]:
     """Prices of each loop, from calls that are known sums.
 
@@ -214,6 +220,7 @@ def fit(
       alpha, between, alpha_error: see `Prices`.
       passes_of: more loops, and the one whose prices they have but for what their policies take, by
         call, by round and by drafted token.
+      steady: those of `loops` whose rounds all take the same, whatever they draft.
 
     Raises:
       ValueError: no call with a round of one of the loops.
@@ -225,6 +232,8 @@ def fit(
         for k in range(widths[-1]):
             own = _pass(name, widths, min(width for width in widths if width > k))
             parts[name, k] = {own: 1.0, BEGIN: float(k > 0), DRAFT: float(k)}
+            if name in steady:
+                parts[name, k] = {(name, "round"): 1.0}
     for name, other in passes_of.items():
         parts[CALL, name] = {(CALL, name): 1.0}  # a policy's state begins and ends with the call
         for k in range(loops[other][-1]):
@@ -253,6 +262,9 @@ def fit(
     for name, widths in loops.items():
         # Noise may leave nothing for a round beside calls and draft steps; `error` says so.
         least = 0.01 * _mean_round(name, works, seconds)
+        if name in steady:
+            found[name] = prices(0.0, [max(took[name, "round"], least)] * widths[-1], **facts)
+            continue
         took_by = {width: took.get(_pass(name, widths, width)) for width in widths}
         verify = [max(time, least) for time in _verify(took_by, took.get(BEGIN, 0.0))]
         found[name] = prices(took.get(DRAFT, 0.0), verify, **facts)
@@ -494,6 +506,11 @@ def static_prices(found: Mapping[str, Prices], gamma: int) -> Prices:
     passes = [np.asarray(of.verify + of.rest) for of in timed]
     first, full = (float(np.interp(gamma, known, [of[at] for of in passes])) for at in (0, -1))
     return prices(**timed[0].as_row() | {"verify": [first, *[full] * gamma], "rest": 0.0})
+
+
+def alone(found: Mapping[str, Prices]) -> dict[int, float]:
+    """Of a round in the loop of each static γ that has a price, all of it drafted."""
+    return {k: float(static_prices(found, k).rounds(k)[k]) for k in priced(found)}
 
 
 def priced(found: Mapping[str, Prices]) -> range:

@@ -85,8 +85,11 @@ class Estimating(Goodput):
         tokens = self.expected_tokens(lower, gamma_max, rows)
         return plain / float(np.mean(np.min(price / tokens, axis=1)))
 
-    def best_length(self, price: Mapping[int, float], rows: int = 1) -> int:
-        """The draft length that promises most if all rounds have it, at the first α: of least
+    def best_length(self, price: Mapping[int, float], rows: int = 1) -> tuple[int, float]:
+        """The draft length that promises most if all rounds have it, at the first α, and the
+        speedup over plain decoding that it promises; NaN if the price of a token is not known.
+
+        A token takes
 
             price(k) · E_α [ 1/(1 + α + … + αᵏ) ]
 
@@ -97,7 +100,9 @@ class Estimating(Goodput):
         """
         tokens = self.expected_tokens(float(self.first()[0]), max(price), rows)
         each = np.mean(1 / tokens, axis=0)
-        return min(price, key=lambda length: price[length] * each[length])
+        takes = {length: time * each[length] for length, time in price.items()}
+        best = min(takes, key=takes.__getitem__)
+        return best, float(self.prices.token) / float(takes[best])
 
     def expected_tokens(self, mean: float, gamma_max: int, rows: int) -> Float[np.ndarray, "N K"]:
         """1 + α + … + αᵏ for 0 … γ_max drafted tokens, of N equally likely outputs, or of the worst

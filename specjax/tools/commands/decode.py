@@ -241,24 +241,27 @@ def with_prices(
 def chosen(
     group: Group, together: bool, method, target: hub.Checkpoint, texts: list[str], config
 ) -> Method:
-    """Plain decoding where the prices say so, which all processes have from process 0, or what that
-    finds the faster in a trial, and prints. Where the loop runs in all of them at once there is no
-    trial: their clocks differ.
+    """The method, plain decoding, or drafts of one length: what process 0 finds the fastest, and
+    prints. Where the loop runs in all processes at once it is what the prices say, which all have
+    from process 0, without a trial: their clocks differ.
 
     Arguments: `with_prices`.
     """
-    method = decoding.plain_if_preferred(method, config.max_new_tokens, rows_of(config, texts))
-    drafts = isinstance(method, Speculative | TreeSpeculative)
-    said, length = "" if drafts else "no draft is worth its time, so none is made", 0
-    if not together and group.index == 0:
+    found, said = method, ""
+    if together:
+        rows = rows_of(config, texts)
+        found = decoding.plain_if_preferred(method, config.max_new_tokens, rows)
+    elif group.index == 0:
         found = choice.fastest(method, target, texts, **measuring(config, texts))
-        if isinstance(found, Speculative) and found is not method:
-            length = found.gamma_max
+    drafted = "" if found is method else str(found.gamma_max)
     if not together:
-        length = int(group.exchange("length", str(length))[0])
-    if length:
-        method = choice.of_length(method, length)
-        said = f"drafts of {length} token{'s' * (length > 1)} in every round are faster"
+        drafted, *_ = group.exchange("drafted", drafted)
+    if drafted == "0":
+        method = decoding.plain_of(method)
+        said = "no draft is worth its time, so none is made"
+    elif drafted:
+        method = choice.of_length(method, int(drafted))
+        said = f"drafts of {drafted} token{'s' * (drafted != '1')} in every round are faster"
     if said and not group.index:
         print(f"{config.policy}: {said}", file=sys.stderr)
     return method
