@@ -175,9 +175,8 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
 
 
 def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
-    """Two are timed, as they will run; those between follow. A policy's loop says little of them."""
-    timed, given = [], []
     """Two are timed, as they will run; those between follow. A policy's loop says little of it."""
+    timed, given = [], []
     def measure(loops, target, texts, **options):
         timed.append((loops, texts, options["longest"]))
         took = {1: 2.0, 3: 5.0}
