@@ -74,7 +74,7 @@ def generate(
         `constant(gamma)`. Import paths are code that runs. One that is named and needs prices, such
         as "goodput", gets prices that are measured before decoding, in a few seconds
         (`measure.pricing.told`). What promises more than its loop decodes in its place: plain
-        decoding or, after a trial, drafts of one length (`measure.choice.fastest`). At temperatures
+        decoding, or drafts of one length (`measure.choice.fastest`). At temperatures
         above 0 its outputs then vary from run to run, though not their distribution. For
         reproducible tokens pass a policy with prices.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is

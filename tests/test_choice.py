@@ -122,7 +122,7 @@ def test_how_many_texts_are_tried(pair, monkeypatch, texts, rows, tried):
     method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
     given = [[3 + index // 100, 3 + index % 100] for index in range(texts)]
     choice.fastest(method, pair.target, given, max_new_tokens=4, key=KEY, batch_size=rows)
-    assert [len(some) for some, _ in seen] == [tried] * (tried > 0)
+    assert [len(some) for some, _ in seen] == [tried]
     if tried:
         first, *_, last = (100 * (ids[0] - 3) + ids[1] - 3 for ids in seen[0][0])
         assert first == 0
@@ -174,9 +174,33 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
     assert getattr(found, "gamma_max", 0) == (1 if fixed == 0.9 else 0)
 
 
+@pytest.mark.parametrize(
+    ("widest", "widths", "alpha", "way"),
+    [
+        (2.0, (), 0.6, "fixed"),  # 1.9 tokens for two thirds more than a token at best; one for 1.3
+        (2.0, (2, 3), 0.6, "decides"),
+        (1.1, (), 0.6, "decides"),
+        (6.0, (), 0.6, "plain"),
+        (2.0, (), 0.3, "plain"),
+    ],
+)
+def test_prices_alone_where_there_are_few_texts(pair, monkeypatch, widest, widths, alpha, way):
+    """A policy whose rounds all have a dear pass is left if a narrow one promises a tenth more."""
+    monkeypatch.setattr(timing, "side_by_side", None)
+    passes = [widest] * 4 if not widths else [1.0, 1.2, 1.4, widest]
+    table = prices(0.05, passes, alpha=alpha, between=0.1)
+    method = method_of(pair, load("lookahead", prices=table), widths=widths)
+    found = choice.fastest(method, pair.target, TEXTS[:4] * 8, max_new_tokens=8, key=KEY)
+    kind = "decides" if found is method else "fixed" if hasattr(found, "policy") else "plain"
+    assert kind == way
+    if way == "fixed":
+        assert (found.gamma_max, found.widths) == (1, ())
+
+
 def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
     """Two are timed, as they will run; those between follow. A policy's loop says little of it."""
     timed, given = [], []
+
     def measure(loops, target, texts, **options):
         timed.append((loops, texts, options["longest"]))
         took = {1: 2.0, 3: 5.0}

@@ -3,7 +3,7 @@
 Decisions take time: a few percent of a round, more on an accelerator. What they bring depends on
 how far tokens and outputs differ, which no α says. So some texts are decoded both ways, in turns,
 by drafts of one length and by what the policy's prices prefer, its decisions or plain decoding; and
-the faster one stays.
+the faster one stays. Where there are few texts, prices and α alone say which.
 """
 
 import dataclasses
@@ -26,6 +26,7 @@ from specjax.types import Text
 TEXTS = 16  # that are decoded both ways, or a batch: at least `LEAST`, and one of `PART` at most
 LEAST, PART = 4, 32
 PRICED = 4  # texts that prices are measured on, or a batch
+CLEARLY = 1.1  # how much more a length must promise, where no trial says so
 
 
 def fastest(
@@ -41,10 +42,8 @@ def fastest(
 ) -> Method:
     """What decodes a run fastest, by what the method's policy knows and by a trial.
 
-    If there are 128 texts or more, and 32 batches, a few of them are for a trial (`faster`), from
-    all over the run: 4 to 16, or one batch where that is more. Else, or with a policy that is not
-    one of `Estimating`, it is plain decoding where the policy prefers that
-    (`decoding.plain_if_preferred`), and the method elsewhere.
+    See `faster`. Of 128 texts or more, and 32 batches, a few are for a trial, from all over the
+    run: 4 to 16, or one batch where that is more.
 
     Args:
       texts: of the run.
@@ -54,10 +53,10 @@ def fastest(
     rows = max(1, batch_size)
     given = pricing.not_blank(target, texts)
     count = min(max(TEXTS, rows), len(given) // PART) // rows * rows
-    if count < LEAST or not _estimates(method):
-        return decoding.plain_if_preferred(method, max_new_tokens, rows)
-    some = pricing.tokenize(target, given[:: len(given) // count][:count], max_source_len)
-    decoding.check_room(target, some, max_new_tokens)
+    some: list[list[int]] = []
+    if count >= LEAST and _estimates(method):
+        some = pricing.tokenize(target, given[:: len(given) // count][:count], max_source_len)
+        decoding.check_room(target, some, max_new_tokens)
     run: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "key": pricing.apart(key),
@@ -65,7 +64,7 @@ def fastest(
         "names": names,
     }
     price = None
-    if devices.device_of(target.model).platform != "cpu":
+    if some and devices.device_of(target.model).platform != "cpu":
         price = timed_alone(method, target, some[: max(PRICED, rows)], **run)
     return faster(method, target, some, price=price, **run)
 
@@ -88,20 +87,27 @@ def faster(
     promises more than that. A trial's batches end with their last row: no row takes the place of
     another.
 
+    Without a trial it is drafts of that length if they promise `CLEARLY` more than what is
+    preferred. A policy whose every round has the widest verify pass can be that dear on a CPU.
+
     Args:
-      texts: ids from `decoding.tokenize`, none empty. Without any there is no trial.
+      texts: ids from `decoding.tokenize`, none empty, for the trial.
       key: which way decodes must not depend on draws of a run: this is not its key.
       price: of rounds in loops of their own, by the lengths to choose from, in the unit of the
         policy's prices; default `own_prices`.
     """
     preferred = decoding.plain_if_preferred(method, max_new_tokens, batch_size)
-    if not (len(texts) and _estimates(method)):
+    if not _estimates(method):
         return preferred
     policy = method.policy  # type: ignore[attr-defined]
     rows = batch_size if policy.reads_batch else 1
     price = price or own_prices(policy.prices, method.widths)  # type: ignore[attr-defined]
     length, promised = policy.best_length(price, rows)
-    if preferred is not method and promised <= 1:
+    decides = preferred is method
+    if not len(texts):
+        bar = policy.promised_speedup(method.gamma_max, rows) if decides else 1.0
+        return of_length(method, length) if promised > CLEARLY * bar else preferred
+    if promised <= 1 and not decides:
         return preferred
     both = {"preferred": preferred, "fixed": of_length(method, length)}
     found = timing.side_by_side(
