@@ -168,11 +168,10 @@ def loop(on: Study, draft: Any, temperature: float, gamma: int) -> Speculative:
 
 
 def cost(table: Prices) -> float:
-    """What a drafted token adds to a round, in rounds that draft nothing. Where all rounds take the
-    same, as on an accelerator, that is a token of plain decoding."""
-    times = np.asarray(table.rounds(table.gamma_max), np.float64)
-    nothing = times[0] if times[0] < times[-1] else float(table.token)
-    return float((times[-1] - nothing) / table.gamma_max / nothing)
+    """What a drafted token adds to a token of plain decoding, in such tokens: a round takes
+    1 + γ · cost."""
+    longest, token = float(table.rounds(table.gamma_max)[-1]), float(table.token)
+    return max(longest / token - 1, 0.0) / table.gamma_max
 
 
 def told(choice: str, costs: Sequence[float]) -> Any:

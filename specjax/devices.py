@@ -53,6 +53,11 @@ def device_of(tree: Any) -> jax.Device:
     return find()
 
 
+def is_accelerator(tree: Any) -> bool:
+    """Whether the arrays of a pytree lie on a device that the host must wait for."""
+    return device_of(tree).platform != "cpu"
+
+
 def input_first(platform: str) -> bool:
     """Whether projections lie (in, out) there; see `layers.arrange`."""
     return platform == "cpu"

@@ -13,6 +13,7 @@ from specjax.autoregressive import Autoregressive
 from specjax.measure import choice, pricing, timing
 from specjax.policies import load, prices
 from specjax.policies.constant import Constant
+from specjax.policies.estimating import Estimating
 from specjax.sampling import sampling
 
 KEY = jax.random.key(0)
@@ -45,14 +46,26 @@ def test_the_length_that_is_tried():
         worst = np.random.default_rng(0).beta(3.2, 0.8, (100_000, rows)).min(axis=1)
         tokens = np.cumsum(worst[:, None] ** np.arange(9), axis=1)
         time = price * np.mean(1 / tokens, axis=0)
-        length, promised = policy.best_length(dict(enumerate(price[1:], 1)), rows)
+        length, promised = policy.promised_alone(dict(enumerate(price[1:], 1)), rows)
         assert promised == pytest.approx(1 / time[length], rel=5e-3)
         assert promised == pytest.approx(1 / time[1:].min(), rel=5e-3)
         found.append(length)
     assert found[0] > found[1]
-    assert policy.best_length({1: 1.0, 7: 1.0, 3: 1.0})[0] == 7
-    untold = load("lookahead", prices=prices(0.05, [1.0] * 9, alpha=0.8, token=np.nan))
-    assert np.isnan(untold.best_length({1: 1.0})[1])
+    assert policy.promised_alone({1: 1.0, 7: 1.0, 3: 1.0})[0] == 7
+
+
+def test_what_a_length_promises():
+    """Over a token of plain decoding, or a round without a draft if that is less, as a policy does:
+    with one length to draft, and outputs that are alike, both promise the same. α is chosen by, and
+    promised a standard error lower."""
+    for token in (1.0, 1.5, np.nan):
+        table = prices(0.2, [1.1, 1.1], token=token, alpha=0.8, alpha_error=0.2, between=0.0)
+        policy = load("lookahead", prices=table)
+        promised = policy.promised_alone({1: 1.3})[1]
+        assert promised == pytest.approx(np.fmin(token, 1.1) * 1.6 / 1.3, rel=1e-4)
+        assert promised == pytest.approx(policy.promised_speedup(1), rel=1e-4)
+    # Two tokens are better at .8, and one at .6.
+    assert policy.promised_alone({1: 1.0, 2: 1.3}) == (2, pytest.approx(1.1 * 1.96 / 1.3, rel=1e-4))
 
 
 @pytest.mark.parametrize("fixed", [0.99, 1.01])
@@ -175,26 +188,30 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
 
 
 @pytest.mark.parametrize(
-    ("widest", "widths", "alpha", "way"),
+    ("passes", "own", "facts", "way"),
     [
-        (2.0, (), 0.6, "fixed"),  # 1.9 tokens for two thirds more than a token at best; one for 1.3
-        (2.0, (2, 3), 0.6, "decides"),
-        (1.1, (), 0.6, "decides"),
-        (6.0, (), 0.6, "plain"),
-        (2.0, (), 0.3, "plain"),
+        # The policy brings 1.96 tokens for 1.5 at best, one token in a loop of its own 1.6.
+        ([1.0, 1.3, 1.5, 1.7], 0.95, {}, "fixed"),
+        ([1.0, 1.3, 1.5, 1.7], 1.02, {}, "decides"),
+        ([1.0, 1.3, 1.5, 1.7], 0.95, {"alpha": np.nan}, "decides"),
+        # It prefers plain decoding: at best it brings 2.2 tokens for 3.
+        ([3.0, 3.0, 3.0, 3.0], 1.25, {}, "fixed"),
+        ([3.0, 3.0, 3.0, 3.0], 1.31, {}, "plain"),
+        ([3.0, 3.0, 3.0, 3.0], 1.25, {"alpha_error": 0.1}, "plain"),
     ],
 )
-def test_prices_alone_where_there_are_few_texts(pair, monkeypatch, widest, widths, alpha, way):
-    """A policy whose rounds all have a dear pass is left if a narrow one promises a tenth more."""
+def test_prices_alone_where_there_are_few_texts(pair, monkeypatch, passes, own, facts, way):
+    """A policy whose rounds are dear is left for a length that promises a quarter more."""
     monkeypatch.setattr(timing, "side_by_side", None)
-    passes = [widest] * 4 if not widths else [1.0, 1.2, 1.4, widest]
-    table = prices(0.05, passes, alpha=alpha, between=0.1)
-    method = method_of(pair, load("lookahead", prices=table), widths=widths)
-    found = choice.fastest(method, pair.target, TEXTS[:4] * 8, max_new_tokens=8, key=KEY)
-    kind = "decides" if found is method else "fixed" if hasattr(found, "policy") else "plain"
-    assert kind == way
-    if way == "fixed":
-        assert (found.gamma_max, found.widths) == (1, ())
+    monkeypatch.setattr(choice, "own_prices", lambda *_: {1: own})
+    table = prices(0.0, passes, **{"alpha": 0.6, "between": 0.0} | facts)
+    method = method_of(pair, load("lookahead", prices=table))
+    for texts in (TEXTS[:4] * 8, []):
+        found = choice.fastest(method, pair.target, texts, max_new_tokens=8, key=KEY)
+        kind = "decides" if found is method else "fixed" if hasattr(found, "policy") else "plain"
+        assert kind == way
+        assert way != "fixed" or (found.gamma_max, found.widths) == (1, ())
+    choice.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=0, key=KEY)  # no trial
 
 
 def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
@@ -208,13 +225,14 @@ def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
                 for name, by in loops.items()}  # fmt: skip
 
     monkeypatch.setattr(pricing, "measure", measure)
-    monkeypatch.setattr(choice, "faster", lambda *_, price, **__: given.append(price))
+    monkeypatch.setattr(Estimating, "promised_alone", lambda _, price, rows: given.append(price))
     method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
-    for platform in ("cpu", "gpu"):
-        device = types.SimpleNamespace(platform=platform)
-        monkeypatch.setattr(devices, "device_of", lambda _, device=device: device)
-        choice.fastest(method, pair.target, TEXTS[:4] * 128, max_new_tokens=40, key=KEY)
-    assert given == [None, {1: 2.0, 2: 3.5, 3: 5.0}]
+    for accelerator in (False, True):
+        monkeypatch.setattr(devices, "is_accelerator", lambda _, there=accelerator: there)
+        for texts in (TEXTS[:4], TEXTS[:4] * 128):
+            with pytest.raises(TypeError):  # of what follows
+                choice.fastest(method, pair.target, texts, max_new_tokens=40, key=KEY)
+    assert given == [choice.own_prices(method.policy.prices, ())] * 3 + [{1: 2.0, 2: 3.5, 3: 5.0}]
     ((loops, texts, longest),) = timed
     assert [(by.policy.gamma, by.gamma_max, by.widths) for by in loops.values()] == [
         (1, 1, ()), (3, 3, ())

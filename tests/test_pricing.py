@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import json
-import types
 
 import jax
 import jax.numpy as jnp
@@ -144,14 +143,13 @@ def test_a_loop_is_timed_as_it_runs(pair, monkeypatch):
     loops = {"policies": build(pair, pair.draft, 2, policy=Undecided()),
              "γ=2": build(pair, pair.draft, 2)}  # fmt: skip
     texts = decoding.tokenize(pair.target, TEXTS[:1])
-    for platform in ("cpu", "gpu"):
-        device = types.SimpleNamespace(platform=platform)
-        with monkeypatch.context() as patch:
-            patch.setattr(pricing.devices, "device_of", lambda _, device=device: device)
-            pricing.measure(loops, pair.target, texts, max_new_tokens=4, key=jax.random.key(0),
-                            repeats=1)  # fmt: skip
+    own = {"mine": build(pair, pair.draft, 2)}  # a policy of a loop that it shares decides nothing
+    for accelerator in (False, True):
+        monkeypatch.setattr(pricing.devices, "is_accelerator", lambda _, there=accelerator: there)
+        pricing.measure(loops | own, pair.target, texts, max_new_tokens=4, key=jax.random.key(0),
+                        repeats=1, passes_of={"mine": "policies"})  # fmt: skip
     assert steady == [set(), {"γ=2"}]
-    assert fixed[0] == [(False, 0), (False, 1), (False, 2), (True, 2)]
+    assert fixed[0] == [(False, 0), (False, 1), (False, 2), (True, 2), (False, 1), (False, 2)]
 
 
 def spread(found, name):
@@ -498,7 +496,7 @@ def test_given(said, widths, shared):
 # --- prices for those who give none ------------------------------------------------------------
 
 
-def test_who_needs_prices(tmp_path, monkeypatch):
+def test_who_needs_prices(pair, tmp_path, monkeypatch):
     """Whose `prices` have no default and are not given; also of one's own."""
     needing = [name for name in policies.NAMES if policies.needs_prices(name)]
     assert needing == ["goodput", "first_descent", "lookahead", "together", "nodes"]
@@ -511,6 +509,13 @@ def test_who_needs_prices(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert policies.needs_prices("priced_policy:mine(gamma=2)")
     assert not policies.needs_prices("priced_policy:mine(None)")
+    # What it is told is of all lengths, of which it will take one.
+    timed = []
+    monkeypatch.setattr(pricing, "measure", lambda loops, *_, **__: timed.append(loops) or loops)
+    for name in ("priced_policy:mine", "goodput"):
+        pricing.told(name, build(pair, pair.draft, 3), pair.target, TEXTS[:1], max_new_tokens=4,
+                     key=jax.random.key(0))  # fmt: skip
+    assert [type(each["loop"].policy).__name__ for each in timed] == ["Undecided", "Goodput"]
     policies.check("goodput")
     policies.check("svip")
     for wrong, said in (

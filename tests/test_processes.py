@@ -272,20 +272,20 @@ def test_prices_are_those_of_process_0(pair, monkeypatch):
 
 
 NO_DRAFT = "no draft is worth its time, so none is made"
+TWO = "drafts of 2 tokens in every round promise more"
 
 
 @pytest.mark.parametrize(
     ("wins", "one_loop", "said"),
-    [(2, False, "drafts of 2 tokens in every round are faster"), (0, False, ""), (2, True, ""),
-     (-1, False, NO_DRAFT), (-2, True, NO_DRAFT)],
+    [(2, False, TWO), (0, False, ""), (2, True, TWO), (-1, False, NO_DRAFT), (-1, True, NO_DRAFT)],
 )  # fmt: skip
 def test_what_decodes_is_what_process_0_found(pair, monkeypatch, capsys, wins, one_loop, said):
-    """By a trial of its own. Where all run one loop there is none: plain decoding follows from the
-    prices, which are the same for all."""
+    """By a trial of its own. Where all run one loop there is none: what the prices say is the same
+    for all."""
     tried = []
 
-    def fastest(method, *_, **options):
-        tried.append(options["batch_size"])
+    def fastest(method, target, texts, **options):
+        tried.append((len(texts), options["batch_size"]))
         if wins < 0:
             return decoding.plain_of(method)
         return choice.of_length(method, wins) if wins else method
@@ -294,16 +294,16 @@ def test_what_decodes_is_what_process_0_found(pair, monkeypatch, capsys, wins, o
     config = defaults.decode()
     config.policy, config.batch_size = "lookahead", 2
     built = decoding.build(pair.target, pair.draft, gamma=3, sampling=sampling(0.0))
-    table = prices(9.0 if wins < -1 else 0.1, [1.0] * 4, token=1.0)
+    table = prices(0.1, [1.0] * 4, token=1.0)
     method = dataclasses.replace(built, policy=load("lookahead", prices=table))
     made = together(
         3, lambda group: decode.chosen(group, one_loop, method, pair.target, TEXTS, config)
     )
-    assert tried == ([] if one_loop else [2])
+    assert tried == ([(0, 2)] * 3 if one_loop else [(len(TEXTS), 2)])
     for found in made:
         if wins < 0:
             assert isinstance(found, Autoregressive)
-        elif wins and not one_loop:
+        elif wins:
             assert (type(found.policy), found.gamma_max) == (type(constant(2)), 2)
         else:
             assert found is method

@@ -21,6 +21,13 @@ def command(monkeypatch, capsys, tmp_path):
     return functools.partial(command_line.run, monkeypatch, capsys)
 
 
+def test_cost():
+    """So that a round takes 1 + γ · cost tokens of plain decoding, and never less than one."""
+    for token, cost in ((1.0, 0.5 / 3), (1.2, 0.25 / 3), (2.0, 0.0)):
+        table = prices(0.1, [0.9, 1.2, 1.2, 1.2], token=token)
+        assert switch.cost(table) == pytest.approx(cost, abs=1e-6)
+
+
 @pytest.mark.slow
 def test_switch(command, pair, tmp_path, monkeypatch):
     monkeypatch.setattr(

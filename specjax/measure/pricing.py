@@ -40,7 +40,7 @@ from specjax import decoding, devices
 from specjax.autoregressive import Autoregressive
 from specjax.loop import Method, decode
 from specjax.measure import counting, timing, tree_cost
-from specjax.measure.counting import Always
+from specjax.measure.counting import Always, Undecided
 from specjax.measure.timing import PLAIN
 from specjax.models.hub import Checkpoint
 from specjax.policies import Prices, load, prices
@@ -84,8 +84,8 @@ def measure(
     Args:
       loops: by name, of one target and one drafter; each with its own γ_max and widths. Their
         policies decide, and are not followed: drafts have lengths that are given. They are those of
-        `lengths_of`, γ_max where drafts are `fixed`, and 1 and γ_max in a loop that has the passes
-        of another.
+        `lengths_of`; γ_max where drafts are `fixed`, so that these prices say nothing of shorter
+        drafts; and 1 and γ_max in a loop that has the passes of another.
       texts: ids from `decoding.tokenize`, none empty. They are repeated to fill a batch.
       max_new_tokens: the budget of real calls, which the shapes follow.
       passes_of: loops that differ from another in their policy alone, and that other.
@@ -103,10 +103,12 @@ def measure(
     made: dict[str, Method] = {PLAIN: plain} if plain else {}
     loop_of: dict[str, str] = {}
     for name, loop in loops.items():
-        usual = [1, loop.gamma_max] if name in passes_of else lengths_of(passes(loop))
-        for length in [loop.gamma_max] if loop.policy.fixed else usual:
+        policy, usual = loop.policy, lengths_of(passes(loop))
+        if name in passes_of:
+            policy, usual = Undecided() if policy.fixed else policy, [1, loop.gamma_max]
+        for length in [loop.gamma_max] if policy.fixed else usual:
             label = f"{name}, {length} drafted"
-            made[label] = dataclasses.replace(loop, policy=Always(jnp.int32(length), loop.policy))
+            made[label] = dataclasses.replace(loop, policy=Always(jnp.int32(length), policy))
             loop_of[label] = name
     found = timing.side_by_side(
         made,
@@ -141,8 +143,8 @@ def measure(
         counted.append(done.tokens[:, : len(batch)])
     shares = acceptance(*np.hstack(counted))
     widths = {name: passes(loop) for name, loop in loops.items() if name not in passes_of}
-    accelerator = devices.device_of(target.model).platform != "cpu"
-    steady = {name for name in widths if accelerator and loops[name].policy.fixed}
+    waits = devices.is_accelerator(target.model)
+    steady = {name for name in widths if waits and loops[name].policy.fixed}
     return fit(widths, calls, *shares, passes_of=passes_of, steady=steady)
 
 
@@ -436,6 +438,8 @@ def told(
         if isinstance(method, TreeSpeculative):
             return _told_of_a_tree(policy, method, target, sources[: max(1, batch_size)], key)
         untold = load(policy, prices=prices(0.0, [1.0] * (method.gamma_max + 1)))
+        if untold.fixed:  # by prices that it has yet to be told
+            untold = Undecided()
         return measure(
             {"loop": dataclasses.replace(method, policy=untold)},
             target,

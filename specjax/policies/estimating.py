@@ -80,29 +80,36 @@ class Estimating(Goodput):
         where α is the least of as many draws as there are rows.
         """
         price = np.asarray(self.prices.rounds(gamma_max), np.float64)
-        plain = float(self.prices.outside(0.0).rounds(gamma_max)[0])
-        lower = float(self.first()[0] - jnp.nan_to_num(self.prices.alpha_error))
-        tokens = self.expected_tokens(lower, gamma_max, rows)
-        return plain / float(np.mean(np.min(price / tokens, axis=1)))
+        tokens = self.expected_tokens(self.cautious(), gamma_max, rows)
+        return self.plain_token() / float(np.mean(np.min(price / tokens, axis=1)))
 
-    def best_length(self, price: Mapping[int, float], rows: int = 1) -> tuple[int, float]:
-        """The draft length that promises most if all rounds have it, at the first α, and the
-        speedup over plain decoding that it promises; NaN if the price of a token is not known.
+    def promised_alone(self, price: Mapping[int, float], rows: int = 1) -> tuple[int, float]:
+        """The draft length that promises most if all rounds have it, and its `promised_speedup`.
 
         A token takes
 
             price(k) · E_α [ 1/(1 + α + … + αᵏ) ]
 
-        with α as in `promised_speedup`.
+        The length is chosen by the measured α; what it promises is of the lower one.
 
         Args:
           price: of a round, by the lengths to choose from.
         """
-        tokens = self.expected_tokens(float(self.first()[0]), max(price), rows)
-        each = np.mean(1 / tokens, axis=0)
-        takes = {length: time * each[length] for length, time in price.items()}
-        best = min(takes, key=takes.__getitem__)
-        return best, float(self.prices.token) / float(takes[best])
+
+        def takes(length: int, alpha: float) -> float:
+            tokens = self.expected_tokens(alpha, length, rows)[:, length]
+            return float(price[length] * np.mean(1 / tokens))
+
+        best = min(price, key=lambda length: takes(length, float(self.first()[0])))
+        return best, self.plain_token() / takes(best, self.cautious())
+
+    def plain_token(self) -> float:
+        """What a token of plain decoding takes, or a round without a draft if that is less."""
+        return float(self.prices.outside(0.0).rounds(self.prices.gamma_max)[0])
+
+    def cautious(self) -> float:
+        """The first α less a standard error of it."""
+        return float(self.first()[0] - jnp.nan_to_num(self.prices.alpha_error))
 
     def expected_tokens(self, mean: float, gamma_max: int, rows: int) -> Float[np.ndarray, "N K"]:
         """1 + α + … + αᵏ for 0 … γ_max drafted tokens, of N equally likely outputs, or of the worst

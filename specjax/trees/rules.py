@@ -128,6 +128,7 @@ class Traversal:
             Z = jnp.sum(r, axis=1)
             some, lost = Z > 0, 1.0 - R
             after = jnp.where(some, Z / jnp.where(some, Z + lost, 1.0), (R == 1).astype(R.dtype))
+            after = jnp.minimum(after, 1.0)  # on a GPU the quotient of equals may be above it
             after_M = jnp.where(some[:, None], r / jnp.where(some, Z, 1.0)[:, None], M)
             here = jnp.any(q > 0, axis=1)
             kept = kept.at[rows, v].set(jnp.where(here, after, R))

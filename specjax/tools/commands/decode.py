@@ -242,17 +242,16 @@ def chosen(
     group: Group, together: bool, method, target: hub.Checkpoint, texts: list[str], config
 ) -> Method:
     """The method, plain decoding, or drafts of one length: what process 0 finds the fastest, and
-    prints. Where the loop runs in all processes at once it is what the prices say, which all have
-    from process 0, without a trial: their clocks differ.
+    prints. Where the loop runs in all processes at once there is no trial, for their clocks differ:
+    the prices alone say it, which all have from process 0.
 
     Arguments: `with_prices`.
     """
-    found, said = method, ""
+    found, said, run = method, "", measuring(config, texts)
     if together:
-        rows = rows_of(config, texts)
-        found = decoding.plain_if_preferred(method, config.max_new_tokens, rows)
+        found = choice.fastest(method, target, [], **run)
     elif group.index == 0:
-        found = choice.fastest(method, target, texts, **measuring(config, texts))
+        found = choice.fastest(method, target, texts, **run)
     drafted = "" if found is method else str(found.gamma_max)
     if not together:
         drafted, *_ = group.exchange("drafted", drafted)
@@ -261,7 +260,7 @@ def chosen(
         said = "no draft is worth its time, so none is made"
     elif drafted:
         method = choice.of_length(method, int(drafted))
-        said = f"drafts of {drafted} token{'s' * (drafted != '1')} in every round are faster"
+        said = f"drafts of {drafted} token{'s' * (drafted != '1')} in every round promise more"
     if said and not group.index:
         print(f"{config.policy}: {said}", file=sys.stderr)
     return method
