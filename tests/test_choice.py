@@ -68,10 +68,10 @@ def test_what_a_length_promises():
     assert policy.promised_alone({1: 1.0, 2: 1.3}) == (2, pytest.approx(1.1 * 1.96 / 1.3, rel=1e-4))
 
 
-@pytest.mark.parametrize("fixed", [0.99, 1.01])
+@pytest.mark.parametrize("fixed", [1.01, 1.03])
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
-    """By seconds for a token, on real loops with a clock that is not."""
+    """By seconds for a token, on real loops with a clock that is not. Decisions must bring 2%."""
     real, raced = timing.side_by_side, []
 
     def side_by_side(methods, *given, **options):
@@ -90,10 +90,10 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
     ((decides, other),) = (both.values() for both in raced)
     assert decides is method
     assert (other.gamma_max, other.widths, type(other.policy)) == (2, (), Constant)
-    assert found is (other if fixed < 1 else method)
+    assert found is (other if fixed < 1.02 else method)
     found = choice.faster(method, pair.target, texts, price={1: 1.0, 3: 1.0}, **options)
     assert (raced[1]["fixed"].gamma_max, raced[1]["fixed"].policy.gamma) == (3, 3)
-    assert found is (raced[1]["fixed"] if fixed < 1 else method)
+    assert found is (raced[1]["fixed"] if fixed < 1.02 else method)
 
 
 @pytest.mark.parametrize("emitted", [5, 4])
@@ -165,7 +165,7 @@ def test_who_is_not_tried(pair, monkeypatch):
             assert isinstance(found, Autoregressive)
 
 
-@pytest.mark.parametrize(("price", "fixed"), [(1.5, 0.9), (1.5, 1.1), (1.7, 0.0)])
+@pytest.mark.parametrize(("price", "fixed"), [(1.5, 0.99), (1.5, 1.01), (1.7, 0.0)])
 def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
     """Where the policy prefers that, a length is tried if it promises more: at α = .6 a token
     brings 1.6, for 1.5 or for 1.7."""
@@ -184,7 +184,7 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
     assert len(raced) == (price < 1.6)
     for both in raced:
         assert isinstance(both["preferred"], Autoregressive)
-    assert getattr(found, "gamma_max", 0) == (1 if fixed == 0.9 else 0)
+    assert getattr(found, "gamma_max", 0) == (1 if fixed == 0.99 else 0)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ PRICED = 4  # texts that prices are measured on, or a batch
 # How much more a length must promise where no trial says so: its price may be a tenth too low
 # (`own_prices`), and beliefs, of which no promise knows, bring a policy as much again.
 CLEARLY = 1.25
+WORTH = 1.02  # how much faster decisions must be in a trial: few outputs tell little
 
 
 def fastest(
@@ -77,7 +78,8 @@ def faster(
     price: Mapping[int, float] | None = None,
 ) -> Method:
     """The method, or plain decoding where its policy prefers that; or, if the policy is one of
-    `Estimating`, drafts of one length, if these decode the texts in less time for a token.
+    `Estimating`, drafts of one length, if these decode the texts in less time for a token, or if
+    the policy's decisions save less than `WORTH` says.
 
     It is the length of which α promises most. Where plain decoding is preferred, it is tried if it
     promises more than that. A trial's batches end with their last row: no row takes the place of
@@ -113,7 +115,9 @@ def faster(
         return preferred
     both = {"preferred": preferred, "fixed": of_length(method, length)}
     found = timing.side_by_side(both, target, texts, repeats=2, **run)
-    return min(both.items(), key=lambda way: _per_token(found, way[0]))[1]
+    worth = WORTH if preferred is method else 1.0
+    faster = worth * _per_token(found, "preferred") <= _per_token(found, "fixed")
+    return both["preferred" if faster else "fixed"]
 
 
 def _estimates(method: Method) -> bool:
