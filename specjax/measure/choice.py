@@ -116,8 +116,8 @@ def faster(
     both = {"preferred": preferred, "fixed": of_length(method, length)}
     found = timing.side_by_side(both, target, texts, repeats=2, **run)
     worth = WORTH if preferred is method else 1.0
-    faster = worth * _per_token(found, "preferred") <= _per_token(found, "fixed")
-    return both["preferred" if faster else "fixed"]
+    stays = worth * _per_token(found, "preferred") <= _per_token(found, "fixed")
+    return both["preferred" if stays else "fixed"]
 
 
 def _estimates(method: Method) -> bool:
