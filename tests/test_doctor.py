@@ -281,8 +281,8 @@ def test_a_loop_that_keeps_every_draft(pair, planted):
 @pytest.mark.slow
 def test_a_plain_loop_that_is_wrong(pair, planted):
     """Both loops are looked at: here plain decoding takes the likeliest token each time."""
-    wrong = {"draw": lambda keys, probs: argmax(probs)}
-    planted(autoregressive, "smp", types.SimpleNamespace(**vars(autoregressive.smp) | wrong))
+    wrong = types.SimpleNamespace(next=lambda state, probs: argmax(probs))
+    planted(autoregressive, "Dice", lambda: wrong)
     names = but("greedy identity", "acceptance", "speed", "speedup")
     plain, spec = p_values(examine(pair.target.name, pair.draft.name, names=names))
     assert plain < verdicts.LAW_P < spec

@@ -49,11 +49,13 @@ class KV(NamedTuple):
         return KV(keys, values, key_scale, value_scale)
 
     def kept_narrow(self, queries: Array) -> "KV":
-        """The same, of which no loop keeps a copy in floats; see `int8.late`."""
+        """The same, of which no loop keeps a copy in floats; see `int8.late`. Its rows may be one
+        for all queries: beams share what the encoder said."""
         if self.key_scale is None:
             return self
+        rows = len(self.keys)
         keys, values = (
-            int8.late(part, queries, lambda queries: queries[:, :, :1, :1]) for part in self[:2]
+            int8.late(part, queries, lambda queries: queries[:rows, :, :1, :1]) for part in self[:2]
         )
         return self._replace(keys=keys, values=values)
 
