@@ -366,6 +366,14 @@ def test_trees():
     same(target_in_int8("llama"), target_of("llama"), tree="fixed(branches=(2, 1))")
 
 
+def test_rows_that_share_what_the_encoder_said():
+    """Beams ask one row of keys and values, which stays one."""
+    one = KV(jnp.ones((1, 2, 8, 16)), jnp.ones((1, 2, 16, 8))).quantised()
+    kept = jax.jit(KV.kept_narrow)(one, jnp.ones((3, 2, 1, 8)))
+    for before, after in zip(one, kept, strict=True):
+        np.testing.assert_array_equal(after, before)
+
+
 @pytest.mark.slow
 def test_beams(pair):
     """A beam that takes another's cache takes its scales too."""

@@ -27,7 +27,7 @@ TEXTS = 16  # that are decoded both ways, or a batch: at least `LEAST`, and one 
 LEAST, PART = 4, 32
 PRICED = 4  # texts that prices are measured on, or a batch
 # How much more a length must promise where no trial says so: its price may be a tenth too low
-# (`own_prices`), and beliefs, of which no promise knows, bring a policy as much again.
+# (`own_prices`), and beliefs, of which no promise knows, may bring a policy more.
 CLEARLY = 1.25
 WORTH = 1.02  # how much faster decisions must be in a trial: few outputs tell little
 

@@ -80,7 +80,7 @@ class Estimating(Goodput):
         where α is the least of as many draws as there are rows.
         """
         price = np.asarray(self.prices.rounds(gamma_max), np.float64)
-        tokens = self.expected_tokens(self.cautious(), gamma_max, rows)
+        tokens = self.expected_tokens(self.lower_alpha(), gamma_max, rows)
         return self.plain_token() / float(np.mean(np.min(price / tokens, axis=1)))
 
     def promised_alone(self, price: Mapping[int, float], rows: int = 1) -> tuple[int, float]:
@@ -101,13 +101,13 @@ class Estimating(Goodput):
             return float(price[length] * np.mean(1 / tokens))
 
         best = min(price, key=lambda length: takes(length, float(self.first()[0])))
-        return best, self.plain_token() / takes(best, self.cautious())
+        return best, self.plain_token() / takes(best, self.lower_alpha())
 
     def plain_token(self) -> float:
         """What a token of plain decoding takes, or a round without a draft if that is less."""
         return float(self.prices.outside(0.0).rounds(self.prices.gamma_max)[0])
 
-    def cautious(self) -> float:
+    def lower_alpha(self) -> float:
         """The first α less a standard error of it."""
         return float(self.first()[0] - jnp.nan_to_num(self.prices.alpha_error))
 
