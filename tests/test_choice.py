@@ -193,7 +193,7 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
         # The policy brings 1.96 tokens for 1.5 at best, one token in a loop of its own 1.6.
         ([1.0, 1.3, 1.5, 1.7], 0.95, {}, "fixed"),
         ([1.0, 1.3, 1.5, 1.7], 1.02, {}, "decides"),
-        ([1.0, 1.3, 1.5, 1.7], 0.95, {"alpha": np.nan}, "decides"),
+        ([1.0, 1.3, 1.5, 1.7], 0.80, {"alpha": np.nan}, "decides"),
         # It prefers plain decoding: at best it brings 2.2 tokens for 3.
         ([3.0, 3.0, 3.0, 3.0], 1.25, {}, "fixed"),
         ([3.0, 3.0, 3.0, 3.0], 1.31, {}, "plain"),
