@@ -23,6 +23,7 @@ from specjax.autoregressive import Autoregressive
 from specjax.measure import choice
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.policies import Policy, constant, head, load, prices
+from specjax.policies.prices import mean
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
 from table_models import inputs_of, random_table
@@ -89,7 +90,8 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
         name: dataclasses.replace(built, policy=load("lookahead", prices=known[name]))
         for name in ("lookahead", "dear")
     }
-    racing, decide, own = race.prefer(on, made, known)
+    racing, decide = race.prefer(on, made, known)
+    own = race.prices_of(decide, made, known)
     assert [texts for texts, _ in seen] == [[[i] for i in range(4, 20)]] * 2
     assert seen[0][1] == pytest.approx({1: 1.1, 2: 1.4, 3: 1.7})
     assert racing["lookahead"] is decide["lookahead"]
@@ -173,7 +175,17 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
         assert row["prices"]["policies"]["error"] == row["price_error"] > 0
         assert row["replayed_speedup"] <= row["oracle_speedup"] * (1 + 1e-6)
     by = {row["method"]: row for row in rows}
-    assert by["γ=1"]["draft_calls"] == by["γ=1"]["drafted"]
+    first = by["γ=1"]
+    assert first["draft_calls"] == first["drafted"]
+    was, now = (prices(**first[when]["γ=1"]) for when in ("prices", "prices_after"))
+    between = mean(was, now)  # replay is by
+    full = [(table.rounds(1)[1] / table.token).item() for table in (was, now)]
+    assert first["price_drift"] == pytest.approx(full[1] / full[0] - 1, rel=1e-3) != 0
+    drafted, outputs = first["drafted"], first["timed_inputs"]
+    rounds = np.dot(between.rounds(1), [first["target_calls"] - drafted, drafted])
+    took = rounds + outputs * between.call
+    plain = first["tokens"] * between.token + outputs * between.plain_call
+    assert first["predicted"] == pytest.approx(float(plain / took), rel=1e-4)
     assert by[by["γ=1"]["best_static"]]["of_best"] == 1
     report = (work / "report.md").read_text()
     for name in re.findall(r"\]\(([\w/.]+)\)", report):

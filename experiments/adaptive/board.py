@@ -21,11 +21,12 @@ LEGEND = (
     "of each call, where the median counts elsewhere. Every other repeat chose the best γ and "
     "the best policy, and all figures are of the rest. end to end: with the encoder and prefill. "
     "τ: tokens per target call. target, draft: calls of either model; drafted: tokens that were "
-    "submitted. predicted: the speedup of these very rounds by the prices that policies were told, "
-    "and what the clock showed beyond it. replay: the same for many more outputs. oracle: the best "
-    "length in every round and the best loop for every output, at these prices, which no policy "
-    "can exceed in replay. closed: the share of the time between the best static γ and the oracle "
-    "that is saved, by the clock and in replay; – where all of it is no more than the noise."
+    "submitted. predicted: the speedup of these very rounds by the mean of the prices that were "
+    "measured before the race, which policies were told, and of those behind it; and what the "
+    "clock showed beyond it. replay: the same for many more outputs. oracle: the best length in "
+    "every round and the best loop for every output, at these prices, which no policy can exceed "
+    "in replay. closed: the share of the time between the best static γ and the oracle that is "
+    "saved, by the clock and in replay; – where all of it is no more than the noise."
 )
 
 
@@ -163,6 +164,7 @@ def one_race(race: Sequence[Row]) -> Section:
         f"{first['timed_inputs']} outputs; the oracle's speedup in replay is "
         f"{first['oracle_speedup']:.2f}.",
         goodness(prices(**first["prices"][POLICIES])),
+        drifted(race),
         f"Slower than γ={first['best_static'].removeprefix('γ=')}, by more than the interval: "
         f"{', '.join(lost)}."
         if lost
@@ -172,6 +174,17 @@ def one_race(race: Sequence[Row]) -> Section:
         else "",
     ]
     return Section(label(first), columns, race, " ".join(s for s in said if s), LEGEND)
+
+
+def drifted(race: Sequence[Row]) -> str:
+    """Whether prices were of another minute; "" of races of before that was measured."""
+    drifts = [row["price_drift"] for row in race if "price_drift" in row]
+    return (
+        f"From before the race to behind it a method's longest round changed by "
+        f"{np.median(drifts):+.1%}, in tokens of plain decoding (median)."
+        if drifts
+        else ""
+    )
 
 
 def numbers(found: Mapping[str, Prices]) -> dict[str, float]:

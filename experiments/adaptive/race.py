@@ -24,6 +24,7 @@ from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices, constant, head, load, prices
 from specjax.policies.loading import takes
+from specjax.policies.prices import mean
 from specjax.pytrees import pytree
 from specjax.replay import rehearse, replay, rollouts
 from specjax.replay.rehearse import Rehearsed
@@ -97,7 +98,7 @@ def head_file(on: Study, draft: str) -> pathlib.Path:
 def price(
     on: Study, cell: dict[str, Any], deciding: Mapping[str, Policy] | None = None
 ) -> dict[str, Prices]:
-    """What rounds and calls of all loops take: measured once, before the race.
+    """What rounds and calls of all loops take.
 
     Args:
       deciding: policies, each of which gets prices that its own decisions are part of.
@@ -120,37 +121,42 @@ def price(
     )
 
 
-def sound_prices(on: Study, cell: dict[str, Any]) -> dict[str, Prices]:
-    """The first prices of `price_tries` that fit well enough; `check` has the error."""
+def tried_prices(on: Study, cell: dict[str, Any]) -> tuple[dict[str, Prices], str]:
+    """The first prices of `price_tries` that fit well enough, or the last; and their `flaw`."""
     config, deciding = on.config, untold(on, cell["draft"])
-    for left in reversed(range(config.price_tries)):
+    if config.price_tries < 1:
+        raise ValueError(f"price_tries={config.price_tries} must be ≥ 1.")
+    of = f"{cell['draft']} at T={cell['temperature']:g}"
+    for _ in range(config.price_tries):
         found = price(on, cell, deciding)
-        try:
-            of = f"{cell['draft']} at T={cell['temperature']:g}"
-            check(of, found[pricing.POLICIES], config.price_error)
-        except ValueError:
-            if not left:
-                raise
-        else:
-            return found
-    raise ValueError(f"price_tries={config.price_tries} must be ≥ 1.")
+        if not (wrong := flaw(of, found[pricing.POLICIES], config.price_error)):
+            break
+    return found, wrong
 
 
 def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for each method.
+
+    A machine is not as fast in one minute as in the next, and wide passes change more than narrow
+    ones. So prices are measured before the race, which policies are told, and again behind it.
+    Replay is by their mean.
 
     Raises:
       ValueError: prices that fit poorly, before anything is raced.
     """
     config, draft, temperature = on.config, cell["draft"], cell["temperature"]
     texts = speedups.timed_texts(on)
-    known = sound_prices(on, cell)
-    table = known[pricing.POLICIES]
+    told, wrong = tried_prices(on, cell)
+    if wrong:
+        raise ValueError(
+            f"{wrong} Policies would be told noise, so nothing is raced. Run again on a machine "
+            "that does nothing else, with more repeats or timed_inputs."
+        )
     recorded = record(on, draft, temperature)
-    made = build(on, draft, temperature, known)
+    made = build(on, draft, temperature, told)
     key = jax.random.key(config.seed)
     plain = speedups.plain_method(on, temperature)
-    racing, decide, own = prefer(on, made, known)
+    racing, decide = prefer(on, made, told)
     methods: dict[str, Any] = {PLAIN: plain, **static_loops(on, draft, temperature), **racing}
     if temperature:
         drawn = rehearse.script(recorded, key)
@@ -166,6 +172,9 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
         turn=config.turn,
         note=lambda state: int(state.drafter[1]) if state.drafter else 0,
     )
+    after, _ = tried_prices(on, cell)
+    known = {loop: mean(of, after[loop]) for loop, of in told.items()}
+    table, own = known[pricing.POLICIES], prices_of(decide, made, known)
     best, early, timed = choose(everything, [static(gamma) for gamma in config.static])
     alpha = on.alpha(draft, temperature, on.outputs(temperature)).value
     draws = 1 if temperature == 0 else config.draws
@@ -196,13 +205,14 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             "oracle_speedup": replayed[ORACLE]["replayed_speedup"],
             **lost[name],
             "c": table.c,
-            # In seconds: of the loop that policies share, and the method's own.
-            "prices": {
-                loop: of.as_row() for loop, of in known.items() if loop in (pricing.POLICIES, name)
-            },
-            "price_error": float(table.error),
+            # In seconds: of the loop that policies share, and the method's own. As policies were
+            # told them before the race, and as they were behind it.
+            "prices": prices_row(told, name),
+            "prices_after": prices_row(after, name),
+            "price_error": float(told[pricing.POLICIES].error),
+            "price_drift": drift(told, after, name),
             "gamma_max": config.gamma_max,
-            "widths": list(pricing.pruned(config.widths, table)),
+            "widths": list(pricing.pruned(config.widths, told[pricing.POLICIES])),
             "plain": isinstance(racing.get(name), Autoregressive),  # it prefers that
             # Or drafts of so many tokens in every round.
             "fixed": decide[name].gamma_max if decide.get(name) is not made.get(name) else 0,
@@ -225,15 +235,28 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def prices_row(found: Mapping[str, Prices], name: str) -> dict[str, dict[str, Any]]:
+    """Of the loop that policies share, and of the method's own."""
+    return {loop: of.as_row() for loop, of in found.items() if loop in (pricing.POLICIES, name)}
+
+
+def drift(before: Mapping[str, Prices], after: Mapping[str, Prices], name: str) -> float:
+    """By how much a round with the method's longest draft became dearer over the race, in tokens of
+    plain decoding, as a share."""
+    was, now = (found.get(name, found[pricing.POLICIES]) for found in (before, after))
+    full = [float(of.rounds(of.gamma_max)[-1] / of.token) for of in (was, now)]
+    return full[1] / full[0] - 1
+
+
 def prefer(
     on: Study, made: Mapping[str, Speculative], known: Mapping[str, Prices]
-) -> tuple[dict[str, Method], dict[str, Speculative], dict[str, Prices]]:
-    """What decodes for each policy (`choice`), which of it has drafts, and prices by name.
+) -> tuple[dict[str, Method], dict[str, Speculative]]:
+    """What decodes for each policy (`choice`), and which of it has drafts.
 
     Trials are of the last inputs that α is counted on, which are not those of the race where there
     are more.
     """
-    config, decide, own = on.config, dict(made), dict(known)
+    config, decide = on.config, dict(made)
     racing: dict[str, Method] = {}
     texts = speedups.ids(on, config.alpha_inputs)[-choice.TEXTS :]
     for name, loop in made.items():
@@ -242,8 +265,22 @@ def prefer(
             key=pricing.apart(jax.random.key(config.seed)), price=pricing.alone(known),
         )  # fmt: skip
         if isinstance(found, Speculative) and found is not loop:
-            decide[name], own[name] = found, static_prices(known, found.gamma_max)
-    return racing, decide, own
+            decide[name] = found
+    return racing, decide
+
+
+def prices_of(
+    decide: Mapping[str, Speculative],
+    made: Mapping[str, Speculative],
+    known: Mapping[str, Prices],
+) -> dict[str, Prices]:
+    """By name, with those of the static loops that decode in the place of policies."""
+    fixed = {
+        name: static_prices(known, loop.gamma_max)
+        for name, loop in decide.items()
+        if loop is not made[name]
+    }
+    return {**known, **fixed}
 
 
 def closed(still: dict[str, Any], row: dict[str, Any], bound: float) -> float | None:
@@ -299,23 +336,22 @@ def losses(
     return found
 
 
-def check(of: str, table: Prices, limit: float) -> None:
-    """ValueError where prices explain the calls badly that they were fitted to.
+def flaw(of: str, table: Prices, limit: float) -> str:
+    """What is wrong with prices that explain the calls badly that they were fitted to; or "".
 
     Args:
-      of: what they are prices of, for the error.
+      of: what they are prices of.
       limit: for the error of a typical call; a longer draft may seem cheaper by twice as much,
         the worst of many differences.
     """
     error, drop = float(table.error), float(table.drop)
-    if error > limit or drop > 2 * limit:
-        raise ValueError(
-            f"The prices of {of} fit poorly: a typical call is off by {error:.0%} (the worst by "
-            f"{float(table.largest_error):.0%}), and a longer draft was timed as cheaper by up to "
-            f"{drop:.0%}, where price_error={limit:g} allows {limit:.0%} and {2 * limit:.0%}. "
-            "Policies would be told noise, so nothing is raced. Run again on a machine that does "
-            "nothing else, with more repeats or timed_inputs."
-        )
+    if error <= limit and drop <= 2 * limit:
+        return ""
+    return (
+        f"The prices of {of} fit poorly: a typical call is off by {error:.0%} (the worst by "
+        f"{float(table.largest_error):.0%}), and a longer draft was timed as cheaper by up to "
+        f"{drop:.0%}, where price_error={limit:g} allows {limit:.0%} and {2 * limit:.0%}."
+    )
 
 
 def interval(

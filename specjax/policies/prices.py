@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -175,6 +176,11 @@ def as_measured(
     each = {"verify": verify, "rest": np.broadcast_to(rest, len(verify))}
     fields: dict[str, Any] = times | shares | each
     return Prices(**{name: jnp.asarray(value, jnp.float32) for name, value in fields.items()})
+
+
+def mean(one: Prices, other: Prices) -> Prices:
+    """Of two measurements of the same loop, field by field."""
+    return jax.tree.map(lambda a, b: (a + b) / 2, one, other)
 
 
 def required(table: Prices | None) -> Prices:
