@@ -146,17 +146,20 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     """
     config, draft, temperature = on.config, cell["draft"], cell["temperature"]
     texts = speedups.timed_texts(on)
-    told, wrong = tried_prices(on, cell)
+    before, wrong = tried_prices(on, cell)
+    # A process that has all memory maps that Linux allows dies in XLA, and programs take many.
+    # Those of pricing are read from the cache on disk behind the race.
+    jax.clear_caches()
     if wrong:
         raise ValueError(
             f"{wrong} Policies would be told noise, so nothing is raced. Run again on a machine "
             "that does nothing else, with more repeats or timed_inputs."
         )
     recorded = record(on, draft, temperature)
-    made = build(on, draft, temperature, told)
+    made = build(on, draft, temperature, before)
     key = jax.random.key(config.seed)
     plain = speedups.plain_method(on, temperature)
-    racing, decide = prefer(on, made, told)
+    racing, decide = prefer(on, made, before)
     methods: dict[str, Any] = {PLAIN: plain, **static_loops(on, draft, temperature), **racing}
     if temperature:
         drawn = rehearse.script(recorded, key)
@@ -172,8 +175,9 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
         turn=config.turn,
         note=lambda state: int(state.drafter[1]) if state.drafter else 0,
     )
+    jax.clear_caches()
     after, _ = tried_prices(on, cell)
-    known = {loop: mean(of, after[loop]) for loop, of in told.items()}
+    known = {loop: mean(of, after[loop]) for loop, of in before.items()}
     table, own = known[pricing.POLICIES], prices_of(decide, made, known)
     best, early, timed = choose(everything, [static(gamma) for gamma in config.static])
     alpha = on.alpha(draft, temperature, on.outputs(temperature)).value
@@ -207,12 +211,12 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             "c": table.c,
             # In seconds: of the loop that policies share, and the method's own. As policies were
             # told them before the race, and as they were behind it.
-            "prices": prices_row(told, name),
+            "prices": prices_row(before, name),
             "prices_after": prices_row(after, name),
-            "price_error": float(told[pricing.POLICIES].error),
-            "price_drift": drift(told, after, name),
+            "price_error": float(before[pricing.POLICIES].error),
+            "price_drift": drift(before, after, name),
             "gamma_max": config.gamma_max,
-            "widths": list(pricing.pruned(config.widths, told[pricing.POLICIES])),
+            "widths": list(pricing.pruned(config.widths, before[pricing.POLICIES])),
             "plain": isinstance(racing.get(name), Autoregressive),  # it prefers that
             # Or drafts of so many tokens in every round.
             "fixed": decide[name].gamma_max if decide.get(name) is not made.get(name) else 0,
@@ -459,15 +463,20 @@ def build(
 
 
 def untold(on: Study, draft: str) -> dict[str, Policy]:
-    """All policies, before there are prices."""
+    """The policies that are told prices, before there are any."""
     none = prices(0.0, [1.0] * (on.config.gamma_max + 1))
-    return {name: policy(on, draft, name, none) for name in policies(on, draft)}
+    return {name: policy(on, draft, name, none) for name in policies(on, draft) if told(name)}
+
+
+def told(name: str) -> bool:
+    """Whether a policy is told prices. Its own decisions are part of them."""
+    return takes(name, "prices")
 
 
 def policy(on: Study, draft: str, name: str, table: Prices) -> Policy:
     """With its settings, and told what it asks for."""
     settings = dict(policies(on, draft)[name])
-    if takes(name, "prices"):
+    if told(name):
         settings["prices"] = table
     if takes(name, "params"):
         settings["params"] = head.load(head_file(on, draft))
