@@ -291,6 +291,30 @@ def row_of(method, speedup, of_best, closed=None, **changes):
     }  # fmt: skip
 
 
+def table(section):
+    return [[cell(row) for _, cell in section.columns] for row in section.rows]
+
+
+def test_a_policy_in_each_race():
+    """A line for each race that it was in, with the lengths that raced there, and what decoded in
+    its place."""
+    first = [row_of("γ=3", 1.2, 1.0), row_of("γ=10", 1.1, 0.9), row_of("svip", 1.3, 1.08, 0.4)]
+    plain = {"temperature": 1.0, "plain": True, "closed": None, "closed_timed": None}
+    second = [row_of("γ=3", 0.9, 1.0), row_of("svip", 1.0, 1.11)]
+    second = [{**row, **plain} for row in second]
+    third = [row_of(name, 1.4, 1.0, draft="b", fixed=2) for name in ("γ=3", "svip")]
+    without = [row_of("γ=3", 0.9, 1.0, draft="c"), row_of("ucb", 0.9, 1.0, draft="c")]
+    rows = [*first, *second, *third, *without]
+    found = board.sections(rows, "svip")
+    own = next(section for section in found if section.title == "svip in each race")
+    assert [(row[0], row[1], *row[3:7], row[9]) for row in table(own)] == [
+        ("draft, T=0", "3 10", "3", "1.20", "1.30 (1.28–1.32)", "1.08 (1.06–1.10)", "40%"),
+        ("draft, T=1", "3", "3", "0.90", "1.00 (0.98–1.02) †", "1.11 (1.09–1.13)", "–"),
+        ("b, T=0", "3", "3", "1.40", "1.40 (1.38–1.42) ‡ 2", "1.00 (0.98–1.02)", "–"),
+    ]
+    assert "svip in each race" not in [s.title for s in board.sections(without, "svip")]
+
+
 def test_words():
     """A policy ahead, one level within the interval, and one behind: each is said."""
     still = row_of("γ=3", 1.2, 1.0, 0.0)
@@ -305,7 +329,12 @@ def test_words():
         "worth its time for draft, T=1. The clock is within 10% of what replay predicts for 3 of 3 "
         "policies; the farthest is svip with draft, T=0: +0%."
     )
+    every, *rest = rest
     assert [section.title for section in rest] == ["draft, T=0", "draft, T=1"]
+    assert table(every) == [
+        ["ucb", "0.90", "0.99", "0.94", "0.89"], ["svip", "1.08", "–", "–", "1.30"],
+    ]  # fmt: skip
+    assert [name for name, _ in every.columns][1:3] == ["draft, T=0", "draft, T=1"]
     assert [row["method"] for row in rest[0].rows] == ["svip", "γ=3", "ucb"]
     assert "Slower than γ=3, by more than the interval: ucb." in rest[0].words
     assert "1.2% from its price in the middle and at most 20%" in rest[0].words

@@ -24,7 +24,7 @@ def main(_) -> None:
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
     if flags.FLAGS.only_report:
-        report(console, workdir, gather(workdir, flags.FLAGS.only_report))
+        report(console, workdir, gather(workdir, flags.FLAGS.only_report), config.shown)
         return
     on = Study(config, open_results(workdir, config))
     if flags.FLAGS.only_prices:
@@ -42,13 +42,13 @@ def main(_) -> None:
                 results.append({**cell, **row, **study.identity(on)})
             mixing.show(console, " ".join(short(str(part)) for part in cell.values()), rows)
         return
-    report(console, workdir, fill(on))
+    report(console, workdir, fill(on), config.shown)
 
 
-def report(console: Console, workdir: pathlib.Path, rows: list[dict]) -> None:
+def report(console: Console, workdir: pathlib.Path, rows: list[dict], shown: str) -> None:
     """Tables and figures, in the workdir and for the terminal."""
     sections = [
-        *board.sections(rows),
+        *board.sections(rows, shown),
         pictures.panels(workdir, rows),
         pictures.lengths(workdir, rows),
         pictures.example(workdir, rows),

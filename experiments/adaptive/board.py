@@ -67,10 +67,17 @@ def off(row: Row) -> float:
     return row["speedup_decode"] / row["predicted"] - 1
 
 
-def sections(rows: Sequence[Row]) -> list[Section]:
-    """The best of each race, then every race."""
+def sections(rows: Sequence[Row], shown: str = "") -> list[Section]:
+    """The best of each race; of several races, all policies by race; then every race.
+
+    Args:
+      shown: a policy that has a table of its own.
+    """
     found = races(rows)
-    return [summary(found), *(one_race(race) for race in found)]
+    own = [race for race in found if any(row["method"] == shown for row in race)]
+    several = [one_policy(own, shown)] if own else []
+    several += [overall(found)] if len(found) > 1 else []
+    return [summary(found), *several, *(one_race(race) for race in found)]
 
 
 def summary(found: Sequence[Sequence[Row]]) -> Section:
@@ -92,6 +99,71 @@ def summary(found: Sequence[Sequence[Row]]) -> Section:
         ("most closed in replay", lambda line: closed(line["closing"])),
     ]
     return Section("The best of each race", columns, lines, words(lines) + foretold(found))
+
+
+MARKS = "† It preferred plain decoding. ‡ Drafts of so many tokens were faster in a trial."
+
+
+def mark(row: Row) -> str:
+    """What decoded in the place of a policy; "" if that did."""
+    return " †" if row.get("plain") else f" ‡ {row['fixed']}" if row.get("fixed") else ""
+
+
+def one_policy(found: Sequence[Sequence[Row]], name: str) -> Section:
+    """Beside the best static γ, a line for each race."""
+    lines = [next(row for row in race if row["method"] == name) for race in found]
+    bars = {id(line): still(race) for line, race in zip(lines, found, strict=True)}
+    lengths = {
+        id(line): sorted(int(row["method"].removeprefix("γ=")) for row in race if row["static"])
+        for line, race in zip(lines, found, strict=True)
+    }
+    columns: list[report.Column] = [
+        ("draft", label),
+        ("γ raced", lambda row: " ".join(map(str, lengths[id(row)]))),
+        ("α", lambda row: number(row["alpha"], 3)),
+        ("best γ", lambda row: row["best_static"].removeprefix("γ=")),
+        ("speedup", lambda row: number(bars[id(row)]["speedup_decode"])),
+        (name, lambda row: within(row, "speedup_decode") + mark(row)),
+        ("of best γ", lambda row: within(row, "of_best")),
+        ("fastest", lambda row: number(row.get("of_best_fastest"))),
+        ("predicted", lambda row: number(row["predicted"])),
+        ("closed", lambda row: percent(row["closed_timed"])),
+        ("in replay", lambda row: percent(row["closed"])),
+        ("oracle", lambda row: number(row["oracle_timed"])),
+    ]
+    return Section(f"{name} in each race", columns, lines, MARKS)
+
+
+def overall(found: Sequence[Sequence[Row]]) -> Section:
+    """Each policy over the best static γ, by race; the best in the mean first."""
+    by = {label(race[0]): {r["method"]: r for r in race if not r["static"]} for race in found}
+    lines = []
+    for name in dict.fromkeys(name for race in by.values() for name in race):
+        raced = {of: race[name] for of, race in by.items() if name in race}
+        everywhere = len(raced) == len(by)
+        ratios = [row["of_best"] for row in raced.values()]
+        mean = float(np.exp(np.mean(np.log(ratios)))) if everywhere else None
+        least = min(row["speedup_decode"] for row in raced.values())
+        lines.append({"name": name, "by": raced, "mean": mean, "least": least})
+    lines.sort(key=lambda line: -(line["mean"] or 0))
+
+    def one(of: str) -> report.Column:
+        def told(line):
+            row = line["by"].get(of)
+            return "–" if row is None else number(row["of_best"]) + mark(row)
+
+        return of, told
+
+    columns: list[report.Column] = [
+        ("policy", lambda line: line["name"]),
+        *map(one, by),
+        ("mean", lambda line: "–" if line["mean"] is None else number(line["mean"])),
+        ("least, of plain", lambda line: number(line["least"])),
+    ]
+    return Section(
+        "Policies over the best static γ", columns, lines,
+        f"{MARKS} mean: geometric. least, of plain: the worst speedup over plain decoding.",
+    )  # fmt: skip
 
 
 def foretold(found: Iterable[Sequence[Row]]) -> str:
