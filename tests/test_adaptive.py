@@ -322,6 +322,9 @@ def test_words():
     slow = {"temperature": 1.0}
     other = [row_of("γ=3", 0.9, 1.0, 0.0, **slow), row_of("ucb", 0.89, 0.99, -0.1, **slow)]
     first, *rest = board.sections([still, ahead, behind, *other])
+    assert len(rest) == 2  # the second race has one policy: there is no table of all
+    other.append(row_of("hedge", 0.8, 0.89, -0.2, **slow))
+    _, every, *rest = board.sections([still, ahead, behind, *other])
     assert first.words == (
         "The best policy is at least level with the best static γ everywhere, within the "
         "intervals. It is ahead by more than the interval for draft, T=0. The largest share of "
@@ -329,11 +332,12 @@ def test_words():
         "worth its time for draft, T=1. The clock is within 10% of what replay predicts for 3 of 3 "
         "policies; the farthest is svip with draft, T=0: +0%."
     )
-    every, *rest = rest
     assert [section.title for section in rest] == ["draft, T=0", "draft, T=1"]
     assert table(every) == [
-        ["ucb", "0.90", "0.99", "0.94", "0.89"], ["svip", "1.08", "–", "–", "1.30"],
-    ]  # fmt: skip
+        ["ucb", "0.90", "0.99", "0.94", "0.89"],
+        ["svip", "1.08", "–", "–", "1.30"],
+        ["hedge", "–", "0.89", "–", "0.80"],
+    ]
     assert [name for name, _ in every.columns][1:3] == ["draft, T=0", "draft, T=1"]
     assert [row["method"] for row in rest[0].rows] == ["svip", "γ=3", "ucb"]
     assert "Slower than γ=3, by more than the interval: ucb." in rest[0].words

@@ -75,8 +75,10 @@ def sections(rows: Sequence[Row], shown: str = "") -> list[Section]:
     """
     found = races(rows)
     own = [race for race in found if any(row["method"] == shown for row in race)]
+    # A race of a single policy compares none.
+    many = [race for race in found if sum(not row["static"] for row in race) > 1]
     several = [one_policy(own, shown)] if own else []
-    several += [overall(found)] if len(found) > 1 else []
+    several += [overall(many)] if len(many) > 1 else []
     return [summary(found), *several, *(one_race(race) for race in found)]
 
 
