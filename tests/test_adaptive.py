@@ -277,7 +277,7 @@ def test_what_is_closed():
 def row_of(method, speedup, of_best, closed=None, **changes):
     """A row of a race in which γ=3 is the best static length."""
     spread = {"speedup_decode": speedup, "of_best": of_best}
-    table = prices(0.1, [1.0] * 4, error=0.012, largest_error=0.2, drop=0.034)
+    table = prices(0.1, [1.0] * 6, error=0.012, largest_error=0.2, drop=0.034)
     return {
         "draft": "families/x/draft", "temperature": 0.0, "method": method, "alpha": 0.8,
         "static": method.startswith("γ"), "best_static": "γ=3", "closed": closed,
@@ -342,6 +342,8 @@ def test_words():
     assert [row["method"] for row in rest[0].rows] == ["svip", "γ=3", "ucb"]
     assert "Slower than γ=3, by more than the interval: ucb." in rest[0].words
     assert "1.2% from its price in the middle and at most 20%" in rest[0].words
+    said = "Rounds of 1, 2 and 5 drafted tokens take 1.10, 1.20 and 1.50 tokens of plain decoding."
+    assert said in rest[0].words
     # A policy that was lucky in the figures that are shown is not the best for that.
     lucky = row_of("exp3", 1.5, 1.25, -0.3, speedup_choosing=1.25)
     assert board.best([still, ahead, lucky])["method"] == "svip"

@@ -231,13 +231,14 @@ def one_race(race: Sequence[Row]) -> Section:
         ("in replay", lambda row: percent(row["closed"])),
     ]
     first = race[0]
+    table = prices(**first["prices"][POLICIES])
     lost = [r["method"] for r in race if not r["static"] and r["of_best_high"] < 1]
     differ = [row["method"] for row in race if row["identical"] is False]
     said = [
-        f"α = {first['alpha']:.3f}, c = {first['c']:.3f}; {first['tokens']} tokens in "
-        f"{first['timed_inputs']} outputs; the oracle's speedup in replay is "
-        f"{first['oracle_speedup']:.2f}.",
-        goodness(prices(**first["prices"][POLICIES])),
+        f"α = {first['alpha']:.3f}; {first['tokens']} tokens in {first['timed_inputs']} outputs; "
+        f"the oracle's speedup in replay is {first['oracle_speedup']:.2f}.",
+        rounds_of(table),
+        goodness(table),
         drifted(race),
         f"Slower than γ={first['best_static'].removeprefix('γ=')}, by more than the interval: "
         f"{', '.join(lost)}."
@@ -248,6 +249,16 @@ def one_race(race: Sequence[Row]) -> Section:
         else "",
     ]
     return Section(label(first), columns, race, " ".join(s for s in said if s), LEGEND)
+
+
+def rounds_of(table: Prices) -> str:
+    """What rounds of policies take. How much of a round is a draft step is known less well."""
+    few, many = table.gamma_max // 2, table.gamma_max
+    took = [float(table.rounds(many)[k] / table.token) for k in (1, few, many)]
+    return (
+        f"Rounds of 1, {few} and {many} drafted tokens take {took[0]:.2f}, {took[1]:.2f} and "
+        f"{took[2]:.2f} tokens of plain decoding."
+    )
 
 
 def drifted(race: Sequence[Row]) -> str:
