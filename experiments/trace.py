@@ -120,7 +120,7 @@ def priced(on: Study, draft: str, temperature: float) -> dict[str, Any]:
         pricing.POLICIES: dataclasses.replace(shared, policy=Undecided(), widths=widths),
         **{pricing.static(gamma): speedups.method(*cell, gamma) for gamma in gammas},
     }
-    found = speedups.price(*cell, loops, on.config.repeats)
+    found = speedups.price(*cell, loops, on.config.repeats, refusals=True)
     table = found[pricing.POLICIES]
     return {
         "c": table.c,

@@ -17,7 +17,7 @@ from pairs import TEXTS
 from specjax import decoding, generate, loop, policies
 from specjax.measure import pricing, timing
 from specjax.measure.counting import Always, Undecided
-from specjax.measure.pricing import CALL, PLAIN_CALL, TOKEN
+from specjax.measure.pricing import CALL, PLAIN_CALL, REFUSED, TOKEN
 from specjax.policies import prices
 from specjax.sampling import sampling
 from specjax.support import command_line as commands
@@ -113,6 +113,18 @@ def test_a_policy_of_its_own():
     assert found["mine"].error < 1e-6
     # It has no place among static γ, which lie between those that were timed.
     assert pricing.priced(found) == range(3, 8)
+
+
+def test_a_refused_call():
+    """Of the drafter, in a round that drafts nothing: beyond what such a round takes without it."""
+    assert np.isnan(pricing.fit(LOOPS, calls())["policies"].refused)
+    works = calls()
+    for count in (5, 9, 12):
+        took = 10.0 + count * ROUNDS["policies", 0] + 0.75 * (count - 1)
+        works.append(({CALL: 1, ("policies", 0): count, REFUSED: count - 1}, took))
+    found = pricing.fit(LOOPS, works)
+    assert [float(table.refused) for table in found.values()] == close([0.75] * 3)
+    assert found["policies"].rounds(7).tolist() == close([ROUNDS["policies", k] for k in range(8)])
 
 
 def test_rounds_that_all_take_the_same():
@@ -283,7 +295,15 @@ def test_always_counts_its_rounds():
         most = state.stats.accepted_lengths @ by_count
         assert most[0] - n <= tested[0] <= most[0]  # the last round drafts what is left
     assert lasted[1] > 0
-    assert loop.decode._cache_size() == before + 1
+    refusing = test_loops.method_of(*two, policy=Always(jnp.int32(3), refuses=True))
+    counting = dataclasses.replace(refusing, drafter=race.Counting(refusing.drafter))
+    state, called = (
+        test_loops.run(by, inputs_of([[1, 0], [2, 1]]), [30, 30]) for by in (refusing, counting)
+    )
+    assert loop.decode._cache_size() == before + 2  # that which counts is another
+    assert state.stats.drafted.tolist() == [0, 0]
+    assert state.policy.rounds[:, 0].tolist() == state.stats.target_calls.tolist() == [30, 30]
+    assert called.drafter[1] == 29  # there is no room behind the last token
 
 
 def test_a_policy_decides_and_is_not_followed():
@@ -316,7 +336,9 @@ def test_what_is_timed(pair, monkeypatch):
     monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or inner(*given))
     monkeypatch.setattr(pricing, "fit", lambda *given, **options: seen.append((*given, options)))
     deciding, always = [], pricing.Always
-    monkeypatch.setattr(pricing, "Always", lambda *a: deciding.append(a) or always(*a))
+    monkeypatch.setattr(
+        pricing, "Always", lambda *a, **refuses: deciding.append(a) or always(*a, **refuses)
+    )
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     shared = build(pair, pair.draft, 3, widths=(1,), policy=Undecided())
     loops = {"policies": shared, "γ=2": build(pair, pair.draft, 2)}
@@ -324,20 +346,25 @@ def test_what_is_timed(pair, monkeypatch):
     pricing.measure(
         loops, pair.target, texts[:2], max_new_tokens=12, key=jax.random.key(0), repeats=1,
         passes_of={"svip": "policies"}, plain=build(pair, None),
-        untimed=texts[2:],
+        untimed=texts[2:], refusals=True,
     )  # fmt: skip
     ((widths, found, alpha, between, error, options),) = seen
     assert widths == {"policies": (1, 4), "γ=2": (3,)}
     assert options == {"passes_of": {"svip": "policies"}, "steady": set()}
     works = [work for work, _ in found]
+    outputs = generate(pair.target, None, TEXTS[:2], max_new_tokens=12).emitted.tolist()
+    works, refused = works[:-4], works[-4:]
+    assert refused == [
+        *[{CALL: 1, ("policies", 0): 1}] * 2,
+        *({CALL: 1, ("policies", 0): n, REFUSED: n - (n == 12)} for n in outputs),
+    ]
     # Plain, 0 1 2 3, γ=2, and 1 and 3 with svip; two texts, two budgets.
     assert len(works) == (1 + 4 + 1 + 2) * 2 * 2
     assert works[-1]["svip", 3] > 0
-    assert [(int(n), policy) for n, policy in deciding[-3:]] == [
+    assert [(int(n), policy) for n, policy in deciding[-4:-1]] == [
         (2, loops["γ=2"].policy), *((n, loops["svip"].policy) for n in (1, 3))
     ]  # fmt: skip
     assert all(seconds > 0 for _, seconds in found)
-    outputs = generate(pair.target, None, TEXTS[:2], max_new_tokens=12).emitted.tolist()
     assert [dict(work) for work in works[:4]] == [
         {PLAIN_CALL: 1, TOKEN: tokens} for tokens in (1, 1, *outputs)
     ]
@@ -422,7 +449,7 @@ def rounds(table, gamma_max=3):
 
 def test_rows_and_static_loops():
     """Prices come back from a row; between two timed γ the pass grows evenly."""
-    facts = {"call": 3.0, "alpha": 0.6, "between": 0.1, "alpha_error": 0.02}
+    facts = {"call": 3.0, "refused": 0.2, "alpha": 0.6, "between": 0.1, "alpha_error": 0.02}
     found = {
         "policies": prices(0.1, [1.5, 1.7, 1.9, 2.2], error=0.01, **facts),
         "γ=1": prices(0.1, [1.8, 1.9], **facts),

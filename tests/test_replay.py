@@ -128,6 +128,9 @@ def test_calls_of_the_drafter(name, refuses):
         state = test_loops.run(counting, inputs, BUDGET)
         assert int(state.stats.drafted[0] + found.refused[0, 0]) == int(state.drafter[1])
         refused += int(found.refused[0, 0])
+        # All of these policies begin each round by a call, if there is room for a token.
+        idle = found.trail[0, 0, : BUDGET - 1] == 0
+        assert found.vain[0, 0] == (idle.sum() if refuses else 0)
     assert (refused > 0) == refuses
 
 
@@ -325,6 +328,10 @@ def test_calls_take_time_too():
     assert replay.score(found, trace, table).speedup.tolist() == [2.0]
     refused = found._replace(refused=np.array([[3, 5]]))  # 2 steps more
     assert replay.score(refused, trace, table).speedup.tolist() == [28 / 16]
+    dear = dataclasses.replace(table, refused=jnp.float32(1.25))  # the first of a round
+    vain = refused._replace(vain=np.array([[1, 1]]))
+    assert replay.score(vain, trace, dear).speedup.tolist() == [28 / 18]
+    assert replay.score(vain, trace, table).speedup.tolist() == [28 / 16]
     slow = prices(0.25, [1.0, 0.95, 1.0], call=0.5, token=2.0, plain_call=1.0)
     assert replay.score(found, trace, slow).speedup.tolist() == [(2 * 24 + 4) / 14]
     with pytest.raises(ValueError, match="γ_max=1"):

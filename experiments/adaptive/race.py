@@ -118,6 +118,7 @@ def price(
         turn=config.turn,
         alpha_inputs=config.alpha_inputs,
         passes_of=dict.fromkeys(own, pricing.POLICIES),
+        refusals=True,
     )
 
 

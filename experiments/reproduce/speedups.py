@@ -132,6 +132,7 @@ def price(
     turn: int = 1,
     alpha_inputs: int = 0,
     passes_of: Mapping[str, str] | None = None,
+    refusals: bool = False,
 ) -> dict[str, Prices]:
     """Of plain decoding and of the loops, at batch 1, on the inputs that are timed.
 
@@ -140,7 +141,7 @@ def price(
       inputs: the first so many of them; None: all.
       turn: calls of a turn, as in `timing.in_turns`.
       alpha_inputs: over which α is measured; those beyond the first `inputs` are not timed.
-      passes_of: as in `pricing.measure`.
+      passes_of, refusals: as in `pricing.measure`.
     """
     timed = timed_texts(on)[:inputs]
     return pricing.measure(
@@ -149,6 +150,7 @@ def price(
         timed,
         untimed=ids(on, alpha_inputs)[len(timed) :],
         passes_of=passes_of,
+        refusals=refusals,
         plain=plain_method(on, temperature),
         max_new_tokens=on.config.max_new_tokens,
         key=pricing.apart(jax.random.key(on.config.seed)),

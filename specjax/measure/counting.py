@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from specjax.policies import Policy
 from specjax.pytrees import pytree
@@ -33,12 +33,13 @@ class Always(Policy):
     """Drafts `length` tokens in every round, and counts. The budget may end a draft, and a drafter
     may have nothing to say. What `policy` decides is computed, for its time; it counts where
     `length` is negative, which no compiler knows. Around a policy whose drafts are `fixed`, so are
-    these: the loop is its own."""
+    these: the loop is its own. One that `refuses` calls the drafter and takes no token."""
 
     reads_batch = True
 
     length: Int[Array, ""]
     policy: Policy = Undecided()
+    refuses: Bool[Array, ""] | bool = False
 
     @property
     def fixed(self) -> bool:  # type: ignore[override]
@@ -56,7 +57,8 @@ class Always(Policy):
 
     def keep_drafting(self, state, seen):
         own, decided = self.policy.keep_drafting(state.policy, seen)
-        return state._replace(policy=own), self._or(decided, seen.drafting)
+        drafting = seen.drafting & jnp.logical_not(self.refuses)
+        return state._replace(policy=own), self._or(decided, drafting)
 
     def go_on(self, state, drafting, confidence):
         own, decided = self.policy.go_on(state.policy, drafting, confidence)

@@ -7,6 +7,8 @@ tokens in every round. Each call is a known sum:
     plain call + tokens · token
     call + Σ over rounds of k drafted tokens of  pass(width) + [k > 0] · begin + k · draft
 
+A first call of the drafter that no token comes of has a price of its own.
+
 Calls of one token stand beside calls of whole outputs, or the fixed time of a call could not be
 told from that of its rounds: outputs of one length fit any split of the two. Drafts have fixed
 lengths, but what a loop's policy decides is computed too, which takes time. The parts are fitted by
@@ -52,12 +54,14 @@ from specjax.types import Text
 POLICIES = "policies"  # the loop that all policies share
 CALL, PLAIN_CALL, TOKEN, BEGIN, DRAFT = "call", "plain call", "token", "begin", "draft"
 DECIDE, DECIDE_TOKEN = "decide", "decide on a token"  # by loop
+REFUSED = "refused"  # beyond a round that calls no drafter
 # Of a round, what a narrower pass must save: passes that change from round to round take as much.
 SAVING = 0.02
 
 ALPHA_TEXTS = 32  # that tell a policy its α, where there are so many
 
-# What a call is made of: `CALL`, `PLAIN_CALL`, `TOKEN`, and (loop, drafted tokens) for rounds.
+# What a call is made of: `CALL`, `PLAIN_CALL`, `TOKEN`, `REFUSED`, and (loop, drafted tokens) for
+# rounds.
 Work = Mapping[Hashable, float]
 
 
@@ -75,6 +79,7 @@ def measure(
     batch_size: int = 1,
     turn: int = 1,
     untimed: Sequence[Sequence[int]] = (),
+    refusals: bool = False,
     names: tuple[str, str] = ("target", "draft"),
 ) -> dict[str, Prices]:
     """Time calls of the loops, all in turns, and fit.
@@ -95,6 +100,8 @@ def measure(
       turn: calls of a turn, as in `timing.in_turns`.
       untimed: ids of more texts, which are decoded once each, for α alone: a few outputs tell
         little of it.
+      refusals: also time calls of the drafter that no token comes of, which replay asks for, in the
+        first loop. Its policy is not `fixed`.
     """
     longest, width = longest or max_new_tokens, decoding.common_width([*texts, *untimed])
     whole = -(-len(texts) // batch_size) * batch_size
@@ -110,6 +117,12 @@ def measure(
             label = f"{name}, {length} drafted"
             made[label] = dataclasses.replace(loop, policy=Always(jnp.int32(length), policy))
             loop_of[label] = name
+    refusing = "a refused call"
+    if refusals:
+        name, loop = next(iter(loops.items()))
+        always = Always(jnp.int32(loop.gamma_max), loop.policy, refuses=True)
+        made[refusing] = dataclasses.replace(loop, policy=always)
+        loop_of[refusing] = name
     found = timing.side_by_side(
         made,
         target,
@@ -124,14 +137,20 @@ def measure(
         names=names,
         note=counting.note,
     )
+    half = whole // batch_size
     calls = [
-        (_work(loop_of.get(label), done.rounds), seconds)
+        (_work(loop_of.get(label), done.rounds, label == refusing and budget), seconds)
         for label, notes in found.notes.items()
-        for done, seconds in zip(notes, np.median(found.decode[label], axis=0), strict=True)
+        for done, budget, seconds in zip(
+            notes,
+            [1] * half + [longest] * half,
+            np.median(found.decode[label], axis=0),
+            strict=True,
+        )
     ]
     first = [label for label, name in loop_of.items() if name == next(iter(loops))]
-    middle = first[len(first) // 2]
-    counted = [done.tokens[:, :batch_size] for done in found.notes[middle][whole // batch_size :]]
+    middle = first[(len(first) - refusals) // 2]
+    counted = [done.tokens[:, :batch_size] for done in found.notes[middle][half:]]
     counted = [np.hstack(counted)[:, : len(texts)]]  # without those that fill a batch
     begin = partial(
         timing.start, made[middle], target, untimed, max_new_tokens=max_new_tokens, key=key,
@@ -183,10 +202,19 @@ def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float, 
     return float(alpha), float(between), float(np.sqrt(alpha * (1 - alpha) * spread))
 
 
-def _work(loop: str | None, rounds: Sequence[int]) -> Work:
+def _work(loop: str | None, rounds: Sequence[int], refusing: int = 0) -> Work:
+    """What a call was made of.
+
+    Args:
+      loop: None: plain decoding.
+      rounds: as in `counting.Note`.
+      refusing: the budget of a call whose rounds draft nothing; the last token of a budget has no
+        room for a draft, so that the drafter is not called for it.
+    """
     if loop is None:
         return {PLAIN_CALL: 1, TOKEN: rounds[0]}
-    return {CALL: 1, **{(loop, k): count for k, count in enumerate(rounds) if count}}
+    refused: Work = {REFUSED: rounds[0] - (rounds[0] == refusing)} if refusing > 1 else {}
+    return {CALL: 1, **refused, **{(loop, k): count for k, count in enumerate(rounds) if count}}
 
 
 def passes(loop: Speculative) -> tuple[int, ...]:
@@ -229,7 +257,7 @@ def fit(
     """
     works, seconds = [work for work, _ in calls], [took for _, took in calls]
     passes_of = passes_of or {}
-    parts: dict[Hashable, Work] = {name: {name: 1.0} for name in (CALL, PLAIN_CALL, TOKEN)}
+    parts: dict[Hashable, Work] = {name: {name: 1.0} for name in (CALL, PLAIN_CALL, TOKEN, REFUSED)}
     for name, widths in loops.items():
         for k in range(widths[-1]):
             own = _pass(name, widths, min(width for width in widths if width > k))
@@ -256,6 +284,7 @@ def fit(
         "call": took.get(CALL, 0.0),
         "token": max(took.get(TOKEN, float("nan")), float(np.finfo(np.float32).tiny)),
         "plain_call": took.get(PLAIN_CALL, float("nan")),
+        "refused": took.get(REFUSED, float("nan")),
         "alpha": alpha,
         "between": between,
         "alpha_error": alpha_error,

@@ -31,6 +31,8 @@ class Prices:
     token: Float[Array, ""]  # of plain decoding: one target call, its distribution and draw
     call: Float[Array, ""]  # of a call of the loop, beyond its rounds
     plain_call: Float[Array, ""]  # of a call of plain decoding, beyond its tokens
+    # Of a round's first call of the drafter where nothing is drafted after it. NaN: not known.
+    refused: Float[Array, ""]
     # How far the timed calls are from these prices, as shares; 0 where nothing was fitted.
     error: Float[Array, ""]  # of a call in the middle: the median
     largest_error: Float[Array, ""]
@@ -128,6 +130,7 @@ def prices(
     token: float = 1.0,
     call: float = 0.0,
     plain_call: float = 0.0,
+    refused: float = float("nan"),
     error: float = 0.0,
     largest_error: float = 0.0,
     drop: float = 0.0,
@@ -140,7 +143,7 @@ def prices(
     Args:
       verify: by 0 … γ_max drafted tokens.
       rest: the same, or one number for all of them.
-      alpha, between, alpha_error: see `Prices`; NaN: not known.
+      refused, alpha, between, alpha_error: see `Prices`; NaN: not known.
 
     Raises:
       ValueError: a negative price, verify empty or not positive throughout, or a share outside
@@ -153,11 +156,12 @@ def prices(
     why = "one for each of 0 … γ_max drafted tokens"
     times = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
     draft = number("draft", draft, "[0, ∞)")
-    for name, value in {"token": token, "call": call, "plain_call": plain_call}.items():
+    fixed = {"token": token, "call": call, "plain_call": plain_call, "refused": refused}
+    for name, value in fixed.items():
         if value < 0:  # NaN: not known
             raise ValueError(f"{name}={value} must be ≥ 0.")
     return as_measured(
-        draft=draft, verify=times, rest=rest, token=token, call=call, plain_call=plain_call,
+        draft=draft, verify=times, rest=rest, **fixed,
         error=error, largest_error=largest_error, drop=drop, **shares,
     )  # fmt: skip
 
@@ -166,6 +170,7 @@ def as_measured(
     *,
     verify: Sequence[float],
     rest: float | Sequence[float],
+    refused: float = float("nan"),
     alpha: float = float("nan"),
     between: float = float("nan"),
     alpha_error: float = float("nan"),
@@ -174,7 +179,7 @@ def as_measured(
     """The table as a clock gave it: differences of timings, `rest` or `call`, may be below 0."""
     shares = {"alpha": alpha, "between": between, "alpha_error": alpha_error}
     each = {"verify": verify, "rest": np.broadcast_to(rest, len(verify))}
-    fields: dict[str, Any] = times | shares | each
+    fields: dict[str, Any] = times | shares | each | {"refused": refused}
     return Prices(**{name: jnp.asarray(value, jnp.float32) for name, value in fields.items()})
 
 

@@ -32,6 +32,7 @@ class Replayed(NamedTuple):
     drafted: Int[Array, "*batch N G+1"]  # rounds that drafted 0 … γ_max tokens
     accepted: Int[Array, "*batch N G+1"]  # rounds that kept 0 … γ_max of them
     refused: Int[Array, "*batch N"]  # calls of the drafter after which no token was drafted
+    vain: Int[Array, "*batch N"]  # of these, a round's first, which the policy refused
     runs: Int[Array, "*batch N"]  # draws
     trail: Int[Array, "*batch N T"]  # of the first draw, by position: what the round that began
     # there drafted; −1: none began there
@@ -147,20 +148,22 @@ def walk(
 
         def propose(carry, slot):
             """As the loop does: `speculative.draft`."""
-            state, drafting, drafted, refused = carry
+            state, drafting, drafted, refused, vain = carry
             at, called = (where[:, slot], slot_there[:, slot]), drafting
             drafting &= ~silent[:, slot]
+            first = (slot == 0) & drafting
             look_up = partial(_at, rows, *at)
             seen = Remembered(slot, drafting, rollouts, look_up)
             state, keep = policy.keep_drafting(state, cast(Observation, seen))
             drafting &= keep
             drafted += drafting.astype(jnp.int32)
             refused += (called & ~drafting).astype(jnp.int32)
+            vain += (first & ~drafting).astype(jnp.int32)
             state, go_on = policy.go_on(state, drafting, confidence[:, slot])
-            return (state, drafting & (drafted < cap) & go_on, drafted, refused), None
+            return (state, drafting & (drafted < cap) & go_on, drafted, refused, vain), None
 
-        first = state, cap > 0, zeros, found.refused
-        (state, _, drafted, refused), _ = jax.lax.scan(propose, first, slots[0])
+        begun = state, cap > 0, zeros, found.refused, found.vain
+        (state, _, drafted, refused, vain), _ = jax.lax.scan(propose, begun, slots[0])
         accepted = jnp.minimum(drafted, rejected - length)
         gained = jnp.where(live, jnp.minimum(accepted + 1, emitted - length), 0)
         stats = Round(
@@ -178,6 +181,7 @@ def walk(
             _count(live, found.drafted, drafted),
             _count(live, found.accepted, jnp.minimum(accepted, gained)),
             refused,
+            vain,
             found.runs,
             found.trail.at[rows, jnp.where(live, length, trail_end)].set(drafted, mode="drop"),
         )
@@ -188,7 +192,7 @@ def walk(
     if past is not None:
         state = policy.inherit(state, past, jnp.ones((1,), bool))
     unmarked = jnp.full(rollouts.tokens.shape, -1, jnp.int32)
-    start = zeros, state, Replayed(none, none, zeros, jnp.ones_like(emitted), unmarked)
+    start = zeros, state, Replayed(none, none, zeros, zeros, jnp.ones_like(emitted), unmarked)
     _, state, found = jax.lax.while_loop(more, one_round, start)
     return found, state
 
@@ -334,7 +338,9 @@ def times(replayed: Replayed, prices: Prices) -> Float[np.ndarray, "*S N"]:
         raise ValueError(
             f"The prices are for γ_max={prices.gamma_max}, and longer drafts were replayed."
         )
-    fixed = replayed.runs * float(prices.call) + replayed.refused * float(prices.draft)
+    first = float(prices.draft if np.isnan(prices.refused) else prices.refused)
+    fixed = replayed.runs * float(prices.call) + replayed.vain * first
+    fixed = fixed + (replayed.refused - replayed.vain) * float(prices.draft)
     return lengths @ _rounds(prices) + fixed
 
 
