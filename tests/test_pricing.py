@@ -115,16 +115,37 @@ def test_a_policy_of_its_own():
     assert pricing.priced(found) == range(3, 8)
 
 
+def refused(counts=(5, 9, 12)):
+    """Calls of rounds that draft nothing: each but the last calls the drafter, and refuses."""
+    idle, vain = ROUNDS["policies", 0], 0.5 + 1.0
+    return [
+        ({CALL: 1, ("policies", 0): n, REFUSED: n - 1}, 10.0 + n * idle + (n - 1) * vain)
+        for n in counts
+    ]
+
+
 def test_a_refused_call():
     """Of the drafter, in a round that drafts nothing: beyond what such a round takes without it."""
     assert np.isnan(pricing.fit(LOOPS, calls())["policies"].refused)
-    works = calls()
-    for count in (5, 9, 12):
-        took = 10.0 + count * ROUNDS["policies", 0] + 0.75 * (count - 1)
-        works.append(({CALL: 1, ("policies", 0): count, REFUSED: count - 1}, took))
-    found = pricing.fit(LOOPS, works)
-    assert [float(table.refused) for table in found.values()] == close([0.75] * 3)
-    assert found["policies"].rounds(7).tolist() == close([ROUNDS["policies", k] for k in range(8)])
+    found = pricing.fit(LOOPS, calls() + refused())
+    assert [float(table.refused) for table in found.values()] == close([1.5] * 3)
+    for name, table in found.items():
+        gamma = LOOPS[name][-1] - 1
+        assert table.rounds(gamma).tolist() == close([ROUNDS[name, k] for k in range(gamma + 1)])
+
+
+def test_a_first_round_that_finds_its_pass_cold():
+    """It is no matter of the rounds that follow: a static loop's call takes so much more."""
+    cold = {"γ=3": 2.5, "γ=7": 4.0}
+    works = [
+        (work, took + sum(more for name, more in cold.items() if (name, 0) in work))
+        for work, took in calls()
+    ]
+    found = pricing.fit(LOOPS, works + refused())
+    for name, table in found.items():
+        gamma = LOOPS[name][-1] - 1
+        assert table.rounds(gamma).tolist() == close([ROUNDS[name, k] for k in range(gamma + 1)])
+        assert (table.draft, table.call) == (close(1.0), close(10.0 + cold.get(name, 0.0)))
 
 
 def test_rounds_that_all_take_the_same():

@@ -7,7 +7,7 @@ tokens in every round. Each call is a known sum:
     plain call + tokens · token
     call + Σ over rounds of k drafted tokens of  pass(width) + [k > 0] · begin + k · draft
 
-A first call of the drafter that no token comes of has a price of its own.
+A first call of the drafter that no token comes of takes begin + draft.
 
 Calls of one token stand beside calls of whole outputs, or the fixed time of a call could not be
 told from that of its rounds: outputs of one length fit any split of the two. Drafts have fixed
@@ -54,7 +54,7 @@ from specjax.types import Text
 POLICIES = "policies"  # the loop that all policies share
 CALL, PLAIN_CALL, TOKEN, BEGIN, DRAFT = "call", "plain call", "token", "begin", "draft"
 DECIDE, DECIDE_TOKEN = "decide", "decide on a token"  # by loop
-REFUSED = "refused"  # beyond a round that calls no drafter
+REFUSED = "refused"  # beyond a round that calls no drafter: the beginning of a draft, and a step
 # Of a round, what a narrower pass must save: passes that change from round to round take as much.
 SAVING = 0.02
 
@@ -257,34 +257,40 @@ def fit(
     """
     works, seconds = [work for work, _ in calls], [took for _, took in calls]
     passes_of = passes_of or {}
-    parts: dict[Hashable, Work] = {name: {name: 1.0} for name in (CALL, PLAIN_CALL, TOKEN, REFUSED)}
+    parts: dict[Hashable, Work] = {name: {name: 1.0} for name in (CALL, PLAIN_CALL, TOKEN)}
+    parts[REFUSED] = {BEGIN: 1.0, DRAFT: 1.0}
     for name, widths in loops.items():
         for k in range(widths[-1]):
             own = _pass(name, widths, min(width for width in widths if width > k))
             parts[name, k] = {own: 1.0, BEGIN: float(k > 0), DRAFT: float(k)}
             if name in steady:
                 parts[name, k] = {(name, "round"): 1.0}
+    # Calls may take more of their own. A policy's state begins and ends with the call; and a first
+    # round finds a wide pass cold, of which a call of one round says too much. Only where refused
+    # calls were timed that can be told from the beginning of a draft.
+    own_call = set(passes_of)
+    if refusals := any(REFUSED in work for work in works):
+        own_call |= {name for name, widths in loops.items() if len(widths) == 1}
+    parts |= {(CALL, name): {(CALL, name): 1.0} for name in own_call}
     for name, other in passes_of.items():
-        parts[CALL, name] = {(CALL, name): 1.0}  # a policy's state begins and ends with the call
         for k in range(loops[other][-1]):
             decided: Work = {(DECIDE, name): 1.0, (DECIDE_TOKEN, name): float(k)}
             parts[name, k] = {**parts[other, k], **decided}
     sums = []
     for work in works:
         whose = {kind[0] for kind in work if isinstance(kind, tuple)}
-        begun: Work = {(CALL, name): 1.0 for name in passes_of if name in whose}
+        begun: Work = {(CALL, name): 1.0 for name in own_call if name in whose}
         sums.append(_sum(parts, {**work, **begun}))
     took = unit_times(sums, seconds)
     fitted = np.array([sum(n * took[part] for part, n in work.items()) for work in sums])
     errors = np.abs(fitted / seconds - 1)
-    facts = {
+    facts: dict[str, Any] = {
         "error": float(np.median(errors)),
         "largest_error": float(errors.max()),
         "drop": _drop(loops, works, seconds),
-        "call": took.get(CALL, 0.0),
         "token": max(took.get(TOKEN, float("nan")), float(np.finfo(np.float32).tiny)),
         "plain_call": took.get(PLAIN_CALL, float("nan")),
-        "refused": took.get(REFUSED, float("nan")),
+        "refused": took[BEGIN] + took[DRAFT] if refusals else float("nan"),
         "alpha": alpha,
         "between": between,
         "alpha_error": alpha_error,
@@ -293,6 +299,7 @@ def fit(
     for name, widths in loops.items():
         # Noise may leave nothing for a round beside calls and draft steps; `error` says so.
         least = 0.01 * _mean_round(name, works, seconds)
+        facts["call"] = took.get(CALL, 0.0) + took.get((CALL, name), 0.0)
         if name in steady:
             found[name] = prices(0.0, [max(took[name, "round"], least)] * widths[-1], **facts)
             continue
