@@ -292,7 +292,7 @@ def row_of(method, speedup, of_best, closed=None, **changes):
 
 
 def table(section):
-    return [[cell(row) for _, cell in section.columns] for row in section.rows]
+    return [[cell(dict(row)) for _, cell in section.columns] for row in section.rows]
 
 
 def test_a_policy_in_each_race():

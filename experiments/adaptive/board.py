@@ -113,18 +113,18 @@ def mark(row: Row) -> str:
 
 def one_policy(found: Sequence[Sequence[Row]], name: str) -> Section:
     """Beside the best static γ, a line for each race."""
-    lines = [next(row for row in race if row["method"] == name) for race in found]
-    bars = {id(line): still(race) for line, race in zip(lines, found, strict=True)}
-    lengths = {
-        id(line): sorted(int(row["method"].removeprefix("γ=")) for row in race if row["static"])
-        for line, race in zip(lines, found, strict=True)
-    }
+    lines = []
+    for race in found:
+        own = next(row for row in race if row["method"] == name)
+        raced = sorted(int(row["method"].removeprefix("γ=")) for row in race if row["static"])
+        beside = {"lengths": raced, "best_speedup": still(race)["speedup_decode"]}
+        lines.append({**own, **beside})
     columns: list[report.Column] = [
         ("draft", label),
-        ("γ raced", lambda row: " ".join(map(str, lengths[id(row)]))),
+        ("γ raced", lambda row: " ".join(map(str, row["lengths"]))),
         ("α", lambda row: number(row["alpha"], 3)),
         ("best γ", lambda row: row["best_static"].removeprefix("γ=")),
-        ("speedup", lambda row: number(bars[id(row)]["speedup_decode"])),
+        ("speedup", lambda row: number(row["best_speedup"])),
         (name, lambda row: within(row, "speedup_decode") + mark(row)),
         ("of best γ", lambda row: within(row, "of_best")),
         ("fastest", lambda row: number(row.get("of_best_fastest"))),
