@@ -100,6 +100,17 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
     assert (decide["dear"], own["dear"]) == (made["dear"], known["dear"])
 
 
+def test_prices_over_a_race():
+    """Their mean, by which replay predicts; and how much dearer the longest round became, in plain
+    tokens, of a method's own loop or of the shared one."""
+    before = {"policies": prices(0.5, [1.0, 1.5], token=1.0), "γ=1": prices(0.5, [1.0, 1.5])}
+    after = {"policies": prices(0.5, [1.0, 2.5], token=2.0), "γ=1": prices(1.0, [1.0, 2.0])}
+    between = mean(before["policies"], after["policies"])
+    assert (between.verify.tolist(), between.token.item()) == ([1.0, 2.0], 1.5)
+    assert race.drift(before, after, "γ=1") == pytest.approx(0.5)
+    assert race.drift(before, after, "svip") == pytest.approx(-0.25)
+
+
 @pytest.fixture
 def config_file(pair, tmp_path):
     """configs/adaptive.py, shrunk: the pair, 2 inputs, γ of 1 or 2, three policies."""

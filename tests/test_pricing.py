@@ -115,7 +115,7 @@ def test_a_policy_of_its_own():
     assert pricing.priced(found) == range(3, 8)
 
 
-def refused(counts=(5, 9, 12)):
+def refused_calls(counts=(5, 9, 12)):
     """Calls of rounds that draft nothing: each but the last calls the drafter, and refuses."""
     idle, vain = ROUNDS["policies", 0], 0.5 + 1.0
     return [
@@ -127,7 +127,7 @@ def refused(counts=(5, 9, 12)):
 def test_a_refused_call():
     """Of the drafter, in a round that drafts nothing: beyond what such a round takes without it."""
     assert np.isnan(pricing.fit(LOOPS, calls())["policies"].refused)
-    found = pricing.fit(LOOPS, calls() + refused())
+    found = pricing.fit(LOOPS, calls() + refused_calls())
     assert [float(table.refused) for table in found.values()] == close([1.5] * 3)
     for name, table in found.items():
         gamma = LOOPS[name][-1] - 1
@@ -141,11 +141,33 @@ def test_a_first_round_that_finds_its_pass_cold():
         (work, took + sum(more for name, more in cold.items() if (name, 0) in work))
         for work, took in calls()
     ]
-    found = pricing.fit(LOOPS, works + refused())
+    found = pricing.fit(LOOPS, works + refused_calls())
     for name, table in found.items():
         gamma = LOOPS[name][-1] - 1
         assert table.rounds(gamma).tolist() == close([ROUNDS[name, k] for k in range(gamma + 1)])
         assert (table.draft, table.call) == (close(1.0), close(10.0 + cold.get(name, 0.0)))
+
+
+def test_a_policy_of_its_own_beside_refused_calls():
+    """With one pass for all drafts, too: its call is that of the shared loop and its own part."""
+    own = {"γ=3": 8.0, "policies": 10.0, "mine": 13.0}  # of a call
+    took = {("γ=3", k): ROUNDS["γ=3", k] for k in range(4)}
+    took |= {("policies", k): 6.5 + 0.5 * (k > 0) + k for k in range(8)} | {REFUSED: 1.5, CALL: 0.0}
+    took |= {("mine", k): took["policies", k] + 0.25 + 0.5 * k for k in range(8)}
+    works = [
+        {CALL: 1, (name, 0): 1} | ({(name, k): count} if k else {(name, 0): 1 + count})
+        for name, lengths in (("γ=3", (3,)), ("policies", (0, 3, 7)), ("mine", (1, 7)))
+        for count in (0, 4, 8)
+        for k in lengths
+    ]
+    works += [{CALL: 1, ("policies", 0): n, REFUSED: n - 1} for n in (5, 9)]
+    timed = [(w, own[list(w)[1][0]] + sum(n * took[kind] for kind, n in w.items())) for w in works]
+    loops = {"policies": (8,), "γ=3": (4,)}
+    found = pricing.fit(loops, timed, passes_of={"mine": "policies"})
+    assert {name: table.call for name, table in found.items()} == {
+        name: close(call) for name, call in own.items()
+    }
+    assert found["mine"].rounds(7).tolist() == close([took["mine", k] for k in range(8)])
 
 
 def test_rounds_that_all_take_the_same():

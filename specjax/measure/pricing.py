@@ -279,6 +279,7 @@ def fit(
     sums = []
     for work in works:
         whose = {kind[0] for kind in work if isinstance(kind, tuple)}
+        whose |= {passes_of[name] for name in whose if name in passes_of}
         begun: Work = {(CALL, name): 1.0 for name in own_call if name in whose}
         sums.append(_sum(parts, {**work, **begun}))
     took = unit_times(sums, seconds)
