@@ -46,12 +46,12 @@ def test_the_length_that_is_tried():
         worst = np.random.default_rng(0).beta(3.2, 0.8, (100_000, rows)).min(axis=1)
         tokens = np.cumsum(worst[:, None] ** np.arange(9), axis=1)
         time = price * np.mean(1 / tokens, axis=0)
-        length, promised = policy.promised_alone(dict(enumerate(price[1:], 1)), rows)
-        assert promised == pytest.approx(1 / time[length], rel=5e-3)
-        assert promised == pytest.approx(1 / time[1:].min(), rel=5e-3)
-        found.append(length)
+        promised = policy.promised_alone(dict(enumerate(price[1:], 1)), rows)
+        assert promised == pytest.approx({k: 1 / time[k] for k in range(1, 9)}, rel=5e-3)
+        assert list(promised.values()) == sorted(promised.values(), reverse=True)
+        found.append(next(iter(promised)))
     assert found[0] > found[1]
-    assert policy.promised_alone({1: 1.0, 7: 1.0, 3: 1.0})[0] == 7
+    assert list(policy.promised_alone({1: 1.0, 7: 1.0, 3: 1.0})) == [7, 3, 1]
 
 
 def test_what_a_length_promises():
@@ -65,7 +65,9 @@ def test_what_a_length_promises():
         assert promised == pytest.approx(np.fmin(token, 1.1) * 1.6 / 1.3, rel=1e-4)
         assert promised == pytest.approx(policy.promised_speedup(1), rel=1e-4)
     # Two tokens are better at .8, and one at .6.
-    assert policy.promised_alone({1: 1.0, 2: 1.3}) == (2, pytest.approx(1.1 * 1.96 / 1.3, rel=1e-4))
+    promised = policy.promised_alone({1: 1.0, 2: 1.3})
+    assert list(promised) == [2, 1]
+    assert promised == pytest.approx({2: 1.1 * 1.96 / 1.3, 1: 1.1 * 1.6}, rel=1e-4)
 
 
 @pytest.mark.parametrize("fixed", [1.01, 1.03])
@@ -78,7 +80,8 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
         raced.append(methods)
         found = real(methods, *given, **options)
         slow, fast = np.tile([3.0, 2.0], 2 // batch_size), np.ones(4 // batch_size)
-        decode = {"preferred": np.stack([fast, fast]), "fixed": np.stack([fixed * fast, slow])}
+        both = np.stack([fast, fast]), np.stack([fixed * fast, slow])
+        decode = dict(zip(methods, both, strict=True))
         return dataclasses.replace(found, decode=decode)
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
@@ -92,8 +95,40 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
     assert (other.gamma_max, other.widths, type(other.policy)) == (2, (), Constant)
     assert found is (other if fixed < 1.02 else method)
     found = choice.faster(method, pair.target, texts, price={1: 1.0, 3: 1.0}, **options)
-    assert (raced[1]["fixed"].gamma_max, raced[1]["fixed"].policy.gamma) == (3, 3)
-    assert found is (raced[1]["fixed"] if fixed < 1.02 else method)
+    other = raced[1]["γ=3"]
+    assert (other.gamma_max, other.policy.gamma) == (3, 3)
+    assert found is (other if fixed < 1.02 else method)
+
+
+@pytest.mark.parametrize(
+    ("promise", "tried", "stays"),
+    [
+        ({1: 1.5, 2: 1.43}, (1, 2), 2),  # about as much
+        ({1: 1.5, 2: 1.42}, (1,), 1),
+        ({6: 1.5, 7: 1.49, 5: 1.48, 8: 1.47, 4: 1.46}, (6, 8), 8),  # the next one that is apart
+        ({3: 1.5, 2: 1.48, 1: 1.47}, (3, 2), 2),
+        ({3: 1.5, 4: 1.48}, (3, 4), 4),
+        ({4: 1.5, 5: 1.5}, (4,), 4),
+    ],
+)
+def test_a_second_length_is_tried(pair, monkeypatch, promise, tried, stays):
+    """The best that promises 95% of the first and is longer or shorter than it by a third, here
+    timed as the fastest."""
+    raced = []
+
+    def side_by_side(methods, *_, **__):
+        raced.append(tuple(methods))
+        seconds = {name: 3.0 - at for at, name in enumerate(methods)}
+        rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in methods}
+        took = {name: np.full((2, 1), of) for name, of in seconds.items()}
+        return timing.Comparison(took, {}, rows, {})
+
+    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    monkeypatch.setattr(Estimating, "promised_alone", lambda *_: promise)
+    method = method_of(pair, load("lookahead", prices=prices(0.0, [1.0] * 9, alpha=0.6)), gamma=8)
+    found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
+    assert raced == [("preferred", *(f"γ={length}" for length in tried))]
+    assert (found.gamma_max, found.policy.gamma) == (stays, stays)
 
 
 @pytest.mark.parametrize("emitted", [5, 4])
@@ -101,15 +136,15 @@ def test_time_is_for_a_token(pair, monkeypatch, emitted):
     """At T > 0 outputs differ: 1 s for four tokens, or 1.1 s for four or five."""
 
     def side_by_side(methods, *_, **__):
-        rows = {"preferred": 4, "fixed": emitted}
+        rows = dict(zip(methods, (4, emitted), strict=True))
         return timing.Comparison(
-            {"preferred": np.ones((2, 1)), "fixed": np.full((2, 1), 1.1)}, {},
+            dict(zip(methods, (np.ones((2, 1)), np.full((2, 1), 1.1)), strict=True)), {},
             {name: [[types.SimpleNamespace(emitted=count)]] for name, count in rows.items()}, {},
         )  # fmt: skip
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
-    found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
+    found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, price={2: 1.2})
     assert (found is method) == (emitted == 4)
 
 
@@ -174,7 +209,7 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
     def side_by_side(methods, *_, **__):
         raced.append(methods)
         rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in methods}
-        took = {"preferred": np.ones((2, 1)), "fixed": np.full((2, 1), fixed)}
+        took = {"preferred": np.ones((2, 1)), "γ=1": np.full((2, 1), fixed)}
         return timing.Comparison(took, {}, rows, {})
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
@@ -245,7 +280,7 @@ def test_the_worst_row_counts_where_all_wait_for_it(pair, monkeypatch):
     lengths = []
 
     def side_by_side(methods, *_, **__):
-        lengths.append(methods["fixed"].gamma_max)
+        lengths.append([by.gamma_max for by in methods.values()][1])
         rows = [[types.SimpleNamespace(emitted=1)]]
         return timing.Comparison(
             dict.fromkeys(methods, np.ones((2, 1))), {}, dict.fromkeys(methods, rows), {}

@@ -141,7 +141,8 @@ def test_drafts_of_one_length_that_are_faster(pair, monkeypatch, fixed):
     def side_by_side(methods, target, texts, *, key, batch_size, **options):
         trials.append((texts, batch_size))
         assert key != jax.random.key(0)
-        per_token = {"preferred": 1.0, "fixed": 0.9 if fixed else 1.1}
+        per_token = dict.fromkeys(methods, 1.1) | {"preferred": 1.0}
+        per_token |= {"γ=2": 0.9} if fixed else {}
         by = {name: np.array([[9.0], [seconds]]) for name, seconds in per_token.items()}
         rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in by}
         return timing.Comparison(by, {}, rows, {})

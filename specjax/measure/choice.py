@@ -1,9 +1,10 @@
 """What decodes in the end: plain decoding, drafts of one length, or what a policy decides.
 
 Decisions take time: a few percent of a round, more on an accelerator. What they bring depends on
-how far tokens and outputs differ, which no α says. So some texts are decoded both ways, in turns,
-by drafts of one length and by what the policy's prices prefer, its decisions or plain decoding; and
-the faster one stays. Where there are few texts, prices and α alone say which.
+how far tokens and outputs differ, which no α says. So some texts are decoded in turns by drafts of
+one length, and of another if it promises about as much, and by what the policy's prices prefer, its
+decisions or plain decoding; and the fastest stays. Where there are few texts, prices and α alone
+say which.
 """
 
 import dataclasses
@@ -23,13 +24,16 @@ from specjax.policies.estimating import Estimating
 from specjax.speculative import Speculative
 from specjax.types import Text
 
-TEXTS = 16  # that are decoded both ways, or a batch: at least `LEAST`, and one of `PART` at most
+TEXTS = 16  # that are decoded in each way, or a batch: at least `LEAST`, and one of `PART` at most
 LEAST, PART = 4, 32
 PRICED = 4  # texts that prices are measured on, or a batch
 # How much more a length must promise where no trial says so: its price may be a tenth too low
 # (`own_prices`), and beliefs, of which no promise knows, may bring a policy more.
 CLEARLY = 1.25
 WORTH = 1.02  # how much faster decisions must be in a trial: few outputs tell little
+# A second length is tried if it promises so much of what the first does: prices and α are no better
+# known than that. Lengths that are nearer to the first than by this factor would take as long.
+CLOSE, APART = 0.95, 4 / 3
 
 
 def fastest(
@@ -81,9 +85,9 @@ def faster(
     `Estimating`, drafts of one length, if these decode the texts in less time for a token, or if
     the policy's decisions save less than `WORTH` says.
 
-    It is the length of which α promises most. Where plain decoding is preferred, it is tried if it
-    promises more than that. A trial's batches end with their last row: no row takes the place of
-    another.
+    It is the length of which α promises most, or another that promises `CLOSE` to as much. Where
+    plain decoding is preferred, those are tried that promise more than that. A trial's batches end
+    with their last row: no row takes the place of another.
 
     Without a trial it is drafts of that length if they promise `CLEARLY` more than what is
     preferred, by an α that was measured. On a CPU a policy can be that dear if each of its rounds
@@ -106,18 +110,29 @@ def faster(
         price = timed_alone(method, target, texts[: max(PRICED, batch_size)], **run)
     price = price or own_prices(policy.prices, method.widths)  # type: ignore[attr-defined]
     rows = batch_size if policy.reads_batch else 1
-    length, promised = policy.promised_alone(price, rows)
+    promised = policy.promised_alone(price, rows)
+    first, *others = promised
     bar = policy.promised_speedup(method.gamma_max, rows) if preferred is method else 1.0
     if not len(texts):
-        clear = not np.isnan(policy.prices.alpha) and promised > CLEARLY * bar
-        return of_length(method, length) if clear else preferred
-    if preferred is not method and promised <= bar:
+        clear = not np.isnan(policy.prices.alpha) and promised[first] > CLEARLY * bar
+        return of_length(method, first) if clear else preferred
+    close = [
+        length for length in others
+        if promised[length] >= CLOSE * promised[first]
+        and max(length, first) >= APART * min(length, first)
+    ]  # fmt: skip
+    tried = [first, *close[:1]]
+    if preferred is not method:
+        tried = [length for length in tried if promised[length] > bar]
+    if not tried:
         return preferred
-    both = {"preferred": preferred, "fixed": of_length(method, length)}
-    found = timing.side_by_side(both, target, texts, repeats=2, **run)
-    worth = WORTH if preferred is method else 1.0
-    stays = worth * _per_token(found, "preferred") <= _per_token(found, "fixed")
-    return both["preferred" if stays else "fixed"]
+    ways = {"preferred": preferred}
+    ways |= {pricing.static(length): of_length(method, length) for length in tried}
+    found = timing.side_by_side(ways, target, texts, repeats=2, **run)
+    takes = {name: _per_token(found, name) for name in ways}
+    if preferred is method:
+        takes["preferred"] *= WORTH
+    return ways[min(takes, key=lambda name: takes[name])]
 
 
 def _estimates(method: Method) -> bool:

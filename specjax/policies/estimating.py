@@ -83,14 +83,14 @@ class Estimating(Goodput):
         tokens = self.expected_tokens(self.lower_alpha(), gamma_max, rows)
         return self.plain_token() / float(np.mean(np.min(price / tokens, axis=1)))
 
-    def promised_alone(self, price: Mapping[int, float], rows: int = 1) -> tuple[int, float]:
-        """The draft length that promises most if all rounds have it, and its `promised_speedup`.
+    def promised_alone(self, price: Mapping[int, float], rows: int = 1) -> dict[int, float]:
+        """The `promised_speedup` of each draft length if all rounds have it, the best first.
 
         A token takes
 
             price(k) · E_α [ 1/(1 + α + … + αᵏ) ]
 
-        The length is chosen by the measured α; what it promises is of the lower one.
+        Their order is by the measured α; what each promises is of the lower one.
 
         Args:
           price: of a round, by the lengths to choose from.
@@ -100,8 +100,9 @@ class Estimating(Goodput):
             tokens = self.expected_tokens(alpha, length, rows)[:, length]
             return float(price[length] * np.mean(1 / tokens))
 
-        best = min(price, key=lambda length: takes(length, float(self.first()[0])))
-        return best, self.plain_token() / takes(best, self.lower_alpha())
+        ordered = sorted(price, key=lambda length: takes(length, float(self.first()[0])))
+        token, lower = self.plain_token(), self.lower_alpha()
+        return {length: token / takes(length, lower) for length in ordered}
 
     def plain_token(self) -> float:
         """What a token of plain decoding takes, or a round without a draft if that is less."""
