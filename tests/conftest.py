@@ -51,6 +51,13 @@ def _programs_of_one_module():
 
 
 @pytest.fixture
+def on_cpu():
+    """Skips a test that reads what XLA makes of a program on a CPU."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("reads what XLA makes of it on a CPU")
+
+
+@pytest.fixture
 def standard_promotion():
     """JAX's ordinary casts, for tests that train: optax divides integer step counts by floats."""
     with jax.numpy_dtype_promotion("standard"):

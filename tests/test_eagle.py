@@ -134,7 +134,8 @@ def test_a_round_begins_from_true_features(kind, version, widths):
     passes: what a round says first is what one pass over the known text says, in numpy for a target
     without an encoder."""
     target = target_of(kind)
-    method = method_of(target, eagle_of(target, version), policy=Erratic())
+    flat = sampling(4.0)  # so that some drafts are accepted
+    method = method_of(target, eagle_of(target, version), policy=Erratic(), distribution=flat)
     method = dataclasses.replace(method, widths=widths)
     assert disagreement(target, method.drafter, method=method) < CLOSE
 
@@ -327,7 +328,7 @@ def test_a_tapped_target_is_the_target(kind):
         np.testing.assert_array_equal(tap, state)
 
 
-def test_taps_that_nobody_reads_cost_nothing():
+def test_taps_that_nobody_reads_cost_nothing(on_cpu):
     """The compiled loop has as many operations as without them, and moves no more than 1% more
     bytes."""
     target = target_of("llama")

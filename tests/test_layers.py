@@ -122,12 +122,10 @@ def test_slots_before_every_window_are_not_read(start):
     ("batch", "count", "dtype"),
     [(1, 1, "f32"), (1, 4, "f32"), (3, 1, "f32"), (3, 4, "f32"), (3, 4, "s8")],
 )
-def test_no_cache_is_copied(batch, count, dtype):
+def test_no_cache_is_copied(on_cpu, batch, count, dtype):
     """In a loop that carries the cache, XLA on a CPU copies it if it is written before it is read,
     or if it cannot tell. For CUDA see `test_no_cache_is_copied_on_a_gpu`.
     """
-    if jax.default_backend() != "cpu":
-        pytest.skip("reads what XLA makes of it on a CPU")
     length = 302
     within = jnp.where(jnp.tri(count, dtype=bool), 0.0, MASKED)[None, None]
 

@@ -758,7 +758,7 @@ def test_a_narrower_pass_gives_the_same_round(rule, drafted):
 
 
 @pytest.mark.parametrize("distribution", [sampling(0.0), slow((sampling(1.0),))])
-def test_nothing_is_computed_for_widths_that_do_not_run(distribution):
+def test_nothing_is_computed_for_widths_that_do_not_run(on_cpu, distribution):
     """In the compiled loop of T5s: outside of passes and drafts, a round has no matrix products, no
     distributions at γ_max + 1 positions, and no loop beside those of its passes: draws have some.
     XLA moves what does not change within a loop to before it, were it of one turn or none."""

@@ -230,7 +230,7 @@ def test_at_batch_1_only_the_chosen_one_runs():
         assert calls == [3 * (i == which) for i in range(3)]
 
 
-def test_what_does_not_run_costs_nothing(monkeypatch):
+def test_what_does_not_run_costs_nothing(on_cpu, monkeypatch):
     """In the compiled loop of T5s no cache is copied, and a round has no matrix products outside
     of passes and of loops that the choice decides about. Eight queries would make a bias as large
     as a cache."""
