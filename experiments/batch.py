@@ -15,7 +15,6 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -27,6 +26,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from experiments.adaptive import race
+from experiments.adaptive.board import within
 from experiments.reproduce import pages, speedups, study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
@@ -35,8 +35,8 @@ from specjax.measure import choice, pricing, report, timing
 from specjax.measure.counting import Undecided
 from specjax.measure.pricing import static
 from specjax.measure.timing import PLAIN, quartiles
-from specjax.policies import load, prices
-from specjax.policies.loading import takes
+from specjax.policies import prices
+from specjax.policies.loading import takes, told
 from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line, files
@@ -93,11 +93,10 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     }
     measuring = {**decoded, "key": pricing.apart(decoded["key"])}  # not the draws of the race
     none = prices(0.0, [1.0] * (config.gamma_max + 1))
-    settings = config.policies.to_dict()
-    chosen = {name: partial(load, name, **those) for name, those in settings.items()}
+    chosen = config.policies.to_dict()
     own = {
-        name: dataclasses.replace(shared, policy=make(prices=none))
-        for name, make in chosen.items()
+        name: dataclasses.replace(shared, policy=told(name, none, **settings))
+        for name, settings in chosen.items()
         if takes(name, "prices")
     }
     priced = max(2 * batch, config.price_inputs)
@@ -121,9 +120,8 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     count = config.timed_inputs + max(choice.TEXTS, batch)
     others = speedups.ids(on, count)[config.timed_inputs :]
     others = others[: len(others) // batch * batch]
-    for name, make in chosen.items():
-        told = {"prices": known[name]} if name in own else {}
-        loop = dataclasses.replace(shared, policy=make(**told))
+    for name, settings in chosen.items():
+        loop = dataclasses.replace(shared, policy=told(name, known.get(name, none), **settings))
         methods[name] = choice.faster(loop, on.target, others, **measuring)
         if isinstance(methods[name], Speculative) and methods[name] is not loop:
             fixed.add(name)
@@ -191,7 +189,7 @@ def section(rows: Sequence[Row]) -> Section:
         return lambda race: number(race[name]["speedup_decode"])
 
     def beside(name):
-        return lambda race: ratio(race[name], "of_best")
+        return lambda race: within(race[name], "of_best")
 
     columns: list[report.Column] = [
         ("rows", lambda race: str(race[PLAIN]["batch"])),
@@ -214,11 +212,6 @@ def section(rows: Sequence[Row]) -> Section:
         "to it, with quartiles. drafted: tokens a row and round.",
         measured=rows,
     )
-
-
-def ratio(row: Mapping[str, Any], name: str) -> str:
-    """A median with its quartiles."""
-    return f"{row[name]:.2f} ({row[f'{name}_low']:.2f}–{row[f'{name}_high']:.2f})"
 
 
 def drafted(name: str):

@@ -33,8 +33,8 @@ from jaxtyping import Key
 from rich.console import Console
 
 from specjax.measure import pricing, provenance, report
-from specjax.policies import Policy, Prices, constant, load, prices
-from specjax.policies.loading import takes
+from specjax.policies import Policy, Prices, constant, prices
+from specjax.policies.loading import told
 from specjax.replay import replay, rollouts
 from specjax.replay.replay import Score
 from specjax.replay.rollouts import Rollouts
@@ -57,7 +57,7 @@ def main(_) -> None:
     if args.c is not None:
         known = given(args, found.gamma_max)
     table = known[pricing.POLICIES]
-    chosen = {text: policy(text, table) for text in named.split(args.policies)}
+    chosen = {text: told(text, table) for text in named.split(args.policies)}
     key, draws = jax.random.key(args.seed), 1 if row["temperature"] == 0 else args.draws
     begin = time.perf_counter()
     lines = evaluate(chosen, found, known, key, draws, carry=args.carry)
@@ -110,11 +110,6 @@ def given(args, gamma_max: int) -> dict[str, Prices]:
     return pricing.by_formula(
         args.c, np.resize(verify, gamma_max + 1).tolist(), args.overhead, widths
     )
-
-
-def policy(text: str, table: Prices) -> Policy:
-    """By its name and settings, or import path; it is told the prices if it takes any."""
-    return load(text, **({"prices": table} if takes(text, "prices") else {}))
 
 
 def evaluate(

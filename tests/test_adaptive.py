@@ -79,7 +79,7 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
 
     monkeypatch.setattr(choice, "faster", faster)
     monkeypatch.setattr(race.speedups, "ids", lambda on, count: [[i] for i in range(count)])
-    config = types.SimpleNamespace(alpha_inputs=20, max_new_tokens=8, seed=0)
+    config = types.SimpleNamespace(alpha_inputs=20, timed_inputs=2, max_new_tokens=8, seed=0)
     on = types.SimpleNamespace(config=config, target=pair.target)
     known = {
         "lookahead": prices(0.1, [1.2] * 4, token=1.0), "dear": prices(9.0, [1.0] * 4, token=1.0),
@@ -98,6 +98,9 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
     assert racing["lookahead"].gamma_max == own["lookahead"].gamma_max == 2
     assert isinstance(racing["dear"], Autoregressive)
     assert (decide["dear"], own["dear"]) == (made["dear"], known["dear"])
+    config.timed_inputs = 15  # none of these is tried
+    race.prefer(on, made, known)
+    assert seen[-1][0] == [[i] for i in range(15, 20)]
 
 
 def test_prices_over_a_race():
@@ -223,6 +226,8 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     assert [json.loads(line) for line in kept] == again
     none = command(flags[0], apart[0], f"--only_report={work},{tmp_path}")
     assert (none.status, none.stderr.count("has no rows of races")) == (1, 1)
+    same = command(flags[0], apart[0], f"--only_report={work},{work}")
+    assert (same.status, same.stderr.count("both have the race of")) == (1, 1)
     twice = command(flags[0], f"--workdir={tmp_path / 'twice'}", "--only_prices")
     assert twice.status == 0, twice.stderr
     assert "second / first" in twice.stdout
@@ -353,7 +358,7 @@ def test_words():
     assert [row["method"] for row in rest[0].rows] == ["svip", "γ=3", "ucb"]
     assert "Slower than γ=3, by more than the interval: ucb." in rest[0].words
     assert "1.2% from its price in the middle and at most 20%" in rest[0].words
-    said = "Rounds of 1, 2 and 5 drafted tokens take 1.10, 1.20 and 1.50 tokens of plain decoding."
+    said = "in tokens of plain decoding: 1 drafted: 1.10; 3 drafted: 1.30; 5 drafted: 1.50."
     assert said in rest[0].words
     # A policy that was lucky in the figures that are shown is not the best for that.
     lucky = row_of("exp3", 1.5, 1.25, -0.3, speedup_choosing=1.25)

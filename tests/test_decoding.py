@@ -21,7 +21,8 @@ from specjax.batching import bucket, pack
 from specjax.decoding import starting
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import pricing, timing
-from specjax.policies import prices
+from specjax.policies import load, prices
+from specjax.policies.estimating import Estimating
 from specjax.replay import rollouts
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
@@ -109,6 +110,17 @@ def test_a_drafter_instead_of_a_checkpoint(pair, plain):
     narrow = ModelDrafter(MarkovModel(bigram.model.table[:-1, :-1]))
     with pytest.raises(ValueError, match=r"drafter's 299 ids .* target's 300"):
         generate(pair.target, narrow, TEXTS)
+
+
+@pytest.mark.parametrize(("policy", "rows"), [("lookahead", 1), ("together", 4)])
+def test_who_waits_for_the_worst_row(pair, monkeypatch, policy, rows):
+    """Whoever reads the batch. Elsewhere others take the place of rows that are done."""
+    asked = []
+    monkeypatch.setattr(Estimating, "prefers_plain", lambda *given: asked.append(given[3]))
+    built = decoding.build(pair.target, pair.draft, gamma=3, sampling=sampling(0.0))
+    made = dataclasses.replace(built, policy=load(policy, prices=prices(0.1, [1.0] * 4)))
+    assert decoding.plain_if_preferred(made, 9, 4) is made
+    assert asked == [rows]
 
 
 def test_a_draft_that_is_not_worth_its_time(pair, plain, monkeypatch):

@@ -331,8 +331,9 @@ def test_who_prefers_plain():
     assert not goodput(prices(0.5, [1, 1], error=0.1)).prefers_plain(1, 1)
     assert goodput(prices(0.5, [1, 1], error=0.2)).prefers_plain(1, 1)
     for make in (goodput, first_descent, together, lookahead):
-        assert make(prices(2, [1, 1, 1])).prefers_plain(2, 500)
-        assert not make(prices(0.1, [1, 1, 1])).prefers_plain(2, 500)
+        for error in (0.0, np.nan):  # where nothing was fitted, none is known
+            assert make(prices(2, [1, 1, 1], error=error)).prefers_plain(2, 500)
+            assert not make(prices(0.1, [1, 1, 1], error=error)).prefers_plain(2, 500)
         # In its loop, at α = .6, one token brings 1.6/1.6 for 1/1.05; outside 1 for 1/1. A token
         # for .56 is worth the loop, and one for .6 is not. `first_descent` judges as in its loop.
         for step, plain in ((0.56, False), (0.6, make != first_descent)):
@@ -341,6 +342,9 @@ def test_who_prefers_plain():
             assert policy.prefers_plain(2, 500) == plain, make
             assert np.any(policy.begin(policy.init(keys_of(1), 2), 2)[1] > 0)
     assert not constant(2).prefers_plain(2, 1)
+    # Outputs that are all of one token's kind or another.
+    apart = prices(0.3, [1, 1], alpha=0.1, between=1.0)
+    assert lookahead(apart, width=0.0).prefers_plain(1, 1500)
 
 
 @pytest.mark.parametrize("telling", [True, False])

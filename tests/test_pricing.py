@@ -259,6 +259,10 @@ def test_a_pass_that_a_wider_one_undercuts():
     without = [(work, took) for work, took in timed if ("a", 6) not in work]
     table = pricing.fit({"a": widths}, without)["a"]
     assert table.verify.tolist() == close([2.5, 4.4, 4.4, 4.4, 6.4, 6.4, *[6.4 * 8 / 6] * 2])
+    # Nor does the narrowest, if all rounds drafted.
+    without = [(work, took) for work, took in timed if ("a", 0) not in work]
+    without += [({CALL: 1, ("a", 3): n}, 3.0 + n * took["a", 3]) for n in (1, 9)]
+    assert pricing.fit({"a": widths}, without)["a"].verify[0] > 0
 
 
 def test_calls_that_say_nothing():

@@ -272,7 +272,7 @@ def test_prices_are_those_of_process_0(pair, monkeypatch):
 
 
 NO_DRAFT = "no draft is worth its time, so none is made"
-TWO = "drafts of 2 tokens in every round promise more"
+TWO = "in its place every round drafts 2 tokens"
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,15 @@ import specjax
 from pairs import TEXTS
 from specjax import accept, decoding, loop, policies, speculative
 from specjax import sampling as smp
+from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
-from specjax.measure import tree_cost
+from specjax.measure import pricing, tree_cost
 from specjax.policies import constant, prices
 from specjax.policies.nodes import cut, nodes
 from specjax.pytrees import pytree
 from specjax.trees import BestFirst, FixedTree, fixed
 from specjax.trees import speculative as tree_speculative
+from specjax.trees.speculative import TreeSpeculative
 from table_models import TableModel, inputs_of, random_table
 from test_trees import PROMPT, begun, check_enumerated, method_of, one_step
 from tiny_models import slow
@@ -272,6 +274,31 @@ def test_generate(policy, pair):
         pair.target, pair.draft, TEXTS, tree=MIXED, policy=policy, widths=(1, 3), **options
     )
     assert [row.tokens for row in found.rows] == [row.tokens for row in wanted.rows]
+
+
+def test_a_tree_that_is_not_worth_its_time(pair):
+    """Plain decoding, by prices of single rounds, whose error is not known."""
+    for step, kind in ((9.0, Autoregressive), (0.01, TreeSpeculative)):
+        dear = policies.load("goodput", prices=prices(step, [1.0] * 3, error=np.nan))
+        method = decoding.branching(
+            pair.target, pair.draft, MIXED, sampling=smp.sampling(0.0), policy=dear
+        )
+        assert isinstance(decoding.plain_if_preferred(method, 10), kind)
+
+
+def test_a_tree_is_priced_in_its_batch(pair, monkeypatch):
+    """One text fills five rows, which run as six."""
+    seen = []
+
+    def priced(method, contexts, state, by_nodes):
+        seen.append((state.done.tolist(), by_nodes))
+        return prices(0.0, [1.0] * 3)
+
+    monkeypatch.setattr(tree_cost, "prices", priced)
+    method = decoding.branching(pair.target, pair.draft, MIXED, sampling=smp.sampling(0.0))
+    key = jax.random.key(0)
+    pricing.told("goodput", method, pair.target, TEXTS[:1], max_new_tokens=9, key=key, batch_size=5)
+    assert seen == [([False] * 5 + [True], False)]
 
 
 def test_prices_of_a_tree(pair):

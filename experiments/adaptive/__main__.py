@@ -33,6 +33,7 @@ def main(_) -> None:
             deciding = race.untold(on, cell["draft"])
             both = [race.price(on, cell, deciding) for _ in range(2)]
             board.compare_prices(console, title, *both)
+            jax.clear_caches()
         return
     if flags.FLAGS.only_mixing:
         results = Results(workdir / "mixing.jsonl")
@@ -41,6 +42,7 @@ def main(_) -> None:
             for row in rows:
                 results.append({**cell, **row, **study.identity(on)})
             mixing.show(console, " ".join(short(str(part)) for part in cell.values()), rows)
+            jax.clear_caches()
         return
     report(console, workdir, fill(on), config.shown)
 
@@ -64,9 +66,10 @@ def gather(workdir: pathlib.Path, directories: list[str]) -> list[dict]:
     """The rows of races that were run apart, which are written to the workdir.
 
     Raises:
-      ValueError: a directory without any, or rows of several tasks.
+      ValueError: a directory without any, rows of several tasks, or a race from two directories.
     """
-    rows = []
+    rows: list[dict] = []
+    raced: dict[tuple, str] = {}
     for directory in directories:
         found = files.Rows(pathlib.Path(directory) / "results.jsonl").done
         if not found:
@@ -74,6 +77,13 @@ def gather(workdir: pathlib.Path, directories: list[str]) -> list[dict]:
                 f"--only_report: {directory} has no rows of races: name their workdirs."
             )
         rows += found
+        for cell in dict.fromkeys((row["draft"], row["temperature"]) for row in found):
+            if cell in raced:
+                raise ValueError(
+                    f"--only_report: {raced[cell]} and {directory} both have the race of {cell[0]} "
+                    f"at T={cell[1]:g}. Name one of them."
+                )
+            raced[cell] = directory
     if len(tasks := sorted({row["task"] for row in rows})) > 1:
         raise ValueError(f"--only_report: rows of {' and of '.join(tasks)}. Name those of one.")
     files.write_rows(workdir / "results.jsonl", rows)  # as they were measured

@@ -198,7 +198,8 @@ def words(lines: Sequence[dict[str, Row]]) -> str:
     behind = [label(line["best"]) for line in lines if not is_level(line["best"])]
     ahead = [label(line["best"]) for line in lines if line["best"]["of_best_low"] > 1]
     slow = [label(line["still"]) for line in lines if line["still"]["speedup_decode"] < 1]
-    closing = max((line["closing"] for line in lines), key=lambda row: row["closed"] or 0)
+    shares = [line["closing"] for line in lines if line["closing"]["closed"] is not None]
+    closing = max(shares, key=lambda row: row["closed"], default=None)
     said = [
         f"The best policy is behind the best static γ for {', '.join(behind)}."
         if behind
@@ -206,7 +207,9 @@ def words(lines: Sequence[dict[str, Row]]) -> str:
         "intervals.",
         f"It is ahead by more than the interval for {', '.join(ahead)}." if ahead else "",
         f"The largest share of the gap to the oracle that is closed in replay: {closed(closing)} "
-        f"({label(closing)}).",
+        f"({label(closing)})."
+        if closing
+        else "",
         f"No static γ is worth its time for {', '.join(slow)}." if slow else "",
     ]
     return " ".join(sentence for sentence in said if sentence)
@@ -253,12 +256,10 @@ def one_race(race: Sequence[Row]) -> Section:
 
 def rounds_of(table: Prices) -> str:
     """What rounds of policies take. How much of a round is a draft step is known less well."""
-    few, many = table.gamma_max // 2, table.gamma_max
-    took = [float(table.rounds(many)[k] / table.token) for k in (1, few, many)]
-    return (
-        f"Rounds of 1, {few} and {many} drafted tokens take {took[0]:.2f}, {took[1]:.2f} and "
-        f"{took[2]:.2f} tokens of plain decoding."
-    )
+    many = table.gamma_max
+    took = {k: float(table.rounds(many)[k] / table.token) for k in sorted({1, -(-many // 2), many})}
+    each = "; ".join(f"{k} drafted: {time:.2f}" for k, time in took.items())
+    return f"What a round takes, in tokens of plain decoding: {each}."
 
 
 def drifted(race: Sequence[Row]) -> str:
@@ -307,7 +308,8 @@ def compare_prices(
         ("second / first", lambda line: f"{line['ratio']:.3f}"),
     ]
     console.print(report.table(columns, lines, title))
-    worst = max(lines, key=lambda line: abs(np.log(line["ratio"])))
+    fitted = [line for line in lines if line["ratio"] > 0]  # a fit may leave nothing for a part
+    worst = max(fitted, key=lambda line: abs(np.log(line["ratio"])))
     console.print(f"Farthest apart: {worst['name']}, {worst['ratio'] - 1:+.1%}.")
     console.print(f"A token took {1e3 * tokens[0]:.4f} ms, and {1e3 * tokens[1]:.4f} ms then.")
     for name, found in (("First", first), ("Second", second)):

@@ -132,8 +132,9 @@ def regrets(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
     _save(workdir / "regret.png", draw_regrets(board.races(rows)))
     return Section(
         "Regret",
-        words="In replay of the timed outputs: time lost to the oracle by when there are so "
-        "many tokens, in tokens of plain decoding. A policy that learns bends downwards.",
+        words="In replay of the timed outputs: time lost to the fastest way by when there are so "
+        "many tokens, in tokens of plain decoding. That way takes the cheapest loop in every "
+        "round. A policy that learns bends downwards.",
         images=("regret.png",),
     )
 

@@ -22,8 +22,8 @@ from specjax.measure.counting import Undecided
 from specjax.measure.pricing import static, static_prices
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.hub import Checkpoint
-from specjax.policies import Policy, Prices, constant, head, load, prices
-from specjax.policies.loading import takes
+from specjax.policies import Policy, Prices, constant, head, prices
+from specjax.policies.loading import takes, told
 from specjax.policies.prices import mean
 from specjax.pytrees import pytree
 from specjax.replay import rehearse, replay, rollouts
@@ -256,14 +256,16 @@ def drift(before: Mapping[str, Prices], after: Mapping[str, Prices], name: str) 
 def prefer(
     on: Study, made: Mapping[str, Speculative], known: Mapping[str, Prices]
 ) -> tuple[dict[str, Method], dict[str, Speculative]]:
-    """What decodes for each policy (`choice`), and which of it has drafts.
+    """What decodes for each policy (`choice`); and the loops of policies, those of one length in
+    the place of policies that lost to them.
 
-    Trials are of the last inputs that α is counted on, which are not those of the race where there
-    are more.
+    Trials are of the last inputs that α is counted on, and never of those of the race: where there
+    are no others, prices and α alone choose.
     """
     config, decide = on.config, dict(made)
     racing: dict[str, Method] = {}
-    texts = speedups.ids(on, config.alpha_inputs)[-choice.TEXTS :]
+    others = speedups.ids(on, config.alpha_inputs)[config.timed_inputs :]
+    texts = others[-choice.TEXTS :]
     for name, loop in made.items():
         found = racing[name] = choice.faster(
             loop, on.target, texts, max_new_tokens=config.max_new_tokens,
@@ -324,11 +326,12 @@ def losses(
     }
     everyone = {name: policy for name, (policy, _) in decoded.items()}
     own = {name: of for name, (_, of) in decoded.items()}
+    ways = [table.of_plain(), *own.values()]
     trails = replay.replay(list(everyone.values()), recorded, key).trail
     count, found = int(recorded.emitted.max()), {}
     at = np.unique(np.linspace(0, count - 1, POINTS).astype(int))
     for name, trail in zip(everyone, trails, strict=True):
-        curve = replay.regret(trail, recorded, key, own[name], list(own.values())).mean(axis=0)
+        curve = replay.regret(trail, recorded, key, own[name], ways).mean(axis=0)
         rounds = np.flatnonzero(trail[0] >= 0)
         found[name] = {
             "regret_at": at.tolist(),
@@ -456,32 +459,26 @@ def build(
     """The loops of the policies, by name."""
     config, table = on.config, known[pricing.POLICIES]
     widths = pricing.pruned(config.widths, table)
-    told = {name: policy(on, draft, name, known.get(name, table)) for name in policies(on, draft)}
+    made = {name: policy(on, draft, name, known.get(name, table)) for name in policies(on, draft)}
     return {
-        name: loop(on, draft, temperature, made, config.gamma_max, widths)
-        for name, made in told.items()
+        name: loop(on, draft, temperature, decides, config.gamma_max, widths)
+        for name, decides in made.items()
     }
 
 
 def untold(on: Study, draft: str) -> dict[str, Policy]:
-    """The policies that are told prices, before there are any."""
-    none = prices(0.0, [1.0] * (on.config.gamma_max + 1))
-    return {name: policy(on, draft, name, none) for name in policies(on, draft) if told(name)}
-
-
-def told(name: str) -> bool:
-    """Whether a policy is told prices. Its own decisions are part of them."""
-    return takes(name, "prices")
+    """The policies that are told prices, before there are any: their own decisions are part of
+    them."""
+    none, those = prices(0.0, [1.0] * (on.config.gamma_max + 1)), policies(on, draft)
+    return {name: policy(on, draft, name, none) for name in those if takes(name, "prices")}
 
 
 def policy(on: Study, draft: str, name: str, table: Prices) -> Policy:
     """With its settings, and told what it asks for."""
     settings = dict(policies(on, draft)[name])
-    if told(name):
-        settings["prices"] = table
     if takes(name, "params"):
         settings["params"] = head.load(head_file(on, draft))
-    return load(name, **settings)
+    return told(name, table, **settings)
 
 
 def replay_all(

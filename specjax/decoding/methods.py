@@ -204,10 +204,12 @@ def plain_if_preferred(method: Method, rounds: int, rows: int = 1) -> Method:
 
     Args:
       rounds: of a row, at most.
-      rows: of a batch.
+      rows: of a batch. They count where a policy reads it: all of them wait for the last one. Else
+        another input takes the place of a row that is done.
     """
     if not isinstance(method, Speculative | TreeSpeculative):
         return method
+    rows = rows if method.policy.reads_batch else 1
     prefers = method.policy.prefers_plain(method.gamma_max, rounds, rows)
     return plain_of(method) if prefers else method
 

@@ -24,15 +24,15 @@ from specjax.policies.estimating import Estimating
 from specjax.speculative import Speculative
 from specjax.types import Text
 
-TEXTS = 16  # that are decoded in each way, or a batch: at least `LEAST`, and one of `PART` at most
+TEXTS = 16  # that are decoded in each way, or a batch: at least `LEAST`, and at most one in `PART`
 LEAST, PART = 4, 32
 PRICED = 4  # texts that prices are measured on, or a batch
 # How much more a length must promise where no trial says so: its price may be a tenth too low
 # (`own_prices`), and beliefs, of which no promise knows, may bring a policy more.
 CLEARLY = 1.25
 WORTH = 1.02  # how much faster decisions must be in a trial: few outputs tell little
-# A second length is tried if it promises so much of what the first does: prices and α are no better
-# known than that. Lengths that are nearer to the first than by this factor would take as long.
+# A second length is tried if it promises this share of what the first does: prices and α are no
+# better known. And if it is longer or shorter by this factor: lengths side by side differ little.
 CLOSE, APART = 0.95, 4 / 3
 
 
@@ -97,7 +97,8 @@ def faster(
       texts: ids from `decoding.tokenize`, none empty, for the trial.
       key: which way decodes must not depend on draws of a run: this is not its key.
       price: of rounds in loops of their own, by the lengths to choose from, in the unit of the
-        policy's prices; default `own_prices`, or on an accelerator, before a trial, `timed_alone`.
+        policy's prices; default `own_prices`, or on an accelerator, before a trial, `timed_alone`,
+        in seconds.
     """
     preferred = decoding.plain_if_preferred(method, max_new_tokens, batch_size)
     if not _estimates(method):

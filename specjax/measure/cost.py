@@ -154,9 +154,11 @@ def medians(samples: Sequence[Sample]) -> Prices:
 def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> None:
     """Call a function that compiles on each item: on a CPU in threads, for XLA leaves cores idle.
 
-    Elsewhere one after the other: what compiles may try kernels on the device and time them.
+    Elsewhere one after the other: what compiles may try kernels on the device and time them. And so
+    where there are several processes, which must run programs of all in the same order.
     """
-    workers = os.cpu_count() if jax.default_backend() == "cpu" else 1
+    alone = jax.default_backend() == "cpu" and jax.process_count() == 1
+    workers = os.cpu_count() if alone else 1
     with ThreadPoolExecutor(workers) as pool:
         for _ in pool.map(function, items):  # raises what a call raised
             pass

@@ -7,6 +7,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Int
 
+from specjax.models import sharding
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
@@ -32,8 +33,9 @@ class Undecided(Policy):
 class Always(Policy):
     """Drafts `length` tokens in every round, and counts. The budget may end a draft, and a drafter
     may have nothing to say. What `policy` decides is computed, for its time; it counts where
-    `length` is negative, which no compiler knows. Around a policy whose drafts are `fixed`, so are
-    these: the loop is its own. One that `refuses` calls the drafter and takes no token."""
+    `length` is negative, which no compiler knows. Around a policy whose drafts are `fixed` these
+    are too, so that the loop is lowered as its own. One that `refuses` calls the drafter and takes
+    no token."""
 
     reads_batch = True
 
@@ -87,9 +89,10 @@ class Note(NamedTuple):
 
 def note(state: State) -> Note:
     """Of a batch that is done, in a loop with `Always` or in plain decoding."""
-    calls = np.asarray(state.stats.target_calls)
+    calls = sharding.fetch(state.stats.target_calls)
     row = int(calls.argmax())
     if not state.policy:
         return Note([int(calls[row])], np.zeros((2, len(calls)), int))
     counts: Counts = state.policy
-    return Note(counts.rounds[row].tolist(), np.stack([counts.accepted, counts.tested]))
+    rounds, accepted, tested = sharding.fetch((counts.rounds, counts.accepted, counts.tested))
+    return Note(rounds[row].tolist(), np.stack([accepted, tested]))

@@ -40,6 +40,7 @@ from scipy.optimize import nnls
 
 from specjax import decoding, devices
 from specjax.autoregressive import Autoregressive
+from specjax.batching import bucket
 from specjax.loop import Method, decode
 from specjax.measure import counting, timing, tree_cost
 from specjax.measure.counting import Always, Undecided
@@ -327,13 +328,17 @@ def _verify(took: Mapping[int, float | None], begin: float) -> list[float]:
 
     Args:
       took: each pass, by width, ascending; None: it never ran, and may take as much for a position
-        as the next narrower one.
+        as the next narrower one, or else as the next wider one.
     """
     first, *wider = took
+    known = next(time for time in took.values() if time is not None)
     rounds: dict[int, float] = {}  # with a draft, but for its steps
     for width, time in took.items():
         near = max(rounds, default=width)
-        rounds[width] = rounds[near] * width / near if time is None else time + begin
+        if time is not None:
+            rounds[width] = time + begin
+        else:
+            rounds[width] = rounds.get(near, known + begin) * width / near
     left: list[int] = []  # ascending
     for width in reversed(wider):
         if not left or rounds[width] < (1 - SAVING) * rounds[left[0]]:
@@ -427,7 +432,7 @@ def apart(key: Key[Array, ""]) -> Key[Array, ""]:
 
 
 def not_blank(target: Checkpoint, texts: Sequence[Text]) -> list[Text]:
-    """Those that give an output."""
+    """Those with a token to read. An empty prompt gives an output, but tells little of others."""
     return [text for text in texts if len(text) and not decoding.is_blank(target, text)]
 
 
@@ -473,7 +478,7 @@ def told(
     if sources and max_new_tokens >= 1:
         decoding.check_room(target, sources, max_new_tokens)
         if isinstance(method, TreeSpeculative):
-            return _told_of_a_tree(policy, method, target, sources[: max(1, batch_size)], key)
+            return _told_of_a_tree(policy, method, target, sources, key, max(1, batch_size))
         untold = load(policy, prices=prices(0.0, [1.0] * (method.gamma_max + 1)))
         if untold.fixed:  # by prices that it has yet to be told
             untold = Undecided()
@@ -494,16 +499,16 @@ def told(
     return prices(0.0, [1.0] * (method.slots if _by_nodes(policy) else method.gamma_max + 1))
 
 
-def _told_of_a_tree(policy, method, target, sources, key) -> Prices:
-    """See `told`."""
+def _told_of_a_tree(policy, method, target, sources, key, batch_size) -> Prices:
+    """See `told`. Sources are repeated to fill the batch."""
     contexts, state = decoding.prepare(
         method,
         target,
-        sources,
-        [(index, 0) for index in range(len(sources))],
+        [sources[index % len(sources)] for index in range(batch_size)],
+        [(index, 0) for index in range(batch_size)],
         max_new_tokens=method.slots + 1,
         key=key,
-        rows=len(sources),
+        rows=bucket(batch_size),
     )
     return tree_cost.prices(method, contexts, state, _by_nodes(policy))
 

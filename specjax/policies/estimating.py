@@ -72,12 +72,15 @@ class Estimating(Goodput):
         error below the measured α.
 
         Their α are of the Beta distribution of that mean and of `Prices.between`. Each output
-        drafts the length that is best for it, or nothing for the price of an idle round. A batch
-        lasts as long as its worst output. So a token takes
+        drafts the length that is best for it, or nothing for the price of an idle round. Where a
+        batch waits for its last row, it lasts as long as its worst output. So a token takes
 
             E_α [ min_k price(k)/(1 + α + … + αᵏ) ]
 
         where α is the least of as many draws as there are rows.
+
+        Args:
+          rows: that wait for each other.
         """
         price = np.asarray(self.prices.rounds(gamma_max), np.float64)
         tokens = self.expected_tokens(self.lower_alpha(), gamma_max, rows)
@@ -116,7 +119,7 @@ class Estimating(Goodput):
         """1 + α + … + αᵏ for 0 … γ_max drafted tokens, of N equally likely outputs, or of the worst
         of so many rows."""
         alpha = np.clip(mean, LEAST_CHANCE, 1 - LEAST_CHANCE)
-        total = max(float(self.concentration()), LEAST_CHANCE)  # at 0 there is no distribution
+        total = float(self.concentration())
         shares = (np.arange(OUTPUTS) + 0.5) / OUTPUTS
         least = -np.expm1(np.log1p(-shares) / rows)  # quantiles of the least of so many uniforms
         alphas = betaincinv(alpha * total, (1 - alpha) * total, least)
@@ -168,8 +171,9 @@ class Estimating(Goodput):
 
     def concentration(self) -> Float[Array, ""]:
         """Of the Beta distribution of the outputs' α, (1 − b)/b: as many tested tokens the first α
-        is worth to an output. A million where it is not known how far outputs differ."""
-        between = jnp.maximum(jnp.nan_to_num(self.prices.between), 1e-6)
+        is worth to an output. A million where it is not known how far outputs differ; and a
+        thousandth at least, for at 0 there is no distribution."""
+        between = jnp.clip(jnp.nan_to_num(self.prices.between), 1e-6, 1 - LEAST_CHANCE)
         return (1 - between) / between
 
 

@@ -76,8 +76,9 @@ class Goodput(Policy):
         return dataclasses.replace(self, prices=self.prices.outside(self.margin()))
 
     def margin(self) -> Float[Array, ""]:
-        """What drafts must promise over plain decoding: as much as prices are off."""
-        return jnp.maximum(self.prices.error, LEAST_MARGIN)
+        """What drafts must promise over plain decoding: as much as prices are off, if that is
+        known."""
+        return jnp.fmax(self.prices.error, LEAST_MARGIN)
 
     def alpha(self, state: Tally) -> Float[Array, " B"]:
         """The estimate for each row."""

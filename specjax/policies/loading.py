@@ -3,7 +3,7 @@
 from typing import Any
 
 from specjax.policies.base import Policy
-from specjax.policies.prices import prices
+from specjax.policies.prices import Prices, prices
 from specjax.support import named
 
 NAMES = {
@@ -40,6 +40,11 @@ def load(name: str, **settings: Any) -> Policy:
       ValueError: no such name, module or attribute, or settings that it does not take.
     """
     return named.make("policy", NAMES, name, **settings)
+
+
+def told(name: str, table: Prices, **settings: Any) -> Policy:
+    """As `load`, with the prices if the policy takes any."""
+    return load(name, **settings, **({"prices": table} if takes(name, "prices") else {}))
 
 
 def check(name: str) -> None:

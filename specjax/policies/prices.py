@@ -146,8 +146,8 @@ def prices(
       refused, alpha, between, alpha_error: see `Prices`; NaN: not known.
 
     Raises:
-      ValueError: a negative price, verify empty or not positive throughout, or a share outside
-        [0, 1].
+      ValueError: a negative price but for `rest`, verify empty or not positive throughout, or a
+        share outside [0, 1].
     """
     shares = {"alpha": alpha, "between": between, "alpha_error": alpha_error}
     for name, share in shares.items():

@@ -466,7 +466,8 @@ def regret(
     loops: Sequence[Prices],
 ) -> Float[np.ndarray, "N T"]:
     """Time that a run has lost by the time it has so many tokens, for good: what it spent, and the
-    fastest way from there, beyond the fastest way of all. Calls are left out.
+    fastest way from there, beyond the fastest way of all. Calls of the loop are left out, and
+    calls of the drafter that no token comes of.
 
     Args:
       trail: of `replay` with this key; a run has lost so much where a round began, until the next.

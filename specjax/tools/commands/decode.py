@@ -260,7 +260,7 @@ def chosen(
         said = "no draft is worth its time, so none is made"
     elif drafted:
         method = choice.of_length(method, int(drafted))
-        said = f"drafts of {drafted} token{'s' * (drafted != '1')} in every round promise more"
+        said = f"in its place every round drafts {drafted} token{'s' * (drafted != '1')}"
     if said and not group.index:
         print(f"{config.policy}: {said}", file=sys.stderr)
     return method
