@@ -129,18 +129,25 @@ def test_who_cannot_join_and_who_differs_ends_in_time(arguments, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("policy", ["constant(gamma=3)", "lookahead"])
 @pytest.mark.parametrize("mesh", ["data=2", "model=2"])
-def test_a_mesh_over_two_processes(arguments, tmp_path, monkeypatch, capsys, mesh):
-    """Each reads its part of the target and has its part of a batch or model; process 0 writes."""
-    out, port, flag = tmp_path / "out.jsonl", free_port(), f"--config.mesh={mesh}"
-    batch = "--config.batch_size=8"
-    both = [start(i, port, *arguments, batch, flag, f"--output={out}") for i in range(2)]
-    alone = tmp_path / "alone.jsonl"
+def test_a_mesh_over_two_processes(arguments, tmp_path, monkeypatch, capsys, mesh, policy):
+    """Each reads its part of the target and has its part of a batch or model; process 0 writes.
+    Prices are measured by both."""
+    out, port = tmp_path / "out.jsonl", free_port()
+    greedy = [flag.replace("temperature=1.0", "temperature=0.0") for flag in arguments]
     run = functools.partial(command_line.run, monkeypatch, capsys, "experiments.decode")
-    assert run(*arguments, batch, f"--output={alone}").status == 0
+    flags = [*(greedy if policy == "lookahead" else arguments), "--config.batch_size=8"]
+    flags.append(f"--config.policy={policy}")
+    both = [start(i, port, *flags, f"--config.mesh={mesh}", f"--output={out}") for i in range(2)]
+    alone = tmp_path / "alone.jsonl"
+    assert run(*flags, f"--output={alone}").status == 0
     for status, _, stderr in map(ended, both):
         assert status == 0, stderr
-    assert out.read_bytes() == alone.read_bytes()
+    tokens = [[row["tokens"] for row in files.Rows(file).done] for file in (out, alone)]
+    assert tokens[0] == tokens[1]
+    if policy != "lookahead":  # whose prices are of the clock
+        assert out.read_bytes() == alone.read_bytes()
 
 
 # --- within one process --------------------------------------------------------------------------
