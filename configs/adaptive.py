@@ -66,7 +66,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.turn = 24 if parse else 1
     # Of the race: half choose the best static γ, half compare. Outputs of parse are short.
     config.repeats = 24 if parse else 8
-    config.price_inputs = 8  # on which prices are measured, before each race
+    config.price_inputs = 8  # on which prices are measured, before each race and behind it
     config.price_repeats = 5  # of the calls that prices are fitted to
     # How far a typical timed call may be from its price. A longer draft may seem cheaper by twice
     # as much. Methods of a race are some 5% apart: with worse prices noise would decide. Where they

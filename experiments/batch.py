@@ -36,7 +36,7 @@ from specjax.measure.counting import Undecided
 from specjax.measure.pricing import static
 from specjax.measure.timing import PLAIN, quartiles
 from specjax.policies import prices
-from specjax.policies.loading import takes, told
+from specjax.policies.loading import load_priced, takes
 from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line, files
@@ -95,7 +95,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     none = prices(0.0, [1.0] * (config.gamma_max + 1))
     chosen = config.policies.to_dict()
     own = {
-        name: dataclasses.replace(shared, policy=told(name, none, **settings))
+        name: dataclasses.replace(shared, policy=load_priced(name, none, **settings))
         for name, settings in chosen.items()
         if takes(name, "prices")
     }
@@ -121,7 +121,9 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     others = speedups.ids(on, count)[config.timed_inputs :]
     others = others[: len(others) // batch * batch]
     for name, settings in chosen.items():
-        loop = dataclasses.replace(shared, policy=told(name, known.get(name, none), **settings))
+        loop = dataclasses.replace(
+            shared, policy=load_priced(name, known.get(name, none), **settings)
+        )
         methods[name] = choice.faster(loop, on.target, others, **measuring)
         if isinstance(methods[name], Speculative) and methods[name] is not loop:
             fixed.add(name)

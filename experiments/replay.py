@@ -34,7 +34,7 @@ from rich.console import Console
 
 from specjax.measure import pricing, provenance, report
 from specjax.policies import Policy, Prices, constant, prices
-from specjax.policies.loading import told
+from specjax.policies.loading import load_priced
 from specjax.replay import replay, rollouts
 from specjax.replay.replay import Score
 from specjax.replay.rollouts import Rollouts
@@ -57,7 +57,7 @@ def main(_) -> None:
     if args.c is not None:
         known = given(args, found.gamma_max)
     table = known[pricing.POLICIES]
-    chosen = {text: told(text, table) for text in named.split(args.policies)}
+    chosen = {text: load_priced(text, table) for text in named.split(args.policies)}
     key, draws = jax.random.key(args.seed), 1 if row["temperature"] == 0 else args.draws
     begin = time.perf_counter()
     lines = evaluate(chosen, found, known, key, draws, carry=args.carry)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 import command_line
 import test_loops
@@ -112,6 +113,16 @@ def test_prices_over_a_race():
     assert (between.verify.tolist(), between.token.item()) == ([1.0, 2.0], 1.5)
     assert race.drift(before, after, "γ=1") == pytest.approx(0.5)
     assert race.drift(before, after, "svip") == pytest.approx(-0.25)
+
+
+def test_parts_that_a_fit_leaves_no_time(capsys):
+    """They are never the farthest apart of two measurements, which are of some part that has one."""
+    first = {"policies": prices(0.0, [1.0, 1.0], token=1.0)}  # a call takes 0
+    second = {"policies": prices(0.5, [1.0, 1.5], token=1.0, call=0.3, plain_call=0.2)}
+    board.compare_prices(Console(), "both", first, second)
+    said = capsys.readouterr().out
+    assert "Farthest apart: a round of 1 drafted tokens, +100.0%." in said
+    assert board.rounds_of(second["policies"]).endswith("plain decoding: 1 drafted: 2.00.")
 
 
 @pytest.fixture
@@ -368,6 +379,10 @@ def test_words():
     assert lost.startswith("The best policy is behind the best static γ for draft, T=0.")
     missed = board.sections([still, {**ahead, "predicted": 1.5}, behind])[0].words
     assert missed.endswith("for 1 of 2 policies; the farthest is svip with draft, T=0: -13%.")
+    nothing = board.sections([still, {**ahead, "closed": None}])[0].words
+    assert "largest share" not in nothing
+    less = board.sections([still, {**ahead, "closed": None}, *other[:2]])[0].words
+    assert "closed in replay: ucb: -10% (draft, T=1)" in less
     wrong = board.sections([still, {**ahead, "identical": False}])[1].words
     assert "DIFFER from plain decoding: svip" in wrong
 

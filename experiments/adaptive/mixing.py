@@ -27,7 +27,7 @@ from specjax.measure.pricing import CALL, POLICIES
 from specjax.measure.timing import PLAIN
 from specjax.policies import Policy
 from specjax.policies.base import salts
-from specjax.policies.loading import told
+from specjax.policies.loading import load_priced
 from specjax.policies.logged import Logged
 from specjax.pytrees import pytree
 from specjax.sampling import Purpose
@@ -67,7 +67,7 @@ def measure(on: Study, cell: dict[str, Any], name: str) -> list[dict[str, Any]]:
     config, texts = on.config, speedups.timed_texts(on)
     of = on, cell["draft"], cell["temperature"]
     prices = race.price(on, cell)[POLICIES]
-    policy = told(name, prices)
+    policy = load_priced(name, prices)
     widths = pricing.pruned(config.widths, prices)
 
     def made(policy: Policy):

@@ -23,7 +23,7 @@ from specjax.measure.pricing import static, static_prices
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices, constant, head, prices
-from specjax.policies.loading import takes, told
+from specjax.policies.loading import load_priced, takes
 from specjax.policies.prices import mean
 from specjax.pytrees import pytree
 from specjax.replay import rehearse, replay, rollouts
@@ -478,7 +478,7 @@ def policy(on: Study, draft: str, name: str, table: Prices) -> Policy:
     settings = dict(policies(on, draft)[name])
     if takes(name, "params"):
         settings["params"] = head.load(head_file(on, draft))
-    return told(name, table, **settings)
+    return load_priced(name, table, **settings)
 
 
 def replay_all(

@@ -42,7 +42,7 @@ def load(name: str, **settings: Any) -> Policy:
     return named.make("policy", NAMES, name, **settings)
 
 
-def told(name: str, table: Prices, **settings: Any) -> Policy:
+def load_priced(name: str, table: Prices, **settings: Any) -> Policy:
     """As `load`, with the prices if the policy takes any."""
     return load(name, **settings, **({"prices": table} if takes(name, "prices") else {}))
 
