@@ -116,7 +116,7 @@ def test_prices_over_a_race():
 
 
 def test_parts_that_a_fit_leaves_no_time(capsys):
-    """They are never the farthest apart of two measurements, which are of some part that has one."""
+    """Of two measurements they are never called the farthest apart."""
     first = {"policies": prices(0.0, [1.0, 1.0], token=1.0)}  # a call takes 0
     second = {"policies": prices(0.5, [1.0, 1.5], token=1.0, call=0.3, plain_call=0.2)}
     board.compare_prices(Console(), "both", first, second)
