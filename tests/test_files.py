@@ -3,6 +3,9 @@
 import contextlib
 import io
 import json
+import os
+import subprocess
+import sys
 import zipfile
 
 import jax
@@ -141,3 +144,30 @@ def test_files_of_another_encoding_are_named(tmp_path):
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
         read_json(tmp_path / "config.json")
+
+
+def test_only_one_writer(tmp_path):
+    place = tmp_path / "out.jsonl"
+    with files.only_writer(place):
+        with (
+            pytest.raises(ValueError, match=rf"out\.jsonl is being written .*{os.getpid()}"),
+            files.only_writer(place),
+        ):
+            pass
+        with files.only_writer(tmp_path / "other.jsonl"):
+            pass
+    with files.only_writer(place):  # free again
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_writer_holds_nothing(tmp_path):
+    place = tmp_path / "out.jsonl"
+    code = "import os; from specjax.support import files; held = files.only_writer({!r}); "
+    subprocess.run(
+        [sys.executable, "-c", code.format(str(place)) + "held.__enter__(); os._exit(9)"],
+        check=False,
+    )
+    assert (tmp_path / ".out.jsonl.lock").exists()
+    with files.only_writer(place):
+        pass

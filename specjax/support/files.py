@@ -3,6 +3,7 @@ by whole rows.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -58,6 +59,46 @@ def read_npz(
                 f"{found[name].shape}, where {what} have numbers with {rank} axes. {way_out}"
             )
     return found
+
+
+@contextlib.contextmanager
+def only_writer(path: str | os.PathLike) -> Iterator[None]:
+    """Hold `path`, a file or a directory, for this process alone.
+
+    The lock is advisory (`flock` on `.NAME.lock` beside `path`). It ends with the process, however
+    that ends. `path` itself need not exist and may be replaced meanwhile. Parents are made.
+
+    Raises:
+      ValueError: another process, or this one elsewhere, holds `path`; the message has its id.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f".{path.name}.lock")
+    while True:
+        stream = lock.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.seek(0)
+            owner = stream.read().strip() or "unknown"
+            stream.close()
+            raise ValueError(
+                f"{path} is being written by another process (id {owner}). Wait until it ends, or "
+                "name another place."
+            ) from None
+        # Whoever held the lock before may have removed the file between `open` and `flock`.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(stream.fileno()), lock.stat()):
+                break
+        stream.close()
+    with stream:
+        stream.truncate(0)
+        stream.write(str(os.getpid()))
+        stream.flush()
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
