@@ -106,6 +106,16 @@ def resolve_rule(method: Any) -> None:
         object.__setattr__(method, "rule", method.rule.under(method.sampling))
 
 
+def given_noise(
+    rule: AcceptanceRule,
+    logprobs: Float[Array, "B K V"],
+    keys: Key[Array, " B"],
+    position: Int[Array, "B K"],
+) -> Float[Array, "B K V"]:
+    """`AcceptanceRule.given_noise` at several positions of each row."""
+    return jax.vmap(rule.given_noise, in_axes=(1, None, 1), out_axes=1)(logprobs, keys, position)
+
+
 def at_tokens(logprobs: Float[Array, "B G V"], tokens: Int[Array, "B G"]) -> Float[Array, "B G"]:
     """The log-probability of each token under the distribution at its position."""
     return jnp.take_along_axis(logprobs, tokens[:, :, None], axis=2)[:, :, 0]

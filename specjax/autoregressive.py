@@ -11,12 +11,12 @@ from jaxtyping import Int
 
 from specjax import sampling as smp
 from specjax.accept import AcceptanceRule, TokenRule, resolve_rule
+from specjax.dice import Dice
 from specjax.drafters.base import started
 from specjax.pytrees import pytree
-from specjax.rounds import Drafts, Round
+from specjax.rounds import Drafts, Round, Verdict, round_of
 from specjax.sampling import Sampling
-from specjax.speculative import Dice
-from specjax.state import State, begin, commit, is_finite, left
+from specjax.state import State, begin, block, commit, is_finite
 from specjax.types import Context, Model
 
 
@@ -53,8 +53,8 @@ def step(
     method: Autoregressive, context: Context, state: State, dice: Dice | None = None
 ) -> tuple[State, Round]:
     """One token for every live row, drawn as in a speculative round that drafts nothing."""
-    last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
-    hidden, cache = method.target(last, state.length - 1, context, state.cache)
+    none = jnp.zeros((len(state.length), 0), jnp.int32)
+    hidden, cache = method.target(block(state, none), state.length - 1, context, state.cache)
     logits = method.target.logits(hidden[:, 0])
     logprobs = smp.standardize(logits, method.sampling)
     probs = jnp.exp(method.rule.given_noise(logprobs, state.keys, state.length))
@@ -64,25 +64,17 @@ def step(
     else:
         token = (dice or Dice()).next(state, probs)
     finite = state.target_finite & is_finite(logprobs, ~state.done)
-    state = state.replace(cache=cache, target_finite=finite)
-    zero, none = jnp.zeros_like(token), jnp.zeros((token.shape[0], 0), jnp.int32)
-    after = commit(state, none, zero, zero, token, method.eos_ids)
-    nothing = none.astype(jnp.float32)
-    round_ = Round(
-        active=~state.done,
-        drafted=zero,
-        accepted=zero,
-        emitted=after.length - state.length,
-        overlap=nothing,
-        ratio=nothing,
-        confidence=nothing,
-        submitted=none.astype(bool),
-        left=left(after),
-        drafts=Drafts(none, nothing[:, :, None], zero, nothing),
+    drafts = Drafts.empty(len(none), 0, logprobs)
+    verdict = Verdict(
         target_logprobs=logprobs[:, None],
         hidden=hidden,
+        overlap=drafts.confidence,
+        ratio=drafts.confidence,
         stop=jnp.ones_like(probs[:, :1]),
+        accepted=drafts.length,
         next_probs=probs,
         next_token=token,
     )
-    return after, round_
+    state = state.replace(cache=cache, target_finite=finite)
+    after = commit(state, none, drafts.length, drafts.length, token, method.eos_ids)
+    return after, round_of(state, after, drafts, verdict)

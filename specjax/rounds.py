@@ -1,11 +1,14 @@
-"""What happened in a round: the one thing that drafters, policies, traces and tests learn from."""
+"""What happens in a round: what was drafted, the verdict on it, and the round as all see it."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int
+
+from specjax.state import State, left
 
 
 class Drafts(NamedTuple):
@@ -15,6 +18,50 @@ class Drafts(NamedTuple):
     logprobs: Float[Array, "B G V"]  # the distributions that the tokens were drawn from
     length: Int[Array, " B"]
     confidence: Float[Array, "B G"]  # float32, see `Observation.belief_logprobs`
+
+    @classmethod
+    def empty(cls, rows: int, gamma: int, like: jax.ShapeDtypeStruct) -> "Drafts":
+        """Room for γ tokens, none drafted yet.
+
+        Args:
+          like: shape (B, V) and dtype of a distribution.
+        """
+        return cls(
+            jnp.zeros((rows, gamma), jnp.int32),
+            jnp.zeros((rows, gamma, like.shape[-1]), like.dtype),
+            jnp.zeros((rows,), jnp.int32),
+            jnp.zeros((rows, gamma), jnp.float32),
+        )
+
+    def put(self, slot, token, logprobs, confidence, drafted: Bool[Array, " B"]) -> "Drafts":
+        """With one token more at `slot`, which counts in the rows that `drafted` it."""
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=1)
+        return Drafts(
+            put(self.tokens, token),
+            put(self.logprobs, logprobs),
+            self.length + drafted.astype(jnp.int32),
+            put(self.confidence, confidence),
+        )
+
+    def within(self, width: int) -> "Drafts":
+        """The drafts that a pass of `width` positions verifies: the first is the known token's."""
+        tokens, logprobs, confidence = (
+            x[:, : width - 1] for x in (self.tokens, self.logprobs, self.confidence)
+        )
+        return Drafts(tokens, logprobs, self.length, confidence)
+
+
+class Verdict(NamedTuple):
+    """What the target makes of the drafts: entry i is about the token after i drafted ones."""
+
+    target_logprobs: Float[Array, "B K V"]  # before any noise is known
+    hidden: Float[Array, "B K E"]
+    overlap: Float[Array, "B G"]  # see `Round`
+    ratio: Float[Array, "B G"]
+    stop: Float[Array, "B K"]  # P(exactly i drafted tokens are accepted)
+    accepted: Int[Array, " B"]
+    next_probs: Float[Array, "B V"]
+    next_token: Int[Array, " B"]
 
 
 _UNKNOWN: Any = None
@@ -70,6 +117,21 @@ class Round(NamedTuple):
         """Positions whose token was accepted."""
         slot = jnp.arange(self.gamma_max, dtype=jnp.int32)[None, :]
         return slot < self.accepted[:, None]
+
+
+def round_of(before: State, after: State, drafts: Drafts, verdict: Verdict) -> Round:
+    """The round that led from one state to the next."""
+    slot = jnp.arange(drafts.tokens.shape[1], dtype=jnp.int32)[None, :]
+    return Round(
+        active=~before.done,
+        drafted=drafts.length,
+        emitted=after.length - before.length,
+        confidence=drafts.confidence,
+        submitted=slot < drafts.length[:, None],
+        left=left(after),
+        drafts=drafts,
+        **verdict._asdict(),
+    )
 
 
 def idle(gamma_max: int, rows: int) -> Round:

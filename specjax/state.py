@@ -113,6 +113,12 @@ def left(state: State) -> Int[Array, " B"]:
     return jnp.where(state.done, 0, state.limit - state.length)
 
 
+def block(state: State, tokens: Int[Array, "B G"]) -> Int[Array, "B K"]:
+    """What the target reads in a round, K = G + 1: the last known token and the drafted ones."""
+    last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+    return jnp.concatenate([last, tokens], axis=1)
+
+
 def commit(
     state: State,
     drafts: Int[Array, "B G"],

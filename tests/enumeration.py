@@ -16,6 +16,7 @@ import numpy as np
 
 from specjax import loop, speculative
 from specjax.accept import at_tokens
+from specjax.dice import Dice
 from specjax.drafters.base import Fed
 from specjax.drafters.switch import Switched
 from specjax.sampling import row_keys
@@ -26,7 +27,7 @@ SHARED = ("keys", "target_finite", "draft_finite", "until")  # the same for all 
 STATES = 53  # expanded at a time; a prime, so that no other axis is taken for the batch
 
 
-class Forced(speculative.Dice):
+class Forced(Dice):
     """Dice that fall as prescribed for each row."""
 
     def __init__(self, drafts, accepted, next_token):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from specjax import sampling as smp
-from specjax import speculative
 from specjax.accept import (
     BlockRule,
     GumbelRule,
@@ -24,6 +23,7 @@ from specjax.accept import (
     residual,
     surviving,
 )
+from specjax.dice import Dice
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
 
@@ -156,7 +156,7 @@ def test_the_ends_of_the_uniform(point, monkeypatch):
     class NoState:
         keys, rounds = jax.random.split(jax.random.key(0), 3), jnp.zeros((3,), jnp.int32)
 
-    np.testing.assert_array_equal(speculative.Dice().accepted(NoState, ends(survival)), [0, 1, 2])
+    np.testing.assert_array_equal(Dice().accepted(NoState, ends(survival)), [0, 1, 2])
 
 
 def test_selectors():

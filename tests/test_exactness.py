@@ -15,6 +15,7 @@ from reference import chi_square, sequence_distribution, total_variation
 from specjax import autoregressive, loop, speculative
 from specjax import sampling as smp
 from specjax.accept import BlockRule, GumbelRule, TokenRule, at_position, at_tokens
+from specjax.dice import Dice
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.policies.constant import Constant
@@ -211,11 +212,8 @@ def raw_draft_step(method, contexts, state, dice):
 
 
 def _finish(method, contexts, state, drafts, dice):
-    scores, state = speculative.verify(method, contexts.target, state, drafts)
-    ending = speculative.accept(method, state, drafts, scores, dice)
-    seen = drafts, scores, ending
-    state = speculative.observe(method, contexts.drafter, state, *seen)
-    return speculative.conclude(method, contexts.drafter, state, *seen)
+    verdict, state = speculative.judge(method, contexts, state, drafts, dice)
+    return speculative.conclude(method, contexts.drafter, state, drafts, verdict)
 
 
 def filtered_distributions(logprobs):
@@ -319,14 +317,14 @@ def test_autoregressive_samples_follow_the_target(distribution, rule):
     assert p_value(distribution, counts) > 1e-4
 
 
-class NextLikeDraft(speculative.Dice):
+class NextLikeDraft(Dice):
     """The token after a rejection by the noise of the first drafted token."""
 
     def next(self, state, probs):
         return smp.draw(smp.fold(state.keys, state.rounds, Purpose.DRAFT, 0), probs)
 
 
-class EveryRoundAlike(speculative.Dice):
+class EveryRoundAlike(Dice):
     """Keys that know the row, the slot and the purpose, but not the round."""
 
     def draft(self, state, slot, logprobs, best):
@@ -339,7 +337,7 @@ class EveryRoundAlike(speculative.Dice):
         return super().next(state.replace(rounds=0 * state.rounds), probs)
 
 
-class EverySlotAlike(speculative.Dice):
+class EverySlotAlike(Dice):
     """All drafted tokens of a round share their noise."""
 
     def draft(self, state, slot, logprobs, best):
@@ -360,7 +358,7 @@ def test_chi_square_sees_a_faulty_key(dice):
     assert speculative_p_value(sampling(), constant(2), decode, 2 * ROWS) < 1e-4
 
 
-class DraftByPosition(speculative.Dice):
+class DraftByPosition(Dice):
     """Drafted tokens by absolute position: after a rejection their noise comes again."""
 
     def draft(self, state, slot, logprobs, best):

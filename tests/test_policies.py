@@ -19,6 +19,7 @@ from reference import sequence_distribution, total_variation
 from specjax import accept, decoding, generate, loop, policies, speculative
 from specjax import sampling as smp
 from specjax.accept import TokenRule
+from specjax.dice import Dice
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import Observation, Round, constant, prices
 from specjax.policies.averages import average, gammatune
@@ -624,7 +625,7 @@ def test_a_policy_that_reads_rejected_tails_in_the_real_loop():
     assert test_exactness.speculative_p_value(sampling(), TailReader()) > 1e-4
 
 
-class ByPosition(speculative.Dice):
+class ByPosition(Dice):
     """Noise by absolute position, which a rejection uses again."""
 
     def draft(self, state, slot, logprobs, best):

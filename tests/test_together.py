@@ -73,18 +73,14 @@ def test_enumerated_joint_distribution(name, eos):
 
 
 def _finish(method, contexts, state, drafts, dice):
-    scores, state = speculative.verify(method, contexts.target, state, drafts)
-    ending = speculative.accept(method, state, drafts, scores, dice)
-    seen = drafts, scores, ending
-    state = speculative.observe(method, contexts.drafter, state, *seen)
-    return speculative.conclude(method, contexts.drafter, state, *seen)
+    verdict, state = speculative.judge(method, contexts, state, drafts, dice)
+    return speculative.conclude(method, contexts.drafter, state, drafts, verdict)
 
 
 def in_turn_step(method, contexts, state, dice):
     """The second row drafts no more than the first got accepted in this very round."""
     drafts, state = speculative.draft(method, contexts.drafter, state, dice)
-    scores, _ = speculative.verify(method, contexts.target, state, drafts)
-    accepted = speculative.accept(method, state, drafts, scores, dice).accepted
+    accepted = speculative.judge(method, contexts, state, drafts, dice)[0].accepted
     length = drafts.length.at[1].min(accepted[0])
     return _finish(method, contexts, state, drafts._replace(length=length), dice)
 

@@ -13,6 +13,7 @@ from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
 from specjax import sampling as smp
 from specjax.accept import BlockRule, TokenRule
+from specjax.dice import dice_for
 from specjax.drafters import ngram
 from specjax.policies import constant
 from specjax.trees import BestFirst, drafting, fixed, speculative
@@ -109,7 +110,7 @@ def test_nodes_share_what_extend_leaves_alone():
     _, allowed = speculative.begin(method, state)
 
     def draft(state):
-        dice = speculative.dice_for(method)
+        dice = dice_for(method)
         return drafting.fixed(method, contexts.drafter, state, allowed, dice)
 
     drafted = jax.eval_shape(draft, state)

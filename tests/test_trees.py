@@ -12,8 +12,9 @@ import pytest
 
 from enumeration import output_distribution
 from reference import chi_square, sequence_distribution, total_variation
-from specjax import accept, autoregressive, loop, speculative, trees
+from specjax import accept, autoregressive, loop, trees
 from specjax import sampling as smp
+from specjax.dice import Dice
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.state import unfinished
@@ -577,14 +578,14 @@ def test_samples_follow_the_target(rule, shape):
     assert p_value(rules[rule], shape, smp.sampling(0.7)) > 1e-4
 
 
-class EverySlotAlike(speculative.Dice):
+class EverySlotAlike(Dice):
     """Siblings are drawn with one and the same noise."""
 
     def draft(self, state, slot, logprobs, best):
         return super().draft(state, jnp.zeros_like(slot), logprobs, best)
 
 
-class OneUniform(speculative.Dice):
+class OneUniform(Dice):
     """The number that settles where acceptance ends is the same in every round."""
 
     def accepted(self, state, stop):

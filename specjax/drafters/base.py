@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Shaped
 
 from specjax import sampling as smp
+from specjax.accept import AcceptanceRule
 from specjax.pytrees import pytree
 from specjax.rounds import Round
 from specjax.sampling import Sampling
@@ -277,6 +278,34 @@ def proposal(logits: Float[Array, "*batch V"], sampling: Sampling) -> Proposal:
     logprobs = said(sampling)
     belief = said(smp.sampling(1.0)) if sampling.greedy else logprobs
     return Proposal(~silent, logprobs, belief, smp.argmax(logits))
+
+
+def first_distribution(
+    drafter: Drafter,
+    sampling: Sampling,
+    tokens: Int[Array, "B T"],
+    length: Int[Array, " B"],
+    context: Context,
+    state: Any,
+) -> Float[Array, "B V"]:
+    """Log-probabilities of the token after the known ones."""
+    hidden, _ = drafter.begin(tokens, length, context, state)
+    return smp.standardize(drafter.logits(hidden), sampling)
+
+
+def chances_of(
+    rule: AcceptanceRule,
+    sampling: Sampling,
+    target_logprobs: Float[Array, "B K V"],
+    logits: Float[Array, "B K V"],
+    *,
+    certain: bool = False,
+) -> Float[Array, "B K"]:
+    """The chance that a token drawn from these logits is accepted: `judge` of `Drafter.learn`."""
+    logits = logits.astype(target_logprobs.dtype)
+    said = proposal(logits, sampling)
+    chance = rule.acceptance(target_logprobs, logits if certain else said.logprobs)
+    return jnp.where(said.speaks, chance, 0.0).astype(jnp.float32)
 
 
 def catch_up(

@@ -153,7 +153,7 @@ class Switch(Drafter):
 
         A drafter that nobody chose does not run. It is in a loop of zero turns or one: a
         conditional would copy the caches. The turn is always 0, but hidden from XLA, which would
-        otherwise compute before the loop what does not change in it (`speculative.verify`).
+        otherwise compute before the loop what does not change in it (`passes.narrowed`).
         """
         chosen, dtype, states = state.chosen, self._dtype, []
         found = jnp.zeros((len(chosen), self.vocab_size), dtype)

@@ -23,12 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling as smp
+from specjax.dice import dice_for
 from specjax.drafters.base import proposal
 from specjax.loop import Method
 from specjax.policies import Prices, constant
 from specjax.policies.prices import as_measured
 from specjax.sampling import Purpose
-from specjax.speculative import Contexts, Speculative, dice_for
+from specjax.speculative import Contexts, Speculative
 from specjax.state import State
 from specjax.trees.drafting import Allowed
 from specjax.trees.nodes import layout, lineage

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 
 from specjax import speculative
+from specjax.dice import dice_for
 from specjax.loop import Method
 from specjax.rounds import Round
-from specjax.speculative import Contexts, Speculative, dice_for
+from specjax.speculative import Contexts, Speculative
 from specjax.state import State, unfinished
 from specjax.trees.speculative import TreeSpeculative
 
@@ -31,13 +32,13 @@ def _draft(method, context, state):
 
 @jax.jit
 def _accept(method, state, drafts, scores):
-    return speculative.accept(method, state, drafts, scores, dice_for(method))
+    return speculative.accept(method, state, drafts, *scores, dice_for(method))
 
 
 @jax.jit
-def _learn(method, context, state, *seen):
-    state = speculative.observe(method, context, state, *seen)
-    return speculative.conclude(method, context, state, *seen)
+def _learn(method, context, state, drafts, verdict):
+    state = speculative.observe(method, context, state, drafts, verdict)
+    return speculative.conclude(method, context, state, drafts, verdict)
 
 
 @jax.jit
@@ -236,6 +237,6 @@ def _by_phases(method, context, state, timed) -> tuple[State, Round]:
     if not isinstance(method, Speculative):
         return timed("step", _step, method, context, state)
     drafts, state = timed("draft", _draft, method, context.drafter, state)
-    scores, state = timed("verify", _verify, method, context.target, state, drafts)
-    ending = timed("accept", _accept, method, state, drafts, scores)
-    return timed("learn", _learn, method, context.drafter, state, drafts, scores, ending)
+    *scores, state = timed("verify", _verify, method, context.target, state, drafts)
+    verdict = timed("accept", _accept, method, state, drafts, scores)
+    return timed("learn", _learn, method, context.drafter, state, drafts, verdict)

@@ -15,11 +15,12 @@ from jax import Array
 from jaxtyping import Int, Key, UInt32
 
 from specjax.autoregressive import Autoregressive
+from specjax.dice import Dice, dice_for
 from specjax.pytrees import pytree
 from specjax.replay.replay import first_rejections, path
 from specjax.replay.rollouts import Rollouts
 from specjax.sampling import row_keys
-from specjax.speculative import Dice, Speculative, dice_for
+from specjax.speculative import Speculative
 from specjax.state import State
 
 

@@ -30,13 +30,14 @@ from jaxtyping import Bool, Float, Int, Key
 from specjax import decoding, speculative
 from specjax import sampling as smp
 from specjax.accept import at_tokens, residual
+from specjax.dice import Dice
 from specjax.drafters.base import Drafter, block_at
 from specjax.measure.along import along, batches
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.sampling import Purpose, Sampling
-from specjax.speculative import Contexts, Dice, Speculative
+from specjax.speculative import Contexts, Speculative
 from specjax.state import State
 from specjax.support import files
 
@@ -179,8 +180,8 @@ def roll_out(
         behind = start.rounds + accepted >= emitted
         dice = Rejected(own, accepted, jnp.where(behind[:, None], -jnp.inf, distribution))
         drafts, after = speculative.draft(method, contexts.drafter, start, dice)
-        scores, after = speculative.verify(method, contexts.target, after, drafts)
-        distributions, noted = scores.logprobs[:, :gamma_max], after.policy
+        logprobs, _, after = speculative.verify(method, contexts.target, after, drafts)
+        distributions, noted = logprobs[:, :gamma_max], after.policy
         own_draft = at_tokens(drafts.logprobs[:, :1], own[:, :1])[:, 0]
         probs = jnp.exp(distributions)
         found = {

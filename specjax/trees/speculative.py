@@ -1,6 +1,6 @@
 """Speculative decoding with trees: a round drafts several continuations and keeps at most one.
 
-    draft → verify → accept → compact → commit → observe
+    draft → judge (verify, accept, compact) → conclude (commit, observe)
 
 The target scores the root, which is the last known token, and all drafted nodes in one call, in
 which a node sees its ancestors alone. The rule says at which node acceptance ends. The path to it
@@ -11,21 +11,22 @@ output's distribution is the target's.
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from specjax.accept import AcceptanceRule, resolve_rule
+from specjax import passes
+from specjax.accept import AcceptanceRule, given_noise, resolve_rule
+from specjax.dice import Dice, dice_for
 from specjax.drafters.base import Drafter
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Round
 from specjax.sampling import Sampling
-from specjax.speculative import Contexts, Dice, dice_for, narrowest, padded, start
-from specjax.state import State, commit, is_finite, left
+from specjax.speculative import Contexts, start
+from specjax.state import State, block, commit, is_finite, left
 from specjax.trees import drafting
 from specjax.trees.nodes import Nodes, layout, lineage, path_to, reach, taken
 from specjax.trees.rules import TreeRule, of_chain
@@ -90,49 +91,111 @@ def step(
 ) -> tuple[State, Round]:
     """One round for every live row: the loop's body."""
     dice = dice or dice_for(method)
+    drafted, state = draft(method, contexts.drafter, state, dice)
+    lines = lineage(drafted.nodes.parent, drafted.nodes.depth, method.gamma_max)
+    verdict, state = judge(method, contexts.target, state, drafted.nodes, lines, dice)
+    return conclude(method, contexts.drafter, state, drafted, lines, verdict)
+
+
+def draft(
+    method: TreeSpeculative, context: Context, state: State, dice: Dice
+) -> tuple[drafting.Drafted, State]:
+    """Draft a tree for each row, as far as its policy and its budget allow."""
     policy, allowed = begin(method, state)
-    nodes, levels, rest, finite = grow(method)(method, contexts.drafter, state, allowed, dice)
-    lines = lineage(nodes.parent, nodes.depth, method.gamma_max)
+    drafted = grow(method)(method, context, state, allowed, dice)
+    return drafted, state.replace(policy=policy, draft_finite=state.draft_finite & drafted.finite)
 
-    block = block_of(state, nodes)
+
+class Block(NamedTuple):
+    """What the target reads in a round."""
+
+    tokens: Int[Array, "B C"]  # the last known one and the nodes'
+    tree: Layout
+
+    def within(self, width: int) -> "Block":
+        """The part that a pass of `width` positions verifies."""
+        return Block(self.tokens[:, :width], self.tree.first(width))
+
+
+class TreeVerdict(NamedTuple):
+    """What the target makes of a tree; node 0 is the root."""
+
+    target_logprobs: Float[Array, "B C V"]  # after each node, before any noise is known
+    hidden: Float[Array, "B C E"]
+    stop: Float[Array, "B C"]  # P(acceptance ends at a node)
+    node: Int[Array, " B"]  # where it ended
+    path: Int[Array, "B D"]  # the way there, see `path_to`
+    accepted: Int[Array, " B"]  # nodes on it
+    next_probs: Float[Array, "B V"]
+    next_token: Int[Array, " B"]
+
+
+def judge(
+    method: TreeSpeculative,
+    context: Context,
+    state: State,
+    nodes: Nodes,
+    lines: Int[Array, "R C D1"],
+    dice: Dice,
+) -> tuple[TreeVerdict, State]:
+    """Verify all nodes in one call, accept, and copy the accepted path together in the cache."""
     tree = layout(lines, nodes.depth)
-    run = partial(score, method, contexts.target, state, block, tree)
-    (logprobs, hidden), cache = narrowest(
-        method.widths, block.shape[1], last_of(nodes) + 1, run, state.cache
-    )
-
-    given = jax.vmap(method.rule.given_noise, in_axes=(1, None, 1), out_axes=1)
-    place = jnp.broadcast_to(state.length[:, None] + nodes.depth, block.shape)
-    probs = jnp.exp(given(logprobs, state.keys, place))
-    endings = method.tree_rule.endings(probs, nodes, lines)
+    tokens = block(state, nodes.tokens)
+    scored = partial(verify, method, context)
+    known = state.replace(drafter=()), Block(tokens, tree)
+    (logprobs, hidden), after = passes.narrowed(method, last_of(nodes) + 1, scored, *known)
+    depth = jnp.broadcast_to(nodes.depth, tokens.shape)
+    noisy = given_noise(method.rule, logprobs, state.keys, state.length[:, None] + depth)
+    endings = method.tree_rule.endings(jnp.exp(noisy), nodes, lines)
     node = dice.accepted(state, endings.stop)
     next_probs = jnp.take_along_axis(endings.next_probs, node[:, None, None], axis=1)[:, 0]
-    token = dice.next(state, next_probs)
-
-    root = state.length - 1
-    path = path_to(lines, node)
-    depth = jnp.broadcast_to(nodes.depth, block.shape)
-    accepted = jnp.take_along_axis(depth, node[:, None], axis=1)[:, 0]
-    drafted = taken(block, path)
-    below = jnp.broadcast_to(nodes.parent, block.shape)[:, 1:] == node[:, None]
-    tested = accepted + jnp.any(below & nodes.submitted, axis=1).astype(jnp.int32)
-    sound = is_finite(logprobs, ~state.done)
-    before = state.replace(
-        cache=method.target.compact(cache, root, path),
-        drafter=method.drafter.join(drafting.state_at(levels, path, accepted), rest),
-        policy=policy,
-        target_finite=state.target_finite & sound,
-        draft_finite=state.draft_finite & finite,
+    verdict = TreeVerdict(
+        target_logprobs=logprobs,
+        hidden=hidden,
+        stop=endings.stop,
+        node=node,
+        path=path_to(lines, node),
+        accepted=jnp.take_along_axis(depth, node[:, None], axis=1)[:, 0],
+        next_probs=next_probs,
+        next_token=dice.next(state, next_probs),
     )
+    cache = method.target.compact(after.cache, state.length - 1, verdict.path)
+    return verdict, state.replace(cache=cache, target_finite=after.target_finite)
+
+
+def verify(
+    method: TreeSpeculative, context: Context, state: State, read: Block
+) -> tuple[tuple[Float[Array, "B C V"], Float[Array, "B C E"]], State]:
+    """Run the target at the root and at each node: log-probabilities, and hidden states."""
+    place = state.length - 1, context, state.cache
+    hidden, cache = method.target(read.tokens, *place, layout=read.tree)
+    logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
+    finite = state.target_finite & is_finite(logprobs, ~state.done)
+    return (logprobs, hidden), state.replace(cache=cache, target_finite=finite)
+
+
+def conclude(
+    method: TreeSpeculative,
+    context: Context,
+    state: State,
+    drafted: drafting.Drafted,
+    lines: Int[Array, "R C D1"],
+    verdict: TreeVerdict,
+) -> tuple[State, Round]:
+    """Commit the accepted path; drafter and policy observe what happened."""
+    nodes, path, accepted = drafted.nodes, verdict.path, verdict.accepted
+    tokens = block(state, nodes.tokens)
+    below = jnp.broadcast_to(nodes.parent, tokens.shape)[:, 1:] == verdict.node[:, None]
+    tested = accepted + jnp.any(below & nodes.submitted, axis=1).astype(jnp.int32)
     count = jnp.sum(nodes.submitted, axis=1, dtype=jnp.int32)
     deepest = jnp.max(jnp.where(nodes.submitted, nodes.depth[:, 1:], 0), axis=1)
-    size = count, deepest
-    after = commit(before, drafted, tested, accepted, token, method.eos_ids, submitted=size)
+    gained = taken(tokens, path), tested, accepted, verdict.next_token
+    after = commit(state, *gained, method.eos_ids, submitted=(count, deepest))
     seen = jnp.pad(path, ((0, 0), (1, 0)))  # the root, and the way to the last accepted node
-    hidden = taken(hidden, seen)
+    hidden = taken(verdict.hidden, seen)
     slot = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
-    reached = reach(endings.stop, lines)
-    ratio = taken(_chance_below(endings.stop, reached), seen[:, :-1])
+    reached = reach(verdict.stop, lines)
+    ratio = taken(_chance_below(verdict.stop, reached), seen[:, :-1])
     round_ = Round(
         active=~state.done,
         drafted=deepest,
@@ -143,40 +206,21 @@ def step(
         confidence=taken(_belief_below(nodes), seen[:, :-1]),
         submitted=slot < tested[:, None],
         left=left(after),
-        target_logprobs=logprobs,
+        target_logprobs=verdict.target_logprobs,
         hidden=hidden,
-        stop=endings.stop,
-        next_probs=next_probs,
-        next_token=token,
+        stop=verdict.stop,
+        next_probs=verdict.next_probs,
+        next_token=verdict.next_token,
         nodes=nodes,
-        node=node,
+        node=verdict.node,
         reach=reached,
     )
-    read = taken(block, seen), root, hidden, accepted + 1
-    after = after.replace(
-        drafter=method.drafter.observe(*read, contexts.drafter, after.drafter),
+    drafter = method.drafter.join(drafting.state_at(drafted.levels, path, accepted), drafted.rest)
+    read = taken(tokens, seen), state.length - 1, hidden, accepted + 1
+    return after.replace(
+        drafter=method.drafter.observe(*read, context, drafter),
         policy=method.policy.update(after.policy, round_),
-    )
-    return after, round_
-
-
-def score(
-    method: TreeSpeculative,
-    context: Context,
-    state: State,
-    block: Int[Array, "B C"],
-    tree: Layout,
-    width: int,
-    turn: Array | int,
-    cache: Any,
-) -> tuple[tuple[Float[Array, "B C V"], Float[Array, "B C E"]], Any]:
-    """What the target says of the first nodes of the block, 0 for the others; see `narrowest`."""
-    tokens = block[:, :width].at[:, 0].add(turn)
-    seen = method.target(tokens, state.length - 1 + turn, context, cache, layout=tree.first(width))
-    hidden, cache = seen
-    logprobs = method.rule.target_distribution(method.target.logits(hidden), method.sampling)
-    more = block.shape[1] - width
-    return (padded(logprobs, more), padded(hidden, more)), cache
+    ), round_
 
 
 def begin(method: TreeSpeculative, state: State) -> tuple[Any, drafting.Allowed]:
@@ -221,9 +265,3 @@ def _belief_below(nodes: Nodes) -> Float[Array, "B C"]:
 def grow(method: TreeSpeculative) -> Callable[..., drafting.Drafted]:
     """What drafts the method's shape."""
     return drafting.best_first if method.dynamic else drafting.fixed
-
-
-def block_of(state: State, nodes: Nodes) -> Int[Array, "B C"]:
-    """What the target reads in a round: the last known token and the drafted ones."""
-    last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
-    return jnp.concatenate([last, nodes.tokens], axis=1)

@@ -1,0 +1,105 @@
+"""How often the models run, for the sake of XLA and the hardware. Nothing here changes a token.
+
+A round would be right without this module: it would call the drafter γ_max times and verify
+γ_max + 1 positions, whatever the rows need. Here calls that no row needs are left out.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Int
+
+from specjax import devices
+from specjax.policies import Policy
+from specjax.state import State
+
+T = TypeVar("T")
+
+
+def runs(policy: Policy, needed: Bool[Array, ""], always: Bool[Array, ""] | bool) -> Array:
+    """Whether the drafter is called: `always` on accelerators with a fixed policy, else `needed`.
+
+    An accelerator's host would have to read `needed` back from the device before each call
+    (docs/design.md, contract 11). A fixed policy drafts γ_max tokens anyway.
+    """
+    if not policy.fixed:
+        return needed
+    return devices.by_platform(
+        needed,
+        jnp.asarray(always),
+        cpu=lambda needed, _: needed,
+        accelerator=lambda _, always: always,
+    )
+
+
+def unless_idle(
+    policy: Policy, needed: Bool[Array, ""], propose: Callable[[T], T], nothing: T
+) -> T:
+    """propose(nothing); `nothing` itself where no row drafts. `Drafter.begin` catches up later."""
+    # Nothing else may go through the conditional: with one result more, XLA copies the caches.
+    return jax.lax.cond(runs(policy, needed, True), propose, lambda nothing: nothing, nothing)
+
+
+def narrowed(
+    method: Any,
+    needed: Int[Array, ""],
+    judge: Callable[[State, Any], tuple[T, State]],
+    state: State,
+    drafts: Any,
+) -> tuple[T, State]:
+    """judge(state, drafts) at the narrowest pass that holds all positions needed.
+
+    Entries beyond its width are 0 and cost nothing. A narrower pass leaves stale slots in the
+    caches; they lie beyond every query, as after a rejection.
+
+    Args:
+      method: its `widths` and `slots` are those of the passes that are compiled.
+      needed: positions, from the first, that some row reads.
+      judge: one pass of the target, and what follows from it. It may change `cache`, `drafter` and
+        `target_finite` of the state.
+      drafts: `drafts.within(width)` is what a pass of this width verifies.
+    """
+    full = method.slots
+    each = [*sorted({width for width in method.widths if width < full}), full]
+    if len(each) == 1:
+        return judge(state, drafts)
+
+    def run(width, turn, carried):
+        # `turn` is always 0. Whatever is read depends on it; otherwise XLA hoists the work of every
+        # width out of its loop.
+        cache, drafter = carried
+        length, rounds = state.length + turn, state.rounds + turn
+        now = state.replace(length=length, rounds=rounds, cache=cache, drafter=drafter)
+        found, after = judge(now, _plus(turn, drafts.within(width)))
+        return (found, after.target_finite), (after.cache, after.drafter)
+
+    # A loop of zero or one turns for each width: `lax.switch` would copy the caches.
+    carried = state.cache, state.drafter
+    shapes = jax.eval_shape(partial(run, full, 0), carried)[0]
+    carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), carried
+    for narrower, width in zip([0, *each[:-1]], each, strict=True):
+        fits = (narrower < needed) & (needed <= width)
+
+        def once(turn, carry, width=width):
+            found, carried = run(width, turn, carry[1])
+            return jax.tree.map(_padded, found, shapes), carried
+
+        carry = jax.lax.fori_loop(0, fits.astype(jnp.int32), once, carry)
+    (found, finite), (cache, drafter) = carry
+    return found, state.replace(cache=cache, drafter=drafter, target_finite=finite)
+
+
+def _plus(turn: Array | int, block: Any) -> Any:
+    """The block with `turn` added to its integers."""
+    return jax.tree.map(lambda x: x + turn if jnp.issubdtype(x.dtype, jnp.integer) else x, block)
+
+
+def _padded(x: Array, like: jax.ShapeDtypeStruct) -> Array:
+    """Zeros behind each axis that is shorter than that of `like`."""
+    if x.shape == like.shape:
+        return x
+    return jnp.pad(x, [(0, long - short) for short, long in zip(x.shape, like.shape, strict=True)])
