@@ -44,6 +44,7 @@ def generate(
     tree: Shape | str | None = None,
     rounds: bool = False,
     carry: bool = False,
+    check_tokens: bool = True,
 ) -> Result:
     """Decode texts speculatively, or autoregressively where `draft` is None.
 
@@ -88,6 +89,8 @@ def generate(
       carry: begin each batch with what the policy, and a switch among drafters, learned in the one
         before. A row's distribution stays as it is. At temperatures above 0 its tokens then depend
         on the inputs before it, and on how batches were cut.
+      check_tokens: refuse a draft whose tokens are not the target's. False takes it: its output is
+        as exact, and drafted tokens are lost where the two differ. `specjax doctor` counts them.
 
     Raises:
       ValueError: a number out of range, target and draft with different vocabularies, a policy

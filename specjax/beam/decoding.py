@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specjax.batching import bucket
 from specjax.beam import search as beam
 from specjax.beam.search import Hypothesis, Stats, n_best
-from specjax.decoding import aligned, check_finite, check_room, pack_for, tokenize
+from specjax.decoding import check_finite, check_room, pack_for, tokenize
 from specjax.models.compatibility import check_pair
 from specjax.models.hub import Checkpoint
 from specjax.types import Text
@@ -45,6 +45,7 @@ def beam_search(
     length_penalty: float = 0.0,
     batch_size: int = 8,
     max_source_len: int | None = None,
+    check_tokens: bool = True,
 ) -> list[BeamRow]:
     """The best hypotheses of each text, in order; the same with a draft and without.
 
@@ -59,6 +60,7 @@ def beam_search(
       length_penalty: ≥ 0; 0 compares hypotheses by log-probability, 1 by its mean over tokens.
       batch_size: inputs searched at once.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
+      check_tokens: False takes a draft whose tokens are not the target's: see `specjax.generate`.
 
     Raises:
       ValueError: a number out of range, or target and draft with different vocabularies.
@@ -73,10 +75,11 @@ def beam_search(
     if draft is None:
         method = partial(beam.search, target.model, width=width)
     else:
-        check_pair(target, draft)
+        check_pair(target, draft, check_tokens=check_tokens)
         method = partial(
             beam.speculative,
-            *aligned(target, draft),
+            target.model,
+            draft.model,
             width=width,
             draft_width=2 * width if draft_width is None else draft_width,
             gamma=gamma,

@@ -26,7 +26,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from specjax.drafters.base import started
+from specjax.drafters.base import readable, resized, started
 from specjax.pytrees import pytree
 from specjax.sampling import sampling, standardize
 from specjax.types import Cache, Context, Inputs, Model
@@ -146,6 +146,7 @@ def speculative(
     """Speculative beam search: the hypotheses of `search`, in the same order.
 
     Args:
+      draft: proposes among the target's ids; those that it lacks it never drafts.
       draft_width: u ≥ w, beams of the draft.
       gamma: γ ≥ 1, drafted steps a round.
       buffer_len: T ≥ prompt + budget + γ + 1.
@@ -153,7 +154,7 @@ def speculative(
 
     Raises:
       ValueError: width < 1 or above the vocabulary; draft_width below width or above
-        width · vocabulary; gamma < 1; vocabularies of different size.
+        width · vocabulary; gamma < 1.
     """
     if gamma < 1:
         raise ValueError(f"gamma={gamma} must be ≥ 1; `search` is beam search without a draft.")
@@ -161,11 +162,6 @@ def speculative(
         raise ValueError(
             f"draft_width={draft_width} must be ≥ width={width}, since all beams of the target "
             "have to be among the draft's, and ≤ width · vocabulary, the candidates of a step."
-        )
-    if target.vocab_size != draft.vocab_size:
-        raise ValueError(
-            f"Target and draft must share a vocabulary, but have {target.vocab_size} and "
-            f"{draft.vocab_size} ids."
         )
     penalty = jnp.asarray(length_penalty)
     method = Beam(target, draft, eos_ids, penalty, width, draft_width, gamma, nested)
@@ -197,13 +193,15 @@ def _start(method: Beam, buffer_len: int, inputs: Inputs, budget: Array) -> tupl
     draft_cache: Cache = ()
     same = jnp.zeros((width,), jnp.int32)
     if method.draft is not None:
-        draft_context, draft_cache = started(method.draft, one, buffer_len)
+        source, prompt = _readable(method, one.source), _readable(method, one.prompt)
+        own = one._replace(source=source, prompt=prompt)
+        draft_context, draft_cache = started(method.draft, own, buffer_len)
         draft_cache = take(draft_cache, same)
     row = jnp.zeros((buffer_len,), jnp.int32).at[: inputs.prompt.shape[0]].set(inputs.prompt)
     tokens = jnp.broadcast_to(row, (width, buffer_len))
     first = jax.eval_shape(
         lambda: _distribution(
-            method.target, method.target(row[None, :1], same[:1], context, cache)[0]
+            method, method.target, method.target(row[None, :1], same[:1], context, cache)[0]
         )
     )
     none = jnp.full((width,), -jnp.inf, first.dtype)
@@ -255,10 +253,11 @@ def draft(
     """
     model, gamma, width = cast(Model, method.draft), method.gamma, method.width
     first = jnp.maximum(beams.length - (gamma + 1), 0)
-    known = jax.lax.dynamic_slice_in_dim(beams.tokens, first, gamma + 1, axis=1)
-    hidden, cache = model(known, jnp.broadcast_to(first, (width,)), context, cache)
+    newest = jax.lax.dynamic_slice_in_dim(beams.tokens, first, gamma + 1, axis=1)
+    start = jnp.broadcast_to(first, (width,))
+    hidden, cache = model(_readable(method, newest), start, context, cache)
     last = jnp.take(hidden, beams.length - 1 - first, axis=1)
-    logprobs = _distribution(model, last)
+    logprobs = _distribution(method, model, last)
     finite = _finite(logprobs, beams.scores)
     scores, parent, token = spread(method, beams.scores, logprobs)
     path = jnp.zeros((method.draft_width, gamma), jnp.int32).at[:, 0].set(token)
@@ -268,7 +267,7 @@ def draft(
         newest = jnp.take(path, depth - 1, axis=1)[:, None]
         start = jnp.full_like(root, beams.length + depth - 1)
         hidden, cache = model(newest, start, context, cache)
-        logprobs = _distribution(model, hidden[:, 0])
+        logprobs = _distribution(method, model, hidden[:, 0])
         finite &= _finite(logprobs, scores)
         scores, parent, token = spread(method, scores, logprobs)
         root, path = root[parent], path[parent].at[:, depth].set(token)
@@ -332,7 +331,7 @@ def verify(
     row = np.arange(count)
     level = np.where(row < method.width, 0, 1 + (row - method.width) // method.draft_width)
     own = jnp.take_along_axis(hidden, jnp.asarray(level)[:, None, None], axis=1)[:, 0]
-    return _distribution(method.target, own), cache
+    return _distribution(method, method.target, own), cache
 
 
 def walk(
@@ -443,8 +442,17 @@ def take(cache: Cache, rows: Int[Array, " M"]) -> Cache:
     return jax.tree.map(lambda x: x[rows], cache)
 
 
-def _distribution(model: Model, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
-    return standardize(model.logits(hidden), sampling(1.0))
+def _distribution(
+    method: Beam, model: Model, hidden: Float[Array, "*batch E"]
+) -> Float[Array, "*batch V"]:
+    """Of either model, over the target's ids."""
+    return standardize(resized(model.logits(hidden), method.target.vocab_size), sampling(1.0))
+
+
+def _readable(method: Beam, ids: Int[Array, "..."]) -> Int[Array, "..."]:
+    """Ids of the target as the draft can read them."""
+    size = cast(Model, method.draft).vocab_size
+    return readable(ids, size) if size < method.target.vocab_size else ids
 
 
 def _finite(logprobs: Float[Array, "M V"], scores: Float[Array, " M"]) -> Bool[Array, ""]:

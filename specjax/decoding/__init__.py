@@ -12,7 +12,6 @@ What is listed here is imported from here; all else, from its module.
 """
 
 from specjax.decoding.methods import (
-    aligned,
     branching,
     build,
     check_carry,
@@ -42,7 +41,6 @@ __all__ = [
     "Programs",
     "Request",
     "Running",
-    "aligned",
     "as_they_end",
     "at_once",
     "branching",

@@ -11,10 +11,10 @@ from specjax.accept import AcceptanceRule, TokenRule
 from specjax.accept import load as load_rule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import attached
-from specjax.drafters.base import Drafter, ModelDrafter
+from specjax.drafters.base import Drafter, ModelDrafter, over
 from specjax.loop import Method
 from specjax.models import sharding
-from specjax.models.compatibility import check_pair
+from specjax.models.compatibility import check_ids, check_pair
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
@@ -40,12 +40,14 @@ def build(
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
     tree: Shape | str | None = None,
+    check_tokens: bool = True,
 ) -> Method:
     """`plain` where `draft` is None; else `speculative`, or `branching` if the tree is no chain."""
     if draft is None:
         return plain(target, sampling, rule)
     shape = trees.load(tree)
     options: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
+    options["check_tokens"] = check_tokens
     if not isinstance(shape, Chain):
         return branching(target, draft, shape, sampling=sampling, **options)
     return speculative(target, draft, gamma=gamma, sampling=sampling, **options)
@@ -68,13 +70,14 @@ def speculative(
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
+    check_tokens: bool = True,
 ) -> Speculative:
     """Speculative decoding, as the jitted functions take it. Checks that the pair fits.
 
     Raises: as `generate`.
     """
     fixed = constant(gamma)  # checks gamma, which bounds any policy
-    target_model, drafter = pair(target, draft)
+    target_model, drafter = pair(target, draft, check_tokens=check_tokens)
     made = Speculative(
         target=target_model,
         drafter=drafter,
@@ -99,12 +102,13 @@ def branching(
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
+    check_tokens: bool = True,
 ) -> TreeSpeculative:
     """Speculative decoding with trees. Checks that the pair fits, and that both can branch.
 
     Raises: as `generate`.
     """
-    target_model, drafter = pair(target, draft)
+    target_model, drafter = pair(target, draft, check_tokens=check_tokens)
     if not getattr(target_model, "branches", False):
         raise ValueError(
             f"{target.name} cannot score a tree: its model takes no `layout` "
@@ -138,35 +142,30 @@ def _widths(said: Sequence[int]) -> tuple[int, ...]:
     return tuple(whole("widths", width, "[1, ∞)") for width in said)
 
 
-def pair(target: Checkpoint, draft: Checkpoint | Drafter | str) -> tuple[Any, Drafter]:
-    """The target as the drafter sees it, and the drafter; ValueError if they do not fit.
+def pair(
+    target: Checkpoint, draft: Checkpoint | Drafter | str, *, check_tokens: bool = True
+) -> tuple[Any, Drafter]:
+    """The target as the drafter sees it, and the drafter over the target's ids.
 
     A drafter that is not on its target's mesh is replicated there.
+
+    Args:
+      check_tokens: as of `generate`.
+
+    Raises:
+      ValueError: they do not fit.
     """
     if isinstance(draft, str):
         draft = drafters.load(draft, target)
     if isinstance(draft, Checkpoint):
-        check_pair(target, draft)
-        target_model, draft_model = aligned(target, draft)
-        return target_model, _beside(target, ModelDrafter(draft_model))
-    attached.check_target(draft, target)
-    target_model, drafter = draft.sees(target.model), _beside(target, draft)
-    if drafter.vocab_size != target_model.vocab_size:
-        raise ValueError(
-            f"The drafter's {drafter.vocab_size} ids are not the target's "
-            f"{target_model.vocab_size}: both must have distributions over the same ids."
-        )
-    return target_model, drafter
-
-
-def aligned(target: Checkpoint, draft: Checkpoint):
-    """Both models cut to the ids that both have: two checkpoints may pad one vocabulary apart."""
-    models = target.model, draft.model
-    size = min(model.vocab_size for model in models)
-    return tuple(
-        model if model.vocab_size == size else dataclasses.replace(model, vocab_size=size)
-        for model in models
-    )
+        check_pair(target, draft, check_tokens=check_tokens)
+        draft = ModelDrafter(draft.model)
+    else:
+        attached.check_target(draft, target)
+        name, size = drafters.name_of(draft), draft.vocab_size
+        check_ids(name, size, target, check_tokens=check_tokens)
+    drafter = over(draft, target.model.vocab_size)
+    return drafter.sees(target.model), _beside(target, drafter)
 
 
 def _beside(target: Checkpoint, drafter: D) -> D:

@@ -1,5 +1,6 @@
 """Drafters: where proposals come from. A model drafts by decoding autoregressively itself."""
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -226,6 +227,93 @@ class ModelDrafter(ByModel):
     """A small model as drafter."""
 
     model: Model
+
+
+@pytree
+class Resized(Drafter):
+    """A drafter over the ids of a target that has more or fewer of them. Made by `over`.
+
+    Ids that the drafter lacks are never drafted; where the text has one, the drafter reads its own
+    last id in that place. Ids that the target lacks are cut off.
+    """
+
+    inner: Drafter
+    vocab_size: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def branches(self) -> bool:  # type: ignore[override]
+        return self.inner.branches
+
+    @property
+    def free(self) -> bool:  # type: ignore[override]
+        return self.inner.free
+
+    @property
+    def guesses(self) -> bool:  # type: ignore[override]
+        return self.inner.guesses
+
+    @property
+    def carries(self) -> bool:  # type: ignore[override]
+        return self.inner.carries
+
+    def start(self, inputs, buffer_len):
+        known = self._read(inputs.source), self._read(inputs.prompt)
+        return self.inner.start(inputs._replace(source=known[0], prompt=known[1]), buffer_len)
+
+    def sees(self, target):
+        return self.inner.sees(target)
+
+    def observe(self, tokens, start, hidden, count, context, state):
+        return self.inner.observe(self._read(tokens), start, hidden, count, context, state)
+
+    def learn(self, tokens, length, round_, judge, context, state):
+        def judged(logits, **options):
+            return judge(resized(logits, self.vocab_size), **options)
+
+        return self.inner.learn(self._read(tokens), length, round_, judged, context, state)
+
+    def fork(self, state):
+        return self.inner.fork(state)
+
+    def join(self, state, rest):
+        return self.inner.join(state, rest)
+
+    def lessons(self, state):
+        return self.inner.lessons(state)
+
+    def inherit(self, state, lessons, rows):
+        return self.inner.inherit(state, lessons, rows)
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        return self.inner.begin(self._read(tokens), length, context, state, lags=lags)
+
+    def extend(self, token, position, context, state):
+        return self.inner.extend(self._read(token), position, context, state)
+
+    def logits(self, hidden):
+        return resized(self.inner.logits(hidden), self.vocab_size)
+
+    def _read(self, ids: Int[Array, "..."]) -> Int[Array, "..."]:
+        return readable(ids, self.inner.vocab_size)
+
+
+def over(drafter: Drafter, vocab_size: int) -> Drafter:
+    """The drafter with logits over `vocab_size` ids; as it is where it has as many."""
+    return drafter if drafter.vocab_size == vocab_size else Resized(drafter, vocab_size)
+
+
+def resized(logits: Float[Array, "*batch W"], vocab_size: int) -> Float[Array, "*batch V"]:
+    """Logits over the first `vocab_size` ids: −inf for those that are missing."""
+    room = vocab_size - logits.shape[-1]
+    if room <= 0:
+        return logits[..., :vocab_size]
+    padding = [(0, 0)] * (logits.ndim - 1) + [(0, room)]
+    return jnp.pad(logits, padding, constant_values=-jnp.inf)
+
+
+def readable(ids: Int[Array, "..."], vocab_size: int) -> Int[Array, "..."]:
+    """Ids as a model of `vocab_size` ids can read them: those past its last become the last."""
+    return jnp.minimum(ids, vocab_size - 1)
 
 
 def prefill(

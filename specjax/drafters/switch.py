@@ -22,9 +22,9 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 from specjax.drafters import attached, choices, loading
-from specjax.drafters.base import Drafter, ModelDrafter, is_silent
+from specjax.drafters.base import Drafter, ModelDrafter, is_silent, over
 from specjax.drafters.choices import Choice, Evidence
-from specjax.models.compatibility import check_pair
+from specjax.models.compatibility import check_ids, check_pair
 from specjax.models.hub import Checkpoint
 from specjax.pytrees import pytree
 from specjax.rounds import Round, where_active
@@ -163,18 +163,13 @@ class Switch(Drafter):
 
             def run(turn, carry, drafter=drafter, context=context, mine=mine):
                 hidden, after = call(drafter, turn, context, carry[1])
-                logits = self._wide(drafter.logits(hidden)).astype(dtype)
+                logits = drafter.logits(hidden).astype(dtype)
                 return jnp.where(mine[:, None], logits, carry[0]), after
 
             turns = jnp.any(mine & state.live).astype(jnp.int32)
             found, after = jax.lax.fori_loop(0, turns, run, (found, before))
             states.append(after)
         return found, state._replace(states=tuple(states))
-
-    def _wide(self, logits: Float[Array, "B W"]) -> Float[Array, "B V"]:
-        """Ids that a draft does not have are never drafted."""
-        room = self.vocab_size - logits.shape[1]
-        return jnp.pad(logits, ((0, 0), (0, room)), constant_values=-jnp.inf)
 
     @property
     def _dtype(self) -> Any:
@@ -221,6 +216,7 @@ def switch(
     target: Checkpoint,
     choice: str | Choice = "recent",
     load: Callable[[str], Checkpoint | Drafter] | None = None,
+    check_tokens: bool = True,
 ) -> Switch:
     """A drafter made of several.
 
@@ -231,6 +227,7 @@ def switch(
       choice: `choices.Choice`, or its name: "fixed", "recent" or "bandit", with settings such as
         "recent(costs=(0.0, 0.1))".
       load: what gives a drafter for its name; default: `loading.load` with this target.
+      check_tokens: False takes drafters whose tokens are not the target's, as `generate` does.
 
     Raises:
       ValueError: fewer than two drafters, one that does not fit the target, or two that read more
@@ -243,18 +240,12 @@ def switch(
     for one in drafters:
         loaded = (load or _loader(target))(one) if isinstance(one, str) else one
         if isinstance(loaded, Checkpoint):
-            check_pair(target, loaded)
-            model = loaded.model
-            if model.vocab_size > size:
-                model = dataclasses.replace(model, vocab_size=size)
-            loaded = Latecomer(model)
-        attached.check_target(loaded, target)
-        if loaded.vocab_size > size:
-            raise ValueError(
-                f"{loading.name_of(one)} drafts {loaded.vocab_size} ids, and {target.name} has "
-                f"{size}."
-            )
-        made.append(loaded)
+            check_pair(target, loaded, check_tokens=check_tokens)
+            loaded = Latecomer(loaded.model)
+        else:
+            attached.check_target(loaded, target)
+            check_ids(loading.name_of(one), loaded.vocab_size, target, check_tokens=check_tokens)
+        made.append(over(loaded, size))
     more = [drafter.sees(target.model) is not target.model for drafter in made]
     if sum(more) > 1:
         raise ValueError(

@@ -102,6 +102,7 @@ def measure_alpha(
     batch_size: int = 8,
     max_source_len: int | None = None,
     rule: AcceptanceRule | None = None,
+    check_tokens: bool = True,
 ) -> Alpha:
     """α in the paper's sense: E[Σ min(target, draft)] over prefixes that the target generated.
 
@@ -133,6 +134,7 @@ def measure_alpha(
         batch_size=batch_size,
         max_source_len=max_source_len,
         rule=rule,
+        check_tokens=check_tokens,
     )
 
 
@@ -146,6 +148,7 @@ def alpha_of_outputs(
     batch_size: int = 8,
     max_source_len: int | None = None,
     rule: AcceptanceRule | None = None,
+    check_tokens: bool = True,
 ) -> Alpha:
     """α over outputs that the target generated before, one for each text.
 
@@ -153,7 +156,8 @@ def alpha_of_outputs(
       ValueError: nothing to measure, or a rule that decides in its own way with the `acceptance` of
         another.
     """
-    method = decoding.speculative(target, draft, gamma=1, sampling=sampling, rule=rule)
+    how: dict[str, Any] = {"sampling": sampling, "rule": rule, "check_tokens": check_tokens}
+    method = decoding.speculative(target, draft, gamma=1, **how)
     if not accept.own_acceptance(method.rule, sampling):
         raise ValueError(
             f"{accept.label(method.rule)} decides about tokens in its own way and inherits "

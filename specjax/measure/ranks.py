@@ -82,6 +82,7 @@ def acceptance_by_rank(
     drawn: bool = False,
     batch_size: int = 8,
     max_source_len: int | None = None,
+    check_tokens: bool = True,
 ) -> Float[np.ndarray, " R"]:
     """The chance that a node's r-th child is accepted, and no earlier one, r = 1 … 10; means over
     prefixes of the target's outputs.
@@ -93,7 +94,9 @@ def acceptance_by_rank(
 
     Raises: as `metrics.alpha_of_outputs`.
     """
-    method = decoding.speculative(target, draft, gamma=1, sampling=sampling)
+    method = decoding.speculative(
+        target, draft, gamma=1, sampling=sampling, check_tokens=check_tokens
+    )
     ranks = min(RANKS, method.target.vocab_size)
     visit = partial(by_rank, ranks=ranks, drawn=drawn)
     found = by_prefix(visit, method, target, texts, outputs, batch_size, max_source_len)

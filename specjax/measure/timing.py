@@ -273,6 +273,7 @@ def measure_speedup(
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
     tree: Shape | str | None = None,
+    check_tokens: bool = True,
     repeats: int = 3,
 ) -> Comparison:
     """What speculation brings over plain decoding on these texts, measured and predicted.
@@ -287,6 +288,7 @@ def measure_speedup(
     whole("repeats", repeats, "[1, ∞)")
     chosen = sampling(temperature, top_k, top_p, filters)
     how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths, "tree": tree}
+    how["check_tokens"] = check_tokens
     method = decoding.build(target, draft, gamma=gamma, sampling=chosen, **how)
     assert isinstance(method, Speculative | TreeSpeculative)
     decoding.check_texts(texts)

@@ -1,28 +1,39 @@
 """Whether a draft may propose for a target: the same ids, for the same text.
 
 Whatever a draft proposes, the output's distribution is the target's, as long as both give a
-distribution over the same ids. So a wrong draft shows in nothing but the speed: it reads the
-target's ids as other text, or text cut as it was never trained on, and is hardly ever right.
-Therefore it is refused first.
+distribution over the target's ids (`drafters.base.over`). So a wrong draft shows in nothing but the
+speed: it reads the target's ids as other text, and is hardly ever right. Therefore it is refused
+unless the user insists (`check_tokens=False`).
 """
 
+import dataclasses
 import functools
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from specjax.models.hub import Checkpoint, start_field
 
-ANOTHER = "Speculation needs a draft with the target's tokenizer: choose or train another draft."
+INSIST = (
+    "Or give check_tokens=False: outputs keep the target's distribution, and drafted tokens are "
+    "lost where the two differ."
+)
+ANOTHER = (
+    "Speculation needs a draft with the target's tokenizer: choose or train another draft. "
+    f"{INSIST}"
+)
 SAME_FILES = (
     "If both models were trained with one tokenizer, copy tokenizer.json and tokenizer_config.json "
-    "from the target's directory to the draft's; otherwise choose or train another draft."
+    "from the target's directory to the draft's; otherwise choose or train another draft. "
+    f"{INSIST}"
 )
+INSISTED = "A draft with the target's tokenizer is right more often."
+INPUT = "input"  # the check that nobody can insist on: such a draft cannot run
 MAX_PADDING = 256  # rows that an embedding may have beyond its tokenizer's ids (T5: 28)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-ROLES = ("bos_token", "unk_token", "sep_token", "cls_token", "mask_token")
+BOS = "bos_token"
+ROLES = ("unk_token", "sep_token", "cls_token", "mask_token", BOS)
 # What tokenizers treat differently. Each difference should show in one kind and in few others: so
 # only the kinds that are about them have capitals, accents or spaces in a row.
 HARD_TEXTS: dict[str, tuple[str, ...]] = {
@@ -41,7 +52,7 @@ HARD_TEXTS: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Check:
     """One comparison of a target with a draft, in words for reports and errors."""
 
@@ -55,7 +66,7 @@ class Check:
     """Of what, where they differ: a token, a text or a field of config.json."""
     way_out: str = ANOTHER
     required: bool = True
-    """False: no loop reads it, or it matters for some inputs only; a pair is not refused for it."""
+    """False: it hardly costs speed, or for some inputs only; a pair is not refused for it."""
 
     def __str__(self) -> str:
         of = f" of {self.subject}" if self.subject else ""
@@ -65,13 +76,20 @@ class Check:
 IDENTICAL = Check("tokenizer", True, "identical", "identical")
 
 
-def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
+def check_pair(target: Checkpoint, draft: Checkpoint, *, check_tokens: bool = True) -> None:
     """Refuse a draft that fails a required check of `compare`.
+
+    Args:
+      check_tokens: False refuses only a draft that cannot read what the target reads.
 
     Raises:
       ValueError: names the first checks that failed, both values, and the way out.
     """
-    failed = [check for check in compare(target, draft) if check.required and not check.passed]
+    failed = [
+        check
+        for check in compare(target, draft, tokens=check_tokens)
+        if check.required and not check.passed
+    ]
     if failed:
         more = f"; {len(failed) - 2} more checks failed" if len(failed) > 2 else ""
         raise ValueError(
@@ -80,29 +98,45 @@ def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
         )
 
 
-def compare(target: Checkpoint, draft: Checkpoint) -> list[Check]:
+def check_ids(name: str, size: int, target: Checkpoint, *, check_tokens: bool = True) -> None:
+    """ValueError for a drafter without a tokenizer that has more ids than the target.
+
+    Args:
+      name, size: of the drafter, and the number of its ids.
+      check_tokens: False takes it all the same.
+    """
+    if check_tokens and size > target.model.vocab_size:
+        raise ValueError(
+            f"{name} drafts {size} ids, and {target.name} has {target.model.vocab_size}: it was "
+            f"made for another vocabulary. Make it for this one. {INSIST}"
+        )
+
+
+def compare(target: Checkpoint, draft: Checkpoint, *, tokens: bool = True) -> list[Check]:
     """Every check of a pair, the gravest first.
 
     - input: an encoder-decoder and a decoder-only model are not given the same ids.
     - vocabulary size, token ids: an id means one token. Rows of padding are not counted, and
-      neither are tokens that were added to the draft alone, past the target's ids: both are cut
-      off (`decoding.aligned`). What was added to the target alone may not be cut off, since the
-      target may emit it. Without a tokenizer, sizes are all that can be compared.
-    - start token, special tokens, end tokens: both models begin and end alike. A row ends where
-      the target says; the draft should know one of its ends.
+      neither are tokens that were added to the draft alone, past the target's ids: the draft is cut
+      there. Tokens that were added to the target alone stay, since the target may emit them; the
+      draft never proposes them. Without a tokenizer, sizes are all that can be compared.
+    - special tokens: no token stands for two things. The first token of a text is a remark.
     - encoding, decoding: the hard texts, the target's special tokens inside a text and a sample
       of its own pieces become the same ids, and these the same text again. Texts are encoded and
       decoded by the target's tokenizer alone, so this is about what the draft was trained on.
-    - padding token, chat template, positions: not required. The loops never let a model see
-      padding, templates are the caller's, and a draft that has fewer positions only guesses badly
-      past its last.
+    - start token, end tokens, empty text, padding token, chat template, positions: not required.
+      A text begins and ends as the target says, the loops never let a model see padding, templates
+      are the caller's, and a draft that has fewer positions only guesses badly past its last.
 
     Tokenizers with equal files are not tried on texts. 150,000 ids take under a second, once.
+
+    Args:
+      tokens: False requires nothing of tokens, ids and texts.
     """
     kinds = ["a source" if c.config.is_encoder_decoder else "a prompt" for c in (target, draft)]
     checks = [
         _check(
-            "input",
+            INPUT,
             kinds[0] == kinds[1],
             kinds,
             way_out="Choose or train a draft of the target's kind.",
@@ -115,7 +149,19 @@ def compare(target: Checkpoint, draft: Checkpoint) -> list[Check]:
     else:
         sizes = len(target.tokenizer), len(draft.tokenizer)  # they grow when tokens are added
         checks += _compare_tokenizers(target.tokenizer, draft.tokenizer, sizes)
+    if not tokens:
+        free = {"required": False, "way_out": INSISTED}
+        checks = [c if c.name == INPUT else dataclasses.replace(c, **free) for c in checks]
     return [*checks, _start(target, draft), _ends(target, draft), *_remarks(target, draft)]
+
+
+def shared_ids(target: Checkpoint, draft: Checkpoint) -> tuple[int, int]:
+    """How many ids mean the same token in both, and how many the target has."""
+    count = target.model.vocab_size
+    if target.tokenizer is None or draft.tokenizer is None:
+        return min(count, draft.model.vocab_size), count
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    return sum(theirs.get(token) == id for token, id in ours.items()), len(ours)
 
 
 def _check(name: str, passed: bool, values: Iterable[str], **options: Any) -> Check:
@@ -138,14 +184,16 @@ def _sizes(target: Checkpoint, draft: Checkpoint) -> Check:
 def _start(target: Checkpoint, draft: Checkpoint) -> Check:
     ids = target.start_id, draft.start_id
     field = start_field(target.config)
-    return _check("start token", ids[0] == ids[1], map(str, ids), subject=field)
+    fits = ids[0] == ids[1]
+    return _check("start token", fits, map(str, ids), subject=field, way_out="", required=False)
 
 
 def _ends(target: Checkpoint, draft: Checkpoint) -> Check:
     """A chat model ends where its base model does, and elsewhere too: one shared end will do."""
     ends = set(target.eos_ids), set(draft.eos_ids)
     fits = not all(ends) or bool(ends[0] & ends[1])
-    return Check("end tokens", fits, str(sorted(ends[0])), str(sorted(ends[1])))
+    said = [str(sorted(ids)) for ids in ends]
+    return _check("end tokens", fits, said, way_out="", required=False)
 
 
 def _remarks(target: Checkpoint, draft: Checkpoint) -> list[Check]:
@@ -237,12 +285,13 @@ def _special_tokens(
 ) -> Check:
     """A role that only one of them gives is seen where it changes an encoding."""
     names = target.special_tokens_map, draft.special_tokens_map
-    both = [role for role in ROLES if role in names[0] and role in names[1]]
+    both = [role for role in ROLES if role in names[0] and role in names[1]]  # BOS comes last
     for role in both:
         token, other = names[0][role], names[1][role]
         if (token, ours.get(token)) != (other, theirs.get(other)):
             values = f"{token!r}, id {ours.get(token)},", f"{other!r}, id {theirs.get(other)},"
-            return _check("special tokens", False, values, subject=role, way_out=SAME_FILES)
+            options = {"way_out": SAME_FILES, "required": role != BOS}
+            return _check("special tokens", False, values, subject=role, **options)
     return _check("special tokens", True, [", ".join(both) or "none"] * 2)
 
 
@@ -255,7 +304,9 @@ def _encoding(
         others = _encode(draft, text, marks=marks)
         if ids != others:
             values = _cut(target, ids, others), _cut(draft, others, ids)
-            return _check(name, False, values, subject=_short(text), way_out=SAME_FILES)
+            # What stands around a text is the target's, and only shows the draft another frame.
+            options = {"way_out": "" if marks else SAME_FILES, "required": not marks}
+            return _check(name, False, values, subject=_short(text), **options)
     count = sum(len(ids) for _, ids in pairs if not isinstance(ids, str))
     return _check(name, True, [f"{count} ids"] * 2)
 

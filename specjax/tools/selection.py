@@ -253,6 +253,7 @@ class Trial:
     repeats: int = 5
     seed: int = 0
     dtype: Any = None  # of the drafts, as `specjax.load` takes it
+    check_tokens: bool = True  # False: drafts whose tokens are not the target's are tried too
 
     def __post_init__(self):
         if not self.gammas or any(gamma < 1 or gamma != int(gamma) for gamma in self.gammas):
@@ -338,10 +339,12 @@ class Trial:
         return found
 
     def _method(self, loaded: Checkpoint | Drafter, gamma: int) -> Speculative:
-        return decoding.speculative(self.target, loaded, gamma=gamma, sampling=self._sampling)
+        how: dict[str, Any] = {"sampling": self._sampling, "check_tokens": self.check_tokens}
+        return decoding.speculative(self.target, loaded, gamma=gamma, **how)
 
     def _branching(self, loaded: Checkpoint | Drafter, shape: FixedTree) -> TreeSpeculative:
-        return decoding.branching(self.target, loaded, shape, sampling=self._sampling)
+        how: dict[str, Any] = {"sampling": self._sampling, "check_tokens": self.check_tokens}
+        return decoding.branching(self.target, loaded, shape, **how)
 
     def _best_chain(
         self,
@@ -373,6 +376,7 @@ class Trial:
             self._outputs,
             sampling=self._sampling,
             drawn=not self._sampling.greedy,
+            check_tokens=self.check_tokens,
             batch_size=self.batch_size,
             max_source_len=self.max_source_len,
         ).tolist()
@@ -445,7 +449,7 @@ class Trial:
 
     def _remarks(self, name: str, loaded: Checkpoint | Drafter) -> tuple[str, ...]:
         if isinstance(loaded, Checkpoint):
-            checks = compatibility.compare(self.target, loaded)
+            checks = compatibility.compare(self.target, loaded, tokens=self.check_tokens)
             return tuple(str(check) for check in checks if not check.passed and not check.required)
         if counts_ngrams(name):
             seen, left = len(self._counted), len(self._measured)
@@ -462,6 +466,7 @@ class Trial:
             sampling=distribution,
             batch_size=self.batch_size,
             max_source_len=self.max_source_len,
+            check_tokens=self.check_tokens,
         )
 
 

@@ -3,19 +3,20 @@
     specjax decode --config.target=DIR --config.draft=DIR --input=FILE --output=OUT.jsonl
 
 Fields of the config: target (a directory or hub name), draft (the same; or unigram, bigram, lookup,
-lookup(max_ngram=2), or the import path of one's own), method (speculative or
-autoregressive), gamma, tree (the shape of drafts: chain, fixed(branches=(3, 2)),
-best_first(width=4, depth=4, nodes=16)), policy (how long drafts are: svip(threshold=0.3), or the
-import path of one's own; what rounds take is measured first for those that weigh it, such as
-goodput), rule (token, block, gumbel, lenient(lenience=0.3), or an import path), temperature (0:
-greedy), top_k (0: off), top_p (1: off), filters (import paths, commas between), max_new_tokens,
-max_source_len (0: the target's own), seed, samples (draws per input), dtype, weights and cache
-(int8: the target's in 8 bits; a draft's by its name, int8(draft='DIR') or int8(draft='DIR',
-cache=True)), batch_size, compare, rounds_file (a log of every round), carry (begin each batch with
-what the policy learned in the one before; a run that goes on after it was cut off begins to learn
-afresh), mesh (several devices: data=2,model=4 splits the rows of a batch over two and the target
-over four), replicate_draft (False: a draft model is split too).
-Import paths, and the file of --config itself, are code that runs: give none that you would not run.
+lookup(max_ngram=2), or the import path of one's own), method (speculative or autoregressive),
+gamma, tree (the shape of drafts: chain, fixed(branches=(3, 2)), best_first(width=4, depth=4,
+nodes=16)), policy (how long drafts are: svip(threshold=0.3), or the import path of one's own; what
+rounds take is measured first for those that weigh it, such as goodput), rule (token, block, gumbel,
+lenient(lenience=0.3), or an import path), temperature (0: greedy), top_k (0: off), top_p (1: off),
+filters (import paths, commas between), max_new_tokens, max_source_len (0: the target's own), seed,
+samples (draws per input), dtype, weights and cache (int8: the target's in 8 bits; a draft's by its
+name, int8(draft='DIR') or int8(draft='DIR', cache=True)), batch_size, check_tokens (False: take a
+draft whose tokens are not the target's; the output is as exact, and drafted tokens are lost where
+the two differ), compare, rounds_file (a log of every round), carry (begin each batch with what the
+policy learned in the one before; a run that goes on after it was cut off begins to learn afresh),
+mesh (several devices: data=2,model=4 splits the rows of a batch over two and the target over four),
+replicate_draft (False: a draft model is split too). Import paths, and the file of --config itself,
+are code that runs: give none that you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
 and are printed side by side: tokens, calls, acceptance, times and the speedup. Of a tree `drafted`
@@ -181,6 +182,7 @@ def method_of(
         rule=config.rule or None,
         policy=None if unpriced else config.policy or None,
         tree=config.tree,
+        check_tokens=config.get("check_tokens", True),
     )
     return method, unpriced
 

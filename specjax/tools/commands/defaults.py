@@ -62,6 +62,7 @@ def shared() -> ml_collections.ConfigDict:
     config.dtype = ""  # float32, bfloat16; "": float32 on a CPU, elsewhere the checkpoint's
     config.weights = ""  # of the target: int8, or "" for dtype; a draft is named int8(draft='DIR')
     config.cache = ""  # the same of the target's keys and values
+    config.check_tokens = True  # False: take a draft whose tokens are not the target's
     config.mesh = ""  # several devices, data=2,model=4; "": one
     return config
 

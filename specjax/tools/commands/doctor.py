@@ -46,6 +46,7 @@ def main(_) -> None:
         mesh=config.mesh or None,
         replicate_draft=config.replicate_draft,
         max_source_len=config.max_source_len or None,
+        check_tokens=config.get("check_tokens", True),
         **{
             field: config[field]
             for field in (

@@ -5,9 +5,10 @@
 Fields of the config: target; drafts (directories, hub names, unigram, bigram, lookup, import paths,
 with commas between; none: the smaller members of the target's family); temperature (0: greedy),
 top_k, top_p, filters, max_new_tokens, max_source_len (0: the target's own), seed, batch_size,
-dtype, weights and cache (int8: the target's in 8 bits), mesh (several devices, data=2,model=4;
-drafts are replicated), alpha_inputs, timed_inputs, repeats, gammas, nodes (sizes of trees to try
-too, 8,16,32; none: chains alone). docs/choosing.md says what is measured and how to read it.
+check_tokens (False: drafts whose tokens are not the target's are tried too), dtype, weights and
+cache (int8: the target's in 8 bits), mesh (several devices, data=2,model=4; drafts are replicated),
+alpha_inputs, timed_inputs, repeats, gammas, nodes (sizes of trees to try too, 8,16,32; none: chains
+alone). docs/choosing.md says what is measured and how to read it.
 
 Input: one line each, "-" for standard input; a config with a task needs none. With --workdir each
 candidate's row is kept in results.jsonl there, and a run that was cut off goes on where it was.
@@ -107,6 +108,7 @@ def measure(
             timed_inputs=config.timed_inputs,
             repeats=config.repeats,
             seed=config.seed,
+            check_tokens=config.get("check_tokens", True),
             dtype=precision["dtype"],
         )
 

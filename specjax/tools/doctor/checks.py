@@ -25,7 +25,7 @@ from specjax.devices import device_of
 from specjax.drafters.base import ByModel, Drafter
 from specjax.measure import cost, metrics
 from specjax.models import hub, sharding
-from specjax.models.compatibility import compare
+from specjax.models.compatibility import compare, shared_ids
 from specjax.models.hub import Checkpoint
 from specjax.models.memory import dtype_of, memory_free
 from specjax.paper import formulas
@@ -80,6 +80,7 @@ class Plan:
     max_source_len: int | None = None
     batch_size: int = 8
     seed: int = 0
+    check_tokens: bool = True
 
     @property
     def budget(self) -> int:
@@ -115,12 +116,13 @@ class Case:
         """The speculative loop."""
         chosen = self.plan.sampling(temperature)
         options: dict[str, Any] = {"gamma": self.plan.gamma, "tree": self.plan.tree}
+        options["check_tokens"] = self.plan.check_tokens
         made = decoding.build(self.target, self.draft, sampling=chosen, **options)
         assert isinstance(made, Speculative | TreeSpeculative)
         return made
 
     def autoregressive(self, temperature: float) -> Autoregressive:
-        """Plain decoding, with the ids that both models have."""
+        """Plain decoding."""
         method = self.speculative(temperature)
         return Autoregressive(method.target, method.sampling, method.eos_ids)
 
@@ -216,9 +218,10 @@ def tokenizer(case: Case) -> Finding:
 def compatibility(case: Case) -> Finding:
     """The draft reads and writes the target's ids."""
     if isinstance(case.draft, Checkpoint):
-        return verdicts.compatibility(compare(case.target, case.draft))
-    case.speculative(0.0)  # refuses a drafter of another size
-    return Finding("compatibility", "pass", f"{case.draft.vocab_size} ids, as the target has")
+        checks = compare(case.target, case.draft, tokens=case.plan.check_tokens)
+        return verdicts.compatibility(checks, shared_ids(case.target, case.draft))
+    case.speculative(0.0)  # refuses a drafter of more ids
+    return verdicts.sizes(case.draft.vocab_size, case.target.model.vocab_size)
 
 
 def devices(case: Case) -> Finding:
@@ -296,8 +299,9 @@ def logits(case: Case) -> Finding:
     seen: list[str] = []
     method = case.speculative(0.0)
     models = {"target": method.target}
-    if isinstance(method.drafter, ByModel):
-        models["draft"] = method.drafter.model
+    drafter = getattr(method.drafter, "inner", method.drafter)
+    if isinstance(drafter, ByModel):
+        models["draft"] = drafter.model
     for role, model in models.items():
         try:
             if role == "target":

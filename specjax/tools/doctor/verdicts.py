@@ -65,15 +65,32 @@ def tokenizer(ids: int, rows: int, unknown: float) -> Finding:
     return warn_if("tokenizer", f"{ids} ids for {rows} rows, {unknown:.0%} unknown", way_out)
 
 
-def compatibility(checks: Sequence[Check]) -> Finding:
-    """From `compatibility.compare`. What no loop reads warns."""
+def compatibility(checks: Sequence[Check], shared: tuple[int, int]) -> Finding:
+    """From `compatibility.compare`. What is not required warns.
+
+    Args:
+      shared: ids that mean one token in both models, and ids of the target (`shared_ids`).
+    """
     wrong = [check for check in checks if not check.passed]
     if not wrong:
         return Finding("compatibility", "pass", f"{len(checks)} comparisons")
     gravest = min(wrong, key=lambda check: not check.required)
     more = f"; {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    same, count = shared
+    if same < count:
+        more += f"; the draft is never right about {count - same:,} of the target's {count:,} ids"
     verdict: Verdict = "fail" if gravest.required else "warn"
     return Finding("compatibility", verdict, f"{gravest}{more}", gravest.way_out)
+
+
+def sizes(drafts: int, targets: int) -> Finding:
+    """Of a drafter that is no model: how many ids it and its target have."""
+    same = min(drafts, targets)
+    seen = f"{drafts} ids, as the target has"
+    if drafts != targets:
+        seen = f"{drafts} ids, and the target has {targets}: {targets - same} are never drafted"
+    way_out = "" if drafts == targets else "Make the drafter for the target's vocabulary."
+    return warn_if("compatibility", seen, way_out)
 
 
 def devices(kind: str, count: int, dtypes: Mapping[str, str], encodes: bool) -> Finding:
