@@ -13,7 +13,7 @@ class Row:
 
     index: int
     sample: int
-    text: str
+    text: str  # what follows the prompt's, without special tokens
     tokens: list[int]  # without the prompt, EOS included
     target_calls: int
     drafted: int  # tokens, in trees nodes
@@ -39,7 +39,7 @@ class Progress:
 
     index: int
     sample: int
-    text: str
+    text: str  # so far, up to the last complete character
     tokens: list[int]  # so far, without the prompt
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specjax.batching import bucket
 from specjax.beam import search as beam
 from specjax.beam.search import Hypothesis, Stats, n_best
-from specjax.decoding import check_finite, check_room, pack_for, tokenize
+from specjax.decoding import check_finite, check_room, pack_for, text_of, tokenize
 from specjax.models.compatibility import check_pair
 from specjax.models.hub import Checkpoint
 from specjax.types import Text
@@ -109,10 +109,9 @@ def beam_search(
         for index, hypotheses, *counts in zip(
             chunk, n_best(state), *(getattr(stats, name) for name in COUNTS), strict=False
         ):
-            named = [dataclasses.replace(h, text=_text(target, h)) for h in hypotheses]
+            named = [
+                dataclasses.replace(one, text=text_of(target, sources[index], one.tokens))
+                for one in hypotheses
+            ]
             rows[index] = BeamRow(index, named, *(number.tolist() for number in counts))
     return list(rows.values())
-
-
-def _text(target: Checkpoint, hypothesis: Hypothesis) -> str:
-    return target.tokenizer.decode(hypothesis.tokens, skip_special_tokens=True)

@@ -23,7 +23,7 @@ from specjax.decoding.methods import (
     with_log,
     with_policy,
 )
-from specjax.decoding.outputs import check_finite, read_rows, rows_of
+from specjax.decoding.outputs import check_finite, read_rows, rows_of, text_of
 from specjax.decoding.programs import Programs, compiled, needed
 from specjax.decoding.running import Running
 from specjax.decoding.starting import Request, prepare
@@ -65,6 +65,7 @@ __all__ = [
     "rows_of",
     "speculative",
     "stream",
+    "text_of",
     "tokenize",
     "with_log",
     "with_policy",

@@ -1,5 +1,6 @@
 """What rows hold, read from the device: tokens, texts and counts."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,10 +36,11 @@ class Outputs(NamedTuple):
     stats: Stats
     log: Any = None  # what `lines_of` takes
 
-    def emitted(self, row: int) -> list[int]:
-        """What follows the prompt."""
+    def known(self, row: int) -> tuple[list[int], list[int]]:
+        """The prompt's ids, and those that follow it."""
         end = self.length[row]
-        return self.tokens[row, end - self.stats.emitted[row] : end].tolist()
+        begin = end - self.stats.emitted[row]
+        return self.tokens[row, :begin].tolist(), self.tokens[row, begin:end].tolist()
 
 
 def read(state: State) -> Outputs:
@@ -53,12 +55,12 @@ def rows_of(outputs: Outputs, target: Checkpoint) -> list[Row]:
     rows = []
     log = outputs.log
     for b, (index, sample) in outputs.labels.items():
-        ids, stats = outputs.emitted(b), outputs.stats
+        (prompt, ids), stats = outputs.known(b), outputs.stats
         rows.append(
             Row(
                 index=index,
                 sample=sample,
-                text=_text(target, ids),
+                text=text_of(target, prompt, ids),
                 tokens=ids,
                 target_calls=int(stats.target_calls[b]),
                 drafted=int(stats.drafted[b]),
@@ -72,10 +74,20 @@ def rows_of(outputs: Outputs, target: Checkpoint) -> list[Row]:
     return rows
 
 
-def progress_of(outputs: Outputs, target: Checkpoint) -> list[Progress]:
-    """How far each label's row is."""
-    found = ((label, outputs.emitted(b)) for b, label in outputs.labels.items())
-    return [Progress(*label, _text(target, ids), ids) for label, ids in found]
+def progress_of(
+    outputs: Outputs, target: Checkpoint, shown: dict[tuple[int, int], "Shown"]
+) -> list[Progress]:
+    """How far each label's row is.
+
+    Args:
+      shown: what has been shown of each row, by label. It is brought up to date.
+    """
+    found = []
+    for b, label in outputs.labels.items():
+        prompt, ids = outputs.known(b)
+        text, shown[label] = grown(target, prompt, ids, shown.get(label))
+        found.append(Progress(*label, text, ids))
+    return found
 
 
 def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoint) -> list[Row]:
@@ -83,5 +95,64 @@ def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoin
     return rows_of(read(state)._replace(labels=dict(enumerate(labels))), target)
 
 
-def _text(target: Checkpoint, ids: Sequence[int]) -> str:
-    return target.tokenizer.decode(ids, skip_special_tokens=True) if target.tokenizer else ""
+# --- texts -------------------------------------------------------------------------------------
+
+UNFINISHED = "\ufffd"  # a character, of which not all bytes are there
+
+
+def text_of(target: Checkpoint, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """The text of ids behind a prompt: decode(prompt + ids) without decode(prompt).
+
+    Decoded alone, ids would lose the space that they begin with where a tokenizer writes ▁ for it.
+    The ids of an encoder-decoder stand alone, and without a tokenizer there is no text.
+    """
+    prompt = _read_before(target, prompt)
+    return _added(_decode(target, prompt), _decode(target, [*prompt, *ids]))
+
+
+class Shown(NamedTuple):
+    """What has been shown of a row that grows, up to its last complete character."""
+
+    text: str
+    begin: int  # ids from here on are decoded again: what follows depends on them
+    end: int  # ids up to here are in `text`
+
+
+def grown(
+    target: Checkpoint, prompt: Sequence[int], ids: Sequence[int], shown: Shown | None
+) -> tuple[str, Shown]:
+    """The text of a row that may still grow, and what to give in the next call for it.
+
+    An incomplete character at the end is left out, so that each text begins with the one before.
+    Only the ids that came since the last calls are decoded.
+
+    Args:
+      shown: from the last call; None: there was none.
+    """
+    prompt = _read_before(target, prompt)
+    known = [*prompt, *ids]
+    shown = shown or Shown("", 0, len(prompt))
+    before = _decode(target, known[shown.begin : shown.end])
+    added = _added(before, _decode(target, known[shown.begin :]))
+    complete = added.rstrip(UNFINISHED)
+    text = shown.text + complete
+    # The ids before `begin` are needed no more once something was shown behind them.
+    return text, Shown(text, shown.end, len(known)) if added and complete == added else shown
+
+
+def _read_before(target: Checkpoint, prompt: Sequence[int]) -> Sequence[int]:
+    return () if target.config.is_encoder_decoder else prompt
+
+
+def _decode(target: Checkpoint, ids: Sequence[int]) -> str:
+    if target.tokenizer is None or not ids:
+        return ""
+    return target.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+def _added(before: str, whole: str) -> str:
+    """What follows `before`, but for its end, which the next ids may have changed."""
+    if whole.startswith(before):
+        return whole[len(before) :]
+    pairs = zip(before, whole, strict=False)
+    return whole[sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)) :]

@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax.decoding.methods import reads_batch
-from specjax.decoding.outputs import Outputs, progress_of, rows_of
+from specjax.decoding.outputs import Shown, progress_of, rows_of
 from specjax.decoding.running import Running
 from specjax.decoding.starting import Request
 from specjax.decoding.texts import check_room, common_width, tokenize
@@ -186,21 +186,19 @@ def decoded(
     """See `as_they_end`. What has ended is handed out while the loop goes on."""
     waiting = collections.deque(requests)
     ended = going = None
+    shown: dict[tuple[int, int], Shown] = {}
     while waiting or running.live:
         if waiting and running.free >= running.at_once:
             running.admit([waiting.popleft() for _ in range(min(running.free, len(waiting)))])
         enough = running.at_once - running.free if waiting else running.live
         running.run(1 if eager else enough, every or FOREVER)
-        yield from _handed_out(running.target, ended, going if every else None)
+        if ended:
+            yield from rows_of(ended, running.target)
+        if going and every:
+            yield from progress_of(going, running.target, shown)
         ended, going = running.read()
-    yield from _handed_out(running.target, ended)
-
-
-def _handed_out(
-    target: Checkpoint, ended: Outputs | None, going: Outputs | None = None
-) -> Iterator[Row | Progress]:
-    yield from rows_of(ended, target) if ended else ()
-    yield from progress_of(going, target) if going else ()
+    if ended:
+        yield from rows_of(ended, running.target)
 
 
 def in_order(

@@ -1,5 +1,6 @@
 """Token ids of texts, checked and cut, and the arrays that a model starts from."""
 
+import functools
 import itertools
 import warnings
 from collections.abc import Sequence, Sized
@@ -19,7 +20,8 @@ def tokenize(
 ) -> list[list[int]]:
     """Token ids of each text as the checkpoint's tokenizer makes them (T5 appends EOS).
 
-    What is given as ids stays as it is, but for the limit: an encoder-decoder's source should end
+    A text that begins with BOS, as chat templates write it, gets no second one. What is given as
+    ids stays as it is, but for the limit: an encoder-decoder's source should end
     with EOS where the model was trained so.
 
     Texts that lack the checkpoint's prefix are counted in one warning. Texts over the limit are
@@ -40,10 +42,19 @@ def tokenize(
     limit = checkpoint.max_source_len if max_source_len is None else max_source_len
     whole("max_source_len", limit, "[1, ∞)")
 
+    @functools.cache
+    def first() -> list[int]:
+        """The id that the tokenizer puts before every text (BOS), if it does."""
+        empty, letter = (
+            checkpoint.tokenizer(text, verbose=False)["input_ids"] for text in ("", "a")
+        )
+        return list(empty[:1]) if empty[:1] == letter[:1] else []
+
     def encode(text: Text) -> list[int]:
         if isinstance(text, str):
             # Not verbose: transformers would warn of long texts in words that are not true here.
-            return list(checkpoint.tokenizer(text, verbose=False)["input_ids"])
+            row = list(checkpoint.tokenizer(text, verbose=False)["input_ids"])
+            return row[1:] if row[:1] == row[1:2] == first() else row
         return _as_ids(text, checkpoint)
 
     ids: list[list[int]] = []
