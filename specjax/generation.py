@@ -151,6 +151,10 @@ def _ready(
     **how: Any,
 ) -> tuple[Method, dict[str, Any]]:
     """The method, and what `decoding.stream` is told beside it; arguments as of `generate`."""
+    decoding.check_texts(texts)
+    how["sampling"] = sampling(temperature, top_k, top_p, filters)
+    priced = draft is not None and isinstance(policy, str) and needs_prices(policy)
+    method: Any = decoding.build(target, draft, policy=None if priced else policy, **how)
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "batch_size": batch_size,
@@ -158,9 +162,6 @@ def _ready(
         "key": as_key(key),
         "names": (target.name, "" if draft is None else drafters.name_of(draft)),
     }
-    how["sampling"] = sampling(temperature, top_k, top_p, filters)
-    priced = draft is not None and isinstance(policy, str) and needs_prices(policy)
-    method: Any = decoding.build(target, draft, policy=None if priced else policy, **how)
     if isinstance(policy, str) and priced:
         rows = min(batch_size, len(texts) * samples)
         run = options | {"batch_size": rows}

@@ -122,6 +122,8 @@ def sampling(
         )
     first = truncation(top_k, top_p)
     filters = named.split(filters) if isinstance(filters, str) else filters
+    if not isinstance(filters, Sequence):
+        raise ValueError(f"filters={filters!r} must be a list of filters or their names.")
     chosen = [named.make("filter", NAMES, f) if isinstance(f, str) else f for f in filters]
     for one in chosen:
         if not callable(one):

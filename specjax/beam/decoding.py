@@ -12,8 +12,11 @@ from specjax.batching import bucket
 from specjax.beam import search as beam
 from specjax.beam.search import Hypothesis, Stats, n_best
 from specjax.decoding import check_finite, check_room, pack_for, text_of, tokenize
+from specjax.decoding.methods import A_CHECKPOINT, CHECKPOINT, MAX_GAMMA
+from specjax.decoding.texts import check_budget
 from specjax.models.compatibility import check_pair
 from specjax.models.hub import Checkpoint
+from specjax.support.ranges import has, whole
 from specjax.types import Text
 
 COUNTS = tuple(field.name for field in dataclasses.fields(Stats))
@@ -66,9 +69,11 @@ def beam_search(
       ValueError: a number out of range, or target and draft with different vocabularies.
       FloatingPointError: logits that are not finite; the message names the model.
     """
-    for name, value in (("max_new_tokens", max_new_tokens), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{name}={value} must be ≥ 1.")
+    for name, given in (("target", target), ("draft", target if draft is None else draft)):
+        has(name, given, CHECKPOINT, A_CHECKPOINT)
+    whole("batch_size", batch_size, "[1, ∞)")
+    whole("gamma", gamma, f"[1, {MAX_GAMMA}]", "a row never drafts past its max_new_tokens")
+    check_budget(max_new_tokens)
     if not 0 <= length_penalty < float("inf"):
         raise ValueError(f"length_penalty={length_penalty} must be ≥ 0 and finite; 0 is off.")
     eos_ids = jnp.asarray(target.eos_ids, jnp.int32)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
+import numpy as np
 
 from specjax import drafters, trees
 from specjax.accept import AcceptanceRule, TokenRule
@@ -22,10 +23,13 @@ from specjax.policies.base import counts_nodes, within_a_draft
 from specjax.policies.logged import Logged
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
-from specjax.support.ranges import whole
+from specjax.support.ranges import has, listed, whole
 from specjax.trees import BestFirst, Chain, FixedTree, Shape
 from specjax.trees.speculative import TreeSpeculative
 
+MAX_GAMMA = 1024
+CHECKPOINT = ("model", "config", "eos_ids")
+A_CHECKPOINT = "a checkpoint, as specjax.load and specjax.wrap give it"
 D = TypeVar("D")
 M = TypeVar("M", Speculative, TreeSpeculative)
 
@@ -57,6 +61,7 @@ def plain(
     target: Checkpoint, sampling: Sampling, rule: AcceptanceRule | str | None = None
 ) -> Autoregressive:
     """Plain decoding, as the jitted functions take it."""
+    has("target", target, CHECKPOINT, A_CHECKPOINT)
     eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
     return Autoregressive(target.model, sampling, eos_ids, _rule(rule))
 
@@ -77,6 +82,7 @@ def speculative(
     Raises: as `generate`.
     """
     fixed = constant(gamma)  # checks gamma, which bounds any policy
+    whole("gamma", gamma, f"[1, {MAX_GAMMA}]", "a row never drafts past its max_new_tokens")
     target_model, drafter = pair(target, draft, check_tokens=check_tokens)
     made = Speculative(
         target=target_model,
@@ -90,7 +96,7 @@ def speculative(
     )
     if policy is None:
         return made
-    return with_policy(made, load_policy(policy) if isinstance(policy, str) else policy)
+    return with_policy(made, _policy(policy))
 
 
 def branching(
@@ -135,11 +141,12 @@ def branching(
     )
     if policy is None:
         return made
-    return with_policy(made, load_policy(policy) if isinstance(policy, str) else policy)
+    return with_policy(made, _policy(policy))
 
 
 def _widths(said: Sequence[int]) -> tuple[int, ...]:
-    return tuple(whole("widths", width, "[1, ∞)") for width in said)
+    given = listed("widths", said) if np.ndim(said) == 0 or len(said) else ()
+    return tuple(whole("widths", width, "[1, ∞)") for width in given)
 
 
 def pair(
@@ -155,12 +162,14 @@ def pair(
     Raises:
       ValueError: they do not fit.
     """
+    has("target", target, CHECKPOINT, A_CHECKPOINT)
     if isinstance(draft, str):
         draft = drafters.load(draft, target)
     if isinstance(draft, Checkpoint):
         check_pair(target, draft, check_tokens=check_tokens)
         draft = ModelDrafter(draft.model)
     else:
+        has("draft", draft, ("begin", "extend", "logits"), "a checkpoint, a drafter, or a name")
         attached.check_target(draft, target)
         name, size = drafters.name_of(draft), draft.vocab_size
         check_ids(name, size, target, check_tokens=check_tokens)
@@ -175,7 +184,13 @@ def _beside(target: Checkpoint, drafter: D) -> D:
 def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
     if rule is None:
         return TokenRule()
-    return load_rule(rule) if isinstance(rule, str) else rule
+    rule = load_rule(rule) if isinstance(rule, str) else rule
+    return has("rule", rule, ("stop", "next_probs"), "an acceptance rule, or its name")
+
+
+def _policy(policy: Policy | str) -> Policy:
+    policy = load_policy(policy) if isinstance(policy, str) else policy
+    return has("policy", policy, ("begin", "update"), "a draft-length policy, or its name")
 
 
 def with_policy(method: M, policy: Policy) -> M:

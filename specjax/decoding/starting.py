@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int, Key
 
 from specjax import loop
 from specjax.batching import bucket
-from specjax.decoding.texts import pack_for
+from specjax.decoding.texts import check_budget, pack_for
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.hub import Checkpoint
@@ -94,7 +94,12 @@ _row_keys = jax.jit(row_keys)
 
 
 def room_of(method: Method, inputs: Inputs, max_new_tokens: int) -> int:
-    """T, the slots of the buffers: a prompt, what follows it, and what a round's call writes."""
+    """T, the slots of the buffers: a prompt, what follows it, and what a round's call writes.
+
+    Raises:
+      ValueError: max_new_tokens beyond `MAX_NEW_TOKENS`.
+    """
+    check_budget(max_new_tokens)
     room = inputs.prompt.shape[1] + max_new_tokens + method.slots
     return bucket(room, smallest=32)
 

@@ -65,7 +65,6 @@ def as_they_end(
       every: hand out the `Progress` of all rows that run, every so many rounds; 0: never.
     """
     for name, value in (
-        ("max_new_tokens", max_new_tokens),
         ("samples", samples),
         ("batch_size", batch_size),
         *([] if admits is None else [("admits", admits)]),

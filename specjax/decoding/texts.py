@@ -3,7 +3,8 @@
 import functools
 import itertools
 import warnings
-from collections.abc import Sequence, Sized
+import re
+from collections.abc import Mapping, Sequence, Set, Sized
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,12 @@ from jax import Array
 
 from specjax.batching import bucket, pack
 from specjax.models.hub import Checkpoint
-from specjax.support.ranges import whole
+from specjax.support.ranges import shown, whole
 from specjax.types import Inputs, Text
+
+
+MAX_NEW_TOKENS = 2**20  # of a row: buffers and caches have a slot for each
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def tokenize(
@@ -45,9 +50,8 @@ def tokenize(
     @functools.cache
     def first() -> list[int]:
         """The id that the tokenizer puts before every text (BOS), if it does."""
-        empty, letter = (
-            checkpoint.tokenizer(text, verbose=False)["input_ids"] for text in ("", "a")
-        )
+        read = functools.partial(checkpoint.tokenizer, verbose=False)
+        empty, letter = (read(text)["input_ids"] for text in ("", "a"))
         return list(empty[:1]) if empty[:1] == letter[:1] else []
 
     def encode(text: Text) -> list[int]:
@@ -94,12 +98,19 @@ def check_texts(texts: Sequence[Text]) -> None:
     One string would be taken for its letters, and one list of ids for texts.
     """
     if isinstance(texts, str | bytes) or not isinstance(texts, Sized):
-        said = _shown(texts)
+        said = shown(texts)
         raise ValueError(f"texts={said} should be a list of strings, such as [{said}].")
+    if isinstance(texts, Set | Mapping):
+        raise ValueError(f"texts={shown(texts)} has no order: give a list, such as sorted(texts).")
     for index, text in enumerate(texts):
+        if isinstance(text, str) and (wrong := _SURROGATE.search(text)):
+            raise ValueError(
+                f"texts[{index}]={shown(text)} holds {wrong[0]!r}, half a character, which no "
+                'tokenizer reads: text.encode("utf-8", "replace").decode() has "?" in its place.'
+            )
         if not isinstance(text, str) and not _are_ids(text):
             raise ValueError(
-                f"texts[{index}]={_shown(text)} should be a string, or a list of token ids."
+                f"texts[{index}]={shown(text)} should be a string, or a list of token ids."
             )
 
 
@@ -113,18 +124,13 @@ def _are_ids(text: Any) -> bool:
 
 def _as_ids(ids: Sequence[int], checkpoint: Checkpoint) -> list[int]:
     """The ids as a list; ValueError if one is not of the checkpoint's vocabulary."""
-    found, size = np.asarray(ids, np.int64).tolist(), checkpoint.model.vocab_size
+    found, size = [int(one) for one in ids], checkpoint.model.vocab_size
     if wrong := [one for one in found if not 0 <= one < size]:
         raise ValueError(
-            f"{wrong[0]} in {_shown(ids)} is no token id of {checkpoint.name}: they are 0 … "
+            f"{wrong[0]} in {shown(ids)} is no token id of {checkpoint.name}: they are 0 … "
             f"{size - 1}."
         )
     return found
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def is_blank(checkpoint: Checkpoint, text: Text) -> bool:
@@ -148,7 +154,9 @@ def _cut(row: list[int], limit: int, marks: Sequence[int], *, ends: bool) -> lis
 
 
 def check_room(target: Checkpoint, texts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-    """ValueError if a prompt and its output exceed the positions that the model has."""
+    """ValueError if a prompt and its output exceed the positions that the model has, or an output
+    `MAX_NEW_TOKENS`."""
+    check_budget(max_new_tokens)
     positions = target.config.max_positions
     longest = max(map(len, texts), default=0)
     if positions is not None and longest + max_new_tokens > positions:
@@ -157,6 +165,12 @@ def check_room(target: Checkpoint, texts: Sequence[Sequence[int]], max_new_token
             f"{positions} positions of {target.name}: lower max_new_tokens, or set max_source_len "
             "to cut prompts."
         )
+
+
+def check_budget(max_new_tokens: int) -> None:
+    """ValueError unless an output may have so many tokens."""
+    why = "every row has a slot of the caches for each"
+    whole("max_new_tokens", max_new_tokens, f"[1, {MAX_NEW_TOKENS}]", why)
 
 
 def pack_for(

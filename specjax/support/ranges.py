@@ -51,6 +51,26 @@ def listed(name: str, values: Any) -> list[Any]:
     return list(values)
 
 
+def has(name: str, value: Any, parts: Sequence[str], kind: str) -> Any:
+    """The value; ValueError unless it has all the parts of a kind, and is no class.
+
+    Args:
+      name: of the argument, for errors.
+      kind: what it should be, such as "a draft-length policy, or the name of one".
+    """
+    if isinstance(value, type):
+        raise ValueError(f"{name}={shown(value)} is a class: give what it makes, {kind}.")
+    if not all(hasattr(value, part) for part in parts):
+        raise ValueError(f"{name}={shown(value)} must be {kind}.")
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value in a message, cut to 40 characters."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
 def _scalar(value: Any) -> Any:
     """The number that a value is, or None; truth values are none."""
     if getattr(value, "shape", None) == ():
