@@ -107,9 +107,6 @@ def test_a_drafter_instead_of_a_checkpoint(pair, plain):
     tested = np.sum([row.tested for row in result.rows])
     kept = result.accepted.sum()
     assert abs(kept / tested - hits) < 0.2
-    narrow = ModelDrafter(MarkovModel(bigram.model.table[:-1, :-1]))
-    with pytest.raises(ValueError, match=r"drafter's 299 ids .* target's 300"):
-        generate(pair.target, narrow, TEXTS)
 
 
 @pytest.mark.parametrize(("policy", "rows"), [("lookahead", 1), ("together", 4)])

@@ -345,9 +345,9 @@ def test_compatibility_verdicts():
     fine = Check("token ids", True, "3 tokens", "3 tokens")
     remark = Check("padding token", False, "0", "1", way_out="", required=False)
     fault = Check("start token", False, "0", "2", way_out="Another draft.")
-    assert verdicts.compatibility([fine]).verdict == "pass"
-    assert verdicts.compatibility([remark, fine]).verdict == "warn"
-    found = verdicts.compatibility([remark, fault])
+    assert verdicts.compatibility([fine], (9, 9)).verdict == "pass"
+    assert verdicts.compatibility([remark, fine], (9, 9)).verdict == "warn"
+    found = verdicts.compatibility([remark, fault], (7, 9))
     assert (found.verdict, found.way_out) == ("fail", "Another draft.")
     assert found.seen.endswith("; 1 more")
 

@@ -2,8 +2,8 @@
 
 import functools
 import itertools
-import warnings
 import re
+import warnings
 from collections.abc import Mapping, Sequence, Set, Sized
 from typing import Any
 
@@ -14,7 +14,6 @@ from specjax.batching import bucket, pack
 from specjax.models.hub import Checkpoint
 from specjax.support.ranges import shown, whole
 from specjax.types import Inputs, Text
-
 
 MAX_NEW_TOKENS = 2**20  # of a row: buffers and caches have a slot for each
 _SURROGATE = re.compile("[\ud800-\udfff]")

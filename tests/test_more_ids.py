@@ -1,0 +1,142 @@
+"""A target with other ids than its draft: its distribution stays whole, its surplus ids come."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pairs
+import specjax
+from enumeration import output_distribution
+from reference import sequence_distribution, total_variation
+from specjax import decoding
+from specjax.accept import BlockRule, TokenRule
+from specjax.beam import search as beam
+from specjax.drafters import ngram
+from specjax.drafters.base import ModelDrafter, Resized, over
+from specjax.drafters.switch import switch
+from specjax.measure.timing import PLAIN
+from specjax.sampling import sampling
+from specjax.tools.doctor import verdicts
+from table_models import inputs_of, random_table
+
+IDS, FEWER, EOS, BUDGET = 4, 3, 3, 4  # EOS is one of the ids that the draft lacks
+
+
+@pytest.fixture
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+def of(seed, size, **options):
+    return specjax.wrap(random_table(seed, size), **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", [TokenRule(), BlockRule()], ids=["token", "block"])
+def test_enumerated_distribution_is_the_targets(rule, temperature, double):
+    """All outputs of up to 4 tokens over 4, with a draft over 3 and one over 5: TV < 1e-12."""
+    inputs, chosen = inputs_of([[1, 3]]), sampling(temperature)
+    target = of(1, IDS, eos_ids=(EOS,))
+    expected = sequence_distribution(target.model, inputs, chosen, {EOS}, BUDGET)
+    assert any(EOS in output for output in expected) or temperature == 0
+    for size in (FEWER, IDS + 1):
+        draft, how = of(2, size), {"gamma": 2, "sampling": chosen, "rule": rule}
+        method = decoding.speculative(target, draft, **how, check_tokens=False)
+        found = output_distribution(method, inputs, BUDGET)
+        assert total_variation(found, expected) < 1e-12
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """A T5 of 320 ids without a tokenizer, of which the draft has 300."""
+    directory = tmp_path_factory.mktemp("bare")
+    target, draft = pairs.write(directory / "target", padding=20), directory / "draft"
+    pairs.write(draft, padding=8, noise=0.05)
+    for file in target.glob("*token*.json"):
+        file.unlink()
+    return specjax.load(target), specjax.load(draft)
+
+
+SOURCES = [[5, 9, 20, 1], [40, 307, 1], [7, 1]]
+options = {"max_new_tokens": 8, "batch_size": 3}
+
+
+def test_every_drafter_leaves_the_targets_tokens_as_they_are(bare):
+    target, draft = bare
+    decode = functools.partial(specjax.generate, target, texts=SOURCES, **options)
+    plain = decode(None).tokens
+    assert max(map(max, plain)) >= draft.model.vocab_size == 300
+    bigram = ngram.bigram(ngram.count([[5, 9, 20, 1]], 300, 0))
+    several = switch([draft, ngram.PromptLookup(300)], target)
+    for drafter in (draft, specjax.frequent(draft, range(50)), bigram, several):
+        assert decode(drafter, gamma=3).tokens == plain
+
+
+def test_an_end_that_the_draft_lacks(bare):
+    target, draft = bare
+    ends = specjax.generate(target, None, SOURCES, **options).tokens[0][2]
+    assert ends >= 300
+    target = dataclasses.replace(target, eos_ids=(ends,))
+    plain = specjax.generate(target, None, SOURCES, **options).tokens
+    assert plain[0][-1] == ends
+    assert len(plain[0]) <= 3
+    assert specjax.generate(target, draft, SOURCES, gamma=3, **options).tokens == plain
+
+
+def test_comparisons_decode_the_whole_target(bare):
+    target, draft = bare
+    found = specjax.measure_speedup(
+        target, draft, SOURCES[:1], gamma=2, repeats=1, max_new_tokens=8
+    )
+    plain = specjax.generate(target, None, SOURCES[:1], **options).tokens
+    assert [row.tokens for row in found.outputs(PLAIN)] == plain
+    assert found.identical()
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("fewer", [3, 6])
+def test_beams(fewer):
+    """Those of plain beam search, with a draft of fewer ids and of more."""
+    target, draft = random_table(1, 5), random_table(2, fewer)
+    inputs, eos = inputs_of([[1, 4], [0, 2]]), jnp.int32([4])
+    size = {"width": 2, "buffer_len": 16}
+    budget = jnp.int32([6, 6])
+    plain = beam.search(target, inputs, budget, eos, **size)
+    found = beam.speculative(target, draft, inputs, budget, eos, draft_width=4, gamma=2, **size)
+    assert [[one.tokens for one in row] for row in beam.n_best(found)] == [
+        [one.tokens for one in row] for row in beam.n_best(plain)
+    ]
+    assert any(4 in one.tokens for row in beam.n_best(plain) for one in row)
+
+
+def test_as_many_ids_cost_nothing():
+    drafter = ModelDrafter(random_table(1, 4, dtype=jnp.float32))
+    assert over(drafter, 4) is drafter
+    assert isinstance(over(drafter, 5), Resized)
+
+
+def test_a_drafter_of_more_ids(bare):
+    """Made for another vocabulary; who insists gets it."""
+    target, _ = bare
+    wide, how = ngram.PromptLookup(321), {"gamma": 2, **options}
+    for make in (
+        functools.partial(specjax.generate, target, wide, SOURCES, **how),
+        lambda **given: switch([wide, ngram.PromptLookup(320)], target, **given),
+    ):
+        with pytest.raises(ValueError, match=r"drafts 321 ids, and .* has 320.*check_tokens=False"):
+            make()
+        make(check_tokens=False)
+
+
+def test_the_doctor_counts_what_is_lost():
+    assert verdicts.sizes(320, 320).verdict == "pass"
+    found = verdicts.sizes(300, 320)
+    assert (found.verdict, found.seen) == (
+        "warn",
+        "300 ids, and the target has 320: 20 are never drafted",
+    )
+    assert verdicts.sizes(321, 320).verdict == "warn"
