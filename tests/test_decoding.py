@@ -16,11 +16,14 @@ import pairs
 import specjax
 from pairs import EOS_IDS, IDS, TEXTS
 from specjax import decoding, loop
+from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
 from specjax.decoding import starting
 from specjax.drafters.base import ModelDrafter
+from specjax.drafters.ngram import PromptLookup
 from specjax.measure import pricing, timing
+from specjax.models.hub import Checkpoint
 from specjax.policies import load, prices
 from specjax.policies.estimating import Estimating
 from specjax.replay import rollouts
@@ -309,13 +312,41 @@ def test_ids_past_the_tokenizers_are_never_emitted(pair):
         ({"batch_size": "8"}, "batch_size='8' must be a whole number ≥ 1"),
         ({"max_source_len": "40"}, "max_source_len='40' must be a whole number ≥ 1"),
         ({"max_new_tokens": 0}, "max_new_tokens=0 must be a whole number ≥ 1"),
+        ({"max_new_tokens": 10**9}, "max_new_tokens=1000000000 must be ≤ 1,048,576: the caches"),
+        ({"gamma": 100_000}, r"gamma=100000 must be a whole number in \[1, 1024\]; a row never"),
+        ({"widths": 3}, "widths=3 must be a list of numbers"),
+        ({"filters": 5}, "filters=5 must be a list of filters or their names"),
+        ({"rule": 5}, "rule=5 must be an acceptance rule, or its name"),
+        ({"rule": TokenRule}, "rule=<class .* is a class: give what it makes, an acceptance rule"),
+        ({"policy": 5}, "policy=5 must be a draft-length policy, or its name"),
+        ({"draft": 5}, "draft=5 must be a checkpoint, a drafter, or a name"),
+        ({"draft": PromptLookup}, "draft=<class .* is a class: give what it makes, a checkpoint,"),
+        ({"target": "x"}, "target='x' must be a checkpoint, as specjax.load and specjax.wrap"),
+        ({"target": None, "draft": None}, "target=None must be a checkpoint"),
         ({"samples": 0}, "samples=0 must be a whole number ≥ 1"),
         ({"batch_size": 0}, "batch_size=0 must be a whole number ≥ 1"),
     ],
 )
 def test_numbers_out_of_range(pair, options, message):
+    given = {"target": pair.target, "draft": pair.draft, "texts": TEXTS} | options
     with pytest.raises(ValueError, match=message):
-        generate(pair.target, pair.draft, TEXTS, **options)
+        generate(**given)
+
+
+@pytest.mark.parametrize("name", ["measure_alpha", "measure_speedup", "beam_search", "stream"])
+@pytest.mark.parametrize(("role", "wrong"), [("target", "x"), ("draft", 5), ("draft", Checkpoint)])
+def test_models_that_are_none(pair, name, role, wrong):
+    """Every function that takes a pair names the argument."""
+    given = {"target": pair.target, "draft": pair.draft, "texts": TEXTS[:1], "max_new_tokens": 1}
+    with pytest.raises(ValueError, match=f"{role}=.* a checkpoint"):
+        getattr(specjax, name)(**given | {role: wrong})
+
+
+def test_a_buffer_is_never_larger_than_the_bound(pair):
+    """Also where memory is counted before anything runs."""
+    method = decoding.build(pair.target, None, gamma=1, sampling=sampling(0.0))
+    with pytest.raises(ValueError, match=r"max_new_tokens=\d+ must be ≤ 1,048,576"):
+        starting.room_of(method, None, 2**20 + 1)
 
 
 TAKE_TEXTS = {
@@ -340,10 +371,18 @@ def test_texts_that_are_no_list_of_strings(pair, name):
         (None, "texts=None should be a list of strings"),
         ((text for text in TEXTS), "should be a list of strings"),
         ([*TEXTS, None], r"texts\[8\]=None should be a string"),
+        (set(TEXTS), r"texts=\{.* has no order: give a list"),
+        (dict.fromkeys(TEXTS), r"texts=\{.* has no order: give a list"),
+        ([*TEXTS, "a\udc80"], r"texts\[8\]=.* holds '\\udc80', half a character"),
         ([["import os"]], r"texts\[0\]=\['import os'\] should be a string"),
     ):
         with pytest.raises(ValueError, match=message):
             TAKE_TEXTS[name](pair, texts)
+
+
+def test_an_id_of_more_than_64_bits(pair):
+    with pytest.raises(ValueError, match=f"{2**70} in .* is no token id of .*: they are 0 … 299"):
+        decoding.tokenize(pair.target, [[2**70, 1]])
 
 
 @pytest.mark.parametrize("call", [specjax.generate, specjax.measure_alpha])

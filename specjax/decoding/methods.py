@@ -149,6 +149,13 @@ def _widths(said: Sequence[int]) -> tuple[int, ...]:
     return tuple(whole("widths", width, "[1, ∞)") for width in given)
 
 
+def check_models(target: Any, draft: Any) -> None:
+    """ValueError that names the argument, if one is nothing that decodes or drafts."""
+    has("target", target, CHECKPOINT, A_CHECKPOINT)
+    if not isinstance(draft, str | Checkpoint):
+        has("draft", draft, ("begin", "extend", "logits"), "a checkpoint, a drafter, or a name")
+
+
 def pair(
     target: Checkpoint, draft: Checkpoint | Drafter | str, *, check_tokens: bool = True
 ) -> tuple[Any, Drafter]:
@@ -162,14 +169,13 @@ def pair(
     Raises:
       ValueError: they do not fit.
     """
-    has("target", target, CHECKPOINT, A_CHECKPOINT)
+    check_models(target, draft)
     if isinstance(draft, str):
         draft = drafters.load(draft, target)
     if isinstance(draft, Checkpoint):
         check_pair(target, draft, check_tokens=check_tokens)
         draft = ModelDrafter(draft.model)
     else:
-        has("draft", draft, ("begin", "extend", "logits"), "a checkpoint, a drafter, or a name")
         attached.check_target(draft, target)
         name, size = drafters.name_of(draft), draft.vocab_size
         check_ids(name, size, target, check_tokens=check_tokens)

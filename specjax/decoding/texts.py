@@ -168,8 +168,11 @@ def check_room(target: Checkpoint, texts: Sequence[Sequence[int]], max_new_token
 
 def check_budget(max_new_tokens: int) -> None:
     """ValueError unless an output may have so many tokens."""
-    why = "every row has a slot of the caches for each"
-    whole("max_new_tokens", max_new_tokens, f"[1, {MAX_NEW_TOKENS}]", why)
+    if whole("max_new_tokens", max_new_tokens, "[1, ∞)") > MAX_NEW_TOKENS:
+        raise ValueError(
+            f"max_new_tokens={max_new_tokens} must be ≤ {MAX_NEW_TOKENS:,}: the caches have a slot "
+            "for each of them in every row."
+        )
 
 
 def pack_for(

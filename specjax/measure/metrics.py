@@ -8,6 +8,7 @@ efficiency τ is tokens per target call.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +113,7 @@ def measure_alpha(
 
     Raises: as `specjax.generate`.
     """
+    decoding.check_models(target, draft)
     chosen = smp.sampling(temperature, top_k, top_p, filters)
     plain = decoding.plain(target, chosen)
     rows = decoding.stream(

@@ -150,7 +150,7 @@ def compare(target: Checkpoint, draft: Checkpoint, *, tokens: bool = True) -> li
         sizes = len(target.tokenizer), len(draft.tokenizer)  # they grow when tokens are added
         checks += _compare_tokenizers(target.tokenizer, draft.tokenizer, sizes)
     if not tokens:
-        free = {"required": False, "way_out": INSISTED}
+        free: dict[str, Any] = {"required": False, "way_out": INSISTED}
         checks = [c if c.name == INPUT else dataclasses.replace(c, **free) for c in checks]
     return [*checks, _start(target, draft), _ends(target, draft), *_remarks(target, draft)]
 
