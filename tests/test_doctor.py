@@ -169,6 +169,10 @@ def test_another_tokenizer(pair, copy):
     assert found["compatibility"].way_out
     assert [found[name].verdict for name in ("memory", "weights")] == ["pass", "pass"]
     assert {found[name].verdict for name in ["logits", *LAST]} == {"skip"}
+    names = ["target files", "draft files", "tokenizer", "compatibility"]
+    found = examine(pair.target.name, draft, names=names, check_tokens=False)["compatibility"]
+    assert found.verdict == "warn"
+    assert "never right about 10 of the target's 300 ids" in found.seen
 
 
 def test_a_draft_of_another_kind(pair, tmp_path):
@@ -349,7 +353,7 @@ def test_compatibility_verdicts():
     assert verdicts.compatibility([remark, fine], (9, 9)).verdict == "warn"
     found = verdicts.compatibility([remark, fault], (7, 9))
     assert (found.verdict, found.way_out) == ("fail", "Another draft.")
-    assert found.seen.endswith("; 1 more")
+    assert found.seen.endswith("; 1 more; the draft is never right about 2 of the target's 9 ids")
 
 
 @pytest.mark.parametrize(
