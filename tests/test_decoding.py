@@ -467,9 +467,9 @@ def test_a_start_token_other_than_padding(pair, plain):
     other = dataclasses.replace(
         pair.target, config=dataclasses.replace(pair.target.config, decoder_start_token_id=7)
     )
-    assert generate(other, None, TEXTS).tokens != plain.tokens
-    with pytest.raises(ValueError, match="decoder_start_token_id: 7 in the target and 0 in"):
-        generate(other, pair.draft, TEXTS)
+    found = generate(other, None, TEXTS).tokens
+    assert found != plain.tokens
+    assert generate(other, pair.draft, TEXTS).tokens == found  # though the draft has another
 
 
 @pytest.mark.parametrize("speculates", [True, False])
