@@ -123,7 +123,8 @@ def _are_ids(text: Any) -> bool:
 
 def _as_ids(ids: Sequence[int], checkpoint: Checkpoint) -> list[int]:
     """The ids as a list; ValueError if one is not of the checkpoint's vocabulary."""
-    found, size = [int(one) for one in ids], checkpoint.model.vocab_size
+    found = ids.tolist() if isinstance(ids, np.ndarray | Array) else [int(one) for one in ids]
+    size = checkpoint.model.vocab_size
     if wrong := [one for one in found if not 0 <= one < size]:
         raise ValueError(
             f"{wrong[0]} in {shown(ids)} is no token id of {checkpoint.name}: they are 0 … "
