@@ -74,7 +74,6 @@ def fill(on: Study) -> list[Row]:
         bar.set_description(", ".join(f"{name} {value}" for name, value in cell.items()))
         for row in measure(on, **cell):
             on.results.append({**cell, **row, **identity(on)})
-        jax.clear_caches()  # Linux allows a process so many memory maps, and programs take some
     return [row for cell in cells for row in on.results.done if cell.items() <= row.items()]
 
 

@@ -34,7 +34,7 @@ from specjax.measure import cost, report, timing
 from specjax.measure.ranks import acceptance_by_rank
 from specjax.results import Summary, summarize
 from specjax.speculative import Speculative
-from specjax.support import command_line
+from specjax.support import command_line, memory_maps
 from specjax.support.named import short
 from specjax.tools.commands.inputs import read_lines
 from specjax.trees.choice import Choice, choose
@@ -123,11 +123,11 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
             for name, tree in variants(on, draft, temperature, one, drawn):
                 methods[name], trees[name] = tree, (one, by_rank)
     tokens, rows = float(np.mean([len(output) for output in outputs])), []
-    # Group by group: a process has room for some 100 programs (memory maps).
+    # Group by group, for the memory maps of a process do not suffice for all programs.
     for size in sorted({group(method) for method in methods.values()}):
-        jax.clear_caches()
         some = {name: method for name, method in methods.items() if group(method) == size}
-        found, samples = timed(on, plain, some, texts, tokens, names=(config.target, draft))
+        with memory_maps.kept(methods=3 * len(some)):  # loops, and programs for their phases
+            found, samples = timed(on, plain, some, texts, tokens, names=(config.target, draft))
         for name, method in some.items():
             counts = summarize(found.outputs(name))
             tau = counts.tokens_per_iteration

@@ -3,7 +3,6 @@
 import pathlib
 import sys
 
-import jax
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
@@ -33,7 +32,6 @@ def main(_) -> None:
             deciding = race.untold(on, cell["draft"])
             both = [race.price(on, cell, deciding) for _ in range(2)]
             board.compare_prices(console, title, *both)
-            jax.clear_caches()
         return
     if flags.FLAGS.only_mixing:
         results = Results(workdir / "mixing.jsonl")
@@ -42,7 +40,6 @@ def main(_) -> None:
             for row in rows:
                 results.append({**cell, **row, **study.identity(on)})
             mixing.show(console, " ".join(short(str(part)) for part in cell.values()), rows)
-            jax.clear_caches()
         return
     report(console, workdir, fill(on), config.shown)
 
@@ -105,7 +102,6 @@ def fill(on: Study) -> list[dict]:
         bar.set_description(" ".join(short(str(part)) for part in cell.values()))
         for row in race.measure(on, cell):
             on.results.append({**cell, **row, **study.identity(on)})
-        jax.clear_caches()  # as within a race
     return [row for cell in cells for row in on.results.done if cell.items() <= row.items()]
 
 

@@ -148,9 +148,6 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     config, draft, temperature = on.config, cell["draft"], cell["temperature"]
     texts = speedups.timed_texts(on)
     before, wrong = tried_prices(on, cell)
-    # A process that has all memory maps that Linux allows dies in XLA, and programs take many.
-    # Those of pricing are read from the cache on disk behind the race.
-    jax.clear_caches()
     if wrong:
         raise ValueError(
             f"{wrong} Policies would be told noise, so nothing is raced. Run again on a machine "
@@ -176,7 +173,6 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
         turn=config.turn,
         note=lambda state: int(state.drafter[1]) if state.drafter else 0,
     )
-    jax.clear_caches()
     after, _ = tried_prices(on, cell)
     known = {loop: mean(of, after[loop]) for loop, of in before.items()}
     table, own = known[pricing.POLICIES], prices_of(decide, made, known)

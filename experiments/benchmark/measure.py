@@ -22,6 +22,7 @@ from specjax.paper import formulas
 from specjax.results import summarize
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
+from specjax.support import memory_maps
 
 Rivals = dict[str, Callable[[], list[list[int]]]]
 SILENT = "silent"
@@ -68,7 +69,8 @@ def _names(case: Case) -> list[tuple[str, str, str, float]]:
 def measure(lab: Lab, case: Case) -> dict[str, Any]:
     """The fields of the case's row."""
     kinds = {"decode": decode, "silent": silent, "verify": verify}
-    return kinds[case.kind](lab, case)
+    with memory_maps.kept(methods=2 + case.gamma):  # loops, and programs for phases
+        return kinds[case.kind](lab, case)
 
 
 # --- both loops and their peers ------------------------------------------------------------------

@@ -16,6 +16,7 @@ from specjax.decoding.methods import A_CHECKPOINT, CHECKPOINT, MAX_GAMMA
 from specjax.decoding.texts import check_budget
 from specjax.models.compatibility import check_pair
 from specjax.models.hub import Checkpoint
+from specjax.support import memory_maps
 from specjax.support.ranges import has, whole
 from specjax.types import Text
 
@@ -99,6 +100,7 @@ def beam_search(
         ids = [sources[index] for index in chunk]
         inputs = pack_for(target, ids, rows=count)
         room = inputs.prompt.shape[1] + max_new_tokens + (gamma if draft else 0) + 1
+        memory_maps.make_room()
         state = method(
             inputs,
             jnp.where(jnp.arange(count) < len(ids), max_new_tokens, 0).astype(jnp.int32),

@@ -17,6 +17,7 @@ from specjax.models.hub import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
 from specjax.sampling import row_keys
 from specjax.state import State
+from specjax.support import memory_maps
 from specjax.types import Inputs
 
 
@@ -52,6 +53,7 @@ def compiled(
     Args:
       options: of the compiler. Others: see `needed`.
     """
+    memory_maps.make_room()
     given = blank_arguments(target, longest, bucket(rows))
     room = room_of(method, given[0], max_new_tokens)
     start = loop.start.lower(method, *given, buffer_len=room).compile(options)

@@ -19,6 +19,7 @@ from specjax.models import sharding
 from specjax.models.hub import Checkpoint
 from specjax.sampling import row_keys
 from specjax.state import State
+from specjax.support import memory_maps
 from specjax.types import Inputs
 
 
@@ -62,6 +63,7 @@ def prepare(
 
 def start(method, target, requests, *, max_new_tokens, key, rows, width):
     """What `prepare` gives, of requests."""
+    memory_maps.make_room()
     begun = arguments(target, requests, rows=rows, width=width, key=key)
     room = room_of(method, begun[0], max_new_tokens)
     return loop.start(method, *begun, buffer_len=room)

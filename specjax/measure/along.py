@@ -21,6 +21,7 @@ from specjax.models.hub import Checkpoint
 from specjax.sampling import as_key, row_keys
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
+from specjax.support import memory_maps
 from specjax.types import Text
 
 
@@ -149,6 +150,7 @@ def batches(
     room = bucket(longest + beyond, smallest=32)
     count = bucket(max(map(len, known.values())) + 1, smallest=32)
     size = bucket(min(batch_size, len(chosen)))
+    memory_maps.make_room()
     for at in range(0, len(chosen), batch_size):
         live = chosen[at : at + batch_size]
         index = jnp.asarray(live + [0] * (size - len(live)), jnp.int32)

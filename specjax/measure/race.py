@@ -22,6 +22,7 @@ from specjax.measure import report
 from specjax.measure.trace import TracedRound, traced, visible
 from specjax.models.hub import Checkpoint
 from specjax.state import State
+from specjax.support import memory_maps
 
 Piece = tuple[str, str]  # text, and what happened to it: see `report.spans`
 
@@ -55,6 +56,7 @@ class Side(NamedTuple):
         return [moment for moment in self.moments if moment.seconds <= seconds]
 
 
+@memory_maps.kept(methods=2)  # the loop, and its round
 def record(
     name: str,
     method: Method,

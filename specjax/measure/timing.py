@@ -25,6 +25,7 @@ from specjax.results import Row
 from specjax.sampling import Filter, as_key, sampling
 from specjax.speculative import Speculative
 from specjax.state import State
+from specjax.support import memory_maps
 from specjax.support.ranges import whole
 from specjax.trees import Shape
 from specjax.trees.speculative import TreeSpeculative
@@ -141,6 +142,7 @@ def quartiles(name: str, values: Sequence[float] | np.ndarray) -> dict[str, floa
     return {name: float(median), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
+@memory_maps.kept()
 def in_turns(
     runs: Mapping[str, Callable[[Item], Run]],
     batches: Sequence[Item],
@@ -220,9 +222,11 @@ def side_by_side(
         rows = decoding.read_rows(state, [(index, 0) for index in batch], target)
         return end - middle, end - first, rows, note(state)
 
-    cost.at_once(lambda method: run(method, batches[0]), methods.values())
-    runs = {name: partial(run, method) for name, method in methods.items()}
-    return in_turns(runs, batches, repeats, turn=turn, between=between)
+    programs = len({jax.tree.structure(method) for method in methods.values()})
+    with memory_maps.kept(programs):
+        cost.at_once(lambda method: run(method, batches[0]), methods.values())
+        runs = {name: partial(run, method) for name, method in methods.items()}
+        return in_turns(runs, batches, repeats, turn=turn, between=between)
 
 
 def start(
@@ -307,6 +311,7 @@ def measure_speedup(
     )
 
 
+@memory_maps.kept(methods=4)  # both loops, and as many programs for their phases
 def compare(
     method: Speculative | TreeSpeculative,
     target: Checkpoint,

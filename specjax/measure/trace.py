@@ -13,6 +13,7 @@ from specjax.loop import Method
 from specjax.rounds import Round
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State, unfinished
+from specjax.support import memory_maps
 from specjax.trees.speculative import TreeSpeculative
 
 
@@ -163,6 +164,7 @@ class Timeline(NamedTuple):
         return sum(event.phase in ("verify", "step") for event in self.events)
 
 
+@memory_maps.kept(methods=2)
 def timeline(
     method: Method,
     prepare: Callable[[], tuple[Any, State]],

@@ -24,6 +24,7 @@ from specjax.policies import Observation, Policy, Prices, Round
 from specjax.policies.constant import Constant
 from specjax.replay.rollouts import Rollouts, acceptance_point
 from specjax.sampling import Purpose
+from specjax.support import memory_maps
 
 
 class Replayed(NamedTuple):
@@ -265,6 +266,7 @@ def replay(
     for alike in kinds.values():
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(policies[i] for i in alike))
         each = jnp.arange(len(alike))  # a policy without numbers has nothing to be mapped over
+        memory_maps.make_room()
         found = _side_by_side((each, stacked), rollouts, keys, at_once=at_once, carry=carry)
         parts.append(jax.device_get(found))
     back = np.argsort([i for alike in kinds.values() for i in alike])
