@@ -124,7 +124,7 @@ def sampling(
     filters = named.split(filters) if isinstance(filters, str) else filters
     if not isinstance(filters, Sequence):
         raise ValueError(f"filters={filters!r} must be a list of filters or their names.")
-    chosen = [named.make("filter", NAMES, f) if isinstance(f, str) else f for f in filters]
+    chosen = [named.make("filter", NAMES, f, Filter) if isinstance(f, str) else f for f in filters]
     for one in chosen:
         if not callable(one):
             raise ValueError(f"filters holds {one!r}, which is no `specjax.sampling.Filter`.")

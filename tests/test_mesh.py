@@ -241,7 +241,10 @@ def test_drafters_that_belong_to_a_target(models):
 @pytest.mark.parametrize(
     ("mesh", "words"),
     [
-        ("model=3,data=5", r"takes 15 devices, which does not divide the 1 of platform 'cpu'"),
+        (
+            "model=3,data=5",
+            r"needs 15 devices, but platform 'cpu' has 1\. Choose sizes",
+        ),
         ("rows=2", r"mesh='rows=2': 'rows' is no axis that is known. Name \"data\""),
         ("data=1,data=1", "names the axis 'data' twice"),
         ("model=two", "model='two' must be a whole number ≥ 1"),

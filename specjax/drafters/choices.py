@@ -192,9 +192,9 @@ def _rated(costs: Sequence[float], memory: float) -> tuple[Array, Array]:
 def load(choice: str | Choice) -> Choice:
     """The choice that a name of `NAMES` or an import path stands for, "recent(memory=0.8)".
 
-    What is no text is returned as it is. An import path is code that runs.
+    A `Choice` is returned as it is. An import path is code that runs.
 
     Raises:
       ValueError: there is no such choice, or it does not take these settings.
     """
-    return named.make("choice", NAMES, choice) if isinstance(choice, str) else choice
+    return choice if hasattr(choice, "scores") else named.make("choice", NAMES, choice, Choice)

@@ -76,7 +76,10 @@ def load(
     }
     takes = inspect.signature(make).parameters
     given = {name: value() for name, value in offered.items() if name in takes}
-    return named.make("drafter", NAMES, draft, **given)
+    made = named.make("drafter", NAMES, draft, **given)
+    if not isinstance(made, Checkpoint):
+        named.check("drafter", draft, made, Drafter)
+    return made
 
 
 def _model(draft: str, target: Checkpoint, *, replicate: bool, **options: Any) -> Checkpoint:
@@ -114,6 +117,8 @@ def in_int8(
 
 def maker(draft: str) -> Callable[..., Drafter] | None:
     """What `load` calls to make a drafter; None for a model, ValueError where there is none."""
+    if not isinstance(draft, str):
+        raise ValueError(f"draft={draft!r} must be a text: a name, a directory or a hub name.")
     name = draft.partition("(")[0].strip()
     if name in NAMES or (":" in name and not pathlib.Path(draft).exists()):
         return named.find("drafter", NAMES, name)

@@ -28,6 +28,7 @@ from specjax.models.compatibility import check_ids, check_pair
 from specjax.models.hub import Checkpoint
 from specjax.pytrees import pytree
 from specjax.rounds import Round, where_active
+from specjax.support import named
 from specjax.types import Model
 
 
@@ -233,7 +234,7 @@ def switch(
       ValueError: fewer than two drafters, one that does not fit the target, or two that read more
         of the target than its last hidden state.
     """
-    if isinstance(drafters, str) or len(drafters) < 2:
+    if not isinstance(drafters, Sequence) or isinstance(drafters, str) or len(drafters) < 2:
         raise ValueError(f"drafters={drafters!r} must be a list of two or more.")
     size = target.model.vocab_size
     made = []
@@ -243,6 +244,7 @@ def switch(
             check_pair(target, loaded, check_tokens=check_tokens)
             loaded = Latecomer(loaded.model)
         else:
+            named.check("drafter", loading.name_of(one), loaded, Drafter)
             attached.check_target(loaded, target)
             check_ids(loading.name_of(one), loaded.vocab_size, target, check_tokens=check_tokens)
         made.append(over(loaded, size))

@@ -169,9 +169,8 @@ def mesh_of(mesh: Mesh | AbstractMesh | str) -> Mesh | AbstractMesh:
         )
     if count > len(found) or len(found) % count:
         raise ValueError(
-            f"mesh={mesh!r} takes {count} devices, which does not divide the {len(found)} of "
-            f"platform {jax.default_backend()!r} that there are: let the sizes multiply to a "
-            f"divisor of {len(found)}."
+            f"mesh={mesh!r} needs {count} devices, but platform {jax.default_backend()!r} has "
+            f"{len(found)}. Choose sizes whose product divides {len(found)}."
         )
     # In an order that suits the connections of a TPU. jax is to place what is not said.
     options: dict[str, Any] = {"axis_types": (AxisType.Auto,) * len(sizes)}

@@ -151,15 +151,15 @@ def prices(
     """
     shares = {"alpha": alpha, "between": between, "alpha_error": alpha_error}
     for name, share in shares.items():
-        if not np.isnan(share):
+        if share == share:
             number(name, share, "[0, 1]")
     why = "one for each of 0 … γ_max drafted tokens"
     times = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
     draft = number("draft", draft, "[0, ∞)")
     fixed = {"token": token, "call": call, "plain_call": plain_call, "refused": refused}
     for name, value in fixed.items():
-        if value < 0:  # NaN: not known
-            raise ValueError(f"{name}={value} must be ≥ 0.")
+        if value == value:  # NaN: not known
+            number(name, value, "[0, ∞)")
     return as_measured(
         draft=draft, verify=times, rest=rest, **fixed,
         error=error, largest_error=largest_error, drop=drop, **shares,

@@ -8,11 +8,14 @@ import importlib
 import inspect
 import pathlib
 import re
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def make(kind: str, names: Mapping[str, str], text: str, **settings: Any) -> Any:
+def make(
+    kind: str, names: Mapping[str, str], text: str, protocol: type | None = None, **settings: Any
+) -> Any:
     """Call the function or class that a text names.
 
     Args:
@@ -21,10 +24,13 @@ def make(kind: str, names: Mapping[str, str], text: str, **settings: Any) -> Any
       text: one of `names`, or an import path "module:attribute"; settings may follow as in Python,
         "svip(threshold=0.3)", literals only. An import path is code that runs: the module is
         imported, and the attribute called. Take none from where you would take no program.
+      protocol: the class whose functions what is made must have.
       settings: more of them.
 
     Raises:
-      ValueError: no such name, module or attribute, or settings that it does not take.
+      ValueError: no such name, module or attribute, settings that it does not take, or it makes
+        something else
+        than `protocol` asks for.
     """
     name, arguments, written = _parse(kind, text)
     settings = written | settings
@@ -36,7 +42,22 @@ def make(kind: str, names: Mapping[str, str], text: str, **settings: Any) -> Any
         raise ValueError(
             f"{kind.capitalize()} {name!r}: {error}; it is {attribute}{inspect.signature(maker)}."
         ) from error
-    return maker(*arguments, **settings)
+    made = maker(*arguments, **settings)
+    if protocol is not None:
+        check(kind, text, made, protocol)
+    return made
+
+
+def check(kind: str, text: str, made: Any, protocol: type) -> None:
+    """ValueError if a value, made of a text, is no instance with the functions of a protocol."""
+    functions = [name for name, value in vars(protocol).items() if inspect.isfunction(value)]
+    missing = [name for name in functions if not callable(getattr(made, name, None))]
+    if missing or isinstance(made, type):
+        reason = f"has no function {missing[0]!r}" if missing else "is a class and no value"
+        raise ValueError(
+            f"{kind.capitalize()} {text!r} gives {reprlib.repr(made)}, which is no {kind}: it "
+            f"{reason}. Name a function or class that makes a {kind}."
+        )
 
 
 def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
@@ -47,7 +68,7 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
     Raises:
       ValueError: no such name, module or attribute.
     """
-    path = names.get(name, name)
+    path = names.get(name, name) if isinstance(name, str) else ""
     module_name, colon, attribute = path.partition(":")
     if not colon:
         raise ValueError(
@@ -55,6 +76,8 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
             "of your own as module:attribute."
         )
     try:
+        if module_name.startswith("."):
+            raise ModuleNotFoundError(name=module_name)
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
@@ -68,6 +91,13 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
         raise ValueError(
             f"{kind.capitalize()} {name!r}: {module_name} has no attribute {attribute!r}."
         )
+    try:
+        inspect.signature(maker)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{kind.capitalize()} {name!r}: {reprlib.repr(maker)} is no function whose settings "
+            f"can be read. Name a function or class that makes a {kind}."
+        ) from None
     return maker
 
 
@@ -111,16 +141,18 @@ def settings(kind: str, names: Mapping[str, str], text: str) -> dict[str, Any]:
 
 def _parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """Name, arguments and settings of "name(1, key=2)"; without parentheses there are none."""
+    if not isinstance(text, str):
+        raise ValueError(f"{kind}={text!r} must be a text, name(setting=value, …).")
     name, opens, rest = text.partition("(")
     if not opens:
         return text.strip(), [], {}
     try:
         call = ast.parse(f"make({rest}", mode="eval").body
-        if not isinstance(call, ast.Call):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError
         arguments = [ast.literal_eval(value) for value in call.args]
         settings = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise ValueError(
             f"{kind}={text!r} cannot be read: write name(setting=value, …), values being numbers, "
             "texts in quotes, True or False."

@@ -28,7 +28,7 @@ def number(name: str, value: Any, interval: str, why: str = "") -> float:
     if found is not None and abs(found) < SMALLEST:
         found = 0.0
     elif found is not None and abs(found) > LARGEST:
-        found = math.copysign(math.inf, found)
+        found = math.inf if found > 0 else -math.inf
     if not _holds(interval, found):
         raise ValueError(_message(name, value, "number", interval, why))
     return float(found)
@@ -44,10 +44,11 @@ def whole(name: str, value: Any, interval: str, why: str = "") -> int:
 
 
 def listed(name: str, values: Any) -> list[Any]:
-    """The entries of a list, tuple or array that is not empty; ValueError otherwise."""
+    """The entries of a list, tuple or array; ValueError if it is empty or anything else."""
     array = np.ndim(values) == 1 if hasattr(values, "__array__") else isinstance(values, Sequence)
     if not array or isinstance(values, str | bytes) or not len(values):
-        raise ValueError(f"{name}={values!r} must be a list of numbers, and not empty.")
+        one = f": write ({values!r},) for one number" if _scalar(values) is not None else ""
+        raise ValueError(f"{name}={values!r} must be a list of numbers, and not empty{one}.")
     return list(values)
 
 

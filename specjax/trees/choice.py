@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specjax.support.ranges import number, whole
-from specjax.trees.shapes import FixedTree, of_paths
+from specjax.trees.shapes import MAX_NODES, FixedTree, of_paths
 
 
 class Choice(NamedTuple):
@@ -38,7 +38,7 @@ def best_trees(
       ValueError: a chance outside [0, 1], or a size or depth below 1.
     """
     chances = [number("by_rank", p, "[0, 1]") for p in by_rank]
-    counts = sorted({whole("sizes", size, "[1, ∞)") for size in sizes})
+    counts = sorted({whole("sizes", size, f"[1, {MAX_NODES}]") for size in sizes})
     most, depth = counts[-1], whole("depth", depth, "[1, ∞)")
     # gain[d][r, n]: of at most n nodes below a node, in children from rank r on, d levels deep.
     gain = [np.zeros((len(chances) + 1, most + 1))]

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from specjax.support import named
-from specjax.support.ranges import whole
+from specjax.support.ranges import listed, whole
 
 NAMES = {
     "chain": "specjax.trees.shapes:Chain",
@@ -21,6 +21,8 @@ NAMES = {
     "best_first": "specjax.trees.shapes:BestFirst",
 }
 DRAWS = ("without", "with", "top")
+MAX_NODES = 1024  # of a tree, and of its depth: all are verified in one pass of the target
+MAX_CANDIDATES = 16_384  # that a `BestFirst` tree drafts for them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +41,10 @@ class FixedTree:
     """How a node's children come: drawn without or with replacement, or chosen, the most likely."""
 
     def __post_init__(self):
+        if len(listed("parents", self.parents)) > MAX_NODES:
+            raise ValueError(_too_large(f"parents has {len(self.parents):,} entries"))
         for node, parent in enumerate(self.parents):
             whole(f"parents[{node}]", parent, f"[0, {node}]", "a parent comes before its children")
-        if not self.parents:
-            raise ValueError("A tree needs one node beside the root.")
         if self.draw not in DRAWS:
             raise ValueError(f"draw={self.draw!r}: choose one of {', '.join(DRAWS)}.")
 
@@ -92,7 +94,12 @@ class BestFirst:
 
     def __post_init__(self):
         for name in ("width", "depth", "nodes"):
-            whole(name, getattr(self, name), "[1, ∞)")
+            whole(name, getattr(self, name), f"[1, {MAX_NODES}]")
+        if self.candidates > MAX_CANDIDATES:
+            raise ValueError(
+                f"width={self.width} and depth={self.depth} give {self.candidates:,} candidates, "
+                f"and a tree may draft {MAX_CANDIDATES:,}: lower one of them."
+            )
         if self.nodes > self.candidates:
             raise ValueError(
                 f"nodes={self.nodes}, but width={self.width} and depth={self.depth} give no more "
@@ -122,24 +129,34 @@ def fixed(
       draw: see `FixedTree`.
 
     Raises:
-      ValueError: none or both of them, a number below 1, or paths that are no tree.
+      ValueError: none or both of them, a number below 1, paths that are no tree, or more nodes
+        than `MAX_NODES`.
     """
-    if bool(branches) == bool(paths):
+    given = [name for name, value in (("branches", branches), ("paths", paths))
+             if not isinstance(value, list | tuple) or value]  # fmt: skip
+    if len(given) != 1:
         raise ValueError("fixed needs either branches=(…) or paths=(…).")
-    if branches:
-        counts = [whole("branches", count, "[1, ∞)") for count in branches]
+    if given == ["branches"]:
+        counts = [whole("branches", count, "[1, ∞)") for count in listed("branches", branches)]
         level: list[int] = [0]
         parents: list[int] = []
         for count in counts:
             first = len(parents) + 1
+            if len(parents) + len(level) * count > MAX_NODES:
+                raise ValueError(_too_large(f"branches={branches!r} is too large"))
             parents += [node for node in level for _ in range(count)]
             level = list(range(first, len(parents) + 1))
         return FixedTree(tuple(parents), draw)
-    asked = [tuple(whole("paths", rank, "[0, ∞)") for rank in path) for path in paths]
+    if len(listed("paths", paths)) > MAX_NODES:
+        raise ValueError(_too_large(f"paths has {len(paths):,} entries"))
+    asked = [
+        tuple(whole("paths", rank, "[0, ∞)") for rank in listed(f"paths[{node}]", path))
+        for node, path in enumerate(paths)
+    ]
     known: set[tuple[int, ...]] = {()}
     for path in asked:
         before = [path[:-1]]
-        if path and path[-1]:
+        if path[-1]:
             before.append((*path[:-1], path[-1] - 1))
         missing = [needed for needed in before if needed not in known]
         if path in known or missing:
@@ -149,6 +166,10 @@ def fixed(
             )
         known.add(path)
     return of_paths(asked, draw)
+
+
+def _too_large(what: str) -> str:
+    return f"{what}: a tree may have at most {MAX_NODES:,} nodes."
 
 
 def of_paths(paths: Sequence[tuple[int, ...]], draw: str = "without") -> FixedTree:

@@ -1,0 +1,137 @@
+"""What a name with settings stands for: a value, or a ValueError; nothing else."""
+
+import inspect
+import sys
+import types
+
+import pytest
+
+import eagles
+from specjax import accept, policies
+from specjax.accept import TokenRule
+from specjax.drafters import choices, loading, ngram
+from specjax.policies import constant, prices
+from specjax.policies.loading import NAMES as POLICIES
+from specjax.policies.loading import needs_prices
+from specjax.sampling import NAMES as FILTERS
+from specjax.sampling import sampling
+from specjax.support import named
+from specjax.training import divergences
+from specjax.trees import shapes
+
+COUNTS = ngram.count([[3, 4, 1]], 7, 0)
+GIVEN = "target", "vocab_size", "counts", "load", "dtype", "replicate"  # by `loading.load`
+VALUES = [
+    *("-1", "0", "3", "0.5", "1e-50", str(10**12), str(10**400), "-1e999", "1e999-1e999", "1j"),
+    *("'x'", "''", "None", "True", "{}", "{3}", "b'x'"),
+    *("()", "(3,)", "(0, 1)", "(-1.0,)", "('x',)", "(None, None)", "((0,), (1,))", "[[]]"),
+]
+
+
+def load_policy(text):
+    needed = {"prices": prices(0.1, [1.0, 1.1, 1.2])} if needs_prices(text) else {}
+    return policies.load(text, **needed)
+
+
+LOADERS = {
+    "policy": (load_policy, POLICIES),
+    "rule": (accept.load, accept.NAMES),
+    "tree": (shapes.load, shapes.NAMES),
+    "choice": (choices.load, choices.NAMES),
+    "filter": (lambda text: sampling(1.0, filters=[text]), FILTERS),
+    "divergence": (divergences.load, divergences.NAMES),
+    "drafter": (
+        lambda text: loading.load(text, eagles.target_of("gpt", 7), counts=lambda: COUNTS),
+        loading.NAMES,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_any_value_of_any_setting(kind, monkeypatch):
+    """Each is taken or refused by name; what is refused is a ValueError that says something."""
+    target = eagles.target_of("gpt", 7)
+    monkeypatch.setattr(eagles, "target_of", lambda *_: target)
+
+    def load_model(name, **options):
+        raise ValueError(f"{name!r} is the name of no model")
+
+    monkeypatch.setattr(loading.hub, "load", load_model)
+    load, names = LOADERS[kind]
+    made, refused, said = [], [], []
+    for name in names:
+        for setting in inspect.signature(named.find(kind, names, name)).parameters:
+            for value in VALUES if setting not in GIVEN else ():
+                text = f"{name}({setting}={value})"
+                try:
+                    made.append(load(text))
+                except ValueError as error:
+                    refused.append(text)
+                    said.append(str(error))
+    assert made
+    assert len(refused) > len(made)
+    assert min(map(len, said)) > 20
+
+
+@pytest.fixture
+def mine(monkeypatch):
+    """A module of that name, with what a user may write by mistake."""
+    module = types.ModuleType("mine")
+    module.number = 3
+    module.nothing = lambda: None
+    module.kind = lambda: TokenRule
+    module.rule = TokenRule
+    module.policy = lambda: constant(2)
+    module.text = lambda: "constant"
+    monkeypatch.setitem(sys.modules, "mine", module)
+
+
+IMPORTED = ("mine:number", "mine:nothing", "mine:kind", "mine:text", "mine:", ":rule", ".mine:rule",
+            "mine.rule:", "os:system('true')", "os:name", "builtins:int")  # fmt: skip
+UNREADABLE = ("svip({[]: 1})", "svip(**{'a': 1})", "svip(" + "-" * 5_000 + "1)", "(", ")", "",
+              "mine:policy()()")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["policy", "rule", "choice", "tree", "drafter", "filter"])
+@pytest.mark.parametrize("text", [*IMPORTED, *UNREADABLE])
+def test_what_is_no_such_part(mine, kind, text):
+    if kind == "drafter" and text in UNREADABLE:
+        pytest.skip("the name of a model")
+    with pytest.raises(ValueError, match=r"\w{3}"):
+        LOADERS[kind][0](text)
+
+
+def test_the_message_names_what_was_made(mine):
+    for text, said in {
+        "os:system('true')": r"Policy .os:system\('true'\). gives 0, which is no policy: it has no",
+        "mine:rule": r"gives TokenRule\(\), which is no policy: it has no function 'init'",
+        "mine:number": r"Policy 'mine:number': 3 is no function",
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            policies.load(text)
+    with pytest.raises(ValueError, match="is no rule: it is a class and no value"):
+        accept.load("mine:kind")
+    assert accept.load("mine:rule") == TokenRule()
+    assert policies.load("mine:policy").gamma == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fixed(branches=(3))", r"branches=3 must be a list .*: write \(3,\) for one number"),
+        ("fixed(paths=(0,))", r"paths\[0\]=0 must be a list .*: write \(0,\) for one number"),
+        ("fixed(branches=(1000, 1000, 1000))", "is too large: a tree may have at most 1,024"),
+        ("fixed(branches=(2147483647,))", "is too large: a tree may have at most 1,024 nodes"),
+        (f"fixed(paths={tuple((i,) for i in range(1025))})", "paths has 1,025 entries: a tree may"),
+        ("best_first(width=2000, depth=4, nodes=8)", r"width=2000 must be .* in \[1, 1024\]"),
+        ("best_first(width=100, depth=4, nodes=8)", "give 30,100 candidates, .* draft 16,384"),
+    ],
+)
+def test_trees_of_any_size(text, said):
+    with pytest.raises(ValueError, match=said):
+        shapes.load(text)
+
+
+def test_the_largest_trees():
+    assert shapes.load("fixed(branches=(1024,))").nodes == 1024
+    assert shapes.load("best_first(width=64, depth=4, nodes=1024)").candidates == 12_352
