@@ -480,7 +480,7 @@ def load(name: str, **settings: Any) -> AcceptanceRule:
     Raises:
       ValueError: no such name, module or attribute, or settings that it does not take.
     """
-    return named.make("rule", NAMES, name, protocol=AcceptanceRule, **settings)
+    return named.make("rule", NAMES, name, AcceptanceRule, **settings)
 
 
 # What decides about tokens. `under` need not be among them: a rule is judged as what it gives.

@@ -24,7 +24,7 @@ from specjax.tools import doctor
 
 def loud(target, sharpness):
     """What an import path may name: it takes the target if it asks for it."""
-    return target, sharpness
+    return ngram.PromptLookup(target.model.vocab_size, sharpness)
 
 
 @pytest.fixture
@@ -42,7 +42,8 @@ def test_by_name(pair, tmp_path, counted):
     assert drafters.load("lookup", pair.target) == ngram.PromptLookup(size)
     found = drafters.load("lookup(max_ngram=2, min_ngram=2)", pair.target)
     assert found == ngram.PromptLookup(size, 2, 2)
-    assert drafters.load("test_drafters:loud(sharpness=3)", pair.target) == (pair.target, 3)
+    found = drafters.load("test_drafters:loud(sharpness=4)", pair.target)
+    assert found == ngram.PromptLookup(size, 4)
     assert isinstance(drafters.load(pair.draft.name, pair.target), Checkpoint)
     target, counts = counted
     for found in (

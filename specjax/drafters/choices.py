@@ -197,4 +197,6 @@ def load(choice: str | Choice) -> Choice:
     Raises:
       ValueError: there is no such choice, or it does not take these settings.
     """
-    return choice if hasattr(choice, "scores") else named.make("choice", NAMES, choice, Choice)
+    if not isinstance(choice, str) and hasattr(choice, "scores"):
+        return choice
+    return named.make("choice", NAMES, choice, Choice)  # type: ignore[arg-type]

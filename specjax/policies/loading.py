@@ -39,7 +39,7 @@ def load(name: str, **settings: Any) -> Policy:
     Raises:
       ValueError: no such name, module or attribute, or settings that it does not take.
     """
-    return named.make("policy", NAMES, name, protocol=Policy, **settings)
+    return named.make("policy", NAMES, name, Policy, **settings)
 
 
 def load_priced(name: str, table: Prices, **settings: Any) -> Policy:

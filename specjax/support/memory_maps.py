@@ -98,7 +98,7 @@ def kept(methods: int = 0) -> Iterator[None]:
             _Process.kept -= 1
 
 
-def _listen(event: str, seconds: float, **details: Any) -> None:
+def _listen(event: str, duration_secs: float, **details: Any) -> None:
     if event == _COMPILED:
         _Process.compiled = True
 

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def make(
-    kind: str, names: Mapping[str, str], text: str, protocol: type | None = None, **settings: Any
+    kind: str, names: Mapping[str, str], text: str, protocol: type | None = None, /, **settings: Any
 ) -> Any:
     """Call the function or class that a text names.
 
