@@ -413,7 +413,7 @@ def test_paths_of_ranks():
         ("fixed(paths=((1,),))", r"\(1,\) before \(0,\): a node comes once"),
         ("fixed(paths=((0, 0), (0,)))", r"\(0, 0\) before \(0,\): a node comes once"),
         ("fixed(paths=((0,), (0,)))", r"\(0,\) twice"),
-        ("fixed(paths=((),))", r"\(\) twice"),
+        ("fixed(paths=((),))", r"paths\[0\]=\(\) must be a list"),
         ("fixed(branches=(2,), draw='best')", "without, with, top"),
         ("best_first(width=2, depth=1, nodes=3)", "no more than 2"),
         ("best_first(width=0, depth=1, nodes=1)", "width=0"),
