@@ -12,6 +12,7 @@ from jax import Array
 
 from specjax.batching import bucket, pack
 from specjax.models.hub import Checkpoint
+from specjax.models.hub.tokenizers import encode as encode_text
 from specjax.support.ranges import shown, whole
 from specjax.types import Inputs, Text
 
@@ -49,15 +50,14 @@ def tokenize(
     @functools.cache
     def first() -> list[int]:
         """The id that the tokenizer puts before every text (BOS), if it does."""
-        read = functools.partial(checkpoint.tokenizer, verbose=False)
-        empty, letter = (read(text)["input_ids"] for text in ("", "a"))
-        return list(empty[:1]) if empty[:1] == letter[:1] else []
+        empty, letter = (encode_text(checkpoint.tokenizer, text) for text in ("", "a"))
+        return empty[:1] if empty[:1] == letter[:1] else []
 
     def encode(text: Text) -> list[int]:
         if isinstance(text, str):
-            # Not verbose: transformers would warn of long texts in words that are not true here.
-            row = list(checkpoint.tokenizer(text, verbose=False)["input_ids"])
-            return row[1:] if row[:1] == row[1:2] == first() else row
+            row = encode_text(checkpoint.tokenizer, text)
+            row = row[1:] if row[:1] == row[1:2] == first() else row
+            return _known(row, text, checkpoint)
         return _as_ids(text, checkpoint)
 
     ids: list[list[int]] = []
@@ -124,10 +124,15 @@ def _are_ids(text: Any) -> bool:
 def _as_ids(ids: Sequence[int], checkpoint: Checkpoint) -> list[int]:
     """The ids as a list; ValueError if one is not of the checkpoint's vocabulary."""
     found = ids.tolist() if isinstance(ids, np.ndarray | Array) else [int(one) for one in ids]
+    return _known(found, ids, checkpoint)
+
+
+def _known(found: list[int], text: Text, checkpoint: Checkpoint) -> list[int]:
+    """The ids; ValueError that shows the text if one is not of the checkpoint's vocabulary."""
     size = checkpoint.model.vocab_size
     if wrong := [one for one in found if not 0 <= one < size]:
         raise ValueError(
-            f"{wrong[0]} in {shown(ids)} is no token id of {checkpoint.name}: they are 0 … "
+            f"{wrong[0]} in {shown(text)} is no token id of {checkpoint.name}: they are 0 … "
             f"{size - 1}."
         )
     return found

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specjax.models.hub import Checkpoint, start_field
+from specjax.models.hub.tokenizers import panics
 
 INSIST = (
     "Or give check_tokens=False: outputs keep the target's distribution, and drafted tokens are "
@@ -325,14 +326,16 @@ def _decoding(target: Any, draft: Any, encoded: list[Any]) -> Check:
 def _encode(tokenizer: Any, text: str, *, marks: bool = False) -> list[int] | str:
     """Ids, or what the tokenizer said where it cannot encode the text."""
     try:
-        return list(tokenizer(text, add_special_tokens=marks, verbose=False)["input_ids"])
+        with panics():
+            return list(tokenizer(text, add_special_tokens=marks, verbose=False)["input_ids"])
     except Exception as error:  # of no class of its own: a word without an unknown token, ...
         return f"an error ({error})"
 
 
 def _decode(tokenizer: Any, ids: list[int]) -> str:
     try:
-        return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        with panics():
+            return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     except Exception as error:
         return f"an error ({error})"
 

@@ -96,4 +96,4 @@ def load(directory: str | os.PathLike):
     path = pathlib.Path(directory)
     if not (path / "tokenizer.json").is_file():
         raise ValueError(f"no tokenizer.json in {path}: give the directory of a trained model")
-    return AutoTokenizer.from_pretrained(str(path))
+    return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)

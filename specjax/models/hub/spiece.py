@@ -76,13 +76,16 @@ def load(path: Path) -> Any:
         for piece in found.pieces
         if piece.kind in (CONTROL, USER_DEFINED)
     ]
-    return T5Tokenizer(
-        vocab=[*vocab, *((text, 0.0) for text in extra if text not in there)],
-        _spm_precompiled_charsmap=found.charsmap or None,
-        extra_ids=count,
-        additional_special_tokens=[*special, *reversed(extra)],
-        **options,
-    )
+    try:
+        return T5Tokenizer(
+            vocab=[*vocab, *((text, 0.0) for text in extra if text not in there)],
+            _spm_precompiled_charsmap=found.charsmap or None,
+            extra_ids=count,
+            additional_special_tokens=[*special, *reversed(extra)],
+            **options,
+        )
+    except Exception as error:  # the tokenizers library raises bare Exceptions
+        raise ValueError(f"{path} cannot be read ({error}). {AGAIN}") from error
 
 
 def _text(token: Any) -> Any:
@@ -106,9 +109,17 @@ def read(path: Path) -> Spiece:
                 charsmap = dict(_fields(value)).get(2, b"")
         if not pieces:
             raise ValueError("no pieces")
+        if charsmap and not is_charsmap(charsmap):
+            raise ValueError("its table that normalizes texts is not as long as it says")
     except (ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
         raise ValueError(f"{path} is cut short or damaged ({error}). {AGAIN}") from None
     return Spiece(pieces, model_type, unknown_id, charsmap)
+
+
+def is_charsmap(table: bytes) -> bool:
+    """Whether the trie at the beginning of a precompiled charsmap is as long as it says."""
+    size = int.from_bytes(table[:4], "little")
+    return len(table) >= 4 and 0 < size <= len(table) - 4 and size % 4 == 0
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:

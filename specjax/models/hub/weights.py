@@ -49,15 +49,31 @@ FORMATS = (SAFETENSORS, TORCH, FLAX)  # the best first: the only one that is rea
 POINTER = b"version https://git-lfs"
 # What there is beside weights.
 CONFIGS = ("config.json", "generation_config.json")
-TOKENIZERS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "spiece.model")
+# Files of pieces, as the classes of transformers name them (`vocab_files_names`).
+PIECES = (
+    "tokenizer.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "*.codes",
+    "tekken.json",
+)
+TEMPLATES = "additional_chat_templates/"  # the one folder that a tokenizer has
+TOKENIZERS = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.*"),
+    *PIECES[1:],
+    f"{TEMPLATES}*.jinja",
+)
 
 
 def wanted(files: Iterable[str]) -> list[str]:
     """Of all files of a repository those to download: one format of weights, the best there is."""
-    offered = [file for file in files if "/" not in file]
-    kept = [
-        file for pattern in (*CONFIGS, *TOKENIZERS) for file in fnmatch.filter(offered, pattern)
-    ]
+    offered = [file for file in files if "/" not in file.removeprefix(TEMPLATES)]
+    patterns = (*CONFIGS, *TOKENIZERS)
+    found = [file for pattern in patterns for file in fnmatch.filter(offered, pattern)]
+    kept = list(dict.fromkeys(found))
     if "tokenizer.json" in kept and "spiece.model" in kept:
         kept.remove("spiece.model")  # the same, slower to read
     for form in FORMATS:

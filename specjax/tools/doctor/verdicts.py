@@ -148,7 +148,7 @@ def outputs(tokens: Sequence[Sequence[int]], entropy: float, vocab_size: int) ->
     """
     live = [list(row) for row in tokens if row]
     length = float(np.mean([len(row) for row in live] or [0]))
-    looped, share = sum(map(in_loop, live)), entropy / math.log(vocab_size)
+    looped, share = sum(map(in_loop, live)), entropy / math.log(max(vocab_size, 2))
     way_out = ""
     if share > FLAT:
         way_out = f"Hardly better than chance: the weights are untrained, or {CONFIG}."

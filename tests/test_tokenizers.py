@@ -1,0 +1,137 @@
+"""Files of tokenizers: all are fetched and read, a lack of pieces is an error, and no code runs."""
+
+import base64
+import builtins
+import json
+import sys
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.models.auto import tokenization_auto
+
+import gpt_variants
+import make_checkpoint_data
+import pairs
+import t5_variants
+from specjax import decoding
+from specjax.models.hub import FAMILIES, load, spiece, tokenizers
+from specjax.models.hub.weights import wanted
+from specjax.tools.doctor import verdicts
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A GPT-2 of 40 ids without a tokenizer."""
+    return gpt_variants.write(tmp_path / "gpt", gpt_variants.VARIANTS["tied"])
+
+
+def write_pieces(directory):
+    """vocab.json and merges.txt of 28 pieces."""
+    vocab = {token: i for i, token in enumerate((*LETTERS, "ab", "<|endoftext|>"))}
+    (directory / "vocab.json").write_text(json.dumps(vocab))
+    (directory / "merges.txt").write_text("#version: 0.2\na b\n")
+
+
+def test_all_files_of_a_tokenizer_are_wanted():
+    """Of the classes that transformers has for our families, and its templates."""
+    names = {"tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/tool.jinja"}
+    for family in FAMILIES:
+        name = tokenization_auto.TOKENIZER_MAPPING_NAMES.get(family)
+        made = name and tokenization_auto.tokenizer_class_from_name(name)
+        names |= set(getattr(made, "vocab_files_names", {}).values())
+    names |= {"vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "vocab.txt"}
+    assert names - set(wanted(names - {"tokenizer.json"})) == {"tokenizer.json"} & names
+    assert "chat_template.jinja" in wanted([*names, "tokenizer.json"])
+    assert wanted(["onnx/vocab.json", "README.md", "model.safetensors"]) == ["model.safetensors"]
+
+
+def test_a_vocabulary_and_merges_are_a_tokenizer(directory):
+    write_pieces(directory)
+    found = load(directory)
+    assert found.model.vocab_size == 28
+    assert found.tokenizer("abc")["input_ids"] == [26, 2]
+
+
+def test_a_tokenizer_without_pieces_is_refused(directory):
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    message = rf"{directory}: .* 1 pieces, and the embedding 40 rows.*vocab\.json.* not there"
+    with pytest.raises(ValueError, match=message):
+        load(directory)
+
+
+def test_the_doctor_stands_a_vocabulary_of_one_id():
+    assert verdicts.outputs([[0], [0]], 0.0, 1).verdict == "warn"
+
+
+def test_added_tokens_beyond_the_embedding_are_cut(tmp_path):
+    directory = pairs.write(tmp_path / "target", padding=0)
+    tokenizer = AutoTokenizer.from_pretrained(str(directory))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<never>"]})
+    tokenizer.save_pretrained(str(directory))
+    with pytest.warns(UserWarning, match=r"neither read nor say '<never>'") as caught:
+        found = load(directory)
+    assert caught[0].filename == __file__
+    assert found.model.vocab_size == pairs.IDS
+    assert decoding.tokenize(found, ["value"])[0]
+    with pytest.raises(ValueError, match=rf"{pairs.IDS} in 'value<never>' is no token id of"):
+        decoding.tokenize(found, ["value<never>"])
+
+
+@pytest.mark.parametrize("tokenizer_class", ["GPT2Tokenizer", None])
+def test_no_code_of_a_checkpoint_runs(tokenizer_class, directory, monkeypatch):
+    """Nobody is asked whether it may, and a "yes" on stdin does not help it."""
+    mark = directory / "ran"
+    (directory / "mine.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Mine: pass\n")
+    write_pieces(directory)
+    code = {"auto_map": {"AutoTokenizer": ["mine.Mine", None], "AutoConfig": "mine.Mine"}}
+    raw = json.loads((directory / "config.json").read_text())
+    unknown = {} if tokenizer_class else {"model_type": "mine"}
+    (directory / "config.json").write_text(json.dumps(raw | code | unknown))
+    kind = {"tokenizer_class": tokenizer_class} if tokenizer_class else {}
+    (directory / "tokenizer_config.json").write_text(json.dumps(code | kind))
+    asked = []
+    monkeypatch.setattr(builtins, "input", lambda prompt="": asked.append(prompt) or "yes")
+    if tokenizer_class:
+        assert tokenizers.load(directory)("ab")["input_ids"] == [26]
+    else:
+        with pytest.raises(ValueError, match="specjax runs no code of a checkpoint"):
+            tokenizers.load(directory)
+    assert not asked
+    assert not mark.exists()
+    assert not any(name.startswith("transformers_modules.") for name in sys.modules)
+
+
+def test_a_panic_names_the_text(capfd):
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    assert tokenizers.encode(made, "b") == [0]
+    for text, shown in (("a" * 40 + "b", "aaaab'.*panicked"), ("\ud800", r"'\\ud800'")):
+        with pytest.raises(ValueError, match=rf"cannot read the text .*{shown}"):
+            tokenizers.encode(made, text)
+    capfd.readouterr()  # the library's own report
+
+
+CHARSMAPS = (b"\xff\xff\xff\xff\xff\x00", b"\x00", b"\x03\x00\x00\x00abcd")
+
+
+@pytest.mark.parametrize("table", CHARSMAPS)
+def test_a_charsmap_that_is_not_as_long_as_it_says(table, tmp_path):
+    """The tokenizers library would allocate 8 GB, and abort the process where it cannot."""
+    directory = t5_variants.write(tmp_path / "t5", t5_variants.VARIANTS["v1_0"])
+    length = bytes([len(table)])
+    message = b"\x12" + length + table
+    stored = (make_checkpoint_data.DATA / "spiece.model").read_bytes()
+    assert spiece.is_charsmap(spiece.read(make_checkpoint_data.DATA / "spiece.model").charsmap)
+    spoiled = stored + b"\x1a" + bytes([len(message)]) + message  # the last of a field counts
+    (directory / "spiece.model").write_bytes(spoiled)
+    with pytest.raises(ValueError, match=r"spiece\.model is cut short or damaged"):
+        load(directory)
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+    raw = {"normalizer": {"type": "Sequence", "normalizers": [normalizer]}}
+    (directory / "tokenizer.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged \(precompiled_charsmap\)"):
+        load(directory)
