@@ -25,7 +25,7 @@ from jax import Array
 from safetensors.numpy import save as as_safetensors
 
 from specjax import devices
-from specjax.drafters import published
+from specjax.drafters import medusa, published
 from specjax.drafters.base import Drafter
 from specjax.models import sharding
 from specjax.models.hub import DRAFTER, Checkpoint
@@ -95,7 +95,7 @@ def save(
 
 
 def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None) -> Drafter:
-    """A drafter that `save` wrote, or a published EAGLE head (`published`).
+    """A drafter that `save` wrote, or published EAGLE or Medusa heads (`published`).
 
     Args:
       target: that it belongs to. If only its outline is there (`hub.outline`), its weights are not
@@ -109,12 +109,14 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
     """
     place = pathlib.Path(directory)
     raw = read_json(place / CONFIG)
+    if published.is_medusa(place, raw):
+        return medusa.load_published(place, target)
     stored = find_tensors(place)
     wide = np.dtype(dtype or dtype_of(target.model))
     if DRAFTER in raw:
         check(place, raw.get("target"), target)
         kind, settings = raw[DRAFTER], raw.get("settings")
-        if kind not in KINDS or not isinstance(settings, dict):
+        if not isinstance(kind, str) or kind not in KINDS or not isinstance(settings, dict):
             raise ValueError(
                 f"{place / CONFIG}: {DRAFTER}={kind!r} is no kind of drafter that is loaded here; "
                 f"those are {', '.join(KINDS)}."
@@ -132,7 +134,9 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
     maker: Any = named.find("drafter", KINDS, kind)
     try:
         return maker.from_tensors(settings, tensors, target)
-    except (ValueError, TypeError, KeyError) as error:
+    except KeyError as error:
+        raise ValueError(f"{place} cannot be loaded: the setting {error} is missing.") from error
+    except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{place} cannot be loaded: {error}") from error
 
 
@@ -142,7 +146,7 @@ def is_one(directory: str | os.PathLike) -> bool:
     if not (place / CONFIG).is_file():
         return False
     raw = read_json(place / CONFIG)
-    return DRAFTER in raw or published.is_head(place, raw)
+    return DRAFTER in raw or published.is_medusa(place, raw) or published.is_head(place, raw)
 
 
 # --- which target --------------------------------------------------------------------------------
@@ -268,9 +272,12 @@ def check(place: str | pathlib.Path, described: Any, target: Checkpoint) -> None
     stored, found = described.get("fingerprint"), fingerprint(target.model)
     if stored is None or found is None:
         return
-    theirs, ours = (
-        np.array([row.split() for row in rows]).astype(np.float64) for rows in (stored, found)
-    )
+    try:
+        theirs, ours = (
+            np.array([row.split() for row in rows]).astype(np.float64) for rows in (stored, found)
+        )
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError(f"{place}: the fingerprint of the target is damaged.") from None
     same = theirs.shape == ours.shape
     if same:  # a drafter of the floats fits the same weights in int8, and the other way round
         room = TOLERANCE["atol"] + TOLERANCE["rtol"] * np.abs(ours)

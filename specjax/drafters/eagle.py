@@ -373,7 +373,10 @@ def _of(target: Checkpoint, module: Network, ids: np.ndarray | None) -> Eagle:
         size = target.model.vocab_size
         if len(ids) != config.rows:
             raise ValueError(f"{len(ids)} ids are not those of a head of {config.rows} rows.")
-        real = (ids >= 0) & (ids < size)  # the embedding's padding is never drafted
+        rows = target.config.vocab_size
+        if len(wrong := ids[(ids < 0) | (ids >= rows)]):
+            raise ValueError(f"d2t gives the id {wrong[0]}, and {target.name} has 0 … {rows - 1}.")
+        real = ids < size  # the embedding's padding is never drafted
         row_of = np.full(size, config.rows, np.int32)
         row_of[ids[real]] = np.flatnonzero(real)
     return Eagle(

@@ -21,8 +21,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from specjax.drafters import eagle
-from specjax.models.hub import Checkpoint
+from specjax.drafters import eagle, medusa
+from specjax.models.hub import DRAFTER, Checkpoint
 from specjax.models.hub import llama as names_of
 from specjax.models.hub.tensors import Tensor
 from specjax.models.hub.weights import find_tensors
@@ -33,6 +33,12 @@ PLACES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}  # what speculators 
 LEFT = ("embed_tokens.weight", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 # Variants that are not built, by the fields that ask for them.
 UNBUILT = ("layernorms", "norm_before_fc", "norm_output", "fc_norm", "embed_requires_grad")
+
+
+def is_medusa(place: pathlib.Path, raw: Mapping[str, Any]) -> bool:
+    """Whether a directory holds Medusa's heads as FasterDecoding/Medusa writes them."""
+    files = any((place / name).is_file() for name in medusa.FILES)
+    return DRAFTER not in raw and files and "medusa_num_heads" in raw
 
 
 def is_head(place: pathlib.Path, raw: Mapping[str, Any]) -> bool:

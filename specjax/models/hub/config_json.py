@@ -4,7 +4,18 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from specjax.models.hub.tensors import Tensor, equal
-from specjax.support.ranges import LARGEST
+from specjax.support.ranges import LARGEST, LARGEST_WHOLE
+
+IDS = ("decoder_start_token_id", "bos_token_id", "pad_token_id", "eos_token_id")
+NO_ID = -1
+# The fields that count layers, and how the names of their tensors begin.
+LAYERS = {
+    "num_layers": "encoder.block.",
+    "num_decoder_layers": "decoder.block.",
+    "n_layer": "transformer.h.",
+    "num_hidden_layers": "model.layers.",
+}
+MOST_LAYERS = 1000  # the largest published models have some 130
 
 
 def fill_in(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,15 +38,20 @@ def _is_id(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
+def _is_id_or_none(value: Any) -> bool:
+    return _is_id(value) or (type(value) is int and value == NO_ID)
+
+
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= LARGEST
 
 
 KINDS: dict[str, Callable[[Any], bool]] = {
     "an integer ≥ 0": _is_id,
+    "an integer ≥ 0, or -1 for none": _is_id_or_none,
     "an integer ≥ 1": lambda value: _is_id(value) and value > 0,
     "an id or a list of ids": lambda value: (
-        all(map(_is_id, value)) if isinstance(value, list) else _is_id(value)
+        all(map(_is_id_or_none, value)) if isinstance(value, list) else _is_id_or_none(value)
     ),
     "a finite number ≥ 0": _is_number,
     "true or false": lambda value: type(value) is bool,
@@ -50,9 +66,10 @@ KINDS: dict[str, Callable[[Any], bool]] = {
 }
 FIELDS: dict[str, str] = {
     **dict.fromkeys(
-        ("decoder_start_token_id", "bos_token_id", "pad_token_id", "max_window_layers"),
-        "an integer ≥ 0",
+        ("decoder_start_token_id", "bos_token_id", "pad_token_id"),
+        "an integer ≥ 0, or -1 for none",
     ),
+    "max_window_layers": "an integer ≥ 0",
     **dict.fromkeys(("num_beams", "n_positions", "num_decoder_layers"), "an integer ≥ 1"),
     "eos_token_id": "an id or a list of ids",
     **dict.fromkeys(("layer_norm_epsilon", "rms_norm_eps"), "a finite number ≥ 0"),
@@ -73,11 +90,47 @@ FIELDS: dict[str, str] = {
 
 
 def check_sizes(fields: Mapping[str, Any], *, other: Collection[str]) -> None:
-    """ValueError unless all fields but `other` are integers: ids ≥ 0, sizes ≥ 1."""
+    """ValueError unless all fields but `other` are integers: ids ≥ 0, sizes ≥ 1, within bounds."""
     for key, value in fields.items():
         least = 0 if key.endswith("_token_id") else 1
-        if key not in other and (type(value) is not int or value < least):
+        if key in other:
+            continue
+        if type(value) is not int or value < least:
             raise ValueError(f"{key}={value!r} should be an integer ≥ {least}.")
+        most = MOST_LAYERS if key in LAYERS else LARGEST_WHOLE
+        if value > most:
+            raise ValueError(f"{key}={value} should be at most {most}.")
+
+
+def check_layers(config: Any, tensors: Mapping[str, Tensor]) -> None:
+    """ValueError if a config has more layers than the names of the tensors.
+
+    Nothing is built, and the time does not depend on the number.
+    """
+    for key, place in LAYERS.items():
+        count = getattr(config, key, 0)
+        parts = [name[len(place) :] for name in tensors if name.startswith(place)]
+        there = len({part.partition(".")[0] for part in parts})
+        if count > there:
+            raise ValueError(
+                f"{key}={count}, but layers beyond the {there} of {place}* are missing from the "
+                "weights, or config.json is of another model. Copy or download both again."
+            )
+
+
+def merge_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json with the ids of generation_config.json, which is the newer place.
+
+    An id of −1 means that there is none, as null does.
+    """
+    merged = {**raw, **{key: generation[key] for key in IDS if generation.get(key) is not None}}
+    for key in IDS:
+        value = merged.get(key)
+        if isinstance(value, list):
+            merged[key] = [one for one in value if one != NO_ID]
+        elif value == NO_ID:
+            merged[key] = None
+    return merged
 
 
 def check_built(raw: Mapping[str, Any], built: Mapping[str, Any]) -> None:
@@ -94,10 +147,14 @@ def is_copy(tensors: Mapping[str, Tensor], head: str, embedding: str) -> bool:
     return head in tensors and embedding in tensors and equal(tensors[head], tensors[embedding])
 
 
-def with_prefix(
-    tensors: Mapping[str, Tensor], prefix: str, *, embedding: str, head: str
-) -> dict[str, Tensor]:
+def tie(tensors: dict[str, Tensor], head: str, embedding: str) -> None:
+    """Where a tied matrix is stored under the head's name alone, it gets the embedding's."""
+    if embedding not in tensors and head in tensors:
+        tensors[embedding] = tensors.pop(head)
+
+
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str, *, head: str) -> dict[str, Tensor]:
     """The names as a model with a head has them; files written without one lack `prefix`."""
-    if embedding in tensors:
+    if any(name.startswith(prefix) for name in tensors):
         return dict(tensors)
     return {name if name == head else prefix + name: tensor for name, tensor in tensors.items()}

@@ -11,7 +11,14 @@ from typing import Any
 from flax import nnx
 
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.hub.config_json import check_built, check_sizes, fill_in, is_copy, with_prefix
+from specjax.models.hub.config_json import (
+    check_built,
+    check_sizes,
+    fill_in,
+    is_copy,
+    tie,
+    with_prefix,
+)
 from specjax.models.hub.tensors import Tensor
 
 # What transformers assumes where config.json is silent: the smallest GPT-2.
@@ -48,7 +55,9 @@ def build(config: GPTConfig, *, rngs: nnx.Rngs, dtype) -> GPT:
 def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Prefix all names, drop masks and, unless `raw` asks for a head of its own, a copied one."""
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(MASKS)}
-    found = with_prefix(kept, PREFIX, embedding=EMBEDDING, head=HEAD)
+    found = with_prefix(kept, PREFIX, head=HEAD)
+    if raw.get("tie_word_embeddings") is not False:
+        tie(found, HEAD, EMBEDDING)
     if is_copy(found, HEAD, EMBEDDING) and raw.get("tie_word_embeddings") is not False:
         del found[HEAD]
     return found

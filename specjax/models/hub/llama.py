@@ -20,7 +20,7 @@ from typing import Any
 
 from flax import nnx
 
-from specjax.models.hub.config_json import check_built, check_sizes, is_copy, with_prefix
+from specjax.models.hub.config_json import check_built, check_sizes, is_copy, tie, with_prefix
 from specjax.models.hub.tensors import Tensor
 from specjax.models.llama import Llama, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Rope
 from specjax.support.ranges import LARGEST
@@ -89,7 +89,9 @@ def build(config: LlamaConfig, *, rngs: nnx.Rngs, dtype) -> Llama:
 def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Prefix all names, drop stored frequencies and, where `raw` ties it, a copied head."""
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(COMPUTED)}
-    found = with_prefix(kept, PREFIX, embedding=EMBEDDING, head=HEAD)
+    found = with_prefix(kept, PREFIX, head=HEAD)
+    if raw.get("tie_word_embeddings"):
+        tie(found, HEAD, EMBEDDING)
     if raw.get("tie_word_embeddings") and is_copy(found, HEAD, EMBEDDING):
         del found[HEAD]
     return found

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from specjax import devices
 from specjax.models import sharding
 from specjax.models.hub import finding, parameters, tokenizers, unfollowed
 from specjax.models.hub.checkpoint import Checkpoint
-from specjax.models.hub.config_json import check_fields
+from specjax.models.hub.config_json import check_fields, check_layers, merge_ids
 from specjax.models.hub.families import FAMILIES, family_of
 from specjax.models.hub.tensors import Tensor
 from specjax.models.hub.weights import find_tensors
@@ -118,16 +119,24 @@ def opened(
     family = family_of(raw, directory)
     unfollowed.warn(name, raw, generation)
     tensors = family.select_tensors(raw, find_tensors(directory) if found is None else found)
-    # Hugging Face moved these from one file to the other; the newer place wins.
-    ids = ("decoder_start_token_id", "bos_token_id", "pad_token_id", "eos_token_id")
-    raw = {**raw, **{key: generation[key] for key in ids if generation.get(key) is not None}}
+    raw = merge_ids(raw, generation)
     with finding.naming(directory / "config.json"):
         config = family.config_from_hub(raw, tensors)
+        check_layers(config, tensors)
+    names = family.tensor_names(config)
+    tensors = parameters.needed(names, tensors)
     tokenizer = tokenizers.load(directory)
     vocab_size = tokenizers.real_vocab_size(tokenizer, config.vocab_size, directory)
     dtype = _choose_dtype(dtype, tensors, platform)
     module = parameters.without_params(family, config, dtype, platform, weights, cache)
-    parameters.check_tensors(module, family.tensor_names(config), tensors, family.turned)
+    parameters.check_tensors(module, names, tensors, family.turned)
+    eos_ids = tokenizers.eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"]))
+    if unsaid := [i for i in eos_ids if i >= vocab_size]:
+        warnings.warn(
+            f"{name}: eos_token_id={unsaid[0]} is no id of a vocabulary of {vocab_size}, so it "
+            "never ends an output. Is config.json or generation_config.json another model's?",
+            stacklevel=3,
+        )
     with finding.naming(directory):
         max_source_len = tokenizers.max_source_len(tokenizer, raw, config)
     if placement is None:
@@ -142,7 +151,7 @@ def opened(
         model=model,
         config=config,
         tokenizer=tokenizer,
-        eos_ids=tokenizers.eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"])),
+        eos_ids=eos_ids,
         max_source_len=max_source_len,
         prefix=tokenizers.prefix(raw, directory),
         metadata=finding.metadata(directory),
@@ -237,7 +246,7 @@ def described(
     else:
         place = finding.locate_config(description)
         raw = finding.read_configs(place.parent)[0]
-    family = family_of(raw, place.parent)
+    family, raw = family_of(raw, place.parent), merge_ids(raw, {})
     head = {"lm_head.weight": None} if raw.get("tie_word_embeddings") is False else {}
     with finding.naming(place):
         config = family.config_from_hub(raw, head)  # type: ignore[arg-type]  # looks at names alone

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -57,8 +58,9 @@ def filled(
       device: where they stay; None: jax's own choice.
 
     Raises:
-      ValueError: a tensor is missing, surplus, of another shape, or holds no floats.
+      ValueError: a tensor is missing, of another shape, or holds no floats.
     """
+    tensors = needed(names, tensors)
     check_tensors(module, names, tensors, ())
     return read_params(module, names, tensors, (), device)
 
@@ -220,29 +222,42 @@ def _parts(
     return {n: Turned.of(t) if n.endswith(stored_turned) else t for n, t in found.items()}
 
 
+def needed(
+    names: Mapping[tuple, dict[str, int]], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The tensors that the parameters are made of; others are left out, with one warning.
+
+    Raises:
+      ValueError: one is missing.
+    """
+    wanted = dict.fromkeys(name for parts in names.values() for name in parts)
+    place = next(iter(tensors.values())).file.parent if tensors else "the checkpoint"
+    if missing := [name for name in wanted if name not in tensors]:
+        raise ValueError(
+            f"{place}: {_some(missing)} missing from the weights, or config.json is "
+            "of another model. Copy or download both again."
+        )
+    if surplus := [name for name in tensors if name not in wanted]:
+        warnings.warn(
+            f"{place}: {_some(surplus)} in the weights belong to no layer that config.json "
+            "describes, and are left out. If the model needs them, config.json is of another one.",
+            stacklevel=4,
+        )
+    return {name: tensors[name] for name in wanted}
+
+
 def check_tensors(
     module: nnx.Module,
     names: Mapping[tuple, dict[str, int]],
     tensors: Mapping[str, Tensor],
     stored_turned: tuple[str, ...],
 ) -> None:
-    """Every tensor is there, in the shape that config.json asks for, and no other."""
+    """Every tensor has the shape that config.json asks for, and holds floats."""
     shapes: dict[str, tuple[int, ...]] = {}
     for parts, shape in _wanted(module, names):
         for name, share in parts.items():
             part = (shape[0] * share // sum(parts.values()), *shape[1:])
             shapes[name] = part[::-1] if name.endswith(stored_turned) else part
-    place = next(iter(tensors.values())).file.parent if tensors else "the checkpoint"
-    if missing := [name for name in shapes if name not in tensors]:
-        raise ValueError(
-            f"{place}: {_some(missing)} missing from the weights, or config.json is "
-            "of another model. Copy or download both again."
-        )
-    if surplus := [name for name in tensors if name not in shapes]:
-        raise ValueError(
-            f"{place}: {_some(surplus)} in the weights belong to no layer that "
-            "config.json describes. Copy or download both again."
-        )
     for name, shape in shapes.items():
         if tensors[name].dtype.kind in "biu":
             raise ValueError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from flax import nnx
 
-from specjax.models.hub.config_json import check_sizes, fill_in, is_copy
+from specjax.models.hub.config_json import check_sizes, fill_in, is_copy, tie
 from specjax.models.hub.tensors import Tensor, equal
 from specjax.models.t5 import T5, T5Config
 
@@ -62,6 +62,8 @@ def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dic
                 "is not supported; save the checkpoint with its embeddings shared."
             )
     found.pop(UNUSED, None)
+    if raw.get("tie_word_embeddings") is not False:
+        tie(found, HEAD, EMBEDDING)
     old_and_untied = (
         raw.get("tie_word_embeddings") is False and raw.get("scale_decoder_outputs") is None
     )
@@ -91,6 +93,12 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T5
     known["num_decoder_layers"] = known["num_layers"] if layers is None else layers
     del known["eos_token_id"]
     check_sizes(known, other=["layer_norm_epsilon", "feed_forward_proj"])
+    buckets, reach = (known[f"relative_attention_{x}"] for x in ("num_buckets", "max_distance"))
+    if buckets < 4 or reach <= buckets // 2:
+        raise ValueError(
+            f"relative_attention_max_distance={reach} should be above half of "
+            f"relative_attention_num_buckets={buckets}, which should be at least 4."
+        )
     start = raw.get("decoder_start_token_id")
     start = known["pad_token_id"] if start is None else start
     for key, value in (("decoder_start_token_id", start), ("pad_token_id", known["pad_token_id"])):
