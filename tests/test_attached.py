@@ -121,6 +121,9 @@ def test_damaged_directories(tmp_path):
     raw = json.loads((tmp_path / "config.json").read_text())
     for changes, words in (
         ({"specjax_drafter": "owl"}, "='owl' is no kind of drafter that is loaded here"),
+        ({"specjax_drafter": ["eagle"]}, "is no kind of drafter that is loaded here"),
+        ({"settings": {}}, "the setting 'layer' is missing"),
+        ({"target": {**raw["target"], "fingerprint": [1, 2]}}, "fingerprint .* is damaged"),
         ({"target": None}, "does not say which target"),
         ({"settings": {**raw["settings"], "taps": [0, 1, 2]}}, "missing from the weights"),
         ({"settings": {**raw["settings"], "speed": 1}}, "cannot be loaded.*'speed'"),

@@ -151,3 +151,45 @@ def test_what_is_not_built_is_refused(tmp_path):
 def test_models_are_no_heads(pair, tmp_path):
     assert not attached.is_one(pair.target.name)
     assert not attached.is_one(tmp_path)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_embedding_of_its_own_is_used_and_kept(own, tmp_path):
+    target = target_of("llama", V)
+    place, tensors = write(tmp_path / "head", "EAGLE-1")
+    ids = jnp.arange(V)[None]
+    theirs = np.asarray(target.model.module().embed(ids)[0])
+    if not own:
+        tensors["embed_tokens.weight"] = theirs.astype(np.float16).astype(np.float32)
+        save_file(tensors, place / "model.safetensors")
+    head = drafters.load(str(place), target)
+    expected = tensors["embed_tokens.weight"] if own else theirs
+    np.testing.assert_array_equal(head.embed(ids)[0], expected)
+    assert (head.table is not None) == own
+    attached.save(tmp_path / "again", head, target, dtype=np.float32)
+    again = attached.load(tmp_path / "again", target)
+    np.testing.assert_array_equal(again.embed(ids)[0], expected)
+
+
+@pytest.mark.parametrize("row", [-1, V])
+def test_ids_that_the_target_has_not(row, tmp_path):
+    place, tensors = write(tmp_path / "head", "EAGLE-3, SpecForge")
+    tensors["d2t"][-1] = row - (ROWS - 1)
+    save_file(tensors, place / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"d2t gives the id {row}, and .* has 0 … {V - 1}"):
+        attached.load(place, target_of("llama", V))
+
+
+def test_medusa_heads_load_by_their_directory(tmp_path):
+    target = target_of("llama", V)
+    rng, tensors = np.random.default_rng(0), {}
+    for k in range(2):
+        tensors[f"{k}.0.linear.weight"] = rng.normal(size=(E, E)).astype(np.float32)
+        tensors[f"{k}.0.linear.bias"] = np.zeros(E, np.float32)
+        tensors[f"{k}.1.weight"] = rng.normal(size=(V, E)).astype(np.float32)
+    save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+    raw = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "tiny"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    found = drafters.load(str(tmp_path), target)
+    assert len(found.heads) == 2
+    np.testing.assert_array_equal(found.heads[1].linear, tensors["1.1.weight"].T)

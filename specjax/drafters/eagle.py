@@ -23,7 +23,8 @@ A pass of one position has seen no drafts. Then `observe` keeps the feature and 
 where nobody drafts an EAGLE costs nothing. `begin` fills the slots that lag.
 
 The embedding is the target's, and so is the head of EAGLE-1: the same arrays, and none of them is
-stored. Of an encoder-decoder the layer may read the encoder's output too, by cross-attention.
+stored. A published head whose own embedding differs keeps that.
+Of an encoder-decoder the layer may read the encoder's output too, by cross-attention.
 """
 
 import dataclasses
@@ -69,6 +70,8 @@ from specjax.models.t5 import CrossAttention, T5Config
 from specjax.models.tapped import Tapped, decoder_of
 from specjax.pytrees import pytree
 from specjax.types import Inputs, Model
+
+TABLE = "embed_tokens.weight"  # of a head that brings an embedding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +219,8 @@ class Eagle(Drafter):
     """EAGLE-3: the row of each id of the target; N where it has none."""
     graphdef: nnx.GraphDef = dataclasses.field(metadata={"static": True})
     config: EagleConfig = dataclasses.field(metadata={"static": True})
+    table: Float[Array, "V E"] | None = None
+    """An embedding of its own; None: the target's."""
 
     @property
     def vocab_size(self) -> int:
@@ -309,7 +314,9 @@ class Eagle(Drafter):
         return self.module.feature(hidden.astype(self.dtype))
 
     def embed(self, tokens: Int[Array, "B K"]) -> Float[Array, "B K E"]:
-        """By the target's table."""
+        """By the target's table, or its own."""
+        if self.table is not None:
+            return self.table[tokens]
         return self.target.module().embed(tokens).astype(self.dtype)
 
     def logits(self, hidden):
@@ -337,6 +344,8 @@ class Eagle(Drafter):
         found = hub.unfilled(self.module, tensor_names(self.config))
         if self.ids is not None:
             found["d2t"] = np.asarray(self.ids, np.int64) - np.arange(len(self.ids))
+        if self.table is not None:
+            found[TABLE] = np.asarray(self.table)
         return found
 
     @classmethod
@@ -350,14 +359,40 @@ class Eagle(Drafter):
         """
         layer = names_of.config_from_hub(settings["layer"], {})
         config = EagleConfig(**{**settings, "layer": layer, "taps": tuple(settings["taps"])})
-        floats = {name: Held.of(x) for name, x in tensors.items() if name != "d2t"}
+        floats = {name: Held.of(x) for name, x in tensors.items() if name not in ("d2t", TABLE)}
         dtype = next(iter(floats.values())).dtype
         module = _without_params(config, target, dtype)
         ids = None
         if config.taps:
             offsets = tensors.get("d2t", np.zeros(config.rows, np.int64))
             ids = np.asarray(offsets, np.int64) + np.arange(len(offsets))
-        return _of(target, hub.filled(module, tensor_names(config), floats), ids)
+        found = _of(target, hub.filled(module, tensor_names(config), floats), ids)
+        table = tensors.get(TABLE)
+        if table is None or _is_the_targets(table, found):
+            return found
+        return dataclasses.replace(found, table=jnp.asarray(table))
+
+
+def _is_the_targets(table: np.ndarray, drafter: Eagle, most: int = 1024) -> bool:
+    """Whether a head's embedding is a copy of the target's, up to the rounding of int8.
+
+    Rows of at most `most` ids, evenly spaced, are compared; of an outline, none.
+
+    Raises:
+      ValueError: it has another shape.
+    """
+    wanted = jax.eval_shape(drafter.embed, jax.ShapeDtypeStruct((1, 1), jnp.int32)).shape[-1]
+    if table.ndim != 2 or table.shape[1] != wanted or len(table) < drafter.vocab_size:
+        raise ValueError(
+            f"{TABLE} has shape {table.shape}, and the target {drafter.vocab_size} ids of width "
+            f"{wanted}."
+        )
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(drafter.target)):
+        return True
+    ids = np.unique(np.linspace(0, drafter.vocab_size - 1, most).astype(np.int32))
+    ours = np.asarray(drafter.embed(jnp.asarray(ids)[None])[0], np.float32)
+    theirs = np.asarray(table[ids], np.float32)
+    return bool(np.all(np.abs(ours - theirs) <= 0.01 * np.abs(ours).max(axis=1, keepdims=True)))
 
 
 def settings_of(config: EagleConfig) -> dict[str, Any]:

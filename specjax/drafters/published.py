@@ -12,7 +12,7 @@ vllm-project/speculators (both):
 
 A tap after j layers is what enters layer j. speculators counts so in
 `eagle_aux_hidden_state_layer_ids`; SpecForge names in `eagle_config` the layers that a tap leaves,
-one less each. A head's own copy of the target's embedding is not read.
+one less each. A head's embedding is used where it differs from the target's.
 
 No published head has a feature before the first token, so slot 0 is seen by no other.
 """
@@ -29,8 +29,8 @@ from specjax.models.hub.weights import find_tensors
 from specjax.models.tapped import decoder_of
 
 PLACES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}  # what speculators calls otherwise
-# Copies of the target's, and what follows from d2t.
-LEFT = ("embed_tokens.weight", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")
+# Copies of the target's head and norm, and what follows from d2t.
+LEFT = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 # Variants that are not built, by the fields that ask for them.
 UNBUILT = ("layernorms", "norm_before_fc", "norm_output", "fc_norm", "embed_requires_grad")
 
