@@ -34,8 +34,10 @@ def find(device: jax.Device | str | None = None) -> jax.Device:
     """
     if device is None:
         device = jax.config.jax_default_device  # type: ignore[attr-defined]
-    if not isinstance(device, str | None):
+    if isinstance(device, jax.Device):
         return device
+    if not isinstance(device, str | None):
+        raise ValueError(f"device={device!r} must be a jax.Device, or 'cpu', 'gpu' or 'tpu'.")
     try:
         return jax.local_devices(backend=device)[0]
     except RuntimeError as error:

@@ -66,7 +66,7 @@ def test_every_new_part_learns():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"d_ff": 8}, "d_ff=8 must be at least 24: a model grows in d_ff, num_heads"),
+        ({"d_ff": 8}, "d_ff=8 in the settings .* must be at least 24, .* grows in d_ff, num_heads"),
         ({"d_model": 32}, "d_model=32 must be 16"),
         ({"feed_forward_proj": "relu"}, "feed_forward_proj='relu' must be 'gated-gelu'"),
     ],

@@ -963,3 +963,27 @@ def test_sizes_have_bounds(directory):
     edit_json(directory / "config.json", d_model=16, relative_attention_max_distance=4)
     with pytest.raises(ValueError, match="relative_attention_max_distance=4 should be above half"):
         load(directory)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float7", "int8", 5])
+def test_dtypes_that_are_refused(dtype, directory, tmp_path):
+    message = rf"dtype={dtype!r} must be one of float32, bfloat16, float16"
+    with pytest.raises(ValueError, match=message):
+        load(directory, dtype=dtype)
+    with pytest.raises(ValueError, match=message):
+        save(tmp_path / "new", load(directory), dtype=dtype)
+    with pytest.raises(ValueError, match=message):
+        hub.convert(directory, tmp_path / "new", dtype=dtype)
+
+
+@pytest.mark.parametrize("argument", ["device", "mesh"])
+def test_arguments_of_another_kind(argument, directory):
+    with pytest.raises(ValueError, match=f"{argument}=5 must be a jax"):
+        load(directory, **{argument: 5})
+
+
+def test_a_checkpoint_shows_itself_in_one_line(directory):
+    shown = repr(load(directory))
+    assert "parameters, float32, 40 ids" in shown
+    assert len(shown) < 200 + len(str(directory))
+    assert "\n" not in shown

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -58,6 +59,12 @@ class LanguageModel:
         size = module.vocab_size  # type: ignore[attr-defined]
         pure = nnx.to_pure_dict(params)
         return cls(pure, graphdef, size if vocab_size is None else vocab_size, placement)
+
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self.params)
+        count = sum(leaf.size for leaf in leaves)
+        dtypes = ", ".join(sorted({leaf.dtype.name for leaf in leaves}))
+        return f"LanguageModel({count:,} parameters, {dtypes}, {self.vocab_size} ids)"
 
     def module(self) -> Any:
         """The module again. It starts with the same arrays, but its variables are its own."""

@@ -154,6 +154,8 @@ def mesh_of(mesh: Mesh | AbstractMesh | str) -> Mesh | AbstractMesh:
         that does not divide the devices.
     """
     if not isinstance(mesh, str):
+        if not isinstance(mesh, Mesh | AbstractMesh):
+            raise ValueError(f"mesh={mesh!r} must be a jax.sharding.Mesh, or 'data=2,model=4'.")
         _check_names(mesh.axis_names, mesh.axis_names)
         if isinstance(mesh, AbstractMesh):
             return AbstractMesh(mesh.axis_sizes, mesh.axis_names)

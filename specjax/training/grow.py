@@ -53,7 +53,8 @@ def _check(small: Any, large: Any) -> None:
         if now < value if name in GROWING else now != value:
             bound = f"at least {value}" if name in GROWING else f"{value!r}"
             raise ValueError(
-                f"{name}={now!r} must be {bound}: a model grows in {', '.join(GROWING)} alone."
+                f"{name}={now!r} in the settings of the new model must be {bound}, as in the "
+                f"model that it starts from: a model grows in {', '.join(GROWING)} alone."
             )
 
 

@@ -29,6 +29,10 @@ class Checkpoint:
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Notes stored with the weights, such as the hash of the training data."""
 
+    def __repr__(self) -> str:
+        kind = getattr(self.config, "model_type", type(self.config).__name__)
+        return f"Checkpoint({self.name!r}, {kind}, {self.model!r})"
+
     @property
     def start_id(self) -> int:
         """The first token, which is never emitted by the loops as output."""

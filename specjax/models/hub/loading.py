@@ -19,7 +19,7 @@ from specjax.models.hub import finding, parameters, tokenizers, unfollowed
 from specjax.models.hub.checkpoint import Checkpoint
 from specjax.models.hub.config_json import check_fields, check_layers, merge_ids
 from specjax.models.hub.families import FAMILIES, family_of
-from specjax.models.hub.tensors import Tensor
+from specjax.models.hub.tensors import Tensor, float_dtype
 from specjax.models.hub.weights import find_tensors
 from specjax.models.language_model import LanguageModel
 from specjax.models.memory import check_fits, dtype_of, nbytes
@@ -173,7 +173,7 @@ def _placement(
 
 def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor], platform: str) -> np.dtype:
     if dtype is not None:
-        return np.dtype(dtype)
+        return float_dtype(dtype)
     if not devices.has_half_precision(platform):
         return np.dtype(np.float32)
     widest = max((t.dtype for t in tensors.values()), key=lambda d: d.itemsize)

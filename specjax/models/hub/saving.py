@@ -16,7 +16,7 @@ from specjax.models.hub import loading, parameters
 from specjax.models.hub.checkpoint import Checkpoint, start_field
 from specjax.models.hub.families import FAMILIES
 from specjax.models.hub.safetensors_files import write_file
-from specjax.models.hub.tensors import Held, Tensor
+from specjax.models.hub.tensors import Held, Tensor, float_dtype
 from specjax.models.hub.weights import SAFETENSORS
 from specjax.models.language_model import LanguageModel
 from specjax.support import files
@@ -50,7 +50,7 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
     names = family.tensor_names(checkpoint.config)
     arrays = parameters.unfilled(module, names, family.turned, sharding.moved(checkpoint.model))
     tensors = {name: Held.of(array) for name, array in arrays.items()}
-    _save(Path(directory), checkpoint, tensors, np.dtype(dtype))
+    _save(Path(directory), checkpoint, tensors, float_dtype(dtype))
 
 
 def convert(
@@ -78,6 +78,8 @@ def convert(
       FileNotFoundError: there is no such checkpoint, or a file of it is missing.
       ValueError: as `load`.
     """
+    if dtype is not None:
+        dtype = float_dtype(dtype)
     checkpoint, _, tensors = loading.opened(name, device="cpu")
     if dtype is None:
         dtype = max((t.dtype for t in tensors.values()), key=lambda d: d.itemsize)

@@ -29,6 +29,7 @@ FLOATS = {
 DTYPES = FLOATS | {
     name: np.dtype(name) for name in ("bool", "uint8", "int8", "int16", "int32", "int64")
 }
+HELD = ("float32", "bfloat16", "float16")  # what parameters may be held in, or written as
 CHUNK = 1 << 22  # bytes read at once
 AGAIN = "Copy or download it again."
 At = tuple[slice, ...]  # where a piece lies in its tensor
@@ -106,6 +107,17 @@ class Held(Tensor):
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
         """One."""
         yield tuple(slice(None) for _ in self.shape), self.array
+
+
+def float_dtype(value: Any) -> np.dtype:
+    """The dtype of an argument `dtype`; ValueError unless it is one of `HELD`."""
+    try:
+        found = np.dtype(value)
+    except TypeError:
+        found = None
+    if value is None or found is None or found.name not in HELD:
+        raise ValueError(f"dtype={value!r} must be one of {', '.join(HELD)}.")
+    return found
 
 
 def read_into(tensor: Tensor, out: np.ndarray, part: At | None = None) -> None:
