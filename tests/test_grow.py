@@ -67,8 +67,8 @@ def test_every_new_part_learns():
     ("change", "message"),
     [
         ({"d_ff": 8}, "d_ff=8 in the settings .* must be at least 24, .* grows in d_ff, num_heads"),
-        ({"d_model": 32}, "d_model=32 must be 16"),
-        ({"feed_forward_proj": "relu"}, "feed_forward_proj='relu' must be 'gated-gelu'"),
+        ({"d_model": 32}, "d_model=32 in the settings of the new model must be 16"),
+        ({"feed_forward_proj": "relu"}, "feed_forward_proj='relu' in .* must be 'gated-gelu'"),
     ],
 )
 def test_what_cannot_grow(change, message):
