@@ -25,6 +25,8 @@ from specjax.pytrees import pytree
 from specjax.support.files import read_npz, replacing
 from specjax.support.ranges import number, whole
 
+MAX_IDS = 1 << 21  # eight times those of the largest vocabularies in use
+
 
 class Counts(NamedTuple):
     """How often each id, and each id after each other, was seen. The pairs lie by rows.
@@ -104,15 +106,23 @@ def load(path: str | os.PathLike) -> Counts:
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: it is not a file of counts, or its parts do not fit together.
+      ValueError: it is not a file of counts, its parts do not fit together, or it has more ids
+        than `MAX_IDS`, or more pairs than bits.
     """
     names = ("unigram", "successors", "gaps", "times")
     found = read_npz(path, dict.fromkeys(names, 1), "n-gram counts", "Write it again.")
-    unigram, successors, gaps, times = (found[name].astype(np.int64) for name in names)
-    offsets = np.concatenate([[0], np.cumsum(successors)])
+    unigram, successors, gaps, times = (found[name] for name in names)
+    if len(unigram) > MAX_IDS or len(gaps) > 8 * os.path.getsize(path):
+        raise ValueError(
+            f"{path} says that it has {len(unigram):,} ids and {len(gaps):,} pairs; at most "
+            f"{MAX_IDS:,} ids and a pair for each of its bits are read."
+        )
+    fits = len(successors) == len(unigram) and len(gaps) == len(times)
     counted = min(x.min(initial=0) for x in (unigram, successors, times)) >= 0 < len(unigram)
-    if not (counted and len(successors) == len(unigram) and offsets[-1] == len(gaps) == len(times)):
+    if not (fits and counted and successors.sum(dtype=np.float64) == len(gaps)):
         raise ValueError(f"{path}: its tables do not fit together; write it again.")
+    unigram, successors, gaps = (x.astype(np.int64) for x in (unigram, successors, gaps))
+    offsets = np.concatenate([[0], np.cumsum(successors)])
     total = np.concatenate([[0], np.cumsum(gaps)])
     ids = total[1:] - np.repeat(total[offsets[:-1]], successors)
     if len(ids) and (ids.min() < 0 or ids.max() >= len(unigram)):

@@ -5,13 +5,22 @@ by whole rows.
 import contextlib
 import fcntl
 import json
+import math
 import os
 import pathlib
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as npy
+
+MAX_LIST = 1 << 22  # bytes of an archive's list of files; torch writes some 100 for a tensor
+# Bytes that the arrays of an npz file may take, and how many more for each byte of the file. Tables
+# of a vocabulary may be nearly all zeros: two of a million ids have 16 MB. What is not zeros is
+# packed to a third.
+SMALL_NPZ, NPZ_RATIO = 1 << 25, 16
 
 
 def decode(data: bytes, name: str | os.PathLike) -> str:
@@ -31,6 +40,9 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """The arrays of an npz file.
 
+    Names, types and sizes are compared before any array is read. The arrays may take `SMALL_NPZ`
+    bytes, and `NPZ_RATIO` more for each byte of the file.
+
     Args:
       ranks: names of all its arrays, each of numbers, and how many axes they have.
       what: the file should hold, and
@@ -42,23 +54,76 @@ def read_npz(
     """
     with open(path, "rb") as stream:
         try:
-            found = dict(np.load(stream, allow_pickle=False))
+            with open_zip(stream) as archive:
+                most = SMALL_NPZ + NPZ_RATIO * os.fstat(stream.fileno()).st_size
+                _check_npz(archive, ranks, what, most)
+                return {name: _member(archive, name, npy.read_array) for name in ranks}
+        except _Unlike as error:
+            raise ValueError(f"{path}{error}. {way_out}") from None
         except Exception as error:  # of the zip, its compression, the header of an array, …
             raise ValueError(
                 f"{path} is not a file of {what}, or it is damaged ({error}). {way_out}"
             ) from error
-    if set(found) != set(ranks):
-        raise ValueError(
-            f"{path} is not a file of {what}: it holds {', '.join(sorted(found)) or 'nothing'}. "
-            f"{way_out}"
-        )
+
+
+class _Unlike(ValueError):
+    """What an npz file has in place of its arrays, as the end of a sentence."""
+
+
+def _check_npz(archive: zipfile.ZipFile, ranks: Mapping[str, int], what: str, most: int) -> None:
+    """Compare names, sizes and headers; `_Unlike` if they are not those of `ranks`."""
+    sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
+    if set(sizes) != set(ranks):
+        held = ", ".join(sorted(sizes)) or "nothing"
+        raise _Unlike(f" is not a file of {what}: it holds {held:.200}")
+    if (total := sum(info.file_size for info in archive.infolist())) > most:
+        raise _Unlike(f": its arrays take {total:,} bytes, and a file of its size at most {most:,}")
+    for info in archive.infolist():
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _Unlike(f": {info.filename!r} in it is not compressed as numpy does")
     for name, rank in ranks.items():
-        if found[name].dtype.kind not in "iuf" or found[name].ndim != rank:
-            raise ValueError(
-                f"{path}: {name!r} has the type {found[name].dtype} and the shape "
-                f"{found[name].shape}, where {what} have numbers with {rank} axes. {way_out}"
+        shape, _, dtype = _member(archive, name, _read_header)
+        if dtype.kind not in "iuf" or len(shape) != rank:
+            raise _Unlike(
+                f": {name!r} has the type {dtype} and the shape {shape}, where {what} have numbers "
+                f"with {rank} axes"
             )
-    return found
+        if math.prod(shape) * dtype.itemsize > sizes[name]:
+            raise _Unlike(f": {name!r} of shape {shape} has more numbers than the file")
+
+
+def _member(archive: zipfile.ZipFile, name: str, read: Callable[[IO[bytes]], Any]) -> Any:
+    with archive.open(f"{name}.npy") as stream:
+        return read(stream)
+
+
+def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    if npy.read_magic(stream) == (1, 0):
+        return npy.read_array_header_1_0(stream)
+    return npy.read_array_header_2_0(stream)
+
+
+def open_zip(stream: IO[bytes]) -> zipfile.ZipFile:
+    """An archive to read; BadZipFile if its list of files has more than `MAX_LIST` bytes.
+
+    zipfile takes some 600 bytes for each file on the list, which may have 46 there.
+    """
+    return zipfile.ZipFile(_ListLimited(stream))  # type: ignore[arg-type]
+
+
+class _ListLimited:
+    """A stream that gives at most `MAX_LIST` bytes at once, as zipfile reads the list of files."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+
+    def read(self, count: int = -1) -> bytes:
+        if count > MAX_LIST:
+            raise zipfile.BadZipFile(f"a list of files of {count:,} bytes")
+        return self.stream.read(count)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 @contextlib.contextmanager

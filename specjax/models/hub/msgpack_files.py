@@ -30,7 +30,13 @@ from specjax.models.hub.tensors import (
 ARRAYS = (1, 3)  # flax's extension types: arrays and scalars of numpy
 CHUNKED = "__msgpack_chunked_array__"
 DEEPEST = 64  # maps within maps
-LONGEST = 1 << 20  # bytes of a name or another string
+LONGEST = 1 << 20  # bytes of a string
+LONGEST_NAME = 1 << 10  # characters of a tensor's name, slashes included
+MAX_RANK = 8  # of an array
+# Values in a file; each costs at most 72 bytes (an empty map and its place in a list). An array of
+# flax takes 7, one that T5X describes, with the state of its optimizer, about 100; the largest
+# models of the families here have 1,200 arrays.
+MAX_VALUES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +73,9 @@ def find(path: Path) -> dict[str, Tensor]:
         tree = tree["params"]
     found: dict[str, Tensor] = {}
     for name, leaf in leaves(tree):
-        if not isinstance(leaf, Tensor):
-            raise ValueError(f"{path}: its entry {name[:100]!r} is no array. {AGAIN}")
+        if not isinstance(leaf, Tensor) or len(name) > LONGEST_NAME:
+            kind = "has too long a name" if isinstance(leaf, Tensor) else "is no array"
+            raise ValueError(f"{path}: its entry {name[:100]!r} {kind}. {AGAIN}")
         found[name] = leaf
     return found
 
@@ -123,11 +130,15 @@ class _Walker:
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
         self.path, self.stream = path, stream
         self.size = os.fstat(stream.fileno()).st_size
+        self.values = 0
 
     def value(self, depth: int) -> Any:
         """The value that begins here; arrays and scalars of numpy as `FlaxTensor`s."""
         if depth > DEEPEST:
             raise _Damaged("maps in maps without end")
+        self.values += 1
+        if self.values > MAX_VALUES:
+            raise _Damaged(f"more than {MAX_VALUES:,} values, which no model has")
         kind = self.integer(1)
         if kind < 0x80:
             return kind
@@ -205,10 +216,11 @@ class _Walker:
         return self.array(shape, dtype, (place,))
 
     def array(self, shape: Any, dtype: Any, parts: tuple[tuple[int, int], ...]) -> FlaxTensor:
-        if type(shape) is not list or not all(type(n) is int and n >= 0 for n in shape):
+        sizes = type(shape) is list and all(type(n) is int and n >= 0 for n in shape)
+        if not sizes or len(shape) > MAX_RANK:
             raise _Damaged("an array has an impossible shape")
         if type(dtype) is not str or dtype not in DTYPES:
-            raise _Damaged(f"an array of {dtype!r}")
+            raise _Damaged(f"an array of {str(dtype)[:100]!r}")
         if sum(size for _, size in parts) != math.prod(shape) * DTYPES[dtype].itemsize:
             raise _Damaged(f"an array of shape {tuple(shape)} has another number of bytes")
         return FlaxTensor(self.path, DTYPES[dtype], tuple(shape), parts)

@@ -86,6 +86,11 @@ STRINGS = {
     *("STRING", "BINSTRING", "SHORT_BINSTRING"),  # Python 2's
 }
 LONGEST = 1 << 20  # bytes of a string; names of tensors have fewer than 200
+# Instructions of a pickle, and entries of the dicts that it copies. A tensor takes about 35, so
+# this is a file with 30,000 tensors; the largest models of the families here have 1,200. An
+# instruction costs at most 72 bytes (an empty dict and its place on the stack).
+MAX_STEPS = 1 << 20
+MAX_BITS = 80  # of an integer; torch's magic number has 77
 _MARK = object()
 
 
@@ -95,7 +100,8 @@ def read(stream: IO[bytes]) -> Any:
     The stream is then behind it.
 
     Raises:
-      Unpickled: it asks for what is not on the list above, or makes no sense.
+      Unpickled: it asks for what is not on the list above, makes no sense, or takes more than
+        `MAX_STEPS`.
     """
     machine = _Machine()
     try:
@@ -131,8 +137,19 @@ class _Machine:
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.steps = 0
+
+    def count(self, steps: int) -> None:
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise Unpickled(
+                f"it takes more than {MAX_STEPS:,} steps, which no file of tensors does"
+            )
 
     def step(self, opcode: str, argument: Any) -> None:
+        self.count(1)
+        if type(argument) is int and argument.bit_length() > MAX_BITS:
+            raise Unpickled(f"it has a number of {argument.bit_length():,} bits")
         if opcode in NUMBERS or opcode in STRINGS:
             self.stack.append(argument)
         elif opcode in CONSTANTS:
@@ -159,7 +176,10 @@ class _Machine:
         return above
 
     def put(self, key: int | None) -> None:
-        self.memo[len(self.memo) if key is None else key] = self.stack[-1]
+        key = len(self.memo) if key is None else key
+        if not _is_count(key):
+            raise Unpickled("it keeps a value under an impossible number")
+        self.memo[key] = self.stack[-1]
 
     def name(self, module: Any, name: Any) -> None:
         found = Name(module, name)
@@ -176,7 +196,8 @@ class _Machine:
         if type(into) is not dict or len(pairs) % 2:
             raise Unpickled("it puts entries into what is no dict")
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if type(key) not in (str, int):
+            # Many longer integers share a hash, and a dict of those takes quadratic time.
+            if type(key) is not str and not _is_count(key):
                 raise Unpickled(f"a key of a dict is a {type(key).__name__}, not a string")
             into[key] = value
 
@@ -192,8 +213,10 @@ class _Machine:
             raise Unpickled("it calls what is no function")
         if function == ORDERED_DICT:
             self.stack.append({})
-            for pair in arguments[0] if arguments else ():
-                self.fill(list(pair))
+            pairs = arguments[0] if arguments else ()
+            self.count(len(pairs))  # which the memo may give again and again
+            for key, value in pairs:
+                self.fill([key, value])
         elif function == PARAMETER and arguments and type(arguments[0]) is Strided:
             self.stack.append(arguments[0])
         elif function in TENSOR:

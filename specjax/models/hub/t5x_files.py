@@ -10,6 +10,7 @@ examples of T5 1.0 and 1.1 (https://github.com/google-research/t5x), one layer a
 import ast
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -22,6 +23,10 @@ from specjax.models.hub import msgpack_files
 from specjax.models.hub.tensors import AGAIN, DTYPES, At, Tensor, Turned
 
 FILE, GIN = "checkpoint", "config.gin"
+LONGEST_GIN = 1 << 20  # bytes; T5X writes some 20,000
+# Bytes in memory of a chunk that is larger than its array. T5X cuts arrays into chunks.
+SMALL_CHUNK = 1 << 20
+MAX_CHUNKS = 1 << 16  # of an array; T5X writes one for each device
 TENSORFLOW = b"model_checkpoint_path"  # how TensorFlow's file of that name begins
 # Their sizes: d_model, d_kv, d_ff, num_layers, num_heads.
 SIZES = {
@@ -139,11 +144,11 @@ def find(directory: Path) -> dict[str, Tensor]:
     names = _names()
     found: dict[str, Tensor] = {}
     for path, leaf in _parameters(target):
-        known = re.sub(r"layers_\d+", "layers_N", path)
+        known = re.sub(r"layers_\d{1,4}", "layers_N", path)
         if known not in names:
             raise ValueError(
-                f"{directory / FILE}: {path!r} is no parameter of a T5 of T5X's examples, one "
-                "layer after the other; models whose layers are scanned are not supported."
+                f"{directory / FILE}: {path[:100]!r} is no parameter of a T5 of T5X's examples, "
+                "one layer after the other; models whose layers are scanned are not supported."
             )
         layer = re.search(r"layers_(\d+)", path)
         name = names[known].replace("N", layer[1] if layer else "")
@@ -212,7 +217,12 @@ def _said(directory: Path) -> dict[str, Any]:
 
 def _gin(file: Path) -> dict[str, Any]:
     """What it says of `network.T5Config`, as bindings or as a block; macros are followed."""
-    text = re.sub(r"#.*", "", file.read_text(encoding="utf-8", errors="replace"))
+    if file.stat().st_size > LONGEST_GIN:
+        raise ValueError(f"{file} has more than {LONGEST_GIN:,} bytes. {AGAIN}")
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    # One space at most in a row: the patterns below take quadratic time over longer runs.
+    lines = [re.sub(r"\s+", " ", line.partition("#")[0]).rstrip() for line in lines]
+    text = "\n".join(line for line in lines if line)
     macros = dict(re.findall(r"^(\w+)\s*=\s*(.+?)\s*$", text, re.MULTILINE))
     found = dict(re.findall(r"^(?:\w+\.)*T5Config\.(\w+)\s*=\s*(.+?)\s*$", text, re.MULTILINE))
     for block in re.findall(r"^(?:\w+\.)*T5Config:\s*\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE):
@@ -268,12 +278,39 @@ def _array(directory: Path, path: str, old: bool) -> ZarrTensor:
             f"{folder} is missing, but {directory / FILE} lists it. Copy or download it too."
         )
     store = _open(folder)
+    _check_chunks(folder, store)
     stored = store.dtype.name
     as_bfloat16 = old and stored == "uint16"
     if stored not in DTYPES and not as_bfloat16:
         raise ValueError(f"{folder} holds {stored}, not floats. {AGAIN}")
     dtype = DTYPES["bfloat16" if as_bfloat16 else stored]
     return ZarrTensor(folder, dtype, tuple(store.shape), as_bfloat16)
+
+
+def _check_chunks(folder: Path, store: Any) -> None:
+    """ValueError if a chunk takes much more memory than the array, or there are too many."""
+    chunk, width = store.chunk_layout.read_chunk.shape, store.dtype.numpy_dtype.itemsize
+    whole = math.prod(chunk) * width
+    # Blosc allocates what a chunk says that it holds; other formats are decoded up to its size.
+    if (store.spec().to_json()["metadata"].get("compressor") or {}).get("id") == "blosc":
+        files = (file for file in folder.rglob("[0-9]*") if file.is_file())
+        whole = max(map(_blosc_bytes, files), default=whole)
+    if whole > max(SMALL_CHUNK, 2 * math.prod(store.shape) * width):
+        raise ValueError(
+            f"{folder}: a chunk has {whole:,} bytes, and the array is one of shape {store.shape}. "
+            f"{AGAIN}"
+        )
+    chunks = math.prod(-(-size // step) for size, step in zip(store.shape, chunk, strict=True))
+    if chunks > MAX_CHUNKS:
+        raise ValueError(
+            f"{folder} is cut into {chunks:,} chunks; {MAX_CHUNKS:,} are read. {AGAIN}"
+        )
+
+
+def _blosc_bytes(file: Path) -> int:
+    """How many bytes a chunk says that it holds."""
+    with file.open("rb") as stream:
+        return int.from_bytes(stream.read(8)[4:], "little")
 
 
 @functools.cache

@@ -20,6 +20,7 @@ import numpy as np
 from specjax.models.hub import pickles
 from specjax.models.hub.pickles import Storage, Strided, Unpickled
 from specjax.models.hub.tensors import AGAIN, At, Tensor, contiguous, read_bytes, strided_pieces
+from specjax.support import files
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of the older format
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
@@ -85,13 +86,14 @@ def find(path: Path) -> dict[str, Tensor]:
             }
         except Unpickled as error:
             raise ValueError(f"{path} cannot be read: {error}. {AGAIN}") from None
-        except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        # A name in the archive may be no UTF-8.
+        except (zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is cut short or damaged ({error}). {AGAIN}") from None
 
 
 def _read_zip(path: Path, stream: IO[bytes]) -> tuple[dict[str, Strided], dict[str, Place]]:
     records = {}
-    with zipfile.ZipFile(stream) as archive:
+    with files.open_zip(stream) as archive:
         for info in archive.infolist():
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
                 raise Unpickled(f"{info.filename[:100]!r} in it is compressed or encrypted")
@@ -130,6 +132,7 @@ def _read_pickles(stream: IO[bytes]) -> tuple[dict[str, Strided], dict[str, Plac
     if type(system) is not dict or system.get("little_endian") is not True:
         raise Unpickled("its numbers have their bytes in the other order")
     strided, keys = _named(pickles.read(stream)), pickles.read(stream)
+    end = os.fstat(stream.fileno()).st_size
     storages = [tensor.storage for tensor in strided.values()]
     sizes = {storage.key: (storage.whole, storage.dtype) for storage in storages}
     places = {}
@@ -139,10 +142,10 @@ def _read_pickles(stream: IO[bytes]) -> tuple[dict[str, Strided], dict[str, Plac
         if whole is None or int.from_bytes(head, "little") != whole:
             raise Unpickled("its storages are not those of its tensors")
         count = whole * (1 if dtype is None else dtype.itemsize)
+        if count > end - stream.tell():
+            raise EOFError("its last storage ends too early")
         places[key] = Place(stream.tell(), count, 0)
         stream.seek(count, os.SEEK_CUR)
-    if stream.tell() > os.fstat(stream.fileno()).st_size:
-        raise EOFError("its last storage ends too early")
     return strided, places
 
 

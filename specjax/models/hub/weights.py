@@ -133,7 +133,9 @@ def _find(form: Format, file: Path) -> dict[str, Tensor]:
             raise ValueError(
                 f"{file} is no file of weights but git-lfs's pointer to one: run `git lfs pull`."
             )
-    return form.find(file)
+    if not (found := form.find(file)):
+        raise ValueError(f"{file} holds no tensors. {AGAIN}")
+    return found
 
 
 def _sharded(directory: Path, form: Format) -> dict[str, Tensor]:
