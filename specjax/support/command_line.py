@@ -1,6 +1,9 @@
 """The frame of a command: flags, errors in one sentence, places to write to."""
 
+import contextlib
+import os
 import pathlib
+import signal
 import sys
 import tempfile
 import warnings
@@ -38,6 +41,8 @@ def run(main: Callable[[list[str]], Any], usage: str | None, config: str = "") -
             fail(f"Arguments without a flag are not understood: {' '.join(argv[1:])}. See --help.")
         try:
             return main(argv)
+        except BrokenPipeError:
+            leave_without_reader()
         except (ValueError, OSError, FloatingPointError) as error:
             if flags.FLAGS.debug:
                 raise
@@ -84,6 +89,13 @@ def fail(message: str) -> None:
     """Print the error and leave with status 1."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(1)
+
+
+def leave_without_reader() -> None:
+    """Leave without a word, as Unix tools do when nobody reads their output any more."""
+    with contextlib.suppress(OSError):  # or Python complains when it flushes at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(128 + signal.SIGPIPE)
 
 
 def make_workdir(path: str, flag: str = "workdir") -> pathlib.Path:

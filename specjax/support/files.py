@@ -168,35 +168,99 @@ def only_writer(path: str | os.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A file to write, which becomes `path` at the end unless there was an error."""
+    """A file to write, which becomes `path` at the end unless there was an error.
+
+    Raises:
+      ValueError: there is a device, a pipe or a directory at `path`, or the disk is full.
+    """
+    check_replaceable(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        yield part
-        os.replace(part, path)
+        with _naming(path):
+            yield part
+            os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def replacing_within(directory: pathlib.Path) -> Iterator[pathlib.Path]:
+def replacing_within(directory: str | os.PathLike) -> Iterator[pathlib.Path]:
     """A directory to write files to, which go to `directory` at the end unless there was an error.
 
     Each appears whole or not at all, and a new directory only when it is complete. Parents are made
-    if need be, and files of the same names replaced.
+    if need be, and files of the same names replaced. What a process left that was killed here is
+    removed.
+
+    Raises:
+      ValueError: as `check_directory`; another process writes to it; or the disk is full.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    part = directory.with_name(f".{directory.name}.{os.getpid()}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    try:
-        yield part
-        if directory.exists():
-            for file in sorted(part.iterdir()):
-                os.replace(file, directory / file.name)
-        else:
-            os.replace(part, directory)
-    finally:
+    directory = check_directory(directory)
+    with only_writer(directory):
+        part = directory.with_name(f".{directory.name}.part")
         shutil.rmtree(part, ignore_errors=True)
+        try:
+            with _naming(directory):
+                part.mkdir()
+                yield part
+                if directory.exists():
+                    for file in sorted(part.iterdir()):
+                        os.replace(file, directory / file.name)
+                else:
+                    os.replace(part, directory)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def check_directory(directory: str | os.PathLike) -> pathlib.Path:
+    """The absolute path of a directory to write, which need not exist.
+
+    Raises:
+      ValueError: it has no name or one that is not UTF-8, is a file or below one, or cannot be
+        written to, or its parent cannot, where it is made.
+    """
+    try:
+        str(directory).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"The name {str(directory)!r} is not UTF-8. Name another place.") from None
+    path = pathlib.Path(directory).resolve()
+    if not str(directory) or not path.name:
+        raise ValueError(f"{str(directory)!r} does not name a directory that can be made.")
+    there = next(place for place in (path, *path.parents) if place.exists())
+    if not there.is_dir():
+        raise ValueError(f"{there} is a file, not a directory. Name another place.")
+    for place in {there, path.parent if there == path else there}:
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ValueError(f"Cannot write to {place}. Name another place.")
+    return path
+
+
+def check_replaceable(path: pathlib.Path) -> None:
+    """ValueError if there is something at `path` that is no regular file."""
+    if path.exists() and not path.is_file():
+        raise ValueError(
+            f"{path} is a device, a pipe or a directory, and only regular files are replaced. Name "
+            "another file."
+        )
+
+
+def remove(path: pathlib.Path) -> None:
+    """Delete a file if it is there; ValueError if it is no regular file."""
+    check_replaceable(path)
+    path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _naming(path: pathlib.Path) -> Iterator[None]:
+    """Give errors of writing a file's name, which those of a full disk lack."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise ValueError(
+            f"Cannot write {path}: {error.strerror or error}. What was there before is kept. Make "
+            "room, and give the same command again."
+        ) from error
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

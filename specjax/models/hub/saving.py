@@ -34,8 +34,9 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
 
     Raises:
       ValueError: a model of one's own, of no family, one whose head is not its own, or one with
-        weights in int8.
+        weights in int8; or the directory cannot be written.
     """
+    files.check_directory(directory)
     kept = isinstance(checkpoint.model, LanguageModel) and hasattr(checkpoint.config, "model_type")
     if not kept:
         raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
@@ -50,7 +51,7 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
     names = family.tensor_names(checkpoint.config)
     arrays = parameters.unfilled(module, names, family.turned, sharding.moved(checkpoint.model))
     tensors = {name: Held.of(array) for name, array in arrays.items()}
-    _save(Path(directory), checkpoint, tensors, float_dtype(dtype))
+    _save(directory, checkpoint, tensors, float_dtype(dtype))
 
 
 def convert(
@@ -76,10 +77,11 @@ def convert(
 
     Raises:
       FileNotFoundError: there is no such checkpoint, or a file of it is missing.
-      ValueError: as `load`.
+      ValueError: as `load`, or the directory cannot be written, which is looked at first.
     """
     if dtype is not None:
         dtype = float_dtype(dtype)
+    files.check_directory(directory)
     checkpoint, _, tensors = loading.opened(name, device="cpu")
     if dtype is None:
         dtype = max((t.dtype for t in tensors.values()), key=lambda d: d.itemsize)
@@ -92,12 +94,12 @@ def convert(
         written += count
         progress(written, whole)
 
-    _save(Path(directory), checkpoint, tensors, chosen, report)
+    _save(directory, checkpoint, tensors, chosen, report)
     return checkpoint
 
 
 def _save(
-    directory: Path,
+    directory: str | os.PathLike,
     checkpoint: Checkpoint,
     tensors: Mapping[str, Tensor],
     dtype: np.dtype,

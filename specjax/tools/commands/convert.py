@@ -5,6 +5,8 @@
 SOURCE is what `specjax.load` reads: a directory, or a name on the Hugging Face hub, with weights in
 safetensors, torch's pickles, flax's msgpack or T5X's folders. DIRECTORY then has the same model
 with its config and tokenizer, for specjax and for transformers. One tensor at a time is in memory.
+DIRECTORY is replaced file by file when all is written; a run that was cut off leaves it as it was,
+and the next one removes what was left beside it.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from tqdm import tqdm
 
 from specjax.models import hub
 from specjax.models.hub.tensors import DTYPES
+from specjax.support import command_line
 
 WRITTEN = ("float32", "bfloat16", "float16")
 
@@ -47,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         try:
             convert(arguments.source, arguments.directory, arguments.dtype)
+        except BrokenPipeError:
+            command_line.leave_without_reader()
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)
@@ -57,14 +62,18 @@ run = main  # as the command `specjax` names it
 
 def convert(source: str, directory: str, dtype: str | None) -> None:
     """`hub.convert` with a progress bar, and one line when it is done."""
-    with tqdm(unit="B", unit_scale=True, desc="weights", leave=False) as bar:
+    size = 0
+    # disable=None: no bar unless in a terminal.
+    with tqdm(unit="B", unit_scale=True, desc="weights", leave=False, disable=None) as bar:
 
         def report(written: int, whole: int) -> None:
+            nonlocal size
             bar.total = whole
-            bar.update(written - bar.n)
+            bar.update(written - size)
+            size = written
 
         stored: np.dtype | None = None if dtype is None else DTYPES[dtype]
         done = hub.convert(source, directory, dtype=stored, progress=report)
     kind = done.config.model_type
     tokenizer = "" if done.tokenizer is not None else "; the source has no tokenizer"
-    print(f"{directory}: a {kind} with {bar.n / 1e6:,.1f} MB of weights{tokenizer}")
+    print(f"{directory}: a {kind} with {size / 1e6:,.1f} MB of weights{tokenizer}")

@@ -451,7 +451,7 @@ def open_output(group: Group, together: bool, args, config, texts: list[str]) ->
     if group.index == 0:
         if args.overwrite:
             for old in (file, *processes.parts(file)):
-                old.unlink(missing_ok=True)
+                files.remove(old)
         found = json.loads(mark.read_text()) if mark.exists() else None
         if (file.exists() or processes.parts(file)) and found != wanted:
             raise ValueError(
@@ -557,7 +557,7 @@ def run() -> None:
     config_flags.DEFINE_config_file("config", None, "What to run with; none: the defaults.")
     flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
     flags.DEFINE_string("output", "-", "A file of JSON lines, or - for standard output.")
-    flags.DEFINE_bool("overwrite", False, "Replace an output of another run.")
+    flags.DEFINE_bool("overwrite", False, "Replace an output of another run; a regular file.")
     flags.DEFINE_bool("follow", False, "Show the rows that run in the terminal, as they grow.")
     flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, or auto; empty: one process.")
     flags.DEFINE_integer("processes", 0, "How many processes share the inputs.")
