@@ -13,7 +13,6 @@ command; other settings need another workdir. --nomeasure: the report of the row
 
 import dataclasses
 import functools
-import json
 import pathlib
 import re
 import shutil
@@ -126,7 +125,7 @@ class Laboratory:
         # Tokens of each call, its output's mean: the ratio of sums, resampled by output.
         calls = [np.full(r.target_calls, r.emitted / r.target_calls) for r in rows if r.emitted]
         tau, tau_low, tau_high = metrics.mean_interval(calls)
-        final = json.loads((directory / "final.json").read_text())
+        final = files.read_json(directory / "final.json")
         return {
             "alpha": alpha.value,
             "low": alpha.low,

@@ -51,7 +51,7 @@ def claim(workdir: pathlib.Path, config, may_grow: tuple[str, ...] = ()) -> None
       may_grow: fields with which a run can go on.
     """
     file, wanted = workdir / "config.json", runs.settings(config)
-    found = json.loads(file.read_text()) if file.exists() else wanted
+    found = files.read_json(file) if file.exists() else wanted
     other = [
         f"{name} was {found.get(name)!r}"
         for name in sorted({*found, *wanted})

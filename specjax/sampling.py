@@ -192,6 +192,8 @@ def as_key(key: Key[Array, ""] | int | None) -> Key[Array, ""]:
     if key is None:
         return jax.random.key(0)
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        if not -(1 << 63) <= key < 1 << 63:
+            raise ValueError(f"key={key} must be below 2⁶³, as a seed of JAX.")
         return jax.random.key(int(key))
     if isinstance(key, jax.Array):
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:

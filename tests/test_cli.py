@@ -121,10 +121,23 @@ def test_decode_with_a_tree(command, pair, inputs):
         (["select"], "No target"),
         (["select", "--config.draft=x"], 'Did you mean "drafts"'),
         (["doctor", "--config.target=t5"], "No draft"),
+        (["decode", "--config={0}/c.json"], "c.json: a config is Python"),
+        (["decode", "--config={0}/c.py"], "sets no 'method', which this command reads"),
+        (["decode", "--config={0}/c.py:x"], "c.py:x: choose a or b."),
+        (["decode", f"--config.seed={1 << 63}"], f"seed={1 << 63} must be a whole number below"),
+        (["decode", "--config.gamma=x"], "--config.gamma=x"),
     ],
 )
-def test_mistakes_are_said_in_one_line(words, said, command, inputs):
-    outcome = command("specjax", *words, inputs)
+def test_mistakes_are_said_in_one_line(words, said, command, inputs, tmp_path):
+    (tmp_path / "c.json").write_text('{"greedy": true}')
+    (tmp_path / "c.py").write_text(
+        "import ml_collections\n"
+        "def get_config(choice=''):\n"
+        "    if choice:\n"
+        "        raise ValueError('choose a or b.')\n"
+        "    return ml_collections.ConfigDict()\n"
+    )
+    outcome = command("specjax", *(word.replace("{0}", str(tmp_path)) for word in words), inputs)
     assert (outcome.status, outcome.stdout) == (1, "")
     (line,) = outcome.stderr.splitlines()
     assert line.startswith("error: ")

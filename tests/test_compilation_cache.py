@@ -51,6 +51,8 @@ def test_import_is_enough(tmp_path):
         ({}, {ENABLED: False}, (None, 1.0)),
         ({}, {SECONDS: 7.0}, ("home/.cache/specjax/compiled", 7.0)),
         ({"HOME": "{0}/file"}, {}, (None, 1.0)),
+        ({"HOME": ""}, {}, (None, 1.0)),
+        ({"HOME": "", "XDG_CACHE_HOME": "{0}/x"}, {}, ("x/specjax/compiled", 0.5)),
     ],
 )
 def test_what_the_user_has_set(tmp_path, monkeypatch, env, given, expected):

@@ -293,3 +293,10 @@ def test_nobody_reads():
     assert begun.stderr.read() == b""
     begun.stderr.close()
     assert begun.wait() == 141
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe", b"{", b"[1]"])
+def test_json_files_are_named(data, tmp_path):
+    (tmp_path / "x.json").write_bytes(data)
+    with pytest.raises(ValueError, match=r"x\.json (is not valid JSON|is not UTF-8|should hold)"):
+        files.read_json(tmp_path / "x.json")

@@ -279,3 +279,9 @@ def test_the_coldest_temperature():
     logits = jnp.float32([[-1e6, 3e6, 2.9e6], [0.0, 1e-3, -1e-3]])
     distribution = np.exp(smp.standardize(logits, smp.sampling(smp.COLDEST)))
     assert distribution.tolist() == [[0, 1, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize("seed", [1 << 63, 1 << 64, -(1 << 63) - 1])
+def test_seeds_that_jax_does_not_take(seed):
+    with pytest.raises(ValueError, match=f"key={seed} must be"):
+        smp.as_key(seed)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import app, flags, logging
+from ml_collections import ConfigDict
 
 # The checkout; where specjax is installed from a wheel, a directory that holds nothing of it.
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -40,6 +41,7 @@ def run(main: Callable[[list[str]], Any], usage: str | None, config: str = "") -
         if len(argv) > 1:
             fail(f"Arguments without a flag are not understood: {' '.join(argv[1:])}. See --help.")
         try:
+            check_seed()
             return main(argv)
         except BrokenPipeError:
             leave_without_reader()
@@ -47,9 +49,17 @@ def run(main: Callable[[list[str]], Any], usage: str | None, config: str = "") -
             if flags.FLAGS.debug:
                 raise
             fail(str(error))
+        except AttributeError as error:
+            if flags.FLAGS.debug or not isinstance(error.obj, ConfigDict):
+                raise
+            fail(
+                f"The file of --config sets no {error.name!r}, which this command reads. Begin "
+                "with the config that the command has of its own, or one of configs/, and change "
+                "its fields."
+            )
 
     try:
-        app.run(guarded, argv=arguments(config))
+        app.run(guarded, argv=arguments(config), flags_parser=parsed)
     except (AttributeError, KeyError, TypeError) as error:
         # A mistyped --config field comes out of flag parsing as one of these.
         if "--debug" in sys.argv or flags.FLAGS.is_parsed():
@@ -58,6 +68,29 @@ def run(main: Callable[[list[str]], Any], usage: str | None, config: str = "") -
         said = str(error.args[0] if error.args else error).replace("\\n", "\n").replace("\\'", "'")
         name, *hint = (line.strip("\\'\"") for line in said.splitlines())
         fail(f"--config has no field {name!r}. {' '.join(hint)}".rstrip())
+
+
+def parsed(argv: list[str]) -> list[str]:
+    """What is left of the arguments when flags are read; an error of theirs is one line."""
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        if "--debug" in argv:
+            raise
+        # ml_collections puts a traceback into the message; the error itself is two causes below.
+        place, inner, _ = str(error).partition(": Error whilst parsing config file")
+        if inner and error.__context__ is not None:
+            fail(f"{place.removeprefix('flag ')}: {error.__context__.__context__}")
+        fail(f"{error} See --help.")
+        raise
+
+
+def check_seed() -> None:
+    """ValueError if the config has a seed that JAX does not take."""
+    config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+    seed = config.get("seed", 0) if isinstance(config, ConfigDict) else 0
+    if type(seed) is not int or not -(1 << 63) <= seed < 1 << 63:
+        raise ValueError(f"--config.seed={seed!r} must be a whole number below 2⁶³.")
 
 
 def arguments(config: str = "") -> list[str]:
@@ -77,7 +110,11 @@ def in_checkout(argument: str) -> str:
     """A --config=FILE of the checkout is found from any directory, if there is no such file."""
     flag, equals, value = argument.partition("=")
     file, colon, choice = value.partition(":")
-    if _name(argument) != "config" or not equals or pathlib.Path(file).exists():
+    if _name(argument) != "config" or not equals:
+        return argument
+    if pathlib.Path(file).suffix == ".json":
+        fail(f"--config={file}: a config is Python with a function get_config(), not JSON.")
+    if pathlib.Path(file).exists():
         return argument
     if not (ROOT / file).is_file():
         place = f", neither here nor below {ROOT}" if (ROOT / "configs").is_dir() else ""

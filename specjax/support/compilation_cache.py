@@ -21,11 +21,16 @@ def directory() -> pathlib.Path:
     """`$XDG_CACHE_HOME/specjax/compiled`, or the same below `~/.cache`.
 
     Raises:
-      RuntimeError: there is no home directory.
+      RuntimeError: there is no home directory, or its name is empty, for which Python takes "/".
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The specification of XDG says to ignore a relative path.
-    cache = pathlib.Path(base) if os.path.isabs(base) else pathlib.Path.home() / ".cache"
+    if os.path.isabs(base):
+        cache = pathlib.Path(base)
+    elif os.environ.get("HOME") == "":
+        raise RuntimeError("HOME is empty.")
+    else:
+        cache = pathlib.Path.home() / ".cache"
     return cache / "specjax" / "compiled"
 
 

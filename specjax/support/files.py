@@ -263,6 +263,19 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
         ) from error
 
 
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """A JSON object from a file; ValueError that names the file if it is not one."""
+    try:
+        value = json.loads(decode(path.read_bytes(), path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is not valid JSON ({error}). Delete it, or copy it again."
+        ) from None
+    if type(value) is not dict:
+        raise ValueError(f"{path} should hold a JSON object, not a {type(value).__name__}.")
+    return value
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
     """Replace a file by this text, whole or not at all."""
     with replacing(path) as part:

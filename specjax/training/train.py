@@ -533,7 +533,7 @@ class _Evaluation:
     def final(self, params) -> dict[str, Any]:
         """Exports the model and measures it on the test split."""
         sizes = [leaf.size for leaf in jax.tree.leaves(params)]
-        provenance = json.loads((self.directory / "provenance.json").read_text())
+        provenance = files.read_json(self.directory / "provenance.json")
         metadata = {"training_data": json.dumps(provenance, sort_keys=True)}
         hub.save(self.directory / "model", self.checkpoint(params, metadata), dtype=jnp.float16)
         examples = self.data["test"]

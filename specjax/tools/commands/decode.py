@@ -452,7 +452,7 @@ def open_output(group: Group, together: bool, args, config, texts: list[str]) ->
         if args.overwrite:
             for old in (file, *processes.parts(file)):
                 files.remove(old)
-        found = json.loads(mark.read_text()) if mark.exists() else None
+        found = files.read_json(mark) if mark.exists() else None
         if (file.exists() or processes.parts(file)) and found != wanted:
             raise ValueError(
                 f"--output={args.output} exists and comes from another command or input. Name "
