@@ -108,7 +108,7 @@ def open_zip(stream: IO[bytes]) -> zipfile.ZipFile:
 
     zipfile takes some 600 bytes for each file on the list, which may have 46 there.
     """
-    return zipfile.ZipFile(_ListLimited(stream))  # type: ignore[arg-type]
+    return zipfile.ZipFile(_ListLimited(stream))
 
 
 class _ListLimited:
