@@ -88,7 +88,7 @@ def keep(
 
 def find_row(directory: pathlib.Path, draft: str, temperature: float) -> dict[str, Any]:
     """The trace's row for a draft, by the end of its name, and a temperature."""
-    rows = files.Rows(directory / "results.jsonl").done
+    rows = files.read_rows(directory / "results.jsonl")
     for row in rows:
         if (not draft or short(row["draft"]) == draft) and row["temperature"] == temperature:
             return row

@@ -171,3 +171,41 @@ def test_a_dead_writer_holds_nothing(tmp_path):
     assert (tmp_path / ".out.jsonl.lock").exists()
     with files.only_writer(place):
         pass
+
+
+def test_rows_have_one_writer(tmp_path):
+    """Two handles that do not know of each other: the second is refused, and no row comes twice."""
+    path = tmp_path / "rows.jsonl"
+    first, second = files.Rows(path), files.Rows(path)
+    first.append({"a": 1})
+    with pytest.raises(ValueError, match=r"rows\.jsonl has been written by another process"):
+        second.append({"a": 1})
+    with pytest.raises(ValueError, match=r"rows\.jsonl has been written by another process"):
+        second.keep(lambda row: False)
+    first.append({"a": 2})
+    first.keep(lambda row: row["a"] == 2)
+    first.append({"a": 3})
+    assert files.read_rows(path) == first.done == [{"a": 2}, {"a": 3}]
+
+
+def test_a_reader_of_rows_leaves_the_file_alone(tmp_path):
+    """A line that is being written is no row yet, and stays."""
+    path = tmp_path / "rows.jsonl"
+    assert files.read_rows(path) == []
+    path.write_text('{"a": 1}\n{"a": ')
+    assert files.read_rows(path) == [{"a": 1}]
+    assert path.read_text() == '{"a": 1}\n{"a": '
+    assert files.Rows(path).done == [{"a": 1}]  # the writer drops it
+    assert path.read_text() == '{"a": 1}\n'
+
+
+def test_rows_that_cannot_be_written_are_named(tmp_path):
+    rows = files.Rows(tmp_path / "gone" / "rows.jsonl")
+    with pytest.raises(ValueError, match=r"Cannot write to .*rows\.jsonl: No such file"):
+        rows.append({"a": 1})
+    assert rows.done == []
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path):
+        for reader in (files.Rows, files.read_rows):
+            with pytest.raises(ValueError, match=f"{place} is no regular file"):
+                reader(place)

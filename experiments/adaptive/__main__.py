@@ -68,7 +68,7 @@ def gather(workdir: pathlib.Path, directories: list[str]) -> list[dict]:
     rows: list[dict] = []
     raced: dict[tuple, str] = {}
     for directory in directories:
-        found = files.Rows(pathlib.Path(directory) / "results.jsonl").done
+        found = files.read_rows(pathlib.Path(directory) / "results.jsonl")
         if not found:
             raise ValueError(
                 f"--only_report: {directory} has no rows of races: name their workdirs."

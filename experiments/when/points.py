@@ -30,7 +30,7 @@ def fill(results: Results, config, facts: Mapping[str, Any], directories: Sequen
     """
     done = {row["trace"] for row in results.done if row["sweep"] == TRACES}
     for directory in map(pathlib.Path, directories):
-        traces = files.Rows(directory / "results.jsonl").done
+        traces = files.read_rows(directory / "results.jsonl")
         if not traces:
             raise ValueError(
                 f"--traces={directory} has no traces: make them by experiments.trace, or name "

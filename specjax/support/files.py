@@ -127,18 +127,22 @@ class _ListLimited:
 
 
 @contextlib.contextmanager
-def only_writer(path: str | os.PathLike) -> Iterator[None]:
+def only_writer(path: str | os.PathLike, *, within: bool = False) -> Iterator[None]:
     """Hold `path`, a file or a directory, for this process alone.
 
     The lock is advisory (`flock` on `.NAME.lock` beside `path`). It ends with the process, however
     that ends. `path` itself need not exist and may be replaced meanwhile. Parents are made.
+
+    Args:
+      within: `path` is a directory that exists. The lock is `.lock` in it, since its parent may be
+        read-only.
 
     Raises:
       ValueError: another process, or this one elsewhere, holds `path`; the message has its id.
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_name(f".{path.name}.lock")
+    lock = path / ".lock" if within else path.with_name(f".{path.name}.lock")
     while True:
         stream = lock.open("a+", encoding="utf-8")
         try:
@@ -292,38 +296,92 @@ def write_rows(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
+def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSON-lines file; none if there is no such file.
+
+    A last line that is not complete is left out: it is being written, or its writer was cut off.
+
+    Raises:
+      ValueError: a line is not JSON.
+    """
+    return _parsed(path, _whole_lines(path)) if path.exists() else []
+
+
+def check_regular(path: pathlib.Path, named: str = "") -> None:
+    """ValueError if there is something at `path` that is no file to be read again: a directory, a
+    device, a pipe.
+
+    Args:
+      named: how the user named it, for the error; default: the path.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(
+            f"{named or path} is no regular file, so rows cannot be kept there and read again. "
+            "Name a file."
+        )
+
+
+def _whole_lines(path: pathlib.Path) -> bytes:
+    check_regular(path)
+    data = path.read_bytes()
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _parsed(path: pathlib.Path, lines: bytes) -> list[dict[str, Any]]:
+    try:
+        # Not splitlines(): JSON may hold U+2028 and such as they are.
+        return [json.loads(line) for line in lines.decode("utf-8").split("\n")[:-1]]
+    except ValueError:
+        raise ValueError(
+            f"{path} holds lines that are not JSON: not a file of rows. Move it away, or name "
+            "another one."
+        ) from None
+
+
 class Rows:
-    """A JSON-lines file that grows by whole rows, and can be gone on with after a cut.
+    """A JSON-lines file to write, which grows by whole rows and can be continued after a cut.
 
     A last line that is not complete was being written when the run ended; it is dropped.
+
+    `append` and `keep` raise ValueError if anything else has written to the file. Hold
+    `only_writer` for as long as rows are written, so that a second process is refused at its start.
     """
 
     def __init__(self, path: pathlib.Path):
         self.path = path
         self.done: list[dict[str, Any]] = []
-        if not path.exists():
-            return
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        try:
-            # Not splitlines(): JSON may hold U+2028 and such as they are.
-            self.done = [json.loads(line) for line in whole.decode("utf-8").split("\n")[:-1]]
-        except ValueError:
-            raise ValueError(
-                f"{path} holds lines that are not JSON: not a file of rows. Move it away, or name "
-                "another one."
-            ) from None
-        if whole != data:
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
+        self._size = 0
+        if path.exists():
+            whole = _whole_lines(path)
+            self.done, self._size = _parsed(path, whole), len(whole)
+            if path.stat().st_size > self._size:
+                os.truncate(path, self._size)
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one row through to the file."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+        try:
+            with self.path.open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                self._check(os.fstat(file.fileno()).st_size)
+                file.write(line)
+        except OSError as error:
+            raise ValueError(
+                f"Cannot write to {self.path}: {error.strerror or error}. The rows before are kept."
+            ) from None
+        self._size += len(line)
         self.done.append(row)
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the other rows, from the file too."""
+        self._check(self.path.stat().st_size if self.path.exists() else 0)
         self.done = [row for row in self.done if wanted(row)]
         write_rows(self.path, self.done)
+        self._size = self.path.stat().st_size
+
+    def _check(self, size: int) -> None:
+        if size != self._size:
+            raise ValueError(
+                f"{self.path} has been written by another process meanwhile. Let one process write "
+                "at a time: end the other, and start this one again."
+            )

@@ -236,9 +236,6 @@ class SharedRows:
           total: how many rows there will be.
         """
         self.group, self.file, self.total = group, file, total
-        if group.index == 0:
-            self._read()  # and drop lines that were cut off, while nobody writes
-        group.exchange("parts are whole")
         self.done = self._read()
         group.exchange("parts are read")
         missing = [number for number in range(total) if number not in self.done]
@@ -268,9 +265,9 @@ class SharedRows:
 
     def _read(self) -> dict[int, dict[str, Any]]:
         """The rows of the output and of all parts, by number."""
-        found = dict(enumerate(files.Rows(self.file).done))
+        found = dict(enumerate(files.read_rows(self.file)))
         for part in parts(self.file):
-            found |= {row.pop("row"): row for row in files.Rows(part).done}
+            found |= {row.pop("row"): row for row in files.read_rows(part)}
         return found
 
 
