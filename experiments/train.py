@@ -44,25 +44,23 @@ def main(_) -> None:
     print(f"The model is in {workdir / 'model'}, its loss curve in {workdir / 'curve.png'}.")
 
 
+MADE = ("checkpoints/[0-9]*", "final.json", "results.jsonl")  # by a run that began to work
+
+
 def claim(workdir: pathlib.Path, config, may_grow: tuple[str, ...] = ()) -> None:
-    """Write config.json, or refuse a workdir whose run began with other settings.
+    """Write config.json; ValueError if the workdir holds what was made with other settings.
+
+    A start that failed before it made anything holds nothing.
 
     Args:
-      may_grow: fields with which a run can go on.
+      may_grow: fields that may be larger when a run is continued.
     """
     file, wanted = workdir / "config.json", runs.settings(config)
-    found = files.read_json(file) if file.exists() else wanted
-    other = [
-        f"{name} was {found.get(name)!r}"
-        for name in sorted({*found, *wanted})
-        if found.get(name) != wanted.get(name)
-        and not (name in may_grow and found.get(name, 0) < wanted[name])
-    ]
-    if other and any(path != file for path in workdir.iterdir()):
-        raise ValueError(
-            f"--workdir={workdir} holds a run with other settings: {'; '.join(other)}. "
-            "Name another directory, or repeat those settings."
-        )
+    if any(path for pattern in MADE for path in workdir.rglob(pattern)):
+        found = runs.read_mark(file) or wanted
+        grown = {name: wanted[name] for name in may_grow if found.get(name, 0) < wanted[name]}
+        way_out = "Name another directory, or repeat those settings."
+        runs.check_same(f"--workdir={workdir}", found | grown, wanted, way_out)
     files.write_json(file, wanted)
 
 

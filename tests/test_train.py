@@ -1,6 +1,7 @@
 """Training: what is learned, what is written, and that an interrupted run is the same run."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -16,7 +17,7 @@ from experiments import train as command
 from specjax import tasks
 from specjax.models import hub
 from specjax.models.t5 import T5Config
-from specjax.support.files import Rows
+from specjax.support.files import Rows, only_writer
 from specjax.tasks import batches
 from specjax.tasks.batches import Pair
 from specjax.tasks.examples import Example
@@ -114,6 +115,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(whole, config, tmp_path, mon
     ours, theirs = _rows(tmp_path), _rows(directory)
     assert [row["step"] for row in ours] == [row["step"] for row in theirs]
     # The row of step 4 was written anew, from the losses of step 4 alone: step 3 was not repeated.
+    assert [row["steps_in_mean"] for row in ours if "train_loss" in row] == [2, 1, 2, 2]
     assert [o == t for o, t in zip(ours, theirs, strict=True)] == [True, False, *[True] * 4]
     samples = [(d / "samples.jsonl").read_text() for d in (tmp_path, directory)]
     assert samples[0] == samples[1]
@@ -127,13 +129,13 @@ def test_a_finished_run_is_not_trained_again(whole, config, capsys):
     before = (directory / "metrics.jsonl").read_text()
     assert train.run(config, directory) == final
     assert "Reading the pairs of jsonl.\n120 pairs to train on." in capsys.readouterr().err
-    with pytest.raises(ValueError, match="has a model of 8 steps, more than steps=4"):
+    with pytest.raises(ValueError, match="has a checkpoint of 8 steps, more than steps=4"):
         train.run(dataclasses.replace(config, steps=4), directory)
     assert (directory / "metrics.jsonl").read_text() == before
 
 
 def test_a_workdir_keeps_its_settings(tmp_path):
-    """Other ones are refused once anything was made with them; more steps are not."""
+    """Other ones are refused once there is a checkpoint; more steps are not."""
     work = tmp_path / "work"
     work.mkdir()
 
@@ -143,15 +145,69 @@ def test_a_workdir_keeps_its_settings(tmp_path):
         return json.loads((work / "config.json").read_text())["steps"]
 
     claim(seed=1)
-    assert claim() == 8  # what failed before it made anything holds nothing
     (work / "tokenizer").mkdir()
+    (work / "provenance.json").write_text("{}")
+    assert claim() == 8  # a start that failed before it made anything holds nothing
+    (work / "checkpoints" / "4").mkdir(parents=True)
     assert claim() == claim() == 8
-    with pytest.raises(ValueError, match=r"other settings: seed was 0; tokenizer was ''\. Name"):
+    words = r"seed was 0 and is 1; tokenizer was '' and is 'x'\. Name"
+    with pytest.raises(ValueError, match=words):
         claim(seed=1, tokenizer="x")
     assert claim(steps=9) == 9
-    with pytest.raises(ValueError, match="steps was 9"):
+    with pytest.raises(ValueError, match="steps was 9 and is 8"):
         claim()
     assert json.loads((work / "config.json").read_text())["steps"] == 9
+
+
+def test_a_run_keeps_its_data_and_models(tmp_path):
+    """With a checkpoint, other data or models are refused by name; the versions that they came
+    from alone are not, and more steps are another schedule."""
+    began = {
+        "task": "jsonl", "pairs": {"train": 2}, "sha256": {"train": "a"}, "python": "3.11.7",
+        "models": {"teacher": {"model.safetensors": "8 bytes, c"}},
+    }  # fmt: skip
+    first, more = {"from": 0, "steps": 4}, {"from": 4, "steps": 6}
+    claim = functools.partial(train.claim, tmp_path)
+    assert claim({"sha256": {"train": "b"}}, begin=0, steps=9)  # replaced: nothing was trained
+    assert claim(began, begin=0, steps=4) == [first]
+    assert claim({**began, "python": "3.12.0"}, begin=2, steps=4) == [first]
+    assert claim(began, begin=4, steps=6) == [first, more]
+    for other, said in (
+        ({"sha256": {"train": "b"}}, "sha256, train was 'a' and is 'b'"),
+        ({"models": {}}, "models, teacher was {.*} and is None"),
+        (
+            {"models": {"teacher": {"model.safetensors": "8 bytes, d"}}},
+            "teacher, model.safetensors was '8 bytes, c' and is '8 bytes, d'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            claim({**began, **other}, begin=4, steps=6)
+    assert train.runs.read_mark(tmp_path / "provenance.json")["schedules"] == [first, more]
+    (tmp_path / "provenance.json").write_text("")
+    with pytest.raises(ValueError, match=r"provenance\.json is damaged"):
+        claim(began, begin=4, steps=6)
+
+
+def test_a_run_is_not_continued_on_other_data(config, tmp_path):
+    """The training file was replaced after a checkpoint."""
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    places = config.task_file.split(",")
+    data = {split: tasks.load("jsonl", split, places) for split in tasks.SPLITS}
+    hashes = tasks.provenance("jsonl", data)["sha256"]
+    found = {"sha256": {**hashes, "train": "a"}, "schedules": [{"from": 0, "steps": 8}]}
+    (tmp_path / "provenance.json").write_text(json.dumps(found))
+    with pytest.raises(ValueError, match=r"sha256, train was 'a' and is '\w{64}'\. Name another"):
+        train.run(config, tmp_path)
+    assert json.loads((tmp_path / "provenance.json").read_text()) == found
+
+
+def test_one_process_trains_in_a_directory(config, tmp_path):
+    with (
+        only_writer(tmp_path / "checkpoints"),
+        pytest.raises(ValueError, match="is being written by another process"),
+    ):
+        train.run(config, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -233,10 +289,16 @@ def test_scores():
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"steps": 0}, "steps=0 must be a whole number ≥ 1"),
         ({"decay_share": 2.0}, "decay_share=2.0"),
-        ({"refresh_every": 0}, "refresh_every=0 must be at least 1"),
-        ({"prefix_inputs": 0}, "prefix_inputs=0 must be at least 1"),
+        ({"refresh_every": 0}, "refresh_every=0 must be a whole number ≥ 1"),
+        ({"prefix_inputs": 0}, "prefix_inputs=0 must be a whole number ≥ 1"),
+        ({"learning_rate": math.nan}, "learning_rate=nan must be a number ≥ 0"),
+        ({"clip": -1.0}, "clip=-1.0 must be a number > 0"),
+        ({"warmup_steps": -1}, "warmup_steps=-1 must be a whole number ≥ 0"),
+        ({"eval_examples": -1}, "eval_examples=-1 must be a whole number ≥ 1"),
+        ({"max_examples": -1}, "max_examples=-1 must be a whole number ≥ 0"),
+        ({"target_tokens": 1}, "target_tokens=1 must be at least 104"),
         ({"prefix_temperature": -1.0}, r"prefix_temperature=-1.0 must be a number ≥ 0"),
         ({"divergence": "kl"}, "no divergence 'kl': it is one of forward_kl"),
         ({"prefixes": "drafts"}, "'drafts' must be one of data, target, draft"),

@@ -202,11 +202,11 @@ def test_a_run_learns_and_writes_a_drafter(kind, config, target, tmp_path):
     assert losses[-1] < 0.95 * losses[0]
     assert final[shown] > 0
     assert {path.name for path in work.iterdir()} == {
-        "checkpoints", "metrics.jsonl", "curve.png", "final.json", "drafter",
+        "checkpoints", "metrics.jsonl", "curve.png", "provenance.json", "final.json", "drafter",
     }  # fmt: skip
     found = drafters.load(str(work / "drafter"), target)
     assert drafters.parameters(found) == final["parameters"]
-    with pytest.raises(ValueError, match="has a drafter of 30 steps, more than steps=5"):
+    with pytest.raises(ValueError, match="has a checkpoint of 30 steps, more than steps=5"):
         train_drafter.run(dataclasses.replace(config, steps=5), work)
 
 
@@ -238,6 +238,16 @@ def test_heads_that_are_trained_with_their_target(config, target, tmp_path):
         drafters.load(place, target)
 
 
+def test_a_run_keeps_its_target(config, tmp_path):
+    """With a checkpoint, a target that has changed since is refused by the name of its file."""
+    (tmp_path / "checkpoints" / "10").mkdir(parents=True)
+    began = {"models": {"target": {"model.safetensors": "8 bytes, c"}}}
+    (tmp_path / "provenance.json").write_text(json.dumps(began))
+    words = r"target, model\.safetensors was '8 bytes, c' and is '\d+ bytes"
+    with pytest.raises(ValueError, match=words):
+        train_drafter.run(config, tmp_path)
+
+
 @pytest.mark.slow
 def test_a_run_that_was_cut_goes_on(config, tmp_path):
     """After 20 of 30 steps: with the losses and the drafter of one that was not."""
@@ -253,6 +263,11 @@ def test_a_run_that_was_cut_goes_on(config, tmp_path):
     assert [step for step, _ in losses[1]] == [5, 10, 15, 20, 25, 30]
     np.testing.assert_allclose(*losses, rtol=1e-5)
     assert all(final.pop("minutes") > 0 for final in finals)
+    schedules = [final.pop("schedules") for final in finals]
+    assert schedules == [
+        [{"from": 0, "steps": 30}],
+        [{"from": 0, "steps": 20}, {"from": 20, "steps": 30}],
+    ]
     assert finals[0] == pytest.approx(finals[1], rel=1e-5)
 
 
@@ -264,7 +279,7 @@ def test_minutes_of_a_log():
 
 
 def test_wrong_settings(config, tmp_path):
-    with pytest.raises(ValueError, match="steps=0 must be at least 1"):
+    with pytest.raises(ValueError, match="steps=0 must be a whole number ≥ 1"):
         dataclasses.replace(config, steps=0)
     with pytest.raises(ValueError, match=r"train_layers=4 must be .* \[0, 3\]"):
         train_drafter.run(

@@ -7,11 +7,13 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
+
+from specjax.support import files
 
 # The checkout; where specjax is installed from a wheel, a directory that holds nothing of it.
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -42,7 +44,8 @@ def run(main: Callable[[list[str]], Any], usage: str | None, config: str = "") -
             fail(f"Arguments without a flag are not understood: {' '.join(argv[1:])}. See --help.")
         try:
             check_seed()
-            return main(argv)
+            with only_writer_of_workdir():
+                return main(argv)
         except BrokenPipeError:
             leave_without_reader()
         except (ValueError, OSError, FloatingPointError) as error:
@@ -120,6 +123,17 @@ def in_checkout(argument: str) -> str:
         place = f", neither here nor below {ROOT}" if (ROOT / "configs").is_dir() else ""
         fail(f"--config={file}: no such file{place}.")
     return f"{flag}={ROOT / file}{colon}{choice}"
+
+
+@contextlib.contextmanager
+def only_writer_of_workdir() -> Iterator[None]:
+    """Hold --workdir for this process, if the command has that flag and the user gave it."""
+    path = flags.FLAGS["workdir"].value if "workdir" in flags.FLAGS else None
+    if not path:
+        yield
+        return
+    with files.only_writer(make_workdir(path), within=True):
+        yield
 
 
 def fail(message: str) -> None:

@@ -1,9 +1,12 @@
-"""To which run a file of results belongs: a short hash of the settings that it was made with."""
+"""To which run a file of results belongs: the settings, models and data that it was made with."""
 
 import hashlib
 import json
+import pathlib
+from collections.abc import Mapping
 from typing import Any
 
+from specjax.support import files
 from specjax.support.command_line import ROOT
 
 # Fields that configs were given after results had been kept, with the values that change nothing.
@@ -31,3 +34,60 @@ def fingerprint(*parts: Any) -> str:
     """A short hash of JSON-able values, to tell whether a file belongs to this run."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Each field whose value differs, as "gamma was 7 and is 5"; mappings field by field."""
+    said = []
+    for name in sorted({*found, *wanted}):
+        was, now = found.get(name), wanted.get(name)
+        if isinstance(was, Mapping) and isinstance(now, Mapping):
+            said += [f"{name}, {difference}" for difference in differences(was, now)]
+        elif was != now:
+            said.append(f"{name} was {was!r} and is {now!r}")
+    return said
+
+
+def read_mark(mark: pathlib.Path) -> dict[str, Any]:
+    """What the run began with to which a mark belongs; empty if there is no mark.
+
+    Raises:
+      ValueError: the mark is damaged.
+    """
+    try:
+        found = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else {}
+        if isinstance(found, dict):
+            return found
+    except ValueError:
+        pass
+    raise ValueError(
+        f"{mark} is damaged, so it does not say which run the files beside it belong to. Name "
+        "another place, or delete it together with them."
+    )
+
+
+def check_same(
+    place: Any, found: Mapping[str, Any], wanted: Mapping[str, Any], way_out: str
+) -> None:
+    """ValueError if a run began with other values, `found`, than those `wanted` now.
+
+    Args:
+      place: the file or directory of the run, for the error.
+      way_out: what to do about it, for the error.
+    """
+    if differing := differences(found, wanted):
+        raise ValueError(
+            f"{place} belongs to a run that began with other settings, models or data: "
+            f"{'; '.join(differing)}. {way_out}"
+        )
+
+
+def remember(mark: pathlib.Path, fields: Mapping[str, Any], place: Any, way_out: str) -> None:
+    """Add fields to the mark of a run; ValueError if the run began with other values of them.
+
+    Other arguments: `check_same`.
+    """
+    found = read_mark(mark)
+    check_same(place, {**fields, **found}, {**found, **fields}, way_out)
+    if not fields.keys() <= found.keys():
+        files.write_json(mark, {**found, **fields})

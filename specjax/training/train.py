@@ -1,15 +1,18 @@
 """Training a model on a task, or on a bigger model's probabilities.
 
-`run(config, directory)` does everything and can be interrupted at any time: the same call goes on
-from the latest checkpoint with the very batches that would have come. In the directory:
+`run(config, directory)` does everything and can be interrupted at any time: the same call continues
+from the latest checkpoint with the batches that would have come. It refuses other data or models.
+In the directory:
 
     tokenizer/      trained on the task's training pairs, or copied from another model
     checkpoints/    orbax: parameters, optimizer state and step
     prefixes/       what models wrote for a draft to learn at, see `specjax.training.prefixes`
-    metrics.jsonl   a row per `log_every` steps and per evaluation
+    metrics.jsonl   a row per `log_every` steps and per evaluation; `train_loss` is a mean over
+                    `steps_in_mean` steps, which are fewer after a resume
     curve.png       loss against steps
     samples.jsonl   greedy outputs of a few held-out inputs, at each evaluation
-    provenance.json where the pairs came from: versions, counts, hashes
+    provenance.json where the pairs came from: versions, counts, hashes; fingerprints of the models
+                    that the run began with; its schedules, one for each number of steps
     model/          the result, a Hugging Face directory in half precision
     final.json      the figures of the result on the test split
 """
@@ -19,6 +22,7 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -40,8 +44,8 @@ from specjax.models import hub
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.models.t5 import T5
-from specjax.support import files
-from specjax.support.ranges import number
+from specjax.support import files, runs
+from specjax.support.ranges import number, whole
 from specjax.tasks import batches, trees
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.batches import Batch, Pair
@@ -91,16 +95,13 @@ class TrainConfig:
     checkpoint_every: int = 500
 
     def __post_init__(self):
-        for name in (
-            "steps", "target_tokens", "log_every", "eval_every", "checkpoint_every",
-            "prefix_inputs", "refresh_every",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_numbers(self)
+        whole("prefix_inputs", self.prefix_inputs, "[1, ∞)")
+        whole("refresh_every", self.refresh_every, "[1, ∞)")
+        whole("sample_examples", self.sample_examples, "[0, ∞)")
+        number("teacher_after", self.teacher_after, "[0, ∞]")
         if self.family not in hub.FAMILIES:
             raise ValueError(f"family={self.family!r} must be one of {', '.join(hub.FAMILIES)}")
-        if not 0 <= self.decay_share <= 1:
-            raise ValueError(f"decay_share={self.decay_share} must be in [0, 1]")
         Exits(self.exits, self.exit_weight, self.layer_dropout)
         divergences.load(self.divergence)
         number("prefix_temperature", self.prefix_temperature, "[0, ∞)")
@@ -114,6 +115,24 @@ class TrainConfig:
     def decoder_only(self) -> bool:
         """Whether input and target are one text to the model."""
         return not hub.FAMILIES[self.family].config_class.is_encoder_decoder
+
+
+def check_numbers(config: Any) -> None:
+    """ValueError if a number that every trained model or drafter takes is out of range."""
+    for name in ("steps", "target_tokens", "log_every", "eval_every", "eval_examples"):
+        whole(name, getattr(config, name), "[1, ∞)")
+    whole("checkpoint_every", config.checkpoint_every, "[1, ∞)")
+    for name in ("max_examples", "warmup_steps", "seed"):
+        whole(name, getattr(config, name), "[0, ∞)")
+    number("learning_rate", config.learning_rate, "[0, ∞)")
+    number("clip", config.clip, "(0, ∞)")
+    number("decay_share", config.decay_share, "[0, 1]")
+    longest = max(length for _, length in config.buckets)
+    if config.target_tokens < longest:
+        raise ValueError(
+            f"target_tokens={config.target_tokens} must be at least {longest}, so that a batch "
+            f"holds one row of the longest bucket of {config.buckets}."
+        )
 
 
 def from_config_dict(config: Mapping[str, Any]) -> TrainConfig:
@@ -361,20 +380,31 @@ def score(task: str, outputs: Sequence[str], examples: Sequence[Example]) -> dic
 
 
 def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
-    """Trains, or goes on training, and exports; returns what final.json holds.
+    """Train, or continue training, and export; return what final.json holds.
 
     Raises:
-      ValueError: a field of the config, the data or a file of the directory is at fault.
-      FileNotFoundError: a file that the run goes on with is gone.
+      ValueError: a field of the config, the data or a file of the directory is at fault; or
+        another process trains in the directory.
+      FileNotFoundError: a file that the run continues with is gone.
     """
     directory = pathlib.Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    with files.only_writer(directory / "checkpoints"):
+        return _run(config, directory)
+
+
+def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
     _say(f"Reading the pairs of {config.task}.")
     paths = [pathlib.Path(f) for f in config.task_file.split(",") if f]
     data = {split: tasks.load(config.task, split, files=paths) for split in tasks.SPLITS}
     if config.max_examples:
         data["train"] = data["train"][: config.max_examples]
-    files.write_json(directory / "provenance.json", tasks.provenance(config.task, data))
+    begin = latest_step(directory)
+    named = {"teacher": config.teacher, "grow": config.grow}
+    models = {role: hub.fingerprint(name) for role, name in named.items() if name}
+    found = tasks.provenance(config.task, data) | {"models": models}
+    schedules = claim(directory, found, begin=begin, steps=config.steps)
+    if not begin:
+        shutil.rmtree(directory / "tokenizer", ignore_errors=True)  # of a start that failed
     _say(f"{len(data['train']):,} pairs to train on. Making the tokenizer and the model.")
     tokenizer = _tokenizer(config, data["train"], directory)
     shape = _shape(config, tokenizer)
@@ -397,12 +427,6 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
         (directory / "checkpoints").absolute(),
         options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
     ) as manager:
-        begin = manager.latest_step() or 0
-        if begin > config.steps:
-            raise ValueError(
-                f"{directory} has a model of {begin} steps, more than steps={config.steps}: name "
-                "another directory, or as many steps or more."
-            )
         if begin:
             state = jax.tree.leaves((params, opt_state))
             treedef = jax.tree.structure((params, opt_state))
@@ -457,7 +481,8 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
                         f"{config.learning_rate} and start again from an empty workdir"
                     )
                 seconds = (time.perf_counter() - since) / len(losses)
-                log.append({"step": step, "train_loss": mean, "seconds_per_step": seconds})
+                row = {"step": step, "train_loss": mean, "steps_in_mean": len(losses)}
+                log.append({**row, "seconds_per_step": seconds})
                 bar.set_postfix(loss=f"{mean:.3f}")
                 losses, since = [], time.perf_counter()
             if _due(step, config.checkpoint_every, config.steps):
@@ -470,7 +495,48 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
                 since = time.perf_counter()
         bar.close()
     _say("Writing the model and measuring it on the test split.")
-    return follow.final(params)
+    return follow.final(params, schedules)
+
+
+def latest_step(directory: pathlib.Path) -> int:
+    """The step of the latest checkpoint of a run; 0: there is none."""
+    found = (directory / "checkpoints").glob("*")  # those being written have longer names
+    return max((int(path.name) for path in found if path.name.isdecimal()), default=0)
+
+
+def claim(
+    directory: pathlib.Path, provenance: Mapping[str, Any], *, begin: int, steps: int
+) -> list[dict[str, int]]:
+    """Write provenance.json, and return the schedules of the run: the step that each began at, and
+    the steps that it was made for. A run that is continued with more steps has several.
+
+    Args:
+      provenance: of the data and models of the run.
+      begin: the step of the latest checkpoint. Without a checkpoint the run starts afresh.
+
+    Raises:
+      ValueError: the checkpoint is of other data or models, or of more steps.
+    """
+    mark = directory / "provenance.json"
+    found = runs.read_mark(mark) if begin else {}
+    if begin > steps:
+        raise ValueError(
+            f"{directory} has a checkpoint of {begin} steps, more than steps={steps}: name "
+            "another directory, or as many steps or more."
+        )
+    same_data = found.get("sha256") == provenance["sha256"]
+    free = {"schedules", *(("python", "packages") if same_data else ())}
+    both = [
+        {name: value for name, value in fields.items() if name not in free}
+        for fields in ({**provenance, **found}, {**found, **provenance})
+    ]
+    way_out = "Name another directory, or train with what the run began with."
+    runs.check_same(directory, *both, way_out)
+    schedules = found.get("schedules", [])
+    if not schedules or schedules[-1]["steps"] != steps:
+        schedules = [*schedules, {"from": begin, "steps": steps}]
+    files.write_json(mark, {**provenance, "schedules": schedules})
+    return schedules
 
 
 def _say(what: str) -> None:
@@ -530,8 +596,8 @@ class _Evaluation:
             self.samples.append(row | {"target": example.target})
         return found | score(self.config.task, outputs, examples)
 
-    def final(self, params) -> dict[str, Any]:
-        """Exports the model and measures it on the test split."""
+    def final(self, params, schedules: list[dict[str, int]]) -> dict[str, Any]:
+        """Export the model and measure it on the test split."""
         sizes = [leaf.size for leaf in jax.tree.leaves(params)]
         provenance = files.read_json(self.directory / "provenance.json")
         metadata = {"training_data": json.dumps(provenance, sort_keys=True)}
@@ -546,6 +612,7 @@ class _Evaluation:
         final = {
             "parameters": int(sum(sizes)),
             "steps": self.config.steps,
+            "schedules": schedules,
             "test_examples": {"losses": len(examples), "outputs": len(chosen)},
             **found,
         }

@@ -1,13 +1,15 @@
 """Training a drafter that belongs to one target.
 
-`run(config, directory)` does everything and can be interrupted at any time: the same call goes on
-from the latest checkpoint with the very batches that would have come. In the directory:
+`run(config, directory)` does everything and can be interrupted at any time: the same call continues
+from the latest checkpoint with the batches that would have come. It refuses another target or data.
+In the directory:
 
     drafter/        the result, as `drafters.attached` reads it
     target/         the target that it belongs to, if its last layers were trained along
     checkpoints/    orbax: parameters, optimizer state and step
     metrics.jsonl   a row per `log_every` steps and per evaluation
     curve.png       loss against steps
+    provenance.json where the pairs came from, and fingerprints of the target; as in `train`
     final.json      loss and α on the test split
 
 A kind of drafter is a `Trainer`, how to begin and a loss, and a line in `TRAINERS`. Its drafter has
@@ -113,11 +115,7 @@ class DrafterConfig:
     checkpoint_every: int = 250
 
     def __post_init__(self):
-        for name in ("steps", "target_tokens", "log_every", "eval_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        if not 0 <= self.decay_share <= 1:
-            raise ValueError(f"decay_share={self.decay_share} must be in [0, 1].")
+        train.check_numbers(self)
 
     @functools.cached_property
     def trainer(self) -> Trainer:
@@ -213,18 +211,13 @@ def fit(
       evaluate: what `eval_every` steps are measured by.
 
     Raises:
-      ValueError: a run of more steps, or a loss that is not finite.
+      ValueError: a loss that is not finite.
     """
     with ocp.CheckpointManager(
         (directory / "checkpoints").absolute(),
         options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
     ) as manager:
         begin = manager.latest_step() or 0
-        if begin > config.steps:
-            raise ValueError(
-                f"{directory} has a drafter of {begin} steps, more than steps={config.steps}: name "
-                "another directory, or as many steps or more."
-            )
         if begin:
             found = manager.restore(begin, args=ocp.args.StandardRestore(_named(progress)))
             treedef = jax.tree.structure(progress)
@@ -253,7 +246,8 @@ def fit(
                         f"{config.learning_rate} and start again from an empty workdir"
                     )
                 seconds = (time.perf_counter() - since) / len(losses)
-                log.append({"step": at, "train_loss": mean, "seconds_per_step": seconds})
+                row = {"step": at, "train_loss": mean, "steps_in_mean": len(losses)}
+                log.append({**row, "seconds_per_step": seconds})
                 losses, since = [], time.perf_counter()
             if due(config.checkpoint_every, at):
                 manager.save(at, args=ocp.args.StandardSave(_named(progress)))
@@ -272,20 +266,29 @@ def _named(tree: Any) -> dict[str, Any]:
 
 
 def run(config: DrafterConfig, directory: str | os.PathLike) -> dict[str, Any]:
-    """Trains, or goes on training, and writes the drafter; returns what final.json holds.
+    """Train, or continue training, and write the drafter; return what final.json holds.
 
     Raises:
       ValueError: a field of the config, the data, the target or a file of the directory is at
-        fault.
+        fault; or another process trains in the directory.
     """
     directory = pathlib.Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    with files.only_writer(directory / "checkpoints"):
+        return _run(config, directory)
+
+
+def _run(config: DrafterConfig, directory: pathlib.Path) -> dict[str, Any]:
     target = hub.load(config.target, dtype=jnp.float32)
     if target.tokenizer is None:
         raise ValueError(
             f"{config.target} has no tokenizer, which the pairs of {config.task} need."
         )
-    pairs = _pairs(config, target)
+    data = _data(config)
+    provenance = tasks.provenance(config.task, data)
+    provenance["models"] = {"target": hub.fingerprint(config.target)}
+    begin = train.latest_step(directory)
+    schedules = train.claim(directory, provenance, begin=begin, steps=config.steps)
+    pairs = _pairs(data, target)
     ids = np.concatenate([pair.target for pair in pairs["train"]])
     counts = np.bincount(ids, minlength=target.model.vocab_size)[: target.model.vocab_size]
     drafter = config.trainer.init(target, counts, config.seed)
@@ -322,7 +325,8 @@ def run(config: DrafterConfig, directory: str | os.PathLike) -> dict[str, Any]:
     final = {
         "parameters": loading.parameters(trained),
         "steps": config.steps,
-        "minutes": minutes(files.Rows(directory / "metrics.jsonl").done),
+        "schedules": schedules,
+        "minutes": minutes(files.read_rows(directory / "metrics.jsonl")),
         "test_examples": len(pairs["test"]),
         **evaluate(progress, "test"),
     }
@@ -375,16 +379,23 @@ def measure(config: DrafterConfig, drafter: Any, pairs: Sequence[batches.Pair]) 
     return {"held_out_loss": float(sum(f.total for f in found) / counts.sum()), **shown}
 
 
-def _pairs(config: DrafterConfig, target: Checkpoint) -> dict[str, list[batches.Pair]]:
-    """Ids of all splits, by the target's tokenizer."""
+def _data(config: DrafterConfig) -> dict[str, list[tasks.Example]]:
+    """The examples of all splits."""
     places = [pathlib.Path(part) for part in config.task_file.split(",") if part]
+    data = {split: tasks.load(config.task, split, files=places) for split in tasks.SPLITS}
+    if config.max_examples:
+        data["train"] = data["train"][: config.max_examples]
+    return data
+
+
+def _pairs(
+    data: Mapping[str, Sequence[tasks.Example]], target: Checkpoint
+) -> dict[str, list[batches.Pair]]:
+    """Ids of all splits, by the target's tokenizer."""
     tokenizer = target.tokenizer
     tokenizer.model_max_length = 10**9  # buckets decide what is too long, and need no warning
-    found = {}
-    for split in tasks.SPLITS:
-        examples = tasks.load(config.task, split, files=places)
-        if split == "train" and config.max_examples:
-            examples = examples[: config.max_examples]
-        whole = not target.config.is_encoder_decoder
-        found[split] = batches.encode(examples, tokenizer, decoder_only=whole)
-    return found
+    whole = not target.config.is_encoder_decoder
+    return {
+        split: batches.encode(examples, tokenizer, decoder_only=whole)
+        for split, examples in data.items()
+    }
