@@ -23,7 +23,6 @@ from absl import flags
 from matplotlib.figure import Figure
 from ml_collections import config_flags
 from rich.console import Console
-from tqdm import tqdm
 
 from experiments.adaptive import race
 from experiments.adaptive.board import within
@@ -70,7 +69,7 @@ def fill(on: Study) -> list[Row]:
     # Rows of a race are written together, plain decoding's last.
     missing = [c for c in cells if not study.find(on.results.done, {**c, "method": PLAIN})]
     on.results.keep(lambda row: not any(cell.items() <= row.items() for cell in missing))
-    for cell in (bar := tqdm(missing, unit="race", disable=None)):
+    for cell in (bar := command_line.Steps(missing, unit="race", disable=None)):
         bar.set_description(", ".join(f"{name} {value}" for name, value in cell.items()))
         for row in measure(on, **cell):
             on.results.append({**cell, **row, **identity(on)})

@@ -24,7 +24,6 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
-from tqdm import tqdm
 
 from experiments.reproduce.study import Study, find, relative
 from experiments.train import claim
@@ -191,7 +190,7 @@ def fill(lab: Laboratory) -> None:
 
 
 def _follow(some: Sequence[Cell]) -> Iterator[Cell]:
-    for cell in (bar := tqdm(some, unit="run")):
+    for cell in (bar := command_line.Steps(some, unit="run")):
         bar.set_description(" ".join(map(str, cell.values())))
         yield cell
 

@@ -26,7 +26,6 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
-from tqdm import tqdm
 
 from experiments.reproduce import pages
 from experiments.reproduce.pages import Section, number
@@ -81,7 +80,9 @@ def cells(config) -> list[dict[str, Any]]:
 def fill(on: Study) -> None:
     """Measure every cell that is missing."""
     done = [{name: row[name] for name in ("temperature", "lengths")} for row in on.results.done]
-    for cell in tqdm([cell for cell in cells(on.config) if cell not in done], unit="cell"):
+    for cell in command_line.Steps(
+        [cell for cell in cells(on.config) if cell not in done], unit="cell"
+    ):
         made = measure(on, **cell)
         for row in made:
             on.results.append({**cell, **row, **identity(on)})

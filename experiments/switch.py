@@ -21,7 +21,6 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
-from tqdm import tqdm
 
 from experiments.adaptive import race
 from experiments.reproduce import pages, speedups
@@ -63,7 +62,7 @@ def main(_) -> None:
 def fill(on: Study) -> None:
     """Measure every temperature that is missing."""
     done = {row["temperature"] for row in on.results.done}
-    for temperature in tqdm([t for t in on.config.temperatures if t not in done]):
+    for temperature in command_line.Steps([t for t in on.config.temperatures if t not in done]):
         for row in measure(on, temperature):
             on.results.append({"temperature": temperature, **row, **identity(on)})
 

@@ -61,9 +61,9 @@ def main(_) -> None:
 def fill(on: Study, workdir) -> list[dict[str, Any]]:
     """Trace what is missing; all rows in order."""
     cells = study.keys(on.config, (*on.config.timed_ngrams, *on.config.drafts))
-    for cell in cells:
-        if not find(on.results.done, cell):
-            on.results.append({**cell, **measure(on, cell, workdir), **study.identity(on)})
+    missing = [cell for cell in cells if not find(on.results.done, cell)]
+    for cell in command_line.Steps(missing, unit="trace", disable=None):
+        on.results.append({**cell, **measure(on, cell, workdir), **study.identity(on)})
     return [row for cell in cells if (row := find(on.results.done, cell))]
 
 

@@ -23,7 +23,6 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
-from tqdm import tqdm
 
 from experiments.reproduce import pages, speedups, study
 from experiments.reproduce.pages import Section, number
@@ -83,7 +82,7 @@ def fill(on: Study) -> None:
     """Measure every draft and temperature that is missing."""
     done = [{name: row[name] for name in ("draft", "temperature")} for row in on.results.done]
     missing = [cell for cell in study.keys(on.config, on.config.drafts) if cell not in done]
-    for cell in tqdm(missing, unit="pair"):
+    for cell in command_line.Steps(missing, unit="pair"):
         for row in measure(on, **cell):
             on.results.append({**cell, **row, **identity(on)})
 

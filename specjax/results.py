@@ -153,6 +153,11 @@ def acceptance_by_position(rows: Sequence[Row]) -> np.ndarray:
     why they, and not accepted/drafted, can be compared with α.
     """
     lengths = np.sum([row.accepted_lengths for row in rows], axis=0)
-    tested = np.sum([row.tested for row in rows], axis=0).astype(np.float64)
+    return acceptance_rates(lengths, np.sum([row.tested for row in rows], axis=0))
+
+
+def acceptance_rates(lengths: np.ndarray, tested: np.ndarray) -> np.ndarray:
+    """`acceptance_by_position` of counts: `accepted_lengths` and `tested`, summed over rows."""
+    tested = tested.astype(np.float64)
     passed = np.cumsum(lengths[::-1])[::-1][1:]
     return np.divide(passed, tested, out=np.full_like(tested, np.nan), where=tested > 0)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 from absl import app, flags
 
+PROGRESS = ("loading ", "compiling …", "comparing …")
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -19,7 +20,8 @@ class Outcome(NamedTuple):
 
     status: int
     stdout: str
-    stderr: str
+    stderr: str  # without `progress`
+    progress: list[str]  # lines such as "loading …"
 
 
 def run(
@@ -52,4 +54,8 @@ def run(
                 delattr(flags.FLAGS, name)
             flags.FLAGS.unparse_flags()
             jax.config.update("jax_compilation_cache_dir", None)
-    return Outcome(status, *capsys.readouterr())
+    stdout, stderr = capsys.readouterr()
+    lines = stderr.splitlines(keepends=True)
+    progress = [line for line in lines if line.startswith(PROGRESS)]
+    said = "".join(line for line in lines if line not in progress)
+    return Outcome(status, stdout, said, [line.rstrip() for line in progress])

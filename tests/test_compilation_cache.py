@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+import time
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from command_line import ROOT
@@ -75,3 +77,16 @@ def test_what_the_user_has_set(tmp_path, monkeypatch, env, given, expected):
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
+
+
+def test_a_watch_counts_what_is_compiled_once():
+    """Spans within others count once; running takes none of it."""
+    watch = compilation_cache.Watch()
+    begin = time.perf_counter()
+    run = jax.jit(lambda x: x * 3 + 1)
+    jax.block_until_ready(run(jnp.ones(3)))
+    assert 0 < watch.seconds() <= time.perf_counter() - begin
+    again = compilation_cache.Watch()
+    jax.block_until_ready(run(jnp.ones(3)))
+    again._spans += [(1.0, 4.0), (2.0, 3.0), (3.5, 5.0), (7.0, 8.0)]
+    assert again.seconds() == pytest.approx(5.0)

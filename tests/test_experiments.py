@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -112,13 +113,21 @@ def test_decode_says_what_it_took(decode, pair, tmp_path, inputs):
     result = specjax.generate(pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET)
     tokens, calls = result.emitted.sum(), result.target_calls.sum()
     counts = rf"{tokens} tokens in {calls} target calls, τ = {tokens / calls:.2f}"
-    pattern = rf"8 outputs: {counts}; \d+\.\d s, [\d,]+ tokens a second, compilation included\.\n"
+    rates = ", ".join(f"{rate:.2f}" for rate in result.summary.acceptance)
+    pattern = (
+        rf"Accepted of those tested, by position in the draft: {rates}\.\n"
+        rf"8 outputs: {counts}; \d+\.\d s, \d+\.\d of them compiling; "
+        r"[\d,]+ tokens a second without compilation\.\n"
+    )
     first = decode(f"--output={out}")
     assert re.fullmatch(pattern, first.stdout)
     assert re.fullmatch(pattern, decode().stderr)
     lines = out.read_text().splitlines(keepends=True)
     out.write_text("".join(lines[:5]))
-    assert decode(f"--output={out}").stdout.startswith("3 outputs, 5 were there already: ")
+    assert first.progress[0].startswith("loading ")
+    assert first.progress[1:] == ["compiling …"]
+    _, last = decode(f"--output={out}").stdout.splitlines()
+    assert last.startswith("3 outputs, 5 were there already: ")
     assert decode(f"--output={out}").stdout == "All 8 outputs were there already.\n"
     inputs.write_text("")
     refused(decode(), f"--input={inputs} is empty")
@@ -309,9 +318,11 @@ def test_an_output_of_another_command_is_kept(decode, tmp_path, inputs):
     out = tmp_path / "out.jsonl"
     assert decode(f"--output={out}").status == 0
     before = out.read_bytes()
-    refused(decode(f"--output={out}", "--config.gamma=3"), out, "--overwrite")
+    other = decode(f"--output={out}", "--config.gamma=3")
+    refused(other, out, "settings, gamma was 4 and is 3", "--overwrite")
+    assert other.progress == []  # before anything was loaded
     inputs.write_text("another\n")
-    refused(decode(f"--output={out}"), "another command or input")
+    refused(decode(f"--output={out}"), "input was '")
     stranger = tmp_path / "mine.txt"
     stranger.write_text("dear diary")
     refused(decode(f"--output={stranger}"), stranger)
@@ -320,6 +331,82 @@ def test_an_output_of_another_command_is_kept(decode, tmp_path, inputs):
     assert out.read_bytes() == before  # what is replaced is lost only once the models are there
     assert decode(f"--output={out}", "--overwrite").status == 0
     assert [row["input"] for row in rows(out.read_text())] == ["another"]
+
+
+def test_an_output_keeps_its_models(decode, pair, tmp_path):
+    """Another model in the same directory is refused by the name of the file that differs."""
+    out, copy = tmp_path / "out.jsonl", tmp_path / "draft"
+    shutil.copytree(pair.draft.name, copy)
+    again = functools.partial(decode, f"--config.draft={copy}", f"--output={out}")
+    assert again().status == 0
+    mark = json.loads((tmp_path / ".out.jsonl.run.json").read_text())
+    assert mark["settings"]["gamma"] == 4
+    assert len(mark["commits"]) == 1
+    out.write_text("".join(out.read_text().splitlines(keepends=True)[:5]))
+    weights = copy / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    refused(again(), "models, draft, model.safetensors was '", "--overwrite")
+    assert len(rows(out.read_text())) == 5
+
+
+def test_an_output_has_one_writer(decode, tmp_path):
+    """A second process is refused before it loads anything, and an output that is no file."""
+    out = tmp_path / "out.jsonl"
+    with files.only_writer(out):
+        second = decode(f"--output={out}")
+    refused(second, f"{out} is being written by another process", str(os.getpid()))
+    assert second.progress == []
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", "/dev/null"):
+        other = decode(f"--output={place}")
+        refused(other, f"--output={place} is no regular file")
+        assert other.progress == []
+
+
+def test_ctrl_c_is_one_line(decode, tmp_path, monkeypatch):
+    """Status 130, how many rows are there, and the same command goes on with them."""
+    out, append = tmp_path / "out.jsonl", files.Rows.append
+
+    def interrupted(log, row):
+        if len(log.done) == 3:
+            raise KeyboardInterrupt
+        append(log, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.Rows, "append", interrupted)
+        cut = decode(f"--output={out}")
+    assert (cut.status, cut.stdout) == (130, "")
+    assert cut.stderr == "interrupted after 3 of 8; the same command goes on\n"
+    assert len(rows(out.read_text())) == 3
+    assert "5 outputs, 3 were there already: " in decode(f"--output={out}").stdout
+
+
+def test_a_workdir_has_one_writer(command, tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    with files.only_writer(work, within=True):
+        second = command("experiments.theory", f"--workdir={work}")
+    refused(second, f"{work} is being written by another process")
+    assert list(work.iterdir()) == []
+
+
+def test_rows_keep_their_settings_and_models(tmp_path):
+    """What differs is named, with both values; before the first row nothing is held."""
+    results = files.Rows(tmp_path / "results.jsonl")
+    runs.keep_settings(results, {"gamma": 5}, "b", "rows of another config")
+    runs.keep(results, {"target": {"model.safetensors": "1"}})
+    runs.keep_settings(results, {"gamma": 7}, "a", "rows of another config")
+    runs.keep(results, {"target": {"model.safetensors": "2"}})
+    results.append({"run": "a"})
+    runs.keep(results, {"target": {"model.safetensors": "2"}, "draft": {}})
+    again = files.Rows(results.path)
+    runs.keep_settings(again, {"gamma": 7}, "a", "rows of another config")
+    with pytest.raises(ValueError, match=r"rows of another config: gamma was 7 and is 5\. Name"):
+        runs.keep_settings(again, {"gamma": 5}, "b", "rows of another config")
+    with pytest.raises(ValueError, match=r"target, model.safetensors was '2' and is '3'\. Name"):
+        runs.keep(again, {"target": {"model.safetensors": "3"}})
 
 
 def test_the_input_is_never_written_to(decode, command, pair, inputs, tmp_path):

@@ -52,6 +52,7 @@ def test_lines_are_the_rounds(policy):
                     "drafted": count,
                     "accepted": min(int(round_.accepted[row]), emitted),
                     "emitted": emitted,
+                    "tested": min(int(round_.accepted[row]) + 1, emitted, count),
                     "confidence": np.exp(round_.confidence[row, :count]).tolist(),
                     "entropy": (np.exp(belief) * surprise).sum(-1),
                 }
@@ -75,6 +76,8 @@ def test_generate(pair):
         assert len(row.rounds) == row.target_calls
         for name in ("drafted", "accepted", "emitted"):
             assert sum(line[name] for line in row.rounds) == getattr(row, name)
+        tested = [sum(i < line["tested"] for line in row.rounds) for i in range(3)]
+        assert tested == row.tested
     assert [line["input"] for line in logged.rounds] == sorted(
         line["input"] for line in logged.rounds
     )
@@ -101,6 +104,15 @@ def test_decode_writes_a_line_for_each_round(pair, tmp_path, monkeypatch, capsys
         pair.target, pair.draft, TEXTS, max_new_tokens=12, batch_size=4, rounds=True
     )
     assert [json.loads(line) for line in log.read_text().splitlines()] == expected.rounds
+    # What a reader computes is what the commands print, although outputs end inside drafts.
+    lines, acceptance = expected.rounds, expected.summary.acceptance
+    rates = [
+        sum(i < line["accepted"] for line in lines) / sum(i < line["tested"] for line in lines)
+        for i in range(4)
+    ]
+    assert rates == pytest.approx(acceptance)
+    assert any(line["tested"] == line["accepted"] < line["drafted"] for line in lines)
+    assert ", ".join(f"{rate:.2f}" for rate in rates) in outcome.stdout
     rows = output.read_text().splitlines(keepends=True)
     output.write_text("".join(rows[:5]))  # as if cut off, with rounds of an output too many
     assert decode().status == 0

@@ -69,6 +69,7 @@ def by_select(on, tmp_path, monkeypatch, found):
     made = types.SimpleNamespace(target=MODEL, measure=lambda draft, tree: Candidate(draft))
     monkeypatch.setattr(select, "Trial", lambda *_, **__: made)
     monkeypatch.setattr(select.hub, "load", lambda *_, **__: MODEL)
+    monkeypatch.setattr(select.drafters, "fingerprint", lambda name: {})
     config = on.config
     if "batch" not in found:
         config.seed = None  # what this writer takes from the config

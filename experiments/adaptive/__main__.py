@@ -6,7 +6,6 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
-from tqdm import tqdm
 
 import experiments.adaptive
 from experiments.adaptive import board, mixing, pictures, race
@@ -98,7 +97,7 @@ def fill(on: Study) -> list[dict]:
     missing = [cell for cell in cells if not complete(cell)]
     # Methods are compared with each other: those of a race that was cut off run again.
     on.results.keep(lambda row: not any(cell.items() <= row.items() for cell in missing))
-    for cell in (bar := tqdm(missing, unit="race", disable=None)):
+    for cell in (bar := command_line.Steps(missing, unit="race", disable=None)):
         bar.set_description(" ".join(short(str(part)) for part in cell.values()))
         for row in race.measure(on, cell):
             on.results.append({**cell, **row, **study.identity(on)})

@@ -10,7 +10,6 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
-from tqdm import tqdm
 
 import experiments.benchmark
 from experiments.benchmark import tables
@@ -46,8 +45,9 @@ SETTINGS = ("repeats", "keys_per_repeat", "steps")  # of the config, in every ro
 def fill(config, results: provenance.Results, cases: Sequence[Any]) -> int:
     """Measure what is missing, as long as the config's minutes last; how many cases are left."""
     lab, begin = Lab(config), time.monotonic()
+    command_line.say("compiling …")
     missing = [case for case in cases if not find(results.done, case.cell)]
-    for done, case in enumerate(bar := tqdm(missing, unit="case", disable=None)):
+    for done, case in enumerate(bar := command_line.Steps(missing, unit="case", disable=None)):
         # A case is begun only if one of the mean length so far would end in time.
         spent = (time.monotonic() - begin) / 60
         if done and config.minutes and spent * (done + 1) / done > config.minutes:
@@ -62,12 +62,11 @@ def fill(config, results: provenance.Results, cases: Sequence[Any]) -> int:
 
 def open_results(workdir: pathlib.Path, config) -> provenance.Results:
     """Rows of earlier runs, of any part, on the same machine."""
-    results = provenance.Results(workdir / "results.jsonl")
-    if any(row.get("run") != identity(config)["run"] for row in results.done):
-        raise ValueError(
-            f"{results.path} holds rows of another machine, or of other repeats, keys or steps. "
-            "Name another --workdir, or delete the file."
-        )
+    results, facts = provenance.Results(workdir / "results.jsonl"), provenance.environment()
+    settings = {name: config[name] for name in SETTINGS}
+    settings |= {name: facts[name] for name in ("device", "cores")}
+    what = "rows of another machine, or of other repeats, keys or steps"
+    runs.keep_settings(results, settings, identity(config)["run"], what)
     return results
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
-from tqdm import tqdm
 
 import experiments.reproduce
 from experiments.reproduce import (
@@ -88,7 +87,7 @@ def fill(study: Study) -> None:
     """Measure what is missing, cell by cell."""
     config, results = study.config, study.results
     missing = [cell for cell in in_order(config) if not find(results.done, cell)]
-    for cell in (bar := tqdm(missing, unit="cell")):
+    for cell in (bar := command_line.Steps(missing, unit="cell")):
         bar.set_description(" ".join(short(str(part)) for part in cell.values()))
         row = {**cell, **TABLES[cell["table"]].measure(study, cell), **identity(study)}
         results.append(row)

@@ -1,5 +1,6 @@
 """What the tables share: the target with its outputs, the drafts, and the rows made so far."""
 
+import dataclasses
 import functools
 import pathlib
 import warnings
@@ -40,12 +41,27 @@ class Study:
     def target(self) -> hub.Checkpoint:
         """Whose distribution all outputs follow."""
         mesh = self.config.get("mesh") or None
-        return hub.load(self.config.target, **self.precision, mesh=mesh)
+        self.keep("target", hub.fingerprint(self.config.target))
+        command_line.say(f"loading {self.config.target} …")
+        loaded = hub.load(self.config.target, **self.precision, mesh=mesh)
+        command_line.say("compiling …")
+        return loaded
 
     @functools.cached_property
     def examples(self) -> list[Example]:
         """The task's examples, in their order."""
-        return load_examples(self.config)
+        found = load_examples(self.config)
+        self.keep("data", runs.fingerprint([dataclasses.astuple(example) for example in found]))
+        return found
+
+    def keep(self, name: str, value: Any) -> None:
+        """Note what the rows are made with; ValueError if those that are there had another one.
+
+        Args:
+          name: of a model or the data, which is read only when something is measured.
+          value: its fingerprint.
+        """
+        runs.keep(self.results, {name: value})
 
     def texts(self, count: int) -> list[str]:
         """The first inputs."""
@@ -54,6 +70,8 @@ class Study:
     def draft(self, name: str) -> hub.Checkpoint | Drafter:
         """A model, or a drafter that costs nothing; one is held at a time."""
         if name not in self._draft:
+            self.keep(f"draft {name}", drafters.fingerprint(self.path(name)))
+            command_line.say(f"loading {name} …")
             loaded = drafters.load(
                 self.path(name),
                 self.target,
@@ -178,12 +196,8 @@ def counts_in(path: pathlib.Path, config, target: hub.Checkpoint) -> ngram.Count
 def open_results(workdir: pathlib.Path, config) -> Results:
     """Rows of an earlier run of the same config, or none."""
     results = Results(workdir / "results.jsonl")
-    mine = runs.fingerprint(runs.settings(config))
-    if any(row.get("run") != mine for row in results.done):
-        raise ValueError(
-            f"{results.path} holds rows of another config. Name another --workdir, or delete the "
-            "file."
-        )
+    settings = runs.settings(config)
+    runs.keep_settings(results, settings, runs.fingerprint(settings), "rows of another config")
     return results
 
 

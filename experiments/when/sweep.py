@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Float
-from tqdm import tqdm
 
 from specjax.measure import pricing
 from specjax.measure.provenance import Results
@@ -16,6 +15,7 @@ from specjax.policies.loading import takes
 from specjax.replay import replay, synthetic
 from specjax.replay.rollouts import Rollouts
 from specjax.replay.synthetic import Chances
+from specjax.support import command_line
 
 CHANCES = ("alpha", "between", "within", "autocorrelation", "informativeness", "slope", "offset")
 ORACLE = "oracle"
@@ -31,7 +31,7 @@ def fill(results: Results, config, facts: Mapping[str, Any]) -> None:
     tables = [table(**cost, gamma_max=config.gamma_max) for cost in prices]
     missing = [(s, p) for s, p in points(config) if (s, *(p[name] for name in CHANCES)) not in done]
     bounds: dict[tuple[float, ...], list[Bound]] = {}  # whatever the drafter knows
-    for sweep, point in tqdm(missing, disable=not missing):
+    for sweep, point in command_line.Steps(missing, disable=not missing):
         chances = Chances(**point)
         found = simulated(chances, config, config.outputs, config.tokens, config.gamma_max)
         text = tuple(point[name] for name in CHANCES[:4])

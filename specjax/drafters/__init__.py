@@ -2,7 +2,16 @@
 
 from specjax.drafters.attached import is_one as is_attached
 from specjax.drafters.base import Drafter, ModelDrafter
-from specjax.drafters.loading import NAMES, beside, counts_ngrams, load, maker, name_of, parameters
+from specjax.drafters.loading import (
+    NAMES,
+    beside,
+    counts_ngrams,
+    fingerprint,
+    load,
+    maker,
+    name_of,
+    parameters,
+)
 
 __all__ = [
     "NAMES",
@@ -10,6 +19,7 @@ __all__ = [
     "ModelDrafter",
     "beside",
     "counts_ngrams",
+    "fingerprint",
     "is_attached",
     "load",
     "maker",

@@ -125,6 +125,23 @@ def maker(draft: str) -> Callable[..., Drafter] | None:
     return None
 
 
+def fingerprint(draft: str) -> dict[str, str]:
+    """Size and hash of each file of the models that a draft is made of, as `hub.fingerprint` gives
+    them; empty for a drafter without a model.
+
+    Raises:
+      ValueError, FileNotFoundError: there is no such drafter or model.
+    """
+    if maker(draft) is None:
+        return hub.fingerprint(draft)
+    given = named.settings("drafter", NAMES, draft)
+    inner = given.get("draft", given.get("drafters", ()))
+    found = {}
+    for name in [inner] if isinstance(inner, str) else inner:
+        found |= {f"{name}, {file}": mark for file, mark in fingerprint(name).items()}
+    return found
+
+
 def parameters(draft: Checkpoint | Drafter, target: Checkpoint | None = None) -> int:
     """How many numbers a draft has of its own, beside the arrays that it shares with its target.
 

@@ -24,6 +24,7 @@ class Lines(NamedTuple):
     drafted: Int[Array, "B R"]
     accepted: Int[Array, "B R"]  # of those, the ones in the output
     emitted: Int[Array, "B R"]
+    tested: Int[Array, "B R"]  # drafted tokens up to the first rejection, or to the output's end
     confidence: Float[Array, "B R G"]  # the belief in each drafted token, a log-probability
     entropy: Float[Array, "B R G"]  # of the belief that it was drawn from, in nats
 
@@ -70,7 +71,7 @@ class Logged(Policy):
         slots = jnp.zeros((*keys.shape, gamma_max), jnp.float32)
         numbers = jnp.zeros((*keys.shape, self.rounds), jnp.int32)
         each = jnp.zeros((*keys.shape, self.rounds, gamma_max), jnp.float32)
-        lines = Lines(numbers, numbers, numbers, numbers, each, each)
+        lines = Lines(numbers, numbers, numbers, numbers, numbers, each, each)
         return Log(self.inner.init(keys, gamma_max), count, count, slots, lines)
 
     def inherit(self, fresh, past, rows):
@@ -95,8 +96,16 @@ class Logged(Policy):
         rows = jnp.arange(len(state.written), dtype=jnp.int32)
         at = jnp.where(round_.active, state.written, self.rounds)  # past the end: dropped
         kept = jnp.minimum(round_.accepted, round_.emitted)
+        # An output that ends inside the draft tests nothing after its last token, as in `commit`.
+        tested = jnp.minimum(jnp.minimum(kept + 1, round_.emitted), round_.drafted)
         line = Lines(
-            state.allowed, round_.drafted, kept, round_.emitted, round_.confidence, state.entropy
+            state.allowed,
+            round_.drafted,
+            kept,
+            round_.emitted,
+            tested,
+            round_.confidence,
+            state.entropy,
         )
         return Log(
             self.inner.update(state.inner, round_),
@@ -116,14 +125,15 @@ def lines_of(written: Int[np.ndarray, " B"], lines: Lines, row: int) -> list[dic
       written, lines: of `Log` after the loop, on the host.
 
     Returns:
-      For each round: round (from 0), allowed, drafted, accepted, emitted, and for each drafted
-      token confidence, a probability, and entropy, in nats.
+      For each round: round (from 0), allowed, drafted, accepted, emitted, tested, and for each
+      drafted token confidence, a probability, and entropy, in nats. Position i of the draft, from
+      0, was tested if i < tested, and accepted if i < accepted.
     """
     found = []
     for number in range(int(written[row])):
         line: Any = Lines(*(np.asarray(field)[row, number] for field in lines))
         there = slice(0, int(line.drafted))
-        counts = {name: int(getattr(line, name)) for name in Lines._fields[:4]}
+        counts = {name: int(getattr(line, name)) for name in Lines._fields[:5]}
         found.append(
             {
                 "round": number,

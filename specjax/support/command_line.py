@@ -8,10 +8,11 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
+from tqdm import tqdm
 
 from specjax.support import files
 
@@ -19,14 +20,18 @@ from specjax.support import files
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def run(main: Callable[[list[str]], Any], usage: str | None, config: str = "") -> None:
-    """Start a command. What a user can put right is said in one sentence, without a traceback.
+def run(
+    main: Callable[[list[str]], Any], usage: str | None, config: str = "", fields: str = ""
+) -> None:
+    """Start a command. Errors that a user can correct, and Ctrl-C, print one line and no traceback.
 
     Args:
       main: its module has defined the flags.
       usage: the module's docstring, shown by --help.
       config: --config, if the user gives none.
+      fields: the fields of the config, shown by --help.
     """
+    usage = f"{usage}\n{fields}" if fields else usage
     # Of config_flags, which says no more than what the config is for.
     if "config" in flags.FLAGS:
         flags.FLAGS["config"].help += " A Python file, which is run; an argument follows a colon."
@@ -38,6 +43,8 @@ def run(main: Callable[[list[str]], Any], usage: str | None, config: str = "") -
         return
     logging.set_verbosity(logging.WARNING)
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+
+    Steps.latest = None
 
     def guarded(argv: list[str]) -> Any:
         if len(argv) > 1:
@@ -60,6 +67,11 @@ def run(main: Callable[[list[str]], Any], usage: str | None, config: str = "") -
                 "with the config that the command has of its own, or one of configs/, and change "
                 "its fields."
             )
+        except KeyboardInterrupt:
+            if flags.FLAGS.debug:
+                raise
+            say(interrupted())
+            sys.exit(130)
 
     try:
         app.run(guarded, argv=arguments(config), flags_parser=parsed)
@@ -105,7 +117,7 @@ def arguments(config: str = "") -> list[str]:
 
 
 def _name(argument: str) -> str:
-    """Of a flag."""
+    """The name of a flag, "" for any other argument."""
     return argument.partition("=")[0].lstrip("-") if argument.startswith("-") else ""
 
 
@@ -134,6 +146,48 @@ def only_writer_of_workdir() -> Iterator[None]:
         return
     with files.only_writer(make_workdir(path), within=True):
         yield
+
+
+class Steps(tqdm):
+    """A progress bar over what a command does, which Ctrl-C reports."""
+
+    latest: "ClassVar[Steps | None]" = None
+
+    def __init__(self, items: Any = None, *, resumes: bool = True, **options: Any):
+        """Other arguments: see `tqdm`.
+
+        Args:
+          resumes: whether the same command continues where this one was interrupted.
+        """
+        super().__init__(items, **options)
+        self.resumes = resumes
+        self._ended = self.n
+        Steps.latest = self
+
+    def __iter__(self) -> Iterator[Any]:
+        for ended, item in enumerate(super().__iter__(), self._ended + 1):
+            yield item
+            self._ended = ended
+
+    @property
+    def ended(self) -> int:
+        """How many are complete, earlier runs included."""
+        return max(self._ended, self.n)  # `n` lags behind while the bar iterates
+
+
+def interrupted() -> str:
+    """What is said after Ctrl-C."""
+    steps = Steps.latest
+    if steps is None:
+        return "interrupted"
+    steps.close()  # which ends its line
+    after = f"interrupted after {steps.ended} of {steps.total}"
+    return f"{after}; the same command goes on" if steps.resumes else after
+
+
+def say(what: str) -> None:
+    """Print what the command does now to standard error: loading and compiling take minutes."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def fail(message: str) -> None:

@@ -10,8 +10,11 @@ Both variables are JAX's own, and what `jax.config` is given after the import wi
 
 import os
 import pathlib
+import time
+from typing import Any
 
 import jax
+import jax.monitoring
 
 MIN_SECONDS = 0.5  # of compiling, for a program to be kept; JAX's default leaves out too many
 MIN_SECONDS_OF_JAX = 1.0
@@ -49,3 +52,26 @@ def enable() -> None:
     jax.config.update("jax_compilation_cache_dir", str(path))
     if found["jax_persistent_cache_min_compile_time_secs"] == MIN_SECONDS_OF_JAX:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_SECONDS)
+
+
+class Watch:
+    """A watch that measures how long JAX traces and compiles, from when it is made."""
+
+    def __init__(self):
+        self._spans: list[tuple[float, float]] = []
+        jax.monitoring.register_event_duration_secs_listener(self._note)
+
+    def _note(self, event: str, seconds: float, **_: Any) -> None:
+        if event.startswith("/jax/core/compile/"):
+            now = time.perf_counter()
+            self._spans.append((now - seconds, now))
+
+    def seconds(self) -> float:
+        """Seconds of tracing and compiling so far; the watch ends. Spans within others, such as
+        those of a function that another one calls, count once."""
+        jax.monitoring.unregister_event_duration_listener(self._note)
+        total, reached = 0.0, 0.0
+        for begin, end in sorted(self._spans):
+            total += max(0.0, end - max(begin, reached))
+            reached = max(reached, end)
+        return total

@@ -82,12 +82,35 @@ def check_same(
         )
 
 
-def remember(mark: pathlib.Path, fields: Mapping[str, Any], place: Any, way_out: str) -> None:
-    """Add fields to the mark of a run; ValueError if the run began with other values of them.
+MARK = "run.json"  # beside results.jsonl: settings, models and data of its rows
+WAY_OUT = "Name another --workdir, or delete the file."
 
-    Other arguments: `check_same`.
+
+def keep_settings(results: files.Rows, settings: Mapping[str, Any], mine: str, what: str) -> None:
+    """Note the settings of a run beside its rows; ValueError if these were made with others.
+
+    Args:
+      mine: a hash of the settings, the field "run" of each row.
+      what: rows with another hash are, for the error.
     """
+    mark = results.path.with_name(MARK)
+    if any(row.get("run") != mine for row in results.done):
+        known = read_mark(mark).get("settings", {})
+        other = "; ".join(differences(known, settings)) if known else ""
+        raise ValueError(f"{results.path} holds {what}{': ' * bool(other)}{other}. {WAY_OUT}")
+    if not results.done:
+        files.write_json(mark, {"settings": settings})
+
+
+def keep(results: files.Rows, fields: Mapping[str, Any]) -> None:
+    """Note models or data beside the rows that they make; ValueError if the rows that are there
+    were made with others.
+
+    Args:
+      fields: fingerprints by name.
+    """
+    mark = results.path.with_name(MARK)
     found = read_mark(mark)
-    check_same(place, {**fields, **found}, {**found, **fields}, way_out)
-    if not fields.keys() <= found.keys():
-        files.write_json(mark, {**found, **fields})
+    if results.done:
+        check_same(results.path, {**fields, **found}, {**found, **fields}, WAY_OUT)
+    files.write_json(mark, {**found, **fields})

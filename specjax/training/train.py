@@ -23,7 +23,6 @@ import json
 import os
 import pathlib
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,7 +35,6 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 from specjax import tasks
 from specjax.generation import generate
@@ -44,7 +42,7 @@ from specjax.models import hub
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.models.t5 import T5
-from specjax.support import files, runs
+from specjax.support import command_line, files, runs
 from specjax.support.ranges import number, whole
 from specjax.tasks import batches, trees
 from specjax.tasks import tokenizer as tokenizers
@@ -393,7 +391,7 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
-    _say(f"Reading the pairs of {config.task}.")
+    command_line.say(f"Reading the pairs of {config.task}.")
     paths = [pathlib.Path(f) for f in config.task_file.split(",") if f]
     data = {split: tasks.load(config.task, split, files=paths) for split in tasks.SPLITS}
     if config.max_examples:
@@ -405,7 +403,9 @@ def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
     schedules = claim(directory, found, begin=begin, steps=config.steps)
     if not begin:
         shutil.rmtree(directory / "tokenizer", ignore_errors=True)  # of a start that failed
-    _say(f"{len(data['train']):,} pairs to train on. Making the tokenizer and the model.")
+    command_line.say(
+        f"{len(data['train']):,} pairs to train on. Making the tokenizer and the model."
+    )
     tokenizer = _tokenizer(config, data["train"], directory)
     shape = _shape(config, tokenizer)
     graphdef, params = make_model(shape, config.seed, _other(config, "grow", tokenizer))
@@ -445,7 +445,9 @@ def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
         if begin and begin not in evaluated and _due(begin, config.eval_every, config.steps):
             evaluate(begin)  # it was interrupted after the checkpoint
         losses, since = [], time.perf_counter()
-        bar = tqdm(initial=begin, total=config.steps, unit="step", smoothing=0.05, mininterval=1.0)
+        bar = command_line.Steps(
+            initial=begin, total=config.steps, unit="step", smoothing=0.05, mininterval=1.0
+        )
         compiled: set[Any] = set()
         source = Prefixes(
             [example.input for example in data["train"]],
@@ -494,7 +496,7 @@ def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
                 evaluate(step)
                 since = time.perf_counter()
         bar.close()
-    _say("Writing the model and measuring it on the test split.")
+    command_line.say("Writing the model and measuring it on the test split.")
     return follow.final(params, schedules)
 
 
@@ -537,11 +539,6 @@ def claim(
         schedules = [*schedules, {"from": begin, "steps": steps}]
     files.write_json(mark, {**provenance, "schedules": schedules})
     return schedules
-
-
-def _say(what: str) -> None:
-    """What goes on, before it does: reading and compiling take minutes."""
-    print(what, file=sys.stderr, flush=True)
 
 
 def _due(step: int, every: int, last: int) -> bool:

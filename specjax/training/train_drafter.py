@@ -32,14 +32,13 @@ import optax
 import orbax.checkpoint as ocp
 from jax import Array
 from jaxtyping import Float, Int, Key
-from tqdm import tqdm
 
 from specjax import tasks
 from specjax.drafters import attached, loading
 from specjax.models import hub
 from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
-from specjax.support import files, named
+from specjax.support import command_line, files, named
 from specjax.tasks import batches
 from specjax.tasks.batches import Batch
 from specjax.training import train
@@ -235,7 +234,11 @@ def fit(
 
         if begin and begin not in evaluated and due(config.eval_every, begin):
             look(begin)  # it was interrupted after the checkpoint
-        for at in tqdm(range(begin + 1, config.steps + 1), unit="step", mininterval=1.0):
+        bar = command_line.Steps(
+            range(begin + 1, config.steps + 1),
+            initial=begin, total=config.steps, unit="step", mininterval=1.0,
+        )  # fmt: skip
+        for at in bar:
             progress, loss = step(progress, next(batches_), at)
             losses.append(loss)
             if due(config.log_every, at):
@@ -278,6 +281,7 @@ def run(config: DrafterConfig, directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def _run(config: DrafterConfig, directory: pathlib.Path) -> dict[str, Any]:
+    command_line.say(f"loading {config.target} …")
     target = hub.load(config.target, dtype=jnp.float32)
     if target.tokenizer is None:
         raise ValueError(

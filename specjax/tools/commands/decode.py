@@ -24,28 +24,31 @@ counts nodes, and levels are counted beside.
 
 With --config.rounds_file=FILE every round is a JSON line of that file, which
 pandas.read_json(FILE, lines=True) reads: input (its number), sample, round, allowed (the longest
-draft that the policy allowed), drafted, accepted, emitted; and of each drafted token confidence and
-entropy.
+draft that the policy allowed), drafted, accepted, emitted, tested; and of each drafted token
+confidence and entropy. Position i of a draft, from 0, was tested if i < tested.
 
 With --follow the rows that run are shown in the terminal, a line each, as they grow.
 
 Input: one line each, "-" for standard input. Of batch_size rows each takes the next input when it
 has ended. Output: a JSON line for each input and sample, in the input's order: input, sample,
-output, tokens, target_calls, drafted, accepted. A run that was cut off goes on where it was when
-the same command is given again. At the end a line with counts, τ and tokens a second goes to
-standard output, or to standard error where the rows go to the former.
+output, tokens, target_calls, drafted, accepted. A run that was cut off continues when the same
+command is given again, with the same inputs and models; .OUT.jsonl.run.json beside the output has
+the settings, fingerprints and commits that it was made with. At the end acceptance by position,
+counts, τ and tokens a second go to standard output, or to standard error where the rows go to the
+former.
 
 Several processes share the inputs of a file (docs/scale.md): the same command for each, on one
 machine or many, with --coordinator=HOST:PORT --processes=N --process=0 … N-1, or with
 --coordinator=auto on a cluster that jax knows. The output is that of one process.
 """
 
+import contextlib
 import json
 import pathlib
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TextIO
 
 import jax
@@ -53,7 +56,6 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
-from tqdm import tqdm
 
 from specjax import accept, decoding, drafters, policies, sampling, trees
 from specjax.drafters.base import Drafter
@@ -62,9 +64,9 @@ from specjax.measure import choice, pricing, provenance, report, timing
 from specjax.models import hub, sharding
 from specjax.models.memory import check_fits
 from specjax.policies.prices import as_measured
-from specjax.results import summarize
+from specjax.results import acceptance_rates, summarize
 from specjax.speculative import Speculative
-from specjax.support import command_line, files, processes, runs
+from specjax.support import command_line, compilation_cache, files, processes, runs
 from specjax.support.processes import Group
 from specjax.tools.commands import defaults
 from specjax.tools.commands import follow as following
@@ -85,6 +87,8 @@ def main(_) -> None:
 def run_in(group: Group, args, config) -> None:
     """This process's part of the command."""
     check(config)
+    if config.rounds_file and same_file(config.rounds_file, args.output):
+        raise ValueError(f"rounds_file={config.rounds_file} is --output too: name another file.")
     if args.follow and not sys.stderr.isatty():
         raise ValueError("--follow writes to a terminal, and standard error is none: leave it out.")
     if group.count > 1:
@@ -93,9 +97,25 @@ def run_in(group: Group, args, config) -> None:
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     processes.check_alike(group, settings(args, config, texts) if group.count > 1 else {})
+    with contextlib.ExitStack() as held:
+        if group.index == 0:
+            for file, flag in places(args, config):
+                check_place(file, flag, args.input)
+                held.enter_context(files.only_writer(file))
+            check_resumes(args, config, texts)
+        decode_texts(group, args, config, texts)
+
+
+def decode_texts(group: Group, args, config, texts: list[str]) -> None:
+    """Decode this process's part of the inputs; process 0 holds the output."""
     if config.mesh:
         check_plan(config, texts)
+    if not group.index:
+        names = dict.fromkeys([config.target, *([config.draft] if with_draft(config) else [])])
+        command_line.say(f"loading {' and '.join(names)} …")
     target, draft = load_pair(config)
+    if not group.index:
+        command_line.say("compiling …")
     method, unpriced = method_of(config, target, draft)
     check_memory(config, texts, target, method)
     # A mesh that has devices of other processes: all decode each row together.
@@ -135,10 +155,19 @@ def run_in(group: Group, args, config) -> None:
     if args.follow:
         events = following.follow(events, Console(stderr=True))
     rows = decoding.in_order(events, config.samples, missing)
-    begin, counts = time.perf_counter(), np.zeros(5, int)
-    hidden = True if args.follow or group.index else None  # None: unless in a terminal
-    for row in tqdm(rows, total=done + len(missing), initial=done, unit="row", disable=hidden):
+    begin, compiling = time.perf_counter(), compilation_cache.Watch()
+    counts, lengths, tested = np.zeros(5, int), np.zeros(1, int), np.zeros(1, int)
+    bar = command_line.Steps(
+        rows,
+        total=done + len(missing),
+        initial=done,
+        unit="row",
+        disable=True if args.follow or group.index else None,  # None: unless in a terminal
+        resumes=output is not None,
+    )
+    for row in bar:
         counts += 1, row.emitted, row.target_calls, row.drafted, row.levels
+        lengths, tested = lengths + row.accepted_lengths, tested + row.tested
         record = {
             "input": texts[row.index],
             "sample": row.sample,
@@ -155,16 +184,24 @@ def run_in(group: Group, args, config) -> None:
             output.append(row.index * config.samples + row.sample, record)
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
-    every = [json.loads(one) for one in group.exchange("counts", json.dumps(counts.tolist()))]
+    seconds, compiled = time.perf_counter() - begin, compiling.seconds()
+    own = [counted.tolist() for counted in (counts, lengths, tested)]
+    every = [json.loads(one) for one in group.exchange("counts", json.dumps(own))]
     if group.index:
         return
     if output:
         output.merge()
-    counts = counts if together else np.sum(every, axis=0)
+    if not together:
+        counts, lengths, tested = (sum(map(np.array, of)) for of in zip(*every, strict=True))
     beside = sys.stdout if output else sys.stderr  # where no rows are
-    print(took(total - counts[0], time.perf_counter() - begin, *counts.tolist()), file=beside)
+    if counts[3]:
+        print(by_position(acceptance_rates(lengths, tested)), file=beside)
+    print(took(total - counts[0], seconds, compiled, *counts.tolist()), file=beside)
     if config.compare and isinstance(method, Speculative | TreeSpeculative):
+        command_line.say("comparing …")
         show(method, compare(method, target, texts, config), beside)
+    elif config.compare:
+        print("Nothing is compared: no draft is used, so both methods are the same.", file=beside)
     elif draft is not None and (remark := accept.remark(method.rule, method.sampling)):
         print(f"{remark}.", file=beside)
 
@@ -185,6 +222,11 @@ def method_of(
         check_tokens=config.get("check_tokens", True),
     )
     return method, unpriced
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two names are of one file."""
+    return pathlib.Path(one).resolve() == pathlib.Path(other).resolve()
 
 
 def check_shared(args, config) -> None:
@@ -208,13 +250,21 @@ def settings(args, config, texts: list[str]) -> dict[str, Any]:
         "--overwrite": args.overwrite,
         f"a hash of --input={args.input}": runs.fingerprint(texts),
     }
-    models = {"target": config.target}
-    if config.method == "speculative" and drafters.maker(config.draft) is None:
-        models["draft"] = config.draft
-    for role, name in models.items():
-        for file, mark in hub.fingerprint(name).items():
-            found[f"{file} of --config.{role}={name}"] = mark
+    for role, marks in models_of(config).items():
+        for file, mark in marks.items():
+            found[f"{file} of --config.{role}={config[role]}"] = mark
     return found
+
+
+def with_draft(config) -> bool:
+    """Whether the config's method uses its draft."""
+    return config.method == "speculative"
+
+
+def models_of(config) -> dict[str, dict[str, str]]:
+    """Fingerprints of the target's files and, where there is one, of the draft's."""
+    found = {"target": hub.fingerprint(config.target)}
+    return found | ({"draft": drafters.fingerprint(config.draft)} if with_draft(config) else {})
 
 
 def rows_of(config, texts: list[str]) -> int:
@@ -279,10 +329,28 @@ def measuring(config, texts: list[str]) -> dict[str, Any]:
     }
 
 
+def by_position(rates: Iterable[float]) -> str:
+    """Acceptance rates in words; NaN where no token was tested."""
+    said = ", ".join("–" if np.isnan(rate) else f"{rate:.2f}" for rate in rates)
+    return f"Accepted of those tested, by position in the draft: {said}."
+
+
 def took(
-    before: int, seconds: float, outputs: int, tokens: int, calls: int, drafted: int, levels: int
+    before: int,
+    seconds: float,
+    compiled: float,
+    outputs: int,
+    tokens: int,
+    calls: int,
+    drafted: int,
+    levels: int,
 ) -> str:
-    """What a run made, in a sentence; so many outputs were there before."""
+    """Counts and rates of a run, in a sentence.
+
+    Args:
+      before: outputs that an earlier run has left.
+      seconds: that the run took, of which `compiled` were compilation.
+    """
     if not outputs:
         return f"All {before} outputs were there already."
     calls = max(calls, 1)
@@ -290,7 +358,8 @@ def took(
         f"{outputs} outputs{f', {before} were there already' if before else ''}: {tokens:,} tokens "
         f"in {calls:,} target calls, τ = {tokens / calls:.2f}"
         + (f", {drafted / calls:.1f} nodes in {levels / calls:.1f} levels" * (drafted > levels))
-        + f"; {seconds:.1f} s, {tokens / seconds:,.0f} tokens a second, compilation included."
+        + f"; {seconds:.1f} s, {compiled:.1f} of them compiling; "
+        f"{tokens / max(seconds - compiled, 1e-9):,.0f} tokens a second without compilation."
     )
 
 
@@ -330,7 +399,7 @@ def show(method: Speculative | TreeSpeculative, found: timing.Comparison, file: 
         *([row("in levels", lambda count, _: f"{count.levels:,}")] if tree else []),
         row("accepted", lambda count, _: f"{count.accepted:,}"),
         row("corrections", lambda count, _: f"{count.corrections:,}"),
-        row("bonus", lambda count, _: f"{count.bonus:,}"),
+        row("bonus", lambda count, name: f"{count.bonus:,}" if name != timing.PLAIN else "–"),
         row("seconds", lambda _, name: f"{np.median(found.decode[name].sum(1)):.3f}"),
         row("seconds, with prefill", lambda _, name: f"{np.median(found.whole[name].sum(1)):.3f}"),
     ]
@@ -339,13 +408,13 @@ def show(method: Speculative | TreeSpeculative, found: timing.Comparison, file: 
         ("autoregressive", lambda row: row["0"]),
         ("speculative", lambda row: row["1"]),
     ]
-    rates = ", ".join("–" if rate is None else f"{rate:.2f}" for rate in counts[1].acceptance)
+    rates = [np.nan if rate is None else rate for rate in counts[1].acceptance]
     expected = "lost in noise" if found.predicted is None else f"{found.predicted:.2f}"
     phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.phases.items())
     console = Console(file=file, width=None if file.isatty() else 140, highlight=False)
     console.print(report.table(columns, rows, "Both methods"))
     for line in (
-        f"Accepted of those tested, by position in the draft: {rates}.",
+        by_position(rates),
         f"Speedup {found.speedup:.2f}, with prefill {found.speedup_end_to_end:.2f}; expected of "
         f"c = {prices.c:.3f}{of[0]} and v = {prices.v(gamma):.2f}{of[1]}: {expected}.",
         f"Speculative phases, estimated: {phases}.",
@@ -435,6 +504,51 @@ class Unwritten:
         """There is nothing."""
 
 
+def places(args, config) -> list[tuple[pathlib.Path, str]]:
+    """The files that are written, each with the flag that names it."""
+    output = "" if args.output == "-" else args.output
+    named = {"output": output, "config.rounds_file": config.rounds_file}
+    return [(pathlib.Path(name), flag) for flag, name in named.items() if name]
+
+
+def check_place(file: pathlib.Path, flag: str, source: str) -> None:
+    """ValueError if a file cannot be written, is no regular file, or is the input."""
+    files.check_regular(file, f"--{flag}={file}")
+    command_line.make_workdir(str(file.parent), flag=flag)
+    for written in (file, mark_of(file)):
+        command_line.check_apart(written, source, flag=flag)
+
+
+def mark_of(output: pathlib.Path) -> pathlib.Path:
+    """The file that says what an output was made with."""
+    return output.with_name(f".{output.name}.run.json")
+
+
+def began_with(config, texts: list[str]) -> dict[str, Any]:
+    """What an output is made with: settings, a hash of the input, fingerprints of the models."""
+    return {
+        "settings": runs.settings(config),
+        "input": runs.fingerprint(texts),
+        "models": models_of(config),
+    }
+
+
+def check_resumes(args, config, texts: list[str]) -> None:
+    """ValueError if the output holds rows of other settings, inputs or models."""
+    file = pathlib.Path(args.output)
+    if args.output == "-" or args.overwrite or not (file.exists() or processes.parts(file)):
+        return
+    way_out = "Name another file, or pass --overwrite to replace it."
+    found = runs.read_mark(mark_of(file))
+    if "settings" not in found:
+        raise ValueError(
+            f"--output={args.output} exists and is no output of this command. {way_out}"
+        )
+    wanted = began_with(config, texts)
+    kept = {name: found.get(name) for name in wanted}
+    runs.check_same(f"--output={args.output}", kept, wanted, way_out)
+
+
 def open_output(group: Group, together: bool, args, config, texts: list[str]) -> Output | None:
     """The output's rows, which may hold those of an earlier run of the same command.
 
@@ -443,21 +557,13 @@ def open_output(group: Group, together: bool, args, config, texts: list[str]) ->
     if args.output == "-":
         return None
     file = pathlib.Path(args.output)
-    command_line.make_workdir(str(file.parent), flag="output")
-    mark = file.with_name(f".{file.name}.run.json")
-    for written in (file, mark):
-        command_line.check_apart(written, args.input, flag="output")
-    wanted = {"run": runs.fingerprint(runs.settings(config), texts)}
+    mark = mark_of(file)
     if group.index == 0:
         if args.overwrite:
-            for old in (file, *processes.parts(file)):
+            for old in (file, mark, *processes.parts(file)):
                 files.remove(old)
-        found = files.read_json(mark) if mark.exists() else None
-        if (file.exists() or processes.parts(file)) and found != wanted:
-            raise ValueError(
-                f"--output={args.output} exists and comes from another command or input. Name "
-                "another file, or give --overwrite to lose it."
-            )
+        commits = [*runs.read_mark(mark).get("commits", []), provenance.commit()]
+        wanted = began_with(config, texts) | {"commits": list(dict.fromkeys(commits))}
         files.write_json(mark, wanted)
     total = len(texts) * config.samples
     if group.count == 1 and not processes.parts(file):
@@ -480,10 +586,6 @@ def open_log(config, args, done: int) -> files.Rows | None:
     if not config.rounds_file:
         return None
     file = pathlib.Path(config.rounds_file)
-    command_line.make_workdir(str(file.parent), flag="config.rounds_file")
-    command_line.check_apart(file, args.input, flag="config.rounds_file")
-    if file.resolve() == pathlib.Path(args.output).resolve():
-        raise ValueError(f"rounds_file={config.rounds_file} is --output too: name another file.")
     if not done and file.exists() and file.stat().st_size and not args.overwrite:
         raise ValueError(
             f"rounds_file={config.rounds_file} exists. Name another file, or give --overwrite to "

@@ -21,8 +21,8 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
-from tqdm import tqdm
 
+from specjax import drafters
 from specjax.measure import report
 from specjax.measure.provenance import Results, dtype_of
 from specjax.models import hub, sharding
@@ -72,11 +72,8 @@ def open_results(
     command_line.check_apart(path, source, flag="workdir")
     results = Results(path)
     mine = runs.fingerprint(runs.settings(config), drafts, texts)
-    if any(row.get("run") != mine for row in results.done):
-        raise ValueError(
-            f"{results.path} holds rows of another command or input. Name another --workdir, or "
-            "delete the file."
-        )
+    settings = {**runs.settings(config), "drafts": drafts, "inputs": runs.fingerprint(texts)}
+    runs.keep_settings(results, settings, mine, "rows of another command or input")
     return results
 
 
@@ -92,8 +89,13 @@ def measure(
 
     @functools.cache
     def trial() -> Trial:
+        if results:
+            runs.keep(results, {"target": hub.fingerprint(config.target)})
+        command_line.say(f"loading {config.target} …")
+        target = hub.load(config.target, **precision, mesh=config.mesh or None)
+        command_line.say("compiling …")
         return Trial(
-            hub.load(config.target, **precision, mesh=config.mesh or None),
+            target,
             texts,
             drafts,
             temperature=config.temperature,
@@ -116,11 +118,14 @@ def measure(
     wanted = [
         (draft, tree) for draft in drafts for tree in ([False, True] if config.nodes else [False])
     ]
-    for one in (
-        bar := tqdm([one for one in wanted if one not in done], unit="draft", disable=None)
-    ):
+    missing = [one for one in wanted if one not in done]
+    resumes = results is not None
+    bar = command_line.Steps(missing, resumes=resumes, unit="draft", disable=None)
+    for one in bar:
         bar.set_description(short(one[0]))
         done[one] = trial().measure(*one)
+        if results and not done[one].problem:
+            runs.keep(results, {f"draft {one[0]}": drafters.fingerprint(one[0])})
         if results:
             facts = {"dtype": dtype_of(trial().target), "batch": 1, "seed": config.seed}
             results.append({**dataclasses.asdict(done[one]), **facts, "run": run})
