@@ -217,6 +217,7 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
         assert (work / name).stat().st_size > 0, name
     assert {path.name for path in work.iterdir()} == {
         "results.jsonl", "report.md", "speedups.png", "lengths.png", "example.png", "regret.png",
+        "run.json",
     }  # fmt: skip
 
     file.unlink()  # now nothing is missing, and nothing is measured

@@ -3,6 +3,8 @@
 import functools
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -52,9 +54,25 @@ def test_help(name, door, command):
     assert f"specjax {name} --config.target=DIR" in outcome.stdout
     for flag in ("--config", "--input"):
         assert re.search(rf"^  {flag}: \w+", outcome.stdout, re.MULTILINE), outcome.stdout
-    if name != "doctor":  # which has those of decode
-        for field in defaults.get_config(name):
-            assert re.search(rf"\b{field}\b", outcome.stdout), field
+    fields = {"decode": defaults.DECODE, "select": defaults.SELECT, "doctor": defaults.DOCTOR}[name]
+    for field, (default, meaning) in fields.items():  # one a line
+        shown = rf"^  {field}={re.escape(str(default))} +{re.escape(meaning)}$"
+        assert re.search(shown, outcome.stdout, re.MULTILINE), field
+    assert set(fields) <= set(defaults.get_config("select" if name == "select" else "decode"))
+    assert max(map(len, outcome.stdout.splitlines())) <= 100
+
+
+def test_a_command_speaks_before_it_imports():
+    """The list of commands imports none of them; a command says that it loads first."""
+    code = (
+        "import sys; from specjax.tools import cli; cli.main(['--help']); "
+        "print('specjax.tools.commands.decode' in sys.modules); cli.main(['decode'])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=command_line.ROOT, capture_output=True, text=True
+    )
+    assert found.stdout.splitlines()[-1] == "False"
+    assert found.stderr.splitlines()[0] == "loading specjax …"
 
 
 @pytest.mark.parametrize("words", [("specjax", "convert"), ("experiments.convert",)])

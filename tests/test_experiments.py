@@ -282,7 +282,7 @@ def test_lines_are_lines_wherever_they_come_from(decode, inputs):
     assert [row["input"] for row in found] == ["a\x0cb", "", "x = é\u2028y"]
     assert found[1]["output"] == ""
     assert found[1]["tokens"] == []
-    warning, counts = from_file.stderr.splitlines()
+    warning, _, counts = from_file.stderr.splitlines()
     assert warning == "warning: 1 empty input(s): their output is empty too."
     assert counts.startswith("3 outputs: ")
 
@@ -292,7 +292,8 @@ def test_long_lines_are_truncated_with_a_warning(decode, inputs):
     outcome = decode()
     assert (outcome.status, len(rows(outcome.stdout))) == (0, 1)
     assert re.fullmatch(
-        r"warning: 1 input.* longer than 40 tokens were trunc.*\n1 outputs: .*\n", outcome.stderr
+        r"warning: 1 input.* longer than 40 tokens were trunc.*\nAccepted .*\n1 outputs: .*\n",
+        outcome.stderr,
     )
 
 
@@ -563,7 +564,9 @@ def test_a_process_of_its_own(place, pair, inputs, cache, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("8 outputs: ")
+    first, *_, last = done.stderr.splitlines()
+    assert first == "loading specjax …"  # before the imports
+    assert last.startswith("8 outputs: ")
     expected = specjax.generate(pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET)
     assert [row["tokens"] for row in rows(done.stdout)] == expected.tokens
 
@@ -634,7 +637,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert "speedup draft 1.0" in outcome.stderr  # progress, through a pipe too
     assert {path.name for path in work.iterdir()} == {
         "results.jsonl", "report.md", "alphas.png", "speedups.png", "trace.png", "trace.html",
-        "timeline.png", "positions.png", "ngram.npz",
+        "timeline.png", "positions.png", "ngram.npz", "run.json",
     }  # fmt: skip
     found = rows((work / "results.jsonl").read_text())
     by = {name: [row for row in found if row["table"] == name] for name in

@@ -88,7 +88,8 @@ def test_generate(pair):
 def test_outputs_that_end_inside_a_draft(pair):
     """A draft that is its target is accepted to the end: what is drafted behind it is not tested,
     and no position has a rate below 1."""
-    result = specjax.generate(pair.target, pair.target, TEXTS, max_new_tokens=16, rounds=True)
+    options = {"temperature": 1.0, "samples": 2, "max_new_tokens": 16, "rounds": True}
+    result = specjax.generate(pair.target, pair.target, TEXTS, **options)
     lines = result.rounds
     assert all(line["tested"] == line["accepted"] for line in lines)
     assert any(line["tested"] < line["drafted"] for line in lines)

@@ -67,8 +67,9 @@ def free_port():
 
 def ended(process):
     """Status, standard output and standard error."""
-    said = process.communicate(timeout=300)
-    return process.returncode, *said
+    stdout, stderr = process.communicate(timeout=300)
+    lines = [line for line in stderr.splitlines(True) if not line.startswith(command_line.PROGRESS)]
+    return process.returncode, stdout, "".join(lines)
 
 
 @pytest.mark.slow

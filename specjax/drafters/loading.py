@@ -136,7 +136,7 @@ def fingerprint(draft: str) -> dict[str, str]:
         return hub.fingerprint(draft)
     given = named.settings("drafter", NAMES, draft)
     inner = given.get("draft", given.get("drafters", ()))
-    found = {}
+    found: dict[str, str] = {}
     for name in [inner] if isinstance(inner, str) else inner:
         found |= {f"{name}, {file}": mark for file, mark in fingerprint(name).items()}
     return found

@@ -61,10 +61,10 @@ class Watch:
         self._spans: list[tuple[float, float]] = []
         jax.monitoring.register_event_duration_secs_listener(self._note)
 
-    def _note(self, event: str, seconds: float, **_: Any) -> None:
+    def _note(self, event: str, duration_secs: float, **_: Any) -> None:
         if event.startswith("/jax/core/compile/"):
             now = time.perf_counter()
-            self._spans.append((now - seconds, now))
+            self._spans.append((now - duration_secs, now))
 
     def seconds(self) -> float:
         """Seconds of tracing and compiling so far; the watch ends. Spans within others, such as

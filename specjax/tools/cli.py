@@ -3,13 +3,15 @@
 specjax decode --config.target=DIR --config.draft=DIR --input=FILE
 """
 
+import ast
+import importlib
 import os
+import pathlib
 import sys
 
-from specjax.support.command_line import fail
-from specjax.tools.commands import convert, decode, doctor, select
+from specjax.support.command_line import fail, say
 
-COMMANDS = {"decode": decode, "select": select, "doctor": doctor, "convert": convert}
+COMMANDS = ("decode", "select", "doctor", "convert")  # modules of `commands`
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -25,16 +27,22 @@ def main(argv: list[str] | None = None) -> None:
         sys.argv = [f"specjax {name}", *rest]  # where config_flags looks
         # As `python -m` has it, import paths of the user's own begin here; they shadow nothing.
         sys.path.append(os.getcwd())
-        COMMANDS[name].run()
+        module = f"specjax.tools.commands.{name}"
+        try:
+            if module not in sys.modules and not {"-h", "--help", "--helpshort"} & {*rest}:
+                say("loading specjax …")
+            command = importlib.import_module(module)
+        except KeyboardInterrupt:  # later the command reports it
+            say("interrupted")
+            sys.exit(130)
+        command.run()
     else:
         fail(f"There is no command {name!r}: it is one of {', '.join(COMMANDS)}. See --help.")
 
 
 def usage() -> str:
     """A line for each command."""
-    lines = [
-        f"  {name:<9}{(module.__doc__ or '').splitlines()[0]}" for name, module in COMMANDS.items()
-    ]
+    lines = [f"  {name:<9}{_summary(name)}" for name in COMMANDS]
     return "\n".join(
         [
             "usage: specjax COMMAND [flags]",
@@ -44,3 +52,9 @@ def usage() -> str:
             "specjax COMMAND --help has the flags of a command.",
         ]
     )
+
+
+def _summary(name: str) -> str:
+    """The first line of a command's docstring; importing the command would take seconds."""
+    source = pathlib.Path(__file__).with_name("commands") / f"{name}.py"
+    return (ast.get_docstring(ast.parse(source.read_text("utf-8"))) or "").splitlines()[0]

@@ -528,12 +528,12 @@ def claim(
         )
     same_data = found.get("sha256") == provenance["sha256"]
     free = {"schedules", *(("python", "packages") if same_data else ())}
-    both = [
+    was, now = (
         {name: value for name, value in fields.items() if name not in free}
         for fields in ({**provenance, **found}, {**found, **provenance})
-    ]
+    )
     way_out = "Name another directory, or train with what the run began with."
-    runs.check_same(directory, *both, way_out)
+    runs.check_same(directory, was, now, way_out)
     schedules = found.get("schedules", [])
     if not schedules or schedules[-1]["steps"] != steps:
         schedules = [*schedules, {"from": begin, "steps": steps}]

@@ -2,21 +2,10 @@
 
     specjax decode --config.target=DIR --config.draft=DIR --input=FILE --output=OUT.jsonl
 
-Fields of the config: target (a directory or hub name), draft (the same; or unigram, bigram, lookup,
-lookup(max_ngram=2), or the import path of one's own), method (speculative or autoregressive),
-gamma, tree (the shape of drafts: chain, fixed(branches=(3, 2)), best_first(width=4, depth=4,
-nodes=16)), policy (how long drafts are: svip(threshold=0.3), or the import path of one's own; what
-rounds take is measured first for those that weigh it, such as goodput), rule (token, block, gumbel,
-lenient(lenience=0.3), or an import path), temperature (0: greedy), top_k (0: off), top_p (1: off),
-filters (import paths, commas between), max_new_tokens, max_source_len (0: the target's own), seed,
-samples (draws per input), dtype, weights and cache (int8: the target's in 8 bits; a draft's by its
-name, int8(draft='DIR') or int8(draft='DIR', cache=True)), batch_size, check_tokens (False: take a
-draft whose tokens are not the target's; the output is as exact, and drafted tokens are lost where
-the two differ), compare, rounds_file (a log of every round), carry (begin each batch with what the
-policy learned in the one before; a run that goes on after it was cut off begins to learn afresh),
-mesh (several devices: data=2,model=4 splits the rows of a batch over two and the target over four),
-replicate_draft (False: a draft model is split too). Import paths, and the file of --config itself,
-are code that runs: give none that you would not run.
+The fields of the config are listed below. A policy that weighs costs, such as goodput, measures
+them first. With carry, a run that is continued begins to learn afresh.
+A name that is an import path, and the file of --config itself, are code that runs: give none that
+you would not run.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
 and are printed side by side: tokens, calls, acceptance, times and the speedup. Of a tree `drafted`
@@ -43,6 +32,7 @@ machine or many, with --coordinator=HOST:PORT --processes=N --process=0 … N-1,
 """
 
 import contextlib
+import functools
 import json
 import pathlib
 import sys
@@ -192,7 +182,9 @@ def decode_texts(group: Group, args, config, texts: list[str]) -> None:
     if output:
         output.merge()
     if not together:
-        counts, lengths, tested = (sum(map(np.array, of)) for of in zip(*every, strict=True))
+        # A process without rows knows no length of a draft: its counts are one 0 for all.
+        of_all = (functools.reduce(np.add, map(np.array, of)) for of in zip(*every, strict=True))
+        counts, lengths, tested = of_all
     beside = sys.stdout if output else sys.stderr  # where no rows are
     if counts[3]:
         print(by_position(acceptance_rates(lengths, tested)), file=beside)
@@ -666,4 +658,9 @@ def run() -> None:
     flags.DEFINE_integer("process", 0, "Which of them this is, from 0 on.")
     flags.DEFINE_float("timeout", 60.0, "Seconds for all to join; a silent one counts as dead.")
     flags.mark_flags_as_required(["config", "input"])
-    command_line.run(main, __doc__, config=f"{defaults.__file__}:decode")
+    command_line.run(
+        main,
+        __doc__,
+        config=f"{defaults.__file__}:decode",
+        fields=defaults.help_of(defaults.DECODE),
+    )

@@ -15,56 +15,95 @@ def get_config(command: str) -> ml_collections.ConfigDict:
     return {"decode": decode, "select": select}[command]()
 
 
+Fields = dict[str, tuple[Any, str]]
+"""The fields of a config: defaults and what they mean."""
+
+SHARED: Fields = {
+    "temperature": (0.0, "0: greedy"),
+    "top_k": (0, "draw from so many likeliest tokens; 0: off"),
+    "top_p": (1.0, "draw from the likeliest tokens with this probability; 1: off"),
+    "filters": ("", "more filters, such as my_module:min_p(0.1), with commas between"),
+    "max_new_tokens": (128, "tokens of an output at most"),
+    "max_source_len": (0, "tokens of an input at most; 0: the target's own limit"),
+    "seed": (0, "of all draws"),
+    "batch_size": (8, "rows at once; select times batches of 1"),
+    "dtype": ("", "float32, bfloat16; empty: float32 on a CPU, elsewhere the checkpoint's"),
+    "weights": ("", "int8: the target's in 8 bits; a draft's by its name, int8(draft='DIR')"),
+    "cache": ("", "int8: the target's in 8 bits; int8(draft='DIR', cache=True)"),
+    "check_tokens": (True, "False: take drafts whose tokens are not the target's; costs speed"),
+    "mesh": ("", "several devices: data=2,model=4 splits rows over two, the target over four"),
+}
+"""Of `specjax decode` and `specjax select`."""
+
+DECODE: Fields = {
+    "target": ("", "the model whose distribution outputs follow: a directory or hub name"),
+    "draft": ("", "the same; or unigram, bigram, lookup, lookup(max_ngram=2), an import path"),
+    "method": ("speculative", "or autoregressive, which needs no draft"),
+    "gamma": (4, "drafted tokens per target call; with a policy the most"),
+    "tree": ("chain", "or fixed(branches=(3, 2)), best_first(width=4, depth=4, nodes=16)"),
+    "policy": ("", "how long drafts are: svip(threshold=0.3), an import path; empty: gamma"),
+    "rule": ("", "what is accepted: block, gumbel, lenient(lenience=0.3), an import path"),
+    "compare": (False, "decode without the draft too, and print both side by side"),
+    "rounds_file": ("", "a file of JSON lines, one for each round; empty: none"),
+    "carry": (False, "begin each batch with what the policy learned in the one before"),
+    "samples": (1, "draws per input"),
+    "replicate_draft": (True, "on a mesh every device has all of a draft model, not a part"),
+} | SHARED
+"""Of `specjax decode`."""
+
+DOCTOR: Fields = {
+    name: field
+    for name, field in DECODE.items()
+    if name not in ("method", "policy", "rule", "compare", "rounds_file", "carry", "samples")
+}
+"""Of `specjax doctor`."""
+
+SELECT: Fields = (
+    {
+        "target": ("", "the model whose outputs are to come sooner: a directory or hub name"),
+        "drafts": ("", "names with commas between; empty: smaller members of the target's family"),
+    }
+    | SHARED
+    | {
+        "alpha_inputs": (200, "inputs for α, at most"),
+        "timed_inputs": (16, "of those, inputs that are timed, at batch 1"),
+        "repeats": (5, "of each timing"),
+        "gammas": ((1, 2, 3, 5, 7, 10), "draft lengths among which the best is sought"),
+        "nodes": ((), "sizes of trees to try too, (8, 16, 32); empty: chains alone"),
+    }
+)
+"""Of `specjax select`."""
+
+
 def decode() -> ml_collections.ConfigDict:
-    """Of `specjax decode` and `specjax doctor`; `specjax decode --help` says what a field does."""
-    config = ml_collections.ConfigDict()
-    config.target = ""  # whose distribution the output follows
-    config.draft = ""  # proposes, lookup among others; not needed by method autoregressive
-    config.method = "speculative"  # or autoregressive
-    config.gamma = 4  # drafted tokens per target call; with a policy the most
-    config.tree = "chain"  # or fixed(branches=(3, 2)), best_first(width=4, depth=4, nodes=16)
-    config.policy = ""  # how long drafts are, such as svip(threshold=0.3); "": gamma tokens
-    config.rule = ""  # what is accepted: block, gumbel, lenient(lenience=0.3); "": the paper's
-    config.compare = False  # decode without the draft too, and print both side by side
-    config.rounds_file = ""  # JSON lines, one for each round; "": none
-    config.carry = False  # begin each batch with what the policy learned in the one before
-    config.samples = 1  # draws per input
-    config.replicate_draft = True  # on a mesh: every device has all of a draft model, not a part
-    config.update(shared())
-    return config
+    """The config of `specjax decode`; `specjax doctor` takes it too."""
+    return _config(DECODE)
 
 
 def select() -> ml_collections.ConfigDict:
-    """Of `specjax select`; `specjax select --help` says what a field does."""
-    config = ml_collections.ConfigDict()
-    config.target = ""  # whose outputs are to come sooner
-    config.drafts = ""  # names with commas between; unigram, bigram and lookup need no model
-    config.update(shared())
-    config.alpha_inputs = 200  # inputs at most, for α
-    config.timed_inputs = 16  # of those, inputs that are timed, at batch 1
-    config.repeats = 5  # of each timing
-    config.gammas = (1, 2, 3, 5, 7, 10)  # among which the best is sought
-    config.nodes = ()  # sizes of trees, which are tried too
-    return config
+    """The config of `specjax select`."""
+    return _config(SELECT)
 
 
 def shared() -> ml_collections.ConfigDict:
-    """The fields of both."""
+    """The fields that both configs have."""
+    return _config(SHARED)
+
+
+def _config(fields: Fields) -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
-    config.temperature = 0.0  # 0: greedy
-    config.top_k = 0  # 0: off
-    config.top_p = 1.0  # 1: off
-    config.filters = ""  # more, such as my_module:min_p(0.1), with commas between
-    config.max_new_tokens = 128
-    config.max_source_len = 0  # 0: the target's own limit
-    config.seed = 0
-    config.batch_size = 8  # rows at once; `select` times batches of 1
-    config.dtype = ""  # float32, bfloat16; "": float32 on a CPU, elsewhere the checkpoint's
-    config.weights = ""  # of the target: int8, or "" for dtype; a draft is named int8(draft='DIR')
-    config.cache = ""  # the same of the target's keys and values
-    config.check_tokens = True  # False: take a draft whose tokens are not the target's
-    config.mesh = ""  # several devices, data=2,model=4; "": one
+    for name, (default, _) in fields.items():
+        config[name] = default
     return config
+
+
+def help_of(fields: Fields) -> str:
+    """A line for each field, with its default and meaning, for --help."""
+    shown = {f"{name}={default}": meaning for name, (default, meaning) in fields.items()}
+    lines = [f"  {name:<21} {meaning}" for name, meaning in shown.items()]
+    return "\n".join(
+        ["Fields of the config, --config.NAME=VALUE, with their defaults:", *lines, ""]
+    )
 
 
 def precision(config) -> dict[str, Any]:

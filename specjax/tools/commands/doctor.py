@@ -4,10 +4,9 @@
 
 Goes through files, tokenizer, compatibility, devices and dtypes, memory, weights, logits, outputs,
 greedy identity, the sampling distribution, acceptance by position, c and v, and the expected
-speedup. A check that fails keeps those that build on it from being made. The config's numbers
-(gamma, tree, temperature, max_new_tokens, batch_size, dtype, weights, …) are those that you decode
-with; --input has lines of your own, on which α and the speedup depend. docs/troubleshooting.md goes
-by symptom. Status 1 if a check failed.
+speedup. A check that fails keeps those that build on it from being made. The fields of the config,
+which are listed below, are those that you decode with; --input has lines of your own, on which α
+and the speedup depend. docs/troubleshooting.md goes by symptom. Status 1 if a check failed.
 """
 
 import sys
@@ -55,6 +54,7 @@ def main(_) -> None:
             )
         },
     )  # fmt: skip
+    command_line.say(f"loading {config.target} and {config.draft}, and compiling …")
     console, begin, verdicts = Console(highlight=False), time.monotonic(), []
     for finding in doctor.examine(plan):
         console.print(line(finding), soft_wrap=True)
@@ -92,4 +92,9 @@ def run() -> None:
     config_flags.DEFINE_config_file("config", None, "What to decode with; none: the defaults.")
     flags.DEFINE_string("input", "", "A file of inputs, one a line; empty: a few built in.")
     flags.mark_flags_as_required(["config"])
-    command_line.run(main, __doc__, config=f"{defaults.__file__}:decode")
+    command_line.run(
+        main,
+        __doc__,
+        config=f"{defaults.__file__}:decode",
+        fields=defaults.help_of(defaults.DOCTOR),
+    )

@@ -2,16 +2,12 @@
 
     specjax select --config.target=DIR --config.drafts=DIR,DIR,lookup --input=FILE [--workdir=DIR]
 
-Fields of the config: target; drafts (directories, hub names, unigram, bigram, lookup, import paths,
-with commas between; none: the smaller members of the target's family); temperature (0: greedy),
-top_k, top_p, filters, max_new_tokens, max_source_len (0: the target's own), seed, batch_size,
-check_tokens (False: drafts whose tokens are not the target's are tried too), dtype, weights and
-cache (int8: the target's in 8 bits), mesh (several devices, data=2,model=4; drafts are replicated),
-alpha_inputs, timed_inputs, repeats, gammas, nodes (sizes of trees to try too, 8,16,32; none: chains
-alone). docs/choosing.md says what is measured and how to read it.
+The fields of the config are listed below; docs/choosing.md says what is measured and how to read
+it.
 
 Input: one line each, "-" for standard input; a config with a task needs none. With --workdir each
-candidate's row is kept in results.jsonl there, and a run that was cut off goes on where it was.
+candidate's row is kept in results.jsonl there, and a run that was cut off continues with the same
+command, inputs and models.
 """
 
 import dataclasses
@@ -186,4 +182,9 @@ def run() -> None:
     flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
     flags.DEFINE_string("workdir", None, "A directory that keeps the rows of an unfinished run.")
     flags.mark_flags_as_required(["config"])
-    command_line.run(main, __doc__, config=f"{defaults.__file__}:select")
+    command_line.run(
+        main,
+        __doc__,
+        config=f"{defaults.__file__}:select",
+        fields=defaults.help_of(defaults.SELECT),
+    )
