@@ -118,6 +118,7 @@ def test_decode_with_a_tree(command, pair, inputs):
     assert 1 < levels <= 2
     assert "nodes in" not in outcomes[0].stderr
     assert re.search(rf"drafted .* 0 .* {drafted} ", said)
+    assert re.search(r"bonus .* – .* \d+ ", said)  # plain decoding has none
     assert levels == round(int(re.search(r"in levels .* 0 .* (\d+) ", said)[1]) / calls, 1)
     assert "2 of 2 outputs are the same tokens." in said
     assert re.search(r"expected of c = \S+ for a level and v = \S+ for 9 nodes: ", said)

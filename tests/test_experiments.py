@@ -22,7 +22,7 @@ from command_line import ROOT
 from experiments import beam, card, replay
 from experiments.reproduce import study
 from pairs import TEXTS
-from specjax import accept, policies, tasks
+from specjax import accept, decoding, policies, tasks
 from specjax.support import files, runs
 from specjax.tasks import python_source, trees
 from specjax.tasks.examples import Example
@@ -382,6 +382,16 @@ def test_ctrl_c_is_one_line(decode, tmp_path, monkeypatch):
     assert cut.stderr == "interrupted after 3 of 8; the same command goes on\n"
     assert len(rows(out.read_text())) == 3
     assert "5 outputs, 3 were there already: " in decode(f"--output={out}").stdout
+
+
+def test_a_comparison_without_a_draft_is_said(decode, monkeypatch):
+    """A policy that finds plain decoding faster leaves nothing to compare."""
+    monkeypatch.setattr(decode_command, "with_prices", lambda _, __, method, *more: method)
+    plain = decoding.plain_of
+    monkeypatch.setattr(decode_command, "chosen", lambda _, __, method, *more: plain(method))
+    outcome = decode("--config.policy=lookahead", "--config.compare=True")
+    assert outcome.status == 0
+    assert outcome.stderr.splitlines()[-1].startswith("Nothing is compared: no draft is used")
 
 
 def test_a_workdir_has_one_writer(command, tmp_path):
