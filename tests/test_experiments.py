@@ -362,7 +362,7 @@ def test_an_output_has_one_writer(decode, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", "/dev/null"):
         other = decode(f"--output={place}")
-        refused(other, f"--output={place} is no regular file")
+        refused(other, f"--output={place} is a device, a pipe or a directory")
         assert other.progress == []
 
 

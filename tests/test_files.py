@@ -207,5 +207,5 @@ def test_rows_that_cannot_be_written_are_named(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", tmp_path):
         for reader in (files.Rows, files.read_rows):
-            with pytest.raises(ValueError, match=f"{place} is no regular file"):
+            with pytest.raises(ValueError, match=f"{place} is a device, a pipe or a directory"):
                 reader(place)

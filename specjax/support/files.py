@@ -177,7 +177,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     Raises:
       ValueError: there is a device, a pipe or a directory at `path`, or the disk is full.
     """
-    check_replaceable(path)
+    check_regular(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with _naming(path):
@@ -238,18 +238,9 @@ def check_directory(directory: str | os.PathLike) -> pathlib.Path:
     return path
 
 
-def check_replaceable(path: pathlib.Path) -> None:
-    """ValueError if there is something at `path` that is no regular file."""
-    if path.exists() and not path.is_file():
-        raise ValueError(
-            f"{path} is a device, a pipe or a directory, and only regular files are replaced. Name "
-            "another file."
-        )
-
-
 def remove(path: pathlib.Path) -> None:
     """Delete a file if it is there; ValueError if it is no regular file."""
-    check_replaceable(path)
+    check_regular(path)
     path.unlink(missing_ok=True)
 
 
@@ -308,16 +299,15 @@ def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def check_regular(path: pathlib.Path, named: str = "") -> None:
-    """ValueError if there is something at `path` that is no file to be read again: a directory, a
-    device, a pipe.
+    """ValueError if there is something at `path` that is no regular file.
 
     Args:
       named: how the user named it, for the error; default: the path.
     """
     if path.exists() and not path.is_file():
         raise ValueError(
-            f"{named or path} is no regular file, so rows cannot be kept there and read again. "
-            "Name a file."
+            f"{named or path} is a device, a pipe or a directory, and only regular files can be "
+            "replaced or read again. Name another file."
         )
 
 

@@ -12,7 +12,7 @@ from specjax.support.command_line import ROOT
 # Fields that configs were given after results had been kept, with the values that change nothing.
 LATER = {
     "weights": "", "cache": "", "policy": "", "rule": "", "compare": False, "filters": "",
-    "carry": False, "mesh": "", "replicate_draft": True,
+    "carry": False, "mesh": "", "replicate_draft": True, "check_tokens": True,
     "exits": (), "exit_weight": 1.0, "layer_dropout": 0.0,
     "divergence": "forward_kl", "prefixes": "data", "prefix_temperature": 1.0,
     "prefix_inputs": 512, "refresh_every": 100,
