@@ -82,7 +82,7 @@ class Round(NamedTuple):
 
     active: Bool[Array, " B"]  # False: the row had finished, learn nothing from it
     drafted: Int[Array, " B"]
-    accepted: Int[Array, " B"]  # before a cut at EOS
+    accepted: Int[Array, " B"]  # before a cut at EOS; `in_output` counts what is left
     emitted: Int[Array, " B"]
     overlap: Float[Array, "B G"]  # float32, P(a token there is accepted): Σ min(target, draft)
     ratio: Float[Array, "B G"]  # float32, min(1, target/draft) of the drafted token
@@ -108,15 +108,28 @@ class Round(NamedTuple):
 
     @property
     def tested(self) -> Bool[Array, "B G"]:
-        """Positions that were reached: all drafted tokens before them were accepted."""
+        """Positions that were reached: all drafted tokens before them are in the output, and none
+        of these is an EOS."""
         slot = jnp.arange(self.gamma_max, dtype=jnp.int32)[None, :]
-        return self.submitted & (slot <= self.accepted[:, None])
+        reached = (slot <= self.accepted[:, None]) & (slot < self.emitted[:, None])
+        return self.submitted & reached
 
     @property
     def kept(self) -> Bool[Array, "B G"]:
-        """Positions whose token was accepted."""
+        """Positions whose token is in the output."""
         slot = jnp.arange(self.gamma_max, dtype=jnp.int32)[None, :]
-        return slot < self.accepted[:, None]
+        return slot < self.in_output[:, None]
+
+    @property
+    def in_output(self) -> Int[Array, " B"]:
+        """Drafted tokens that are in the output: the accepted ones up to an EOS."""
+        return jnp.minimum(self.accepted, self.emitted)
+
+    @property
+    def uncut(self) -> "Round":
+        """The round without rows that an EOS among the drafted tokens ended. How far a draft of
+        theirs would have been accepted is not known."""
+        return self._replace(active=self.active & (self.emitted > self.accepted))
 
 
 def round_of(before: State, after: State, drafts: Drafts, verdict: Verdict) -> Round:

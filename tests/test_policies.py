@@ -48,7 +48,9 @@ def keys_of(batch: int):
     return smp.row_keys(jax.random.key(0), jnp.arange(batch, dtype=jnp.int32), zeros)
 
 
-def stats_of(drafted, accepted, gamma_max, overlap=None, ratio=None, probs=None) -> Round:
+def stats_of(
+    drafted, accepted, gamma_max, overlap=None, ratio=None, probs=None, emitted=None
+) -> Round:
     """A round of one or more rows; per-position numbers default to .5."""
     drafted, accepted = (jnp.atleast_1d(jnp.int32(x)) for x in (drafted, accepted))
     slot = jnp.arange(gamma_max, dtype=jnp.int32)[None, :]
@@ -61,7 +63,7 @@ def stats_of(drafted, accepted, gamma_max, overlap=None, ratio=None, probs=None)
         active=drafted >= 0,
         drafted=drafted,
         accepted=accepted,
-        emitted=accepted + 1,
+        emitted=accepted + 1 if emitted is None else jnp.atleast_1d(jnp.int32(emitted)),
         overlap=positions(overlap),
         ratio=positions(ratio),
         confidence=jnp.log(positions(probs)),
@@ -118,6 +120,30 @@ def test_tested_and_kept_positions():
     stats = stats_of([3, 2, 0], [1, 2, 0], 3)
     assert stats.tested.tolist() == [[True, True, False], [True, True, False], [False] * 3]
     assert stats.kept.tolist() == [[True, False, False], [True, True, False], [False] * 3]
+
+
+def test_positions_behind_an_eos_do_not_count():
+    """Of 4 drafted and 4 accepted tokens the second is an EOS; of 1 the first; then of 3 none."""
+    stats = stats_of([4, 1, 3], [4, 1, 1], 4, emitted=[2, 1, 2])
+    both = [[True, True, False, False], [True, False, False, False]]
+    assert stats.tested.tolist() == [*both, [True, True, False, False]]
+    assert stats.kept.tolist() == [*both, [True, False, False, False]]
+    assert stats.in_output.tolist() == [2, 1, 1]
+    assert stats.uncut.active.tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("name", library(4, 2))
+def test_nothing_is_learned_from_behind_an_eos(name):
+    """The second of four drafted tokens is an EOS. What the models say of those behind it, and
+    whether they are accepted, changes no state."""
+    policy, states = library(4, 2)[name], []
+    for accepted, behind in ((2, 0.1), (3, 0.4), (4, 0.9)):
+        each = [0.6, 0.7, behind, behind]
+        state, _ = policy.begin(policy.init(keys_of(1), 4), 4)
+        round_ = stats_of(4, accepted, 4, each, each, each, emitted=2)
+        states.append(policy.update(state, round_))
+    for other in states[1:]:
+        jax.tree.map(np.testing.assert_array_equal, states[0], other)
 
 
 @pytree
@@ -509,19 +535,24 @@ def test_exponential_weights_draw_by_their_probabilities():
         assert np.mean(played[0] == played[1]) < 0.9
 
 
-@pytest.mark.parametrize("run", range(5))
-def test_hedge_estimates_every_loss_without_bias(run):
-    """A draft whose first `run` tokens would be accepted: over the arms that may be played, the
-    estimated losses of all lengths have the true losses as their means."""
+@pytest.mark.parametrize(("run", "eos"), [*((run, 9) for run in range(5)), (4, 1), (4, 3), (3, 2)])
+def test_hedge_estimates_every_loss_without_bias(run, eos):
+    """A draft whose first `run` tokens would be accepted, of which the one numbered `eos` ends the
+    row: over the arms that may be played, the estimated losses of all lengths have the true losses
+    as their means."""
     gamma_max, table = 4, prices(0.2, [1.0, 1.1, 1.2, 1.4, 1.3])
     policy = hedge(table, rate=1.0)
     arm = jnp.arange(gamma_max + 1, dtype=jnp.int32)
     start = jnp.broadcast_to(jnp.float32([[0.3, 1.0, 0.0, 2.0, 0.7]]), (5, 5))
     state = Weighed(arm, start, jnp.full((5,), 3, jnp.int32), jnp.zeros((5,), jnp.uint32))
     probs = np.asarray(policy.probs(state)[0])
-    new = policy.update(state, stats_of(arm, jnp.minimum(arm, run), gamma_max))
+    accepted = jnp.minimum(arm, run)
+    emitted = jnp.where(accepted >= eos, eos, accepted + 1)
+    new = policy.update(state, stats_of(arm, accepted, gamma_max, emitted=emitted))
     price = 0.2 * np.arange(5) + [1.0, 1.1, 1.2, 1.4, 1.3]
-    speedup = (np.minimum(run, np.arange(5)) + 1) / price / np.max(np.arange(1, 6) / price)
+    kept = np.minimum(run, np.arange(5))
+    tokens = np.where(kept >= eos, eos, kept + 1)
+    speedup = tokens / price / np.max(np.arange(1, 6) / price)
     np.testing.assert_allclose(probs @ np.asarray(new.loss - start), 1 - speedup, rtol=1e-4)
     assert new.rounds.tolist() == [4] * 5
 

@@ -15,7 +15,7 @@ import test_loops
 from experiments.adaptive import board, race
 from pairs import TEXTS
 from specjax import decoding, generate, loop, policies
-from specjax.measure import pricing, timing
+from specjax.measure import counting, pricing, timing
 from specjax.measure.counting import Always, Undecided
 from specjax.measure.pricing import CALL, PLAIN_CALL, REFUSED, TOKEN
 from specjax.policies import prices
@@ -351,6 +351,23 @@ def test_always_counts_its_rounds():
     assert state.stats.drafted.tolist() == [0, 0]
     assert state.policy.rounds[:, 0].tolist() == state.stats.target_calls.tolist() == [30, 30]
     assert called.drafter[1] == 29  # there is no room behind the last token
+
+
+def test_always_counts_no_token_behind_an_eos():
+    """Drafts go on behind the token 2, which ends a row: α is that of the outputs' own tokens."""
+    target, draft = (random_table(seed, dtype=jnp.float32) for seed in (1, 1))
+    draft = dataclasses.replace(draft, table=draft.table.at[::7].set(-draft.table[::7]))
+    method = test_loops.method_of(
+        target, draft, policy=Always(jnp.int32(3)), eos_ids=jnp.int32([2, 2])
+    )
+    inputs = inputs_of([[row, column] for row in range(2) for column in range(2)] * 4)
+    state = test_loops.run(method, inputs, [30] * 16)
+    found = counting.note(state)
+    ended = state.length < state.limit
+    assert ended.sum() > 4
+    assert found.tokens[0].tolist() == state.stats.accepted.tolist()
+    assert found.tokens[1].tolist() == state.stats.tested.sum(axis=1).tolist()
+    assert 0 < found.tokens[0].sum() < found.tokens[1].sum()
 
 
 def test_a_policy_decides_and_is_not_followed():

@@ -322,20 +322,22 @@ def test_what_a_round_shows():
 
 def test_chances_of_a_free_drafter():
     """At temperature 1 the bandit adds Σ min(p, q) at each verified position, for bigrams that are
-    spread too; not beyond the first rejection."""
+    spread too; not beyond the first rejection, nor behind an EOS."""
     with jax.enable_x64(True):
         target, counts = random_table(1), bigram()
         drafter = of(bandit(memory=0.0), model(2), counts)
         method = dataclasses.replace(
-            test_loops.method_of(target, target, chosen=sampling(1.0)), drafter=drafter
+            test_loops.method_of(target, target, chosen=sampling(1.0), eos_ids=jnp.int32([2, 2])),
+            drafter=drafter,
         )
-        inputs = inputs_of([[1, 0], [0], [1, 1, 2]])
+        inputs = inputs_of([[1, 0], [0], [1, 1, 2], [1, 1], [0, 1], [0, 0, 1], [1, 0, 0]])
         q = jax.nn.softmax(counts._after(jnp.arange(3, dtype=jnp.int32)), axis=-1)
-        several = 0
+        several = cut = 0
         for before, after, round_ in by_rounds(method, inputs, 8):
             for row in np.flatnonzero(~before.done):
-                end = int(before.length[row]) + int(round_.accepted[row])
+                end = int(before.length[row]) - 1 + int(round_.emitted[row])
                 known = after.tokens[row, before.length[row] - 1 : end]
+                cut += round_.emitted[row] <= round_.accepted[row]
                 p = np.exp(round_.target_logprobs[row, : len(known)])
                 expected = np.minimum(p, q[known]).sum()
                 seen = after.drafter.choice.seen
@@ -343,6 +345,7 @@ def test_chances_of_a_free_drafter():
                 assert seen.tested[row, 1] == len(known)
                 several += len(known) > 1
         assert several > 3
+        assert cut > 1
 
 
 def scores(choice, rounds, gamma_max=2):

@@ -1,5 +1,6 @@
 """The acceptance head: what it is shown, that it learns it, and the command that trains it."""
 
+import dataclasses
 import json
 
 import jax
@@ -46,18 +47,22 @@ def test_what_is_observed(pair):
     logits = method.drafter.logits(seen.hidden[:, 0])
     distribution = jax.nn.log_softmax(logits, axis=-1)
     np.testing.assert_allclose(distribution, round_.drafts.logprobs[:, 1], rtol=1e-3, atol=1e-4)
+    # Where the first token ends the row, the second is in no output.
+    ends = jnp.full_like(method.eos_ids, tokens[0, 0])
+    _, seen = train_head.observe(dataclasses.replace(method, eos_ids=ends), contexts, state)
+    goes_on = float(tokens[1, 0] != tokens[0, 0])
+    reached = np.stack([np.ones(2), ratio[:, 0] * [0, goes_on], np.zeros(2)], axis=1)
+    np.testing.assert_allclose(seen.reached, reached, rtol=1e-5)
 
 
 def test_all_rounds_are_collected(pair):
-    """At temperature 0, as many accepted tokens as `generate` counts before cuts at EOS."""
+    """At temperature 0, as many tokens as `generate` tests: none behind an EOS."""
     config = config_of(pair, temperatures=(0.0,), batch_size=3)
     seen = train_head.collect(config, pair.target, pair.draft, TEXTS)
     rows = generate(pair.target, pair.draft, TEXTS, gamma=3, max_new_tokens=12).rows
     assert set(np.unique(seen.ratio)) == {0.0, 1.0}
     assert np.all(seen.reached == 1)
-    tested = sum(sum(row.tested) for row in rows)
-    cut = sum(row.tokens[-1] in pair.target.eos_ids for row in rows)
-    assert tested <= len(seen.ratio) <= tested + 3 * cut
+    assert len(seen.ratio) == sum(sum(row.tested) for row in rows)
 
 
 def test_a_head_learns_what_can_be_known(pair):

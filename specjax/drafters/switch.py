@@ -108,7 +108,7 @@ class Switch(Drafter):
         """Of the drafter that drafted: how many tokens were tested, and accepted. Where the choice
         watches, of those that are free: the chances at all positions that belong to the text."""
         mine = state.chosen[:, None] == jnp.arange(len(self.drafters), dtype=jnp.int32)[None, :]
-        own = round_.accepted, jnp.minimum(round_.accepted + 1, round_.drafted)
+        own = round_.in_output, jnp.sum(round_.tested, axis=1, dtype=jnp.int32)
         seen = Evidence(*(jnp.where(mine, x[:, None], 0).astype(jnp.float32) for x in own))
         states = []
         each = zip(self.drafters, context, state.states, strict=True)
@@ -197,7 +197,7 @@ def _watched(
         return drafter.logits(drafter.begin(tokens, length + place, context, state)[0])
 
     logits = jax.vmap(at, out_axes=1)(places)
-    speaks = (places[None, :] <= round_.accepted[:, None]) & ~is_silent(logits)
+    speaks = (places[None, :] < round_.emitted[:, None]) & ~is_silent(logits)
     chance = judge(logits, certain=not drafter.branches)
     passed = jnp.sum(jnp.where(speaks, chance, 0.0), axis=1)
     return passed, jnp.sum(speaks, axis=1, dtype=jnp.float32)

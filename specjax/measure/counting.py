@@ -18,7 +18,7 @@ class Counts(NamedTuple):
     """What was done in each row."""
 
     rounds: Int[Array, "B K"]  # by the batch's longest draft, which is what they take
-    accepted: Int[Array, " B"]  # tokens
+    accepted: Int[Array, " B"]  # tokens, none behind an EOS
     tested: Int[Array, " B"]
     policy: Any  # the state of the one that decides
 
@@ -73,7 +73,7 @@ class Always(Policy):
         lengths = jnp.arange(state.rounds.shape[1], dtype=jnp.int32)[None, :]
         new = state._replace(
             rounds=state.rounds + (jnp.max(round_.drafted) == lengths).astype(jnp.int32),
-            accepted=state.accepted + round_.accepted,
+            accepted=state.accepted + round_.in_output,
             tested=state.tested + jnp.sum(round_.tested, axis=1, dtype=jnp.int32),
         )
         own = self.policy.update(state.policy, round_)

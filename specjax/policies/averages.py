@@ -42,7 +42,7 @@ class GammaTune(Policy):
         average = jnp.where(full, state.average, average)
         gamma = jnp.where(full, round_.accepted + 2, jnp.ceil(average).astype(jnp.int32))
         new = Tuned(jnp.clip(gamma, 1, round_.gamma_max), average)
-        return where_active(round_, new, state)
+        return where_active(round_.uncut, new, state)
 
 
 def gammatune(gamma: int = 4, memory: float = 0.7) -> GammaTune:
@@ -94,7 +94,7 @@ class Average(Policy):
         moved = jnp.where(down < state.tier, down, jnp.maximum(state.tier, up))
         moved = jnp.minimum(moved, self._last(round_.gamma_max))
         tier = jnp.where(rounds % self.every == 0, moved, state.tier)
-        return where_active(round_, Tier(tier, average, rounds), state)
+        return where_active(round_.uncut, Tier(tier, average, rounds), state)
 
     def _last(self, gamma_max: int) -> Int[Array, ""]:
         """The longest tier that γ_max allows, or the first."""

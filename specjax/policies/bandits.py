@@ -1,8 +1,8 @@
 """Lengths as arms of a bandit: what each gives is learned from playing it.
 
-The speedup of a round that drafts k tokens is tokens per time, (accepted + 1)/price(k), divided by
-the most that any arm can give, so that it lies in [0, 1]. Without prices every round costs the
-same, and long drafts win.
+The speedup of a round that drafts k tokens is tokens per time, emitted/price(k), divided by the
+most that any arm can give, so that it lies in [0, 1]. Without prices every round costs the same,
+and long drafts win.
 """
 
 from typing import NamedTuple
@@ -82,7 +82,7 @@ class Ucb(_Bandit):
 
     def update(self, state, round_):
         played = _one_hot(state.arm, round_.gamma_max)
-        speedup = speedups(self.prices, round_.accepted + 1, round_.drafted, round_.gamma_max)
+        speedup = speedups(self.prices, round_.emitted, round_.drafted, round_.gamma_max)
         new = state._replace(
             plays=state.plays + played, speedup=state.speedup + played * speedup[:, None]
         )
@@ -125,7 +125,7 @@ class Exp3(_Bandit):
 
     def update(self, state, round_):
         played = _one_hot(state.arm, round_.gamma_max)
-        speedup = speedups(self.prices, round_.accepted + 1, round_.drafted, round_.gamma_max)
+        speedup = speedups(self.prices, round_.emitted, round_.drafted, round_.gamma_max)
         loss = played * (1 - speedup)[:, None] / self.probs(state)
         new = state._replace(
             loss=state.loss + jnp.where(played > 0, loss, 0.0), rounds=state.rounds + 1
@@ -175,14 +175,18 @@ class Hedge(_Bandit):
     def update(self, state, round_):
         arms = round_.gamma_max + 1
         lengths = jnp.arange(arms, dtype=jnp.int32)[None, :]
-        arm, drafted, accepted = (x[:, None] for x in (state.arm, round_.drafted, round_.accepted))
+        known = state.arm, round_.drafted, round_.accepted, round_.emitted
+        arm, drafted, accepted, emitted = (x[:, None] for x in known)
         # A draft that was cut short, by the row's end or a drafter with nothing to say, would have
         # been cut for longer arms too.
         would_draft = jnp.minimum(lengths, jnp.where(drafted < arm, drafted, arms))
-        needed = jnp.minimum(would_draft, jnp.where(accepted < drafted, accepted + 1, arms))
+        # An EOS among the accepted tokens ends longer drafts too, and so does a rejection.
+        ends = jnp.where(accepted < drafted, accepted + 1, arms)
+        ends = jnp.where(emitted <= accepted, emitted, ends)
+        needed = jnp.minimum(would_draft, ends)
         at_least = jnp.cumsum(self.probs(state)[:, ::-1], axis=1)[:, ::-1]
         chance = jnp.take_along_axis(at_least, needed, axis=1)
-        tokens = jnp.minimum(accepted, would_draft) + 1
+        tokens = jnp.minimum(jnp.minimum(accepted, would_draft) + 1, emitted)
         loss = (1 - speedups(self.prices, tokens, would_draft, round_.gamma_max)) / chance
         new = state._replace(
             loss=state.loss + jnp.where(arm >= needed, loss, 0.0), rounds=state.rounds + 1

@@ -74,7 +74,7 @@ class AdaEdl(Policy):
         rate = (state.rate + round_.accepted / jnp.maximum(round_.drafted, 1)) / 2
         fall = jnp.where(round_.accepted < round_.gamma_max, -0.01, 0.0)
         bar = state.bar + 0.1 * jnp.where(rate < self.goal, 0.01, fall)
-        return where_active(round_, _if_drafted(round_, Bar(bar, rate), state), state)
+        return where_active(round_.uncut, _if_drafted(round_, Bar(bar, rate), state), state)
 
 
 def _if_drafted(round_, new: Bar, old: Bar) -> Bar:

@@ -132,7 +132,7 @@ class Estimating(Goodput):
           held: the estimates before it.
         """
         held = jnp.clip(held, LEAST_CHANCE, 1 - LEAST_CHANCE)
-        accepted = round_.accepted.astype(jnp.float32)[:, None]
+        accepted = round_.in_output.astype(jnp.float32)[:, None]
         rejected = jnp.sum(round_.tested, axis=1).astype(jnp.float32)[:, None] - accepted
         credit = accepted * jnp.log(held) + rejected * jnp.log1p(-held)
         new = Evidence(

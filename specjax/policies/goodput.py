@@ -94,7 +94,7 @@ def add(tally: Tally, memory: Float[Array, ""], round_: Round) -> Tally:
     """With a round more."""
     tested = jnp.sum(round_.tested, axis=1)  # the first rejected one included
     return Tally(
-        memory * tally.accepted + round_.accepted.astype(jnp.float32),
+        memory * tally.accepted + round_.in_output.astype(jnp.float32),
         memory * tally.tested + tested.astype(jnp.float32),
     )
 

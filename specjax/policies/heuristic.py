@@ -28,9 +28,9 @@ class Heuristic(Policy):
         all_accepted = round_.accepted == round_.drafted
         new = jnp.where(all_accepted, state + 2, jnp.maximum(state - 1, 1))
         # A round without a draft, at the end of a row or of a drafter with nothing to say, shows
-        # nothing.
+        # nothing; nor does one that an EOS cut short.
         new = jnp.where(round_.drafted > 0, jnp.minimum(new, round_.gamma_max), state)
-        return where_active(round_, new, state)
+        return where_active(round_.uncut, new, state)
 
 
 def heuristic(gamma: int = 5) -> Heuristic:

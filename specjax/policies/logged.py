@@ -95,13 +95,12 @@ class Logged(Policy):
     def update(self, state, round_):
         rows = jnp.arange(len(state.written), dtype=jnp.int32)
         at = jnp.where(round_.active, state.written, self.rounds)  # past the end: dropped
-        kept = jnp.minimum(round_.accepted, round_.emitted)
         # An output that ends inside the draft tests nothing after its last token, as in `commit`.
-        tested = jnp.minimum(jnp.minimum(kept + 1, round_.emitted), round_.drafted)
+        tested = jnp.sum(round_.tested, axis=1, dtype=jnp.int32)
         line = Lines(
             state.allowed,
             round_.drafted,
-            kept,
+            round_.in_output,
             round_.emitted,
             tested,
             round_.confidence,

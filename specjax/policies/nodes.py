@@ -72,7 +72,7 @@ class BestNodes(Policy):
         old, new = jnp.where(had, self.memory, 1.0), had.astype(jnp.float32)
         chance = new * round_.reach[:, 1:].astype(jnp.float32)
         known = Reached(old * state.accepted + chance, old * state.seen + new, state.rounds + 1)
-        return where_active(round_, known, state)
+        return where_active(round_.uncut, known, state)
 
 
 def nodes(prices: Prices, memory: float = 0.9, every: int = 16) -> BestNodes:

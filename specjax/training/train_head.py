@@ -3,7 +3,8 @@
 Target and draft are frozen. The head learns from rounds of the speculative loop on the training
 split: what is emitted there are the target's outputs, and each round is a rollout of the drafter
 from one of their prefixes. A drafted token counts as much as it is likely to be reached, that is,
-by the chance that all those before it in its round are accepted.
+by the chance that all those before it in its round are accepted. One behind an EOS does not count:
+it is never in an output.
 
 `run(config, directory)` writes head.npz, metrics.jsonl and final.json. It takes a minute or two,
 and starts over if it was cut off.
@@ -76,10 +77,12 @@ class Seen(NamedTuple):
 
 @jax.jit
 def observe(method: Speculative, contexts: Contexts, state: State) -> tuple[State, Seen]:
-    """One round, and its drafted tokens (B, γ)."""
+    """One round, and its drafted tokens (B, γ); `reached` is 0 behind a drafted EOS."""
     after, round_ = speculative.step(method, contexts, state)
     hidden = reread(method, contexts, state, round_.drafts.tokens)
-    submitted = round_.submitted & round_.active[:, None]
+    ends = jnp.isin(round_.drafts.tokens, method.eos_ids)
+    behind = jnp.cumsum(ends, axis=1) - ends > 0
+    submitted = round_.submitted & round_.active[:, None] & ~behind
     ratio = jnp.where(submitted, round_.ratio, 1.0)
     before = jnp.cumprod(jnp.pad(ratio, ((0, 0), (1, 0)), constant_values=1.0)[:, :-1], axis=1)
     return after, Seen(hidden, ratio, jnp.where(submitted, before, 0.0))
