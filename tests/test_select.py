@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import weakref
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,12 @@ import command_line
 import specjax
 from pairs import TEXTS
 from specjax import drafters, trees
-from specjax.measure import metrics
+from specjax.drafters.base import ModelDrafter
+from specjax.measure import cost, doubts, metrics
 from specjax.models import hub
 from specjax.models.language_model import LanguageModel
 from specjax.paper import formulas
+from specjax.policies import prices
 from specjax.pytrees import pytree
 from specjax.support import named
 from specjax.support.named import short
@@ -65,6 +68,9 @@ def candidate(alpha=0.8, c=0.1, v=1.2, speedup=None, total=None, gammas=(1, 3, 7
         (candidate(alpha=0.3, c=0.6, v=2.0), ("alpha", "c", "v"), "α = 0.30) and the draft is"),
         (candidate(total=0.9), ("length",), "outputs of 20 tokens are too short"),
         (candidate(speedup=0.9, tau=1.5), ("length",), "with 1.5 tokens for each call"),
+        # Tokens come as the rates of each position say, and these fall.
+        (candidate(speedup=0.9, tau=1.5, unended=1.6), ("later",), "1.6 tokens for each call of"),
+        (candidate(speedup=0.9, tau=1.5, unended=2.2), ("length",), "with 1.5 tokens for each"),
         # None of the three is bad by itself: the largest loss.
         (candidate(alpha=0.55, c=0.4, v=1.3), ("alpha",), "agreement is too low"),
         (candidate(alpha=0.9, c=0.48, v=1.45, gammas=(1,)), ("c",), "the draft is too slow"),
@@ -94,6 +100,81 @@ def test_what_would_change_it():
     assert "It would pay with c below" in why_not(candidate(alpha=0.9, c=1.0, v=1.1))
     # A verify pass of 9 steps is paid by neither.
     assert "It would pay" not in why_not(candidate(alpha=0.2, c=0.5, v=9.0))
+    # Where nothing is ever accepted no c is low enough, whatever noise says of v.
+    assert "c below" not in why_not(candidate(alpha=0.0, c=0.2, v=0.96))
+    # By the rates of each position, which no one α says.
+    fading = candidate(alpha=0.9, c=1.0, v=1.1, expected={"1": 1.5, "3": 1.6, "7": 1.6})
+    (most,) = re.findall(r"below (\d\.\d+)", why_not(dataclasses.replace(fading, guesses=True)))
+    assert float(most) == pytest.approx(0.4)
+    assert "α above" not in why_not(dataclasses.replace(fading, c=0.3, guesses=True))
+    slow = candidate(alpha=0.9, c=1.25, v=1.1)
+    assert "c = 1.25: a draft step takes 1.25x as long as a target step" in why_not(slow)
+
+
+def test_the_winner_is_reported_by_other_inputs():
+    """One was lucky on the inputs that choose: its figures are of the others."""
+    lucky = candidate(name="lucky", speedup=1.2, choosing=2.0)
+    steady = candidate(name="steady", speedup=1.5, choosing=1.6)
+    said = recommend([lucky, steady])
+    assert (said.draft, said.words[:39]) == (
+        "lucky",
+        f"Use lucky with gamma={lucky.gamma}: outputs come 1.",
+    )
+    assert "1.20 times as fast end to end" in said.words
+    said = recommend([dataclasses.replace(lucky, speedup_end_to_end=0.99), steady])
+    assert said.draft == "steady"
+    assert recommend([candidate(speedup=1.5, choosing=1.01)]).draft is None
+
+
+def test_nothing_follows_from_timings_that_contradict_themselves():
+    fine = candidate(name="fine", alpha=0.9)
+    odd = dataclasses.replace(fine, name="odd", doubts=("c = 2.90: too slow",), choosing=9.0)
+    said = recommend([odd])
+    assert said.draft is None
+    assert said.words.startswith(
+        "No draft is recommended: the timings contradict themselves.\nodd: "
+    )
+    assert "nothing follows from them (c = 2.90: too slow)" in said.words
+    said = recommend([odd, fine])
+    assert said.draft == "fine"
+    assert "odd: its timings contradict themselves" in said.words
+    busy = recommend([fine, dataclasses.replace(fine, load=5.2)])
+    assert busy.draft is None
+    assert busy.words.startswith("No draft is recommended. The machine was busy: ")
+
+
+@pytree
+class OneAhead(ModelDrafter):
+    """A good first token and nothing behind it, as a Medusa of one head."""
+
+    guesses: ClassVar[bool] = True
+
+    def begin(self, *known, lags=True):
+        hidden, state = super().begin(*known, lags=lags)
+        return jnp.pad(hidden, ((0, 0), (0, 1)), constant_values=1.0), state
+
+    def extend(self, *known):
+        hidden, state = super().extend(*known)
+        return jnp.pad(hidden, ((0, 0), (0, 1))), state
+
+    def logits(self, hidden):
+        return jnp.where(hidden[..., -1:] > 0, super().logits(hidden[..., :-1]), -jnp.inf)
+
+
+def test_gamma_by_the_rates_of_each_position(pair, monkeypatch):
+    """Where the first token is as good as the target's and no other comes, one token is drafted.
+    α, which asks for first tokens alone, would take the longest draft."""
+    trial = Trial(pair.target, TEXTS[:4], max_new_tokens=BUDGET, gammas=(1, 2, 4))
+    drafter = OneAhead(pair.twin.model)
+    longest = trial._method(drafter, 4)
+    expected = trial._expected("one ahead", longest, alpha=1.0)
+    assert expected == {1: 2.0, 2: 2.0, 4: 2.0}
+    monkeypatch.setattr(cost, "measure", lambda *_, **__: prices(0.1, [1.0] * 5))
+    monkeypatch.setattr(trial, "_method", lambda _, gamma: gamma)
+    chosen = trial._best_chain(drafter, expected, longest, lambda _: (None, None))[1]
+    assert (chosen.gamma, chosen.tokens) == (1, 2.0)
+    by_alpha = trial._expected("twin", trial.__class__._method(trial, pair.twin, 4), alpha=1.0)
+    assert by_alpha == {1: 2.0, 2: 3.0, 4: 5.0}
 
 
 def test_recommendation():
@@ -251,6 +332,7 @@ def test_selection_where_the_answer_is_known(pair, monkeypatch):
         return loaded
 
     monkeypatch.setattr(hub, "load", watched)
+    monkeypatch.setattr(doubts, "load", lambda: 0.0)
     drafts = [pair.draft.name, pair.twin.name, slowed(pair.twin, "slow twin", 12), "/nowhere"]
     options = {"max_new_tokens": BUDGET, "gammas": (1, 4), "timed_inputs": 4, "repeats": 3}
     chosen = specjax.select(target, drafts, TEXTS, **options)
@@ -297,7 +379,8 @@ def test_counts_are_of_inputs_that_are_not_measured(pair):
     assert (
         "for 4 of the inputs, and all candidates are measured on the 4 others" in found.remarks[0]
     )
-    praised = dataclasses.replace(found, speedup_low=2.0, speedup_end_to_end=2.0)
+    sure = {"speedup_low": 2.0, "speedup_end_to_end": 2.0, "choosing": 2.0}
+    praised = dataclasses.replace(found, **sure, doubts=(), load=0.0)
     assert found.remarks[0] in recommend([praised]).words
 
 
@@ -322,12 +405,20 @@ def test_ngrams_need_inputs_that_are_kept_for_them(pair):
         ({"gammas": (0, 1)}, r"gammas=\(0, 1\) must be whole numbers ≥ 1"),
         ({"gammas": ()}, r"gammas=\(\) must be"),
         ({"nodes": (0,)}, "nodes=0"),
+        ({"repeats": 0}, "repeats=0 must be a whole number ≥ 1"),
+        ({"timed_inputs": 0}, "timed_inputs=0 must be a whole number ≥ 1"),
         ({"texts": ["one", " "]}, r"1 input\(s\) are too few"),
     ],
 )
 def test_options_out_of_range(pair, options, message):
     with pytest.raises(ValueError, match=message):
         Trial(pair.target, **{"texts": TEXTS, **options})
+
+
+def test_a_name_is_no_list_of_drafts(pair):
+    """It would be taken for its letters."""
+    with pytest.raises(ValueError, match=r"drafts='lookup' should be a list, such as \['lookup'\]"):
+        specjax.select(pair.target, "lookup", TEXTS)
 
 
 # The command.
@@ -376,6 +467,8 @@ def test_command(command, pair, tmp_path, monkeypatch):
         ("--config.dtype=float23", "dtype='float23'"),
         ("--config.target=somebody/model", "No smaller model is known for somebody/model"),
         ("--config.draft=x", 'Did you mean "drafts"'),
+        ("--config.repeats=0", "repeats=0 must be a whole number"),
+        ("--config.timed_inputs=0", "timed_inputs=0 must be a whole number"),
     ],
 )
 def test_errors_in_one_line(command, flag, words):

@@ -11,7 +11,7 @@ from experiments.reproduce.pages import Section, number, percent
 from experiments.reproduce.study import Study
 from specjax import decoding
 from specjax.autoregressive import Autoregressive
-from specjax.measure import cost, pricing, report, timing
+from specjax.measure import cost, metrics, pricing, report, timing
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
 from specjax.paper import formulas
 from specjax.policies import Prices
@@ -70,16 +70,10 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokens_by_position(on: Study, draft: str, temperature: float) -> dict[int, float]:
-    """Tokens per target call for each γ, from how often each position of the longest is accepted.
-
-    Drafters that read the target are right less often the longer they draft, which one α for all
-    positions cannot say: it would take too long a γ.
-    """
+    """`metrics.tokens_by_position` of a run with the longest drafts."""
     config = on.config
     rows = on.decode(draft, temperature, config.alpha_inputs, gamma=max(config.gammas))
-    rates = [rate or 0.0 for rate in summarize(rows).acceptance]
-    kept = np.cumsum(np.cumprod(rates))
-    return {gamma: 1.0 + float(kept[gamma - 1]) for gamma in config.gammas}
+    return metrics.tokens_by_position(rows, config.gammas)
 
 
 def outcome(found: Comparison) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def fastest(
     count = min(max(TEXTS, rows), len(given) // PART) // rows * rows
     some: list[list[int]] = []
     if count >= LEAST and max_new_tokens >= 1 and _estimates(method):
-        some = pricing.tokenize(target, given[:: len(given) // count][:count], max_source_len)
+        some = pricing.tokenize(target, timing.spread(given, count), max_source_len)
         decoding.check_room(target, some, max_new_tokens)
     return faster(
         method, target, some, max_new_tokens=max_new_tokens, key=pricing.apart(key),

@@ -22,6 +22,7 @@ from specjax.accept import AcceptanceRule
 from specjax.drafters.base import Drafter, is_silent
 from specjax.measure.along import along, by_prefix, last
 from specjax.models.hub import Checkpoint
+from specjax.results import Row, acceptance_by_position
 from specjax.sampling import Filter, Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
@@ -43,15 +44,16 @@ class Alpha:
 
     @property
     def interval(self) -> str:
-        """Such as "0.912 to 0.934", or "–"."""
+        """Such as "0.912 to 0.934"; "–" where it is not known."""
         if self.low is None or self.high is None:
             return "–"
         return f"{self.low:.3f} to {self.high:.3f}"
 
     def __repr__(self) -> str:
         of = f" of {self.rule}" if self.rule else ""
+        few = f"–: fewer than {ENOUGH} outputs" if self.low is None else self.interval
         return (
-            f"Alpha({self.value:.3f}{of}, 95% interval {self.interval}, "
+            f"Alpha({self.value:.3f}{of}, 95% interval {few}, "
             f"{len(self.overlaps):,} outputs, {self.tokens:,} tokens)"
         )
 
@@ -181,6 +183,21 @@ def alpha_of_outputs(
         found,
         "" if accept.exactness(method.rule, sampling) else accept.label(method.rule),
     )
+
+
+def tokens_by_position(rows: Sequence[Row], gammas: Sequence[int]) -> dict[int, float]:
+    """Tokens for each call of the target by draft length, from how often each position of a longer
+    draft is accepted.
+
+    One α for all positions promises too much where later tokens are right less often: of drafters
+    that `guess`, and of those that end their drafts.
+
+    Args:
+      rows: of a loop whose drafts are as long as the longest of `gammas`.
+    """
+    rates = np.nan_to_num(acceptance_by_position(rows))
+    kept = np.cumsum(np.cumprod(rates))
+    return {gamma: 1.0 + float(kept[gamma - 1]) for gamma in gammas}
 
 
 def mean_interval(

@@ -33,6 +33,8 @@ from specjax.types import Text
 
 PLAIN, SPECULATIVE = "plain decoding", "speculative"
 
+ALL = slice(None)
+
 Item = TypeVar("Item")
 # What one run took: seconds of the loop alone, with the encoder and prefill; its rows, and a note.
 Run = tuple[float, float, Sequence[Row], Any]
@@ -122,13 +124,16 @@ class Comparison:
         ]
         return np.mean([np.max(batch, axis=0) for batch in counts], axis=0).tolist()
 
-    def part(self, repeats: slice) -> "Comparison":
-        """Some of the repeats, with the rows of the last of all."""
+    def part(self, repeats: slice = ALL, batches: slice = ALL) -> "Comparison":
+        """Some of the repeats, and some of the batches, with the rows of the last repeat of all."""
         decode, whole = (
-            {name: seconds[repeats] for name, seconds in taken.items()}
+            {name: seconds[repeats, batches] for name, seconds in taken.items()}
             for taken in (self.decode, self.whole)
         )
-        return dataclasses.replace(self, decode=decode, whole=whole)
+        rows, notes = (
+            {name: of[batches] for name, of in kept.items()} for kept in (self.rows, self.notes)
+        )
+        return dataclasses.replace(self, decode=decode, whole=whole, rows=rows, notes=notes)
 
     def identical(self, name: str = SPECULATIVE) -> bool:
         """Whether it gave the tokens of plain decoding for every input."""
@@ -140,6 +145,12 @@ def quartiles(name: str, values: Sequence[float] | np.ndarray) -> dict[str, floa
     """For a row of results: the median by that name, and both quartiles as name_low, name_high."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return {name: float(median), f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+def spread(items: Sequence[Item], count: int) -> Sequence[Item]:
+    """So many of the items, or all if there are fewer, from all over the list: a file may be sorted
+    by length."""
+    return items[:: max(1, len(items) // max(1, count))][:count]
 
 
 @memory_maps.kept()

@@ -18,7 +18,8 @@ from specjax import decoding, drafters, trees
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
-from specjax.measure import cost, metrics, timing
+from specjax.loop import Method
+from specjax.measure import cost, doubts, metrics, timing
 from specjax.measure.ranks import acceptance_by_rank
 from specjax.models import compatibility, hub
 from specjax.models.hub import Checkpoint
@@ -27,7 +28,7 @@ from specjax.models.hub.weights import find_tensors
 from specjax.models.memory import nbytes
 from specjax.paper import formulas
 from specjax.policies import Prices
-from specjax.results import summarize
+from specjax.results import Row, summarize
 from specjax.sampling import Filter, Sampling, sampling
 from specjax.speculative import Speculative
 from specjax.support.named import short
@@ -65,8 +66,9 @@ DEPTH = 8  # of trees, at most
 LOW_ALPHA = 0.5  # every second drafted token is lost, and all that follow it
 SLOW_DRAFT = 0.5  # in target steps
 DEAR_VERIFY = 1.5  # the same, for a verify pass and the rest of a round
-SHORT = 0.85  # τ beside what α promises: outputs end before the drafts do
+SHORT = 0.85  # of the promised tokens: fewer come, since outputs end or later tokens are worse
 
+TRIES = 2  # of timings that contradict themselves
 SAME = 0.05  # speedups that differ by less are equal: timings are no better
 
 
@@ -99,7 +101,16 @@ class Candidate:
     steps: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By γ: target steps that a whole round takes."""
     promised: float = 0.0
-    """Tokens for each call of the target, by α or by the acceptance of each rank."""
+    """Tokens for each call of the target: by α; by the acceptance of each rank; or, for a drafter
+    that `guesses`, by that of each position."""
+    guesses: bool = False
+    """Whether later tokens of a draft are right less often than the first: γ goes by the rates of
+    each position then."""
+    expected: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """By γ: what `promised` is for the best one."""
+    unended: float = 0.0
+    """Tokens for each call, by the rates of each position in the timed loop: what would come if no
+    output ended inside a draft."""
     tau: float = 0.0
     tokens: float = 0.0
     """Of an output, the mean."""
@@ -111,11 +122,23 @@ class Candidate:
     speedup_high: float = 0.0
     speedup_end_to_end: float = 0.0
     """With encoder and prefill of both models."""
+    choosing: float = 0.0
+    """The same on those timed inputs that choose among candidates. All other speedups are of the
+    rest: what won on some inputs was lucky there. 0: there is no rest."""
+    doubts: Sequence[str] = ()
+    """What cannot be in its timings: nothing follows from them."""
+    load: float | None = None
+    """Load average for each processor, after it was timed."""
 
     @property
     def round(self) -> float:
         """A round's target steps beyond its γ draft steps: verification and the rest."""
         return self.steps[str(self.gamma)] - self.gamma * self.c
+
+    @property
+    def chosen_by(self) -> float:
+        """The speedup that is compared with those of other candidates."""
+        return self.choosing or self.speedup_end_to_end
 
 
 PLAIN = Candidate(
@@ -170,8 +193,10 @@ def select(
       options: fields of `Trial`: temperature, max_new_tokens, batch_size, ...
 
     Raises:
-      ValueError: no drafts known for this target, or options out of range.
+      ValueError: `drafts` is no list, none is known for this target, or options out of range.
     """
+    if isinstance(drafts, str) or not isinstance(drafts, Sequence):
+        raise ValueError(f"drafts={drafts!r} should be a list, such as [{drafts!r}].")
     drafts = list(drafts) or smaller_members(target.name)
     trial = Trial(target, texts, drafts, **options)
     candidates = [trial.measure(draft, tree) for draft in drafts for tree in trial.shapes]
@@ -224,14 +249,27 @@ def _smaller_beside(directory: Path) -> list[str]:
     return [str(directory.parent / path.name) for path in smaller]
 
 
+def check_numbers(
+    gammas: Sequence[int], nodes: Sequence[int], timed_inputs: int, repeats: int
+) -> None:
+    """ValueError for a number that is out of range."""
+    if not gammas or any(gamma < 1 or gamma != int(gamma) for gamma in gammas):
+        raise ValueError(f"gammas={tuple(gammas)} must be whole numbers ≥ 1.")
+    for size in nodes:
+        whole("nodes", size, "[1, ∞)")
+    whole("timed_inputs", timed_inputs, "[1, ∞)")
+    whole("repeats", repeats, "[1, ∞)")
+
+
 @dataclasses.dataclass
 class Trial:
     """A target on some inputs, which candidates are measured on: one after the other.
 
     α is over tokens that the target generates, at batch `batch_size`. Times are those of batch 1,
-    on `timed_inputs` of the inputs. If n-grams that count are among the drafts, they count the
-    target's outputs for the first half of the different inputs, and all candidates are measured on
-    the rest: no input is in both parts, however often it is given.
+    on `timed_inputs` of the inputs, from all over the list: every other one chooses among the
+    candidates, and the rest say how fast each is. If n-grams that count are among the drafts, they
+    count the target's outputs for the first half of the different inputs, and all candidates are
+    measured on the rest: no input is in both parts, however often it is given.
 
     Raises:
       ValueError: too few inputs, or gammas that are no whole numbers ≥ 1.
@@ -256,10 +294,7 @@ class Trial:
     check_tokens: bool = True  # False: drafts whose tokens are not the target's are tried too
 
     def __post_init__(self):
-        if not self.gammas or any(gamma < 1 or gamma != int(gamma) for gamma in self.gammas):
-            raise ValueError(f"gammas={tuple(self.gammas)} must be whole numbers ≥ 1.")
-        for size in self.nodes:
-            whole("nodes", size, "[1, ∞)")
+        check_numbers(self.gammas, self.nodes, self.timed_inputs, self.repeats)
         decoding.check_texts(self.texts)
         kept = [text for text in self.texts if text.strip()]
         different = list({text.strip(): text for text in kept}.values())
@@ -290,18 +325,21 @@ class Trial:
     def _plain(self) -> Autoregressive:
         return decoding.plain(self.target, self._sampling)
 
-    def _decode(self, texts: Sequence[str]) -> list[list[int]]:
+    def _rows(self, method: Method, texts: Sequence[str], name: str = "") -> list[Row]:
         rows = decoding.stream(
-            self._plain,
+            method,
             self.target,
             texts,
             max_new_tokens=self.max_new_tokens,
             key=jax.random.key(self.seed),
             batch_size=self.batch_size,
             max_source_len=self.max_source_len,
-            names=(self.target.name, ""),
+            names=(self.target.name, name),
         )
-        return [row.tokens for row in rows]
+        return list(rows)
+
+    def _decode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [row.tokens for row in self._rows(self._plain, texts)]
 
     @functools.cached_property
     def _outputs(self) -> list[list[int]]:
@@ -349,17 +387,17 @@ class Trial:
     def _best_chain(
         self,
         loaded: Checkpoint | Drafter,
-        alpha: float,
+        tokens: Mapping[int, float],
         longest: Speculative,
         begin: Callable[[Any], Any],
     ) -> tuple[Prices, "Choice"]:
+        """Args: tokens for each call of the target, by γ."""
         ends = {min(self.gammas), max(self.gammas)}
         # Each round that is measured is one more program to compile: those between, by the ends.
         contexts, state = begin(longest)
         prices = cost.measure(longest, contexts, state, self.gammas, ends)
         rounds = np.asarray(prices.rounds(max(self.gammas))) / float(prices.token)
         steps = {gamma: float(rounds[gamma]) for gamma in self.gammas}
-        tokens = {gamma: formulas.expected_tokens(alpha, gamma) for gamma in self.gammas}
         gamma = max(steps, key=lambda gamma: tokens[gamma] / steps[gamma])
         method = self._method(loaded, gamma)
         return prices, Choice(method, gamma, gamma, steps, tokens[gamma])
@@ -398,25 +436,45 @@ class Trial:
         greedy = self._sampling.greedy
         agreement = alpha if greedy else self._alpha(loaded, sampling(0.0))
         texts = decoding.tokenize(self.target, self._measured, self.max_source_len)
-        key, timed = jax.random.key(self.seed), texts[: self.timed_inputs]
+        key, timed = jax.random.key(self.seed), timing.spread(texts, self.timed_inputs)
         begin = functools.partial(
             timing.start, target=self.target, max_new_tokens=self.max_new_tokens, key=key
         )
-        first = functools.partial(begin, texts=timed, batch=[0])
-        if tree:
-            prices, chosen = self._best_tree(loaded, longest, first)
-        else:
-            prices, chosen = self._best_chain(loaded, alpha.value, longest, first)
-        raced = timing.side_by_side(
-            {timing.PLAIN: self._plain, timing.SPECULATIVE: chosen.method},
-            self.target,
-            timed,
-            max_new_tokens=self.max_new_tokens,
-            key=key,
-            repeats=self.repeats,
-            names=(self.target.name, name),
-        )
-        found = raced.speedups()
+        middle = sorted(range(len(timed)), key=lambda index: len(timed[index]))[len(timed) // 2]
+        phased = functools.partial(begin, texts=timed, batch=[middle])
+        parameters = drafters.parameters(loaded, self.target)
+        expected = {} if tree else self._expected(name, longest, alpha.value)
+        for _ in range(TRIES):
+            if tree:
+                prices, chosen = self._best_tree(loaded, longest, phased)
+            else:
+                prices, chosen = self._best_chain(loaded, expected, longest, phased)
+            raced = timing.side_by_side(
+                {timing.PLAIN: self._plain, timing.SPECULATIVE: chosen.method},
+                self.target,
+                timed,
+                max_new_tokens=self.max_new_tokens,
+                key=key,
+                repeats=self.repeats,
+                names=(self.target.name, name),
+            )
+            tau, steps = summarize(raced.outputs()).tokens_per_iteration, chosen.steps[chosen.gamma]
+            wrong = doubts.contradictions(
+                chosen.gamma,
+                prices.c,
+                prices.v(chosen.nodes),
+                steps - chosen.gamma * prices.c - prices.v(chosen.nodes),
+                smaller=parameters < sum(x.size for x in jax.tree.leaves(self.target.model)),
+                measured=raced.speedup,
+                predicted=tau / steps,
+            )
+            if not wrong:
+                break
+        several = len(timed) > 1
+        chooses, rest = (raced.part(batches=slice(at, None, 1 + several)) for at in (0, several))
+        found = rest.speedups()
+        longest_drafted = metrics.tokens_by_position(raced.outputs(), [chosen.method.gamma_max])
+        load = doubts.load()
         batch = range(min(self.batch_size, len(texts)))
         contexts, state = jax.eval_shape(
             lambda: begin(longest, texts=texts, batch=batch, rows=self.batch_size)
@@ -425,7 +483,7 @@ class Trial:
         return Candidate(
             name=name,
             remarks=self._remarks(name, loaded),
-            parameters=drafters.parameters(loaded, self.target),
+            parameters=parameters,
             memory=nbytes(held),
             alpha=alpha.value,
             alpha_low=alpha.low,
@@ -438,14 +496,28 @@ class Trial:
             v=prices.v(chosen.nodes),
             steps={str(gamma): time for gamma, time in chosen.steps.items()},
             promised=chosen.tokens,
-            tau=summarize(raced.outputs()).tokens_per_iteration,
+            guesses=longest.drafter.guesses,
+            expected={str(gamma): tokens for gamma, tokens in expected.items()},
+            unended=longest_drafted[chosen.method.gamma_max],
+            tau=tau,
             tokens=alpha.tokens / len(alpha.overlaps),
             predicted=chosen.tokens / chosen.steps[chosen.gamma],
             speedup=found["speedup_decode"],
             speedup_low=found["speedup_decode_low"],
             speedup_high=found["speedup_decode_high"],
             speedup_end_to_end=found["speedup_end_to_end"],
+            choosing=chooses.speedup_end_to_end if several else 0.0,
+            doubts=wrong,
+            load=None if np.isnan(load) else load,
         )
+
+    def _expected(self, name: str, longest: Speculative, alpha: float) -> dict[int, float]:
+        """Tokens for each call of the target, by γ."""
+        if longest.drafter.guesses:
+            return metrics.tokens_by_position(
+                self._rows(longest, self._measured, name), self.gammas
+            )
+        return {gamma: formulas.expected_tokens(alpha, gamma) for gamma in self.gammas}
 
     def _remarks(self, name: str, loaded: Checkpoint | Drafter) -> tuple[str, ...]:
         if isinstance(loaded, Checkpoint):
@@ -495,15 +567,22 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
     """The candidate whose outputs come soonest, of equals the one that needs the least memory.
 
     Plain decoding is one of them and needs the least: a draft is recommended if it beats that by
-    more than timings vary.
+    more than timings vary, on the inputs that choose and on the others. Nothing follows from
+    timings that contradict themselves, or of a busy machine.
     """
     usable = [candidate for candidate in candidates if not candidate.problem]
+    if busy := doubts.busy(candidate.load for candidate in usable):
+        return Recommendation(None, 0, f"No draft is recommended. {busy}")
     refused = [
         f"{short(c.name)} cannot {'branch' if c.tree else 'draft'}: {c.problem}"
         for c in candidates
         if c.problem
     ]
-    faster = [candidate for candidate in usable if beats_plain(candidate)]
+    sound = [candidate for candidate in usable if not candidate.doubts]
+    if usable and not sound:
+        said = "No draft is recommended: the timings contradict themselves."
+        return Recommendation(None, 0, _join(said, *map(why_not, usable), *refused))
+    faster = [candidate for candidate in sound if beats_plain(candidate)]
     if not faster:
         why = (
             f"no draft here makes outputs come sooner by more than timings vary ({SAME:.0%})"
@@ -512,18 +591,19 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
         )
         said = f"Use {PLAIN.name}: {why}."
         return Recommendation(None, 0, _join(said, *map(why_not, usable), *refused))
-    best = max(candidate.speedup_end_to_end for candidate in faster)
-    equals = [candidate for candidate in faster if candidate.speedup_end_to_end > (1 - SAME) * best]
+    best = max(candidate.chosen_by for candidate in faster)
+    equals = [candidate for candidate in faster if candidate.chosen_by > (1 - SAME) * best]
     winner = min(equals, key=lambda candidate: (candidate.memory, bool(candidate.tree)))
     words = _praise(winner, equals, usable, refused)
     return Recommendation(winner.name, winner.gamma, words, winner.tree)
 
 
 def beats_plain(candidate: Candidate) -> bool:
-    """Beyond the noise: outputs come sooner by `SAME`, and the loop is faster in three repeats of
-    four."""
-    sooner = (1 - SAME) * candidate.speedup_end_to_end >= PLAIN.speedup_end_to_end
-    return sooner and candidate.speedup_low > PLAIN.speedup
+    """Beyond the noise: outputs come sooner by `SAME`, on the inputs that choose and on the others,
+    and the loop is faster in three repeats of four. False where timings contradict themselves."""
+    slower = min(candidate.chosen_by, candidate.speedup_end_to_end)
+    sooner = (1 - SAME) * slower >= PLAIN.speedup_end_to_end
+    return not candidate.doubts and sooner and candidate.speedup_low > PLAIN.speedup
 
 
 def _praise(winner, equals, usable, refused) -> str:
@@ -561,10 +641,13 @@ def _called(candidate: Candidate) -> str:
 
 
 def reasons(candidate: Candidate) -> tuple[str, ...]:
-    """Why a candidate is not faster: of "length", "alpha", "c" and "v"."""
+    """Why a candidate is not faster: of "length", "later", "alpha", "c" and "v"."""
     one = candidate
-    if one.speedup > 1 or (one.predicted > 1 and one.tau < SHORT * one.promised):
+    unended = one.unended or one.promised
+    if one.speedup > 1 or (one.predicted > 1 and one.tau < SHORT * unended):
         return ("length",)
+    if one.predicted > 1 and unended < SHORT * one.promised:
+        return ("later",)
     found = {
         "alpha": one.alpha < LOW_ALPHA,
         "c": one.c >= SLOW_DRAFT,
@@ -579,6 +662,11 @@ def reasons(candidate: Candidate) -> tuple[str, ...]:
 def why_not(candidate: Candidate) -> str:
     """The same in a sentence or two, with what would change it."""
     one = candidate
+    if one.doubts:
+        return (
+            f"{_called(one)}: its timings contradict themselves, and nothing follows from them "
+            f"({'; '.join(one.doubts)}). {doubts.AGAIN}"
+        )
     if one.speedup_end_to_end > 1:
         return (
             f"{_called(one)}, {one.speedup_end_to_end:.2f} times as fast end to end: that is no "
@@ -590,33 +678,38 @@ def why_not(candidate: Candidate) -> str:
         "length": f"outputs of {one.tokens:.0f} tokens are too short: the loop is "
         f"{one.speedup:.2f} times as fast, with {one.tau:.1f} tokens for each call of the "
         "target, and starting two models takes what that saves",
+        "later": f"later tokens of a draft are right less often than the first: "
+        f"{one.unended:.1f} tokens for each call of the target, where α alone promises "
+        f"{one.promised:.1f}",
         "alpha": f"agreement is too low (α = {one.alpha:.2f})",
-        "c": f"the draft is too slow (c = {one.c:.2f}: a draft step takes that part of a target "
-        "step)",
+        "c": f"the draft is too slow (c = {one.c:.2f}: a draft step takes {one.c:.2f}x as long "
+        "as a target step)",
         "v": f"verification is not free (a round of {_size(one)} takes {one.round:.2f} target "
         f"steps beside its draft steps, v = {one.v:.2f})",
     }
     causes = reasons(one)
     why = " and ".join(said[cause] for cause in causes)
-    ways = [] if causes == ("length",) or one.tree else _ways_out(one)
+    ways = [] if {"length", "later"} & set(causes) or one.tree else _ways_out(one)
     way = f" It would pay with {' or '.join(ways)}." if ways else ""
     return f"{_called(one)}, {one.speedup_end_to_end:.2f} times as fast end to end: {why}.{way}"
 
 
 def _ways_out(one: Candidate) -> list[str]:
     """Values of α and of c with which the predicted speedup would be 1, the rest as it is."""
-    rounds = {int(gamma): steps for gamma, steps in one.steps.items()}
+    # A verify pass takes one target step at least; less than that is noise.
+    rounds = {int(gamma): max(steps, 1 + int(gamma) * one.c) for gamma, steps in one.steps.items()}
     ways = []
-    alphas = np.linspace(0, 1, 1001)
-    speedups = [formulas.expected_tokens(alphas, gamma) / steps for gamma, steps in rounds.items()]
-    enough = alphas[np.max(speedups, axis=0) > 1]
-    if len(enough) and enough[0] > one.alpha:
-        ways.append(f"α above {enough[0]:.2f}")
-    most = max(
-        (formulas.expected_tokens(one.alpha, gamma) - steps) / gamma + one.c
-        for gamma, steps in rounds.items()
-    )
-    if 0 < most < one.c:
+    if not one.guesses:  # no α says how far tokens of later positions are right
+        alphas = np.linspace(0, 1, 1001)
+        speedups = [formulas.expected_tokens(alphas, gamma) / s for gamma, s in rounds.items()]
+        enough = alphas[np.max(speedups, axis=0) > 1]
+        if len(enough) and enough[0] > one.alpha:
+            ways.append(f"α above {enough[0]:.2f}")
+    tokens = {int(gamma): tokens for gamma, tokens in one.expected.items()} or {
+        gamma: formulas.expected_tokens(one.alpha, gamma) for gamma in rounds
+    }
+    most = max((tokens[gamma] - steps) / gamma + one.c for gamma, steps in rounds.items())
+    if 0.005 < most < one.c:  # it is printed with two digits
         ways.append(f"c below {most:.2f}")
     return ways
 

@@ -38,6 +38,7 @@ def main(_) -> None:
         sharding.mesh_of(config.mesh)
     if not config.target:
         raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
+    selection.check_numbers(config.gammas, config.nodes, config.timed_inputs, config.repeats)
     given = config.drafts
     drafts = named.split(given) if isinstance(given, str) else list(given)
     drafts = drafts or selection.smaller_members(config.target)
@@ -139,8 +140,9 @@ def show(candidates: list[Candidate], config) -> None:
         "α: chance that a drafted token is accepted. agree: how often both models find the same "
         "token likeliest. γ: of a tree its depth. c, v: a draft step and a verify pass in target "
         "steps. τ: tokens for each call of the target. predicted, loop: speedup over plain "
-        "decoding without prefill; total: "
-        f"with it. memory: both models and their caches at batch {config.batch_size}.\n",
+        "decoding without prefill; total: with it. Every other timed input chooses among the "
+        "drafts; loop and total are of the rest. memory: both models and their caches at batch "
+        f"{config.batch_size}.\n",
     )
     if (free := memory_free()) is not None:
         console.print(f"Free on this device now: {gigabytes(free)}.\n")

@@ -1,0 +1,74 @@
+"""Timings that contradict themselves, and a busy machine: no conclusion follows from either."""
+
+import math
+import os
+from collections.abc import Iterable
+
+# By how much a round may take less than its phases, as a share of γc + v: phases that are timed
+# apart find colder caches.
+MAX_NEGATIVE_OVERHEAD = 0.15
+# A pass over more positions takes as long as one over a single position, up to noise.
+MIN_V = 0.9
+# How far apart a speedup and its prediction from the same rounds may be, as a factor.
+MAX_RATIO = 1.5
+MAX_LOAD = 2.0  # of each processor; what is measured here reaches 1.3 by itself
+
+AGAIN = "Measure again on a machine that does nothing else."
+
+
+def contradictions(
+    gamma: int,
+    c: float,
+    v: float,
+    overhead: float,
+    *,
+    smaller: bool = False,
+    measured: float | None = None,
+    predicted: float | None = None,
+) -> tuple[str, ...]:
+    """What cannot be in these timings; empty if they agree.
+
+    Args:
+      gamma: draft steps of a round.
+      c, v, overhead: in target steps: a draft step, a verify pass, and what else a round takes.
+      smaller: whether the draft has fewer parameters than the target.
+      measured, predicted: speedups of the same rounds; None: not known.
+    """
+    found = []
+    if smaller and c > 1:
+        found.append(
+            f"c = {c:.2f}: a draft with fewer parameters is slower than the target (this can only "
+            "be if it has more layers)"
+        )
+    if v < MIN_V:
+        found.append(f"v = {v:.2f}: a verify pass takes less than one position of it")
+    if overhead < -MAX_NEGATIVE_OVERHEAD * (gamma * c + v):
+        found.append(f"overhead {overhead:.2f}: a round takes less than its own phases")
+    if measured and predicted and abs(math.log(measured / predicted)) > math.log(MAX_RATIO):
+        found.append(
+            f"a speedup of {measured:.2f}, where the times of the phases give {predicted:.2f}"
+        )
+    return tuple(found)
+
+
+def load() -> float:
+    """The load average of the last minute for each processor; NaN where the system has none."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except (AttributeError, OSError):
+        return float("nan")
+
+
+def busy(loads: Iterable[float | None]) -> str:
+    """A sentence on other work on the machine; "" if there was little, or nobody knows.
+
+    Args:
+      loads: from `load`, when something was measured.
+    """
+    most = max((x for x in loads if x is not None and not math.isnan(x)), default=0.0)
+    if most <= MAX_LOAD:
+        return ""
+    return (
+        f"The machine was busy: a load average of up to {most:.1f} for each processor. The timings "
+        f"say little. {AGAIN}"
+    )

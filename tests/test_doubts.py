@@ -1,0 +1,43 @@
+"""Timings that contradict themselves, and a busy machine, by hand."""
+
+import os
+
+import numpy as np
+import pytest
+
+from specjax.measure import doubts
+
+
+@pytest.mark.parametrize(
+    ("timings", "said"),
+    [
+        ({}, ()),
+        # A draft step of .1 and a pass of 2 steps: a round of 3 steps may take 2.55 at least.
+        ({"overhead": -0.44}, ()),
+        ({"overhead": -0.46}, ("overhead -0.46: a round takes less than its own phases",)),
+        ({"v": 0.91}, ()),
+        ({"v": 0.89}, ("v = 0.89: a verify pass takes less",)),
+        ({"c": 1.25}, ()),
+        ({"c": 1.25, "smaller": True}, ("c = 1.25: a draft with fewer parameters",)),
+        ({"c": 0.9, "smaller": True}, ()),
+        ({"measured": 1.49, "predicted": 1.0}, ()),
+        ({"measured": 1.8, "predicted": 1.0}, ("a speedup of 1.80, where the times",)),
+        ({"measured": 1.0, "predicted": 1.8}, ("a speedup of 1.00, where the times",)),
+        ({"measured": 9.0, "predicted": None}, ()),
+        ({"v": 0.5, "overhead": -1.89}, ("v = 0.50", "overhead -1.89")),
+    ],
+)
+def test_contradictions(timings, said):
+    found = doubts.contradictions(10, **{"c": 0.1, "v": 2.0, "overhead": 0.1} | timings)
+    assert len(found) == len(said)
+    assert all(one.startswith(start) for one, start in zip(found, said, strict=True))
+
+
+def test_a_busy_machine(monkeypatch):
+    assert doubts.busy([]) == doubts.busy([None, np.nan, 1.3, 2.0]) == ""
+    assert "a load average of up to 5.2 for each processor" in doubts.busy([0.1, 5.2, None])
+    monkeypatch.setattr(os, "getloadavg", lambda: (21.0, 1.0, 1.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert doubts.load() == 5.25
+    monkeypatch.delattr(os, "getloadavg")
+    assert np.isnan(doubts.load())
