@@ -80,7 +80,7 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
         raced.append(methods)
         found = real(methods, *given, **options)
         slow, fast = np.tile([3.0, 2.0], 2 // batch_size), np.ones(4 // batch_size)
-        both = np.stack([fast, fast]), np.stack([fixed * fast, slow])
+        both = np.stack([fast, fast]), np.stack([9 * fast, slow]), np.stack([fixed * fast, slow])
         decode = dict(zip(methods, both, strict=True))
         return dataclasses.replace(found, decode=decode)
 
@@ -90,8 +90,9 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
     texts = decoding.tokenize(pair.target, TEXTS[:4])
     options = {"max_new_tokens": 8, "key": KEY, "batch_size": batch_size}
     found = choice.faster(method, pair.target, texts, **options)
-    ((decides, other),) = (both.values() for both in raced)
+    ((decides, plain, other),) = (both.values() for both in raced)
     assert decides is method
+    assert isinstance(plain, Autoregressive)
     assert (other.gamma_max, other.widths, type(other.policy)) == (2, (), Constant)
     assert found is (other if fixed < 1.02 else method)
     found = choice.faster(method, pair.target, texts, price={1: 1.0, 3: 1.0}, **options)
@@ -127,8 +128,28 @@ def test_a_second_length_is_tried(pair, monkeypatch, promise, tried, stays):
     monkeypatch.setattr(Estimating, "promised_alone", lambda *_: promise)
     method = method_of(pair, load("lookahead", prices=prices(0.0, [1.0] * 9, alpha=0.6)), gamma=8)
     found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
-    assert raced == [("preferred", *(f"γ={length}" for length in tried))]
+    assert raced == [("preferred", timing.PLAIN, *(f"γ={length}" for length in tried))]
     assert (found.gamma_max, found.policy.gamma) == (stays, stays)
+
+
+@pytest.mark.parametrize("plain", [0.9, 1.01])
+def test_the_fastest_of_three_losers_does_not_stay(pair, monkeypatch, plain):
+    """Costs promise a speedup, and are wrong: plain decoding is in the trial too. Decisions must
+    bring 2%."""
+
+    def side_by_side(methods, *_, **__):
+        rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in methods}
+        took = {name: np.full((2, 1), 1.2) for name in methods}
+        took |= {"preferred": np.ones((2, 1)), timing.PLAIN: np.full((2, 1), plain)}
+        return timing.Comparison(took, {}, rows, {})
+
+    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
+    found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
+    assert isinstance(found, Autoregressive)
+    monkeypatch.setattr(choice, "WORTH", 1.0)
+    found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
+    assert (found is method) == (plain > 1)
 
 
 @pytest.mark.parametrize("emitted", [5, 4])
@@ -136,9 +157,10 @@ def test_time_is_for_a_token(pair, monkeypatch, emitted):
     """At T > 0 outputs differ: 1 s for four tokens, or 1.1 s for four or five."""
 
     def side_by_side(methods, *_, **__):
-        rows = dict(zip(methods, (4, emitted), strict=True))
+        rows = dict(zip(methods, (4, 4, emitted), strict=True))
+        took = (np.full((2, 1), seconds) for seconds in (1.0, 2.0, 1.1))
         return timing.Comparison(
-            dict(zip(methods, (np.ones((2, 1)), np.full((2, 1), 1.1)), strict=True)), {},
+            dict(zip(methods, took, strict=True)), {},
             {name: [[types.SimpleNamespace(emitted=count)]] for name, count in rows.items()}, {},
         )  # fmt: skip
 
@@ -280,7 +302,7 @@ def test_the_worst_row_counts_where_all_wait_for_it(pair, monkeypatch):
     lengths = []
 
     def side_by_side(methods, *_, **__):
-        lengths.append([by.gamma_max for by in methods.values()][1])
+        lengths.append(list(methods.values())[-1].gamma_max)
         rows = [[types.SimpleNamespace(emitted=1)]]
         return timing.Comparison(
             dict.fromkeys(methods, np.ones((2, 1))), {}, dict.fromkeys(methods, rows), {}

@@ -21,6 +21,7 @@ from specjax.measure.metrics import Alpha
 from specjax.models.compatibility import Check
 from specjax.models.memory import Need
 from specjax.policies import prices
+from specjax.results import Row
 from specjax.sampling import argmax
 from specjax.tools import doctor
 from specjax.tools.doctor import checks, distributions, verdicts
@@ -85,7 +86,7 @@ def test_a_tree(pair):
     """Both loops draw from one distribution, and what it costs is said of levels and nodes."""
     found = examine(pair.target.name, pair.draft.name, tree="fixed(branches=(3, 2))")
     assert {found[name].verdict for name in ("greedy identity", "draws")} == {"pass"}
-    assert re.search(r"by position \S+ \S+$", found["acceptance"].seen)
+    assert re.search(r"by position \S+ \S+( \(|$)", found["acceptance"].seen)
     assert "v(9 nodes)" in found["speed"].seen
     assert found["speedup"].seen.endswith("at batch 1, 9 nodes")
 
@@ -448,6 +449,49 @@ def test_speed_verdicts():
     assert verdicts.speed(prices(0.1, [1.2] * 5, rest=0.2), 4, "γ=4").verdict == "pass"
     found = verdicts.speed(prices(0.5, [1.2] * 5, rest=0.2), 4, "γ=4")
     assert (found.verdict, "overhead 0.20" in found.seen) == ("warn", True)
+
+
+def test_nothing_follows_from_timings_in_doubt(pair, monkeypatch):
+    """A draft step of 2.9 target steps by a smaller model, and a round that takes less than its
+    parts: they are taken again, and then no speedup is named. On a busy machine neither."""
+    wrong, fine = prices(2.919, [3.37] * 4, rest=-1.89), prices(0.1, [1.2] * 4)
+    plan = doctor.Plan(pair.target.name, pair.draft.name, gamma=3, max_new_tokens=4)
+    case = checks.Case(plan)
+    case.target, case.draft = pair.target, pair.draft
+    case.sources, case.rows, case.alpha = [[3, 1]], [], 0.9
+    asked, told, load = [], [], 0.1
+    monkeypatch.setattr(
+        checks.cost, "measure", lambda *_, repeats: asked.append(repeats) or told.pop(0)
+    )
+    monkeypatch.setattr(checks.doubts, "load", lambda: load)
+    told += [wrong, wrong]
+    found = checks.speed(case)
+    assert (found.verdict, asked) == ("warn", [checks.REPEATS, checks.AGAIN])
+    assert "The timings contradict themselves: c = 2.92" in found.way_out
+    assert "overhead -1.89" in found.way_out
+    assert checks.speedup(case).verdict == "skip"
+    told += [wrong, fine, fine]
+    assert (checks.speed(case).verdict, case.doubts) == ("pass", "")
+    load = 9.0
+    found = checks.speed(case)
+    assert (found.verdict, found.way_out[:22]) == ("warn", "The machine was busy: ")
+    assert checks.speedup(case).verdict == "skip"
+
+
+def test_the_best_gamma_of_a_drafter_that_guesses():
+    """9 of 10 first tokens are accepted and 1 of 9 second ones; α is .9, and would draft four."""
+    row = Row(0, 0, "", [5] * 20, 10, 40, 40, 10, [1, 8, 1, 0, 0], [10, 9, 1, 0])
+    passes = np.array([1.0, 1.1, 1.2, 1.3, 1.4])
+    assert checks.best_gamma(0.9, [row], 0.1, passes, guesses=True) == 1
+    assert checks.best_gamma(0.9, [row], 0.1, passes, guesses=False) == 4
+    assert checks.best_gamma(0.9, [row], 1.0, passes, guesses=True) == 0
+
+
+def test_dashes_are_explained():
+    found = verdicts.acceptance(Alpha(0.7, None, None, 9, []), 2.0, np.array([0.7, math.nan]))
+    assert found.seen.endswith("(–: too few outputs or rounds to say)")
+    found = verdicts.acceptance(Alpha(0.7, 0.6, 0.8, 9, []), 2.0, np.array([0.7]))
+    assert "–" not in found.seen
 
 
 @pytest.mark.parametrize(

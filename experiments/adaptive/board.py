@@ -103,7 +103,10 @@ def summary(found: Sequence[Sequence[Row]]) -> Section:
     return Section("The best of each race", columns, lines, words(lines) + foretold(found))
 
 
-MARKS = "† It preferred plain decoding. ‡ Drafts of so many tokens were faster in a trial."
+MARKS = (
+    "† Plain decoding, which it preferred or which was faster in a trial. ‡ Drafts of so many "
+    "tokens were faster in a trial."
+)
 
 
 def mark(row: Row) -> str:

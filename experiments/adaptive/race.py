@@ -23,6 +23,7 @@ from specjax.measure.pricing import static, static_prices
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices, constant, head, prices
+from specjax.policies.constant import Constant
 from specjax.policies.loading import load_priced, takes
 from specjax.policies.prices import mean
 from specjax.pytrees import pytree
@@ -214,9 +215,11 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             "price_drift": drift(before, after, name),
             "gamma_max": config.gamma_max,
             "widths": list(pricing.pruned(config.widths, before[pricing.POLICIES])),
-            "plain": isinstance(racing.get(name), Autoregressive),  # it prefers that
+            "plain": isinstance(racing.get(name), Autoregressive),  # by prices or by trial
             # Or drafts of so many tokens in every round.
-            "fixed": decide[name].gamma_max if decide.get(name) is not made.get(name) else 0,
+            "fixed": 0
+            if decide.get(name) is made.get(name) or drafts_nothing(decide[name])
+            else decide[name].gamma_max,
             "batch": 1,
             "timed_inputs": len(texts),
             "replayed_inputs": config.alpha_inputs,
@@ -269,7 +272,14 @@ def prefer(
         )  # fmt: skip
         if isinstance(found, Speculative) and found is not loop:
             decide[name] = found
+        elif isinstance(found, Autoregressive):
+            decide[name] = dataclasses.replace(loop, policy=Constant(jnp.int32(0)))
     return racing, decide
+
+
+def drafts_nothing(loop: Speculative) -> bool:
+    """Whether it stands for plain decoding in replay."""
+    return isinstance(loop.policy, Constant) and int(loop.policy.gamma) == 0
 
 
 def prices_of(
@@ -277,13 +287,16 @@ def prices_of(
     made: Mapping[str, Speculative],
     known: Mapping[str, Prices],
 ) -> dict[str, Prices]:
-    """By name, with those of the static loops that decode in the place of policies."""
-    fixed = {
-        name: static_prices(known, loop.gamma_max)
+    """By name, with those of the static loops and of plain decoding that decode in the place of
+    policies."""
+    others = {
+        name: (known.get(name) or known[pricing.POLICIES]).of_plain()
+        if drafts_nothing(loop)
+        else static_prices(known, loop.gamma_max)
         for name, loop in decide.items()
         if loop is not made[name]
     }
-    return {**known, **fixed}
+    return {**known, **others}
 
 
 def closed(still: dict[str, Any], row: dict[str, Any], bound: float) -> float | None:

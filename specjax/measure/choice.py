@@ -1,10 +1,10 @@
 """What decodes in the end: plain decoding, drafts of one length, or what a policy decides.
 
 Decisions take time: a few percent of a round, more on an accelerator. What they bring depends on
-how far tokens and outputs differ, which no α says. So some texts are decoded in turns by drafts of
-one length, and of another if it promises about as much, and by what the policy's prices prefer, its
-decisions or plain decoding; and the fastest stays. Where there are few texts, prices and α alone
-say which.
+how far tokens and outputs differ, which no α says. So some texts are decoded in turns by plain
+decoding, by drafts of one length, and of another if it promises about as much, and by the policy's
+decisions if its prices prefer these; and the fastest stays. Where there are few texts, prices and
+α alone say which.
 """
 
 import dataclasses
@@ -85,9 +85,9 @@ def faster(
     `Estimating`, drafts of one length, if these decode the texts in less time for a token, or if
     the policy's decisions save less than `WORTH` says.
 
-    It is the length of which α promises most, or another that promises `CLOSE` to as much. Where
-    plain decoding is preferred, those are tried that promise more than that. A trial's batches end
-    with their last row: no row takes the place of another.
+    It is the length of which α promises most, or another that promises `CLOSE` to as much. Plain
+    decoding is in every trial; where it is preferred, those lengths are tried that promise more. A
+    trial's batches end with their last row: no row takes the place of another.
 
     Without a trial it is drafts of that length if they promise `CLEARLY` more than what is
     preferred, by an α that was measured. On a CPU a policy can be that dear if each of its rounds
@@ -128,6 +128,8 @@ def faster(
     if not tried:
         return preferred
     ways = {"preferred": preferred}
+    if preferred is method:  # prices may be off by more than they say
+        ways[timing.PLAIN] = decoding.plain_of(method)
     ways |= {pricing.static(length): of_length(method, length) for length in tried}
     found = timing.side_by_side(ways, target, texts, repeats=2, **run)
     takes = {name: _per_token(found, name) for name in ways}

@@ -23,7 +23,7 @@ from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.devices import device_of
 from specjax.drafters.base import ByModel, Drafter
-from specjax.measure import cost, metrics
+from specjax.measure import cost, doubts, metrics
 from specjax.models import hub, sharding
 from specjax.models.compatibility import compare, shared_ids
 from specjax.models.hub import Checkpoint
@@ -45,6 +45,7 @@ LAW_TOKENS = 4  # of each draw, so that rounds draft more than the one that is l
 TESTED = 30  # rounds that a rate by position needs
 NEW_TOKENS = 64  # of an output, at most
 REPEATS = 5  # timings of each phase
+AGAIN = 15  # where they contradict themselves
 ROLES = ("target", "draft")
 TEXTS = (
     "The house is wonderful.",
@@ -111,6 +112,7 @@ class Case:
     alpha: float = dataclasses.field(init=False)
     rows: list[Row] = dataclasses.field(init=False)  # at the plan's temperature
     costs: Prices = dataclasses.field(init=False)
+    doubts: str = ""  # why nothing follows from the costs
 
     def speculative(self, temperature: float) -> Speculative | TreeSpeculative:
         """The speculative loop."""
@@ -416,12 +418,24 @@ def speed(case: Case) -> Finding:
         rows=1,
     )
     gamma = method.gamma_max
-    case.costs = cost.measure(method, contexts, state, [1, gamma], [gamma], repeats=REPEATS)
-    return verdicts.speed(case.costs, gamma, _size(method))
+    smaller = drafters.parameters(case.draft, case.target) < sum(
+        leaf.size for leaf in jax.tree.leaves(case.target.model)
+    )
+    for repeats in (REPEATS, AGAIN):
+        case.costs = cost.measure(method, contexts, state, [1, gamma], [gamma], repeats=repeats)
+        costs = case.costs.c, case.costs.v(gamma), case.costs.overhead(gamma)
+        wrong = doubts.contradictions(gamma, *costs, smaller=smaller)
+        if not wrong:
+            break
+    case.doubts = verdicts.doubtful(wrong, doubts.busy([doubts.load()]))
+    return verdicts.speed(case.costs, gamma, _size(method), case.doubts)
 
 
 def speedup(case: Case) -> Finding:
-    """τ / (γc + v + overhead), and the γ up to the plan's that promises most."""
+    """τ / (γc + v + overhead), and the γ up to the plan's that promises most: by α, or, for a
+    drafter that `guesses`, by the rates of each position."""
+    if case.doubts:
+        return Finding("speedup", "skip", "the timings say nothing, see speed")
     method, costs = case.speculative(case.plan.temperature), case.costs
     gamma, counts = method.gamma_max, Result(case.rows).summary
     levels = counts.levels / max(counts.iterations, 1)
@@ -433,8 +447,25 @@ def speedup(case: Case) -> Finding:
         return verdicts.speedup(float(expected), gamma, gamma, _size(method))
     # v between 1 and γ on a straight line: two verify passes are enough to compile.
     v = np.interp(range(gamma + 1), [0, 1, gamma], [1.0, costs.v(1), costs.v(gamma)])
-    best = formulas.optimal_gamma(case.alpha, costs.c, v + overhead)
-    return verdicts.speedup(float(expected), gamma, int(best), _size(method))
+    best = best_gamma(case.alpha, case.rows, costs.c, v + overhead, method.drafter.guesses)
+    return verdicts.speedup(float(expected), gamma, best, _size(method))
+
+
+def best_gamma(
+    alpha: float, rows: Sequence[Row], c: float, passes: np.ndarray, guesses: bool
+) -> int:
+    """The draft length that promises most; 0: none is faster than plain decoding.
+
+    Args:
+      rows: outputs with drafts of the longest length.
+      passes: what a round takes beside its draft steps, by 0 … γ_max drafted tokens.
+      guesses: of the drafter.
+    """
+    if not guesses:
+        return int(formulas.optimal_gamma(alpha, c, passes))
+    tokens = metrics.tokens_by_position(rows, range(1, len(passes)))
+    speedups = {0: 1.0} | {k: tokens[k] / (k * c + passes[k]) for k in tokens}
+    return max(speedups, key=lambda k: speedups[k])
 
 
 FILES = ("target files", "draft files")

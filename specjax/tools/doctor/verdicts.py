@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from specjax.measure.doubts import AGAIN
 from specjax.measure.metrics import Alpha
 from specjax.models.compatibility import MAX_PADDING, Check
 from specjax.models.memory import Need, gigabytes
@@ -230,20 +231,31 @@ def acceptance(alpha: Alpha, tau: float, rates: np.ndarray) -> Finding:
             "that is found, lower --config.gamma, or take a tree of fewer levels."
         )
     seen = f"α {alpha.value:.3f} ({alpha.interval}, {alpha.tokens} tokens), "
-    return warn_if("acceptance", f"{seen}τ {tau:.2f}; by position {shown}", way_out)
+    seen += f"τ {tau:.2f}; by position {shown}"
+    if "–" in seen:
+        seen += " (–: too few outputs or rounds to say)"
+    return warn_if("acceptance", seen, way_out)
 
 
-def speed(costs: Prices, gamma: int, size: str) -> Finding:
+def doubtful(contradictions: Sequence[str], busy: str) -> str:
+    """Why nothing follows from timings; "" if something does."""
+    if contradictions:
+        return f"The timings contradict themselves: {'; '.join(contradictions)}. {busy or AGAIN}"
+    return busy
+
+
+def speed(costs: Prices, gamma: int, size: str, doubts: str = "") -> Finding:
     """What a draft step, or a level of a tree, and a verify pass take, in target steps.
 
     Args:
       size: of a draft, in words.
+      doubts: why nothing follows from the costs.
     """
-    way_out = ""
-    if costs.c >= DEAR:
+    way_out = doubts
+    if costs.c >= DEAR and not doubts:
         way_out = (
-            "The draft is too dear, whatever it guesses: take one of a tenth of the target's time "
-            "or less, with few layers above all, or a larger target."
+            "The draft is too slow to help, however accurate it is: take one with fewer layers (at "
+            "most a tenth of the target's step time), or a larger target."
         )
     seen = f"c {costs.c:.3f}, v({size}) {costs.v(gamma):.2f}, overhead {costs.overhead(gamma):.2f}"
     return warn_if("speed", f"{seen}; a target step is {1e3 * float(costs.token):.3g} ms", way_out)
