@@ -20,7 +20,7 @@ class Drafts(NamedTuple):
     confidence: Float[Array, "B G"]  # float32, see `Observation.belief_logprobs`
 
     @classmethod
-    def empty(cls, rows: int, gamma: int, like: jax.ShapeDtypeStruct) -> "Drafts":
+    def empty(cls, rows: int, gamma: int, like: jax.ShapeDtypeStruct | Array) -> "Drafts":
         """Room for γ tokens, none drafted yet.
 
         Args:

@@ -234,7 +234,7 @@ def plain_if_preferred(method: Method, rounds: int, rows: int = 1) -> Method:
     return plain_of(method) if prefers else method
 
 
-def plain_of(method: Speculative | TreeSpeculative) -> Autoregressive:
+def plain_of(method: Method) -> Autoregressive:
     """Plain decoding from the distribution that the method keeps."""
     return Autoregressive(method.target, method.sampling, method.eos_ids, method.rule)
 

@@ -121,7 +121,7 @@ def _are_ids(text: Any) -> bool:
     )
 
 
-def _as_ids(ids: Sequence[int], checkpoint: Checkpoint) -> list[int]:
+def _as_ids(ids: Any, checkpoint: Checkpoint) -> list[int]:
     """The ids as a list; ValueError if one is not of the checkpoint's vocabulary."""
     found = ids.tolist() if isinstance(ids, np.ndarray | Array) else [int(one) for one in ids]
     return _known(found, ids, checkpoint)

@@ -32,8 +32,8 @@ def _draft(method, context, state):
 
 
 @jax.jit
-def _accept(method, state, drafts, scores):
-    return speculative.accept(method, state, drafts, *scores, dice_for(method))
+def _accept(method, state, drafts, logprobs, hidden):
+    return speculative.accept(method, state, drafts, logprobs, hidden, dice_for(method))
 
 
 @jax.jit
@@ -239,6 +239,7 @@ def _by_phases(method, context, state, timed) -> tuple[State, Round]:
     if not isinstance(method, Speculative):
         return timed("step", _step, method, context, state)
     drafts, state = timed("draft", _draft, method, context.drafter, state)
-    *scores, state = timed("verify", _verify, method, context.target, state, drafts)
-    verdict = timed("accept", _accept, method, state, drafts, scores)
+    known = method, context.target, state, drafts
+    logprobs, hidden, state = timed("verify", _verify, *known)
+    verdict = timed("accept", _accept, method, state, drafts, logprobs, hidden)
     return timed("learn", _learn, method, context.drafter, state, drafts, verdict)
