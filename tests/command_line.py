@@ -11,6 +11,8 @@ from typing import NamedTuple
 import jax
 from absl import app, flags
 
+from specjax.support import compilation_cache
+
 PROGRESS = ("loading ", "compiling …", "comparing …")
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,6 +39,8 @@ def run(
         patch.chdir(cwd)
         patch.setattr(sys, "argv", [file, *map(str, arguments)])
         patch.setattr(sys, "path", [*sys.path])
+        # The user's own cache is none of a test's: see `test_commands_call_it`.
+        patch.setattr(compilation_cache, "enable_compilation_cache", lambda: None)
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         # A process of its own would read it when it imports jax.
         cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")

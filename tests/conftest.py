@@ -23,10 +23,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-import specjax  # noqa: E402, F401
-
 jax.config.update("jax_enable_x64", False)
-jax.config.update("jax_compilation_cache_dir", None)  # which `import specjax` has set
+jax.config.update("jax_compilation_cache_dir", None)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

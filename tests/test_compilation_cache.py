@@ -1,4 +1,4 @@
-"""Compiled programs on disk: on by default, and never against what the user has set."""
+"""Compiled programs on disk: by a call, and never against what the user has set."""
 
 import os
 import subprocess
@@ -22,25 +22,36 @@ DIRECTORY, ENABLED, SECONDS = (
 )
 
 
-def test_import_is_enough(tmp_path):
-    """A process that imports specjax finds what another one compiled."""
+def run(code, home):
+    """What a process of its own prints, with this home directory and no setting of JAX's."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XDG_"))}
+    env = kept | {"HOME": str(home), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *code], env=env, capture_output=True)
+    return done.stdout.decode()
+
+
+def test_an_import_sets_nothing_and_a_call_is_enough(tmp_path):
+    """`import specjax` imports no jax and makes no folder; a second process finds programs."""
+    bare = "import sys, specjax; print([m for m in ('jax', 'numpy', 'flax') if m in sys.modules])"
+    assert run(["-c", bare], tmp_path) == "[]\n"
+    assert list(tmp_path.iterdir()) == []
     code = (
         "import jax, specjax\n"
         "from jax import monitoring\n"
+        "specjax.enable_compilation_cache()\n"
         f"jax.config.update({SECONDS!r}, 0.0)\n"
         "found = []\n"
         "monitoring.register_event_listener(lambda name, **_: found.append(name))\n"
         "jax.jit(lambda x: x + 1)(jax.numpy.zeros(3))\n"
         "print('/jax/compilation_cache/cache_hits' in found)"
     )
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XDG_"))}
-    home = {"HOME": str(tmp_path), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    said = [
-        subprocess.check_output([sys.executable, "-c", code], env=kept | home, text=True)
-        for _ in range(2)
-    ]
-    assert said == ["False\n", "True\n"]
+    assert [run(["-c", code], tmp_path) for _ in range(2)] == ["False\n", "True\n"]
     assert [path.name for path in tmp_path.iterdir()] == [".cache"]
+
+
+def test_commands_call_it(tmp_path):
+    run(["-m", "specjax", "decode"], tmp_path)  # which fails for want of flags
+    assert (tmp_path / ".cache" / "specjax" / "compiled").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +80,7 @@ def test_what_the_user_has_set(tmp_path, monkeypatch, env, given, expected):
         for name, value in {**fresh, **given}.items():
             value = value.format(tmp_path) if isinstance(value, str) else value
             jax.config.update(name, value)
-        compilation_cache.enable()
+        compilation_cache.enable_compilation_cache()
         found = jax.config.values
         place, seconds = expected
         assert found[DIRECTORY] == (place and str(tmp_path / place))

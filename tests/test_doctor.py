@@ -21,6 +21,7 @@ from specjax.measure.metrics import Alpha
 from specjax.models.compatibility import Check
 from specjax.models.memory import Need
 from specjax.policies import prices
+from specjax.pytrees import pytree
 from specjax.results import Row
 from specjax.sampling import argmax
 from specjax.tools import doctor
@@ -281,6 +282,33 @@ def test_a_loop_that_keeps_every_draft(pair, planted):
     assert found["acceptance"].verdict == "skip"
     plain, spec = p_values(found)
     assert spec < verdicts.LAW_P < plain
+
+
+@pytree
+class KeepsEveryDraft(TokenRule):
+    """Calls itself exact, and is not."""
+
+    exact = True
+    stop = accept_everything
+
+
+@pytest.mark.slow
+def test_a_rule_and_a_policy_of_ones_own(pair, monkeypatch):
+    """A rule that lies fails; one that says that it is not exact is not judged."""
+    made = []
+    build = checks.decoding.build
+    monkeypatch.setattr(
+        checks.decoding, "build", lambda *pair, **all_: made.append(all_) or build(*pair, **all_)
+    )
+    names = [*NAMES[: NAMES.index("weights") + 1], "draws"]
+    given = {"names": names, "temperature": 0.3, "policy": "svip(threshold=9.0)"}
+    directories = pair.target.name, pair.draft.name
+    found = examine(*directories, rule=f"{__name__}:KeepsEveryDraft", **given)["draws"]
+    assert found.verdict == "fail"
+    found = examine(*directories, rule="typical", **given | {"policy": "goodput"})["draws"]
+    assert found.verdict == "skip"
+    assert "not exact" in found.seen
+    assert {type(one["policy"]).__name__ for one in made} == {"Svip", "Goodput"}
 
 
 @pytest.mark.slow

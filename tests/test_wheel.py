@@ -54,7 +54,7 @@ def test_it_holds_specjax_alone(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
     package = {str(path.relative_to(ROOT)) for path in (ROOT / "specjax").rglob("*.py")}
-    assert set(names) == package
+    assert set(names) == package | {"specjax/__init__.pyi", "specjax/py.typed"}
 
 
 def test_its_command(wheel):

@@ -5,7 +5,7 @@ policies.load("svip", threshold=0.3), or policies.load("my_module:my_policy"): c
 
 from specjax.policies.base import Observation, Policy, Round
 from specjax.policies.constant import Constant, constant
-from specjax.policies.loading import NAMES, check, load, needs_prices
+from specjax.policies.loading import NAMES, check, load, needs_prices, with_any_costs
 from specjax.policies.prices import Prices, prices
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "load",
     "needs_prices",
     "prices",
+    "with_any_costs",
 ]

@@ -41,7 +41,10 @@ def run(
         *_, shown = flags.FLAGS.module_help(main.__module__).partition(":\n")
         print(f"{usage}\nFlags:\n{shown}" if shown.strip() else usage)
         return
+    from specjax.support import compilation_cache  # it imports jax, and the first words came before
+
     logging.set_verbosity(logging.WARNING)
+    compilation_cache.enable_compilation_cache()
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
 
     Steps.latest = None

@@ -1,11 +1,12 @@
 """Compiled programs on disk, so that the next process finds them.
 
-JAX keeps none unless it is told where. `import specjax` tells it, unless the user has:
+JAX keeps none by default. `enable_compilation_cache` names a directory. The commands call it; a
+program of your own may. What the user has set stays as it is:
 
 - another place: `JAX_COMPILATION_CACHE_DIR=DIR`, or `jax_compilation_cache_dir` of `jax.config`;
 - off: `JAX_ENABLE_COMPILATION_CACHE=false`, or `jax_enable_compilation_cache`.
 
-Both variables are JAX's own, and what `jax.config` is given after the import wins.
+Both variables are JAX's own.
 """
 
 import os
@@ -37,7 +38,7 @@ def directory() -> pathlib.Path:
     return cache / "specjax" / "compiled"
 
 
-def enable() -> None:
+def enable_compilation_cache() -> None:
     """Keep compiled programs in `directory()`. Changes nothing that the user has set."""
     found = jax.config.values
     if found["jax_compilation_cache_dir"] or not found["jax_enable_compilation_cache"]:

@@ -252,7 +252,7 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None:
             raise
-        raise ValueError(
+        raise OSError(
             f"Cannot write {path}: {error.strerror or error}. What was there before is kept. Make "
             "room, and give the same command again."
         ) from error

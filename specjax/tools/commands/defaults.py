@@ -54,7 +54,7 @@ DECODE: Fields = {
 DOCTOR: Fields = {
     name: field
     for name, field in DECODE.items()
-    if name not in ("method", "policy", "rule", "compare", "rounds_file", "carry", "samples")
+    if name not in ("method", "compare", "rounds_file", "carry", "samples")
 }
 """Of `specjax doctor`."""
 

@@ -50,7 +50,7 @@ def main(_) -> None:
             field: config[field]
             for field in (
                 "gamma", "tree", "temperature", "top_k", "top_p", "filters", "max_new_tokens",
-                "batch_size", "seed",
+                "batch_size", "seed", "policy", "rule",
             )
         },
     )  # fmt: skip

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax import decoding, drafters, results
+from specjax import decoding, drafters, policies, results, trees
 from specjax import sampling as smp
+from specjax.accept import exactness, remark
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.devices import device_of
@@ -82,6 +83,8 @@ class Plan:
     batch_size: int = 8
     seed: int = 0
     check_tokens: bool = True
+    policy: str = ""
+    rule: str = ""
 
     @property
     def budget(self) -> int:
@@ -119,6 +122,11 @@ class Case:
         chosen = self.plan.sampling(temperature)
         options: dict[str, Any] = {"gamma": self.plan.gamma, "tree": self.plan.tree}
         options["check_tokens"] = self.plan.check_tokens
+        # The checks are of tokens, which follow from no cost: any costs will do.
+        if self.plan.policy:
+            depth = getattr(trees.load(self.plan.tree), "depth", self.plan.gamma)
+            options["policy"] = policies.with_any_costs(self.plan.policy, depth)
+        options["rule"] = self.plan.rule or None
         made = decoding.build(self.target, self.draft, sampling=chosen, **options)
         assert isinstance(made, Speculative | TreeSpeculative)
         return made
@@ -333,6 +341,8 @@ def identity(case: Case) -> Finding:
     """At temperature 0 both loops give the same tokens."""
     method = case.speculative(0.0)
     case.greedy = list(case.decode(method))
+    if exactness(method.rule, method.sampling) is False:
+        return Finding("greedy identity", "skip", remark(method.rule, method.sampling))
     gaps = [
         distributions.gap(logits, ours.tokens, theirs.tokens)
         for logits, ours, theirs in zip(case.logits, case.plain, case.greedy, strict=True)
@@ -347,6 +357,8 @@ def distribution(case: Case) -> Finding:
     at 1."""
     temperature = case.plan.temperature or 1.0
     method, plain = case.speculative(temperature), case.autoregressive(temperature)
+    if exactness(method.rule, method.sampling) is False:
+        return Finding("draws", "skip", remark(method.rule, method.sampling))
     shortest = min(range(len(case.sources)), key=lambda index: len(case.sources[index]))
     likely, expected = distributions.distribution_of_two(
         method, case.target, case.sources[shortest]
