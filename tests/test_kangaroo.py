@@ -12,7 +12,6 @@ import pytest
 import specjax
 from specjax.drafters import attached
 from specjax.drafters.kangaroo import Kangaroo, kangaroo
-from specjax.tasks import batches
 from specjax.training.kangaroo import KangarooTrainer
 from specjax.training.train import teacher_forced
 from specjax.training.train_drafter import known_tokens, params_of, with_params
@@ -77,7 +76,7 @@ def test_the_loss_is_of_what_is_drafted(family):
         np.asarray(jax.nn.softmax(teacher_forced(model.graphdef, model.params, BATCH)))
         for model in models
     )
-    real = BATCH.target.reshape(-1) != batches.PAD
+    real = np.array([True, True, True, False] + 4 * [True])
     drafter = kangaroo(target, 1)
     trainer = KangarooTrainer(layers=1)
     found = jax.jit(lambda d: trainer.loss(d, known_tokens(d, BATCH), None))(drafter)

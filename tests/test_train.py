@@ -22,6 +22,7 @@ from specjax.tasks import batches
 from specjax.tasks.batches import Pair
 from specjax.tasks.examples import Example
 from specjax.training import divergences, train
+from specjax.training.train_drafter import DrafterConfig
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -231,7 +232,7 @@ def test_losses_against_plain_formulas():
     graphdef, params = train.make_model(config, seed=0)
     pairs = [
         Pair(np.array([3, 4, 1]), np.array([5, 1])),
-        Pair(np.array([3, 1]), np.array([6, 7, 1])),
+        Pair(np.array([3, 1]), np.array([6, 0, 1])),  # 0 is a token, as "!" is in GPT-2
     ]
     batch = batches.collate(pairs, (4, 5))
     total, count = train.data_loss(graphdef, params, batch)
@@ -244,7 +245,7 @@ def test_losses_against_plain_formulas():
     kl = divergences.load("forward_kl")
     found, count = train.teacher_loss(graphdef, params, teacher, batch, kl)
     theirs = jax.nn.log_softmax(train.teacher_forced(*teacher, batch)[:, :11]).reshape(2, 5, 11)
-    real = (batch.target > 0)[..., None]
+    real = np.array([2 * [True] + 3 * [False], 3 * [True] + 2 * [False]])[..., None]
     assert count == 5
     expected = (jnp.exp(theirs) * (theirs - logprobs) * real).sum()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -258,6 +259,25 @@ def test_padding_changes_no_loss():
         for shape in ((3, 2), (7, 9))
     ]
     np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "share", "expected"),
+    [
+        (0, 0.4, [1, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25]),
+        (0, 1.0, [1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]),
+        (5, 1.0, [0, 0.2, 0.4, 0.6, 0.8, 1, 0.8, 0.6, 0.4, 0.2]),
+        (2, 0.5, [0, 0.5, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2]),
+        (0, 0.0, [1] * 10),
+        (1, 0.0, [0] + [1] * 9),
+    ],
+)
+def test_the_rate_of_each_step(warmup, share, expected):
+    """A warmup of 0 steps loses none, and the rate falls to zero, whatever the warmup."""
+    of = dict(steps=10, learning_rate=2.0, warmup_steps=warmup, decay_share=share)
+    for config in (train.TrainConfig(**of), DrafterConfig("eagle", "target", **of)):
+        rates = [train.schedule(config)(step) for step in range(10)]
+        np.testing.assert_allclose(rates, 2 * np.array(expected), rtol=1e-6)
 
 
 def test_look_around_prefers_neighbours_and_equal_contents():

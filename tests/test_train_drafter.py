@@ -20,6 +20,7 @@ from specjax.tasks import batches
 from specjax.tasks.batches import Pair
 from specjax.training import eagle, train_drafter
 from specjax.training.eagle import EagleTrainer, unrolled
+from specjax.training.medusa import MedusaTrainer
 from specjax.training.train_drafter import DrafterConfig, known_tokens
 from specjax.types import Inputs
 
@@ -27,9 +28,12 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 STEPS = 3
 TASKS = ("-parse", "-prose")
 PAIRS = [
-    Pair(np.array([3, 1, 4]), np.array([4, 3, 3, 1, 4, 2])),
+    Pair(np.array([3, 1, 4]), np.array([4, 0, 3, 0, 4, 2])),  # 0 is a token, as "!" is in GPT-2
     Pair(np.array([2, 1]), np.array([1, 4, 3, 2])),
 ]
+
+
+REAL = np.array([6 * [1.0] + [0.0], 4 * [1.0] + 3 * [0.0]])  # of their batch
 
 
 def batch_of(target):
@@ -132,8 +136,8 @@ def test_losses_by_hand():
     near = np.where(distance < 1, distance**2 / 2, distance - 0.5).mean(-1)
     p = np.exp(known.logprobs)
     each = 2.0 * near + 0.5 * (p * (known.logprobs - draft)).sum(-1)
-    real = np.asarray(known.real)
-    assert found.positions == real.sum() == sum(len(pair.target) for pair in PAIRS)
+    real = REAL
+    assert found.positions == REAL.sum() == 6 + 4
     np.testing.assert_allclose(found.total, (each * real).sum(), rtol=1e-5)
     alpha = np.minimum(p, np.exp(draft)).sum(-1)
     np.testing.assert_allclose(found.seen["alpha_1"], (alpha * real).sum() / real.sum(), rtol=1e-5)
@@ -146,7 +150,7 @@ def test_a_head_over_some_ids_learns_the_targets_distribution_over_them():
     known = jax.jit(known_tokens)(drafter, batch_of(target))
     trainer = EagleTrainer(version=3, steps=2, decay=0.5)
     found = jax.jit(lambda *args: trainer.loss(*args, None))(drafter, known)
-    real, total = np.asarray(known.real), 0.0
+    real, total = REAL, 0.0
     for step, (_, logprobs) in enumerate(said_along(drafter, known)[:2]):
         count = real.shape[1] - step
         draft = np.asarray(logprobs)[:, :count, [0, 2, 3]]
@@ -154,6 +158,30 @@ def test_a_head_over_some_ids_learns_the_targets_distribution_over_them():
         among = np.log(p / p.sum(-1, keepdims=True))
         total += 0.5**step * ((p * (among - draft)).sum(-1) * real[:, step:]).sum()
     np.testing.assert_allclose(found.total, total, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_medusa_learns_at_every_token_and_at_no_padding(layers):
+    """Each head's mean is that over the texts one by one, which have no padding."""
+    target = target_of("gpt")
+    trainer = MedusaTrainer(heads=2, train_layers=layers)
+    drafter = trainer.init(target, np.zeros(5), seed=0)
+
+    @jax.jit
+    def loss(batch):
+        return trainer.loss(drafter, known_tokens(drafter, batch), None)
+
+    found = loss(batch_of(target))
+    assert found.positions == 6 + 4
+    nothing = np.zeros(0, np.int32)
+    alone = [
+        loss(batches.collate([Pair(nothing, pair.target)], (0, len(pair.target)))) for pair in PAIRS
+    ]
+    for head in (1, 2):
+        counts = np.array([6, 4]) - head  # a head says nothing of the first tokens of a text
+        means = [float(one.seen[f"loss_{head}"]) for one in alone]
+        expected = (counts * means).sum() / counts.sum()
+        np.testing.assert_allclose(found.seen[f"loss_{head}"], expected, rtol=1e-4)
 
 
 KINDS = {

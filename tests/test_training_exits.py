@@ -16,8 +16,12 @@ from specjax.training.exits import Exits
 from tiny_models import random_model
 
 FAMILIES = ("t5", "gpt2", "llama")
+# The first 0 is a token, as "!" is in GPT-2's vocabulary; the last one fills the row.
 BATCH = Batch(
-    np.int32([[3, 4, 1], [5, 1, 0]]), np.int32([3, 2]), np.int32([[7, 8, 1, 0], [9, 4, 6, 1]])
+    np.int32([[3, 4, 1], [5, 1, 0]]),
+    np.int32([3, 2]),
+    np.int32([[7, 0, 1, 0], [9, 4, 6, 1]]),
+    np.int32([3, 4]),
 )
 
 
@@ -51,6 +55,7 @@ def test_the_loss_of_a_step(family):
         return total / count
 
     others = [own(specjax.early_exit(checkpoint, layers)) for layers in (1, 2)]
+    assert loss_of(graphdef, params)[1] == 3 + 4
     expected = (own(checkpoint) + 0.5 * sum(others) / 2) / 1.5
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     none = trained(Exits(), graphdef, params, jnp.float32(0.5))

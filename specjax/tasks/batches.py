@@ -16,16 +16,25 @@ from tqdm import tqdm
 
 from specjax.tasks.examples import Example
 
-PAD = 0
+FILLER = 0  # the id after the end of a row; a tokenizer may use it for a token
 PART = 5000  # pairs that are encoded at once: a tokenizer keeps much more than ids of each
 
 
 class Batch(NamedTuple):
-    """One batch; ids are right-padded with 0, and EOS is the last id of each row."""
+    """A batch of padded rows; EOS is the last id of each row.
+
+    Only the lengths say what is padding: the id that fills the rest of a row may be a token.
+    """
 
     source: np.ndarray  # (B, S) int32; S = 0 for a decoder-only model
     source_len: np.ndarray  # (B,) int32
     target: np.ndarray  # (B, T) int32
+    target_len: np.ndarray  # (B,) int32; 0 for a row that only fills the batch
+
+    @property
+    def real(self) -> np.ndarray:
+        """(B, T) bool: where a target id is part of the text, not padding."""
+        return np.arange(self.target.shape[1], dtype=np.int32)[None] < self.target_len[:, None]
 
 
 class Pair(NamedTuple):
@@ -123,12 +132,13 @@ def lengths(pairs: Sequence[Pair]) -> np.ndarray:
 
 def collate(pairs: Sequence[Pair], shape: tuple[int, int]) -> Batch:
     """Pairs as one padded batch of (S, T) = shape, into which they must fit."""
-    source = np.full((len(pairs), shape[0]), PAD, np.int32)
-    target = np.full((len(pairs), shape[1]), PAD, np.int32)
+    source = np.full((len(pairs), shape[0]), FILLER, np.int32)
+    target = np.full((len(pairs), shape[1]), FILLER, np.int32)
     for row, pair in enumerate(pairs):
         source[row, : len(pair.source)] = pair.source
         target[row, : len(pair.target)] = pair.target
-    return Batch(source, np.array([len(p.source) for p in pairs], np.int32), target)
+    source_len, target_len = lengths(pairs).astype(np.int32).T
+    return Batch(source, source_len, target, target_len)
 
 
 def in_order(

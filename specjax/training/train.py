@@ -220,7 +220,7 @@ def token_losses(logits: Float[Array, "N V"], target: Int[Array, " N"]) -> Float
 def data_loss(graphdef, params, batch: Batch) -> tuple[Array, Array]:
     """Sum of nats over the target tokens of a batch, and their number."""
     target = jnp.asarray(batch.target).reshape(-1)
-    real = (target != batches.PAD).astype(jnp.float32)
+    real = jnp.asarray(batch.real, jnp.float32).reshape(-1)
     losses = token_losses(teacher_forced(graphdef, params, batch), target)
     return (losses * real).sum(), real.sum()
 
@@ -230,7 +230,7 @@ def teacher_loss(
 ) -> tuple[Array, Array]:
     """Sum of divergences from the teacher's distribution of each token of a batch, and number."""
     target = jnp.asarray(batch.target).reshape(-1)
-    real = (target != batches.PAD).astype(jnp.float32)
+    real = jnp.asarray(batch.real, jnp.float32).reshape(-1)
     logits = [teacher_forced(*model, batch) for model in (teacher, (graphdef, params))]
     size = min(one.shape[-1] for one in logits)  # either may pad the vocabulary
     log_p, log_q = (jax.nn.log_softmax(one[:, :size]) for one in logits)
@@ -238,19 +238,24 @@ def teacher_loss(
     return (losses * real).sum(), real.sum()
 
 
+def schedule(config: TrainConfig) -> optax.Schedule:
+    """The learning rate by step, from 0: a linear warmup, a constant rate, a linear fall.
+
+    The warmup takes `warmup_steps` from 0 to `learning_rate`; without any the first step has the
+    full rate. The fall takes the last `decay_share` of the steps, or what the warmup leaves of
+    them, and would reach 0 one step after the last.
+    """
+    rate, warmup = config.learning_rate, config.warmup_steps
+    begin = max(warmup, config.steps - round(config.steps * config.decay_share))
+    rise = optax.linear_schedule(0.0, rate, warmup) if warmup else optax.constant_schedule(rate)
+    fall = optax.linear_schedule(rate, 0.0, max(1, config.steps - begin))
+    return optax.join_schedules([rise, fall], [begin])
+
+
 def optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """Adam with clipped gradients: a linear warmup, a constant rate, a linear fall to zero."""
-    decay = max(1, round(config.steps * config.decay_share))
-    schedule = optax.join_schedules(
-        [
-            optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps),
-            optax.linear_schedule(config.learning_rate, 0.0, decay),
-        ],
-        [max(config.warmup_steps, config.steps - decay)],
-    )
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip), optax.adam(schedule, b1=0.9, b2=0.98)
-    )
+    """Adam with clipped gradients, at the rate of `schedule`."""
+    adam = optax.adam(schedule(config), b1=0.9, b2=0.98)
+    return optax.chain(optax.clip_by_global_norm(config.clip), adam)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -621,9 +626,9 @@ def _shape(config: TrainConfig, tokenizer) -> Any:
     """The model's own config."""
     family = hub.FAMILIES[config.family]
     ids = {"bos_token_id": tokenizer.eos_token_id} if config.decoder_only else {}
-    return family.config_class(
-        vocab_size=len(tokenizer), pad_token_id=batches.PAD, **ids, **config.model
-    )
+    pad = tokenizer.pad_token_id
+    ids["pad_token_id"] = batches.FILLER if pad is None else pad
+    return family.config_class(vocab_size=len(tokenizer), **ids, **config.model)
 
 
 def _tokenizer(config: TrainConfig, examples: Sequence[Example], directory: pathlib.Path):

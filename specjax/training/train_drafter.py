@@ -139,7 +139,7 @@ def known_tokens(drafter: Any, batch: Batch) -> Known:
     tokens = jnp.concatenate([start_id, following[:, :-1]], axis=1)
     seen = drafter.sees(target)
     hidden, logprobs = read(target, tokens, source, source_len, seen=seen)
-    real = (following != batches.PAD).astype(jnp.float32)
+    real = jnp.asarray(batch.real, jnp.float32)
     return Known(tokens, following, real, hidden, logprobs, source, source_len)
 
 
