@@ -40,7 +40,7 @@ from specjax.sampling import sampling
 from specjax.support import command_line, files
 from specjax.tasks import batches, python_source, trees
 from specjax.tasks.examples import Example
-from specjax.tools.commands.inputs import load_examples
+from specjax.tools.commands.inputs import load_examples, not_held_out
 from specjax.training import train
 
 INPUTS = 512
@@ -147,6 +147,7 @@ def measure(config) -> dict[str, Any]:
         "parameters": {name: size(model) for name, model in models.items()},
         "shapes": {name: shape(model) for name, model in models.items()},
         "split": config.split,
+        "not_held_out": not_held_out(config, target),
         "examples": len(loaded),
         "training_data": json.loads(target.metadata.get("training_data", "{}")),
         "environment": provenance.environment(),
@@ -240,8 +241,8 @@ def readme(config, card: dict[str, Any]) -> str:
             "|---|---|---|---|---|---|",
             *rows,
             "",
-            f"Loss: nats per token on the {card['split']} split, modules of the standard library",
-            "that were never trained on. α: mean of Σ min(target, draft) over prefixes that the",
+            f"Loss: nats per token on the {card['split']} split{origin(card)} "
+            "α: mean of Σ min(target, draft) over prefixes that the",
             f"target generated from {greedy['inputs']} inputs of it.",
             "",
             f"Greedy outputs of the target: {outputs}.",
@@ -263,6 +264,13 @@ def readme(config, card: dict[str, Any]) -> str:
             "",
         ]
     )
+
+
+def origin(card: dict[str, Any]) -> str:
+    """The end of the sentence that names the split of a card."""
+    if note := card["not_held_out"]:
+        return f". {note}"
+    return ", modules of the standard library\nthat were never trained on."
 
 
 def kinds_in_words(card: dict[str, Any]) -> list[str]:

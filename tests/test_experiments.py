@@ -20,7 +20,7 @@ import command_line
 import specjax
 from command_line import ROOT
 from experiments import beam, card, replay
-from experiments.reproduce import study
+from experiments.reproduce import pages, study
 from pairs import TEXTS
 from specjax import accept, decoding, policies, tasks
 from specjax.support import files, runs
@@ -156,6 +156,18 @@ def test_what_to_type():
         if isinstance(node, ast.Assign) and node.targets[0].id == "texts"
     ):
         assert isinstance(trees.parse(line), python_source.STATEMENTS)
+
+
+def test_a_card_says_where_its_text_was_not_held_out():
+    assert "never trained on" in card.origin({"not_held_out": ""})
+    assert card.origin({"not_held_out": "It differs."}) == ". It differs."
+
+
+def test_reports_say_once_where_their_text_was_not_held_out():
+    note = "The test split of parse differs from what was held out."
+    rows = [{"commit": "a", "not_held_out": note}, {"commit": "a", "not_held_out": note}]
+    assert pages.warnings_of(rows) == [note]
+    assert pages.warnings_of([{"commit": "a"}]) == pages.warnings_of([]) == []
 
 
 def test_kinds_in_the_card():

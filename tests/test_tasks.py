@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import corpora
+from command_line import ROOT
 from specjax import tasks
+from specjax.models import hub
 from specjax.tasks import batches, jsonl, prose, python_source, trees
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.batches import Order, Pair
@@ -425,6 +427,72 @@ def test_order_depends_on_the_step_alone():
     for step in (1, order.batches_per_epoch, count - 2):
         _, first = next(order.from_step(step))
         assert first.tolist() == whole[step]
+
+
+def test_pairs_longer_than_every_bucket_are_counted():
+    """By source or by target; what fits both sides of no one bucket is left out too."""
+    sizes = [(6, 6), (7, 3), (3, 10), (7, 11), (9, 1), (6, 10)]
+    pairs = [Pair(np.full(s, 5, np.int32), np.full(t, 6, np.int32)) for s, t in sizes]
+    buckets = ((6, 6), (8, 5), (5, 10))
+    assert batches.left_out(pairs, buckets) == 3
+    assert batches.left_out(pairs, ((9, 11),)) == 0
+    read = batches.in_order(pairs, buckets, target_tokens=12)
+    assert sum((batch.target_len > 0).sum() for batch in read) == 3
+
+
+def test_real_ids_are_told_from_padding_by_length():
+    pair = Pair(np.array([0, 4]), np.array([0, 5, 0]))
+    batch = batches.collate([pair, Pair(np.array([1]), np.zeros(0, np.int32))], (3, 4))
+    assert batch.real.tolist() == [[True, True, True, False], [False] * 4]
+    assert batch.source_len.tolist() == [2, 1]
+
+
+def test_inputs_of_training_in_another_split_are_counted():
+    """By the input, or by the target where there is no input; once, with the numbers."""
+    train = [Example("a", "x"), Example("b", "y"), Example("", "z")]
+    data = {
+        "train": train,
+        "validation": [Example("c", "x"), Example("", "y")],
+        "test": [Example("a", "other"), Example("", "z"), Example("d", "z")],
+    }
+    with pytest.warns(UserWarning, match="jsonl: 2 of 3 inputs of test are in the training split"):
+        tasks.warn_of_overlap("jsonl", data)
+    data["test"] = data["test"][2:]
+    tasks.warn_of_overlap("jsonl", data)  # warnings are errors here
+    data["test"] = train
+    tasks.warn_of_overlap("prose", data)  # whose openings are not distinct
+
+
+def test_a_split_is_compared_with_what_was_held_out(tmp_path):
+    """By the hashes that a model has from its training; of another task nothing is known."""
+
+    def write(split, text):
+        row = {"input": text, "target": text}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+
+    for split in tasks.SPLITS:
+        write(split, split)
+    data = {split: tasks.load("jsonl", split, tmp_path) for split in tasks.SPLITS}
+    then = json.dumps(tasks.provenance("jsonl", data))
+    assert tasks.not_held_out(then, "jsonl", "validation+test", tmp_path) == ""
+    write("test", "new")
+    assert tasks.not_held_out(then, "jsonl", "validation", tmp_path) == ""
+    found = tasks.not_held_out(then, "jsonl", "validation+test", tmp_path)
+    assert found.startswith("The test split of jsonl differs from what was held out")
+    assert (
+        tasks.not_held_out(then, "parse", "test") == tasks.not_held_out("", "jsonl", "test") == ""
+    )
+
+
+def test_another_python_has_another_held_out_text(monkeypatch):
+    """The families were trained on one version's sources; the sentence names both."""
+    recorded = hub.load(ROOT / "families" / "parse" / "draft-tiny").metadata["training_data"]
+    other = [Example("new = 1", "(Assign [(Name new)] (Constant 1))")]
+    monkeypatch.setattr(python_source, "load", lambda task, split: other)
+    monkeypatch.setattr(tasks.platform, "python_version", lambda: "3.13.9")
+    found = tasks.not_held_out(recorded, "parse", "test")
+    assert "The test split of parse differs from what was held out" in found
+    assert "(Python 3.11.7; here 3.13.9)" in found
 
 
 def test_evaluation_reads_every_pair_once():

@@ -42,6 +42,8 @@ def files(tmp_path_factory) -> str:
             {"input": f"x{i} = {i % 7}", "target": f"(Assign [(Name x{i})] (Constant {i % 7}))"}
             for i in numbers
         ]
+        if split == "test":
+            rows.append({"input": "x = 1", "target": "(Too long)" * 20})
         names.append(directory / f"{split}.jsonl")
         names[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
     return ",".join(map(str, names))
@@ -89,7 +91,7 @@ def test_the_exported_model_is_the_trained_one(whole, config):
     loaded = hub.load(directory / "model")
     assert loaded.tokenizer("x1 = 1")["input_ids"][-1] in loaded.eos_ids
     assert loaded.max_source_len == config.max_source_len
-    assert json.loads(loaded.metadata["training_data"])["pairs"]["test"] == 16
+    assert json.loads(loaded.metadata["training_data"])["pairs"]["test"] == 17
     test = tasks.load("jsonl", "test", files=config.task_file.split(","))
     cut = batches.in_order(batches.encode(test, loaded.tokenizer), config.buckets, 128)
     trainer = train.Trainer(loaded.model.graphdef, train.optimizer(config))
@@ -274,7 +276,7 @@ def test_padding_changes_no_loss():
 )
 def test_the_rate_of_each_step(warmup, share, expected):
     """A warmup of 0 steps loses none, and the rate falls to zero, whatever the warmup."""
-    of = dict(steps=10, learning_rate=2.0, warmup_steps=warmup, decay_share=share)
+    of = {"steps": 10, "learning_rate": 2.0, "warmup_steps": warmup, "decay_share": share}
     for config in (train.TrainConfig(**of), DrafterConfig("eagle", "target", **of)):
         rates = [train.schedule(config)(step) for step in range(10)]
         np.testing.assert_allclose(rates, 2 * np.array(expected), rtol=1e-6)

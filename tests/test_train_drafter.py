@@ -24,7 +24,10 @@ from specjax.training.medusa import MedusaTrainer
 from specjax.training.train_drafter import DrafterConfig, known_tokens
 from specjax.types import Inputs
 
-pytestmark = pytest.mark.usefixtures("standard_promotion")
+pytestmark = [
+    pytest.mark.usefixtures("standard_promotion"),
+    pytest.mark.filterwarnings("ignore:.* are in the training split too"),
+]
 STEPS = 3
 TASKS = ("-parse", "-prose")
 PAIRS = [
@@ -200,7 +203,8 @@ def target(tmp_path_factory):
 
 @pytest.fixture
 def config(target, tmp_path):
-    rows = [json.dumps({"input": text, "target": text}) for text in TEXTS]
+    texts = [*TEXTS, 8 * TEXTS[0]]  # the last one is too long
+    rows = [json.dumps({"input": text, "target": text}) for text in texts]
     for split in ("train", "validation", "test"):
         (tmp_path / f"{split}.jsonl").write_text("".join(f"{row}\n" for row in rows))
     return DrafterConfig(
@@ -222,10 +226,16 @@ def rows_of(directory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_learns_and_writes_a_drafter(kind, config, target, tmp_path):
+def test_a_run_learns_and_writes_a_drafter(kind, config, target, tmp_path, capsys):
     work, (settings, shown) = tmp_path / "work", KINDS[kind]
     config = dataclasses.replace(config, drafter=kind, settings=settings)
-    final = train_drafter.run(config, work)
+    count = len(TEXTS) + 1
+    repeated = f"{count} of {count} inputs of validation and {count} of {count} inputs of test"
+    with pytest.warns(UserWarning, match=f"{repeated} are in the training split too"):
+        final = train_drafter.run(config, work)
+    left_out = f"1 of {count} pairs of test are longer than every bucket of ((16, 16),)"
+    assert left_out in capsys.readouterr().err
+    assert final["test_examples"] == len(TEXTS)
     losses = [row["train_loss"] for row in rows_of(work) if "train_loss" in row]
     assert losses[-1] < 0.95 * losses[0]
     assert final[shown] > 0

@@ -38,8 +38,8 @@ def write(
 ) -> None:
     """report.md; `rows` are all rows of results that it shows."""
     lines = [f"# {title}", ""]
-    if mixed := provenance.warning(rows):
-        lines += [f"> {mixed}", ""]
+    for warning in warnings_of(rows):
+        lines += [f"> {warning}", ""]
     for section in sections:
         lines += [f"## {section.title}", ""]
         if section.rows:
@@ -57,9 +57,9 @@ def write(
 def show(
     console: Console, sections: Sequence[Section], rows: Sequence[Mapping[str, Any]] = ()
 ) -> None:
-    """The tables and the words for a terminal, and a warning if the rows are not of one run."""
-    if rows and (mixed := provenance.warning(rows)):
-        console.print(mixed.replace("**", ""))
+    """Print the tables and the words, after the warnings of their rows."""
+    for warning in warnings_of(rows):
+        console.print(warning.replace("**", ""))
         console.print()
     for section in sections:
         if section.rows:
@@ -68,6 +68,14 @@ def show(
         if section.words:
             console.print(section.words)
             console.print()
+
+
+def warnings_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a reader must know of all rows: several runs, or inputs that were not held out."""
+    if not rows:
+        return []
+    found = [provenance.warning(rows), *(row.get("not_held_out", "") for row in rows)]
+    return [warning for warning in dict.fromkeys(found) if warning]
 
 
 # --- the paper's own rows ----------------------------------------------------------------------

@@ -23,7 +23,7 @@ from specjax.support import command_line, runs
 from specjax.tasks import batches
 from specjax.tasks.examples import Example
 from specjax.tools.commands import defaults
-from specjax.tools.commands.inputs import load_examples
+from specjax.tools.commands.inputs import load_examples, not_held_out
 
 NGRAMS = tuple(drafters.NAMES)
 
@@ -62,6 +62,11 @@ class Study:
           value: its fingerprint.
         """
         runs.keep(self.results, {name: value})
+
+    @functools.cached_property
+    def not_held_out(self) -> str:
+        """A sentence if the inputs differ from what was held out from the target, else ""."""
+        return not_held_out(self.config, self.target)
 
     def texts(self, count: int) -> list[str]:
         """The first inputs."""
@@ -243,4 +248,5 @@ def identity(on: Study) -> dict[str, Any]:
         "seed": config.seed,
         "dtype": dtype_of(on.target),
         "run": runs.fingerprint(runs.settings(config)),
+        **({"not_held_out": on.not_held_out} if on.not_held_out else {}),
     }

@@ -7,8 +7,11 @@ cnn_dailymail   a news article -> its highlights, of the paper
 jsonl           one's own pairs, from files
 """
 
+import json
 import os
 import pathlib
+import platform
+import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -16,7 +19,15 @@ from typing import Any
 from specjax.tasks import hub_datasets, jsonl, python_source
 from specjax.tasks.examples import Example
 
-__all__ = ["SPLITS", "TASKS", "Example", "load", "provenance"]
+__all__ = [
+    "SPLITS",
+    "TASKS",
+    "Example",
+    "load",
+    "not_held_out",
+    "provenance",
+    "warn_of_overlap",
+]
 
 SPLITS = python_source.SPLITS
 TASKS = (*python_source.TASKS, *hub_datasets.CORPORA, "jsonl")
@@ -67,6 +78,64 @@ def _jsonl_file(split: str, places: Sequence[str | PathLike]) -> str | PathLike:
             f"directory of them; given: {list(map(str, places))}"
         )
     return places[SPLITS.index(split)]
+
+
+def warn_of_overlap(task: str, data: Mapping[str, Sequence[Example]]) -> None:
+    """Warn if inputs of validation or test are in the training split too, and of how many.
+
+    An empty input, as of plain text, is compared by its target. The splits of Python source are
+    made without overlap and are not compared.
+    """
+    if task in python_source.TASKS:
+        return
+    known = {pair.input or pair.target for pair in data["train"]}
+    counts = {
+        split: sum((pair.input or pair.target) in known for pair in pairs)
+        for split, pairs in data.items()
+        if split != "train"
+    }
+    found = [
+        f"{count:,} of {len(data[split]):,} inputs of {split}"
+        for split, count in counts.items()
+        if count
+    ]
+    if found:
+        warnings.warn(
+            f"The task {task}: {' and '.join(found)} are in the training split too. Figures on "
+            "them are not held out.",
+            stacklevel=2,
+        )
+
+
+def not_held_out(
+    training_data: str,
+    task: str,
+    split: str,
+    files: str | PathLike | Sequence[str | PathLike] = (),
+) -> str:
+    """A sentence if a split is not the text that was held out when a model was trained, else "".
+
+    Args:
+      training_data: JSON of `provenance`, as trained models have it in their metadata; "": none.
+      task, split, files: the inputs that are used, as in `load`. Nothing is known of other tasks
+        than the model's own.
+    """
+    then = json.loads(training_data or "{}")
+    if then.get("task") != task:
+        return ""
+    parts = split.split("+")
+    hashes = then.get("sha256", {})
+    other = [
+        part for part in parts if hashes.get(part) != python_source.digest(load(task, part, files))
+    ]
+    if not other:
+        return ""
+    versions = f" (Python {then['python']}; here {platform.python_version()})"
+    return (
+        f"The {' and '.join(other)} split{'s' * (len(other) > 1)} of {task} differ"
+        f"{'s' * (len(other) == 1)} from what was held out when the target was trained"
+        f"{versions if 'python' in then else ''}: the target may have been trained on parts of it."
+    )
 
 
 def provenance(task: str, data: Mapping[str, Sequence[Example]]) -> dict[str, Any]:

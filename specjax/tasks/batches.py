@@ -125,6 +125,12 @@ class Order:
             epoch, skipped = epoch + 1, 0
 
 
+def left_out(pairs: Sequence[Pair], buckets: Sequence[tuple[int, int]]) -> int:
+    """The number of pairs that are longer than every bucket."""
+    fits = (lengths(pairs)[:, None] <= np.array(buckets)).all(-1).any(-1)
+    return len(pairs) - int(fits.sum())
+
+
 def lengths(pairs: Sequence[Pair]) -> np.ndarray:
     """(N, 2) numbers of source and target ids."""
     return np.array([(len(p.source), len(p.target)) for p in pairs], np.int64).reshape(-1, 2)

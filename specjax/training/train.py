@@ -401,6 +401,7 @@ def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
     data = {split: tasks.load(config.task, split, files=paths) for split in tasks.SPLITS}
     if config.max_examples:
         data["train"] = data["train"][: config.max_examples]
+    tasks.warn_of_overlap(config.task, data)
     begin = latest_step(directory)
     named = {"teacher": config.teacher, "grow": config.grow}
     models = {role: hub.fingerprint(name) for role, name in named.items() if name}
@@ -426,6 +427,7 @@ def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
         config.steps,
     )
     pairs = batches.encode(data["train"], tokenizer, decoder_only=config.decoder_only)
+    say_left_out("train", pairs, config.buckets)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
     opt_state = trainer.optimizer.init(params)
     with ocp.CheckpointManager(
@@ -546,6 +548,17 @@ def claim(
     return schedules
 
 
+def say_left_out(split: str, pairs: Sequence[Pair], buckets: Sequence[tuple[int, int]]) -> int:
+    """Print how many pairs are longer than every bucket, if any are; return that number."""
+    count = batches.left_out(pairs, buckets)
+    if count:
+        command_line.say(
+            f"{count:,} of {len(pairs):,} pairs of {split} are longer than every bucket of "
+            f"{tuple(buckets)} and are left out."
+        )
+    return count
+
+
 def _due(step: int, every: int, last: int) -> bool:
     return step % every == 0 or step == last
 
@@ -557,11 +570,14 @@ class _Evaluation:
         self.config, self.shape, self.trainer = config, shape, trainer
         self.tokenizer, self.data, self.directory = tokenizer, data, directory
         self.samples = samples
-        self.validation = self._losses_of(data["validation"][: config.eval_examples])
+        self.validation = self._losses_of("validation", config.eval_examples)
 
-    def _losses_of(self, examples: Sequence[Example]) -> dict[str, list[Batch]]:
+    def _losses_of(self, split: str, count: int | None = None) -> dict[str, list[Batch]]:
+        """Batches of a split's first pairs, by the loss that is measured on them."""
+        examples = self.data[split][:count]
         decoder_only = self.config.decoder_only
         pairs = batches.encode(examples, self.tokenizer, decoder_only=decoder_only)
+        say_left_out(split, pairs, self.config.buckets)
         cut = functools.partial(
             batches.in_order, buckets=self.config.buckets, target_tokens=self.config.target_tokens
         )
@@ -605,17 +621,18 @@ class _Evaluation:
         metadata = {"training_data": json.dumps(provenance, sort_keys=True)}
         hub.save(self.directory / "model", self.checkpoint(params, metadata), dtype=jnp.float16)
         examples = self.data["test"]
+        test = self._losses_of("test")
         found = {
-            name: held_out_loss(self.trainer, params, held_out)
-            for name, held_out in self._losses_of(examples).items()
+            name: held_out_loss(self.trainer, params, held_out) for name, held_out in test.items()
         }
+        read = sum(int((batch.target_len > 0).sum()) for batch in test["held_out_loss"])
         chosen = examples[: 4 * self.config.sample_examples]
         found |= score(self.config.task, self._outputs(params, chosen), chosen)
         final = {
             "parameters": int(sum(sizes)),
             "steps": self.config.steps,
             "schedules": schedules,
-            "test_examples": {"losses": len(examples), "outputs": len(chosen)},
+            "test_examples": {"losses": read, "outputs": len(chosen)},
             **found,
         }
         files.write_json(self.directory / "final.json", final)

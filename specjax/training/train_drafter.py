@@ -293,6 +293,8 @@ def _run(config: DrafterConfig, directory: pathlib.Path) -> dict[str, Any]:
     begin = train.latest_step(directory)
     schedules = train.claim(directory, provenance, begin=begin, steps=config.steps)
     pairs = _pairs(data, target)
+    for split, found in pairs.items():
+        train.say_left_out(split, found, config.buckets)
     ids = np.concatenate([pair.target for pair in pairs["train"]])
     counts = np.bincount(ids, minlength=target.model.vocab_size)[: target.model.vocab_size]
     drafter = config.trainer.init(target, counts, config.seed)
@@ -331,7 +333,7 @@ def _run(config: DrafterConfig, directory: pathlib.Path) -> dict[str, Any]:
         "steps": config.steps,
         "schedules": schedules,
         "minutes": minutes(files.read_rows(directory / "metrics.jsonl")),
-        "test_examples": len(pairs["test"]),
+        "test_examples": len(pairs["test"]) - batches.left_out(pairs["test"], config.buckets),
         **evaluate(progress, "test"),
     }
     files.write_json(directory / "final.json", final)
@@ -389,6 +391,7 @@ def _data(config: DrafterConfig) -> dict[str, list[tasks.Example]]:
     data = {split: tasks.load(config.task, split, files=places) for split in tasks.SPLITS}
     if config.max_examples:
         data["train"] = data["train"][: config.max_examples]
+    tasks.warn_of_overlap(config.task, data)
     return data
 
 

@@ -173,14 +173,14 @@ def run(config: HeadConfig, directory: str | os.PathLike) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
     target, draft = hub.load(config.target), hub.load(config.draft)
     places = [part for part in config.task_file.split(",") if part]
-    learned, held_out = (
-        collect(
-            config,
-            target,
-            draft,
-            [example.input for example in tasks.load(config.task, split, places)[:count]],
-        )
+    data = {
+        split: tasks.load(config.task, split, places)[:count]
         for split, count in (("train", config.inputs), ("validation", config.held_out_inputs))
+    }
+    tasks.warn_of_overlap(config.task, data)
+    learned, held_out = (
+        collect(config, target, draft, [example.input for example in examples])
+        for examples in data.values()
     )
     params, losses = fit(config, learned)
     head.save(directory / "head.npz", params)

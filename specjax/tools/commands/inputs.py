@@ -4,6 +4,7 @@ import pathlib
 import sys
 
 from specjax import tasks
+from specjax.models.hub import Checkpoint
 from specjax.support import files
 from specjax.tasks.examples import Example
 
@@ -30,7 +31,19 @@ def load_examples(config, split: str = "") -> list[Example]:
     if "texts" in config and not split:
         return [Example(text, "") for text in config.texts]
     split = split or config.split
-    files = [part for part in config.data_dir.split(",") if part]
-    if found := tasks.load(config.task, split, files=files):
+    if found := tasks.load(config.task, split, files=_files(config)):
         return found
     raise ValueError(f"Task {config.task!r} has no inputs in split {split!r}.")
+
+
+def not_held_out(config, target: Checkpoint) -> str:
+    """A sentence if the inputs of a config differ from what was held out when the target was
+    trained, else ""."""
+    if "texts" in config:
+        return ""
+    recorded = target.metadata.get("training_data", "")
+    return tasks.not_held_out(recorded, config.task, config.split, _files(config))
+
+
+def _files(config) -> list[str]:
+    return [part for part in config.data_dir.split(",") if part]
