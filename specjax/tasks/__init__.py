@@ -130,11 +130,12 @@ def not_held_out(
     ]
     if not other:
         return ""
-    versions = f" (Python {then['python']}; here {platform.python_version()})"
+    python = then.get("python")
+    versions = f" (Python {python}; here {platform.python_version()})" if python else ""
     return (
         f"The {' and '.join(other)} split{'s' * (len(other) > 1)} of {task} differ"
         f"{'s' * (len(other) == 1)} from what was held out when the target was trained"
-        f"{versions if 'python' in then else ''}: the target may have been trained on parts of it."
+        f"{versions}: the target may have been trained on parts of it."
     )
 
 
