@@ -34,7 +34,7 @@ def find(device: jax.Device | str | None = None) -> jax.Device:
     """
     if device is None:
         device = jax.config.jax_default_device  # type: ignore[attr-defined]
-    if isinstance(device, jax.Device):
+    if hasattr(device, "platform"):
         return device
     if not isinstance(device, str | None):
         raise ValueError(f"device={device!r} must be a jax.Device, or 'cpu', 'gpu' or 'tpu'.")

@@ -321,7 +321,7 @@ def test_prices_of_a_tree(pair):
 def test_unknown_prefixes_are_not_learned_from():
     """Rows that have finished leave the policy as it was."""
     policy = nodes(prices(0.0, [1.0] * 5))
-    method = made(MIXED, policy)
+    method = dataclasses.replace(made(MIXED, policy), eos_ids=jnp.int32([-1]))
     contexts, state = begun(method, inputs_of(INPUTS), 9)
     state = state.replace(done=jnp.array([True, False, True, False]))
     after, _ = one_step(method, contexts, state)
