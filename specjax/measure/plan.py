@@ -12,9 +12,12 @@ an accelerator never holds.
 Time. A call of a model reads its weights and caches once, and sends what its collectives exchange:
 
     call(K) = (weights + caches) / bandwidth + K · exchanged / interconnect
+              + collectives · latency + launch
 
-for K positions, on each device. No call is faster, so this is a floor: products, launches and
-latencies come on top. Plain decoding takes a call of one position for a token, and speculative
+for K positions, on each device. No call is faster, so this is a floor: products come on top, and
+so do latencies and launches where they are not given. The ratio of two floors bounds nothing, since
+what a floor leaves out is not the same in both loops: plain decoding calls the target τ times as
+often. Plain decoding takes a call of one position for a token, and speculative
 decoding γ of the draft and one of the target with γ + 1 positions for τ tokens, where τ is
 (1 − α^(γ+1)) / (1 − α) (Eq. 1 of the paper). Rows of a batch share the calls.
 """
@@ -65,15 +68,17 @@ class Plan:
         assert isinstance(self.method, Autoregressive)
         programs, leaves = _compiled(self, rows), jax.tree.leaves(self.method)
         context, state = programs.context, programs.state
+        text = programs.decode.as_text() or ""
         placement = sharding.placement_of(self.method)
         return Call(
             weights=nbytes([leaves[i] for i in weights_read(self.wide, context, state)]),
             caches=self._narrow(nbytes(_caches((context, state.cache)))),
             exchanged=exchanged(
-                programs.decode.as_text() or "",
+                text,
                 1 if placement is None else placement.ways,
                 _dtype(self.method).itemsize,
             ),
+            collectives=len(_COLLECTIVE.findall(text)),
         )
 
     def _narrow(self, count: int) -> int:
@@ -144,21 +149,30 @@ class Call(NamedTuple):
     )
     caches: float  # that it reads: all slots of the buffer, as an accelerator does
     exchanged: float  # that its collectives send, for each position of a row
+    collectives: int = 0  # how many of them wait for each other
 
-    def seconds(self, positions: int, bandwidth: float, interconnect: float) -> float:
-        """No call is faster, given bytes per second of memory and of links."""
-        read = (self.weights + self.caches) / bandwidth
-        return read + (positions * self.exchanged / interconnect if self.exchanged else 0.0)
+    def seconds(self, positions: int, on: "Hardware") -> float:
+        """The least time of the call."""
+        read = (self.weights + self.caches) / on.bandwidth
+        sent = positions * self.exchanged / on.interconnect if self.exchanged else 0.0
+        return read + sent + self.collectives * on.latency + on.launch
 
 
-def plain_seconds(target: Call, bandwidth: float, interconnect: float) -> float:
+class Hardware(NamedTuple):
+    """What a device can do, and how long it waits."""
+
+    bandwidth: float  # bytes per second of its memory
+    interconnect: float = math.inf  # bytes per second that it sends
+    latency: float = 0.0  # seconds of a collective, however small
+    launch: float = 0.0  # seconds to launch one call of a model
+
+
+def plain_seconds(target: Call, on: Hardware) -> float:
     """The least time of a token of each row."""
-    return target.seconds(1, bandwidth, interconnect)
+    return target.seconds(1, on)
 
 
-def speculative_seconds(
-    target: Call, draft: Call, gamma: int, tau: float, bandwidth: float, interconnect: float
-) -> float:
+def speculative_seconds(target: Call, draft: Call, gamma: int, tau: float, on: Hardware) -> float:
     """The least time of a token of each row, where a round gives τ of them.
 
     Raises:
@@ -166,8 +180,7 @@ def speculative_seconds(
     """
     if not 1 <= tau <= gamma + 1:
         raise ValueError(f"tau={tau:g} must lie in [1, γ + 1], and γ is {gamma}.")
-    links = bandwidth, interconnect
-    return (gamma * draft.seconds(1, *links) + target.seconds(gamma + 1, *links)) / tau
+    return (gamma * draft.seconds(1, on) + target.seconds(gamma + 1, on)) / tau
 
 
 def tau_of(alpha: float, gamma: int) -> float:
