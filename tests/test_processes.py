@@ -334,6 +334,46 @@ def test_flags_that_do_not_go_together(flags, said):
         pass
 
 
+class Interrupted:
+    """The key-value store of a group, in which process 1 was interrupted."""
+
+    def __init__(self):
+        self.values = {"failed/1": "KeyboardInterrupt"}
+
+    def key_value_set(self, name, value, allow_overwrite=False):
+        self.values[name] = value
+
+    def key_value_dir_get(self, place):
+        return [(name, value) for name, value in self.values.items() if name.startswith(place)]
+
+
+def test_ctrl_c_in_another_process_ends_this_one(monkeypatch, capsys):
+    monkeypatch.setattr(processes, "INTERVAL", 0.01)
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(SystemExit) as left:
+        processes._watch(Group(0, 2, Interrupted()), 60, threading.Event())
+    assert left.value.code == 130
+    assert capsys.readouterr().err == f"interrupted in process 1. {processes.AGAIN}\n"
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (ValueError, 1)])
+def test_the_status_of_a_process_among_others(monkeypatch, error, status):
+    """Ctrl-C and errors are published, and the process leaves without waiting for the others."""
+    store, registered = Interrupted(), []
+    monkeypatch.setattr(processes, "_join", lambda *_: store)
+    monkeypatch.setattr(processes, "_watch", lambda *_: None)
+    monkeypatch.setattr("atexit.register", lambda *call: registered.append(call))
+    monkeypatch.setattr("os._exit", sys.exit)
+    with pytest.raises(error), processes.joined("localhost:1", 2, 0):
+        raise error
+    assert store.values["failed/0"] == error.__name__
+    monkeypatch.setattr(processes, "INTERVAL", 0)
+    ((leave, *given),) = registered
+    with pytest.raises(SystemExit) as left:
+        leave(*given)
+    assert left.value.code == status
+
+
 def test_what_is_for_one_process():
     config = defaults.decode()
     args = types.SimpleNamespace(follow=False, input="-", output="out")

@@ -74,7 +74,7 @@ def run(
             if flags.FLAGS.debug:
                 raise
             say(interrupted())
-            sys.exit(130)
+            sys.exit(128 + signal.SIGINT)
 
     try:
         app.run(guarded, argv=arguments(config), flags_parser=parsed)

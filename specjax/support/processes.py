@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import sys
 import threading
 import time
@@ -29,6 +30,7 @@ from specjax.support import files
 
 AUTO = "auto"  # as coordinator: jax finds the cluster
 INTERVAL = 1.0  # seconds from one sign of life to the next
+INTERRUPTED = 128 + signal.SIGINT  # the exit status after Ctrl-C
 NEVER = 10**7  # seconds: for limits of jax's own, in whose place ours stand
 AGAIN = "The rows that are there are kept: start all processes again to go on."
 
@@ -91,8 +93,10 @@ def joined(
         yield group
         group.exchange("end")
     except BaseException as error:
+        over.set()  # or the watch might report this error as another process's
         client.key_value_set(f"failed/{group.index}", str(error) or type(error).__name__)
-        atexit.register(_leave, group)  # jax would wait for the others to shut down
+        status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+        atexit.register(_leave, group, status)  # jax would wait for the others to shut down
         raise
     finally:
         over.set()
@@ -142,8 +146,8 @@ def _join(coordinator: str, count: int, index: int, timeout: float) -> Any:
         timeout,
         _end,
         [
-            f"{here} could not join the others at --coordinator={coordinator} within {timeout:g} "
-            f"s. {advice}; --timeout=SECONDS waits longer."
+            f"error: {here} could not join the others at --coordinator={coordinator} within "
+            f"{timeout:g} s. {advice}; --timeout=SECONDS waits longer."
         ],
     )
     late.daemon = True
@@ -174,8 +178,12 @@ def _watch(group: Group, timeout: float, over: threading.Event) -> None:
         beat += 1
         group.client.key_value_set(f"alive/{group.index}", str(beat), allow_overwrite=True)
         for key, said in group.client.key_value_dir_get("failed/"):
-            if not over.is_set():
-                _end(f"Process {key.rpartition('/')[2]} has failed: {said} {AGAIN}", group)
+            if over.is_set():
+                return
+            index = key.rpartition("/")[2]
+            if said == KeyboardInterrupt.__name__:  # Ctrl-C in a terminal is sent to all processes
+                _end(f"interrupted in process {index}. {AGAIN}", group, INTERRUPTED)
+            _end(f"error: Process {index} has failed: {said} {AGAIN}", group)
         beats = dict(group.client.key_value_dir_get("alive/"))
         now = time.monotonic()
         for i, (last, at) in heard.items():
@@ -183,24 +191,24 @@ def _watch(group: Group, timeout: float, over: threading.Event) -> None:
                 heard[i] = said, now
             elif now - at > timeout and not over.is_set():
                 _end(
-                    f"Process {i} of {group.count} has been silent for {timeout:g} s: it has died, "
-                    f"or cannot be reached. {AGAIN}",
+                    f"error: Process {i} of {group.count} has been silent for {timeout:g} s: it "
+                    f"has died, or cannot be reached. {AGAIN}",
                     group,
                 )
 
 
-def _end(message: str, group: Group = ALONE) -> None:
-    print(f"error: {message}", file=sys.stderr)
-    _leave(group)
+def _end(message: str, group: Group = ALONE, status: int = 1) -> None:
+    print(message, file=sys.stderr)
+    _leave(group, status)
 
 
-def _leave(group: Group) -> None:
-    """End this process with status 1, whatever its other threads wait for."""
+def _leave(group: Group, status: int = 1) -> None:
+    """End this process, whatever its other threads wait for."""
     if group.count > 1 and group.index == 0:
         time.sleep(3 * INTERVAL)  # the store goes with this process: let the others read why
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(status)
 
 
 def check_alike(group: Group, settings: Mapping[str, Any]) -> None:
