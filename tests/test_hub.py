@@ -383,6 +383,14 @@ def test_unsupported_dtype(tmp_path, dtype, name):
         load(directory)
 
 
+def test_a_type_that_no_layer_needs_is_left_out(directory):
+    """With the warning of all surplus tensors."""
+    add = {"counter": np.zeros(3, np.int32), "narrow": np.zeros(2, ml_dtypes.float8_e4m3fn)}
+    edit_weights(directory, lambda tensors: tensors.update(add))
+    with pytest.warns(UserWarning, match="'counter', 'narrow' in the weights belong to no layer"):
+        load(directory)
+
+
 def test_missing_tensors(directory):
     def remove(tensors):
         for name in [name for name in tensors if "decoder" in name]:

@@ -15,7 +15,14 @@ from flax import nnx
 from specjax import devices
 from specjax.models import sharding
 from specjax.models.hub.families import Family
-from specjax.models.hub.tensors import Tensor, Turned, read_into, read_rounded, read_scales
+from specjax.models.hub.tensors import (
+    Tensor,
+    Turned,
+    Unread,
+    read_into,
+    read_rounded,
+    read_scales,
+)
 from specjax.models.layers import M, arrange, quantise_weights
 from specjax.models.sharding import Placement, turned_paths
 
@@ -259,6 +266,8 @@ def check_tensors(
             part = (shape[0] * share // sum(parts.values()), *shape[1:])
             shapes[name] = part[::-1] if name.endswith(stored_turned) else part
     for name, shape in shapes.items():
+        if isinstance(unread := tensors[name], Unread):
+            raise ValueError(unread.reason)
         if tensors[name].dtype.kind in "biu":
             raise ValueError(
                 f"{tensors[name].file}: {name!r} is stored as {tensors[name].dtype}; weights "

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from specjax.models.hub import tensors
-from specjax.models.hub.tensors import AGAIN, DTYPES, At, Tensor, read_into
+from specjax.models.hub.tensors import AGAIN, DTYPES, At, Tensor, Unread, read_into
 
 # Their names in a header, and ours.
 NAMES = {
@@ -66,12 +66,12 @@ def find(path: Path) -> dict[str, Tensor]:
     with _open(path) as file:
         for name in file.keys():  # noqa: SIM118
             entry = file.get_slice(name)
-            if (stored := entry.get_dtype()) not in NAMES:
-                raise ValueError(
-                    f"{path}: {name!r} is stored as {stored}; supported are {', '.join(FLOATS)}."
-                )
-            dtype = DTYPES[NAMES[stored]]
-            found[name] = SafeTensor(path, dtype, tuple(entry.get_shape()), name)
+            stored, shape = entry.get_dtype(), tuple(entry.get_shape())
+            if stored in NAMES:
+                found[name] = SafeTensor(path, DTYPES[NAMES[stored]], shape, name)
+            else:
+                reason = f"is stored as {stored}; supported are {', '.join(FLOATS)}."
+                found[name] = Unread(path, np.dtype(np.void), shape, f"{path}: {name!r} {reason}")
     return found
 
 

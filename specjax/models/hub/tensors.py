@@ -93,6 +93,17 @@ class Turned(Tensor):
             del piece
 
 
+@dataclasses.dataclass(frozen=True)
+class Unread(Tensor):
+    """A tensor of a type that cannot be read. A model that does not need it loads."""
+
+    reason: str  # the error of reading it
+
+    def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
+        """Raise ValueError."""
+        raise ValueError(self.reason)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Held(Tensor):
     """A tensor that is in memory already, to be written."""
