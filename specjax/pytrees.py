@@ -2,21 +2,23 @@
 
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.tree_util import GetAttrKey
 from jaxtyping import Bool
 
 T = TypeVar("T")
+MAX_REPR = 1000  # characters of a field
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def pytree(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass and a pytree.
+    """Make a class a frozen dataclass and a pytree, whose `repr` is one line.
 
     Fields are data; those with metadata={"static": True} belong to the structure, and so do the
     classes of fields that are dataclasses themselves.
@@ -26,6 +28,8 @@ def pytree(cls: type[T]) -> type[T]:
     finds the program of another class with the same shapes, of another policy say, and runs that.
     A user's class that is registered that way is safe within one that is made here.
     """
+    if "__repr__" not in vars(cls):
+        cls.__repr__ = _in_one_line  # type: ignore[method-assign, assignment]
     made = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(made)  # type: ignore[arg-type]
     static = [field.name for field in fields if field.metadata.get("static")]
@@ -50,6 +54,21 @@ def pytree(cls: type[T]) -> type[T]:
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
     return made
+
+
+def _in_one_line(value: Any) -> str:
+    """The `repr` of a dataclass, with arrays by their dtypes and shapes."""
+    names = (field.name for field in dataclasses.fields(value))
+    return f"{type(value).__name__}({', '.join(f'{n}={_brief(getattr(value, n))}' for n in names)})"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Array | np.ndarray | jax.ShapeDtypeStruct) and value.shape:
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"<{len(jax.tree.leaves(value))} arrays>"
+    text = repr(value)
+    return f"<{type(value).__name__}>" if "\n" in text or len(text) > MAX_REPR else text
 
 
 def _getter(names: list[str]) -> Callable[[object], tuple]:

@@ -4,9 +4,11 @@ import dataclasses
 import itertools
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from specjax.accept import BlockRule, GumbelRule, TokenRule
+from specjax.drafters import ngram
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.policies.heuristic import heuristic
@@ -51,6 +53,19 @@ class Pair:
     first: int
     kind: str = dataclasses.field(metadata={"static": True})
     second: tuple = (2, 3)
+
+
+def test_a_repr_is_one_line():
+    """Arrays by shape, whatever they are held in."""
+    array = jnp.ones((300, 2))
+    assert repr(Pair(1, "a")) == "Pair(first=1, kind='a', second=(2, 3))"
+    assert repr(Pair(array, "a", {"w": array})) == (
+        "Pair(first=float32[300, 2], kind='a', second=<1 arrays>)"
+    )
+    assert repr(Pair(1, "a", (array,))) == "Pair(first=1, kind='a', second=<tuple>)"
+    drafter = ngram.bigram(ngram.count([[1, 2, 3]], 4, 0))
+    assert "\n" not in repr(drafter)
+    assert len(repr(drafter)) < 300
 
 
 def test_there_and_back():
