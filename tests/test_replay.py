@@ -480,6 +480,22 @@ def test_files(tmp_path):
         rollouts.load(tmp_path / "other.npz")
 
 
+def test_a_file_costs_no_more_than_it_weighs(tmp_path):
+    """One long output among many empty ones; counts whose sum wraps around."""
+    path, count = tmp_path / "trace.npz", 3000
+    flat = {name: np.zeros((2 * count, 1, 1)[:rank]) for name, rank in rollouts._RANKS.items()}
+    flat |= {name: np.zeros(count, np.int64) for name in ("input_index", "emitted", "budget")}
+    flat["emitted"][0] = count
+    largest = np.iinfo(np.int64).max
+    np.savez_compressed(path, **flat)
+    with pytest.raises(ValueError, match=r"trace\.npz: its outputs take .* bytes at the length"):
+        rollouts.load(path)
+    flat["emitted"][:3] = largest, largest, count + 2
+    np.savez_compressed(path, **flat)
+    with pytest.raises(ValueError, match=r"trace\.npz: its arrays do not fit together"):
+        rollouts.load(path)
+
+
 @pytest.mark.filterwarnings("ignore:1 empty")
 @pytest.mark.parametrize("temperature", [slow((0.0,)), 1.0])
 def test_record_texts(pair, temperature):

@@ -295,15 +295,26 @@ def load(path: str | os.PathLike) -> Rollouts:
     flat = files.read_npz(path, _RANKS, "rollouts", way_out)
     emitted = flat["emitted"]
     counts = emitted.dtype.kind in "iu" and len(emitted) > 0 and emitted.min() >= 0
-    places = int(emitted.sum()) + len(emitted)
+    places = sum(emitted.tolist()) + len(emitted)  # Python's numbers do not wrap around
     sizes = {len(x) - (len(emitted) if name in _BY_OUTPUT else places) for name, x in flat.items()}
     lengths = {x.shape[1] for x in flat.values() if x.ndim > 1}
     if not counts or sizes != {0} or len(lengths) != 1:
         raise ValueError(f"{path}: its arrays do not fit together. {way_out}")
+    cells = len(emitted) * (int(emitted.max()) + 1)
+    padded = cells * sum(x[:1].nbytes for name, x in flat.items() if name not in _BY_OUTPUT)
+    most = files.SMALL_NPZ + PADDED_RATIO * os.path.getsize(path)
+    if padded > most:
+        raise ValueError(
+            f"{path}: its outputs take {padded:,} bytes at the length of the longest, and "
+            f"those of a file of its size at most {most:,}. {way_out}"
+        )
     flat["hidden"] = flat["hidden"].astype(np.float32)
     return _unflat(flat)
 
 
+# Bytes of the padded arrays for each byte of a file: it is packed to a third, and the longest
+# output may be 20 times as long as the mean.
+PADDED_RATIO = 64
 _BY_OUTPUT = ("input_index", "emitted", "budget")
 _BY_TOKEN = ("tokens", "own_target", "own_draft", "own_confidence", "length", "accepted")
 _RANKS = {  # in a file, where outputs and positions are one axis
