@@ -362,6 +362,14 @@ def tokenizer(tmp_path_factory):
     return tokenizers.load(directory)
 
 
+def test_a_tokenizer_is_not_written_over_a_file(tokenizer, tmp_path):
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ValueError, match="file is a file, not a directory"):
+        tokenizers.save(tokenizer, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "kept"
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
 def test_tokenizer_has_t5s_specials(tokenizer):
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1, 2)
     assert len(tokenizer) == 600

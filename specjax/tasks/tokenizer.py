@@ -9,11 +9,12 @@ them. Pieces are strings of bytes and can spell any text, so decoding gives back
 
 import os
 import pathlib
-import shutil
 from collections.abc import Iterable
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from specjax.support import files
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"  # ids 0, 1 and 2, as in T5
 _CUTS = r"\w+|[^\w\s]?\s+|[^\w\s]"
@@ -76,17 +77,13 @@ def to_transformers(tokenizer: tokenizers.Tokenizer, max_length: int):
 
 
 def save(tokenizer, directory: str | os.PathLike) -> None:
-    """Writes the tokenizer of `to_transformers` so that `AutoTokenizer.from_pretrained` reads it.
+    """Write the tokenizer of `to_transformers` so that `AutoTokenizer.from_pretrained` reads it.
 
-    The directory appears whole or not at all; an existing one is replaced.
+    Raises:
+      ValueError: the directory cannot be written, see `files.replacing_within`.
     """
-    directory = pathlib.Path(directory)
-    part = directory.with_name(f".{directory.name}.{os.getpid()}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(str(part))
-    shutil.rmtree(directory, ignore_errors=True)
-    os.replace(part, directory)
+    with files.replacing_within(directory) as part:
+        tokenizer.save_pretrained(str(part))
 
 
 def load(directory: str | os.PathLike):
