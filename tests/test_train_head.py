@@ -14,6 +14,7 @@ from specjax import decoding, generate, speculative
 from specjax.accept import at_tokens
 from specjax.policies import head, load
 from specjax.sampling import sampling
+from specjax.support import files
 from specjax.training import train_head
 from specjax.training.train_head import HeadConfig, Seen
 
@@ -134,5 +135,20 @@ def test_the_command(pair, tmp_path, monkeypatch, capsys):
 
 
 def test_wrong_settings():
-    with pytest.raises(ValueError, match="steps=0 must be at least 1"):
-        HeadConfig("", "", steps=0)
+    for changes, words in (
+        ({"steps": 0}, "steps=0 must be a whole number ≥ 1"),
+        ({"gamma": 2.5}, r"gamma=2\.5 must be a whole number"),
+        ({"layers": "two"}, "layers='two' must be a whole number"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be a number > 0"),
+        ({"temperatures": ("a",)}, "temperatures='a' must be a number ≥ 0"),
+        ({"temperatures": ()}, r"temperatures=\(\) must be a list"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            HeadConfig("", "", **changes)
+
+
+def test_one_process_trains_in_a_directory(tmp_path):
+    """The second is refused before anything is loaded."""
+    busy = "is being written by another process"
+    with files.only_writer(tmp_path / "head.npz"), pytest.raises(ValueError, match=busy):
+        train_head.run(HeadConfig("none", "none"), tmp_path)

@@ -33,6 +33,12 @@ from specjax.sampling import sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
 from specjax.support import files
+from specjax.support.ranges import listed, number, whole
+
+COUNTS = (  # fields that are whole numbers
+    *("inputs", "held_out_inputs", "gamma", "max_new_tokens", "batch_size"),
+    *("layers", "steps", "tokens"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +63,17 @@ class HeadConfig:
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("inputs", "held_out_inputs", "steps", "tokens", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        for name in COUNTS:
+            whole(name, getattr(self, name), "[1, ∞)")
+        number("learning_rate", self.learning_rate, "(0, ∞)")
+        number("reject_weight", self.reject_weight, "(0, ∞)")
+        for temperature in listed("temperatures", self.temperatures):
+            number("temperatures", temperature, "[0, ∞)")
 
 
 def from_config_dict(config: Mapping[str, Any]) -> HeadConfig:
     """A HeadConfig of an ml_collections ConfigDict."""
-    return HeadConfig(**{**config, "temperatures": tuple(map(float, config["temperatures"]))})
+    return HeadConfig(**{**config, "temperatures": tuple(config["temperatures"])})
 
 
 class Seen(NamedTuple):
@@ -164,13 +173,18 @@ def judge(config: HeadConfig, params: HeadParams, seen: Seen) -> dict[str, float
 
 
 def run(config: HeadConfig, directory: str | os.PathLike) -> dict[str, Any]:
-    """Trains, writes and returns what final.json holds.
+    """Train a head, write it, and return what final.json holds.
 
     Raises:
-      ValueError: a field of the config, the data or a model is at fault.
+      ValueError: a field of the config, the data or a model is at fault; or another process trains
+        in the directory.
     """
     directory = pathlib.Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    with files.only_writer(directory / "head.npz"):
+        return _run(config, directory)
+
+
+def _run(config: HeadConfig, directory: pathlib.Path) -> dict[str, Any]:
     target, draft = hub.load(config.target), hub.load(config.draft)
     places = [part for part in config.task_file.split(",") if part]
     data = {
