@@ -131,6 +131,12 @@ def test_damaged_directories(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({**raw, **changes}))
         with pytest.raises(ValueError, match=words):
             attached.load(tmp_path, target)
+    for dtype in ("int8", "float64", "float7"):
+        with pytest.raises(ValueError, match=f"dtype='{dtype}' must be one of float32, bfloat16"):
+            attached.save(tmp_path / "other", eagle_of(target, 1), target, dtype=dtype)
+        for draft in (str(tmp_path), "lookup"):
+            with pytest.raises(ValueError, match=f"dtype='{dtype}' must be one of float32"):
+                drafters.load(draft, target, dtype=dtype)
     with pytest.raises(ValueError, match="PromptLookup is no drafter that is saved"):
         attached.save(tmp_path / "other", PromptLookup(5), target)
     assert not (tmp_path / "other").exists()

@@ -139,6 +139,17 @@ def test_what_is_not_built_is_refused(tmp_path):
         ("EAGLE-1", {"vocab_size": 40}, "a target of vocabulary 40, and tiny llama has 12"),
         ("EAGLE-3, SpecForge", {"hidden_size": 16}, "a target of width 16, and tiny llama has 8"),
         ("EAGLE-3, SpecForge", {"num_hidden_layers": 2}, "num_hidden_layers=2"),
+        ("EAGLE-3, SpecForge", {"eagle_config": [1]}, r"json: eagle_config=\[1\] should be an obj"),
+        ("EAGLE-3, SpecForge", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": 5}}, "a list"),
+        ("EAGLE-3, speculators", {"eagle_aux_hidden_state_layer_ids": ["a"]}, "a list of integers"),
+        (
+            "EAGLE-3, speculators",
+            {"transformer_layer_config": 5},
+            "transformer_layer_config=5 should",
+        ),
+        ("EAGLE-3, speculators", {"transformer_layer_config": {"hidden_act": 5}}, "hidden_act=5"),
+        ("EAGLE-3, speculators", {"speculators_model_type": ["eagle"]}, "should be a string"),
+        ("EAGLE-3, SpecForge", {"target_hidden_size": "8"}, "target_hidden_size='8' should be"),
         ("EAGLE-3, SpecForge", {"eagle_config": {}}, r"taps=\(2, 1, -1\).* has 2 layers"),
     ):
         directory, _ = write(tmp_path / "head", name)
@@ -193,3 +204,8 @@ def test_medusa_heads_load_by_their_directory(tmp_path):
     found = drafters.load(str(tmp_path), target)
     assert len(found.heads) == 2
     np.testing.assert_array_equal(found.heads[1].linear, tensors["1.1.weight"].T)
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "medusa_num_heads": 1}))
+    with pytest.warns(UserWarning, match="says medusa_num_heads=1, and .* holds 2 heads"):
+        found = drafters.load(str(tmp_path), target)
+    assert len(found.heads) == 1
+    np.testing.assert_array_equal(found.heads[0].linear, tensors["0.1.weight"].T)

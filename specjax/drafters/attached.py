@@ -29,7 +29,7 @@ from specjax.drafters import medusa, published
 from specjax.drafters.base import Drafter
 from specjax.models import sharding
 from specjax.models.hub import DRAFTER, Checkpoint
-from specjax.models.hub.tensors import read_into, read_json
+from specjax.models.hub.tensors import float_dtype, read_into, read_json
 from specjax.models.hub.weights import SAFETENSORS, find_tensors
 from specjax.models.memory import dtype_of
 from specjax.support import files, named
@@ -76,7 +76,7 @@ def save(
       dtype: float32, bfloat16 or float16, of the stored parameters.
 
     Raises:
-      ValueError: a drafter of no such kind.
+      ValueError: a drafter of no such kind, or another dtype.
     """
     path = f"{type(drafter).__module__}:{type(drafter).__qualname__}"
     kind = next((kind for kind, place in KINDS.items() if place == path), None)
@@ -84,6 +84,7 @@ def save(
         raise ValueError(
             f"{type(drafter).__name__} is no drafter that is saved; those are {', '.join(KINDS)}."
         )
+    dtype = float_dtype(dtype)
     stored = {
         name: np.ascontiguousarray(array if array.dtype.kind == "i" else array.astype(dtype))
         for name, array in drafter.tensors().items()
@@ -100,7 +101,7 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
     Args:
       target: that it belongs to. If only its outline is there (`hub.outline`), its weights are not
         compared.
-      dtype: of the drafter's parameters; None: the target's.
+      dtype: float32, bfloat16 or float16, of the drafter's parameters; None: the target's.
 
     Raises:
       FileNotFoundError: a file is missing.
@@ -108,11 +109,11 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
         a file is damaged.
     """
     place = pathlib.Path(directory)
+    wide = np.dtype(dtype_of(target.model)) if dtype is None else float_dtype(dtype)
     raw = read_json(place / CONFIG)
     if published.is_medusa(place, raw):
         return medusa.load_published(place, target)
     stored = find_tensors(place)
-    wide = np.dtype(dtype or dtype_of(target.model))
     if DRAFTER in raw:
         check(place, raw.get("target"), target)
         kind, settings = raw[DRAFTER], raw.get("settings")
@@ -136,7 +137,7 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
         return maker.from_tensors(settings, tensors, target)
     except KeyError as error:
         raise ValueError(f"{place} cannot be loaded: the setting {error} is missing.") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{place} cannot be loaded: {error}") from error
 
 

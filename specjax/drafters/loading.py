@@ -19,6 +19,7 @@ from specjax.drafters import attached, ngram
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.models import hub, sharding
 from specjax.models.hub import Checkpoint
+from specjax.models.hub.tensors import float_dtype
 from specjax.support import named
 
 NAMES = {
@@ -57,8 +58,10 @@ def load(
 
     Raises:
       ValueError, FileNotFoundError: there is no such drafter or model, it does not take these
-        settings, n-grams have no counts, or it belongs to another target.
+        settings or this dtype, n-grams have no counts, or it belongs to another target.
     """
+    if dtype is not None:
+        float_dtype(dtype)  # a drafter without parameters would take any
     make, placement = maker(draft), sharding.placement_of(target.model)
     if make is None:
         if attached.is_one(draft):

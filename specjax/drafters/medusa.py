@@ -19,6 +19,7 @@ last head the draft ends too.
 
 import os
 import pathlib
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -266,8 +267,16 @@ FILES = {  # of the original repository; the older heads are pickles
 }
 
 
+def _head_of(name: str) -> int:
+    """The number of the head that a tensor belongs to; −1: of none."""
+    number = name.removeprefix("medusa_head.").partition(".")[0]
+    return int(number) if number.isdecimal() and len(number) < 5 else -1
+
+
 def load_published(directory: str | os.PathLike, target: Checkpoint) -> Medusa:
     """Heads that FasterDecoding/Medusa trained: config.json, and one of `FILES`.
+
+    The file may hold more heads than config.json says. Those are left out, with a warning.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -278,8 +287,18 @@ def load_published(directory: str | os.PathLike, target: Checkpoint) -> Medusa:
     file = next((place / name for name in FILES if (place / name).is_file()), None)
     if file is None:
         raise FileNotFoundError(f"{place} has none of {', '.join(FILES)}; copy or download one.")
-    arrays = {}
-    for name, tensor in FILES[file.name](file).items():
+    arrays: dict[str, np.ndarray] = {}
+    stored, count = FILES[file.name](file), settings.get("medusa_num_heads")
+    surplus = {name for name in stored if type(count) is int and _head_of(name) >= count}
+    if surplus:
+        warnings.warn(
+            f"{place}: config.json says medusa_num_heads={count}, and {file.name} holds "
+            f"{1 + max(map(_head_of, stored))} heads. Those after the first {count} are left out; "
+            "a larger medusa_num_heads in config.json takes them.",
+            stacklevel=4,
+        )
+    for name in stored.keys() - surplus:
+        tensor = stored[name]
         arrays[name] = np.empty(tensor.shape, tensor.dtype)
         read_into(tensor, arrays[name])
     try:

@@ -24,6 +24,8 @@ from typing import Any
 from specjax.drafters import eagle, medusa
 from specjax.models.hub import DRAFTER, Checkpoint
 from specjax.models.hub import llama as names_of
+from specjax.models.hub.config_json import check_fields
+from specjax.models.hub.finding import naming
 from specjax.models.hub.tensors import Tensor
 from specjax.models.hub.weights import find_tensors
 from specjax.models.tapped import decoder_of
@@ -33,6 +35,14 @@ PLACES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}  # what speculators 
 LEFT = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 # Variants that are not built, by the fields that ask for them.
 UNBUILT = ("layernorms", "norm_before_fc", "norm_output", "fc_norm", "embed_requires_grad")
+
+FIELDS = {  # of config.json, beside those of a Llama
+    **dict.fromkeys(("transformer_layer_config", "eagle_config"), "an object"),
+    "speculators_model_type": "a string",
+    "eagle_aux_hidden_state_layer_ids": "a list of integers ≥ 0",
+    "target_hidden_size": "an integer ≥ 1",
+    "norm_before_residual": "true or false",
+}
 
 
 def is_medusa(place: pathlib.Path, raw: Mapping[str, Any]) -> bool:
@@ -63,8 +73,12 @@ def layout(
       settings, and for each tensor of the files that is read the name that it is given.
 
     Raises:
-      ValueError: a variant that is not built, or a target of another width or vocabulary.
+      ValueError: a variant that is not built, a field of another kind, or a target of another width
+        or vocabulary.
     """
+    with naming(place / "config.json"):
+        check_fields(raw, FIELDS)
+        check_fields(raw.get("eagle_config") or {}, FIELDS)
     kind = raw.get("speculators_model_type", "eagle")
     if kind not in ("eagle", "eagle3"):
         raise ValueError(
@@ -75,7 +89,9 @@ def layout(
     if unbuilt := [name for name in UNBUILT if raw.get(name) or nested.get(name)]:
         raise ValueError(f"{place}: {unbuilt[0]} is not supported; take a head without it.")
     own: dict[str, Any] = {"model_type": "llama", **(raw.get("transformer_layer_config") or raw)}
-    layer = names_of.config_from_hub({**own, "num_hidden_layers": 1}, {})
+    with naming(place / "config.json"):
+        check_fields(own)
+        layer = names_of.config_from_hub({**own, "num_hidden_layers": 1}, {})
     # speculators writes its target's number into an EAGLE-1, whose only layer is "transformer".
     always_one = "transformer.self_attn.q_proj.weight" in tensors
     if own.get("num_hidden_layers", 1) != 1 and not always_one:

@@ -23,13 +23,17 @@ def fill_in(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, An
     return {**defaults, **{key: raw[key] for key in defaults if raw.get(key) is not None}}
 
 
-def check_fields(raw: Mapping[str, Any]) -> None:
+def check_fields(raw: Mapping[str, Any], fields: Mapping[str, str] | None = None) -> None:
     """ValueError if a field has a value of a kind that it cannot have in any family.
 
     Null is as if the field were not there. Sizes are checked by `check_sizes`.
+
+    Args:
+      fields: the kind of each field, of `KINDS`; None: `FIELDS`.
     """
+    kinds = FIELDS if fields is None else fields
     for key, value in raw.items():
-        kind = FIELDS.get(key)
+        kind = kinds.get(key)
         if value is not None and kind is not None and not KINDS[kind](value):
             raise ValueError(f"{key}={value!r} should be {kind}.")
 
@@ -59,6 +63,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a list of strings": lambda value: (
         isinstance(value, list) and all(isinstance(entry, str) for entry in value)
     ),
+    "a list of integers ≥ 0": lambda value: isinstance(value, list) and all(map(_is_id, value)),
     "an object": lambda value: isinstance(value, dict),
     "an object of objects": lambda value: (
         isinstance(value, dict) and all(isinstance(entry, dict) for entry in value.values())
