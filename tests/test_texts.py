@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 import specjax
 from specjax import decoding
-from specjax.decoding.outputs import UNFINISHED, grown, text_of
+from specjax.decoding.outputs import UNFINISHED, UNSETTLED, grown, text_of
 from table_models import chain
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -81,6 +81,70 @@ def test_a_growing_text_is_a_prefix_of_the_next(seed):
     assert UNFINISHED not in "".join(texts)
     assert all(later.startswith(text) for text, later in itertools.pairwise(texts))
     assert len(set(texts)) > 3
+
+
+PROMPT_IDS = [*PROMPT, *bytes_of("語")[:2]]  # which end within a character
+
+
+def test_characters_behind_a_prompt_that_ends_within_one():
+    """Each is shown as soon as it is complete, though the ids behind the prompt are no UTF-8."""
+    ids, shown, texts = [bytes_of("語")[2], *bytes_of("é語"), ID["a"]], None, []
+    for end in range(len(ids) + 1):
+        text, shown = grown(model(), PROMPT_IDS, ids[:end], shown)
+        texts.append(text)
+    assert texts == ["", "語", "語", "語é", "語é", "語é", "語é語", "語é語a"]
+    assert text_of(model(), PROMPT_IDS, ids) == texts[-1]
+
+
+def test_special_tokens_are_no_text():
+    ids = [ID["</s>"], ID["▁there"], ID["<s>"], ID["▁there"]]
+    assert text_of(model(), PROMPT, ids) == " there there"
+    assert text_of(model(), [*PROMPT, ID["</s>"]], ids) == " there there"
+    shown = None
+    for end, said in enumerate(["", "", " there", " there", " there there"]):
+        text, shown = grown(model(), [ID["</s>"], *PROMPT], ids[:end], shown)
+        assert text == said
+
+
+def unigram():
+    """A tokenizer that removes spaces before punctuation when it decodes."""
+    pieces = [
+        "<unk>",
+        "</s>",
+        "▁",
+        "▁a",
+        "▁'",
+        "'",
+        "ve",
+        "▁ve",
+        "n",
+        "▁n",
+        "t",
+        "▁.",
+        "!",
+        "▁there",
+    ]
+    made = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
+    made.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        eos_token="</s>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=True,
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_growing_text_keeps_no_space_that_is_removed(seed):
+    target, rng = model(tokenizer=unigram(), eos_ids=(1,)), random.Random(seed)
+    known = rng.choices(range(1, 14), k=30)
+    prompt, ids, shown, texts = known[:4], known[4:], None, []
+    for end in range(len(ids) + 1):
+        text, shown = grown(target, prompt, ids[:end], shown)
+        texts.append(text)
+    texts.append(text_of(target, prompt, ids))
+    assert all(later.startswith(text) for text, later in itertools.pairwise(texts))
+    assert len(texts[-2]) >= len(texts[-1]) - UNSETTLED
 
 
 def test_a_long_text_is_not_decoded_again(monkeypatch):

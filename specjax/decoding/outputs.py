@@ -98,6 +98,7 @@ def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoin
 # --- texts -------------------------------------------------------------------------------------
 
 UNFINISHED = "\ufffd"  # a character, of which not all bytes are there
+UNSETTLED = 8  # characters at the end, whose first space the next ids may remove: "  ' ve" is "'ve"
 
 
 def text_of(target: Checkpoint, prompt: Sequence[int], ids: Sequence[int]) -> str:
@@ -123,8 +124,11 @@ def grown(
 ) -> tuple[str, Shown]:
     """The text of a row that may still grow, and what to give in the next call for it.
 
-    An incomplete character at the end is left out, so that each text begins with the one before.
-    Only the ids that came since the last calls are decoded.
+    An incomplete character at the end is left out, so that each text begins with the one before. So
+    is a space that may be removed, by a tokenizer that cleans up. Bytes that are no UTF-8 may
+    change characters that were shown before them.
+
+    Only the ids that came since the last calls are decoded, unless the tokenizer cleans up.
 
     Args:
       shown: from the last call; None: there was none.
@@ -132,12 +136,31 @@ def grown(
     prompt = _read_before(target, prompt)
     known = [*prompt, *ids]
     shown = shown or Shown("", 0, len(prompt))
+    if _cleans_up(target.tokenizer):
+        text = text_of(target, prompt, ids).rstrip(UNFINISHED)
+        space = text.find(" ", max(0, len(text) - UNSETTLED))
+        text = max(shown.text, text[:space] if space >= 0 else text, key=len)
+        return text, Shown(text, *shown[1:])
     before = _decode(target, known[shown.begin : shown.end])
     added = _added(before, _decode(target, known[shown.begin :]))
     complete = added.rstrip(UNFINISHED)
     text = shown.text + complete
-    # The ids before `begin` are needed no more once something was shown behind them.
-    return text, Shown(text, shown.end, len(known)) if added and complete == added else shown
+    if not added or complete != added:
+        return text, shown
+    # Ids before the last that were shown are needed no more, unless they end within a character.
+    begin = shown.begin if before.endswith(UNFINISHED) else shown.end
+    return text, Shown(text, begin, len(known))
+
+
+def _cleans_up(tokenizer: Any) -> bool:
+    """Whether a tokenizer removes spaces before punctuation. transformers does not for BPE."""
+    if not getattr(tokenizer, "clean_up_tokenization_spaces", False):
+        return False
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    return type(getattr(backend, "model", None)).__name__ != "BPE" or getattr(
+        tokenizer, forced, False
+    )
 
 
 def _read_before(target: Checkpoint, prompt: Sequence[int]) -> Sequence[int]:
