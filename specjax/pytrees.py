@@ -29,7 +29,7 @@ def pytree(cls: type[T]) -> type[T]:
     A user's class that is registered that way is safe within one that is made here.
     """
     if "__repr__" not in vars(cls):
-        cls.__repr__ = _in_one_line  # type: ignore[method-assign, assignment]
+        cls.__repr__ = _in_one_line  # type: ignore[method-assign]
     made = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(made)  # type: ignore[arg-type]
     static = [field.name for field in fields if field.metadata.get("static")]

@@ -137,6 +137,8 @@ def test_damaged_directories(tmp_path):
         for draft in (str(tmp_path), "lookup"):
             with pytest.raises(ValueError, match=f"dtype='{dtype}' must be one of float32"):
                 drafters.load(draft, target, dtype=dtype)
+    with pytest.raises(ValueError, match="target='x' must be a checkpoint, as"):
+        drafters.load("lookup", "x")
     with pytest.raises(ValueError, match="PromptLookup is no drafter that is saved"):
         attached.save(tmp_path / "other", PromptLookup(5), target)
     assert not (tmp_path / "other").exists()

@@ -434,10 +434,13 @@ def test_a_model_that_is_not_finite_is_named(checkpoints):
             search(*pair, ["some", "words", "x"])
 
 
-@pytest.mark.parametrize("wrong", ["max_new_tokens", "batch_size", "length_penalty"])
-def test_numbers_that_are_refused(checkpoints, wrong):
-    with pytest.raises(ValueError, match=f"{wrong}=-1 must be"):
-        specjax.beam_search(checkpoints[0], None, ["x"], **{wrong: -1})
+@pytest.mark.parametrize(
+    "wrong", ["max_new_tokens", "batch_size", "length_penalty", "width", "draft_width"]
+)
+@pytest.mark.parametrize("value", [-1, "a"])
+def test_numbers_that_are_refused(checkpoints, wrong, value):
+    with pytest.raises(ValueError, match=f"{wrong}={value!r} must be"):
+        specjax.beam_search(checkpoints[0], None, ["x"], **{wrong: value})
 
 
 # Errors.

@@ -383,6 +383,12 @@ def test_unsupported_dtype(tmp_path, dtype, name):
         load(directory)
 
 
+@pytest.mark.parametrize("name", [5, None])
+def test_a_name_is_a_text_or_a_path(name):
+    with pytest.raises(ValueError, match=f"{name} must be a directory or a hub name, as text"):
+        load(name)
+
+
 def test_a_type_that_no_layer_needs_is_left_out(directory):
     """With the warning of all surplus tensors."""
     add = {"counter": np.zeros(3, np.int32), "narrow": np.zeros(2, ml_dtypes.float8_e4m3fn)}

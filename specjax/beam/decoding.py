@@ -17,7 +17,7 @@ from specjax.decoding.texts import check_budget
 from specjax.models.compatibility import check_pair
 from specjax.models.hub import Checkpoint
 from specjax.support import memory_maps
-from specjax.support.ranges import has, whole
+from specjax.support.ranges import has, number, whole
 from specjax.types import Text
 
 COUNTS = tuple(field.name for field in dataclasses.fields(Stats))
@@ -75,8 +75,10 @@ def beam_search(
     whole("batch_size", batch_size, "[1, ∞)")
     whole("gamma", gamma, f"[1, {MAX_GAMMA}]", "a row never drafts past its max_new_tokens")
     check_budget(max_new_tokens)
-    if not 0 <= length_penalty < float("inf"):
-        raise ValueError(f"length_penalty={length_penalty} must be ≥ 0 and finite; 0 is off.")
+    whole("width", width, "[1, ∞)")
+    if draft_width is not None:
+        whole("draft_width", draft_width, "[1, ∞)")
+    number("length_penalty", length_penalty, "[0, ∞)", "0 is off")
     eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
     if draft is None:
         method = partial(beam.search, target.model, width=width)

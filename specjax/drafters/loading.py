@@ -21,6 +21,7 @@ from specjax.models import hub, sharding
 from specjax.models.hub import Checkpoint
 from specjax.models.hub.tensors import float_dtype
 from specjax.support import named
+from specjax.support.ranges import has
 
 NAMES = {
     "unigram": "specjax.drafters.ngram:unigram",
@@ -60,6 +61,7 @@ def load(
       ValueError, FileNotFoundError: there is no such drafter or model, it does not take these
         settings or this dtype, n-grams have no counts, or it belongs to another target.
     """
+    has("target", target, ("model", "config"), "a checkpoint, as specjax.load gives it")
     if dtype is not None:
         float_dtype(dtype)  # a drafter without parameters would take any
     make, placement = maker(draft), sharding.placement_of(target.model)

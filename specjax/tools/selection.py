@@ -32,7 +32,7 @@ from specjax.results import Row, summarize
 from specjax.sampling import Filter, Sampling, sampling
 from specjax.speculative import Speculative
 from specjax.support.named import short
-from specjax.support.ranges import whole
+from specjax.support.ranges import listed, whole
 from specjax.trees import FixedTree, choice
 from specjax.trees.shapes import text_of
 from specjax.trees.speculative import TreeSpeculative
@@ -253,8 +253,8 @@ def check_numbers(
     gammas: Sequence[int], nodes: Sequence[int], timed_inputs: int, repeats: int
 ) -> None:
     """ValueError for a number that is out of range."""
-    if not gammas or any(gamma < 1 or gamma != int(gamma) for gamma in gammas):
-        raise ValueError(f"gammas={tuple(gammas)} must be whole numbers ≥ 1.")
+    for gamma in listed("gammas", gammas):
+        whole("gammas", gamma, "[1, ∞)")
     for size in nodes:
         whole("nodes", size, "[1, ∞)")
     whole("timed_inputs", timed_inputs, "[1, ∞)")

@@ -12,10 +12,13 @@ from specjax.models.hub.config_json import check_fields
 from specjax.models.hub.safetensors_files import read_metadata
 from specjax.models.hub.tensors import Tensor, read_json
 from specjax.models.hub.weights import SAFETENSORS, wanted
+from specjax.support.ranges import shown
 
 
 def locate(name: str | os.PathLike) -> Path:
     """The directory itself, or that of the hub's files in the local cache."""
+    if not isinstance(name, str | os.PathLike):
+        raise ValueError(f"{shown(name)} must be a directory or a hub name, as text or a path.")
     path = Path(name)
     if path.is_dir():
         return path if (path / "config.json").is_file() else t5x_files.latest(path)
