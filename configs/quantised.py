@@ -3,7 +3,7 @@
     python -m experiments.quantised --config=configs/quantised.py:parse --workdir=runs/int8-parse
     python -m experiments.quantised --config=configs/quantised.py:prose --workdir=runs/int8-prose
     python -m experiments.quantised --config=configs/quantised.py:own --workdir=runs/int8-own \\
-        --config.target=google-t5/t5-3b --config.draft=google-t5/t5-small --config.task=wmt_en_de
+        --config.target=google-t5/t5-3b --config.draft=google-t5/t5-small --config.task=wmt14_en_de
 
 The first two take about 5 minutes each on 2 idle cores. `own` is any pair of models of directories
 or hub names, on one of the tasks.

@@ -182,7 +182,9 @@ def test_commands(module, words, monkeypatch, capsys, tmp_path):
         rest = flags.FLAGS(support.arguments(config))
         assert rest == sys.argv[:1], "words without a flag"
         if "config" in flags.FLAGS and flags.FLAGS["config"].present:
-            assert flags.FLAGS.config is not None
+            config = flags.FLAGS.config
+            assert config is not None
+            assert config.get("task") in (None, "", *tasks.TASKS)
         parsed.append(usage)
 
     monkeypatch.setattr(support, "run", parse)

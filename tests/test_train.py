@@ -11,6 +11,7 @@ import ml_collections
 import numpy as np
 import pytest
 from flax import nnx
+from matplotlib.figure import Figure
 
 from configs import train as configured
 from experiments import train as command
@@ -292,6 +293,27 @@ def test_look_around_prefers_neighbours_and_equal_contents():
     assert [int(bias[h, :10].argmax()) - 9 for h in range(4)] == [0, -1, -2, -3]
     cross = model.decoder[0].cross
     np.testing.assert_allclose(cross.query.weight[...], cross.kv.weight[...][:32] * 0.5)
+
+
+def test_the_curve_of_a_short_run_shows_its_points(tmp_path, monkeypatch):
+    """One point is a mark, not a line of no length, and its scale has plain numbers."""
+    made = []
+
+    def figure(**options):
+        made.append(Figure(**options))
+        return made[-1]
+
+    monkeypatch.setattr(train, "Figure", figure)
+    losses = {"train_loss": 7.263, "held_out_loss": 7.258}
+    train.draw_curve([{"step": 1, name: loss} for name, loss in losses.items()], tmp_path / "a.png")
+    many = [{"step": step, "train_loss": 10.0 / step} for step in range(1, 50)]
+    train.draw_curve(many, tmp_path / "b.png")
+    short, long = (figure.axes[0] for figure in made)
+    assert [line.get_marker() for line in short.lines] == [".", "."]
+    assert [line.get_marker() for line in long.lines] == [""]
+    labels = [label.get_text() for label in short.get_yticklabels(which="both")]
+    assert "7.26" in labels
+    assert all(label == "" or float(label) for label in labels)
 
 
 def test_shuffling_gives_every_target_another_source():

@@ -690,7 +690,7 @@ def open_log(path: pathlib.Path, keep_to: int) -> files.Rows:
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Training and held-out loss against the step."""
+    """Draw training and held-out loss against the step; a short run has one point of each."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     names = {
@@ -701,8 +701,17 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     for key, label in names.items():
         points = [(row["step"], row[key]) for row in rows if key in row]
         if points:
-            axes.plot(*zip(*points, strict=True), label=label)
+            axes.plot(
+                *zip(*points, strict=True), marker="." if len(points) < 10 else "", label=label
+            )
     axes.set(xlabel="step", ylabel="nats per target token", yscale="log")
+    values = [row[key] for row in rows for key in names if key in row]
+    if max(values, default=0) < 10 * min(
+        values, default=1
+    ):  # or the labels between powers of ten would overlap
+        axes.yaxis.set_minor_formatter("{x:.4g}")
+    axes.yaxis.set_major_formatter("{x:.4g}")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False)
     with files.replacing(path) as part:
         figure.savefig(part, format="png")
