@@ -1,0 +1,125 @@
+"""Figures on pages are those of the rows that they link.
+
+A figure is marked by a link to rows whose title says which value it is:
+`[3.49](results/parse/results.jsonl "speedup: draft-small, T=0, speedup_decode")`.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from command_line import ROOT
+from specjax.paper import formulas
+
+MARKED = re.compile(r'\[([^\]]+)\]\(([^)\s]*results/[^)\s]+\.jsonl)\s+"(\w+): ([^"]+)"\)')
+IN_README = re.compile(
+    r"\| `(\w+)`, ([\w-]+), T = (\d) \| (\d+) \| (\.\d+) \| ([\d.]+); with the \w+ ([\d.]+) \|"
+)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARKS = [(page, *mark) for page in PAGES for mark in MARKED.findall(page.read_text("utf-8"))]
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def value_in(row: dict, field: str):
+    """A field of a row, the quotient "a/b" of two, or "a.b" of the one entry in a list."""
+    if "/" in field:
+        above, below = field.split("/")
+        return row[above] / row[below]
+    if "." in field:
+        name, inner = field.split(".")
+        (entry,) = row[name]
+        return entry[inner]
+    return row[field]
+
+
+def measured(rows: list[dict], table: str, asked: str):
+    """The value of one row ("draft-tiny, T=0, tau"), or of a table's ("most v")."""
+    rows = [row for row in rows if row["table"] == table]
+    if cell := re.fullmatch(r"([\w-]+), T=([\d.]+), (\S+)", asked):
+        draft, temperature, field = cell.groups()
+        (row,) = (
+            row
+            for row in rows
+            if row["draft"].split("/")[-1] == draft and row["temperature"] == float(temperature)
+        )
+        return value_in(row, field)
+    kind, field = asked.split()
+    values = [value_in(row, field) for row in rows]
+    below_1 = sum(value < 1 for value in values)
+    return {"least": min(values), "most": max(values), "below_1": below_1, "count": len(values)}[
+        kind
+    ]
+
+
+def agrees(printed: str, value: float) -> bool:
+    """Whether a number is printed with the digits of a value."""
+    digits = len(printed.rstrip("%").partition(".")[2])
+    scaled = 100 * value if printed.endswith("%") else value
+    return f"{scaled:.{digits}f}" == printed.rstrip("%")
+
+
+@pytest.mark.parametrize(
+    ("page", "printed", "place", "table", "asked"),
+    [pytest.param(*mark, id=f"{mark[0].name}:{mark[4]}") for mark in MARKS],
+)
+def test_a_figure_is_that_of_its_row(page, printed, place, table, asked):
+    found = measured(rows_of(page.parent / place), table, asked)
+    values = found if isinstance(found, list) else [found]
+    for text, value in zip(printed.split(", "), values, strict=True):
+        assert agrees(text, value), f"{page.name} prints {printed}, the row has {found}"
+
+
+def test_figures_are_marked():
+    pages = [page.name for page, *_ in MARKS]
+    assert pages.count("misconceptions.md") > 40
+    assert pages.count("performance.md") == 4
+    assert not agrees("1.32", 3.493)  # what a page printed that cited an older family
+    assert agrees("82.7%", 0.82667)
+
+
+def test_the_table_of_the_readme():
+    """The rows of the embedded families: γ, α and both speedups."""
+    found = IN_README.findall((ROOT / "README.md").read_text("utf-8"))
+    assert len(found) == 6
+    for family, draft, temperature, *printed in found:
+        rows = rows_of(ROOT / "docs" / "results" / family / "results.jsonl")
+        fields = "gamma", "alpha", "speedup_decode", "speedup_end_to_end"
+        for text, field in zip(printed, fields, strict=True):
+            value = measured(rows, "speedup", f"{draft}, T={temperature}, {field}")
+            text = f"0{text}" if text.startswith(".") else text
+            assert agrees(text, value), (family, draft, temperature, field)
+
+
+def test_what_misconceptions_computes():
+    """Its table over γ and what the wrong formulas give, from the rows that it names."""
+    page = (ROOT / "docs" / "misconceptions.md").read_text("utf-8")
+    results = ROOT / "docs" / "results"
+    prose = rows_of(results / "prose" / "results.jsonl")
+    alpha, c, v = (
+        measured(prose, "speedup", f"draft, T=1, {name}") for name in ("alpha", "c", "v")
+    )
+
+    def line(name: str) -> list[str]:
+        (found,) = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", page, re.MULTILINE)
+        return found.split(" | ")
+
+    gammas = [int(cell) for cell in line("γ")]
+    expected = {
+        "tokens a call": formulas.expected_tokens(alpha, gammas),
+        "speedup": formulas.walltime_speedup(alpha, gammas, c, v),
+    }
+    for name, values in expected.items():
+        assert line(name) == [f"{value:.2f}" for value in values]
+    assert line("1 + α tokens a call")[0] == f"{1 + alpha:.2f}"
+    parse = rows_of(results / "parse" / "results.jsonl")
+    alpha, gamma, c = (
+        measured(parse, "speedup", f"draft-tiny, T=1, {name}") for name in ("alpha", "gamma", "c")
+    )
+    wrong = (alpha * gamma + 1) / (gamma * c + 1)
+    assert line("speedup = (αγ + 1) / (γc + 1)")[0] == f"{wrong:.2f}"
+    assert line("1 + αγ tokens a call")[0] == f"{1 + alpha * gamma:.2f}"
