@@ -701,14 +701,12 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     for key, label in names.items():
         points = [(row["step"], row[key]) for row in rows if key in row]
         if points:
-            axes.plot(
-                *zip(*points, strict=True), marker="." if len(points) < 10 else "", label=label
-            )
+            marker = "." if len(points) < 10 else ""  # one point makes no line
+            axes.plot(*zip(*points, strict=True), marker=marker, label=label)
     axes.set(xlabel="step", ylabel="nats per target token", yscale="log")
     values = [row[key] for row in rows for key in names if key in row]
-    if max(values, default=0) < 10 * min(
-        values, default=1
-    ):  # or the labels between powers of ten would overlap
+    if max(values, default=0) < 10 * min(values, default=1):
+        # Over a wider range, labels between powers of ten would overlap.
         axes.yaxis.set_minor_formatter("{x:.4g}")
     axes.yaxis.set_major_formatter("{x:.4g}")
     axes.xaxis.get_major_locator().set_params(integer=True)
