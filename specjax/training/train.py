@@ -35,6 +35,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from specjax import tasks
 from specjax.generation import generate
@@ -709,7 +710,7 @@ def draw_curve(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
         # Over a wider range, labels between powers of ten would overlap.
         axes.yaxis.set_minor_formatter("{x:.4g}")
     axes.yaxis.set_major_formatter("{x:.4g}")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
     with files.replacing(path) as part:
         figure.savefig(part, format="png")
