@@ -1,5 +1,7 @@
 """What is decided by platform: by the one that a program is lowered for, or a model is put on."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +38,7 @@ def test_where_arrays_go():
     for chosen in (CPU, "cpu"):
         with jax.default_device(chosen):
             assert devices.find() == CPU
-    far = object()  # stands for another device
+    far = types.SimpleNamespace(platform="gpu")  # stands for another device
     with jax.default_device("cpu"):
         assert devices.find(far) is far
     with pytest.raises(ValueError, match=r"device='xpu' is no platform .* leave it out"):

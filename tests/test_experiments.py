@@ -862,14 +862,24 @@ def test_the_last_words_name_the_best_row():
     row = {
         "draft": "families/a/tiny", "temperature": 0.0, "gamma": 7, "speedup_decode": 3.456,
         "speedup_end_to_end": 2.9, "predicted_paper": 5.5, "v": 1.78, "tau": 6.04,
-        "tau_expected": 7.1, "cores": 2, "device": "Toaster",
+        "tau_expected": 7.1, "cores": 2, "device": "Toaster", "c": 0.04, "overhead": 0.1,
+        "predicted": 3.2, "load_per_core": 0.6,
     }  # fmt: skip
-    slower = {**row, "draft": "b", "speedup_decode": 2.0}
+    slower = {**row, "draft": "b", "speedup_decode": 2.0, "predicted": 2.1}
     said = speedups.conclusion([slower, row])
     assert said.startswith("tiny, T = 0, γ = 7: 3.46 times as fast as plain decoding, 2.90 with")
-    assert "formula says 5.50" in said
-    assert "costs 1.78 here" in said
-    assert said.endswith("7.1 tokens would come of a call of the target and not 6.0.")
+    assert "formula predicts 5.50" in said
+    assert "one target step (here 1.78)" in said
+    assert said.endswith("(7.1 expected tokens per call; measured 6.0).")
+
+    # Nothing follows from timings that cannot be, or from those of a busy machine.
+    impossible = speedups.conclusion([row, {**slower, "overhead": -0.9}])
+    assert impossible.startswith("The timings contradict themselves: b, T = 0: overhead -0.90")
+    assert "times as fast" not in impossible
+    far = speedups.conclusion([{**row, "predicted": 1.9}])
+    assert "a speedup of 3.46, where the times of the phases give 1.90" in far
+    busy = speedups.conclusion([{**row, "load_per_core": 5.0}])
+    assert busy.startswith("The machine was busy: a load average of up to 5.0")
 
 
 def test_the_last_words_name_a_machine_that_is_in_the_way():

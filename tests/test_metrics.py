@@ -134,7 +134,9 @@ def test_an_interval_needs_ten_outputs(pair):
             assert (found.low, found.high) == (None, None)
         else:
             assert found.low < found.value < found.high
-        interval = f"{found.low:.3f} to {found.high:.3f}" if count == 10 else "–"
+        interval = (
+            f"{found.low:.3f} to {found.high:.3f}" if count == 10 else "–: fewer than 10 outputs"
+        )
         assert repr(found) == (
             f"Alpha({found.value:.3f}, 95% interval {interval}, {count} outputs, "
             f"{found.tokens} tokens)"

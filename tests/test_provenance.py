@@ -23,7 +23,9 @@ from specjax.tools.commands import select
 from specjax.tools.selection import Candidate
 
 EVERY = {*provenance.NEEDED, *provenance.environment()}
-MODEL = types.SimpleNamespace(model=types.SimpleNamespace(params={"w": np.zeros(1, np.float32)}))
+MODEL = types.SimpleNamespace(
+    model=types.SimpleNamespace(params={"w": np.zeros(1, np.float32)}), metadata={}
+)
 
 
 @pytest.fixture
@@ -156,6 +158,15 @@ def row(commit, table="alpha", **changes):
         **provenance.environment(), "commit": commit, "table": table, "dtype": "float32",
         "batch": 1, "seed": 0, **changes,
     }  # fmt: skip
+
+
+def test_a_busy_machine_is_said():
+    """Rows carry the load, and a report of a busy machine says so; old rows lack it."""
+    made = provenance.complete(row("aaaa"), {})
+    assert made["load_per_core"] is None or made["load_per_core"] >= 0
+    quiet, busy = row("aaaa") | {"load_per_core": 1.0}, row("aaaa") | {"load_per_core": 7.5}
+    assert provenance.warning([row("aaaa"), quiet]) == ""
+    assert "load average of up to 7.5" in provenance.warning([quiet, busy])
 
 
 def test_rows_of_one_run_need_no_warning():

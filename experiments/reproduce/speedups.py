@@ -11,7 +11,7 @@ from experiments.reproduce.pages import Section, number, percent
 from experiments.reproduce.study import Study
 from specjax import decoding
 from specjax.autoregressive import Autoregressive
-from specjax.measure import cost, metrics, pricing, report, timing
+from specjax.measure import cost, doubts, metrics, pricing, report, timing
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
 from specjax.paper import formulas
 from specjax.policies import Prices
@@ -192,14 +192,37 @@ def told(row: Mapping[str, Any]) -> str:
 
 
 def conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What was won, why it is not what the formula says, and what the machine has to do with it."""
+    """What was gained, why the formula differs, and what the machine has to do with it."""
+    if doubt := doubtful(rows):
+        return doubt
     top = max(rows, key=lambda row: row["speedup_decode"])
     return (
-        f"{told(top)}; the paper's formula says {top['predicted_paper']:.2f}, for it takes a "
-        f"verify pass to cost one step, which costs {top['v']:.2f} here, and each token to be "
-        f"accepted with the same chance, by which {top['tau_expected']:.1f} tokens would come of a "
-        f"call of the target and not {top['tau']:.1f}.{here(top)}"
+        f"{told(top)}. The paper's formula predicts {top['predicted_paper']:.2f}, because it "
+        f"assumes that a verify pass costs one target step (here {top['v']:.2f}) and that every "
+        f"token has the same chance of acceptance ({top['tau_expected']:.1f} expected tokens per "
+        f"call; measured {top['tau']:.1f}).{here(top)}"
     )
+
+
+def doubtful(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Why nothing follows from the timings of these rows; "" if they agree."""
+    found = []
+    for row in rows:
+        wrong = doubts.contradictions(
+            row["gamma"],
+            row["c"],
+            row["v"],
+            row["overhead"],
+            measured=row["speedup_decode"],
+            predicted=row["predicted"],
+        )
+        name = f"{short(row['draft'])}, T = {row['temperature']:g}"
+        found += [f"{name}: {one}" for one in wrong]
+    busy = doubts.busy(row.get("load_per_core") for row in rows)
+    if not found:
+        return busy
+    said = f"The timings contradict themselves: {'; '.join(found)}."
+    return f"{said} {busy or doubts.AGAIN}"
 
 
 DEAR = 2.5  # steps that a verify pass takes where it is the processor that limits the speedup
@@ -271,6 +294,22 @@ def inflated(row: Mapping[str, Any]) -> bool:
 
 
 def words(rows: Sequence[dict[str, Any]]) -> str:
+    """What the timings say, if they say anything, and whether the tokens are the same."""
+    doubt = doubtful(rows)
+    said = [doubt] if doubt else gained(rows)
+    if any(row["identical"] is False for row in rows):
+        said.append("At T=0 some outputs DIFFER from plain decoding: look for near-ties.")
+    elif any(row["identical"] for row in rows):
+        said.append("At T=0 every output is plain decoding's, token for token.")
+    slower = [
+        f"{short(r['draft'])} T={r['temperature']:g}" for r in rows if r["speedup_decode"] < 1
+    ]
+    if slower and not doubt:
+        said.append(f"Decoding is faster without these drafts: {', '.join(slower)}.")
+    return " ".join(said)
+
+
+def gained(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The best row, how good the predictions are, and what Thm 3.8 leaves out."""
     fair = [row for row in rows if not inflated(row)]
     top = max(fair or rows, key=lambda row: row["speedup_decode"])
@@ -279,7 +318,7 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
     promised = [row["predicted_paper"] / row["speedup_decode"] for row in rows]
     lengths = [row["tau"] / row["tau_expected"] for row in rows]
     verify = [row["v"] for row in rows]
-    said = [
+    return [
         f"Largest speedup{among}: {short(top['draft'])} at T={top['temperature']:g} with "
         f"γ={top['gamma']}: {top['speedup_decode']:.2f} times plain decoding (quartiles "
         f"{top['speedup_decode_low']:.2f} to {top['speedup_decode_high']:.2f}), "
@@ -289,16 +328,6 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
         else "The timings are too noisy for a prediction.",
         f"Thm 3.8 promises {min(promised):.2f} to {max(promised):.2f} times what was measured: a "
         f"verify pass takes {min(verify):.2f} to {max(verify):.2f} steps here and not 1, and τ is "
-        f"{percent(min(lengths))} to {percent(max(lengths))} from (1−α^(γ+1))/(1−α), for "
+        f"{percent(min(lengths))} to {percent(max(lengths))} from (1−α^(γ+1))/(1−α), because "
         "acceptances within an output are correlated, and outputs end.",
     ]
-    if any(row["identical"] is False for row in rows):
-        said.append("At T=0 some outputs DIFFER from plain decoding: look for near-ties.")
-    elif any(row["identical"] for row in rows):
-        said.append("At T=0 every output is plain decoding's, token for token.")
-    slower = [
-        f"{short(r['draft'])} T={r['temperature']:g}" for r in rows if r["speedup_decode"] < 1
-    ]
-    if slower:
-        said.append(f"Decoding is faster without these drafts: {', '.join(slower)}.")
-    return " ".join(said)

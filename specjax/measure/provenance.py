@@ -7,6 +7,7 @@ and hardware are filled in.
 import collections
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import platform
@@ -18,6 +19,7 @@ import jax
 import numpy as np
 
 from specjax import devices
+from specjax.measure import doubts
 from specjax.models import memory
 from specjax.models.hub import Checkpoint
 from specjax.support import files
@@ -47,13 +49,14 @@ def write(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def complete(row: dict[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with the facts of its environment; ValueError if it lacks one of `NEEDED`."""
+    """The row with the facts of its environment and the load; ValueError without all `NEEDED`."""
     if lacking := [name for name in NEEDED if row.get(name) is None]:
         raise ValueError(
             f"A row of results lacks {', '.join(lacking)}: whoever measures must say it. The row "
             f"has {', '.join(row)}."
         )
-    return {**row, **facts}
+    load = doubts.load()  # NaN is no JSON
+    return {"load_per_core": None if math.isnan(load) else round(load, 2), **row, **facts}
 
 
 def dtype_of(model: Checkpoint) -> str:
@@ -80,7 +83,7 @@ def told(rows: Sequence[Mapping[str, Any]], batch: str = "") -> str:
 
 
 def warning(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What the head of a report says if its rows are not of one state of things; "" if they are."""
+    """What the head of a report says of rows of several runs or of a busy machine; else ""."""
     facts = (*environment(), "dtype", "seed")
     mixed = [name for name in facts if len({row.get(name) for row in rows}) > 1]
     said = []
@@ -93,6 +96,8 @@ def warning(rows: Sequence[Mapping[str, Any]]) -> str:
         )
     if any(str(row.get("commit")).endswith("+") for row in rows):
         said.append("At a commit with + files were changed and not committed.")
+    if busy := doubts.busy(row.get("load_per_core") for row in rows):
+        said.append(busy)
     return " ".join(said)
 
 

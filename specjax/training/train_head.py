@@ -89,8 +89,8 @@ def observe(method: Speculative, contexts: Contexts, state: State) -> tuple[Stat
     """One round, and its drafted tokens (B, γ); `reached` is 0 behind a drafted EOS."""
     after, round_ = speculative.step(method, contexts, state)
     hidden = reread(method, contexts, state, round_.drafts.tokens)
-    ends = jnp.isin(round_.drafts.tokens, method.eos_ids)
-    behind = jnp.cumsum(ends, axis=1) - ends > 0
+    ends = jnp.isin(round_.drafts.tokens, method.eos_ids).astype(jnp.int32)
+    behind = jnp.cumsum(ends, axis=1) > ends
     submitted = round_.submitted & round_.active[:, None] & ~behind
     ratio = jnp.where(submitted, round_.ratio, 1.0)
     before = jnp.cumprod(jnp.pad(ratio, ((0, 0), (1, 0)), constant_values=1.0)[:, :-1], axis=1)
