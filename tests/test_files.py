@@ -209,3 +209,15 @@ def test_rows_that_cannot_be_written_are_named(tmp_path):
         for reader in (files.Rows, files.read_rows):
             with pytest.raises(ValueError, match=f"{place} is a device, a pipe or a directory"):
                 reader(place)
+
+
+@pytest.mark.parametrize(
+    "line", ["[1]", "5", "null", "no JSON", "[" * 100_000], ids=lambda x: x[:7]
+)
+def test_lines_that_are_no_rows_are_named(line, tmp_path):
+    file = tmp_path / "results.jsonl"
+    file.write_text(f'{{"a": 1}}\n{line}\n')
+    for read in (files.read_rows, files.Rows):
+        with pytest.raises(ValueError, match=r"results\.jsonl holds lines that are not JSON obj"):
+            read(file)
+    assert file.read_text() == f'{{"a": 1}}\n{line}\n'

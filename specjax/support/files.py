@@ -293,7 +293,7 @@ def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
     A last line that is not complete is left out: it is being written, or its writer was cut off.
 
     Raises:
-      ValueError: a line is not JSON.
+      ValueError: a line is not a JSON object.
     """
     return _parsed(path, _whole_lines(path)) if path.exists() else []
 
@@ -320,12 +320,15 @@ def _whole_lines(path: pathlib.Path) -> bytes:
 def _parsed(path: pathlib.Path, lines: bytes) -> list[dict[str, Any]]:
     try:
         # Not splitlines(): JSON may hold U+2028 and such as they are.
-        return [json.loads(line) for line in lines.decode("utf-8").split("\n")[:-1]]
-    except ValueError:
+        rows = [json.loads(line) for line in lines.decode("utf-8").split("\n")[:-1]]
+    except (ValueError, RecursionError):
+        rows = [None]
+    if not all(isinstance(row, dict) for row in rows):
         raise ValueError(
-            f"{path} holds lines that are not JSON: not a file of rows. Move it away, or name "
-            "another one."
-        ) from None
+            f"{path} holds lines that are not JSON objects: not a file of rows. Move it away, or "
+            "name another one."
+        )
+    return rows
 
 
 class Rows:
