@@ -119,18 +119,24 @@ class Laboratory:
 
     def _measured(self, directory: pathlib.Path, temperature: float) -> dict[str, Any]:
         config, study, draft = self.config, self.study, str(directory / "model")
-        alpha = study.alpha(draft, temperature, study.outputs(temperature))
+        # Every other output chooses the best line, and the rest report it: a line that was chosen
+        # by the figure that is shown would look better than it is.
+        overlaps = study.alpha(draft, temperature, study.outputs(temperature)).overlaps
+        chosen, shown = overlaps[::2], overlaps[1::2] or overlaps
+        alpha, low, high = metrics.mean_interval(shown)
+        known = len(shown) >= metrics.ENOUGH
         rows = study.decode(draft, temperature, config.tau_inputs, gamma=config.gamma)
         # Tokens of each call, its output's mean: the ratio of sums, resampled by output.
         calls = [np.full(r.target_calls, r.emitted / r.target_calls) for r in rows if r.emitted]
         tau, tau_low, tau_high = metrics.mean_interval(calls)
         final = files.read_json(directory / "final.json")
         return {
-            "alpha": alpha.value,
-            "low": alpha.low,
-            "high": alpha.high,
-            "outputs": len(alpha.overlaps),
-            "tokens": alpha.tokens,
+            "choosing": metrics.mean_interval(chosen)[0],
+            "alpha": alpha,
+            "low": low if known else None,
+            "high": high if known else None,
+            "outputs": len(shown),
+            "tokens": sum(map(len, shown)),
             "tau": tau,
             "tau_low": tau_low,
             "tau_high": tau_high,
@@ -202,7 +208,8 @@ def table(config, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A line for each divergence and source whose first seed was measured at all temperatures.
 
     It has all measured rows by temperature, one for each seed, and "best" or "worst" as its mark:
-    by the mean of α over the temperatures with the first seed, in which all lines are alike.
+    by the mean over the temperatures of α with the first seed, which all lines have, on outputs
+    that report nothing. Rows of before that split have one α for both.
     """
     lines = []
     for cell in cells(config):
@@ -214,7 +221,7 @@ def table(config, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         }  # fmt: skip
         if all(of and of[0]["seed"] == cell["seed"] for of in by.values()):
             seeds = min(map(len, by.values()))
-            score = np.mean([of[0]["alpha"] for of in by.values()])
+            score = np.mean([of[0].get("choosing", of[0]["alpha"]) for of in by.values()])
             lines.append({**key, "rows": by, "seeds": seeds, "score": score, "mark": ""})
     ranked = sorted(_compared(lines), key=lambda line: line["score"])
     if len(ranked) > 1:
@@ -261,14 +268,15 @@ def legend(config) -> str:
     """What the figures are."""
     return (
         "α: mean of Σ min(target, draft) over prefixes that the target generated, "
-        f"{config.alpha_inputs} outputs of the split {config.split}. τ: tokens per target call "
-        f"with γ = {config.gamma}, {config.tau_inputs} inputs. In brackets: with one seed a 95% "
+        f"{config.alpha_inputs // 2} outputs of the split {config.split}. τ: tokens per target "
+        f"call with γ = {config.gamma}, {config.tau_inputs} inputs. In brackets: with one seed a 95% "
         "interval by bootstrap over outputs; with more the smallest and the largest. Seeds are of "
         "the order of batches and of what models write; all runs begin with the same draft. "
         "minutes: of the first seed's steps, with the outputs that the draft wrote for them, and "
         "with compilation where the cache did not have it; what the target wrote counts in the run "
         "that came first. "
-        f"best, worst: by the mean of α over the temperatures with seed {config.seeds[0]}. "
+        f"best, worst: by the mean of α over the temperatures with seed {config.seeds[0]}, on as "
+        "many other outputs of the same split. "
         f"{START}: the common start. {NO_TEACHER}: as many steps on the data alone."
     )
 

@@ -380,6 +380,10 @@ def test_the_table(bench, tmp_path, monkeypatch, capsys, trains):
     marked = {line["mark"]: line for line in lines if line["mark"]}
     scores = [line["score"] for line in lines[2:]]
     assert marked["best"]["score"] == max(scores)
+    for line in lines:  # chosen on outputs that report nothing
+        chosen = [of[0]["choosing"] for of in line["rows"].values()]
+        assert line["score"] == np.mean(chosen)
+        assert chosen != [of[0]["alpha"] for of in line["rows"].values()]
     assert marked["worst"]["score"] == min(scores)
     assert [line["seeds"] for line in lines] == [1, 1, 2, 2]
     assert sorted(one[:3] for one in trained[4:]) == sorted((*pair, 1) for pair in first)
