@@ -269,8 +269,8 @@ def legend(config) -> str:
     return (
         "α: mean of Σ min(target, draft) over prefixes that the target generated, "
         f"{config.alpha_inputs // 2} outputs of the split {config.split}. τ: tokens per target "
-        f"call with γ = {config.gamma}, {config.tau_inputs} inputs. In brackets: with one seed a 95% "
-        "interval by bootstrap over outputs; with more the smallest and the largest. Seeds are of "
+        f"call with γ = {config.gamma}, {config.tau_inputs} inputs. In brackets: with one seed a "
+        "95% interval by bootstrap over outputs; with more the smallest and the largest. Seeds are of "
         "the order of batches and of what models write; all runs begin with the same draft. "
         "minutes: of the first seed's steps, with the outputs that the draft wrote for them, and "
         "with compilation where the cache did not have it; what the target wrote counts in the run "
