@@ -303,6 +303,25 @@ def test_what_is_closed():
     assert closed(still, row, 1.25 * 1.09) is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"gamma_max": 2}, r"static=\(.*\) has 3, and gamma_max=2 allows 2 at most"),
+        ({"widths": (1, 40)}, r"widths=\(1, 40\) has 40, and gamma_max=\d+ allows"),
+        ({"timed_inputs": 0}, "timed_inputs=0 must be a whole number ≥ 1"),
+        ({"price_tries": 0}, "price_tries=0 must be a whole number ≥ 1"),
+    ],
+)
+def test_fields_that_do_not_go_together(fields, said):
+    """Nothing is loaded or measured before."""
+    config = adaptive.get_config("quick")
+    race.check(config)
+    with config.unlocked():
+        config.update(fields)
+    with pytest.raises(ValueError, match=said):
+        race.check(config)
+
+
 def row_of(method, speedup, of_best, closed=None, **changes):
     """A row of a race in which γ=3 is the best static length."""
     spread = {"speedup_decode": speedup, "of_best": of_best}
@@ -379,6 +398,13 @@ def test_words():
     assert board.still([row_of("γ=5", 1.9, 1.5), still])["method"] == "γ=3"
     lost = board.sections([still, behind])[0].words
     assert lost.startswith("The best policy is behind the best static γ for draft, T=0.")
+    # An interval that reaches far below 1 says nothing; costs that fit poorly are said.
+    wide = {**ahead, "of_best_low": 0.58, "of_best_high": 1.66, "price_error": 0.21}
+    unknown = board.sections([still, wide])[0].words
+    assert unknown.startswith("Too little was measured to compare the best policy with the best")
+    assert "draft, T=0 (1.08 (0.58–1.66))" in unknown
+    assert "at least level" not in unknown
+    assert "off by 21% for a typical call" in unknown
     missed = board.sections([still, {**ahead, "predicted": 1.5}, behind])[0].words
     assert missed.endswith("for 1 of 2 policies; the farthest is svip with draft, T=0: -13%.")
     nothing = board.sections([still, {**ahead, "closed": None}])[0].words

@@ -19,6 +19,7 @@ from specjax.support.named import short
 def main(_) -> None:
     config = flags.FLAGS.config
     study.check_chain(config, "experiments.adaptive compares lengths of chains")
+    race.check(config)
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
     if flags.FLAGS.only_report:

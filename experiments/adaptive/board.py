@@ -52,6 +52,10 @@ def best(race: Iterable[Row]) -> Row:
     return max((row for row in race if not row["static"]), key=lambda row: row["speedup_choosing"])
 
 
+MAX_UNKNOWN = 0.1  # how far the interval of a policy that is called level may reach below 1
+POOR_FIT = 0.05  # error of a typical call; the default of price_error
+
+
 def is_level(row: Row) -> bool:
     """As fast as the best static γ, within the interval."""
     return row["of_best_high"] >= 1
@@ -201,13 +205,29 @@ def words(lines: Sequence[dict[str, Row]]) -> str:
     behind = [label(line["best"]) for line in lines if not is_level(line["best"])]
     ahead = [label(line["best"]) for line in lines if line["best"]["of_best_low"] > 1]
     slow = [label(line["still"]) for line in lines if line["still"]["speedup_decode"] < 1]
+    unknown = [
+        f"{label(line['best'])} ({within(line['best'], 'of_best')})"
+        for line in lines
+        if is_level(line["best"]) and line["best"]["of_best_low"] < 1 - MAX_UNKNOWN
+    ]
+    poor = [row for line in lines for row in line.values() if row.get("price_error", 0) > POOR_FIT]
     shares = [line["closing"] for line in lines if line["closing"]["closed"] is not None]
     closing = max(shares, key=lambda row: row["closed"], default=None)
     said = [
         f"The best policy is behind the best static γ for {', '.join(behind)}."
         if behind
+        else ""
+        if unknown
         else "The best policy is at least level with the best static γ everywhere, within the "
         "intervals.",
+        "Too little was measured to compare the best policy with the best static γ for "
+        f"{', '.join(unknown)}."
+        if unknown
+        else "",
+        f"Costs were taken that fit poorly, off by {max(r['price_error'] for r in poor):.0%} for "
+        "a typical call: policies that weigh them decided by noise."
+        if poor
+        else "",
         f"It is ahead by more than the interval for {', '.join(ahead)}." if ahead else "",
         f"The largest share of the gap to the oracle that is closed in replay: {closed(closing)} "
         f"({label(closing)})."

@@ -17,7 +17,7 @@ from experiments.reproduce.study import Study
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
-from specjax.measure import choice, pricing, timing
+from specjax.measure import choice, doubts, pricing, timing
 from specjax.measure.counting import Undecided
 from specjax.measure.pricing import static, static_prices
 from specjax.measure.timing import PLAIN, Comparison
@@ -31,6 +31,8 @@ from specjax.replay import rehearse, replay, rollouts
 from specjax.replay.rehearse import Rehearsed
 from specjax.replay.rollouts import Rollouts
 from specjax.speculative import Speculative
+from specjax.support import command_line
+from specjax.support.ranges import whole
 
 ORACLE = "oracle"  # in replay only
 
@@ -68,6 +70,19 @@ class Counting(Drafter):
 
     def logits(self, hidden):
         return self.inner.logits(hidden)
+
+
+def check(config) -> None:
+    """ValueError for fields that do not go together, before anything is loaded or measured."""
+    for field in ("price_tries", "price_repeats", "price_inputs", "repeats", "timed_inputs"):
+        whole(field, config[field], "[1, ∞)")
+    for field, most in (("static", config.gamma_max), ("widths", config.gamma_max + 1)):
+        for length in config[field]:
+            if whole(field, length, "[1, ∞)") > most:
+                raise ValueError(
+                    f"{field}={tuple(config[field])} has {length}, and gamma_max="
+                    f"{config.gamma_max} allows {most} at most. Raise gamma_max, or leave it out."
+                )
 
 
 def names(on: Study, draft: str) -> list[str]:
@@ -126,13 +141,12 @@ def price(
 def tried_prices(on: Study, cell: dict[str, Any]) -> tuple[dict[str, Prices], str]:
     """The first prices of `price_tries` that fit well enough, or the last; and their `flaw`."""
     config, deciding = on.config, untold(on, cell["draft"])
-    if config.price_tries < 1:
-        raise ValueError(f"price_tries={config.price_tries} must be ≥ 1.")
     of = f"{cell['draft']} at T={cell['temperature']:g}"
     for _ in range(config.price_tries):
         found = price(on, cell, deciding)
         if not (wrong := flaw(of, found[pricing.POLICIES], config.price_error)):
             break
+        command_line.say(f"{wrong} {doubts.busy([doubts.load()])}".rstrip())
     return found, wrong
 
 
