@@ -142,7 +142,7 @@ def show(candidates: list[Candidate], config) -> None:
         "steps. τ: tokens for each call of the target. predicted, loop: speedup over plain "
         "decoding without prefill; total: with it. Every other timed input chooses among the "
         "drafts; loop and total are of the rest. memory: both models and their caches at batch "
-        f"{config.batch_size}.\n",
+        f"{config.batch_size}. –: of plain decoding, which drafts nothing, or not measured.\n",
     )
     if (free := memory_free()) is not None:
         console.print(f"Free on this device now: {gigabytes(free)}.\n")
