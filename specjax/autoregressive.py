@@ -10,11 +10,11 @@ from jax import Array
 from jaxtyping import Int
 
 from specjax import sampling as smp
-from specjax.accept import AcceptanceRule, TokenRule, resolve_rule
 from specjax.dice import Dice
 from specjax.drafters.base import started
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round, Verdict, round_of
+from specjax.rules import AcceptanceRule, TokenRule, resolve_rule
 from specjax.sampling import Sampling
 from specjax.state import State, begin, block, commit, is_finite
 from specjax.types import Context, Model

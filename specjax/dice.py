@@ -10,7 +10,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax import sampling as smp
-from specjax.accept import surviving
+from specjax.rules import surviving
 from specjax.sampling import Purpose
 from specjax.state import State
 

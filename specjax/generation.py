@@ -11,13 +11,13 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax import decoding, drafters
-from specjax.accept import AcceptanceRule, exactness
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import choice, pricing
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, needs_prices
 from specjax.results import Progress, Result, Row
+from specjax.rules import AcceptanceRule, exactness
 from specjax.sampling import Filter, as_key, sampling
 from specjax.trees import Shape
 from specjax.types import Text
@@ -68,7 +68,7 @@ def generate(
       batch_size: rows decoded at once. Where there are more inputs, each takes the place of a row
         that has ended.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
-      rule: acceptance rule, or its name or import path (`specjax.accept.load`); default the
+      rule: acceptance rule, or its name or import path (`specjax.rules.load`); default the
         paper's `TokenRule`. With "gumbel" plain decoding draws by the same noise: both give the
         same tokens.
       policy: draft-length policy, or its name or import path (`specjax.policies.load`); default

@@ -9,9 +9,9 @@ import jax
 from jax import Array
 from jaxtyping import Int, Key
 
-from specjax.accept import AcceptanceRule
 from specjax.models import sharding
 from specjax.rounds import Round
+from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling
 from specjax.state import State, unfinished
 from specjax.types import Context, Inputs, Model

@@ -21,12 +21,12 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax import passes
 from specjax import sampling as smp
-from specjax.accept import AcceptanceRule, at_tokens, given_noise, resolve_rule
 from specjax.dice import Dice, dice_for
 from specjax.drafters.base import Drafter, chances_of, first_distribution, prefill, proposal
 from specjax.policies import Observation, Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round, Verdict, round_of
+from specjax.rules import AcceptanceRule, at_tokens, given_noise, resolve_rule
 from specjax.sampling import Purpose, Sampling
 from specjax.state import State, begin, block, commit, is_finite
 from specjax.types import Context, Inputs, Model

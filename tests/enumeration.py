@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import loop, speculative
-from specjax.accept import at_tokens
 from specjax.dice import Dice
 from specjax.drafters.base import Fed
 from specjax.drafters.switch import Switched
+from specjax.rules import at_tokens
 from specjax.sampling import row_keys
 from specjax.types import Inputs
 from table_models import repeat

@@ -12,7 +12,6 @@ from flax import nnx
 import test_loops
 import toy_policies
 from specjax import devices, speculative
-from specjax.accept import TokenRule
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.models.gpt import GPT, GPTConfig
@@ -25,6 +24,7 @@ from specjax.models.layers import (
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
 from specjax.policies.constant import Constant
+from specjax.rules import TokenRule
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
 from specjax.state import unfinished

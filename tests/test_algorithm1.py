@@ -10,7 +10,7 @@ import numpy as np
 from command_line import ROOT
 from enumeration import output_distribution
 from reference import total_variation
-from specjax import accept
+from specjax import rules
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.sampling import sampling
@@ -87,7 +87,7 @@ def test_the_loop_has_the_distribution_of_algorithm_1():
         method = Speculative(
             MarkovModel(jnp.log(jnp.asarray(target))),
             ModelDrafter(MarkovModel(jnp.log(jnp.asarray(draft)))),
-            accept.TokenRule(),
+            rules.TokenRule(),
             constant(GAMMA),
             sampling(1.0),
             jnp.int32([-1]),

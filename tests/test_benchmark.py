@@ -18,9 +18,9 @@ from configs import benchmark_cpu, benchmark_gpu
 from experiments.benchmark import bars, forced, measure, models, peers, tables
 from experiments.benchmark.cases import PARTS, SHAPES, Case, chosen, step_bytes, suite
 from specjax import loop
-from specjax.accept import TokenRule, ends
 from specjax.measure.timing import PLAIN, SPECULATIVE
 from specjax.pytrees import pytree
+from specjax.rules import TokenRule, ends
 from tiny_models import slow
 
 TINY = Case("tiny", "tiny-draft", batch=32, tokens=40, buffer=48, source=5)

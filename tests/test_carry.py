@@ -16,7 +16,6 @@ from enumeration import output_distribution
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
 from specjax import decoding
-from specjax.accept import TokenRule
 from specjax.decoding import starting
 from specjax.decoding.starting import Past
 from specjax.drafters.base import ModelDrafter
@@ -28,6 +27,7 @@ from specjax.policies.heuristic import heuristic
 from specjax.policies.together import together
 from specjax.pytrees import averaged, pytree
 from specjax.replay import replay
+from specjax.rules import TokenRule
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
 from table_models import MarkovModel, hopeless, inputs_of, random_table

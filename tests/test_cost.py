@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from specjax import loop
-from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import cost, timing
 from specjax.policies import constant, prices
 from specjax.pytrees import pytree
+from specjax.rules import TokenRule
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
 from table_models import MarkovModel, inputs_of

@@ -16,7 +16,6 @@ import pairs
 import specjax
 from pairs import EOS_IDS, IDS, TEXTS
 from specjax import decoding, loop
-from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
 from specjax.decoding import starting
@@ -27,6 +26,7 @@ from specjax.models.hub import Checkpoint
 from specjax.policies import load, prices
 from specjax.policies.estimating import Estimating
 from specjax.replay import rollouts
+from specjax.rules import TokenRule
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
 from table_models import MarkovModel
@@ -571,12 +571,12 @@ def test_rules_and_policies_by_name(pair):
     assert gumbel.tokens == plain.tokens
     short = generate(pair.target, pair.draft, TEXTS, policy="constant(gamma=2)", **options)
     assert max(np.flatnonzero(short.accepted_lengths.sum(axis=0))) <= 2
-    rule = specjax.accept.load("lenient(0.25)")
+    rule = specjax.rules.load("lenient(0.25)")
     assert float(rule.lenience) == 0.25
-    assert rule == specjax.accept.load("lenient", lenience=0.25)
-    for name in specjax.accept.NAMES:
+    assert rule == specjax.rules.load("lenient", lenience=0.25)
+    for name in specjax.rules.NAMES:
         needed = {"lenience": 0.5} if name == "lenient" else {}
-        assert name in type(specjax.accept.load(name, **needed)).__name__.lower()
+        assert name in type(specjax.rules.load(name, **needed)).__name__.lower()
 
 
 @pytest.mark.parametrize(
@@ -588,9 +588,9 @@ def test_rules_and_policies_by_name(pair):
         ("lenient(lenience=", r"rule='lenient\(lenience=' cannot be read: write name\("),
         ("lenient(lenience=x)", "cannot be read"),
         ("lenient(1)+2", "cannot be read"),
-        ("specjax.accept:NoRule", "specjax.accept has no attribute 'NoRule'"),
+        ("specjax.rules:NoRule", "specjax.rules has no attribute 'NoRule'"),
     ],
 )
 def test_rules_that_are_not_there(name, message):
     with pytest.raises(ValueError, match=message):
-        specjax.accept.load(name)
+        specjax.rules.load(name)

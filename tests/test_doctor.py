@@ -16,13 +16,13 @@ import gpt_variants
 import reference
 from pairs import TEXTS
 from specjax import autoregressive, loop
-from specjax.accept import TokenRule
 from specjax.measure.metrics import Alpha
 from specjax.models.compatibility import Check
 from specjax.models.memory import Need
 from specjax.policies import prices
 from specjax.pytrees import pytree
 from specjax.results import Row
+from specjax.rules import TokenRule
 from specjax.sampling import argmax
 from specjax.tools import doctor
 from specjax.tools.doctor import checks, distributions, verdicts

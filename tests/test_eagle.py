@@ -15,7 +15,6 @@ from eagles import EOS, KINDS, eagle_of, features_of, target_of
 from enumeration import output_distribution
 from reference import chi_square, sequence_distribution, total_variation
 from specjax import generate, loop, speculative
-from specjax.accept import BlockRule, TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import eagle
 from specjax.measure.counting import Always
@@ -23,6 +22,7 @@ from specjax.models.layers import Decoder
 from specjax.models.memory import nbytes
 from specjax.models.tapped import Tapped
 from specjax.policies import constant
+from specjax.rules import BlockRule, TokenRule
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
 from table_models import inputs_of, repeat

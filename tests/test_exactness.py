@@ -14,12 +14,12 @@ from enumeration import output_distribution
 from reference import chi_square, sequence_distribution, total_variation
 from specjax import autoregressive, loop, speculative
 from specjax import sampling as smp
-from specjax.accept import BlockRule, GumbelRule, TokenRule, at_position, at_tokens
 from specjax.dice import Dice
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.policies.constant import Constant
 from specjax.pytrees import pytree
+from specjax.rules import BlockRule, GumbelRule, TokenRule, at_position, at_tokens
 from specjax.sampling import Purpose, sampling
 from specjax.state import unfinished
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat

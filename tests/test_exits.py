@@ -15,7 +15,6 @@ import specjax
 from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
 from specjax import decoding, drafters, loop
-from specjax.accept import BlockRule, TokenRule
 from specjax.batching import pack
 from specjax.drafters import frequent, ngram
 from specjax.drafters.base import started
@@ -24,6 +23,7 @@ from specjax.models import table
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.memory import nbytes, temporaries
 from specjax.policies import constant
+from specjax.rules import BlockRule, TokenRule
 from specjax.sampling import row_keys, sampling
 from specjax.tools import doctor
 from table_models import inputs_of

@@ -22,7 +22,7 @@ from command_line import ROOT
 from experiments import beam, card, replay
 from experiments.reproduce import pages, study
 from pairs import TEXTS
-from specjax import accept, decoding, policies, tasks
+from specjax import decoding, policies, rules, tasks
 from specjax.support import files, runs
 from specjax.tasks import python_source, trees
 from specjax.tasks.examples import Example
@@ -196,7 +196,7 @@ def test_decode_by_policy_and_rule(decode, pair):
     found = rows(outcome.stdout)
     expected = specjax.generate(
         pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET,
-        rule=accept.lenient(0.3), policy=policies.load("svip", threshold=0.4),
+        rule=rules.lenient(0.3), policy=policies.load("svip", threshold=0.4),
     )  # fmt: skip
     assert [row["tokens"] for row in found] == expected.tokens
     assert sum(row["drafted"] for row in found) == sum(expected.drafted)
@@ -557,7 +557,7 @@ def test_import_paths_are_said_to_be_code():
     texts = {path.name: path.read_text() for path in PAGES}
     for module in (decode_command, replay):
         texts[module.__name__.split(".")[-1]] = module.__doc__
-    for function in (accept.load, policies.load, specjax.generate, specjax.support.named.make):
+    for function in (rules.load, policies.load, specjax.generate, specjax.support.named.make):
         texts[function.__qualname__] = function.__doc__
     told = {name: text for name, text in texts.items() if re.search(r"import path|my_module", text)}
     assert {"policies.md", "rules.md", "choosing.md", "decode", "generate", "make"} <= set(told)

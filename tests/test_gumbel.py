@@ -10,11 +10,11 @@ import pytest
 import specjax
 from specjax import decoding, loop, speculative
 from specjax import sampling as smp
-from specjax.accept import GumbelRule, TokenRule, coupled_overlap, overlap
 from specjax.drafters.base import ModelDrafter
 from specjax.models import hub
 from specjax.policies import Policy, constant
 from specjax.pytrees import pytree
+from specjax.rules import GumbelRule, TokenRule, coupled_overlap, overlap
 from specjax.sampling import Purpose, sampling
 from table_models import MarkovModel, inputs_of, logits_after
 from toy_policies import Erratic

@@ -13,17 +13,17 @@ def test_no_circle_and_the_page_has_the_table():
     shown = re.search(r"<!-- imports -->\n(.*?)<!-- end -->", page, re.DOTALL)
     assert shown is not None
     found = imports.graph()
-    assert "sampling" in found["accept"]  # the graph is not empty
+    assert "sampling" in found["rules.base"]  # the graph is not empty
     assert "models.hub" in found["decoding.texts"]
     assert shown[1].strip() == imports.table(imports.rooms(found))
 
 
 def test_a_circle_is_named(monkeypatch):
-    """One that an import inside a function closes: accept -> speculative."""
+    """One that an import inside a function closes: rules.base -> speculative."""
     found = imports.graph()
-    found["accept"].add("speculative")
+    found["rules.base"].add("speculative")
     monkeypatch.setattr(imports, "graph", lambda: found)
-    with pytest.raises(ValueError, match=r"in a circle: .*speculative -> accept"):
+    with pytest.raises(ValueError, match=r"in a circle: .*rules.base"):
         imports.main([])
 
 

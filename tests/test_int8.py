@@ -20,7 +20,6 @@ from enumeration import output_distribution
 from lowered import Found, loops
 from reference import sequence_distribution, total_variation
 from specjax import autoregressive, decoding, drafters, loop, speculative
-from specjax.accept import TokenRule
 from specjax.beam.decoding import beam_search
 from specjax.drafters import attached
 from specjax.drafters.base import ModelDrafter
@@ -34,6 +33,7 @@ from specjax.models.language_model import LanguageModel
 from specjax.models.layers import KV, arrange, quantise_weights
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
+from specjax.rules import TokenRule
 from specjax.sampling import row_keys, sampling
 from specjax.tools.commands import defaults
 from specjax.types import Inputs

@@ -14,10 +14,10 @@ import test_loops
 from enumeration import output_distribution
 from reference import total_variation
 from specjax import loop, speculative
-from specjax.accept import LenientArgmax, TokenRule, lenient, surviving
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.pytrees import pytree
+from specjax.rules import LenientArgmax, TokenRule, lenient, surviving
 from specjax.sampling import row_keys, sampling, standardize
 from table_models import inputs_of, logits_after, random_table, repeat
 

@@ -11,13 +11,13 @@ from flax import nnx
 
 from reference import distribution
 from specjax import loop, speculative
-from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import metrics
 from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
+from specjax.rules import TokenRule
 from specjax.sampling import Purpose, draw, fold, row_keys, sampling
 from specjax.speculative import Speculative
 from table_models import TableModel, chain, inputs_of, logits_after, random_table

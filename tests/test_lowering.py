@@ -17,7 +17,6 @@ from jax.sharding import AbstractMesh
 
 from lowered import Found, gathered, loops
 from specjax import autoregressive, loop, speculative
-from specjax.accept import TokenRule
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.models import hub, sharding
@@ -27,6 +26,7 @@ from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
 from specjax.policies.heuristic import heuristic
+from specjax.rules import TokenRule
 from specjax.sampling import row_keys, sampling
 from specjax.trees import fixed
 from specjax.trees.speculative import TreeSpeculative

@@ -22,7 +22,6 @@ from enumeration import output_distribution
 from pairs import TEXTS
 from reference import chi_square, sequence_distribution, total_variation
 from specjax import loop
-from specjax.accept import BlockRule, TokenRule
 from specjax.drafters import medusa
 from specjax.drafters.medusa import Block, Head, Medusa
 from specjax.models.gpt import GPT, GPTConfig
@@ -31,6 +30,7 @@ from specjax.models.llama import Llama, LlamaConfig
 from specjax.models.own import wrap
 from specjax.policies import constant
 from specjax.pytrees import pytree
+from specjax.rules import BlockRule, TokenRule
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
 from specjax.training.medusa import init

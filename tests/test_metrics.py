@@ -11,13 +11,13 @@ import pytest
 import specjax
 from pairs import IDS, TEXTS
 from reference import distribution
-from specjax import accept, decoding, results
-from specjax.accept import TokenRule
+from specjax import decoding, results, rules
 from specjax.batching import pack
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import metrics
 from specjax.pytrees import pytree
 from specjax.results import Row
+from specjax.rules import TokenRule
 from specjax.sampling import sampling
 from table_models import MarkovModel
 
@@ -150,15 +150,15 @@ class Generous(TokenRule):
     exact = False
 
     def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        return accept.ends(jnp.ones(drafts.shape))
+        return rules.ends(jnp.ones(drafts.shape))
 
 
 def test_alpha_of_a_rule_that_is_not_exact(pair):
     """It has the rule's name; α of a rule that inherits another's is refused."""
     options = {"temperature": 1.0, "draft": pair.draft}
-    assert measure(pair.target, **options, rule=accept.BlockRule()).rule == ""
-    assert measure(pair.target, **options, rule=accept.lenient(1.0)).rule == ""
-    found = measure(pair.target, **options, rule=accept.lenient(0.25))
+    assert measure(pair.target, **options, rule=rules.BlockRule()).rule == ""
+    assert measure(pair.target, **options, rule=rules.lenient(1.0)).rule == ""
+    found = measure(pair.target, **options, rule=rules.lenient(0.25))
     assert "of LenientRule(lenience=0.25), 95%" in repr(found)
     with pytest.raises(ValueError, match=r"Generous\(\) .* inherits `acceptance`"):
         measure(pair.target, **options, rule=Generous())

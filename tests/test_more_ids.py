@@ -12,12 +12,12 @@ import specjax
 from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
 from specjax import decoding
-from specjax.accept import BlockRule, TokenRule
 from specjax.beam import search as beam
 from specjax.drafters import ngram
 from specjax.drafters.base import ModelDrafter, Resized, over
 from specjax.drafters.switch import switch
 from specjax.measure.timing import PLAIN
+from specjax.rules import BlockRule, TokenRule
 from specjax.sampling import sampling
 from specjax.tools.doctor import verdicts
 from table_models import inputs_of, random_table

@@ -7,12 +7,12 @@ import types
 import pytest
 
 import eagles
-from specjax import accept, policies
-from specjax.accept import TokenRule
+from specjax import policies, rules
 from specjax.drafters import choices, loading, ngram
 from specjax.policies import constant, prices
 from specjax.policies.loading import NAMES as POLICIES
 from specjax.policies.loading import needs_prices
+from specjax.rules import TokenRule
 from specjax.sampling import NAMES as FILTERS
 from specjax.sampling import sampling
 from specjax.support import named
@@ -35,7 +35,7 @@ def load_policy(text):
 
 LOADERS = {
     "policy": (load_policy, POLICIES),
-    "rule": (accept.load, accept.NAMES),
+    "rule": (rules.load, rules.NAMES),
     "tree": (shapes.load, shapes.NAMES),
     "choice": (choices.load, choices.NAMES),
     "filter": (lambda text: sampling(1.0, filters=[text]), FILTERS),
@@ -110,8 +110,8 @@ def test_the_message_names_what_was_made(mine):
         with pytest.raises(ValueError, match=said):
             policies.load(text)
     with pytest.raises(ValueError, match="is no rule: it is a class and no value"):
-        accept.load("mine:kind")
-    assert accept.load("mine:rule") == TokenRule()
+        rules.load("mine:kind")
+    assert rules.load("mine:rule") == TokenRule()
     assert policies.load("mine:policy").gamma == 2
 
 

@@ -10,10 +10,10 @@ import test_loops
 from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
 from specjax import autoregressive, loop, speculative
-from specjax.accept import TokenRule
 from specjax.drafters import ngram
 from specjax.drafters.base import is_silent
 from specjax.policies import constant
+from specjax.rules import TokenRule
 from specjax.sampling import row_keys, sampling
 from table_models import chain, inputs_of, random_table
 from toy_policies import EntropyStop, Erratic

@@ -10,12 +10,12 @@ from jax import Array
 
 import test_loops
 from specjax import loop
-from specjax.accept import TokenRule
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.measure import along, metrics
 from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.replay import rollouts
+from specjax.rules import TokenRule
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
 from specjax.training import train_head

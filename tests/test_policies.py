@@ -16,9 +16,8 @@ import test_exactness
 import test_loops
 from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
-from specjax import accept, decoding, generate, loop, policies, speculative
+from specjax import decoding, generate, loop, policies, rules, speculative
 from specjax import sampling as smp
-from specjax.accept import TokenRule
 from specjax.dice import Dice
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import Observation, Round, constant, prices
@@ -33,6 +32,7 @@ from specjax.policies.heuristic import heuristic
 from specjax.policies.lookahead import lookahead
 from specjax.policies.together import Shared, together
 from specjax.pytrees import pytree
+from specjax.rules import TokenRule
 from specjax.sampling import sampling
 from specjax.state import unfinished
 from specjax.support import named
@@ -775,7 +775,7 @@ def test_a_narrower_pass_gives_the_same_round(rule, drafted):
     drafted tokens, and how it ends."""
     with jax.enable_x64(True):
         method = small_method(
-            Constant(jnp.int32(drafted)), jnp.float64, gamma_max=5, rule=accept.load(rule)
+            Constant(jnp.int32(drafted)), jnp.float64, gamma_max=5, rule=rules.load(rule)
         )
         inputs = inputs_of([[1, 0]] * 40)
         narrow, wide = (

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from specjax.accept import BlockRule, GumbelRule, TokenRule
 from specjax.drafters import ngram
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.policies.heuristic import heuristic
 from specjax.pytrees import pytree
+from specjax.rules import BlockRule, GumbelRule, TokenRule
 from table_models import MarkovModel, TableModel
 from toy_policies import library
 

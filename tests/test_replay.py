@@ -20,7 +20,6 @@ from experiments.adaptive.race import Counting
 from experiments.replay import evaluate
 from pairs import TEXTS
 from specjax import decoding, generate, tasks
-from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
@@ -32,6 +31,7 @@ from specjax.pytrees import pytree
 from specjax.replay import replay, rollouts
 from specjax.replay.replay import Replayed
 from specjax.replay.rollouts import Recorder, Rollouts
+from specjax.rules import TokenRule
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
 from specjax.support import named

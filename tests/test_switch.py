@@ -17,7 +17,6 @@ from enumeration import output_distribution
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
 from specjax import drafters, loop, speculative
-from specjax.accept import TokenRule
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.drafters.choices import Choice, Evidence, bandit, fixed, load, recent
@@ -25,6 +24,7 @@ from specjax.drafters.switch import Latecomer, Switch, switch
 from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.replay import rollouts
+from specjax.rules import TokenRule
 from specjax.sampling import sampling
 from specjax.support import named
 from specjax.training import medusa

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import test_loops
-from specjax import accept
+from specjax import rules
 from specjax import sampling as smp
 from specjax.drafters.base import ModelDrafter
 from specjax.models import table
@@ -44,7 +44,7 @@ def test_draft_of_alpha_by_every_measure():
     draft_probs = table.draft_of_alpha(target_probs, alphas)
     np.testing.assert_allclose(1 - formulas.d_lk(target_probs, draft_probs), alphas, atol=1e-12)
     target, draft = table.by_last_token(target_probs), table.by_last_token(draft_probs)
-    np.testing.assert_allclose(accept.overlap(target.table, draft.table), alphas, atol=1e-6)
+    np.testing.assert_allclose(rules.overlap(target.table, draft.table), alphas, atol=1e-6)
     output = [[0, 1, 1, 0]]  # after the prompt 0: the overlaps after 0, 0, 1, 1, 0
     betas = test_loops.betas(target, ModelDrafter(draft), smp.sampling(), inputs_of([0]), output)
     np.testing.assert_allclose(betas[0], alphas[[0, 0, 1, 1, 0]], atol=1e-6)

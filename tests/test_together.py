@@ -15,13 +15,13 @@ from enumeration import joint_distribution
 from reference import chi_square, sequence_distribution, total_variation
 from specjax import loop, speculative
 from specjax import sampling as smp
-from specjax.accept import TokenRule, at_tokens
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant, prices
 from specjax.policies.estimating import Evidence
 from specjax.policies.goodput import Tally
 from specjax.policies.lookahead import lookahead
 from specjax.policies.together import Shared, together
+from specjax.rules import TokenRule, at_tokens
 from specjax.sampling import sampling
 from table_models import inputs_of, random_table
 from test_policies import keys_of, stats_of

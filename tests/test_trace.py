@@ -7,12 +7,12 @@ import pytest
 from configs import adaptive, embedded
 from experiments import trace as experiment
 from specjax import loop
-from specjax.accept import TokenRule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import report, trace
 from specjax.measure.trace import Event, Timeline, timeline
 from specjax.policies import constant
+from specjax.rules import TokenRule
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
 from specjax.trees import fixed

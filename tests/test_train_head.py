@@ -11,8 +11,8 @@ import pytest
 import command_line
 from pairs import TEXTS
 from specjax import decoding, generate, speculative
-from specjax.accept import at_tokens
 from specjax.policies import head, load
+from specjax.rules import at_tokens
 from specjax.sampling import sampling
 from specjax.support import files
 from specjax.training import train_head

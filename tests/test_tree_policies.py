@@ -11,7 +11,7 @@ import pytest
 
 import specjax
 from pairs import TEXTS
-from specjax import accept, decoding, loop, policies, speculative
+from specjax import decoding, loop, policies, rules, speculative
 from specjax import sampling as smp
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
@@ -27,7 +27,7 @@ from test_trees import PROMPT, begun, check_enumerated, method_of, one_step
 from tiny_models import slow
 from toy_policies import Erratic
 
-RULE = accept.TokenRule()
+RULE = rules.TokenRule()
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def toys():
 def test_enumerated_with_a_policy(policy, shape, double):
     chosen = toys()[policy]
     # Where children are chosen there is one rule.
-    for rule in (RULE, accept.BlockRule())[: 2 if shape == "mixed" else 1]:
+    for rule in (RULE, rules.BlockRule())[: 2 if shape == "mixed" else 1]:
         found = check_enumerated("other", "warm, top-k", rule, SHAPES[shape], chosen)
         assert found < 1e-6, rule
 

@@ -12,7 +12,7 @@ import pytest
 
 from enumeration import output_distribution
 from reference import chi_square, sequence_distribution, total_variation
-from specjax import accept, autoregressive, loop, trees
+from specjax import autoregressive, loop, rules, trees
 from specjax import sampling as smp
 from specjax.dice import Dice
 from specjax.drafters.base import ModelDrafter
@@ -189,7 +189,7 @@ def chain_of(rows=64, count=4, size=5):
 
 
 @pytest.mark.parametrize(
-    ("rule", "of_chain"), [(Sibling(), accept.TokenRule()), (Traversal(), accept.BlockRule())]
+    ("rule", "of_chain"), [(Sibling(), rules.TokenRule()), (Traversal(), rules.BlockRule())]
 )
 def test_a_chain_is_judged_as_by_the_chains_rule(rule, of_chain, double):
     nodes, lines, known = chain_of()
@@ -427,8 +427,8 @@ def test_shapes_that_are_refused(text, said):
 
 # --- the real loop, enumerated --------------------------------------------------------------------
 
-RULE = accept.TokenRule()
-CHAIN_RULES = {"token": accept.TokenRule(), "block": accept.BlockRule()}
+RULE = rules.TokenRule()
+CHAIN_RULES = {"token": rules.TokenRule(), "block": rules.BlockRule()}
 SAMPLINGS = {
     "greedy": {"temperature": 0.0},
     "plain": {},
@@ -574,8 +574,8 @@ def p_value(rule, shape, distribution, decode=loop.decode, samples=SAMPLES):
 )
 def test_samples_follow_the_target(rule, shape):
     """114,688 outputs of up to 4 tokens: p > 1e-4."""
-    rules = CHAIN_RULES | {"gumbel": accept.GumbelRule()}
-    assert p_value(rules[rule], shape, smp.sampling(0.7)) > 1e-4
+    every = CHAIN_RULES | {"gumbel": rules.GumbelRule()}
+    assert p_value(every[rule], shape, smp.sampling(0.7)) > 1e-4
 
 
 class EverySlotAlike(Dice):
@@ -600,14 +600,14 @@ def test_chi_square_sees_reused_noise(dice):
         return jax.lax.while_loop(unfinished, again, state)
 
     shape = fixed(branches=(2, 1), draw="with")
-    found = p_value(accept.TokenRule(), shape, smp.sampling(0.7), decode)
+    found = p_value(rules.TokenRule(), shape, smp.sampling(0.7), decode)
     assert found < 1e-6
 
 
 def test_with_coupled_noise_the_tokens_are_plain_decodings():
     target = random_table(0, dtype=jnp.float32)
     inputs = inputs_of([[1, 0], [2, 1, 1], [0]])
-    rule, chosen = accept.GumbelRule(), smp.sampling(1.0)
+    rule, chosen = rules.GumbelRule(), smp.sampling(1.0)
     eos = jnp.array([EOS], jnp.int32)
     plain = autoregressive.Autoregressive(target, chosen, eos, rule)
     shapes = fixed(branches=(2, 2)), fixed(branches=(3,), draw="top"), BestFirst(2, 2, 4)

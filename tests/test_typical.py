@@ -10,9 +10,9 @@ import pytest
 import specjax
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
-from specjax import accept
-from specjax.accept import TokenRule, surviving, typical
+from specjax import rules
 from specjax.pytrees import pytree
+from specjax.rules import TokenRule, surviving, typical
 from specjax.sampling import sampling
 from table_models import inputs_of, random_table
 from test_lenience import (
@@ -76,7 +76,7 @@ class RejectedByTarget(TokenRule):
         return typical().stop(*distributions)
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
-        return jnp.exp(accept.at_position(target_logprobs, accepted))
+        return jnp.exp(rules.at_position(target_logprobs, accepted))
 
 
 def test_a_planted_fault():
@@ -133,10 +133,10 @@ def test_greedy_is_the_token_rule():
 
 def test_by_name_and_marked(pair):
     """With settings, and never counted as exact above temperature 0."""
-    rule = accept.load("typical(epsilon=0.2, delta=0.5)")
-    assert accept.label(rule) == "TypicalRule(epsilon=0.2, delta=0.5)"
-    assert accept.exactness(rule, sampling(1.0)) is False
-    assert accept.exactness(rule, sampling(0.0)) is True
+    rule = rules.load("typical(epsilon=0.2, delta=0.5)")
+    assert rules.label(rule) == "TypicalRule(epsilon=0.2, delta=0.5)"
+    assert rules.exactness(rule, sampling(1.0)) is False
+    assert rules.exactness(rule, sampling(0.0)) is True
     options = {"max_new_tokens": 24, "temperature": 1.0, "rule": rule, "gamma": 3}
     assert not specjax.generate(pair.target, pair.draft, TEXTS, **options).exact
 

@@ -16,7 +16,7 @@ import pytest
 
 import specjax
 from command_line import ROOT
-from specjax import accept, drafters
+from specjax import drafters, rules
 from specjax.tools import cli
 from test_snippets import PYTHON
 
@@ -97,7 +97,7 @@ def test_what_is_plugged_in_is_exported():
     """Each rule and drafter that has a name, the methods, the protocols; policies by theirs."""
     assert all(hasattr(specjax, name) for name in specjax.__all__)
     exported = {name.lower() for name in specjax.__all__}
-    plugged = accept.NAMES | drafters.NAMES
+    plugged = rules.NAMES | drafters.NAMES
     del plugged["int8"]  # a model: `load(weights="int8")`
     for name, path in plugged.items():
         assert {name, path.split(":")[1].lower()} & exported

@@ -17,11 +17,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from specjax.accept import TokenRule, ends
 from specjax.dice import Dice, GreedyDice
 from specjax.paper import formulas
 from specjax.policies import Policy
 from specjax.pytrees import pytree
+from specjax.rules import TokenRule, ends
 from specjax.speculative import Contexts, Speculative, step
 from specjax.state import State, unfinished
 

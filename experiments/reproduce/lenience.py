@@ -9,10 +9,10 @@ import numpy as np
 from experiments.reproduce import study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study
-from specjax import accept
-from specjax.accept import lenient
+from specjax import rules
 from specjax.measure import report
 from specjax.paper.printed import GREEDY_LENIENT_ALPHAS, LENIENCES, TABLE_5
+from specjax.rules import lenient
 from specjax.support.named import short
 
 GAMMA = 4
@@ -53,8 +53,8 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "gamma": GAMMA,
         "exact": float(np.mean(exact)),
         "tokens": visited.tokens,
-        "rule": accept.label(rule),
-        "keeps_distribution": accept.exactness(rule, on.sampling(temperature)),
+        "rule": rules.label(rule),
+        "keeps_distribution": rules.exactness(rule, on.sampling(temperature)),
         "batch": on.config.batch_size,
     }
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 from specjax import decoding, drafters, sampling, trees
-from specjax.accept import AcceptanceRule
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.measure import metrics
@@ -18,6 +17,7 @@ from specjax.measure.provenance import Results, dtype_of
 from specjax.models import hub
 from specjax.models.hub.tensors import read_json
 from specjax.results import Row
+from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling
 from specjax.support import command_line, runs
 from specjax.tasks import batches

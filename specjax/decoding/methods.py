@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import drafters, trees
-from specjax.accept import AcceptanceRule, TokenRule
-from specjax.accept import load as load_rule
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import attached
 from specjax.drafters.base import Drafter, ModelDrafter, over
@@ -21,6 +19,8 @@ from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
 from specjax.policies.base import counts_nodes, within_a_draft
 from specjax.policies.logged import Logged
+from specjax.rules import AcceptanceRule, TokenRule
+from specjax.rules import load as load_rule
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.support.ranges import has, listed, whole

@@ -13,9 +13,9 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Shaped
 
 from specjax import sampling as smp
-from specjax.accept import AcceptanceRule
 from specjax.pytrees import pytree
 from specjax.rounds import Round
+from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling
 from specjax.types import Cache, Context, Inputs, Model
 

@@ -16,13 +16,13 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from specjax import accept, decoding
+from specjax import decoding, rules
 from specjax import sampling as smp
-from specjax.accept import AcceptanceRule
 from specjax.drafters.base import Drafter, is_silent
 from specjax.measure.along import along, by_prefix, last
 from specjax.models.hub import Checkpoint
 from specjax.results import Row, acceptance_by_position
+from specjax.rules import AcceptanceRule
 from specjax.sampling import Filter, Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
@@ -162,9 +162,9 @@ def alpha_of_outputs(
     """
     how: dict[str, Any] = {"sampling": sampling, "rule": rule, "check_tokens": check_tokens}
     method = decoding.speculative(target, draft, gamma=1, **how)
-    if not accept.own_acceptance(method.rule, sampling):
+    if not rules.own_acceptance(method.rule, sampling):
         raise ValueError(
-            f"{accept.label(method.rule)} decides about tokens in its own way and inherits "
+            f"{rules.label(method.rule)} decides about tokens in its own way and inherits "
             "`acceptance`, which is another rule's: define it, or measure α without the rule."
         )
     found = by_prefix(overlaps, method, target, texts, outputs, batch_size, max_source_len)
@@ -181,7 +181,7 @@ def alpha_of_outputs(
         high if enough else None,
         sum(len(row) for row in found),
         found,
-        "" if accept.exactness(method.rule, sampling) else accept.label(method.rule),
+        "" if rules.exactness(method.rule, sampling) else rules.label(method.rule),
     )
 
 

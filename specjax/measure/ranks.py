@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 
 from specjax import decoding
 from specjax import sampling as smp
-from specjax.accept import residual
 from specjax.drafters.base import Drafter, is_silent
 from specjax.measure.along import along, by_prefix, last
 from specjax.models.hub import Checkpoint
+from specjax.rules import residual
 from specjax.sampling import Purpose, Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State

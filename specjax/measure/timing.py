@@ -13,7 +13,6 @@ from jax import Array
 from jaxtyping import Float, Key
 
 from specjax import decoding, drafters, loop
-from specjax.accept import AcceptanceRule
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.drafters.base import Drafter
@@ -22,6 +21,7 @@ from specjax.measure import cost
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy, Prices
 from specjax.results import Row
+from specjax.rules import AcceptanceRule
 from specjax.sampling import Filter, as_key, sampling
 from specjax.speculative import Speculative
 from specjax.state import State

@@ -29,13 +29,13 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax import decoding, speculative
 from specjax import sampling as smp
-from specjax.accept import at_tokens, residual
 from specjax.dice import Dice
 from specjax.drafters.base import Drafter, block_at
 from specjax.measure.along import along, batches
 from specjax.models.hub import Checkpoint
 from specjax.policies import Policy
 from specjax.pytrees import pytree
+from specjax.rules import at_tokens, residual
 from specjax.sampling import Purpose, Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
-from specjax import accept
-from specjax.accept import residual
+from specjax import rules
 from specjax.pytrees import pytree
+from specjax.rules import residual
 from specjax.trees.nodes import Nodes, all_rows, comes_before
 
 
@@ -145,13 +145,13 @@ class Traversal:
 # The rule of trees that does for them what one of chains does for chains. Coupled noise makes the
 # target one-hot, so that all there is to do is to follow it.
 OF_CHAIN: dict[type, type] = {
-    accept.TokenRule: Sibling,
-    accept.BlockRule: Traversal,
-    accept.GumbelRule: Follow,
+    rules.TokenRule: Sibling,
+    rules.BlockRule: Traversal,
+    rules.GumbelRule: Follow,
 }
 
 
-def of_chain(rule: accept.AcceptanceRule, *, chosen: bool) -> TreeRule:
+def of_chain(rule: rules.AcceptanceRule, *, chosen: bool) -> TreeRule:
     """The rule for a tree.
 
     Args:

@@ -18,12 +18,12 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax import passes
-from specjax.accept import AcceptanceRule, given_noise, resolve_rule
 from specjax.dice import Dice, dice_for
 from specjax.drafters.base import Drafter
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Round
+from specjax.rules import AcceptanceRule, given_noise, resolve_rule
 from specjax.sampling import Sampling
 from specjax.speculative import Contexts, start
 from specjax.state import State, block, commit, is_finite, left

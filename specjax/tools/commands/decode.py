@@ -47,7 +47,7 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from specjax import accept, decoding, drafters, policies, sampling, trees
+from specjax import decoding, drafters, policies, rules, sampling, trees
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import choice, pricing, provenance, report, timing
@@ -194,7 +194,7 @@ def decode_texts(group: Group, args, config, texts: list[str]) -> None:
         show(method, compare(method, target, texts, config), beside)
     elif config.compare:
         print("Nothing is compared: no draft is used, so both methods are the same.", file=beside)
-    elif draft is not None and (remark := accept.remark(method.rule, method.sampling)):
+    elif draft is not None and (remark := rules.remark(method.rule, method.sampling)):
         print(f"{remark}.", file=beside)
 
 
@@ -423,7 +423,7 @@ def likeness(method: Method, found: timing.Comparison) -> str:
         said = f"{same} of {len(pairs)} outputs are the same tokens."
     else:
         said = "At temperatures above 0 the methods draw different samples of one distribution."
-    if remark := accept.remark(method.rule, method.sampling):
+    if remark := rules.remark(method.rule, method.sampling):
         said = said.replace("samples of one distribution", "samples")
         return f"{said} {remark}."
     return said
@@ -453,7 +453,7 @@ def check(config) -> None:
     if config.policy:
         policies.check(config.policy)  # misspelt, it fails before models are loaded
     if config.rule:
-        accept.load(config.rule)
+        rules.load(config.rule)
 
 
 class Output(Protocol):

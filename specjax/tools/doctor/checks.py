@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 
 from specjax import decoding, drafters, policies, results, trees
 from specjax import sampling as smp
-from specjax.accept import exactness, remark
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.devices import device_of
@@ -32,6 +31,7 @@ from specjax.models.memory import dtype_of, memory_free
 from specjax.paper import formulas
 from specjax.policies import Prices
 from specjax.results import Result, Row
+from specjax.rules import exactness, remark
 from specjax.sampling import Filter, Sampling
 from specjax.speculative import Speculative
 from specjax.tools.doctor import distributions, verdicts

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from specjax import sampling as smp
-from specjax.accept import (
+from specjax.dice import Dice
+from specjax.pytrees import pytree
+from specjax.rules import (
     BlockRule,
     GumbelRule,
     TokenRule,
@@ -23,8 +25,6 @@ from specjax.accept import (
     residual,
     surviving,
 )
-from specjax.dice import Dice
-from specjax.pytrees import pytree
 from specjax.sampling import sampling
 
 P = np.float32([0.35, 0.25, 0.15, 0.10, 0.07, 0.04, 0.02, 0.02])

@@ -1,0 +1,58 @@
+"""Whether a rule keeps the target's distribution, by its own word."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from specjax.rules.base import AcceptanceRule
+from specjax.sampling import Sampling
+
+# What decides about tokens. `under` need not be among them: a rule is judged as what it gives.
+_DECIDING = frozenset(("target_distribution", "given_noise", "stop", "next_probs"))
+
+
+def exactness(rule: AcceptanceRule, sampling: Sampling) -> bool | None:
+    """Whether outputs keep the target's distribution, by the rule's own word; None: it is silent.
+
+    A declaration covers the class that makes it, and subclasses that decide about tokens in the
+    same way. One that overrides a function of `_DECIDING` must declare `exact` again.
+    """
+    rule = rule.under(sampling)
+    declares, decides = (_depth(rule, names) for names in (("exact",), _DECIDING))
+    return bool(rule.exact) if declares is not None and declares <= (decides or 0) else None
+
+
+def own_acceptance(rule: AcceptanceRule, sampling: Sampling) -> bool:
+    """Whether the class that decides about tokens also defines `acceptance`."""
+    rule = rule.under(sampling)
+    defines, decides = (_depth(rule, names) for names in (("acceptance",), _DECIDING))
+    return defines is not None and defines <= (decides or 0)
+
+
+def _depth(rule: AcceptanceRule, names: Collection[str]) -> int | None:
+    """How many classes down its method resolution order a rule has one of these; None: nowhere."""
+    classes = enumerate(type(rule).__mro__)
+    return next((i for i, cls in classes if not vars(cls).keys().isdisjoint(names)), None)
+
+
+def label(rule: AcceptanceRule) -> str:
+    """The rule as one would write it, "LenientRule(lenience=0.3)"."""
+    made: Any = rule
+    if not dataclasses.is_dataclass(made):
+        return type(rule).__name__
+    said = []
+    for field in dataclasses.fields(made):
+        value = np.asarray(getattr(rule, field.name))
+        shown = value.ndim == 0 and value.dtype.kind in "fiu"
+        said.append(f"{field.name}={value.item():g}" if shown else field.name)
+    return f"{type(rule).__name__}({', '.join(said)})"
+
+
+def remark(rule: AcceptanceRule, sampling: Sampling) -> str:
+    """A caveat for results of a rule that is not exact; "" for one that is."""
+    found = exactness(rule, sampling)
+    if found is None:
+        return f"{label(rule)} does not say whether it is exact: see specjax.accept.exactness"
+    return "" if found else f"{label(rule)} is not exact"

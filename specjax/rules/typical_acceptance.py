@@ -1,0 +1,71 @@
+"""Typical acceptance of Medusa, which is not exact."""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float
+
+from specjax.pytrees import pytree
+from specjax.rules.base import at_position, stop_where_not
+from specjax.rules.token import TokenRule
+from specjax.support.ranges import number
+
+
+@pytree
+class TypicalRule(TokenRule):
+    """Typical acceptance (Medusa, Cai et al. 2024): keep token x if p(x) > min(ε, δ·exp(−H(p))),
+    however likely the draft found it.
+
+    H is the entropy of p in nats. A, the tokens that pass, always holds the likeliest: max p is at
+    least exp(−H). A token that is not kept is replaced by a draw from p within A, which the token
+    after a fully accepted draft follows too. So a drafted position gives x the probability
+
+        q(x) + (1 − q(A)) · p(x)/p(A)  for x in A, and 0 for others
+
+    and no longer p(x): within A the draft's distribution is taken as it is. At temperature 0 only
+    the argmax passes, and this is `TokenRule`.
+    """
+
+    exact: ClassVar[bool] = False
+
+    epsilon: Float[Array, ""]  # ε in (0, 1], what is always enough
+    delta: Float[Array, ""]  # δ in (0, 1], what is enough relative to exp(−H)
+
+    def under(self, sampling):
+        return TokenRule() if sampling.greedy else self
+
+    def acceptance(self, target_logprobs, draft_logprobs):
+        """q(A)."""
+        kept = self._kept(target_logprobs)
+        return jnp.sum(jnp.where(kept, jnp.exp(draft_logprobs), 0.0), axis=-1)
+
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        """At the first token that is not kept, with certainty."""
+        return stop_where_not(self._kept(target_logprobs), drafts, draft_len, target_logprobs)
+
+    def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
+        """p within A."""
+        target = at_position(target_logprobs, accepted)
+        left = jnp.where(self._kept(target), jnp.exp(target), 0.0)
+        return left / jnp.sum(left, axis=-1, keepdims=True)
+
+    def _kept(self, target_logprobs: Float[Array, "*batch V"]) -> Bool[Array, "*batch V"]:
+        probs = jnp.exp(target_logprobs)
+        surprise = jnp.where(probs > 0, target_logprobs, 0.0)
+        peak = jnp.exp(jnp.sum(probs * surprise, axis=-1, keepdims=True))  # exp(−H)
+        epsilon, delta = (x.astype(probs.dtype) for x in (self.epsilon, self.delta))
+        best = jnp.max(probs, axis=-1, keepdims=True)  # passes; where δ = 1, up to rounding
+        return (probs > jnp.minimum(epsilon, delta * peak)) | (probs == best)
+
+
+def typical(epsilon: float = 0.09, delta: float = 0.3) -> TypicalRule:
+    """The rule that keeps x if p(x) > min(ε, δ·exp(−H)); smaller numbers accept more. By default
+    those of Medusa's code, where δ = √ε.
+
+    Raises:
+      ValueError: ε or δ outside (0, 1].
+    """
+    why = "the smaller it is, the more tokens are accepted"
+    numbers = (number(n, x, "(0, 1]", why) for n, x in (("epsilon", epsilon), ("delta", delta)))
+    return TypicalRule(*map(jnp.float32, numbers))
