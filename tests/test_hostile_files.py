@@ -270,10 +270,10 @@ def test_a_full_disk_is_named(tmp_path):
     file.write_text("before")
     for error in (OSError(errno.ENOSPC, "No space left on device"), OSError("9 requested")):
         said = r": (No space left|9 requested).*kept\. Make room"
-        with pytest.raises(ValueError, match=f"{file}{said}"), files.replacing(file):
+        with pytest.raises(OSError, match=f"{file}{said}"), files.replacing(file):
             raise error
         new = tmp_path / "out"
-        with pytest.raises(ValueError, match=f"{new}{said}"), files.replacing_within(new):
+        with pytest.raises(OSError, match=f"{new}{said}"), files.replacing_within(new):
             raise error
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
     assert file.read_text() == "before"
