@@ -119,6 +119,12 @@ OF_A_TREE = TracedRound(
 )
 
 
+def shown(lines):
+    """The pieces as a page shows them; what only begins a line has no sign for its spaces."""
+    return [[(report.printable(piece) if kind == report.BENEATH else report.token_text(piece), kind)
+             for piece, kind in line] for line in lines]  # fmt: skip
+
+
 def words(ids):
     return "".join(f" {WORDS[i]}" for i in ids)
 
@@ -126,8 +132,8 @@ def words(ids):
 @pytest.mark.parametrize(
     ("most", "beneath"),
     [
-        (3, "             road\n         old house\n     a law\n"),
-        (2, "             road\n    … 2 more\n"),
+        (3, "            ␣road\n        ␣old␣house\n    ␣a␣law\n"),
+        (2, "            ␣road\n    … 2 more\n"),
     ],
 )
 def test_branches_stand_where_they_begin(most, beneath):
@@ -136,15 +142,17 @@ def test_branches_stand_where_they_begin(most, beneath):
     kept = [[piece for piece in line if piece[1] in ("accepted", "corrected")] for line in lines]
     assert kept == [[(" the", "accepted"), (" new", "accepted"), (" bridge", "corrected")]] * 2
     printed = report.coloured(lines).plain
-    assert printed == f"  1  the new bridge\n{beneath}  2  the new bridge\n{beneath}"
+    legend = "    accepted, rejected, the target's own, ␣: a space at a token's edge\n"
+    own = "␣the␣new␣bridge\n"
+    assert printed == f"  1 {own}{beneath}  2 {own}{beneath}{legend}"
     page = Page(made := report.html_trace(lines, "title"))
-    assert page.lines == lines
+    assert page.lines == shown(lines)
     assert made.count("<br>") == beneath.count("\n") * 2
     assert "Beneath a line" in page.text
     figure = report.draw_trace(lines, "title")
-    found = {text.get_text(): text.get_position() for text in figure.axes[0].texts[5:]}
-    assert found[" road"][0] == 5 + len(" the new")
-    heights = [text.get_position()[1] for text in figure.axes[0].texts[5:] if text.get_text()]
+    found = {text.get_text(): text.get_position() for text in figure.axes[0].texts[6:]}
+    assert found["␣road"][0] == 5 + len(" the new")
+    heights = [text.get_position()[1] for text in figure.axes[0].texts[6:] if text.get_text()]
     assert heights == sorted(heights)
     assert figure.get_figheight() > report.draw_trace([kept[0]] * 2, "title").get_figheight()
 
@@ -186,10 +194,26 @@ def test_pieces_of_one_character():
 STRANGE = "a\n\t\x07\x1b[31m$x$ {$\\frac$} [b] \u200b\u202e中😀�é"
 
 
+def test_spaces_at_a_tokens_edge_are_visible():
+    """A rejected `)` and the `) ` in its place differ, and both say so in a legend."""
+    assert report.token_text("  a b ") == "␣␣a b␣"
+    assert report.token_text(" ") == "␣"
+    assert report.token_text("") == ""
+    assert report.token_text("\t)\n") == "→)↵"
+    lines = [[("x y", "accepted"), (")", "rejected"), (") ", "corrected")]]
+    terminal, page = report.coloured(lines).plain, report.html_trace(lines, "title")
+    picture = [text.get_text() for text in report.draw_trace(lines, "title").axes[0].texts]
+    assert terminal.startswith("  1 x y))␣\n")
+    assert Page(page).lines == [[("x y", "accepted"), (")", "rejected"), (")␣", "corrected")]]
+    assert picture[-3:] == ["x y", ")", ")␣"]
+    for found in (terminal, page, picture):
+        assert any("␣: a space at a token's edge" in text for text in [found, *found])
+
+
 def test_a_terminal_gets_nothing_unprintable():
     lines = [[(STRANGE, "accepted"), ("[/b]", "rejected")], [("$", "corrected")]]
     text = report.coloured(lines)
-    assert text.plain.count("\n") == 2
+    assert text.plain.count("\n") == 3  # and a legend
     assert all(c.isprintable() for c in text.plain.replace("\n", ""))
     assert "[b]" in text.plain
     assert "[/b]" in text.plain
@@ -229,10 +253,10 @@ def test_a_page_is_the_run(traced):
     for rounds, row in traced:
         lines = report.spans(rounds, decode)
         page = Page(report.html_trace(lines, "title"))
-        printed = [[(report.printable(piece), kind) for piece, kind in line] for line in lines]
-        assert page.lines == printed
+        assert page.lines == shown(lines)
         kept = [piece for line in page.lines for piece, kind in line if kind != "rejected"]
-        assert "".join(kept) == report.printable(decode(row.tokens))
+        text = report.printable(decode(row.tokens))
+        assert "".join(kept).replace(report.SPACE, " ") == text
 
 
 def test_a_page_of_any_text():

@@ -3,6 +3,7 @@
 import functools
 import html
 import math
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,6 +37,7 @@ PHASES = {
 RING: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "0.2", "zorder": 3}
 
 UNFINISHED = "\ufffd"  # what decoding gives for a part of a character
+SPACE = "␣"
 
 Column = tuple[str, Callable[[dict[str, Any]], str]]  # heading, and a row's cell
 
@@ -70,7 +72,9 @@ def spans(
     decoded text: a character made of several tokens comes with the last.
 
     Args:
-      most: lines beneath a round; where it has more branches, the last line tells how many more.
+      decode: the text of an output's first ids. `partial(decoding.text_of, target, prompt)` keeps
+        the space that an output may begin with.
+      most: lines beneath a round; where it has more branches, the last line says how many more.
     """
     lines: list[list[tuple[str, str]]] = []
     below: list[list[tuple[str, str]]] = []
@@ -83,8 +87,12 @@ def spans(
         fit = count if count <= most else most - 1
         for behind, tokens in round_.branches[:fit]:
             before = decode([*known, *behind]).rstrip(UNFINISHED)
-            text = decode([*known, *behind, *tokens])[len(before) :]
-            beneath += [(" " * (len(before) - len(shown)), BENEATH), (text, "rejected")]
+            beneath.append((" " * (len(before) - len(shown)), BENEATH))
+            for end in range(1, len(tokens) + 1):
+                text = decode([*known, *behind, *tokens[:end]])
+                text = text if end == len(tokens) else text.rstrip(UNFINISHED)
+                beneath.append((text[len(before) :], "rejected"))
+                before = text
         if fit < count:
             beneath.append((f"… {count - fit} more", BENEATH))
         for kind, ids, grows in (
@@ -124,6 +132,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else shapes.get(c, UNFINISHED) for c in text)
 
 
+def token_text(text: str) -> str:
+    """A token's text, `printable`, with ␣ for the spaces at its edges: `)` and `) ` differ."""
+    return re.sub("^ +| +$", lambda spaces: SPACE * len(spaces[0]), printable(text))
+
+
+def _shown(piece: str, kind: str) -> str:
+    """A piece as a trace shows it: `token_text`, unless it only begins a line beneath a round."""
+    return printable(piece) if kind == BENEATH else token_text(piece)
+
+
 @functools.cache
 def _drawable() -> frozenset[int]:
     """What all fonts of a trace's picture can draw."""
@@ -136,22 +154,32 @@ def _drawn(text: str) -> str:
     return "".join(c if ord(c) in _drawable() else UNFINISHED for c in printable(text))
 
 
+# Tags that mean deletion and insertion: struck and underlined even without the colours.
+_TAGS = {"accepted": "span", "rejected": "del", "corrected": "ins", BENEATH: "span"}
+_LEGEND = {"accepted": "accepted", "rejected": "rejected", "corrected": "the target's own"}
+_SPACES = f"{SPACE}: a space at a token's edge"
+
+
 def coloured(lines: Sequence[Sequence[tuple[str, str]]]) -> Text:
-    """Figure 1 for a terminal: a line for each target call, and branches of a tree beneath."""
+    """Figure 1 for a terminal: lines of target calls, branches of a tree beneath, a legend."""
     text = Text()
     for number, line in enumerate(lines, 1):
         text.append(f"{number:3d} ", style="dim")
         for piece, kind in line:
-            struck = " strike" if kind == "rejected" else ""
             text.append("\n    " if kind == BENEATH else "")
-            text.append(printable(piece), style=f"{COLOURS[kind]}{struck}")
+            text.append(_shown(piece, kind), style=_style(kind))
         text.append("\n")
-    return text
+    text.append("    ")
+    for kind, name in _LEGEND.items():
+        text.append(name, style=_style(kind)).append(", ")
+    return text.append(f"{_SPACES}\n")
 
 
-# Tags that mean deletion and insertion: struck and underlined even without the colours.
-_TAGS = {"accepted": "span", "rejected": "del", "corrected": "ins", BENEATH: "span"}
-_LEGEND = {"accepted": "accepted", "rejected": "rejected", "corrected": "the target's own"}
+def _style(kind: str) -> str:
+    """The style of a kind of piece in a terminal."""
+    return f"{COLOURS[kind]}{' strike' if kind == 'rejected' else ''}"
+
+
 _NOTES = (
     "Of what was rejected only the first token was tested, and only it is shown.",
     "Beneath a line stand the branches that were not kept, each where it begins.",
@@ -173,7 +201,7 @@ h2 {{ font-size: 1em; font-weight: normal }}
 <ol>
 {lines}
 </ol>
-<p>A line for each call of the target. {legend}. {note}</p>
+<p>A line for each call of the target. {legend}. {spaces}. {note}</p>
 </html>
 """
 
@@ -181,7 +209,8 @@ h2 {{ font-size: 1em; font-weight: normal }}
 def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: str = "") -> str:
     """Figure 1 as a page of its own, without scripts or fonts: a line for each target call.
 
-    Like the terminal's, its characters are `printable`: ↵ stands for the end of a line.
+    As in a terminal, all characters are visible: ↵ stands for the end of a line, ␣ for a space at
+    a token's edge.
 
     Args:
       setting: what was run: the draft, γ and the temperature.
@@ -189,7 +218,7 @@ def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
 
     def tagged(piece: str, kind: str) -> str:
         tag, broke = _TAGS[kind], "<br>" * (kind == BENEATH)
-        return f'{broke}<{tag} class="{kind}">{html.escape(printable(piece))}</{tag}>'
+        return f'{broke}<{tag} class="{kind}">{html.escape(_shown(piece, kind))}</{tag}>'
 
     return _PAGE.format(
         title=html.escape(printable(title)),
@@ -197,12 +226,15 @@ def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
         styles="\n".join(f".{kind} {{ color: {colour} }}" for kind, colour in COLOURS.items()),
         lines="\n".join(f"<li>{''.join(tagged(*piece) for piece in line)}</li>" for line in lines),
         legend=", ".join(tagged(name, kind) for kind, name in _LEGEND.items()),
+        spaces=_SPACES,
         note=_NOTES[any(kind == BENEATH for line in lines for _, kind in line)],
     )
 
 
 def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: str = "") -> Figure:
     """Figure 1 as a picture: a line for each target call, tokens coloured by what happened.
+
+    ␣ stands for a space at a token's edge.
 
     Args:
       setting: what was run: the draft, γ and the temperature.
@@ -220,18 +252,19 @@ def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
     axes.set_ylim(height, 0)
     axes.text(1, 0.3, _drawn(title), fontsize=10, weight="bold", va="center", parse_math=False)
     axes.text(1, 0.57, _drawn(setting), fontsize=9, va="center", parse_math=False)
-    axes.text(1, height - 0.25, "accepted", color=COLOURS["accepted"], fontsize=9, va="center")
-    axes.text(11, height - 0.25, "rejected", color=COLOURS["rejected"], fontsize=9, va="center")
-    axes.text(21, height - 0.25, "the target's own", color=COLOURS["corrected"], fontsize=9,
-              va="center")  # fmt: skip
+    at = 1
+    for name, colour in (*((name, COLOURS[kind]) for kind, name in _LEGEND.items()),
+                         (_SPACES, "0.4")):  # fmt: skip
+        axes.text(at, height - 0.25, name, color=colour, fontsize=9, va="center")
+        at += len(name) + 2
     y = top
     for number, part in parts:
         axes.text(3, y, str(number), fontsize=8, color="0.6", ha="right", va="center")
         for line in part:
             x = 5.0
             for piece, kind in line:
-                axes.text(x, y, _drawn(piece), fontsize=9, family="monospace", color=COLOURS[kind],
-                          va="center", parse_math=False)  # fmt: skip
+                axes.text(x, y, _drawn(_shown(piece, kind)), fontsize=9, family="monospace",
+                          color=COLOURS[kind], va="center", parse_math=False)  # fmt: skip
                 if kind == "rejected":
                     axes.plot([x, x + len(piece)], [y, y], color=COLOURS[kind], linewidth=0.8)
                 x += len(piece)
