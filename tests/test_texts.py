@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import jax
 import jax.numpy as jnp
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
@@ -11,6 +12,9 @@ from transformers import PreTrainedTokenizerFast
 import specjax
 from specjax import decoding
 from specjax.decoding.outputs import UNFINISHED, UNSETTLED, grown, text_of
+from specjax.measure import race
+from specjax.measure.trace import TracedRound
+from specjax.sampling import sampling
 from table_models import chain
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -62,6 +66,17 @@ def test_a_text_keeps_its_first_space():
     assert text_of(model(tokenizer=None), PROMPT, SPOKEN) == ""
 
 
+def test_a_race_keeps_the_first_space(monkeypatch):
+    rounds = [TracedRound([ID["▁there"]], [], [ID["▁"]]), TracedRound([], [], [ID["a"]])]
+    monkeypatch.setattr(race, "_timed", lambda *_: (1.0, 2.0, [1.0, 1.0], rounds))
+    options = {"max_new_tokens": 3, "key": jax.random.key(0), "repeats": 1}
+    target = model()
+    method = decoding.plain(target, sampling(0.0))
+    moments = race.record("made", method, target, [PROMPT], **options).moments
+    assert moments[1].pieces == [(" there", "accepted"), (" ", "corrected")]
+    assert moments[2].pieces == [("a", "corrected")]
+
+
 def test_a_prompt_that_ends_within_a_character():
     """What completes it belongs to the output."""
     first, *rest = bytes_of("é")
@@ -100,6 +115,8 @@ def test_special_tokens_are_no_text():
     ids = [ID["</s>"], ID["▁there"], ID["<s>"], ID["▁there"]]
     assert text_of(model(), PROMPT, ids) == " there there"
     assert text_of(model(), [*PROMPT, ID["</s>"]], ids) == " there there"
+    shown = text_of(model(), PROMPT, ids[:2], skip_special_tokens=False)
+    assert shown == "</s> there"
     shown = None
     for end, said in enumerate(["", "", " there", " there", " there there"]):
         text, shown = grown(model(), [ID["</s>"], *PROMPT], ids[:end], shown)

@@ -1,6 +1,7 @@
 """Figure 1: what happened to each token of one output."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from rich.text import Text
@@ -31,11 +32,12 @@ def measure(on: Study, _) -> dict[str, Any]:
     assert isinstance(method, Speculative | TreeSpeculative)
     texts, index = on.longest
     rounds = trace(method, *speedups.start(on, method, texts, index))
+    decode = partial(decoding.text_of, on.target, texts[index], skip_special_tokens=False)
     return {
         **{name: best[name] for name in ("draft", "temperature", "gamma")},
         "tree": tree,
         "input": on.examples[index].input,
-        "lines": report.spans(rounds, on.target.tokenizer.decode),
+        "lines": report.spans(rounds, decode),
         "tokens": sum(len(r.accepted) + len(r.next_token) for r in rounds),
         "target_calls": len(rounds),
         "batch": 1,

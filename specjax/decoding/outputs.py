@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,14 +102,21 @@ UNFINISHED = "\ufffd"  # a character, of which not all bytes are there
 UNSETTLED = 8  # characters at the end, whose first space the next ids may remove: "  ' ve" is "'ve"
 
 
-def text_of(target: Checkpoint, prompt: Sequence[int], ids: Sequence[int]) -> str:
+def text_of(
+    target: Checkpoint,
+    prompt: Sequence[int],
+    ids: Sequence[int],
+    *,
+    skip_special_tokens: bool = True,
+) -> str:
     """The text of ids behind a prompt: decode(prompt + ids) without decode(prompt).
 
     Decoded alone, ids would lose the space that they begin with where a tokenizer writes ▁ for it.
     The ids of an encoder-decoder stand alone, and without a tokenizer there is no text.
     """
     prompt = _read_before(target, prompt)
-    return _added(_decode(target, prompt), _decode(target, [*prompt, *ids]))
+    decode = partial(_decode, target, skip_special_tokens=skip_special_tokens)
+    return _added(decode(prompt), decode([*prompt, *ids]))
 
 
 class Shown(NamedTuple):
@@ -167,10 +175,10 @@ def _read_before(target: Checkpoint, prompt: Sequence[int]) -> Sequence[int]:
     return () if target.config.is_encoder_decoder else prompt
 
 
-def _decode(target: Checkpoint, ids: Sequence[int]) -> str:
+def _decode(target: Checkpoint, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
     if target.tokenizer is None or not ids:
         return ""
-    return target.tokenizer.decode(list(ids), skip_special_tokens=True)
+    return target.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
 
 def _added(before: str, whole: str) -> str:

@@ -93,8 +93,7 @@ def record(
         now += float(start)
         moments.append(Moment(now, index, [], tokens))
         rounds = runs[0][3]
-        decode = partial(target.tokenizer.decode, skip_special_tokens=True)
-        lines = report.spans(rounds, decode)
+        lines = report.spans(rounds, partial(decoding.text_of, target, sources[index]))
         for round_, pieces, seconds in zip(rounds, lines, lasted.tolist(), strict=True):
             now += seconds
             tokens += len(round_.accepted) + len(round_.next_token)
