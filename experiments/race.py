@@ -58,7 +58,7 @@ def main(_) -> None:
     if args.save:
         seconds = save(pathlib.Path(args.save), sides, title(config, args))
         slower = seconds / slowest(sides)
-        print(f"{args.save}: {seconds:.0f} s, {slower:.0f} times slower than it was.")
+        print(f"{args.save}: {seconds:.0f} s, {pace(slower)}.")
     elif console.is_terminal:
         show(console, sides, args.slow)
     print(race.outcome(sides))
@@ -106,6 +106,11 @@ def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list
     ]
 
 
+def pace(slow: float) -> str:
+    """How the speed of what is shown differs from the real one."""
+    return f"slowed down {slow:.3g}x" if slow >= 1 else f"sped up {1 / slow:.3g}x"
+
+
 def slowest(sides: Sequence[Side]) -> float:
     """Seconds of the race."""
     return max(side.seconds for side in sides)
@@ -127,12 +132,11 @@ def show(console: Console, sides: Sequence[Side], slow: float) -> None:
 
 def panels(sides: Sequence[Side], now: float, width: int, slow: float) -> Columns:
     """Both sides as of a time."""
-    pace = "" if slow == 1 else f", {slow:g} times slower than it was"
     return Columns(
         [
             Panel(
                 written(race.screen(side, now, width, HEIGHT)),
-                title=side.name + pace,
+                title=side.name if slow == 1 else f"{side.name}, {pace(slow)}",
                 subtitle=race.clock(side, now),
                 height=HEIGHT + 2,
                 width=width + 4,
@@ -162,7 +166,7 @@ def save(path: pathlib.Path, sides: Sequence[Side], heading: str) -> float:
     count = int(GIF_SECONDS * FRAMES_PER_SECOND)
     hold = FRAMES_PER_SECOND * 2  # the end stays to be read
     advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
-    figure = Figure(figsize=(advance * (2 * GIF_WIDTH + 8), 0.21 * (HEIGHT + 4.2)), dpi=100)
+    figure = Figure(figsize=(advance * (2 * GIF_WIDTH + 8), 0.21 * (HEIGHT + 5.2)), dpi=100)
 
     def frame(number: int) -> list:
         figure.clear()
@@ -197,27 +201,27 @@ def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: 
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(0, 2 * GIF_WIDTH + 8)
-    axes.set_ylim(HEIGHT + 4.2, 0)
+    axes.set_ylim(HEIGHT + 5.2, 0)
     mono: dict[str, Any] = {"family": "monospace", "fontsize": 9, "va": "center"}
     mono["parse_math"] = False
-    axes.text(2, 0.7, f"{heading}; {slow:.0f} times slower than it was", fontsize=9, va="center",
-              color="0.4", parse_math=False)  # fmt: skip
+    axes.text(2, 0.7, f"{heading}; {pace(slow)}", fontsize=9, va="center", color="0.4",
+              parse_math=False)  # fmt: skip
     for column, side in enumerate(sides):
         left = 2 + column * (GIF_WIDTH + 4)
         axes.text(left, 1.8, side.name, fontsize=11, weight="bold", va="center")
-        axes.text(left + GIF_WIDTH, 1.8, race.clock(side, now), ha="right", **mono)
+        axes.text(left, 2.8, race.clock(side, now), **mono)
         for row, line in enumerate(race.screen(side, now, GIF_WIDTH, HEIGHT)):
             x = left
             for piece, kind in line:
                 colour = report.COLOURS[kind]
-                axes.text(x, 3 + row, piece, color=colour, **mono)
+                axes.text(x, 4 + row, piece, color=colour, **mono)
                 if kind == "rejected":
-                    axes.plot([x, x + len(piece)], [3 + row] * 2, color=colour, linewidth=0.8)
+                    axes.plot([x, x + len(piece)], [4 + row] * 2, color=colour, linewidth=0.8)
                 x += len(piece)
     at = 2.0
     for name, kind in (("accepted", "accepted"), ("rejected", "rejected"),
                        ("the target's own", "corrected")):  # fmt: skip
-        axes.text(at, HEIGHT + 3.5, name, color=report.COLOURS[kind], fontsize=9, va="center")
+        axes.text(at, HEIGHT + 4.5, name, color=report.COLOURS[kind], fontsize=9, va="center")
         at += len(name) + 2
 
 
@@ -231,6 +235,6 @@ if __name__ == "__main__":
     flags.DEFINE_integer("gamma", 7, "Drafted tokens per target call.")
     flags.DEFINE_float("temperature", 0.0, "0: greedy.")
     flags.DEFINE_integer("inputs", 16, "Inputs, the first of the config's split.")
-    flags.DEFINE_float("slow", 1.0, "Show the race so many times slower than it was.")
+    flags.DEFINE_float("slow", 1.0, "The factor by which the race is shown slower.")
     flags.DEFINE_string("save", "", "Write an animation, a file that ends in .gif.")
     command_line.run(main, __doc__)

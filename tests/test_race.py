@@ -1,7 +1,11 @@
 """The race: real rounds, real times, and what is shown of them."""
 
+import itertools
+
 import jax
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from PIL import Image
 
 import specjax
@@ -128,10 +132,27 @@ def test_both_panels_have_the_colours(sides, capsys):
     console = Console(force_terminal=True, width=120, color_system="truecolor")
     console.print(command.panels(sides, end, 54, 5.0))
     shown = capsys.readouterr().out
-    assert "plain, 5 times slower than it was" in shown
+    assert "plain, slowed down 5x" in shown
     assert "38;2;46;125;50m" in shown  # accepted
     assert "9;38;2;198;40;40m" in shown  # rejected, struck
     assert race.clock(sides[1], end) in shown
+
+
+def test_the_pace_is_said():
+    assert command.pace(17.0) == "slowed down 17x"
+    assert command.pace(0.5) == "sped up 2x"
+
+
+def test_words_of_an_animation_do_not_collide():
+    """A name and its clock stand apart, also of a long race."""
+    many = Side("speculative", [Moment(1234.5, 0, [("x", "corrected")], 1_234_567)])
+    figure = Figure(figsize=(8.0, 3.2), dpi=100)
+    command.draw(figure, [many, many], 1234.5, "a pair", 5.0)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
+    assert len(boxes) == 10  # heading, two names, clocks and texts, and three words of the legend
+    for one, other in itertools.combinations(boxes, 2):
+        assert not one.overlaps(other)
 
 
 def test_an_animation(sides, tmp_path, monkeypatch):
