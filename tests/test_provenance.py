@@ -202,6 +202,15 @@ def test_a_report_of_several_runs_warns_at_its_head(tmp_path, field):
     assert first.strip().endswith(provenance.told([one]))
     assert second.strip() == provenance.told([other, other])
     assert f"- {field}: bbbb (2), {one[field]} (1)" in where
+    assert "–:" not in text
+
+
+def test_a_dash_is_explained_below_its_table():
+    columns = [("α", lambda line: line["alpha"]), ("paper", lambda line: "0.5–0.6")]
+    known = Section("t", columns, [{"alpha": "0.91 (0.89 to 0.93)"}])
+    assert known.dashes == ""
+    for cell in ("–", "0.91 (–)"):
+        assert known._replace(rows=[*known.rows, {"alpha": cell}]).dashes.startswith("–: not")
 
 
 @pytest.mark.parametrize("name", ["parse", "prose"])

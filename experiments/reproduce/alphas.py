@@ -8,7 +8,7 @@ from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import NGRAMS, Study
 from specjax.drafters import parameters
-from specjax.measure import report
+from specjax.measure import metrics, report
 from specjax.support.named import short
 
 
@@ -54,7 +54,8 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         lines,
         words(rows),
         "α: mean of Σ min(target, draft) over prefixes that the target generated, as in the paper, "
-        "with its 95% interval by bootstrap over outputs. The paper's rows are of other models and "
+        "with its 95% interval by bootstrap over outputs (–: fewer than "
+        f"{metrics.ENOUGH}). The paper's rows are of other models and "
         "tasks: they stand beside ours by their part in the comparison.",
         ("alphas.png",),
         measured=rows,

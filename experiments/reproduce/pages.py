@@ -29,6 +29,13 @@ class Section(NamedTuple):
         found = self.measured or [row for row in self.rows if "commit" in row]
         return provenance.told(found, self.batch) if found else ""
 
+    @property
+    def dashes(self) -> str:
+        """What – stands for; "" if the table has none."""
+        cells = [cell(dict(row)) for row in self.rows for _, cell in self.columns]
+        found = any(cell == "–" or "(–)" in cell for cell in cells)
+        return "–: not measured, or not defined for this row." if found else ""
+
 
 def write(
     workdir: pathlib.Path,
@@ -44,7 +51,7 @@ def write(
         lines += [f"## {section.title}", ""]
         if section.rows:
             lines += [report.markdown(section.columns, [dict(r) for r in section.rows]), ""]
-        for text in (section.words, section.legend, section.origin):
+        for text in (section.words, section.legend, section.dashes, section.origin):
             lines += [text, ""] if text else []
         for name in section.images:
             lines += [f"![{section.title}]({name})", ""]
@@ -65,8 +72,8 @@ def show(
         if section.rows:
             lines = [dict(row) for row in section.rows]
             console.print(report.table(section.columns, lines, section.title))
-        if section.words:
-            console.print(section.words)
+        for text in filter(None, (section.words, section.dashes)):
+            console.print(text)
             console.print()
 
 

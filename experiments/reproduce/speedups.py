@@ -270,13 +270,15 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         columns,
         rows,
         words(rows),
-        "τ: tokens per target call. c, v(γ): a draft step and a verify pass in units of a target "
-        "step. o: the rest of a round and its share of what a call costs beside its rounds, "
-        "measured apart from the loops; it may be below 0 where phases timed by themselves are "
-        "dearer than within a round. Thm 3.8: the paper's prediction, which takes v = 1 and o = 0. "
+        "τ: tokens per target call. c, v(γ): a draft step and a verify pass in target steps. "
+        "o: the rest of a round, and its share of the fixed cost of a call, measured apart from "
+        "the loops; it is below 0 if phases that are timed alone take longer than within a round. "
+        "Thm 3.8: the paper's prediction, which assumes v = 1 and o = 0. "
         "decode, end to end: times plain decoding, without and with the encoder and prefill; "
-        "medians of interleaved repeats, compilation excluded. paper: its expected and measured "
-        "speedup for the row that Table 3 names." + (INFLATED if any(map(inflated, rows)) else ""),
+        "medians of interleaved repeats, compilation excluded. identical: whether "
+        "all outputs are plain decoding's; at T > 0 the loops draw other samples. paper: its "
+        "expected and measured speedup for the row that Table 3 names."
+        + (INFLATED if any(map(inflated, rows)) else ""),
         ("speedups.png",),
     )
 

@@ -324,7 +324,8 @@ def measuring(config, texts: list[str]) -> dict[str, Any]:
 def by_position(rates: Iterable[float]) -> str:
     """Acceptance rates in words; NaN where no token was tested."""
     said = ", ".join("–" if np.isnan(rate) else f"{rate:.2f}" for rate in rates)
-    return f"Accepted of those tested, by position in the draft: {said}."
+    none = " (–: none was tested)" if "–" in said else ""
+    return f"Accepted of those tested, by position in the draft: {said}{none}."
 
 
 def took(
