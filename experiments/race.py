@@ -165,8 +165,7 @@ def save(path: pathlib.Path, sides: Sequence[Side], heading: str) -> float:
     slow = GIF_SECONDS / slowest(sides)
     count = int(GIF_SECONDS * FRAMES_PER_SECOND)
     hold = FRAMES_PER_SECOND * 2  # the end stays to be read
-    advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
-    figure = Figure(figsize=(advance * (2 * GIF_WIDTH + 8), 0.21 * (HEIGHT + 5.2)), dpi=100)
+    figure = blank()
 
     def frame(number: int) -> list:
         figure.clear()
@@ -180,6 +179,13 @@ def save(path: pathlib.Path, sides: Sequence[Side], heading: str) -> float:
         share_palette(made)
         made.replace(path)
     return GIF_SECONDS
+
+
+def blank() -> Figure:
+    """A frame without anything in it, as large as all of them."""
+    advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
+    # At 120 dpi that is 9 whole pixels; characters are drawn in whole pixels.
+    return Figure(figsize=(advance * (2 * GIF_WIDTH + 8), 0.21 * (HEIGHT + 5.2)), dpi=120)
 
 
 COLOURS = 48  # of an animation: text in few colours, and its edges

@@ -5,7 +5,6 @@ import itertools
 import jax
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from PIL import Image
 
 import specjax
@@ -146,13 +145,24 @@ def test_the_pace_is_said():
 def test_words_of_an_animation_do_not_collide():
     """A name and its clock stand apart, also of a long race."""
     many = Side("speculative", [Moment(1234.5, 0, [("x", "corrected")], 1_234_567)])
-    figure = Figure(figsize=(8.0, 3.2), dpi=100)
+    figure = command.blank()
     command.draw(figure, [many, many], 1234.5, "a pair", 5.0)
     renderer = FigureCanvasAgg(figure).get_renderer()
     boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
     assert len(boxes) == 10  # heading, two names, clocks and texts, and three words of the legend
     for one, other in itertools.combinations(boxes, 2):
         assert not one.overlaps(other)
+
+
+def test_pieces_of_an_animation_lie_side_by_side():
+    """Each begins where the one before ends, within a third of a character."""
+    line = [("n" * 40, "accepted"), ("x", "corrected")]
+    figure = command.blank()
+    command.draw(figure, [Side("plain", [Moment(1.0, 0, line, 41)])], 1.0, "a pair", 5.0)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    texts = {text.get_text(): text for text in figure.axes[0].texts}
+    first, second = (texts[piece].get_window_extent(renderer) for piece, _ in line)
+    assert abs(first.x1 - second.x0) < second.width / 3
 
 
 def test_an_animation(sides, tmp_path, monkeypatch):
