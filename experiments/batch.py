@@ -30,7 +30,7 @@ from experiments.reproduce import pages, speedups, study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax.loop import Method
-from specjax.measure import choice, pricing, report, timing
+from specjax.measure import choice, pricing, provenance, report, timing
 from specjax.measure.counting import Undecided
 from specjax.measure.pricing import static
 from specjax.measure.timing import PLAIN, quartiles
@@ -205,7 +205,7 @@ def section(rows: Sequence[Row]) -> Section:
         f"{short(first['draft'])}, T={first['temperature']:g}",
         columns,
         races(rows),
-        " ".join(words(rows, name) for name in ours),
+        provenance.busy(rows) or " ".join(words(rows, name) for name in ours),
         "Tokens per second of the loops alone, relative to plain decoding at the same number of "
         "rows: medians of ratios within a repeat, methods in turns. best γ: of the static ones, "
         "each in a loop of its own, on repeats that nothing else is taken from. / best γ: ratio "

@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from specjax import decoding, drafters
 from specjax.loop import Method
-from specjax.measure import race, report
+from specjax.measure import doubts, race, report
 from specjax.measure.race import Piece, Side
 from specjax.models import hub
 from specjax.sampling import sampling
@@ -62,6 +62,8 @@ def main(_) -> None:
     elif console.is_terminal:
         show(console, sides, args.slow)
     print(race.outcome(sides))
+    if busy := doubts.busy([doubts.load()]):
+        print(busy)
 
 
 def title(config, args) -> str:

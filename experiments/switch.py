@@ -30,7 +30,7 @@ from specjax import decoding
 from specjax.drafters.choices import NAMES
 from specjax.drafters.switch import switch
 from specjax.loop import Method
-from specjax.measure import pricing, report, timing
+from specjax.measure import pricing, provenance, report, timing
 from specjax.measure.timing import PLAIN, Comparison, quartiles
 from specjax.policies import Prices
 from specjax.replay import replay, rollouts
@@ -265,7 +265,7 @@ def section(rows: Sequence[dict[str, Any]], temperature: float) -> Section:
         f"T={temperature:g}",
         columns,
         mine,
-        words(mine),
+        provenance.busy(timed) or words(mine),
         "rounds by: each drafter of a switch, in their order. "
         "Speedups over plain decoding of the loops alone, on the whole stream and on each kind of "
         "inputs; medians of repeats in turns. of best single: ratio within a repeat to the best "

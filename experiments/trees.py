@@ -29,7 +29,7 @@ from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax import decoding
 from specjax.loop import Method
-from specjax.measure import cost, report, timing
+from specjax.measure import cost, provenance, report, timing
 from specjax.measure.ranks import acceptance_by_rank
 from specjax.results import Summary, summarize
 from specjax.speculative import Speculative
@@ -271,7 +271,7 @@ def section(rows: list[dict[str, Any]], cell: Mapping[str, Any]) -> Section:
         f"{short(cell['draft'])}, T={cell['temperature']:g}",
         columns,
         mine,
-        words(mine),
+        provenance.busy(mine) or words(mine),
         f"The chance that a node's first, second, … child is accepted: {ranks}. Trees are the best "
         "of their size by these and by the measured costs. draft, verify, rest: of a "
         "round, in steps of the target. predicted: from τ, what a round takes and the fixed times "

@@ -37,6 +37,14 @@ def pair(tmp_path_factory):
     return pairs.make(tmp_path_factory.mktemp("pair"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_load():
+    """What reports say does not depend on what else runs beside the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _programs_of_one_module():
     """Compiled programs go with the module that they were compiled for.

@@ -405,6 +405,11 @@ def test_words():
     assert "draft, T=0 (1.08 (0.58–1.66))" in unknown
     assert "at least level" not in unknown
     assert "off by 21% for a typical call" in unknown
+    # Nothing follows from the timings of a busy machine.
+    first, second = board.sections([still, {**behind, "load_per_core": 4.5}])
+    assert first.words.startswith("The machine was busy: a load average of up to 4.5")
+    assert "best policy" not in first.words
+    assert "Slower than" not in second.words
     missed = board.sections([still, {**ahead, "predicted": 1.5}, behind])[0].words
     assert missed.endswith("for 1 of 2 policies; the farthest is svip with draft, T=0: -13%.")
     nothing = board.sections([still, {**ahead, "closed": None}])[0].words

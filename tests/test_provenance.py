@@ -167,6 +167,9 @@ def test_a_busy_machine_is_said():
     quiet, busy = row("aaaa") | {"load_per_core": 1.0}, row("aaaa") | {"load_per_core": 7.5}
     assert provenance.warning([row("aaaa"), quiet]) == ""
     assert "load average of up to 7.5" in provenance.warning([quiet, busy])
+    assert provenance.loads([row("aaaa")]) == "–"
+    assert provenance.loads([quiet]) == "1.00"
+    assert provenance.loads([busy, row("aaaa"), quiet]) == "1.00 to 7.50"
 
 
 def test_rows_of_one_run_need_no_warning():
@@ -202,6 +205,7 @@ def test_a_report_of_several_runs_warns_at_its_head(tmp_path, field):
     assert first.strip().endswith(provenance.told([one]))
     assert second.strip() == provenance.told([other, other])
     assert f"- {field}: bbbb (2), {one[field]} (1)" in where
+    assert "- load average for each processor: –" in where
     assert "–:" not in text
 
 

@@ -57,7 +57,8 @@ def write(
             lines += [f"![{section.title}]({name})", ""]
     facts = (*provenance.environment(), "dtype", "seed")
     said = (f"- {name}: {provenance.counted(rows, name)}" for name in facts)
-    lines += ["## Where", "", *said, ""]
+    load = f"- load average for each processor: {provenance.loads(rows)}"
+    lines += ["## Where", "", *said, load, ""]
     files.write_text(workdir / "report.md", "\n".join(lines))
 
 

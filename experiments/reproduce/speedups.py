@@ -11,7 +11,7 @@ from experiments.reproduce.pages import Section, number, percent
 from experiments.reproduce.study import Study
 from specjax import decoding
 from specjax.autoregressive import Autoregressive
-from specjax.measure import cost, doubts, metrics, pricing, report, timing
+from specjax.measure import cost, doubts, metrics, pricing, provenance, report, timing
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
 from specjax.paper import formulas
 from specjax.policies import Prices
@@ -218,27 +218,27 @@ def doubtful(rows: Sequence[Mapping[str, Any]]) -> str:
         )
         name = f"{short(row['draft'])}, T = {row['temperature']:g}"
         found += [f"{name}: {one}" for one in wrong]
-    busy = doubts.busy(row.get("load_per_core") for row in rows)
+    busy = provenance.busy(rows)
     if not found:
         return busy
     said = f"The timings contradict themselves: {'; '.join(found)}."
     return f"{said} {busy or doubts.AGAIN}"
 
 
-DEAR = 2.5  # steps that a verify pass takes where it is the processor that limits the speedup
+MAX_CHEAP_V = 2.5  # target steps; above it the processor limits the speedup
 
 
 def here(row: Mapping[str, Any]) -> str:
-    """A sentence on the machine, where a verify pass is dear on it or nothing was won."""
+    """A sentence on the machine if a verify pass costs much on it, or the loop is slower."""
     cores = f"{row['cores']} core{'' if row['cores'] == 1 else 's'} of this {row['device']}"
-    if row["v"] <= DEAR and row["speedup_decode"] > 1:
+    if row["v"] <= MAX_CHEAP_V and row["speedup_decode"] > 1:
         return ""
-    if row["v"] <= DEAR:
+    if row["v"] <= MAX_CHEAP_V:
         return f" On {cores} this draft is too slow or too often wrong for this target."
     return (
         f" On {cores} a verify pass of {row['gamma'] + 1} tokens takes {row['v']:.1f} times as "
-        "long as one token: arithmetic takes the time here and not the reading of weights, which "
-        "is what speculation saves. More cores, or an accelerator, bring more."
+        "long as one token: arithmetic takes the time here, not the reading of weights that "
+        "speculation saves. More cores or an accelerator give a larger speedup."
     )
 
 
@@ -291,7 +291,7 @@ INFLATED = (
 
 
 def inflated(row: Mapping[str, Any]) -> bool:
-    """Whether plain decoding had dearer draws when the row was measured: it does not say which."""
+    """Whether plain decoding drew more numbers when the row was measured: see `INFLATED`."""
     return row["temperature"] > 0 and "baseline" not in row
 
 

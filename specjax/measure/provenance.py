@@ -96,9 +96,19 @@ def warning(rows: Sequence[Mapping[str, Any]]) -> str:
         )
     if any(str(row.get("commit")).endswith("+") for row in rows):
         said.append("At a commit with + files were changed and not committed.")
-    if busy := doubts.busy(row.get("load_per_core") for row in rows):
-        said.append(busy)
-    return " ".join(said)
+    return " ".join([*said, busy(rows)]).strip()
+
+
+def busy(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Why nothing follows from the timings of rows: a busy machine; "" if it was not."""
+    return doubts.busy(row.get("load_per_core") for row in rows)
+
+
+def loads(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The load averages of rows, such as "0.31 to 1.30"; "–" if none says its own."""
+    found = sorted(row["load_per_core"] for row in rows if row.get("load_per_core") is not None)
+    ends = dict.fromkeys(f"{load:.2f}" for load in (*found[:1], *found[-1:]))
+    return " to ".join(ends) or "–"
 
 
 def counted(rows: Sequence[Mapping[str, Any]], name: str) -> str:
