@@ -876,6 +876,8 @@ def test_the_last_words_name_the_best_row():
     impossible = speedups.conclusion([row, {**slower, "overhead": -0.9}])
     assert impossible.startswith("The timings contradict themselves: b, T = 0: overhead -0.90")
     assert "times as fast" not in impossible
+    slow = speedups.conclusion([{**row, "c": 1.2, "smaller": True}])
+    assert "c = 1.20: a draft with fewer parameters is slower than the target" in slow
     far = speedups.conclusion([{**row, "predicted": 1.9}])
     assert "a speedup of 3.46, where the times of the phases give 1.90" in far
     busy = speedups.conclusion([{**row, "load_per_core": 5.0}])

@@ -11,6 +11,7 @@ from experiments.reproduce.pages import Section, number, percent
 from experiments.reproduce.study import Study
 from specjax import decoding
 from specjax.autoregressive import Autoregressive
+from specjax.drafters import parameters
 from specjax.measure import cost, doubts, metrics, pricing, provenance, report, timing
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
 from specjax.paper import formulas
@@ -55,9 +56,11 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         repeats=config.repeats,
         names=(config.target, draft),
     )
+    whole = sum(leaf.size for leaf in jax.tree.leaves(on.target.model))
     return {
         "gamma": gamma,
         "alpha": alpha,
+        "smaller": parameters(on.draft(draft), on.target) < whole,
         "tau_expected": formulas.expected_tokens(alpha, gamma),
         "v_by_gamma": {str(g): prices.v(g) for g in config.gammas},
         **outcome(found),
@@ -213,6 +216,7 @@ def doubtful(rows: Sequence[Mapping[str, Any]]) -> str:
             row["c"],
             row["v"],
             row["overhead"],
+            smaller=row.get("smaller", False),  # older rows do not say
             measured=row["speedup_decode"],
             predicted=row["predicted"],
         )
