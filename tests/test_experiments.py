@@ -6,6 +6,7 @@ import importlib
 import inspect
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -105,6 +106,13 @@ def test_decode_writes_what_generate_gives(decode, pair, tmp_path):
     assert plain.stderr.startswith("8 outputs: ")
     assert [row["tokens"] for row in rows(plain.stdout)] == [row["tokens"] for row in found]
     assert all(row["drafted"] == row["accepted"] == 0 for row in rows(plain.stdout))
+
+
+def test_a_position_that_no_round_tested():
+    from specjax.tools.commands.decode import by_position
+
+    assert by_position([0.9, math.nan]).endswith("draft: 0.90, – (–: none was tested).")
+    assert by_position([0.9, 0.8]).endswith("draft: 0.90, 0.80.")
 
 
 def test_decode_says_what_it_took(decode, pair, tmp_path, inputs):
