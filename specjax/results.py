@@ -72,7 +72,7 @@ class Result:
 
     rows: list[Row]
     exact: bool | None = True
-    """Whether the outputs keep the target's distribution, as `accept.exactness` has it."""
+    """Whether the outputs keep the target's distribution, as `rules.exactness` has it."""
 
     @property
     def summary(self) -> Summary:
@@ -126,7 +126,7 @@ class Result:
 
 
 def summarize(rows: Sequence[Row], exact: bool | None = True) -> Summary:
-    """The counts of some outputs, of one method; `exact` as `accept.exactness` has it."""
+    """The counts of some outputs, of one method; `exact` as `rules.exactness` has it."""
     rates = acceptance_by_position(rows).tolist() if rows else []
     emitted = sum(row.emitted for row in rows)
     accepted = sum(row.accepted for row in rows)

@@ -54,5 +54,5 @@ def remark(rule: AcceptanceRule, sampling: Sampling) -> str:
     """A caveat for results of a rule that is not exact; "" for one that is."""
     found = exactness(rule, sampling)
     if found is None:
-        return f"{label(rule)} does not say whether it is exact: see specjax.accept.exactness"
+        return f"{label(rule)} does not say whether it is exact: see specjax.rules.exactness"
     return "" if found else f"{label(rule)} is not exact"
