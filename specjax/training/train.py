@@ -101,6 +101,7 @@ class TrainConfig:
         number("teacher_after", self.teacher_after, "[0, ∞]")
         if self.family not in hub.FAMILIES:
             raise ValueError(f"family={self.family!r} must be one of {', '.join(hub.FAMILIES)}")
+        check_shape(self.family, self.model)
         Exits(self.exits, self.exit_weight, self.layer_dropout)
         divergences.load(self.divergence)
         number("prefix_temperature", self.prefix_temperature, "[0, ∞)")
@@ -114,6 +115,22 @@ class TrainConfig:
     def decoder_only(self) -> bool:
         """Whether input and target are one text to the model."""
         return not hub.FAMILIES[self.family].config_class.is_encoder_decoder
+
+
+def check_shape(family: str, model: Mapping[str, Any]) -> None:
+    """ValueError if `model` has fields that are unknown, or sizes that no model can have."""
+    config_class = hub.FAMILIES[family].config_class
+    defaults = {field.name: field.default for field in dataclasses.fields(config_class)}
+    for name in ("vocab_size", "bos_token_id", "pad_token_id"):
+        defaults.pop(name, None)  # the tokenizer has them
+    for name, value in model.items():
+        if name not in defaults:
+            raise ValueError(
+                f"model.{name} is no field of family={family!r}; choose from {', '.join(defaults)}."
+            )
+        if type(defaults[name]) is int:  # of a size whose default is 0, 0 leaves the choice open
+            whole(f"model.{name}", value, "[1, ∞)" if defaults[name] else "[0, ∞)")
+    config_class(**model)
 
 
 def check_numbers(config: Any) -> None:
