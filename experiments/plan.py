@@ -129,7 +129,7 @@ def plans(
         "source": target.longest,
         "new": config.max_new_tokens,
         **given,
-        **{name: args[name].value for name in WAITS if args[name].value},
+        **{name: args[name].value for name in WAITS},
         "seed": config.seed,
     }
     tau = args.tau if args.alpha is None else plan.tau_of(args.alpha, config.gamma)
@@ -211,6 +211,12 @@ def cell(name: str, show=str):
     return lambda row: "–" if row.get(name) is None else show(row[name])
 
 
+def left_out(row: dict[str, Any]) -> str:
+    """What the times of a row do not count."""
+    unknown = [name for name in ("interconnect", *WAITS) if not row.get(name)]
+    return ", ".join(["products", *unknown]) if row.get("plain_ms") else "–"
+
+
 COLUMNS: list[report.Column] = [
     ("mesh", cell("mesh")),
     ("draft", lambda row: short(row["draft"]) if row["draft"] else "none"),
@@ -226,6 +232,7 @@ COLUMNS: list[report.Column] = [
     ("τ", cell("tau", "{:.2f}".format)),
     ("plain, ms at least", cell("plain_ms", "{:.2f}".format)),
     ("ms at least", cell("ms", "{:.2f}".format)),
+    ("left out", left_out),
 ]
 
 
@@ -235,8 +242,8 @@ if __name__ == "__main__":
     flags.DEFINE_string("memory", "", "Of a device, such as 80GiB.")
     flags.DEFINE_string("bandwidth", "", "Of a device's memory, such as 3.35TB/s.")
     flags.DEFINE_string("interconnect", "", "That a device sends, such as 450GB/s.")
-    flags.DEFINE_float("latency", 0.0, "Seconds that a collective waits, such as 1e-5.", 0.0)
-    flags.DEFINE_float("launch", 0.0, "Seconds to launch one call of a model.", 0.0)
+    flags.DEFINE_float("latency", 0.0, "Seconds of a collective, such as 1e-5; 0: left out.", 0.0)
+    flags.DEFINE_float("launch", 0.0, "Seconds to launch a call of a model; 0: left out.", 0.0)
     flags.DEFINE_float("alpha", None, "The chance that a drafted token is accepted.")
     flags.DEFINE_float("tau", None, "Or tokens a round.")
     flags.DEFINE_string("workdir", "", "Directory for plan.jsonl.")
