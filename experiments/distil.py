@@ -25,7 +25,7 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from experiments.reproduce.study import Study, find, relative
+from experiments.reproduce.study import Study, check_counts, find, relative
 from experiments.train import claim
 from specjax.measure import metrics, provenance, report
 from specjax.measure.provenance import Results, dtype_of
@@ -39,6 +39,7 @@ Cell = dict[str, Any]  # divergence, prefixes and seed
 
 def main(_) -> None:
     config = flags.FLAGS.config
+    check_counts(config)
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     claim(workdir, config)
     lab = Laboratory(config, workdir)

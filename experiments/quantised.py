@@ -29,7 +29,7 @@ from rich.console import Console
 
 from experiments.reproduce import pages
 from experiments.reproduce.pages import Section, number
-from experiments.reproduce.study import Study, identity, open_results, relative
+from experiments.reproduce.study import Study, check_counts, identity, open_results, relative
 from specjax import decoding
 from specjax.batching import bucket
 from specjax.generation import generate
@@ -65,6 +65,7 @@ def main(_) -> None:
             raise ValueError(f"No {field}: give --config.{field}.")
     if config.weights or config.cache:
         raise ValueError("weights and cache are what is compared here: leave both empty.")
+    check_counts(config, "quality_inputs")
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     on = Study(config, open_results(workdir, config))
     fill(on)

@@ -818,9 +818,40 @@ def test_every_config_loads(name, argument):
     config = module.get_config(*[argument] * bool(argument))
     assert isinstance(config, ml_collections.ConfigDict)
     assert module.__doc__
+    study.check_counts(config)
     config.lock()
     with pytest.raises(AttributeError, match="Did you mean"):
         setattr(config, f"{next(iter(config))}s", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "flag", "said"),
+    [
+        ("adaptive", "adaptive", "gammas=('a',)", "gammas='a'"),
+        ("batch", "batch", "batch_sizes=(4, 0)", "batch_sizes=0"),
+        ("benchmark", "benchmark_cpu", "gammas=('a',)", "gammas='a'"),
+        ("benchmark", "benchmark_cpu", "repeats=0", "repeats=0"),
+        ("distil", "distil", "tau_inputs=0", "tau_inputs=0"),
+        ("quantised", "quantised", "quality_inputs=0", "quality_inputs=0"),
+        ("reproduce", "embedded", "gammas=('a',)", "gammas='a'"),
+        ("reproduce", "embedded", "gammas=()", "gammas=()"),
+        ("reproduce", "embedded", "tables=('quality',)", "quality_inputs=0"),
+        ("serve", "serve", "admits=(1, 0)", "admits=0"),
+        ("switch", "switch", "gammas=(3, 0)", "gammas=0"),
+        ("trace", "embedded", "batch_size=0", "batch_size=0"),
+        ("trees", "trees", "repeats=0", "repeats=0"),
+        ("when", "when", "draws=0", "draws=0"),
+        ("when", "when", "resamples=0", "resamples=0"),
+    ],
+)
+def test_counts_and_lengths_are_checked_first(command, tmp_path, name, config, flag, said):
+    """In one line, before a model is loaded or a row begun."""
+    flags = f"--config=configs/{config}.py", f"--config.{flag}", f"--workdir={tmp_path / 'run'}"
+    outcome = command(f"experiments.{name}", *flags)
+    assert outcome.status == 1
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith(f"error: {said} must be a ")
+    assert not (tmp_path / "run" / "results.jsonl").exists()
 
 
 def test_the_embedded_config_serves_decode_too():

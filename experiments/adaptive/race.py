@@ -13,7 +13,7 @@ from jaxtyping import Key
 
 from experiments.replay import evaluate
 from experiments.reproduce import speedups
-from experiments.reproduce.study import Study
+from experiments.reproduce.study import Study, check_counts
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
@@ -74,8 +74,7 @@ class Counting(Drafter):
 
 def check(config) -> None:
     """ValueError for fields that do not go together, before anything is loaded or measured."""
-    for field in ("price_tries", "price_repeats", "price_inputs", "repeats", "timed_inputs"):
-        whole(field, config[field], "[1, ∞)")
+    check_counts(config)
     for field, most in (("static", config.gamma_max), ("widths", config.gamma_max + 1)):
         for length in config[field]:
             if whole(field, length, "[1, ∞)") > most:

@@ -17,7 +17,7 @@ from experiments.benchmark.cases import chosen
 from experiments.benchmark.measure import Lab, measure
 from experiments.reproduce import pages
 from experiments.reproduce.pages import Section
-from experiments.reproduce.study import find
+from experiments.reproduce.study import check_counts, find
 from specjax.measure import provenance, report
 from specjax.support import command_line, files, runs
 
@@ -26,6 +26,7 @@ def main(_) -> None:
     config = flags.FLAGS.config
     # Peers and child processes need room on the same accelerator.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    check_counts(config)
     cases = chosen(config)
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     console = Console(width=None if sys.stdout.isatty() else 200, markup=False)

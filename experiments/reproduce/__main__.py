@@ -21,7 +21,7 @@ from experiments.reproduce import (
     timelines,
     traces,
 )
-from experiments.reproduce.study import Study, find, identity, open_results
+from experiments.reproduce.study import Study, check_counts, find, identity, open_results
 from specjax.support import command_line
 from specjax.support.named import short
 
@@ -43,6 +43,7 @@ def main(_) -> None:
     known = [name for name in TABLES if name not in FIGURES]
     if unknown := [name for name in config.tables if name not in known]:
         raise ValueError(f"tables: no {unknown[0]!r}; choose from {', '.join(known)}.")
+    check_counts(config, *(f"{name}_inputs" for name in config.tables))
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     # A pipe has no width of its own, and 80 columns would cut the tables.
     # Code is full of brackets, which rich would take for markup.

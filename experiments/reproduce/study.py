@@ -20,12 +20,19 @@ from specjax.results import Row
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling
 from specjax.support import command_line, runs
+from specjax.support.ranges import listed, whole
 from specjax.tasks import batches
 from specjax.tasks.examples import Example
 from specjax.tools.commands import defaults
 from specjax.tools.commands.inputs import load_examples, not_held_out
 
 NGRAMS = tuple(drafters.NAMES)
+COUNTS = (  # fields of experiments' configs that are whole numbers ≥ 1
+    "alpha_inputs", "timed_inputs", "tau_inputs", "price_inputs", "repeats", "price_repeats",
+    "price_tries", "keys_per_repeat", "steps", "batch_size", "max_new_tokens", "gamma",
+    "gamma_max", "verify_gamma", "every", "outputs", "tokens", "resamples",
+)  # fmt: skip
+LISTS = ("gammas", "static", "batch_sizes", "admits")  # and lists of such numbers
 
 
 class Study:
@@ -199,11 +206,30 @@ def counts_in(path: pathlib.Path, config, target: hub.Checkpoint) -> ngram.Count
 
 
 def open_results(workdir: pathlib.Path, config) -> Results:
-    """Rows of an earlier run of the same config, or none."""
+    """Rows of an earlier run of the same config, or none.
+
+    Raises:
+      ValueError: rows of another config are there, or `check_counts` refuses this one.
+    """
+    check_counts(config)
     results = Results(workdir / "results.jsonl")
     settings = runs.settings(config)
     runs.keep_settings(results, settings, runs.fingerprint(settings), "rows of another config")
     return results
+
+
+def check_counts(config, *more: str) -> None:
+    """ValueError unless the counts and lengths of a config are whole numbers ≥ 1.
+
+    Args:
+      more: fields to check that only some experiments read, so that others may leave them at 0.
+    """
+    for name in (*COUNTS, *more):
+        if name in config:
+            whole(name, config[name], "[1, ∞)")
+    for name in LISTS:
+        for value in listed(name, config[name]) if name in config else ():
+            whole(name, value, "[1, ∞)")
 
 
 def check_chain(config, what: str) -> None:

@@ -19,13 +19,14 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from experiments.reproduce import pages
-from experiments.reproduce.study import open_results
+from experiments.reproduce.study import check_counts, open_results
 from experiments.when import pictures, points, sweep
 from specjax.support import command_line, runs
 
 
 def main(_) -> None:
     config = flags.FLAGS.config
+    check_counts(config, "draws")
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     results = open_results(workdir, config)
     facts = {
