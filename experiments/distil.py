@@ -210,7 +210,7 @@ def table(config, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     It has all measured rows by temperature, one for each seed, and "best" or "worst" as its mark:
     by the mean over the temperatures of α with the first seed, which all lines have, on outputs
-    that report nothing. Rows of before that split have one α for both.
+    that report nothing. A row without `choosing` has one α for both.
     """
     lines = []
     for cell in cells(config):
