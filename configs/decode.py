@@ -9,6 +9,6 @@ unigram, bigram, lookup, or the import path of one's own drafter (docs/drafters.
 temperature 0 and in float32 the tokens are those of --config.method=autoregressive, sooner.
 """
 
-from specjax.tools.commands.defaults import decode as get_config
+from specjax.cli.defaults import decode as get_config
 
 __all__ = ["get_config"]

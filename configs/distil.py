@@ -19,7 +19,7 @@ import ml_collections
 
 from configs import train
 from configs.embedded import FAMILIES
-from specjax.tools.commands import defaults
+from specjax.cli import defaults
 
 CHOICES = ("parse", "prose", "quick")
 

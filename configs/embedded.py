@@ -15,7 +15,7 @@ import pathlib
 
 import ml_collections
 
-from specjax.tools.commands import defaults
+from specjax.cli import defaults
 
 FAMILIES = pathlib.Path(__file__).resolve().parent.parent / "families"
 CHOICES = ("all", "demo", "full", "prose")

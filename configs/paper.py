@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import ml_collections
 
-from specjax.tools.commands import defaults
+from specjax.cli import defaults
 
 DRAFT_SIZES = ("small", "base", "large")
 # Hub names of the targets, each followed by what its drafts are called up to their size.
@@ -77,7 +77,7 @@ def get_config(name: str = "t5-3b_en-de") -> ml_collections.ConfigDict:
     config.draft = config.drafts[0]  # for `specjax decode`
     # Counting unigrams and bigrams, as the paper did too, would fetch the whole training split.
     config.ngrams = ("lookup",)
-    # The paper's rows to print beside ours: (task, draft) of `specjax.paper.printed`.
+    # The paper's rows to print beside ours: (task, draft) of `experiments.reproduce.printed`.
     config.paper = {name: (in_paper, name) for name in ("unigram", "bigram")} | {
         draft.split("/")[1]: (in_paper, f"T5-{size}")
         for draft, size in zip(config.drafts, DRAFT_SIZES, strict=True)

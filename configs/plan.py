@@ -10,7 +10,7 @@ llama-70b takes a few minutes for each mesh and draft, and little memory.
 import ml_collections
 
 from configs import paper
-from specjax.tools.commands import defaults
+from specjax.cli import defaults
 
 CHOICES = ("t5-11b", "llama-70b")
 

@@ -8,6 +8,6 @@ those of the same name on the hub. Of the embedded families, `--config=configs/e
 all. Some 50 inputs of the kind that will be decoded are enough.
 """
 
-from specjax.tools.commands.defaults import select as get_config
+from specjax.cli.defaults import select as get_config
 
 __all__ = ["get_config"]

@@ -25,7 +25,7 @@ def get_config(choice: str = "all") -> ml_collections.ConfigDict:
     config.resamples = 200  # of the outputs that judge, for standard errors
     config.draws = 8  # of chances, for each output of a trace of T > 0
     # Each sweep is the product of its axes; what it does not name is as in `base`. Variances are
-    # shares of α(1 − α), the largest there is: specjax/replay/synthetic.py.
+    # shares of α(1 − α), the largest there is: experiments/when/synthetic.py.
     config.base = {
         "alpha": 0.7,
         "between": 0.1,

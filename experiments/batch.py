@@ -30,9 +30,7 @@ from experiments.reproduce import pages, speedups, study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax.loop import Method
-from specjax.measure import choice, pricing, provenance, report, timing
-from specjax.measure.counting import Undecided
-from specjax.measure.pricing import static
+from specjax.measure import provenance, report, timing
 from specjax.measure.timing import PLAIN, quartiles
 from specjax.policies import prices
 from specjax.policies.loading import load_priced, takes
@@ -40,6 +38,9 @@ from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line, files
 from specjax.support.named import short
+from specjax.tuning import fitting, trials
+from specjax.tuning.counting import Undecided
+from specjax.tuning.fitting import static
 
 Row = dict[str, Any]
 
@@ -89,7 +90,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
         "batch_size": batch,
         "names": (config.target, draft),
     }
-    measuring = {**decoded, "key": pricing.apart(decoded["key"])}  # not the draws of the race
+    measuring = {**decoded, "key": fitting.apart(decoded["key"])}  # not the draws of the race
     none = prices(0.0, [1.0] * (config.gamma_max + 1))
     chosen = config.policies.to_dict()
     own = {
@@ -98,31 +99,31 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
         if takes(name, "prices")
     }
     priced = max(2 * batch, config.price_inputs)
-    known = pricing.measure(
-        {pricing.POLICIES: shared, **own},
+    known = fitting.measure(
+        {fitting.POLICIES: shared, **own},
         on.target,
         texts[:priced],
         untimed=texts[priced:],
         plain=plain,
         repeats=config.price_repeats,
-        passes_of=dict.fromkeys(own, pricing.POLICIES),
+        passes_of=dict.fromkeys(own, fitting.POLICIES),
         **measuring,
     )
-    widths = pricing.pruned(shared.widths, known[pricing.POLICIES])
+    widths = fitting.pruned(shared.widths, known[fitting.POLICIES])
     shared = dataclasses.replace(shared, widths=widths)
     methods: dict[str, Method] = {PLAIN: plain}
     for gamma in config.static:
         methods[static(gamma)] = speedups.method(on, draft, temperature, gamma)
     fixed = set()  # policies that are slower than drafts of one length
     # Trials are of other inputs than the race, if there are as many more.
-    count = config.timed_inputs + max(choice.TEXTS, batch)
+    count = config.timed_inputs + max(trials.TEXTS, batch)
     others = speedups.ids(on, count)[config.timed_inputs :]
     others = others[: len(others) // batch * batch]
     for name, settings in chosen.items():
         loop = dataclasses.replace(
             shared, policy=load_priced(name, known.get(name, none), **settings)
         )
-        methods[name] = choice.faster(loop, on.target, others, **measuring)
+        methods[name] = trials.faster(loop, on.target, others, **measuring)
         if isinstance(methods[name], Speculative) and methods[name] is not loop:
             fixed.add(name)
     found = timing.side_by_side(methods, on.target, texts, repeats=config.repeats, **decoded)
@@ -148,7 +149,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
                 "accepted": counts.accepted,
                 "identical": timed.identical(name) if not temperature else None,
                 # In seconds: what the policy was told, or of the loop that policies share.
-                "prices": known.get(name, known[pricing.POLICIES]).as_row(),
+                "prices": known.get(name, known[fitting.POLICIES]).as_row(),
                 "fixed": method.gamma_max if name in fixed else 0,  # drafted in every round
                 "gamma_max": config.gamma_max,
                 "widths": list(shared.widths),

@@ -31,17 +31,17 @@ from ml_collections import config_flags
 from tqdm import tqdm
 
 from experiments.reproduce.study import counts_in
+from experiments.training import train
+from specjax import checkpoints
+from specjax.cli.inputs import load_examples, not_held_out
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.generation import generate
 from specjax.measure import metrics, provenance
-from specjax.models import hub
 from specjax.sampling import sampling
 from specjax.support import command_line, files
 from specjax.tasks import batches, python_source, trees
 from specjax.tasks.examples import Example
-from specjax.tools.commands.inputs import load_examples, not_held_out
-from specjax.training import train
 
 INPUTS = 512
 BUCKETS = ((16, 24), (24, 40), (32, 64), (48, 104))
@@ -84,9 +84,9 @@ def measure(config) -> dict[str, Any]:
     """Losses, outputs and α of the family on the config's split, each input once."""
     loaded = load_examples(config)
     examples = list({example.input: example for example in reversed(loaded)}.values())[::-1]
-    target = hub.load(config.target)
-    drafts: dict[str, hub.Checkpoint | Drafter] = {
-        pathlib.PurePath(path).name: hub.load(path) for path in config.drafts
+    target = checkpoints.load(config.target)
+    drafts: dict[str, checkpoints.Checkpoint | Drafter] = {
+        pathlib.PurePath(path).name: checkpoints.load(path) for path in config.drafts
     }
     counts = counts_in(pathlib.Path(config.target).parent / "ngram.npz", config, target)
     drafters = drafts | {"bigram": ngram.bigram(counts), "unigram": ngram.unigram(counts)}
@@ -117,7 +117,9 @@ def measure(config) -> dict[str, Any]:
                 ).value
                 bar.update()
         models = {"target": target} | {
-            name: draft for name, draft in drafts.items() if isinstance(draft, hub.Checkpoint)
+            name: draft
+            for name, draft in drafts.items()
+            if isinstance(draft, checkpoints.Checkpoint)
         }
         losses = {name: loss(model, loaded) for name, model in models.items()}
         bar.update()
@@ -172,7 +174,7 @@ def by_kind(
     }
 
 
-def first(target: hub.Checkpoint, config) -> list[dict[str, str]]:
+def first(target: checkpoints.Checkpoint, config) -> list[dict[str, str]]:
     """What the target makes of the lines of `FIRST`, beside the tree of each."""
     outputs = generate(target, None, FIRST, max_new_tokens=config.max_new_tokens).texts
     return [
@@ -181,7 +183,7 @@ def first(target: hub.Checkpoint, config) -> list[dict[str, str]]:
     ]
 
 
-def loss(model: hub.Checkpoint, examples, *, shuffle: bool = False) -> float:
+def loss(model: checkpoints.Checkpoint, examples, *, shuffle: bool = False) -> float:
     """Nats per held-out target token."""
     whole = not model.config.is_encoder_decoder
     pairs = batches.encode(examples, model.tokenizer, decoder_only=whole)
@@ -194,12 +196,12 @@ def loss(model: hub.Checkpoint, examples, *, shuffle: bool = False) -> float:
     )
 
 
-def size(model: hub.Checkpoint) -> int:
+def size(model: checkpoints.Checkpoint) -> int:
     """Number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(model.model.params))
 
 
-def shape(model: hub.Checkpoint) -> str:
+def shape(model: checkpoints.Checkpoint) -> str:
     """In words."""
     c = model.config
     if not c.is_encoder_decoder:

@@ -5,7 +5,7 @@
 docs/checkpoints.md says what SOURCE can be.
 """
 
-from specjax.tools.commands.convert import main
+from specjax.cli.convert import main
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,7 @@
         --config.target=DIR --config.draft=DIR --input=FILE --output=OUT.jsonl
 """
 
-from specjax.tools.commands import decode
+from specjax.cli import decode
 
 if __name__ == "__main__":
     decode.run()

@@ -27,11 +27,11 @@ from rich.console import Console
 
 from experiments.reproduce.study import Study, check_counts, find, relative
 from experiments.train import claim
+from experiments.training import train
+from experiments.training.train import TrainConfig
 from specjax.measure import metrics, provenance, report
 from specjax.measure.provenance import Results, dtype_of
 from specjax.support import command_line, files
-from specjax.training import train
-from specjax.training.train import TrainConfig
 
 START, NO_TEACHER = "start", "no teacher"  # to compare with: before any step, and the data alone
 Cell = dict[str, Any]  # divergence, prefixes and seed

@@ -4,7 +4,7 @@
         --config.target=DIR --config.draft=DIR [--input=FILE]
 """
 
-from specjax.tools.commands import doctor
+from specjax.cli import doctor
 
 if __name__ == "__main__":
     doctor.run()

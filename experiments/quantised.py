@@ -27,15 +27,15 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
+from experiments import scores
 from experiments.reproduce import pages
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, check_counts, identity, open_results, relative
-from specjax import decoding
+from specjax import checkpoints, decoding
 from specjax.batching import bucket
 from specjax.generation import generate
-from specjax.measure import metrics, provenance, quality, report, timing
-from specjax.models import hub
-from specjax.models.hub import Checkpoint
+from specjax.measure import metrics, provenance, report, timing
+from specjax.models.checkpoint import Checkpoint
 from specjax.models.memory import gigabytes, nbytes
 from specjax.results import summarize
 from specjax.sampling import sampling
@@ -156,7 +156,7 @@ def loaded(on: Study, name: str, role: int) -> dict[str, Checkpoint]:
     """A model in every way in which `PAIRS` has it."""
     ways: dict[str, dict[str, Any]] = {str(p[role]): p[role] for p in PAIRS.values()}
     dtype = on.precision["dtype"]
-    return {key: hub.load(on.config[name], dtype=dtype, **way) for key, way in ways.items()}
+    return {key: checkpoints.load(on.config[name], dtype=dtype, **way) for key, way in ways.items()}
 
 
 def sizes(model: Checkpoint) -> dict[str, int]:
@@ -179,7 +179,7 @@ def evaluate(on: Study, target: Checkpoint) -> dict[str, Any]:
         batch_size=config.batch_size,
         max_source_len=config.max_source_len or None,
     )
-    score = quality.score("exact", found.texts, [example.target for example in examples])[0]
+    score = scores.score("exact", found.texts, [example.target for example in examples])[0]
     return {
         "outputs": found.tokens,
         "exact": score.value,

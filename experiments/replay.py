@@ -32,7 +32,7 @@ from jax import Array
 from jaxtyping import Key
 from rich.console import Console
 
-from specjax.measure import pricing, provenance, report
+from specjax.measure import provenance, report
 from specjax.policies import Policy, Prices, constant, prices
 from specjax.policies.loading import load_priced
 from specjax.replay import replay, rollouts
@@ -40,6 +40,7 @@ from specjax.replay.replay import Score
 from specjax.replay.rollouts import Rollouts
 from specjax.support import command_line, files, named
 from specjax.support.named import short
+from specjax.tuning import fitting
 
 
 def main(_) -> None:
@@ -56,7 +57,7 @@ def main(_) -> None:
     known = {name: prices(**table) for name, table in row["prices"].items()}
     if args.c is not None:
         known = given(args, found.gamma_max)
-    table = known[pricing.POLICIES]
+    table = known[fitting.POLICIES]
     chosen = {text: load_priced(text, table) for text in named.split(args.policies)}
     key, draws = jax.random.key(args.seed), 1 if row["temperature"] == 0 else args.draws
     begin = time.perf_counter()
@@ -107,7 +108,7 @@ def given(args, gamma_max: int) -> dict[str, Prices]:
             f"--verify={','.join(args.verify)}: give one number, or {gamma_max + 1} of them."
         )
     widths = command_line.widths(args.widths, gamma_max)
-    return pricing.by_formula(
+    return fitting.by_formula(
         args.c, np.resize(verify, gamma_max + 1).tolist(), args.overhead, widths
     )
 
@@ -125,17 +126,17 @@ def evaluate(
 
     Args:
       chosen: policies by the name that their lines have.
-      known: prices by loop, as in `specjax.measure.pricing`; policies without their own have those
+      known: prices by loop, as in `specjax.tuning.fitting`; policies without their own have those
         of the loop that they share.
       carry: and one for each policy that carries over what it learned, CARRIED behind its name.
     """
-    table, gammas = known[pricing.POLICIES], pricing.priced(known)
-    own = [pricing.static_prices(known, gamma) for gamma in gammas]
+    table, gammas = known[fitting.POLICIES], fitting.priced(known)
+    own = [fitting.static_prices(known, gamma) for gamma in gammas]
     decoded = {
         name: replay.as_decoded(policy, found, known.get(name, table))
         for name, policy in chosen.items()
     }
-    everyone: dict[str, Policy] = {pricing.static(gamma): constant(gamma) for gamma in gammas}
+    everyone: dict[str, Policy] = {fitting.static(gamma): constant(gamma) for gamma in gammas}
     everyone |= {name: policy for name, (policy, _) in decoded.items()}
     replayed = replay.replay(list(everyone.values()), found, key, draws=draws)
     if heirs := {name: policy for name, policy in chosen.items() if carry and policy.carries}:

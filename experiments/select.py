@@ -4,7 +4,7 @@
         --config.drafts=DIR,DIR,lookup --input=FILE [--workdir=DIR]
 """
 
-from specjax.tools.commands import select
+from specjax.cli import select
 
 if __name__ == "__main__":
     select.run()

@@ -30,7 +30,7 @@ from specjax import decoding
 from specjax.drafters.choices import NAMES
 from specjax.drafters.switch import switch
 from specjax.loop import Method
-from specjax.measure import pricing, provenance, report, timing
+from specjax.measure import provenance, report, timing
 from specjax.measure.timing import PLAIN, Comparison, quartiles
 from specjax.policies import Prices
 from specjax.replay import replay, rollouts
@@ -42,6 +42,7 @@ from specjax.support import command_line, named
 from specjax.support.named import short
 from specjax.tasks.examples import Example
 from specjax.tasks.prose import OPENING
+from specjax.tuning import fitting
 
 FREE, COPIED = "free", "copied"
 
@@ -88,11 +89,11 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
     plain = speedups.plain_method(on, temperature)
     drafters = [on.draft(name) for name in config.drafts]
     loops = {
-        name: {pricing.static(gamma): loop(on, made, temperature, gamma) for gamma in config.gammas}
+        name: {fitting.static(gamma): loop(on, made, temperature, gamma) for gamma in config.gammas}
         for name, made in zip(config.drafts, drafters, strict=True)
     }
     prices = {
-        name: pricing.measure(
+        name: fitting.measure(
             each,
             on.target,
             ids,
@@ -106,8 +107,8 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
     methods: dict[str, Method] = {PLAIN: plain}
     of: dict[str, dict[str, Any]] = {}
     for gamma in config.gammas:
-        costs = [cost(tables[pricing.static(gamma)]) for tables in prices.values()]
-        made = {short(name): by[pricing.static(gamma)] for name, by in loops.items()}
+        costs = [cost(tables[fitting.static(gamma)]) for tables in prices.values()]
+        made = {short(name): by[fitting.static(gamma)] for name, by in loops.items()}
         for choice in config.choices:
             chosen = switch(drafters, on.target, told(choice, costs))
             made[choice] = loop(on, chosen, temperature, gamma)

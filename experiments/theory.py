@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from experiments.reproduce.printed import TABLE_1
+from specjax import formulas
 from specjax.measure import report
-from specjax.paper import formulas
-from specjax.paper.printed import TABLE_1
 from specjax.support import command_line, files
 
 ALPHAS = np.linspace(0.5, 0.9, 801)

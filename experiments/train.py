@@ -17,8 +17,8 @@ import pathlib
 from absl import flags
 from ml_collections import config_flags
 
+from experiments.training import train, train_drafter, train_head
 from specjax.support import command_line, files, runs
-from specjax.training import train, train_drafter, train_head
 
 
 def main(_) -> None:

@@ -6,9 +6,9 @@
 
 For each draft and temperature of the config: how often the drafter's first, second, … choice is the
 target's token; what calls of the target cost by the number of their tokens; from both the best tree
-of each size (`specjax.trees.choice`) with its predicted speedup; then plain decoding, chains and
-these trees on the same inputs in turns. Writes results.jsonl and report.md to the workdir. A run
-that was cut off goes on where it was.
+of each size (`specjax.tuning.best_tree`) with its predicted speedup; then plain decoding, chains
+and these trees on the same inputs in turns. Writes results.jsonl and report.md to the workdir. A
+run that was cut off goes on where it was.
 
 Input: one line each, "-" for standard input; a config with a task needs none.
 """
@@ -28,16 +28,16 @@ from experiments.reproduce import pages, speedups, study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax import decoding
+from specjax.cli.inputs import read_lines
 from specjax.loop import Method
-from specjax.measure import cost, provenance, report, timing
-from specjax.measure.ranks import acceptance_by_rank
+from specjax.measure import phases, provenance, report, timing
 from specjax.results import Summary, summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line, memory_maps
 from specjax.support.named import short
-from specjax.tools.commands.inputs import read_lines
-from specjax.trees.choice import Choice, choose
 from specjax.trees.speculative import TreeSpeculative
+from specjax.tuning.best_tree import Choice, choose
+from specjax.tuning.ranks import acceptance_by_rank
 
 ACCELERATOR = 1.0  # v where reading the weights takes all of the time
 
@@ -107,7 +107,7 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
     }
     longest = speedups.method(on, draft, temperature, max(config.sizes))
     contexts, state = speedups.start(on, longest, texts)
-    prices = cost.measure(longest, contexts, state, config.sizes)
+    prices = phases.measure(longest, contexts, state, config.sizes)
 
     def verify(tokens: int) -> float:
         return prices.v(tokens - 1)
@@ -140,7 +140,7 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
                 **found.speedups(name),
                 "identical": found.identical(name) if temperature == 0 else None,
                 "on_accelerator": tau / (method.gamma_max * prices.c + ACCELERATOR),
-                **phases(method, samples[name], counts),
+                **times(method, samples[name], counts),
                 "batch": 1,
                 "timed_inputs": len(texts),
                 "repeats": config.repeats,
@@ -166,16 +166,16 @@ def timed(
     texts: Sequence[Sequence[int]],
     tokens: float,
     names: tuple[str, str],
-) -> tuple[timing.Comparison, dict[str, list[cost.Sample]]]:
+) -> tuple[timing.Comparison, dict[str, list[phases.Sample]]]:
     """The loops in turns, and between the turns the phases of each method.
 
     Args:
       tokens: of an output, the mean.
     """
-    takes: dict[str, Callable[[], cost.Sample]] = {}
+    takes: dict[str, Callable[[], phases.Sample]] = {}
     for name, method in methods.items():
         takes[name] = stopwatch(on, method, plain, texts, tokens, first=not takes)
-    samples: dict[str, list[cost.Sample]] = {name: [] for name in takes}
+    samples: dict[str, list[phases.Sample]] = {name: [] for name in takes}
 
     def between():
         calls: dict[Hashable, float] = {}  # of plain decoding, which is timed once
@@ -219,7 +219,7 @@ def stopwatch(
     texts: Sequence[Sequence[int]],
     tokens: float,
     first: bool,
-) -> Callable[[], cost.Sample]:
+) -> Callable[[], phases.Sample]:
     """What times the phases of a round once, and the fixed times of calls.
 
     Args:
@@ -231,13 +231,13 @@ def stopwatch(
     calls = [(by, partial(speedups.start, on, by, texts), count) for by, count in both]
     contexts, state = speedups.start(on, method, texts)
     calls = calls[: 2 if first else 1]
-    return cost.stopwatch(method, contexts, state, [gamma], [gamma], calls=calls)
+    return phases.stopwatch(method, contexts, state, [gamma], [gamma], calls=calls)
 
 
-def phases(method: Method, samples: Sequence[cost.Sample], counts: Summary) -> dict[str, Any]:
+def times(method: Method, samples: Sequence[phases.Sample], counts: Summary) -> dict[str, Any]:
     """What a round costs in steps, and the speedup that follows from it and from τ."""
     tokens, rounds = (n / counts.outputs for n in (counts.tokens, counts.iterations))
-    gamma, prices = method.gamma_max, cost.medians(samples)
+    gamma, prices = method.gamma_max, phases.medians(samples)
     return {
         "draft_steps": gamma * prices.c,
         "verify_steps": prices.v(gamma),

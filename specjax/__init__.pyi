@@ -1,6 +1,7 @@
 # The public names, and where they come from: `lazy_loader` imports them by this list.
 
 from . import (
+    checkpoints as checkpoints,
     decoding as decoding,
     drafters as drafters,
     loop as loop,
@@ -11,15 +12,10 @@ from . import (
     sampling as sampling,
     speculative as speculative,
     tasks as tasks,
-    training as training,
     trees as trees,
+    tuning as tuning,
 )
 from .autoregressive import Autoregressive as Autoregressive
-from .beam.decoding import (
-    BeamRow as BeamRow,
-    beam_search as beam_search,
-)
-from .beam.search import Hypothesis as Hypothesis
 from .drafters.base import (
     Drafter as Drafter,
     ModelDrafter as ModelDrafter,
@@ -46,12 +42,12 @@ from .measure.timing import (
     Comparison as Comparison,
     measure_speedup as measure_speedup,
 )
-from .models.hub import (
+from .checkpoints import (
     Checkpoint as Checkpoint,
     load as load,
     save as save,
 )
-from .models.own import wrap as wrap
+from .checkpoints.own import wrap as wrap
 from .policies.base import Policy as Policy
 from .results import (
     Progress as Progress,
@@ -77,7 +73,7 @@ from .sampling import (
 )
 from .speculative import Speculative as Speculative
 from .support.compilation_cache import enable_compilation_cache as enable_compilation_cache
-from .tools.selection import (
+from .tuning.selection import (
     Candidate as Candidate,
     Selection as Selection,
     select as select,

@@ -1,6 +1,6 @@
-"""`python -m specjax`: the command of `specjax.tools.cli`."""
+"""`python -m specjax`: the command of `specjax.cli.main`."""
 
-from specjax.tools.cli import main
+from specjax.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -13,13 +13,13 @@ from jaxtyping import Key
 from specjax import decoding, drafters
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
-from specjax.measure import choice, pricing
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy, needs_prices
 from specjax.results import Progress, Result, Row
 from specjax.rules import AcceptanceRule, exactness
 from specjax.sampling import Filter, as_key, sampling
 from specjax.trees import Shape
+from specjax.tuning import fitting, trials
 from specjax.types import Text
 
 
@@ -74,8 +74,8 @@ def generate(
       policy: draft-length policy, or its name or import path (`specjax.policies.load`); default
         `constant(gamma)`. Import paths are code that runs. One that is named and needs prices, such
         as "goodput", gets prices that are measured before decoding, in a few seconds
-        (`measure.pricing.told`). What promises more than its loop decodes in its place: plain
-        decoding, or drafts of one length (`measure.choice.fastest`). At temperatures
+        (`tuning.fitting.told`). What promises more than its loop decodes in its place: plain
+        decoding, or drafts of one length (`tuning.trials.fastest`). At temperatures
         above 0 its outputs then vary from run to run, though not their distribution. For
         reproducible tokens pass a policy with prices.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
@@ -165,10 +165,10 @@ def _ready(
     if isinstance(policy, str) and priced:
         rows = min(batch_size, len(texts) * samples)
         run = options | {"batch_size": rows}
-        prices = pricing.told(policy, method, target, texts, **run)
-        method = pricing.tell(method, policy, prices)
+        prices = fitting.told(policy, method, target, texts, **run)
+        method = fitting.tell(method, policy, prices)
         if not (carry or rounds):
-            method = choice.fastest(method, target, texts, **run)
+            method = trials.fastest(method, target, texts, **run)
     if carry:
         decoding.check_carry(method)
         options["carry"] = True

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from specjax.checkpoints import Checkpoint
 from specjax.drafters import eagle
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Llama, LlamaConfig
 from specjax.models.memory import dtype_of

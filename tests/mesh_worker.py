@@ -22,11 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from specjax import decoding, drafters, loop
+from specjax import checkpoints, decoding, drafters, loop
+from specjax.checkpoints import Checkpoint, safetensors_files
 from specjax.decoding import methods
-from specjax.models import hub, sharding
+from specjax.models import sharding
 from specjax.models.gpt import GPTConfig
-from specjax.models.hub import Checkpoint, safetensors_files
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import LlamaConfig, Qwen3Config
 from specjax.models.t5 import T5Config
@@ -52,7 +52,9 @@ LIMIT = 12
 
 def made(config, seed: int, near: Checkpoint | None = None) -> Checkpoint:
     """Random weights, or those of another model with some noise."""
-    module = hub.FAMILIES[config.model_type].build(config, rngs=nnx.Rngs(0), dtype=jnp.float32)
+    module = checkpoints.FAMILIES[config.model_type].build(
+        config, rngs=nnx.Rngs(0), dtype=jnp.float32
+    )
     rng = np.random.default_rng(seed)
     if near is not None:
         module = near.model.module()
@@ -69,8 +71,8 @@ def write(directory: pathlib.Path) -> None:
     """All kinds, a target and a draft of each."""
     for kind, config in KINDS.items():
         target = made(config, seed=1)
-        hub.save(directory / kind / "target", target)
-        hub.save(directory / kind / "draft", made(config, seed=2, near=target))
+        checkpoints.save(directory / kind / "target", target)
+        checkpoints.save(directory / kind / "draft", made(config, seed=2, near=target))
 
 
 COLLECTIVE = re.compile(
@@ -95,7 +97,7 @@ def decode(
     `narrow`: of weights and caches in int8.
     """
     in_int8 = {"weights": "int8", "cache": "int8"} if narrow else {}
-    target = hub.load(directory / kind / "target", mesh=mesh, **in_int8)
+    target = checkpoints.load(directory / kind / "target", mesh=mesh, **in_int8)
     chosen = None
     if draft is not None:
         place = str(directory / kind / draft)
@@ -128,7 +130,7 @@ def decode(
 
 def admitted(directory, kind, *, mesh, temperature, draft="draft"):
     """Tokens of each source, in two rows for five of them."""
-    target = hub.load(directory / kind / "target", mesh=mesh)
+    target = checkpoints.load(directory / kind / "target", mesh=mesh)
     place = directory / kind / draft
     chosen = drafters.load(str(place) if place.is_dir() else draft, target)
     method = decoding.build(target, chosen, gamma=3, sampling=sampling(temperature))
@@ -184,10 +186,10 @@ def reading(directory, kind, *, mesh, device, weights=None):
 
     safetensors_files.safe_open, jax.make_array_from_callback = Open, one_device
     try:
-        found = hub.load(directory / kind / "target", mesh=mesh, weights=weights)
+        found = checkpoints.load(directory / kind / "target", mesh=mesh, weights=weights)
     finally:
         safetensors_files.safe_open, jax.make_array_from_callback = opened, from_callback
-    whole = hub.outline(directory / kind / "target", weights=weights)
+    whole = checkpoints.outline(directory / kind / "target", weights=weights)
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
     parts = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), found.model
@@ -200,18 +202,18 @@ def saved(directory, kind, *, mesh):
     from safetensors.numpy import load_file
 
     name = directory / kind / "target"
-    loaded = hub.load(name, mesh=mesh)
-    hub.save(directory / "again", loaded)
+    loaded = checkpoints.load(name, mesh=mesh)
+    checkpoints.save(directory / "again", loaded)
     old, new = (load_file(place / "model.safetensors") for place in (name, directory / "again"))
     same = old.keys() == new.keys() and all(np.array_equal(old[key], new[key]) for key in old)
-    plain = drafters.attached.fingerprint(hub.load(name).model)
+    plain = drafters.attached.fingerprint(checkpoints.load(name).model)
     return {"same": same, "fingerprint": plain == drafters.attached.fingerprint(loaded.model)}
 
 
 def rounded(directory, kind, *, mesh):
     """Whether int8 and scales that a mesh has are those of one device, and how they are called."""
     one, split = (
-        hub.load(directory / kind / "target", weights="int8", mesh=there).model
+        checkpoints.load(directory / kind / "target", weights="int8", mesh=there).model
         for there in (None, mesh)
     )
     moved, turned = sharding.moved(split), sharding.turned_paths(split.module())
@@ -234,7 +236,7 @@ def rounded(directory, kind, *, mesh):
 def refused(directory, kind, *, target, draft):
     """What is said of a pair that lies on different meshes."""
     both = (
-        hub.load(directory / kind / role, mesh=mesh)
+        checkpoints.load(directory / kind / role, mesh=mesh)
         for role, mesh in (("target", target), ("draft", draft))
     )
     try:
@@ -248,7 +250,7 @@ def attach(directory, kind, *, drafter):
     """Write an untrained drafter of the target."""
     from specjax.drafters import attached, eagle, kangaroo
 
-    target = hub.load(directory / kind / "target")
+    target = checkpoints.load(directory / kind / "target")
     make = {"eagle": eagle.fresh, "kangaroo": lambda target: kangaroo.kangaroo(target, 1)}
     found = make[drafter](target)
     attached.save(directory / kind / drafter, found, target, dtype=np.float32)

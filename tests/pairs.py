@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 import llama_variants
 import t5_variants
-from specjax.models.hub import Checkpoint, load
+from specjax.checkpoints import Checkpoint, load
 from specjax.tasks import tokenizer as tokenizers
 
 IDS = 300  # that the tokenizer has

@@ -21,10 +21,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 import tiny_models
-from specjax import decoding
-from specjax.measure import plan
-from specjax.models import hub
-from specjax.models.hub import Checkpoint
+from experiments.plan import parts
+from specjax import checkpoints, decoding
+from specjax.checkpoints import Checkpoint
 from specjax.models.sharding import Placement
 from specjax.sampling import sampling
 
@@ -33,7 +32,7 @@ VOCABULARY, LONGEST, NEW = 32, 10, 6
 
 def outline(family: str, dtype, placement: Placement, layers: int = 2) -> Checkpoint:
     config = tiny_models.config_of(family, VOCABULARY, layers)
-    model = hub.shapes(config, dtype=dtype, platform="cpu", placement=placement)
+    model = checkpoints.shapes(config, dtype=dtype, platform="cpu", placement=placement)
     return Checkpoint(family, model, config, eos_ids=(2,))
 
 
@@ -63,9 +62,9 @@ def check(family: str, axes: dict[str, int], dtype: str):
         for one in (jnp.dtype(dtype), jnp.float32)
     ]
 
-    def run(drafting: bool) -> plan.Plan:
+    def run(drafting: bool) -> parts.Plan:
         narrow, wide = (build(target, draft if drafting else None) for target, draft in pairs)
-        return plan.Plan(narrow, wide, pairs[1][0], LONGEST, NEW)
+        return parts.Plan(narrow, wide, pairs[1][0], LONGEST, NEW)
 
     target, draft = map(filled, pairs[0])
     method = build(target, draft)

@@ -21,12 +21,12 @@ from experiments.adaptive.race import Counting, choose, closed, interval
 from pairs import TEXTS
 from specjax import Row, decoding, tasks
 from specjax.autoregressive import Autoregressive
-from specjax.measure import choice
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.policies import Policy, constant, head, load, prices
 from specjax.policies.prices import mean
 from specjax.pytrees import pytree
 from specjax.sampling import sampling
+from specjax.tuning import trials
 from table_models import inputs_of, random_table
 
 
@@ -76,9 +76,9 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
     def faster(method, target, texts, *, price, max_new_tokens, **options):
         seen.append((texts, price))
         preferred = decoding.plain_if_preferred(method, max_new_tokens)
-        return choice.of_length(method, 2) if preferred is method else preferred
+        return trials.of_length(method, 2) if preferred is method else preferred
 
-    monkeypatch.setattr(choice, "faster", faster)
+    monkeypatch.setattr(trials, "faster", faster)
     monkeypatch.setattr(race.speedups, "ids", lambda on, count: [[i] for i in range(count)])
     config = types.SimpleNamespace(alpha_inputs=20, timed_inputs=2, max_new_tokens=8, seed=0)
     on = types.SimpleNamespace(config=config, target=pair.target)

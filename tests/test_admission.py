@@ -14,11 +14,11 @@ import pytest
 import eagles
 import test_loops
 from specjax import decoding, loop
+from specjax.checkpoints import Checkpoint
 from specjax.decoding import Request, Running, streaming
 from specjax.drafters import ngram
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.switch import switch
-from specjax.models.hub import Checkpoint
 from specjax.models.memory import nbytes
 from specjax.results import Progress, Row
 from specjax.sampling import sampling

@@ -10,14 +10,13 @@ import pytest
 
 import specjax
 from eagles import eagle_of, target_of
+from experiments.training import medusa
 from pairs import TEXTS
-from specjax import drafters
+from specjax import doctor, drafters
+from specjax.checkpoints import Checkpoint
 from specjax.drafters import attached, eagle
 from specjax.drafters.ngram import PromptLookup
-from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
-from specjax.tools import doctor
-from specjax.training import medusa
 
 
 def loaded_again(target, drafter, directory, **options):

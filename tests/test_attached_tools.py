@@ -10,16 +10,17 @@ import pytest
 import command_line
 import specjax
 from configs import adaptive, embedded
-from experiments import race, trace
+from experiments import trace
 from experiments.adaptive import race as leaderboard
+from experiments.race import __main__ as race
 from experiments.reproduce import alphas, speedups, study, timelines, traces
+from experiments.training import medusa
 from pairs import TEXTS
 from specjax import drafters, tasks
 from specjax.drafters import attached, eagle
 from specjax.policies import constant
 from specjax.replay import replay, rollouts
 from specjax.sampling import sampling
-from specjax.training import medusa
 from tiny_models import slow
 
 BUDGET = 12

@@ -11,10 +11,10 @@ import pytest
 from flax import nnx
 from jax import export
 
-import specjax
 import t5_variants
-from specjax.beam import search as beam
-from specjax.models.hub import load
+from experiments.beam import search as beam
+from experiments.beam.decoding import beam_search
+from specjax.checkpoints import load
 from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5, T5Config
 from table_models import (
@@ -401,9 +401,7 @@ def checkpoints(tmp_path_factory):
     return target, dataclasses.replace(target, model=near)
 
 
-search = functools.partial(
-    specjax.beam_search, width=3, gamma=2, max_new_tokens=10, length_penalty=0.5
-)
+search = functools.partial(beam_search, width=3, gamma=2, max_new_tokens=10, length_penalty=0.5)
 
 
 def test_texts(checkpoints):
@@ -440,7 +438,7 @@ def test_a_model_that_is_not_finite_is_named(checkpoints):
 @pytest.mark.parametrize("value", [-1, "a"])
 def test_numbers_that_are_refused(checkpoints, wrong, value):
     with pytest.raises(ValueError, match=f"{wrong}={value!r} must be"):
-        specjax.beam_search(checkpoints[0], None, ["x"], **{wrong: value})
+        beam_search(checkpoints[0], None, ["x"], **{wrong: value})
 
 
 # Errors.

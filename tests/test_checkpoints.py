@@ -22,10 +22,10 @@ import llama_variants
 import make_checkpoint_data
 import t5_variants
 from experiments import convert as experiment
-from specjax.models.hub import convert, load, save, spiece, t5x_files, tensors, torch_files
-from specjax.models.hub.tensors import Held, Turned, equal, read_into
-from specjax.models.hub.weights import FLAX, find_tensors, wanted
-from specjax.tools.commands import convert as convert_command
+from specjax.checkpoints import convert, load, save, spiece, t5x_files, tensors, torch_files
+from specjax.checkpoints.tensors import Held, Turned, equal, read_into
+from specjax.checkpoints.weights import FLAX, find_tensors, wanted
+from specjax.cli import convert as convert_command
 
 DATA = make_checkpoint_data.DATA
 V1_0, V1_1 = t5_variants.VARIANTS["v1_0"], t5_variants.VARIANTS["v1_1"]

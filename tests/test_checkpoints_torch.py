@@ -16,8 +16,8 @@ import gpt_variants
 import llama_variants
 import make_checkpoint_data
 import t5_variants
-from specjax.models.hub import convert, load, spiece, tensors, torch_files
-from specjax.models.hub.tensors import read_into
+from specjax.checkpoints import convert, load, spiece, tensors, torch_files
+from specjax.checkpoints.tensors import read_into
 
 torch = pytest.importorskip("torch")
 

@@ -10,11 +10,12 @@ import pytest
 from pairs import TEXTS
 from specjax import decoding, devices
 from specjax.autoregressive import Autoregressive
-from specjax.measure import choice, pricing, timing
+from specjax.measure import timing
 from specjax.policies import load, prices
 from specjax.policies.constant import Constant
 from specjax.policies.estimating import Estimating
 from specjax.sampling import sampling
+from specjax.tuning import fitting, trials
 
 KEY = jax.random.key(0)
 
@@ -33,9 +34,9 @@ def test_prices_of_loops_of_their_own():
         ((2, 9), [1.5, 1.5 + 2.5 / 3, 4 - 2.5 / 3, 4.0]),
     ):
         expected = {k: passes[k - 1] + 0.1 * k for k in range(1, 5)}
-        assert choice.own_prices(table, widths) == pytest.approx(expected)
+        assert trials.own_prices(table, widths) == pytest.approx(expected)
     untold = prices(0.1, [2.0] * 3, token=np.nan)
-    assert choice.own_prices(untold, ()) == pytest.approx({1: 2.1, 2: 2.2})
+    assert trials.own_prices(untold, ()) == pytest.approx({1: 2.1, 2: 2.2})
 
 
 def test_the_length_that_is_tried():
@@ -89,13 +90,13 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
     method = method_of(pair, load("lookahead", prices=table), widths=(3,))
     texts = decoding.tokenize(pair.target, TEXTS[:4])
     options = {"max_new_tokens": 8, "key": KEY, "batch_size": batch_size}
-    found = choice.faster(method, pair.target, texts, **options)
+    found = trials.faster(method, pair.target, texts, **options)
     ((decides, plain, other),) = (both.values() for both in raced)
     assert decides is method
     assert isinstance(plain, Autoregressive)
     assert (other.gamma_max, other.widths, type(other.policy)) == (2, (), Constant)
     assert found is (other if fixed < 1.02 else method)
-    found = choice.faster(method, pair.target, texts, price={1: 1.0, 3: 1.0}, **options)
+    found = trials.faster(method, pair.target, texts, price={1: 1.0, 3: 1.0}, **options)
     other = raced[1]["γ=3"]
     assert (other.gamma_max, other.policy.gamma) == (3, 3)
     assert found is (other if fixed < 1.02 else method)
@@ -127,7 +128,7 @@ def test_a_second_length_is_tried(pair, monkeypatch, promise, tried, stays):
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     monkeypatch.setattr(Estimating, "promised_alone", lambda *_: promise)
     method = method_of(pair, load("lookahead", prices=prices(0.0, [1.0] * 9, alpha=0.6)), gamma=8)
-    found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
+    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
     assert raced == [("preferred", timing.PLAIN, *(f"γ={length}" for length in tried))]
     assert (found.gamma_max, found.policy.gamma) == (stays, stays)
 
@@ -145,10 +146,10 @@ def test_the_fastest_of_three_losers_does_not_stay(pair, monkeypatch, plain):
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
-    found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
+    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
     assert isinstance(found, Autoregressive)
-    monkeypatch.setattr(choice, "WORTH", 1.0)
-    found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
+    monkeypatch.setattr(trials, "WORTH", 1.0)
+    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
     assert (found is method) == (plain > 1)
 
 
@@ -166,7 +167,7 @@ def test_time_is_for_a_token(pair, monkeypatch, emitted):
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
-    found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, price={2: 1.2})
+    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, price={2: 1.2})
     assert (found is method) == (emitted == 4)
 
 
@@ -187,11 +188,11 @@ def test_how_many_texts_are_tried(pair, monkeypatch, texts, rows, tried):
     """One in 32, from 4 to 16, in whole batches; from all over the run."""
     seen = []
     monkeypatch.setattr(
-        choice, "faster", lambda method, target, some, **o: seen.append((some, o["batch_size"]))
+        trials, "faster", lambda method, target, some, **o: seen.append((some, o["batch_size"]))
     )
     method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
     given = [[3 + index // 100, 3 + index % 100] for index in range(texts)]
-    choice.fastest(method, pair.target, given, max_new_tokens=4, key=KEY, batch_size=rows)
+    trials.fastest(method, pair.target, given, max_new_tokens=4, key=KEY, batch_size=rows)
     assert [len(some) for some, _ in seen] == [tried]
     if tried:
         first, *_, last = (100 * (ids[0] - 3) + ids[1] - 3 for ids in seen[0][0])
@@ -208,17 +209,17 @@ def test_who_is_not_tried(pair, monkeypatch):
     table = prices(0.1, [1.0] * 4, alpha=0.6)
     for policy in (load("goodput", prices=table), load("svip")):
         method = method_of(pair, policy)
-        assert choice.faster(method, pair.target, texts, **options) is method
+        assert trials.faster(method, pair.target, texts, **options) is method
     method = method_of(pair, load("lookahead", prices=table))
-    assert choice.faster(method, pair.target, [], **options) is method
-    assert choice.fastest(method, pair.target, [*TEXTS[:3] * 42, "", TEXTS[0]], **options) is method
+    assert trials.faster(method, pair.target, [], **options) is method
+    assert trials.fastest(method, pair.target, [*TEXTS[:3] * 42, "", TEXTS[0]], **options) is method
     dear = method_of(pair, load("lookahead", prices=prices(9.0, [1.0] * 4)))
-    found = choice.fastest(dear, pair.target, TEXTS[:4] * 32, **options)
+    found = trials.fastest(dear, pair.target, TEXTS[:4] * 32, **options)
     assert isinstance(found, Autoregressive)
     for policy in ("lookahead", "goodput"):
         dear = method_of(pair, load(policy, prices=prices(9.0, [1.0] * 4)))
         for texts_ in (texts, []):
-            found = choice.faster(dear, pair.target, texts_, **options)
+            found = trials.faster(dear, pair.target, texts_, **options)
             assert isinstance(found, Autoregressive)
 
 
@@ -237,7 +238,7 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     dear = load("lookahead", prices=prices(9.0, [1.0] * 4, alpha=0.6, between=0.0))
     method = method_of(pair, dear)
-    found = choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, price={1: price})
+    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, price={1: price})
     assert len(raced) == (price < 1.6)
     for both in raced:
         assert isinstance(both["preferred"], Autoregressive)
@@ -260,15 +261,15 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
 def test_prices_alone_where_there_are_few_texts(pair, monkeypatch, passes, own, facts, way):
     """A policy whose rounds are dear is left for a length that promises a quarter more."""
     monkeypatch.setattr(timing, "side_by_side", None)
-    monkeypatch.setattr(choice, "own_prices", lambda *_: {1: own})
+    monkeypatch.setattr(trials, "own_prices", lambda *_: {1: own})
     table = prices(0.0, passes, **{"alpha": 0.6, "between": 0.0} | facts)
     method = method_of(pair, load("lookahead", prices=table))
     for texts in (TEXTS[:4] * 8, []):
-        found = choice.fastest(method, pair.target, texts, max_new_tokens=8, key=KEY)
+        found = trials.fastest(method, pair.target, texts, max_new_tokens=8, key=KEY)
         kind = "decides" if found is method else "fixed" if hasattr(found, "policy") else "plain"
         assert kind == way
         assert way != "fixed" or (found.gamma_max, found.widths) == (1, ())
-    choice.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=0, key=KEY)  # no trial
+    trials.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=0, key=KEY)  # no trial
 
 
 def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
@@ -281,15 +282,15 @@ def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
         return {name: prices(0.0, [took[by.gamma_max]] * (by.gamma_max + 1))
                 for name, by in loops.items()}  # fmt: skip
 
-    monkeypatch.setattr(pricing, "measure", measure)
+    monkeypatch.setattr(fitting, "measure", measure)
     monkeypatch.setattr(Estimating, "promised_alone", lambda _, price, rows: given.append(price))
     method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
     for accelerator in (False, True):
         monkeypatch.setattr(devices, "is_accelerator", lambda _, there=accelerator: there)
         for texts in (TEXTS[:4], TEXTS[:4] * 128):
             with pytest.raises(TypeError):  # of what follows
-                choice.fastest(method, pair.target, texts, max_new_tokens=40, key=KEY)
-    assert given == [choice.own_prices(method.policy.prices, ())] * 3 + [{1: 2.0, 2: 3.5, 3: 5.0}]
+                trials.fastest(method, pair.target, texts, max_new_tokens=40, key=KEY)
+    assert given == [trials.own_prices(method.policy.prices, ())] * 3 + [{1: 2.0, 2: 3.5, 3: 5.0}]
     ((loops, texts, longest),) = timed
     assert [(by.policy.gamma, by.gamma_max, by.widths) for by in loops.values()] == [
         (1, 1, ()), (3, 3, ())
@@ -313,7 +314,7 @@ def test_the_worst_row_counts_where_all_wait_for_it(pair, monkeypatch):
     for name in ("lookahead", "together"):
         method = method_of(pair, load(name, prices=table), gamma=8)
         for rows in (1, 8):
-            choice.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, batch_size=rows)
+            trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, batch_size=rows)
     assert lengths[0] == lengths[1] == lengths[2] > lengths[3]
 
 
@@ -321,7 +322,7 @@ def test_room_is_checked_before_a_trial(pair, monkeypatch):
     """The texts are not those that prices were measured on."""
     checked = []
     monkeypatch.setattr(decoding, "check_room", lambda *given: checked.append(given))
-    monkeypatch.setattr(choice, "faster", lambda *_, **__: None)
+    monkeypatch.setattr(trials, "faster", lambda *_, **__: None)
     method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
-    choice.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=7, key=KEY)
+    trials.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=7, key=KEY)
     assert checked == [(pair.target, decoding.tokenize(pair.target, TEXTS[:1] * 4), 7)]

@@ -11,8 +11,7 @@ import pytest
 import command_line
 from command_line import ROOT
 from pairs import TEXTS
-from specjax.tools import cli
-from specjax.tools.commands import defaults
+from specjax.cli import defaults, main
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def test_a_command_that_there_is_not(command):
     assert "no command 'decod': it is one of decode, select, doctor, convert" in outcome.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "convert"])
+@pytest.mark.parametrize("name", [name for name in main.COMMANDS if name != "convert"])
 @pytest.mark.parametrize("door", ["specjax", "experiments"])
 def test_help(name, door, command):
     """The same by both doors: fields of the config, and the flags."""
@@ -65,8 +64,8 @@ def test_help(name, door, command):
 def test_a_command_speaks_before_it_imports():
     """The list of commands imports none of them; a command says that it loads first."""
     code = (
-        "import sys; from specjax.tools import cli; cli.main(['--help']); "
-        "print('specjax.tools.commands.decode' in sys.modules); cli.main(['decode'])"
+        "import sys; from specjax.tools import cli; main.main(['--help']); "
+        "print('specjax.cli.decode' in sys.modules); main.main(['decode'])"
     )
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=command_line.ROOT, capture_output=True, text=True

@@ -22,10 +22,9 @@ from tokenizers import (
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 import specjax
-from specjax.models import compatibility
-from specjax.models.compatibility import HARD_TEXTS, check_pair, compare, shared_ids
+from specjax.checkpoints import Checkpoint, compatibility
+from specjax.checkpoints.compatibility import HARD_TEXTS, check_pair, compare, shared_ids
 from specjax.models.gpt import GPTConfig
-from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5Config
 

@@ -12,12 +12,11 @@ import gpt_variants
 import llama_variants
 import pairs
 import t5_variants
-from specjax.models import hub
-from specjax.models.hub import gpt, llama, parameters
-from specjax.models.hub.config_json import FIELDS
-from specjax.models.hub.weights import SAFETENSORS
-from specjax.tools import doctor
-from specjax.tools.selection import smaller_members
+from specjax import checkpoints, doctor
+from specjax.checkpoints import gpt, llama, parameters
+from specjax.checkpoints.config_json import FIELDS
+from specjax.checkpoints.weights import SAFETENSORS
+from specjax.tuning.selection import smaller_members
 
 LAYOUTS = {
     "t5": (t5_variants, "v1_1"),
@@ -45,7 +44,7 @@ def layout(name, directory):
 def outline(directory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return hub.outline(directory).config
+        return checkpoints.outline(directory).config
 
 
 def outcome(path, raw, said):
@@ -66,7 +65,7 @@ def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
     # Tensors are another matter, and shapes that are right are theirs.
     monkeypatch.setattr(parameters, "check_tensors", lambda *_: None)
     monkeypatch.setattr(parameters, "needed", lambda names, tensors: tensors)
-    fields = {*raw, *FIELDS, *hub.FAMILIES[name].defaults, "task_specific_params"}
+    fields = {*raw, *FIELDS, *checkpoints.FAMILIES[name].defaults, "task_specific_params"}
     if name == "gpt2":
         fields |= set(gpt.BUILT)
     if name in llama.CONFIGS:
@@ -143,7 +142,7 @@ def test_files_of_the_wrong_shape(case, tmp_path):
     t5_variants.write(other, t5_variants.VARIANTS["v1_1"])
     (target / file).write_text(json.dumps(value))
     with pytest.raises(ValueError, match=rf"{file}.*{message}"):
-        hub.load(target)
+        checkpoints.load(target)
     plan = doctor.Plan(str(target), str(target))
     (found,) = doctor.examine(plan, doctor.CHECKS[:1])
     assert (found.name, found.verdict) == ("target files", "fail")
@@ -166,10 +165,10 @@ def test_headers_of_the_wrong_shape(header, tmp_path):
     file = path.with_name(SAFETENSORS.single)
     file.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ValueError, match=SAFETENSORS.single):
-        hub.load(tmp_path)
+        checkpoints.load(tmp_path)
     save_file({"a": np.zeros(1, np.float32)}, file)
     with pytest.raises(ValueError, match=r"config\.json is of another model"):
-        hub.load(tmp_path)
+        checkpoints.load(tmp_path)
 
 
 @pytest.mark.parametrize("value", ["40", [40], {}, True, -1])
@@ -178,4 +177,4 @@ def test_the_tokenizers_limit(value, tmp_path):
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": value}))
     with pytest.raises(ValueError, match=r"tokenizer"):
-        hub.load(directory)
+        checkpoints.load(directory)

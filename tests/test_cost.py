@@ -12,7 +12,7 @@ import pytest
 from specjax import loop
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
-from specjax.measure import cost, timing
+from specjax.measure import phases, timing
 from specjax.policies import constant, prices
 from specjax.pytrees import pytree
 from specjax.rules import TokenRule
@@ -76,7 +76,7 @@ def after(phase, **options):
     def run(method, contexts, state):
         return phase(method, contexts, state, **options)
 
-    new = cost._repeat(run, STEPS, method, contexts, state)
+    new = phases._repeat(run, STEPS, method, contexts, state)
     assert jax.tree.structure(new) == jax.tree.structure(state)
     assert (new.length, new.done) == (state.length, state.done)  # the same work each time
     assert new.rounds == STEPS
@@ -84,25 +84,25 @@ def after(phase, **options):
 
 
 def test_phases():
-    assert after(cost._target_step) == ((STEPS, STEPS), (0, 0))
-    assert after(cost._draft_step) == ((0, 0), (STEPS, STEPS))
+    assert after(phases._target_step) == ((STEPS, STEPS), (0, 0))
+    assert after(phases._draft_step) == ((0, 0), (STEPS, STEPS))
     for gamma in (1, GAMMA):
         target = STEPS, STEPS * (gamma + 1)
-        assert after(cost._verify, gamma=gamma) == (target, (0, 0))
+        assert after(phases._verify, gamma=gamma) == (target, (0, 0))
         # The first draft step feeds two positions.
         draft = STEPS * gamma, STEPS * (gamma + 1)
-        assert after(cost._round, gamma=gamma) == (target, draft)
+        assert after(phases._round, gamma=gamma) == (target, draft)
 
 
 def test_steps_depend_on_one_another():
     """Each feeds the token that the one before it chose, so that none can be left out."""
     method, contexts, state = setup(0.0)
-    state = cost._target_step(method, contexts, state)
+    state = phases._target_step(method, contexts, state)
     first = int(state.tokens[0, 0])
     assert first == int(method.target.model.table[1].argmax())
-    state = cost._target_step(method, contexts, state)
+    state = phases._target_step(method, contexts, state)
     assert int(state.tokens[0, 0]) == int(method.target.model.table[first].argmax())
-    state = cost._draft_step(method, contexts, state)
+    state = phases._draft_step(method, contexts, state)
     assert int(state.tokens[0, 0]) == int(
         method.drafter.model.model.table[int(method.target.model.table[first].argmax())].argmax()
     )
@@ -110,7 +110,7 @@ def test_steps_depend_on_one_another():
 
 def test_measure():
     method, contexts, state = setup(0.0)
-    found = cost.measure(method, contexts, state, [4, 1, 4], [2], steps=2, repeats=3)
+    found = phases.measure(method, contexts, state, [4, 1, 4], [2], steps=2, repeats=3)
     assert found.gamma_max == 4
     assert all(0 < seconds < 60 for seconds in (found.token, found.draft, *found.verify.tolist()))
     assert 0 < found.rounds(4)[2] < 60
@@ -123,12 +123,12 @@ def test_medians():
     """Of each phase; a pass of one position is a target step, and lengths between grow evenly."""
     took = {("target", 0): 2.0, ("draft", 0): 1.0, ("verify", 1): 3.0, ("verify", 3): 6.0}
     rounds = {("round", 1): 4.5, ("round", 3): 12.0}
-    found = cost.medians([took | rounds, took | rounds, dict.fromkeys(took | rounds, 99.0)])
+    found = phases.medians([took | rounds, took | rounds, dict.fromkeys(took | rounds, 99.0)])
     assert found.verify.tolist() == [2, 3, 4.5, 6]
     assert found.rest.tolist() == [0.5, 0.5, 1.75, 3]
     assert found.rounds(3)[jnp.array([1, 3])].tolist() == [4.5, 12]
     assert [found.v(gamma) for gamma in range(4)] == [1, 1.5, 2.25, 3]
-    alone = cost.medians([took])
+    alone = phases.medians([took])
     assert np.isnan([alone.overhead(3), alone.call, alone.plain_call]).all()
     assert (alone.c, alone.v(3)) == (0.5, 3)
 
@@ -147,13 +147,13 @@ def test_units():
 def test_rounds_of_calls():
     """Every round of a timed call drafts γ_max tokens, and every token is one target call."""
     method, contexts, state = setup(1.0)
-    new = cost._repeat(cost._any_round, STEPS, method, contexts, state)
+    new = phases._repeat(phases._any_round, STEPS, method, contexts, state)
     assert (new.length, new.done, new.rounds) == (state.length, state.done, STEPS)
     assert new.cache.tolist() == [STEPS, STEPS * (GAMMA + 1)]
     assert new.drafter.cache.tolist() == [STEPS * GAMMA, STEPS * (GAMMA + 1)]
     plain, begin = plain_setup(1.0)
     context, state = begin()
-    new = cost._repeat(cost._any_round, STEPS, plain, context, state)
+    new = phases._repeat(phases._any_round, STEPS, plain, context, state)
     assert (new.length, new.done, new.rounds) == (state.length, state.done, STEPS)
     assert new.cache.tolist() == [STEPS, STEPS]
 
@@ -164,7 +164,7 @@ def test_calls_of_plain_decoding_draw_for_each_token():
     context, state = begin()
     drawn = set()
     for steps in range(1, 13):
-        end = cost._repeat(cost._any_round, steps, method, context, state)
+        end = phases._repeat(phases._any_round, steps, method, context, state)
         drawn.add(int(end.tokens[0, state.length[0]]))
     assert len(drawn) > 1
 
@@ -182,7 +182,7 @@ def test_fixed_times():
         (plain, counted("plain", begin), 3),
         (method, counted("speculative", lambda: setup(0.0)[1:]), 2),
     ]
-    take = cost.stopwatch(method, contexts, state, rounds=[GAMMA], steps=5, calls=calls)
+    take = phases.stopwatch(method, contexts, state, rounds=[GAMMA], steps=5, calls=calls)
     begun.clear()  # of the compilation
     sample = take()
     assert begun == ["plain", "speculative"]
@@ -192,7 +192,7 @@ def test_fixed_times():
     }  # fmt: skip
     assert set(sample) == set(seconds)
     assert min(sample.values()) > 0
-    found = cost.medians([seconds])
+    found = phases.medians([seconds])
     assert found.plain_call == 10 - 3 * 2
     assert found.call == 15 - 2 * 7
 
@@ -201,7 +201,7 @@ def test_calls_need_their_round():
     method, contexts, state = setup(0.0)
     calls = [(method, lambda: (contexts, state), 2)]
     with pytest.raises(ValueError, match="γ=4"):
-        cost.stopwatch(method, contexts, state, rounds=[2], steps=1, calls=calls)
+        phases.stopwatch(method, contexts, state, rounds=[2], steps=1, calls=calls)
 
 
 def test_overhead_with_the_fixed_times_of_calls():

@@ -10,19 +10,20 @@ from flax import nnx
 from tokenizers import processors
 
 import specjax
+from experiments.beam.decoding import beam_search
+from experiments.training import train
 from pairs import IDS, TEXTS
 from specjax import decoding
+from specjax.checkpoints import Checkpoint
 from specjax.drafters import ngram
 from specjax.measure import metrics
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Llama, LlamaConfig
 from specjax.sampling import sampling
 from specjax.tasks import batches
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.examples import Example
-from specjax.training import train
 from tiny_models import slow
 
 BUDGET = 20
@@ -194,7 +195,7 @@ def test_alpha(target, draft, tokenizer, temperature):
 
 def test_beams(target, draft):
     plain, speculative = (
-        specjax.beam_search(target, d, RAGGED, width=2, draft_width=4, gamma=3, max_new_tokens=8)
+        beam_search(target, d, RAGGED, width=2, draft_width=4, gamma=3, max_new_tokens=8)
         for d in (None, draft)
     )
     for one, other in zip(plain, speculative, strict=True):
@@ -219,7 +220,7 @@ def test_room(target):
     with pytest.raises(ValueError, match="A prompt of 1 tokens and max_new_tokens=64 exceed the"):
         specjax.generate(target, None, [""], max_new_tokens=64)
     with pytest.raises(ValueError, match="lower max_new_tokens"):
-        specjax.beam_search(target, None, [""], max_new_tokens=64)
+        beam_search(target, None, [""], max_new_tokens=64)
     full = specjax.generate(dataclasses.replace(target, eos_ids=()), None, [""], max_new_tokens=63)
     assert full.emitted.tolist() == [63]
 

@@ -14,21 +14,23 @@ import pytest
 
 import pairs
 import specjax
+from experiments.beam.decoding import beam_search
 from pairs import EOS_IDS, IDS, TEXTS
 from specjax import decoding, loop
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
+from specjax.checkpoints import Checkpoint
 from specjax.decoding import starting
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
-from specjax.measure import pricing, timing
-from specjax.models.hub import Checkpoint
+from specjax.measure import timing
 from specjax.policies import load, prices
 from specjax.policies.estimating import Estimating
 from specjax.replay import rollouts
 from specjax.rules import TokenRule
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
+from specjax.tuning import fitting
 from table_models import MarkovModel
 
 BUDGET = 24
@@ -131,7 +133,7 @@ def test_a_draft_that_is_not_worth_its_time(pair, plain, monkeypatch):
         kinds.append(type(method))
         return stream(method, *args, **options)
 
-    monkeypatch.setattr(pricing, "told", lambda *_, **__: dear)
+    monkeypatch.setattr(fitting, "told", lambda *_, **__: dear)
     monkeypatch.setattr(decoding, "stream", watched)
     for logged in (False, True):
         result = generate(pair.target, pair.draft, TEXTS, gamma=3, policy="goodput", rounds=logged)
@@ -161,7 +163,7 @@ def test_drafts_of_one_length_that_are_faster(pair, monkeypatch, fixed):
 
     # At α = .6 two tokens bring 1.96 for 1.4, most of all.
     table = prices(0.2, [1.0] * 4, alpha=0.6, token=1.0)
-    monkeypatch.setattr(pricing, "told", lambda *_, **__: table)
+    monkeypatch.setattr(fitting, "told", lambda *_, **__: table)
     monkeypatch.setattr(decoding, "stream", watched)
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     many = TEXTS[:4] * 32
@@ -338,8 +340,9 @@ def test_numbers_out_of_range(pair, options, message):
 def test_models_that_are_none(pair, name, role, wrong):
     """Every function that takes a pair names the argument."""
     given = {"target": pair.target, "draft": pair.draft, "texts": TEXTS[:1], "max_new_tokens": 1}
+    function = beam_search if name == "beam_search" else getattr(specjax, name)
     with pytest.raises(ValueError, match=f"{role}=.* a checkpoint"):
-        getattr(specjax, name)(**given | {role: wrong})
+        function(**given | {role: wrong})
 
 
 def test_a_buffer_is_never_larger_than_the_bound(pair):
@@ -353,7 +356,7 @@ TAKE_TEXTS = {
     "generate": lambda pair, texts: generate(pair.target, None, texts),
     "speculatively": lambda pair, texts: generate(pair.target, pair.draft, texts),
     "measure_alpha": lambda pair, texts: specjax.measure_alpha(pair.target, pair.draft, texts),
-    "beam_search": lambda pair, texts: specjax.beam_search(pair.target, None, texts),
+    "beam_search": lambda pair, texts: beam_search(pair.target, None, texts),
     "select": lambda pair, texts: specjax.select(pair.target, [pair.draft], texts),
     "record": lambda pair, texts: rollouts.record(
         pair.target, pair.draft, texts, [[1]], gamma_max=2, sampling=sampling(0.0),

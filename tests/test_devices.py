@@ -10,8 +10,8 @@ from flax import nnx
 
 import t5_variants
 from specjax import devices
+from specjax.checkpoints import load, outline
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.hub import load, outline
 from specjax.models.language_model import LanguageModel
 
 V1_1 = t5_variants.VARIANTS["v1_1"]

@@ -13,13 +13,12 @@ import pytest
 
 from configs import distil as configs_distil
 from experiments import distil
-from specjax import tasks
-from specjax.models import hub
+from experiments.training import divergences, prefixes, train
+from specjax import checkpoints, tasks
 from specjax.models.gpt import GPTConfig
 from specjax.support.files import Rows
 from specjax.tasks import batches
 from specjax.tasks import tokenizer as tokenizers
-from specjax.training import divergences, prefixes, train
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -84,7 +83,7 @@ def make(family, files, directory) -> train.TrainConfig:
     shape = train._shape(config, tokenizer)
     model = train.make_model(shape, seed=1)
     made = train.as_checkpoint(shape, *model, tokenizer, name="teacher", max_source_len=64)
-    hub.save(directory / "model", made)
+    checkpoints.save(directory / "model", made)
     name = str(directory / "model")
     return dataclasses.replace(config, tokenizer=name, teacher=name)
 
@@ -115,7 +114,7 @@ def test_a_run_that_was_cut_off_has_the_same_end(of_family, tmp_path, monkeypatc
     assert list(pools(cut)) == [f"{who}-{i:04d}" for who in ("draft", "target") for i in range(3)]
     (cut / "prefixes" / "target-0001.npz").unlink()  # can be made again
     assert train.run(config, cut) == final
-    weights = [hub.load(at / "model").model.params for at in (whole, cut)]
+    weights = [checkpoints.load(at / "model").model.params for at in (whole, cut)]
     for a, b in zip(*map(jax.tree.leaves, weights), strict=True):
         np.testing.assert_array_equal(a, b)
     made = pools(whole)
@@ -133,9 +132,9 @@ def test_a_run_that_was_cut_off_has_the_same_end(of_family, tmp_path, monkeypatc
         train.run(dataclasses.replace(config, steps=14), cut)
 
 
-def started(config) -> hub.Checkpoint:
+def started(config) -> checkpoints.Checkpoint:
     """The draft before its first step."""
-    target = hub.load(config.teacher)
+    target = checkpoints.load(config.teacher)
     start = train.make_model(target.config, config.seed)
     return train.as_checkpoint(
         target.config, *start, target.tokenizer, name="draft", max_source_len=64
@@ -150,7 +149,7 @@ def greedy(model, config, inputs):
 
 
 def test_pools_hold_what_models_write(config, tmp_path):
-    target, draft = hub.load(config.teacher), started(config)
+    target, draft = checkpoints.load(config.teacher), started(config)
     config = dataclasses.replace(config, prefixes="target, draft")
     source, made, _ = batches_of(
         config, tmp_path / "prefixes", 9, 0, target, draft, temperature=0.0
@@ -185,7 +184,7 @@ def test_pools_hold_what_models_write(config, tmp_path):
 
 def batches_of(config, directory, count, begin=0, target=None, draft=None, temperature=1.0):
     """The source, its batches, and all targets of the data as bytes."""
-    data, tokenizer = train_split(config), hub.load(config.teacher).tokenizer
+    data, tokenizer = train_split(config), checkpoints.load(config.teacher).tokenizer
     pairs = batches.encode(data, tokenizer, decoder_only=config.decoder_only)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
     source = prefixes.Prefixes(
@@ -206,7 +205,7 @@ def batches_of(config, directory, count, begin=0, target=None, draft=None, tempe
 
 
 def test_batches_have_the_prefixes_that_were_asked_for(config, tmp_path):
-    target = hub.load(config.teacher)
+    target = checkpoints.load(config.teacher)
     config = dataclasses.replace(config, prefixes="data=1, target=3", teacher_after=6)
     source, made, known = batches_of(config, tmp_path, 40, target=target)
 
@@ -246,7 +245,7 @@ def test_data_alone_asks_no_model(config, tmp_path):
 
 
 def test_a_run_starts_from_a_model_of_its_shape(config):
-    found = hub.load(config.teacher)
+    found = checkpoints.load(config.teacher)
     shape = train._shape(config, found.tokenizer)
     graphdef, params = train.make_model(shape, 7, found)
     again = train.as_checkpoint(
@@ -322,14 +321,14 @@ def bench(of_family):
 
 def noisy(settings, directory):
     """Instead of training: the target with noise, and the files that a run leaves."""
-    target = hub.load(settings.tokenizer)
+    target = checkpoints.load(settings.tokenizer)
     rng = np.random.default_rng(list(f"{settings}".encode()))
     params = jax.tree.map(
         lambda x: x + 0.3 * x.std() * rng.normal(size=x.shape).astype(np.float32),
         target.model.params,
     )
     model = dataclasses.replace(target.model, params=params)
-    hub.save(directory / "model", dataclasses.replace(target, model=model))
+    checkpoints.save(directory / "model", dataclasses.replace(target, model=model))
     (directory / "checkpoints").mkdir(exist_ok=True)
     final = {"steps": settings.steps, "held_out_loss": 1.0}
     (directory / "final.json").write_text(json.dumps(final))

@@ -15,17 +15,16 @@ import command_line
 import gpt_variants
 import reference
 from pairs import TEXTS
-from specjax import autoregressive, loop
+from specjax import autoregressive, doctor, loop
+from specjax.checkpoints.compatibility import Check
+from specjax.doctor import checks, distributions, verdicts
 from specjax.measure.metrics import Alpha
-from specjax.models.compatibility import Check
 from specjax.models.memory import Need
 from specjax.policies import prices
 from specjax.pytrees import pytree
 from specjax.results import Row
 from specjax.rules import TokenRule
 from specjax.sampling import argmax
-from specjax.tools import doctor
-from specjax.tools.doctor import checks, distributions, verdicts
 
 NAMES = [check.name for check in doctor.CHECKS]
 LAST = NAMES[NAMES.index("outputs") :]  # what needs a pair that decodes

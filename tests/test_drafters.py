@@ -13,13 +13,12 @@ import command_line
 import specjax
 from experiments.reproduce.study import Study
 from pairs import TEXTS
-from specjax import drafters
+from specjax import doctor, drafters
+from specjax.checkpoints import Checkpoint
 from specjax.drafters import ngram
 from specjax.drafters.base import proposal
-from specjax.models.hub import Checkpoint
 from specjax.sampling import sampling
 from specjax.support import files
-from specjax.tools import doctor
 
 
 def loud(target, sharpness):

@@ -17,7 +17,6 @@ from reference import chi_square, sequence_distribution, total_variation
 from specjax import generate, loop, speculative
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import eagle
-from specjax.measure.counting import Always
 from specjax.models.layers import Decoder
 from specjax.models.memory import nbytes
 from specjax.models.tapped import Tapped
@@ -25,6 +24,7 @@ from specjax.policies import constant
 from specjax.rules import BlockRule, TokenRule
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
+from specjax.tuning.counting import Always
 from table_models import inputs_of, repeat
 from toy_policies import Erratic, OneOf, Scripted
 

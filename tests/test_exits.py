@@ -14,7 +14,7 @@ from flax import nnx
 import specjax
 from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
-from specjax import decoding, drafters, loop
+from specjax import decoding, doctor, drafters, loop
 from specjax.batching import pack
 from specjax.drafters import frequent, ngram
 from specjax.drafters.base import started
@@ -25,7 +25,6 @@ from specjax.models.memory import nbytes, temporaries
 from specjax.policies import constant
 from specjax.rules import BlockRule, TokenRule
 from specjax.sampling import row_keys, sampling
-from specjax.tools import doctor
 from table_models import inputs_of
 from tiny_models import FAMILIES, pairwise, random_model, slow
 from toy_policies import Erratic, OneOf

@@ -20,15 +20,16 @@ import pytest
 import command_line
 import specjax
 from command_line import ROOT
-from experiments import beam, card, replay
+from experiments import card, replay
+from experiments.beam import __main__ as beam
 from experiments.reproduce import pages, study
 from pairs import TEXTS
 from specjax import decoding, policies, rules, tasks
+from specjax.cli import decode as decode_command
+from specjax.cli import defaults
 from specjax.support import files, runs
 from specjax.tasks import python_source, trees
 from specjax.tasks.examples import Example
-from specjax.tools.commands import decode as decode_command
-from specjax.tools.commands import defaults
 from tiny_models import slow
 
 BUDGET = 24
@@ -109,7 +110,7 @@ def test_decode_writes_what_generate_gives(decode, pair, tmp_path):
 
 
 def test_a_position_that_no_round_tested():
-    from specjax.tools.commands.decode import by_position
+    from specjax.cli.decode import by_position
 
     assert by_position([0.9, math.nan]).endswith("draft: 0.90, – (–: none was tested).")
     assert by_position([0.9, 0.8]).endswith("draft: 0.90, 0.80.")

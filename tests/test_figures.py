@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from command_line import ROOT
-from specjax.paper import formulas
+from specjax import formulas
 
 MARKED = re.compile(r'\[([^\]]+)\]\(([^)\s]*results/[^)\s]+\.jsonl)\s+"(\w+): ([^"]+)"\)')
 IN_README = re.compile(

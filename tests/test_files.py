@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from specjax import tasks
+from specjax.checkpoints.tensors import read_json
+from specjax.cli import inputs
 from specjax.drafters import ngram
-from specjax.models.hub.tensors import read_json
 from specjax.policies import head
 from specjax.replay import rollouts
 from specjax.support import files
-from specjax.tools.commands import inputs
 
 MARK = b"\xef\xbb\xbf"  # of UTF-8, at the beginning of a file
 

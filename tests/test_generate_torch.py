@@ -17,8 +17,8 @@ import command_line
 import gpt_variants
 import llama_variants
 import pairs
+from specjax.checkpoints import load
 from specjax.generation import generate
-from specjax.models.hub import load
 from specjax.tasks import tokenizer as tokenizers
 from t5_variants import V1_1, Variant
 

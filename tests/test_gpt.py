@@ -13,8 +13,8 @@ from flax import nnx
 import gpt_variants
 from model_calls import begin, call, uncached
 from specjax import devices
+from specjax.checkpoints import load
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.hub import load
 from specjax.models.language_model import LanguageModel
 
 REFERENCE = np.load(Path(__file__).parent / "data" / "gpt_reference.npz")

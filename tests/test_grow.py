@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from experiments.training.grow import grow
 from specjax.models.t5 import T5, T5Config
-from specjax.training.grow import grow
 
 SMALL = T5Config(
     vocab_size=40, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_decoder_layers=2, num_heads=2

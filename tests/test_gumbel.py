@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import decoding, loop, speculative
+from specjax import checkpoints, decoding, loop, speculative
 from specjax import sampling as smp
 from specjax.drafters.base import ModelDrafter
-from specjax.models import hub
 from specjax.policies import Policy, constant
 from specjax.pytrees import pytree
 from specjax.rules import GumbelRule, TokenRule, coupled_overlap, overlap
@@ -164,7 +163,9 @@ BUDGET = 48
 
 @pytest.fixture(scope="module")
 def family():
-    return [hub.load(str(FAMILY / name), dtype=jnp.float32) for name in ("target", "draft-tiny")]
+    return [
+        checkpoints.load(str(FAMILY / name), dtype=jnp.float32) for name in ("target", "draft-tiny")
+    ]
 
 
 def test_a_trained_pair_gives_the_tokens_of_plain_decoding(family):

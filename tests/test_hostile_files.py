@@ -20,8 +20,8 @@ import pytest
 
 import checkpoint_formats as formats
 import t5_variants
+from specjax.checkpoints import convert, msgpack_files, pickles, t5x_files, torch_files, weights
 from specjax.drafters import ngram
-from specjax.models.hub import convert, msgpack_files, pickles, t5x_files, torch_files, weights
 from specjax.support import files
 
 PAIRS = b"(" + b"".join(b"(" + formats.text(f"{i}") + b"Nl" for i in range(100)) + b"l"

@@ -19,10 +19,9 @@ from transformers import PreTrainedTokenizerFast
 import gpt_variants
 import llama_variants
 import t5_variants
-from specjax import devices
-from specjax.models import hub
+from specjax import checkpoints, devices
+from specjax.checkpoints import Checkpoint, load, parameters, save, saving, tensors
 from specjax.models.gpt import GPT, GPTConfig
-from specjax.models.hub import Checkpoint, load, parameters, save, saving, tensors
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.models.llama import Llama, Qwen3Config, Rope
@@ -794,7 +793,7 @@ def test_llama_defaults_are_those_of_transformers(kind, llama_directory):
     theirs = transformers.AutoConfig.for_model(kind)
     silent = json.dumps({"model_type": kind, "eos_token_id": 2})
     (llama_directory / "config.json").write_text(silent)
-    ours = hub.FAMILIES[kind].config_from_hub(json.loads(silent), {})
+    ours = checkpoints.FAMILIES[kind].config_from_hub(json.loads(silent), {})
     for field in (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps",
         "num_attention_heads", "num_key_value_heads", "max_position_embeddings",
@@ -987,7 +986,7 @@ def test_dtypes_that_are_refused(dtype, directory, tmp_path):
     with pytest.raises(ValueError, match=message):
         save(tmp_path / "new", load(directory), dtype=dtype)
     with pytest.raises(ValueError, match=message):
-        hub.convert(directory, tmp_path / "new", dtype=dtype)
+        checkpoints.convert(directory, tmp_path / "new", dtype=dtype)
 
 
 @pytest.mark.parametrize("argument", ["device", "mesh"])

@@ -14,7 +14,7 @@ def test_no_circle_and_the_page_has_the_table():
     assert shown is not None
     found = imports.graph()
     assert "sampling" in found["rules.base"]  # the graph is not empty
-    assert "models.hub" in found["decoding.texts"]
+    assert "models.checkpoint" in found["decoding.texts"]
     assert shown[1].strip() == imports.table(imports.rooms(found))
 
 
@@ -28,16 +28,16 @@ def test_a_circle_is_named(monkeypatch):
 
 
 def test_imports_of_every_form(tmp_path):
-    known = dict.fromkeys(("", "files", "models.hub", "models.hub.t5", "types"), tmp_path)
+    known = dict.fromkeys(("", "files", "models.hub", "checkpoints.t5", "types"), tmp_path)
     (tmp_path / "some.py").write_text("""
 from typing import TYPE_CHECKING
 from specjax import files as f, nothing
-from specjax.models.hub import t5, load
+from specjax.checkpoints import t5, load
 if TYPE_CHECKING:
     from specjax import types
 def later():
     from specjax.models import hub
 """)
     assert set(imports.imported(tmp_path / "some.py", known)) == {
-        "files", "", "models.hub.t5", "models.hub",
+        "files", "", "checkpoints.t5", "models.hub",
     }  # fmt: skip

@@ -17,25 +17,25 @@ import specjax
 import t5_variants
 from eagles import EOS, eagle_of, target_of
 from enumeration import output_distribution
+from experiments.beam.decoding import beam_search
 from lowered import Found, loops
 from reference import sequence_distribution, total_variation
-from specjax import autoregressive, decoding, drafters, loop, speculative
-from specjax.beam.decoding import beam_search
+from specjax import autoregressive, checkpoints, decoding, drafters, loop, speculative
+from specjax.checkpoints import parameters, tensors
+from specjax.cli import defaults
 from specjax.drafters import attached
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.exits import early_exit
 from specjax.drafters.frequent import frequent
 from specjax.drafters.kangaroo import kangaroo
 from specjax.measure.provenance import dtype_of
-from specjax.models import hub, int8, memory
-from specjax.models.hub import parameters, tensors
+from specjax.models import int8, memory
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import KV, arrange, quantise_weights
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
 from specjax.rules import TokenRule
 from specjax.sampling import row_keys, sampling
-from specjax.tools.commands import defaults
 from specjax.types import Inputs
 from table_models import inputs_of
 
@@ -107,15 +107,15 @@ def check_rounding(narrow, floats):
 
 def test_weights_are_rounded_as_they_are_read(directory, monkeypatch):
     """A piece at a time, to half a step of each output channel; and as a model in memory is."""
-    floats = hub.load(directory)
+    floats = checkpoints.load(directory)
     monkeypatch.setattr(tensors, "CHUNK", 200)  # a few rows
-    found = hub.load(directory, weights="int8")
+    found = checkpoints.load(directory, weights="int8")
     count = check_rounding(found.model, floats.model)
     assert count > 0.9 * sum(x.size for x in jax.tree.leaves(floats.model))
     other = in_int8(floats, cache=False).model
     assert jax.tree.structure(found.model) == jax.tree.structure(other)
     jax.tree.map(np.testing.assert_array_equal, found.model, other)
-    outlined = hub.outline(directory, weights="int8").model
+    outlined = checkpoints.outline(directory, weights="int8").model
     assert jax.tree.structure(outlined) == jax.tree.structure(other)
     assert memory.nbytes(outlined) == memory.nbytes(other) < 0.45 * memory.nbytes(floats.model)
     assert dtype_of(found) == "float32, weights int8"
@@ -132,7 +132,9 @@ def test_scales_of_a_wrong_axis_are_seen(tmp_path, monkeypatch):
 
     monkeypatch.setattr(parameters, "read_scales", wrong)
     with pytest.raises(AssertionError):
-        check_rounding(hub.load(directory, weights="int8").model, hub.load(directory).model)
+        check_rounding(
+            checkpoints.load(directory, weights="int8").model, checkpoints.load(directory).model
+        )
 
 
 def logits(model, tokens=((3, 1, 2, 4, 1), (1, 1, 4, 0, 2))):
@@ -432,9 +434,9 @@ def test_a_drafter_of_the_floats_serves_the_rounded_target(tmp_path):
 
 def test_by_name(tmp_path):
     directory = gpt_variants.write(tmp_path / "gpt", gpt_variants.VARIANTS["tied"])
-    target = hub.load(directory, **BOTH)
+    target = checkpoints.load(directory, **BOTH)
     assert dtype_of(target) == "float32, weights and cache int8"
-    assert dtype_of(hub.load(directory, cache="int8")) == "float32, cache int8"
+    assert dtype_of(checkpoints.load(directory, cache="int8")) == "float32, cache int8"
     for name, said in (
         (f"int8(draft='{directory}')", "float32, weights int8"),
         (f"int8(draft='{directory}', cache=True)", "float32, weights and cache int8"),
@@ -442,13 +444,13 @@ def test_by_name(tmp_path):
         draft = drafters.load(name, target)
         assert draft.name == name
         assert dtype_of(draft) == said
-        assert drafters.parameters(draft) > drafters.parameters(hub.load(directory))
+        assert drafters.parameters(draft) > drafters.parameters(checkpoints.load(directory))
     with pytest.raises(ValueError, match="is no model of its own"):
         drafters.load("int8(draft='lookup')", target)
     config = defaults.decode()
     config.dtype, config.weights = "bfloat16", "int8"
     assert defaults.precision(config) == {"dtype": jnp.bfloat16, "weights": "int8", "cache": None}
-    loaded = hub.load(directory, **defaults.precision(config))
+    loaded = checkpoints.load(directory, **defaults.precision(config))
     assert dtype_of(loaded) == "bfloat16, weights int8"
     config.cache = "int4"
     with pytest.raises(ValueError, match="cache='int4' must be one of '', 'int8'"):
@@ -458,17 +460,17 @@ def test_by_name(tmp_path):
 def test_what_is_refused(tmp_path, monkeypatch):
     directory = gpt_variants.write(tmp_path / "gpt", gpt_variants.VARIANTS["tied"])
     with pytest.raises(ValueError, match="weights='int4' must be 'int8', or be left out"):
-        hub.load(directory, weights="int4")
+        checkpoints.load(directory, weights="int4")
     with pytest.raises(ValueError, match="cache='bfloat16' must be 'int8'"):
-        hub.outline(directory, cache="bfloat16")
+        checkpoints.outline(directory, cache="bfloat16")
     with pytest.raises(ValueError, match=r"weights in int8.* Save what specjax\.load gives w"):
-        hub.save(tmp_path / "out", hub.load(directory, **BOTH))
-    hub.save(tmp_path / "out", hub.load(directory, cache="int8"))
+        checkpoints.save(tmp_path / "out", checkpoints.load(directory, **BOTH))
+    checkpoints.save(tmp_path / "out", checkpoints.load(directory, cache="int8"))
     monkeypatch.setattr(memory, "memory_free", lambda device: 5)
     with pytest.raises(ValueError, match=r"load it in bfloat16 or with weights='int8', or free"):
-        hub.load(directory)
+        checkpoints.load(directory)
     with pytest.raises(ValueError, match=r"in int8 need .* load it in bfloat16, or free"):
-        hub.load(directory, weights="int8")
+        checkpoints.load(directory, weights="int8")
 
 
 def test_what_is_not_finite_stays_so(tmp_path):

@@ -10,11 +10,11 @@ import optax
 import pytest
 
 import specjax
+from experiments.training.kangaroo import KangarooTrainer
+from experiments.training.train import teacher_forced
+from experiments.training.train_drafter import known_tokens, params_of, with_params
 from specjax.drafters import attached
 from specjax.drafters.kangaroo import Kangaroo, kangaroo
-from specjax.training.kangaroo import KangarooTrainer
-from specjax.training.train import teacher_forced
-from specjax.training.train_drafter import known_tokens, params_of, with_params
 from test_exits import logits_of, pointers
 from test_training_exits import BATCH
 from tiny_models import random_model

@@ -9,10 +9,9 @@ import pytest
 
 import command_line
 from command_line import ROOT
-from specjax import decoding
-from specjax.measure import launches
-from specjax.measure.launches import Part, Work
-from specjax.models import hub
+from experiments.launches import programs
+from experiments.launches.programs import Part, Work
+from specjax import checkpoints, decoding
 from specjax.sampling import sampling
 
 PROGRAM = """\
@@ -97,12 +96,12 @@ def test_a_program_by_hand(choice):
     drafting = Part("branch", "draft_chain", 1, (chain,))
     either = Part("choice", "draft_chain", 0, (drafting, Part("branch", "draft_chain", 0, ())))
     known = Part("loop", "", 2, (), 3)
-    round_ = launches.read(PROGRAM.replace("CHOICE", choice)).loop("decode")
+    round_ = programs.read(PROGRAM.replace("CHOICE", choice)).loop("decode")
     assert round_ == Part("loop", "decode", 4, (either, known))
-    assert launches.of_round(round_, 0) == Work(10, 2)  # is a row alive, and does one draft
-    assert launches.of_round(round_, 1) == Work(11, 3)
-    assert launches.of_round(round_, 4) == Work(20, 6)
-    assert launches.read(PROGRAM.replace("CHOICE", choice)).loop("draft_chain") == chain
+    assert programs.of_round(round_, 0) == Work(10, 2)  # is a row alive, and does one draft
+    assert programs.of_round(round_, 1) == Work(11, 3)
+    assert programs.of_round(round_, 4) == Work(20, 6)
+    assert programs.read(PROGRAM.replace("CHOICE", choice)).loop("draft_chain") == chain
     with pytest.raises(ValueError, match="of 'speculate'"):
         round_.loop("speculate")
 
@@ -123,7 +122,7 @@ def test_a_program_of_this_machine():
         x = jax.lax.while_loop(lambda x: x[0] < n, unknown, x)
         return jax.lax.cond(n > 2, jnp.sort, lambda x: x, x)
 
-    found = launches.read(program.lower(jnp.arange(8.0), jnp.float32(0)).compile().as_text())
+    found = programs.read(program.lower(jnp.arange(8.0), jnp.float32(0)).compile().as_text())
     assert found.kind == "program"
     shape = [(part.kind, part.turns) for part in found.parts]
     assert sorted(shape, key=str) == [("choice", None), ("loop", 3), ("loop", None)]
@@ -134,7 +133,7 @@ def test_a_program_of_this_machine():
 def test_command(monkeypatch, capsys):
     """For this machine, which needs no plugin: what decides more hands over more."""
     args = ["--platform=cpu", "--gamma=2", "--policy=constant", "--policy=lookahead"]
-    args.append("--policy=specjax.measure.counting:Undecided")
+    args.append("--policy=specjax.tuning.counting:Undecided")
     out = command_line.run(monkeypatch, capsys, "experiments.launches", *args)
     rows = [line.split("│")[1:-1] for line in out.stdout.splitlines() if "│" in line]
     plain = [cell.strip() for cell in rows.pop(0)]
@@ -154,15 +153,15 @@ def test_command(monkeypatch, capsys):
 def test_no_cache_is_copied_on_a_gpu(rows, cache):
     """Neither in plain decoding nor in a round with narrower passes; no GPU is needed."""
     pytest.importorskip("jax_plugins.xla_cuda13", reason="jax's plugin for CUDA is not installed")
-    family = hub.described(ROOT / "families/prose/draft").config
-    model = hub.shapes(family, dtype=jnp.bfloat16, cache=cache, platform="gpu")
-    both = hub.Checkpoint("prose", model, family, eos_ids=(1,))
+    family = checkpoints.described(ROOT / "families/prose/draft").config
+    model = checkpoints.shapes(family, dtype=jnp.bfloat16, cache=cache, platform="gpu")
+    both = checkpoints.Checkpoint("prose", model, family, eos_ids=(1,))
     options: dict[str, Any] = {"gamma": 3, "sampling": sampling(1.0), "policy": "svip"}
     for method in (
         decoding.build(both, None, gamma=3, sampling=sampling(1.0)),
         decoding.build(both, both, widths=(1, 2), **options),
     ):
-        text = launches.compiled(method, both, 32, max_new_tokens=75, platform="cuda", rows=rows)
+        text = programs.compiled(method, both, 32, max_new_tokens=75, platform="cuda", rows=rows)
         # A cache, of 5 heads of 16 and three digits of slots, comes out of updates alone: a copy
         # may hide in a fusion, which XLA names after its last operation.
         cache_of = rf"\[{rows},5,(?:16,\d{{3}}|\d{{3}},16)\]"

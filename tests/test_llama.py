@@ -11,7 +11,7 @@ from flax import nnx
 import llama_variants
 from model_calls import begin, call, uncached
 from specjax import devices
-from specjax.models.hub import load
+from specjax.checkpoints import load
 from specjax.models.llama import (
     Llama,
     LlamaConfig,

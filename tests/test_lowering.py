@@ -16,10 +16,10 @@ from jax import export
 from jax.sharding import AbstractMesh
 
 from lowered import Found, gathered, loops
-from specjax import autoregressive, loop, speculative
+from specjax import autoregressive, checkpoints, loop, speculative
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
-from specjax.models import hub, sharding
+from specjax.models import sharding
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Llama, Qwen2Config
@@ -199,7 +199,7 @@ def on_a_mesh(
     placement = sharding.Placement(AbstractMesh(tuple(axes.values()), tuple(axes)), replicate)
     config = shapes(family, 2).module().config
     options: dict[str, Any] = {"dtype": jnp.bfloat16, "platform": platform}
-    return hub.shapes(config, placement=placement, **options, **narrow)
+    return checkpoints.shapes(config, placement=placement, **options, **narrow)
 
 
 @pytest.mark.parametrize(

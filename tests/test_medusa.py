@@ -19,21 +19,21 @@ import test_exactness
 import test_loops
 from checkpoint_formats import write_torch
 from enumeration import output_distribution
+from experiments.training.medusa import init
 from pairs import TEXTS
 from reference import chi_square, sequence_distribution, total_variation
 from specjax import loop
+from specjax.checkpoints.own import wrap
 from specjax.drafters import medusa
 from specjax.drafters.medusa import Block, Head, Medusa
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Llama, LlamaConfig
-from specjax.models.own import wrap
 from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.rules import BlockRule, TokenRule
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
-from specjax.training.medusa import init
 from specjax.types import Inputs
 from table_models import TableModel, inputs_of, random_table
 from toy_policies import Erratic, OneOf

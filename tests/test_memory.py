@@ -15,11 +15,11 @@ import t5_variants
 from command_line import ROOT
 from experiments.benchmark import cases, models
 from specjax import decoding, loop
+from specjax.checkpoints import load, outline
+from specjax.cli import decode, defaults
 from specjax.models import memory
-from specjax.models.hub import load, outline
 from specjax.models.t5 import T5Config
 from specjax.sampling import sampling
-from specjax.tools.commands import decode, defaults
 
 
 @pytest.fixture(params=["t5", "gpt"])
@@ -41,7 +41,7 @@ def test_an_outline_is_the_model_without_its_weights(directory, dtype):
 
 def test_an_outline_reads_no_weights(directory, monkeypatch):
     """But for the heads of T5 and GPT-2, which are compared with the embedding."""
-    monkeypatch.setattr("specjax.models.hub.parameters.read_into", None)
+    monkeypatch.setattr("specjax.checkpoints.parameters.read_into", None)
     outline(directory)
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):
         load(directory)
@@ -131,7 +131,7 @@ def test_memory_is_asked_for_the_rows_that_there_are(pair, monkeypatch):
 def test_a_model_that_does_not_fit_says_so_before_it_is_read(directory, monkeypatch):
     size = memory.nbytes(outline(directory).model)
     monkeypatch.setattr(memory, "memory_free", lambda device: size - 1)
-    monkeypatch.setattr("specjax.models.hub.parameters.read_into", None)
+    monkeypatch.setattr("specjax.checkpoints.parameters.read_into", None)
     said = memory.gigabytes(size)
     with pytest.raises(ValueError, match=rf"{directory}.* float32 need {said}, and .* free on thi"):
         load(directory)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import mesh_worker
-from specjax import drafters
-from specjax.models import hub, sharding
-from specjax.tools.commands import decode, defaults
+from specjax import checkpoints, drafters
+from specjax.cli import decode, defaults
+from specjax.models import sharding
 
 
 def case(kind, mesh, temperature, **options):
@@ -255,19 +255,21 @@ def test_drafters_that_belong_to_a_target(models):
 )
 def test_meshes_that_are_refused(mesh, words):
     with pytest.raises(ValueError, match=words):
-        hub.load("/nowhere/at/all", mesh=mesh)
+        checkpoints.load("/nowhere/at/all", mesh=mesh)
 
 
 def test_a_mesh_and_a_device_are_one_too_many():
     with pytest.raises(ValueError, match="give one of them"):
-        hub.load("/nowhere/at/all", mesh="model=1", device="cpu")
+        checkpoints.load("/nowhere/at/all", mesh="model=1", device="cpu")
     with pytest.raises(ValueError, match="replicate=True says how a model lies on a mesh"):
-        hub.load("/nowhere/at/all", replicate=True)
+        checkpoints.load("/nowhere/at/all", replicate=True)
 
 
 def test_a_mesh_of_one_device_holds_what_that_device_would(models):
     """In this process, which has no more."""
-    one, other = (hub.load(models / "t5" / "target", mesh=mesh) for mesh in (None, "model=1"))
+    one, other = (
+        checkpoints.load(models / "t5" / "target", mesh=mesh) for mesh in (None, "model=1")
+    )
     same = jax.tree.map(np.array_equal, one.model.params, other.model.params)
     assert all(jax.tree.leaves(same))
     assert drafters.load("lookup", other) is not None

@@ -9,7 +9,7 @@ from flax import nnx
 import gpt_variants
 import llama_variants
 from model_calls import begin, by_slot, call, uncached
-from specjax.models.hub import load
+from specjax.checkpoints import load
 from specjax.models.layers import arrange
 
 # Three layers and heads, or groups of heads, windows in some or all layers: what can be confused.

@@ -10,16 +10,16 @@ import pytest
 import pairs
 import specjax
 from enumeration import output_distribution
+from experiments.beam import search as beam
 from reference import sequence_distribution, total_variation
 from specjax import decoding
-from specjax.beam import search as beam
+from specjax.doctor import verdicts
 from specjax.drafters import ngram
 from specjax.drafters.base import ModelDrafter, Resized, over
 from specjax.drafters.switch import switch
 from specjax.measure.timing import PLAIN
 from specjax.rules import BlockRule, TokenRule
 from specjax.sampling import sampling
-from specjax.tools.doctor import verdicts
 from table_models import inputs_of, random_table
 
 IDS, FEWER, EOS, BUDGET = 4, 3, 3, 4  # EOS is one of the ids that the draft lacks

@@ -7,6 +7,7 @@ import types
 import pytest
 
 import eagles
+from experiments.training import divergences
 from specjax import policies, rules
 from specjax.drafters import choices, loading, ngram
 from specjax.policies import constant, prices
@@ -16,7 +17,6 @@ from specjax.rules import TokenRule
 from specjax.sampling import NAMES as FILTERS
 from specjax.sampling import sampling
 from specjax.support import named
-from specjax.training import divergences
 from specjax.trees import shapes
 
 COUNTS = ngram.count([[3, 4, 1]], 7, 0)

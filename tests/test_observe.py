@@ -9,6 +9,7 @@ import pytest
 from jax import Array
 
 import test_loops
+from experiments.training import train_head
 from specjax import loop
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.measure import along, metrics
@@ -18,7 +19,6 @@ from specjax.replay import rollouts
 from specjax.rules import TokenRule
 from specjax.sampling import sampling
 from specjax.speculative import Speculative
-from specjax.training import train_head
 from specjax.types import Model
 from table_models import inputs_of, random_table
 from toy_policies import Erratic

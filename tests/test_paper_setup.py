@@ -23,12 +23,11 @@ import command_line
 import corpora
 import t5_variants
 from configs import paper as paper_config
-from specjax import generate, tasks
+from experiments import scores
+from experiments.reproduce import printed
+from specjax import checkpoints, generate, tasks
 from specjax.batching import bucket
-from specjax.measure import quality
-from specjax.models import hub
 from specjax.models.t5 import T5, T5Config
-from specjax.paper import printed
 from specjax.types import Inputs
 from tiny_models import slow
 
@@ -58,14 +57,14 @@ def root(tmp_path_factory):
             "vocab_size": len(tokenizer) + PADDING, "num_layers": 1, "num_decoder_layers": 1
         }  # fmt: skip
         variant = dataclasses.replace(variant, config={**variant.config, **sizes})
-        untrained = hub.load(t5_variants.write(root / variant.name, variant))
+        untrained = checkpoints.load(t5_variants.write(root / variant.name, variant))
         # Words that end a row, so that some rows end early.
         eos_ids = (1, *range(10, len(tokenizer), 30))
         made = dataclasses.replace(untrained, tokenizer=tokenizer, eos_ids=eos_ids)
         for size in targets:
-            hub.save(root / f"{prefix}{size}", changed(made, 0.0))
+            checkpoints.save(root / f"{prefix}{size}", changed(made, 0.0))
         for size, noise in NOISE.items():
-            hub.save(root / f"{prefix}{size}", changed(made, noise))
+            checkpoints.save(root / f"{prefix}{size}", changed(made, noise))
     return root
 
 
@@ -114,8 +113,8 @@ def test_methods_agree_as_the_config_says(name, root, monkeypatch):
     config = paper_config.get_config(name)
     pairs = tasks.load(config.task, config.split, files=config.data_dir)
     texts = [pair.input for pair in pairs]
-    target = hub.load(config.target, dtype=jnp.dtype(config.dtype))
-    drafts = [hub.load(path, dtype=jnp.dtype(config.dtype)) for path in config.drafts]
+    target = checkpoints.load(config.target, dtype=jnp.dtype(config.dtype))
+    drafts = [checkpoints.load(path, dtype=jnp.dtype(config.dtype)) for path in config.drafts]
     assert config.temperatures == (0, 1)
 
     def decode(checkpoint, draft, **options):
@@ -128,7 +127,7 @@ def test_methods_agree_as_the_config_says(name, root, monkeypatch):
         result = decode(target, draft, batch_size=config.batch_size)
         assert result.tokens == greedy.tokens
         assert result.accepted.sum() > 0
-        found = quality.agree(
+        found = scores.agree(
             config.metric, result.texts, greedy.texts, [pair.target for pair in pairs]
         )
         assert found.identical == 1
@@ -140,10 +139,10 @@ def test_methods_agree_as_the_config_says(name, root, monkeypatch):
     plain = decode(target, None, key=jax.random.key(0), **sampled)
     result = decode(target, drafts[0], key=jax.random.key(1), **sampled)
     assert result.tokens != plain.tokens
-    found = quality.agree(config.metric, result.texts, plain.texts, references)
+    found = scores.agree(config.metric, result.texts, plain.texts, references)
     assert found.within
     alone = decode(drafts[0], None, key=jax.random.key(1), **sampled)
-    assert not quality.agree(config.metric, alone.texts, plain.texts, references).within
+    assert not scores.agree(config.metric, alone.texts, plain.texts, references).within
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def test_rows_of_the_paper_are_named(name):
         assert tuple(row) in {(r.task, r.draft) for r in printed.TABLE_3}
         found = {r.temperature for r in printed.TABLES_2_AND_4 if (r.task, r.draft) == tuple(row)}
         assert found == (set() if name in ngrams else set(config.temperatures))
-    assert config.metric in quality.METRICS
+    assert config.metric in scores.METRICS
     assert config.task in tasks.TASKS
 
 

@@ -13,7 +13,7 @@ import gpt_variants
 import llama_variants
 import model_calls
 import t5_variants
-from specjax.models.hub import load, save
+from specjax.checkpoints import load, save
 from specjax.models.t5 import relative_buckets
 from specjax.types import Inputs
 

@@ -17,12 +17,11 @@ import t5_variants
 from configs import paper as paper_config
 from configs import plan as plan_config
 from experiments.benchmark.cases import SHAPES, step_bytes
-from specjax import decoding
+from experiments.plan import parts
+from experiments.plan.parts import Call
+from experiments.plan.published import PUBLISHED
+from specjax import checkpoints, decoding
 from specjax.batching import bucket
-from specjax.measure import plan
-from specjax.measure.plan import Call
-from specjax.models import hub
-from specjax.models.hub.published import PUBLISHED
 from specjax.models.memory import Need
 from specjax.sampling import sampling
 
@@ -70,9 +69,9 @@ def test_what_a_call_reads_and_exchanges(found):
 
 
 def run_of(config, longest=64, new=48):
-    target = hub.Checkpoint("target", hub.shapes(config, platform="cpu"), config)
+    target = checkpoints.Checkpoint("target", checkpoints.shapes(config, platform="cpu"), config)
     method = decoding.build(target, None, gamma=1, sampling=sampling(0.0))
-    return plan.Plan(method, method, target, longest, new)
+    return parts.Plan(method, method, target, longest, new)
 
 
 def test_a_step_of_t5_reads_what_the_benchmark_says():
@@ -89,19 +88,19 @@ def test_a_step_of_t5_reads_what_the_benchmark_says():
 
 def test_the_floor_by_hand():
     target, draft = Call(800, 200, 30.0, collectives=4), Call(90, 10, 0.0)
-    on = plan.Hardware(100.0, 10.0)
-    assert plan.plain_seconds(target, on) == 10 + 3
+    on = parts.Hardware(100.0, 10.0)
+    assert parts.plain_seconds(target, on) == 10 + 3
     # Three calls of the draft; one of four positions of the target; two tokens.
-    assert plan.speculative_seconds(target, draft, 3, 2.0, on) == (3 * 1 + 10 + 12) / 2
-    fast = plan.Hardware(100.0)
-    assert plan.speculative_seconds(target, draft, 3, 2.0, fast) == (3 * 1 + 10) / 2
-    waits = plan.Hardware(100.0, 10.0, latency=2.0, launch=0.5)
-    assert plan.plain_seconds(target, waits) == 10 + 3 + 4 * 2 + 0.5
+    assert parts.speculative_seconds(target, draft, 3, 2.0, on) == (3 * 1 + 10 + 12) / 2
+    fast = parts.Hardware(100.0)
+    assert parts.speculative_seconds(target, draft, 3, 2.0, fast) == (3 * 1 + 10) / 2
+    waits = parts.Hardware(100.0, 10.0, latency=2.0, launch=0.5)
+    assert parts.plain_seconds(target, waits) == 10 + 3 + 4 * 2 + 0.5
     spent = 3 * (1 + 0.5) + (10 + 12 + 4 * 2 + 0.5)
-    assert plan.speculative_seconds(target, draft, 3, 2.0, waits) == spent / 2
-    assert plan.tau_of(0.5, 3) == 1 + 0.5 + 0.25 + 0.125
+    assert parts.speculative_seconds(target, draft, 3, 2.0, waits) == spent / 2
+    assert parts.tau_of(0.5, 3) == 1 + 0.5 + 0.25 + 0.125
     with pytest.raises(ValueError, match="tau=5 must lie in"):
-        plan.speculative_seconds(target, draft, 3, 5.0, on)
+        parts.speculative_seconds(target, draft, 3, 5.0, on)
 
 
 def test_the_ratio_of_two_floors_is_no_bound():
@@ -110,8 +109,8 @@ def test_the_ratio_of_two_floors_is_no_bound():
     target, draft = Call(0.23e-3, 0.0, 0.0, collectives=74), Call(0.2496e-3, 0.0, 0.0)
 
     def ratio(latency):
-        on = plan.Hardware(bandwidth=1.0, latency=latency)
-        return plan.plain_seconds(target, on) / plan.speculative_seconds(
+        on = parts.Hardware(bandwidth=1.0, latency=latency)
+        return parts.plain_seconds(target, on) / parts.speculative_seconds(
             target, draft, 5, 3.288, on
         )
 
@@ -133,10 +132,10 @@ def test_the_largest_batch(kink):
     for size, above in itertools.pairwise(sizes):
         totals = some.need(size).total, some.need(above).total - 1
         for memory in totals:
-            found = plan.largest(some, memory, 1)
+            found = parts.largest(some, memory, 1)
             assert found == size or (kink and found == sizes[sizes.index(size) - 1])
-    assert plan.largest(some, some.need(4).total - 1, 4) == 0
-    assert plan.largest(some, 10**9, 1, most=64) == 64
+    assert parts.largest(some, some.need(4).total - 1, 4) == 0
+    assert parts.largest(some, 10**9, 1, most=64) == 64
     assert len(asked) < 7 * 2 * len(sizes)
 
 
@@ -168,7 +167,7 @@ def test_a_directory_with_a_config_is_enough(run, tmp_path, monkeypatch):
     ]  # fmt: skip
     outcome = run(*flags)
     assert outcome.status == 0, outcome.stderr
-    rows = [json.loads(line) for line in (tmp_path / "plan.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "parts.jsonl").read_text().splitlines()]
     plain, drafted = rows
     assert [row["mesh"] for row in rows] == ["model=1"] * 2
     assert plain["draft"] == ""
@@ -184,21 +183,21 @@ def test_a_directory_with_a_config_is_enough(run, tmp_path, monkeypatch):
     assert f"{plain['plain_ms']:.2f}" in outcome.stdout
     assert "speedup" not in outcome.stdout  # two floors have no ratio that means anything
     assert "in all" in outcome.stdout
-    page = (tmp_path / "plan.md").read_text()
+    page = (tmp_path / "parts.md").read_text()
     assert "| target | model=1 | draft | 2 |" in page
     assert page.count("| products, interconnect, latency, launch |") == 2
 
     monkeypatch.setattr(decoding, "compiled", None)
     assert run(*flags).stdout == outcome.stdout
-    assert len((tmp_path / "plan.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "parts.jsonl").read_text().splitlines()) == 2
 
     # Rows of another latency lie before them, and are another plan's.
     waits = [{**row, "launch": 0.5, "plain_ms": 987.65} for row in rows]
     lines = [json.dumps(row) + "\n" for row in (*waits, *rows)]
-    (tmp_path / "plan.jsonl").write_text("".join(lines))
+    (tmp_path / "parts.jsonl").write_text("".join(lines))
     assert run(*flags).stdout == outcome.stdout
     assert "987.65" in run(*flags, "--launch=0.5").stdout
-    assert (tmp_path / "plan.md").read_text().count("| products, interconnect, latency |") == 2
+    assert (tmp_path / "parts.md").read_text().count("| products, interconnect, latency |") == 2
 
 
 @pytest.mark.parametrize(
@@ -214,7 +213,7 @@ def test_a_directory_with_a_config_is_enough(run, tmp_path, monkeypatch):
     ],
 )
 def test_what_cannot_be_planned(run, flags, said):
-    outcome = run("--config=configs/plan.py:llama-70b", *flags)
+    outcome = run("--config=configs/parts.py:llama-70b", *flags)
     assert outcome.status == 1
     (line,) = outcome.stderr.splitlines()
     assert line.startswith("error: ")
@@ -246,7 +245,9 @@ def test_published_shapes(name, billions):
     field = "num_layers" if raw["model_type"] == "t5" else "num_hidden_layers"
 
     def parameters(layers):
-        model = hub.described({**raw, field: layers}, dtype=jnp.bfloat16, platform="gpu").model
+        model = checkpoints.described(
+            {**raw, field: layers}, dtype=jnp.bfloat16, platform="gpu"
+        ).model
         return sum(leaf.size for leaf in jax.tree.leaves(model)) / 1e9
 
     one, two = parameters(1), parameters(2)
@@ -270,7 +271,7 @@ def test_what_does_not_fit_on_a_mesh_is_refused_before_it_is_loaded(
     """By what models, caches and distributions take together."""
     inputs = tmp_path / "in.txt"
     inputs.write_text("a text\n")
-    monkeypatch.setattr("specjax.models.hub.load", None)
+    monkeypatch.setattr("specjax.checkpoints.load", None)
     monkeypatch.setattr("specjax.models.memory.memory_free", lambda device: 200_000)
     outcome = command_line.run(
         monkeypatch, capsys, "experiments.decode", "--config.mesh=model=1", f"--input={inputs}",

@@ -15,12 +15,13 @@ import test_loops
 from experiments.adaptive import board, race
 from pairs import TEXTS
 from specjax import decoding, generate, loop, policies
-from specjax.measure import counting, pricing, timing
-from specjax.measure.counting import Always, Undecided
-from specjax.measure.pricing import CALL, PLAIN_CALL, REFUSED, TOKEN
+from specjax.measure import timing
 from specjax.policies import prices
 from specjax.sampling import sampling
 from specjax.support import command_line as commands
+from specjax.tuning import counting, fitting
+from specjax.tuning.counting import Always, Undecided
+from specjax.tuning.fitting import CALL, PLAIN_CALL, REFUSED, TOKEN
 from table_models import inputs_of, random_table
 from toy_policies import library
 
@@ -35,18 +36,18 @@ def close(values):
 def test_unit_times():
     """Exact where the calls are sums; where they are not, errors count by a call's length."""
     works = [{"a": 1, "b": 2}, {"a": 1, "b": 5}, {"a": 1, "c": 1}]
-    found = pricing.unit_times(works, [3.0 + 2 * 0.5, 3.0 + 5 * 0.5, 3.0 + 7.0])
+    found = fitting.unit_times(works, [3.0 + 2 * 0.5, 3.0 + 5 * 0.5, 3.0 + 7.0])
     assert found == close({"a": 3.0, "b": 0.5, "c": 7.0})
     # Of 1 second in one call and 300 in 100: Σ (x/t − 1)² is least at Σ (x/t)/Σ (x/t)².
-    (found,) = pricing.unit_times([{"a": 1}, {"a": 100}], [1.0, 300.0]).values()
+    (found,) = fitting.unit_times([{"a": 1}, {"a": 100}], [1.0, 300.0]).values()
     assert found == close((1 + 1 / 3) / (1 + 1 / 9))
 
 
 def test_no_unit_takes_less_than_nothing():
     """Two units in 1 s and one in 2 s: a fixed time of 3 s and −1 s a unit, without the bound."""
     works, seconds = [{"call": 1, "b": 1}, {"call": 1, "b": 2}], [2.0, 1.0]
-    assert pricing.unit_times(works, seconds, ordered=False) == close({"call": 3.0, "b": -1.0})
-    found = pricing.unit_times(works, seconds)
+    assert fitting.unit_times(works, seconds, ordered=False) == close({"call": 3.0, "b": -1.0})
+    found = fitting.unit_times(works, seconds)
     assert found["b"] == 0
     assert 1 < found["call"] < 2
 
@@ -83,16 +84,16 @@ def calls(rounds=(1, 9), noise=0.0, seed=0, took=None):
 
 def test_fit():
     """Of sums without noise all parts come back, in the seconds that the calls took."""
-    found = pricing.fit(LOOPS, calls())
+    found = fitting.fit(LOOPS, calls())
     for name, table in found.items():
         gamma = LOOPS[name][-1] - 1
         assert table.rounds(gamma).tolist() == close([TOOK[name, k] for k in range(gamma + 1)])
         assert (table.draft, table.call) == (close(1.0), close(10.0))
         assert (table.token, table.plain_call) == (close(2.0), close(6.0))
         assert max(table.error, table.largest_error, table.drop) < 1e-6
-    assert pricing.lengths_of((1, 4, 11)) == [0, 1, 2, 3, 4, 7, 10]
-    assert pricing.lengths_of((5,)) == [0, 1, 2, 4]
-    assert pricing.lengths_of((2,)) == [0, 1]
+    assert fitting.lengths_of((1, 4, 11)) == [0, 1, 2, 3, 4, 7, 10]
+    assert fitting.lengths_of((5,)) == [0, 1, 2, 4]
+    assert fitting.lengths_of((2,)) == [0, 1]
 
 
 def test_a_policy_of_its_own():
@@ -105,14 +106,14 @@ def test_a_policy_of_its_own():
             work["mine", k] += count - 1
             seconds = 13 + sum(n * decided[kind[1]] for kind, n in work.items() if kind != CALL)
             works.append((work, seconds))
-    found = pricing.fit(LOOPS, works, passes_of={"mine": "policies"})
+    found = fitting.fit(LOOPS, works, passes_of={"mine": "policies"})
     assert found["mine"].rounds(7).tolist() == close(list(decided.values()))
     assert found["policies"].rounds(7).tolist() == close([ROUNDS["policies", k] for k in range(8)])
     assert found["mine"].call == close(10 + 3)
     assert found["policies"].call == close(10)
     assert found["mine"].error < 1e-6
     # It has no place among static γ, which lie between those that were timed.
-    assert pricing.priced(found) == range(3, 8)
+    assert fitting.priced(found) == range(3, 8)
 
 
 def refused_calls(counts=(5, 9, 12)):
@@ -126,8 +127,8 @@ def refused_calls(counts=(5, 9, 12)):
 
 def test_a_refused_call():
     """Of the drafter, in a round that drafts nothing: beyond what such a round takes without it."""
-    assert np.isnan(pricing.fit(LOOPS, calls())["policies"].refused)
-    found = pricing.fit(LOOPS, calls() + refused_calls())
+    assert np.isnan(fitting.fit(LOOPS, calls())["policies"].refused)
+    found = fitting.fit(LOOPS, calls() + refused_calls())
     assert [float(table.refused) for table in found.values()] == close([1.5] * 3)
     for name, table in found.items():
         gamma = LOOPS[name][-1] - 1
@@ -141,7 +142,7 @@ def test_a_first_round_that_finds_its_pass_cold():
         (work, took + sum(more for name, more in cold.items() if (name, 0) in work))
         for work, took in calls()
     ]
-    found = pricing.fit(LOOPS, works + refused_calls())
+    found = fitting.fit(LOOPS, works + refused_calls())
     for name, table in found.items():
         gamma = LOOPS[name][-1] - 1
         assert table.rounds(gamma).tolist() == close([ROUNDS[name, k] for k in range(gamma + 1)])
@@ -163,7 +164,7 @@ def test_a_policy_of_its_own_beside_refused_calls():
     works += [{CALL: 1, ("policies", 0): n, REFUSED: n - 1} for n in (5, 9)]
     timed = [(w, own[list(w)[1][0]] + sum(n * took[kind] for kind, n in w.items())) for w in works]
     loops = {"policies": (8,), "γ=3": (4,)}
-    found = pricing.fit(loops, timed, passes_of={"mine": "policies"})
+    found = fitting.fit(loops, timed, passes_of={"mine": "policies"})
     assert {name: table.call for name, table in found.items()} == {
         name: close(call) for name, call in own.items()
     }
@@ -174,14 +175,14 @@ def test_rounds_that_all_take_the_same():
     """As of drafts of one length on an accelerator, where a token's price is another. What they
     take says nothing of a loop with a pass as wide."""
     took = dict(TOOK) | {("γ=3", k): 7.5 for k in range(4)} | {("γ=7", k): 9.25 for k in range(8)}
-    found = pricing.fit(LOOPS, calls(took=took), steady={"γ=3", "γ=7"})
+    found = fitting.fit(LOOPS, calls(took=took), steady={"γ=3", "γ=7"})
     for name, expected in (("γ=3", [7.5] * 4), ("γ=7", [9.25] * 8), ("policies", None)):
         expected = expected or [TOOK[name, k] for k in range(8)]
         assert found[name].rounds(len(expected) - 1).tolist() == close(expected)
     assert found["policies"].draft == close(1.0)
     assert max(found["γ=3"].error, found["γ=3"].drop) < 1e-6
     between = {3: 7.5, 4: 7.9375, 5: 8.375, 6: 8.8125, 7: 9.25}
-    assert pricing.alone(found) == close(between)
+    assert fitting.alone(found) == close(between)
 
 
 def test_a_loop_is_timed_as_it_runs(pair, monkeypatch):
@@ -195,14 +196,14 @@ def test_a_loop_is_timed_as_it_runs(pair, monkeypatch):
         return side_by_side(methods, *given, **options)
 
     monkeypatch.setattr(timing, "side_by_side", watched)
-    monkeypatch.setattr(pricing, "fit", lambda *_, **options: steady.append(options["steady"]))
+    monkeypatch.setattr(fitting, "fit", lambda *_, **options: steady.append(options["steady"]))
     loops = {"policies": build(pair, pair.draft, 2, policy=Undecided()),
              "γ=2": build(pair, pair.draft, 2)}  # fmt: skip
     texts = decoding.tokenize(pair.target, TEXTS[:1])
     own = {"mine": build(pair, pair.draft, 2)}  # a policy of a loop that it shares decides nothing
     for accelerator in (False, True):
-        monkeypatch.setattr(pricing.devices, "is_accelerator", lambda _, there=accelerator: there)
-        pricing.measure(loops | own, pair.target, texts, max_new_tokens=4, key=jax.random.key(0),
+        monkeypatch.setattr(fitting.devices, "is_accelerator", lambda _, there=accelerator: there)
+        fitting.measure(loops | own, pair.target, texts, max_new_tokens=4, key=jax.random.key(0),
                         repeats=1, passes_of={"mine": "policies"})  # fmt: skip
     assert steady == [set(), {"γ=2"}]
     assert fixed[0] == [(False, 0), (False, 1), (False, 2), (True, 2), (False, 1), (False, 2)]
@@ -217,27 +218,27 @@ def spread(found, name):
 def test_prices_reproduce():
     """Five measurements with 2% of noise on each call are within 5% of each other. Without calls
     of one round the fixed time of a call is anyone's guess."""
-    found = [pricing.fit(LOOPS, calls(noise=0.02, seed=seed)) for seed in range(5)]
+    found = [fitting.fit(LOOPS, calls(noise=0.02, seed=seed)) for seed in range(5)]
     names = board.numbers(found[0])
     assert len(names) == 4 + 8 + 2
     assert {name: spread(found, name) for name in names if spread(found, name) > 0.05} == {}
     assert all(0 < table["policies"].error < 0.04 for table in found)
-    alike = [pricing.fit(LOOPS, calls((9,), noise=0.02, seed=seed)) for seed in range(5)]
+    alike = [fitting.fit(LOOPS, calls((9,), noise=0.02, seed=seed)) for seed in range(5)]
     assert spread(alike, "a call of plain decoding") > 0.5
 
 
 def test_a_longer_draft_is_never_cheaper():
     """Where it was timed as cheaper, by a fifth, the prices keep the order and say so."""
-    found = pricing.fit(LOOPS, calls(took=TOOK | {("policies", 7): 0.8 * TOOK["policies", 4]}))
+    found = fitting.fit(LOOPS, calls(took=TOOK | {("policies", 7): 0.8 * TOOK["policies", 4]}))
     for name, table in found.items():
         assert np.all(np.diff(table.rounds(table.gamma_max)) >= 0), name
         assert table.drop == close(0.2)
         assert table.largest_error > 0.05
     # A pass of eight positions, by itself, below one of four.
-    wider = pricing.fit(LOOPS, calls(took=TOOK | {("γ=7", 7): 0.9 * TOOK["γ=3", 3]}))
+    wider = fitting.fit(LOOPS, calls(took=TOOK | {("γ=7", 7): 0.9 * TOOK["γ=3", 3]}))
     assert wider["policies"].drop == close(0.1)
     # A round without a draft is not a shorter draft.
-    found = pricing.fit(LOOPS, calls(took=TOOK | {("policies", 0): 2 * TOOK["policies", 1]}))
+    found = fitting.fit(LOOPS, calls(took=TOOK | {("policies", 0): 2 * TOOK["policies", 1]}))
     assert found["policies"].drop < 1e-6
 
 
@@ -251,27 +252,27 @@ def test_a_pass_that_a_wider_one_undercuts():
     fits = {k: min(w for w in widths if w > k) for k in range(8)}
     took = {("a", k): passes[fits[k]] + begin * (k > 0) + 0.1 * k for k in range(8)} | {CALL: 3.0}
     timed = [(work, sum(took[kind] * n for kind, n in work.items())) for work in works]
-    table = pricing.fit({"a": widths}, timed)["a"]
+    table = fitting.fit({"a": widths}, timed)["a"]
     kept = [4.4, 4.4, 4.4, 6.5, 6.5, 6.5]
     assert table.verify.tolist() == close([2.5, *kept, 6.5])
     assert table.draft == close(0.1)
-    assert pricing.pruned(widths[:-1], table) == (1, 4)
+    assert fitting.pruned(widths[:-1], table) == (1, 4)
     without = [(work, took) for work, took in timed if ("a", 6) not in work]
-    table = pricing.fit({"a": widths}, without)["a"]
+    table = fitting.fit({"a": widths}, without)["a"]
     assert table.verify.tolist() == close([2.5, 4.4, 4.4, 4.4, 6.4, 6.4, *[6.4 * 8 / 6] * 2])
     # Nor does the narrowest, if all rounds drafted.
     without = [(work, took) for work, took in timed if ("a", 0) not in work]
     without += [({CALL: 1, ("a", 3): n}, 3.0 + n * took["a", 3]) for n in (1, 9)]
-    assert pricing.fit({"a": widths}, without)["a"].verify[0] > 0
+    assert fitting.fit({"a": widths}, without)["a"].verify[0] > 0
 
 
 def test_calls_that_say_nothing():
     """No rounds, no prices. Rounds that noise leaves no time still have some: a policy needs prices
     that are positive, and the error says what they are worth."""
     with pytest.raises(ValueError, match="has a round of 'policies'"):
-        pricing.fit(LOOPS, [({CALL: 1}, 1.0), ({CALL: 1}, 2.0)])
+        fitting.fit(LOOPS, [({CALL: 1}, 1.0), ({CALL: 1}, 2.0)])
     short, long = {CALL: 1, ("a", 0): 1}, {CALL: 1, ("a", 0): 9}
-    noise = pricing.fit({"a": (2,)}, [(short, 7.0), (long, 3.0)])["a"]
+    noise = fitting.fit({"a": (2,)}, [(short, 7.0), (long, 3.0)])["a"]
     assert noise.verify.tolist() == close([0.01, 0.01])  # of (7 + 3)/(1 + 9)
     assert noise.error > 0.2
     assert np.isnan(noise.token)
@@ -279,11 +280,11 @@ def test_calls_that_say_nothing():
 
 def test_a_poor_fit_stops_a_race():
     """By its error, or by its order; a good one does not."""
-    found = pricing.fit(LOOPS, calls(noise=0.02))
+    found = fitting.fit(LOOPS, calls(noise=0.02))
     assert race.flaw("draft at T=0", found["policies"], 0.05) == ""
     poor = race.flaw("draft at T=0", found["policies"], 0.001)
     assert re.search(r"prices of draft at T=0 fit poorly.*price_error=0.001", poor)
-    noisy = pricing.fit(LOOPS, calls(noise=0.3))
+    noisy = fitting.fit(LOOPS, calls(noise=0.3))
     assert "fit poorly" in race.flaw("draft at T=0", noisy["policies"], 0.05)
     odd = dataclasses.replace(found["policies"], drop=jnp.float32(0.2))
     assert "cheaper by up to 20%" in race.flaw("draft at T=0", odd, 0.05)
@@ -396,18 +397,18 @@ def test_what_is_timed(pair, monkeypatch):
     """Calls of one token and of whole outputs, of every loop; each is the sum of its rounds. What
     was tested and accepted is counted by output."""
     seen, told = [], []
-    inner = pricing.acceptance
-    monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or inner(*given))
-    monkeypatch.setattr(pricing, "fit", lambda *given, **options: seen.append((*given, options)))
-    deciding, always = [], pricing.Always
+    inner = fitting.acceptance
+    monkeypatch.setattr(fitting, "acceptance", lambda *given: told.append(given) or inner(*given))
+    monkeypatch.setattr(fitting, "fit", lambda *given, **options: seen.append((*given, options)))
+    deciding, always = [], fitting.Always
     monkeypatch.setattr(
-        pricing, "Always", lambda *a, **refuses: deciding.append(a) or always(*a, **refuses)
+        costs, "Always", lambda *a, **refuses: deciding.append(a) or always(*a, **refuses)
     )
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     shared = build(pair, pair.draft, 3, widths=(1,), policy=Undecided())
     loops = {"policies": shared, "γ=2": build(pair, pair.draft, 2)}
     loops["svip"] = dataclasses.replace(loops["policies"], policy=policies.load("svip"))
-    pricing.measure(
+    fitting.measure(
         loops, pair.target, texts[:2], max_new_tokens=12, key=jax.random.key(0), repeats=1,
         passes_of={"svip": "policies"}, plain=build(pair, None),
         untimed=texts[2:], refusals=True,
@@ -461,7 +462,7 @@ def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
     monkeypatch.setattr(
         decoding, "prepare", lambda *a, **k: widths.append(k["width"]) or prepare(*a, **k)
     )
-    pricing.measure(
+    fitting.measure(
         {"loop": build(pair, pair.draft, 1)}, pair.target, texts[:1], max_new_tokens=4,
         key=jax.random.key(0), repeats=1, untimed=texts[1:],
     )  # fmt: skip
@@ -472,10 +473,10 @@ def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
 def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     """Three texts fill batches of two; the rounds are those of the row that had the most."""
     seen, told = [], []
-    monkeypatch.setattr(pricing, "fit", lambda loops, calls, *_, **__: seen.extend(calls))
-    monkeypatch.setattr(pricing, "acceptance", lambda *given: told.append(given) or (0.5, 0.1))
+    monkeypatch.setattr(fitting, "fit", lambda loops, calls, *_, **__: seen.extend(calls))
+    monkeypatch.setattr(fitting, "acceptance", lambda *given: told.append(given) or (0.5, 0.1))
     texts = decoding.tokenize(pair.target, TEXTS[:3])
-    pricing.measure(
+    fitting.measure(
         {"loop": build(pair, pair.draft, 2)}, pair.target, texts, max_new_tokens=12,
         key=jax.random.key(0), repeats=1, batch_size=2,
     )  # fmt: skip
@@ -522,8 +523,8 @@ def test_rows_and_static_loops():
     for table in found.values():
         again = prices(**json.loads(json.dumps(table.as_row())))
         assert jax.tree.all(jax.tree.map(np.array_equal, table, again))
-    assert pricing.static_prices(found, 3) is found["γ=3"]
-    between = pricing.static_prices(found, 2)
+    assert fitting.static_prices(found, 3) is found["γ=3"]
+    between = fitting.static_prices(found, 2)
     assert rounds(between, 2) == [2.1, 2.4, 2.5]
     assert between.call == 3
 
@@ -536,7 +537,7 @@ def test_what_outputs_tell_of_acceptance():
     tested = rng.integers(20, 200, 400)
     for own, expected in ((rng.beta(2, 2, 400), 0.2), (np.full(400, 0.5), 0.0)):
         accepted = rng.binomial(tested, own)
-        alpha, between, error = pricing.acceptance(accepted, tested)
+        alpha, between, error = fitting.acceptance(accepted, tested)
         assert alpha == accepted.sum() / tested.sum()
         assert between == pytest.approx(expected, abs=0.02)
         some = rng.integers(400, size=(2000, 400))
@@ -544,24 +545,24 @@ def test_what_outputs_tell_of_acceptance():
         assert error == pytest.approx(again.std(), rel=0.15)
     # Half of the tokens of two outputs and none of two others. Between outputs the mean square is
     # 250/3, within 500/3996, and 83.2/(83.3 + 999/8) = .4.
-    alpha, between, error = pricing.acceptance(np.array([500, 500, 0, 0]), np.full(4, 1000))
+    alpha, between, error = fitting.acceptance(np.array([500, 500, 0, 0]), np.full(4, 1000))
     assert (alpha, between) == (0.25, pytest.approx((2 * 0.05 + 4 * 0.4) / 6, rel=0.01))
     assert error == pytest.approx(np.sqrt(0.1875 * (between + (1 - between) / 1000) / 4))
     # Of one output with four tokens α has the variance .1875 · (.05 + .95/4).
-    found = pricing.acceptance(np.array([0, 3]), np.array([0, 4]))
+    found = fitting.acceptance(np.array([0, 3]), np.array([0, 4]))
     assert found == (0.75, 0.05, pytest.approx(np.sqrt(0.1875 * 0.2875)))
-    assert pricing.acceptance(np.array([4, 4]), np.array([4, 4])) == (1.0, 0.025, 0.0)
-    assert np.isnan(pricing.acceptance(np.zeros(2, int), np.zeros(2, int))).all()
+    assert fitting.acceptance(np.array([4, 4]), np.array([4, 4])) == (1.0, 0.025, 0.0)
+    assert np.isnan(fitting.acceptance(np.zeros(2, int), np.zeros(2, int))).all()
 
 
 def test_static_loops_that_nothing_is_known_of():
     """Beyond those that were timed a pass would seem to cost as much as the widest of them."""
     found = {f"γ={g}": prices(0.1, [1.0] * (g + 1)) for g in (4, 2)}
     found["policies"] = prices(0.1, [1.0] * 9)
-    assert list(pricing.priced(found)) == [2, 3, 4]
+    assert list(fitting.priced(found)) == [2, 3, 4]
     for gamma in (1, 5):
         with pytest.raises(ValueError, match=rf"γ={gamma} has no price: those of 2 … 4"):
-            pricing.static_prices(found, gamma)
+            fitting.static_prices(found, gamma)
 
 
 @pytest.mark.parametrize(
@@ -575,9 +576,9 @@ def test_static_loops_that_nothing_is_known_of():
 def test_given(said, widths, shared):
     """γc + v + overhead; a policy pays for the smallest pass that holds its draft."""
     assert commands.widths(said.split(","), 3) == widths
-    made = pricing.by_formula(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
+    made = fitting.by_formula(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
     assert rounds(made["policies"]) == shared
-    full = [pricing.static_prices(made, gamma).rounds(gamma)[-1] for gamma in (1, 2, 3)]
+    full = [fitting.static_prices(made, gamma).rounds(gamma)[-1] for gamma in (1, 2, 3)]
     assert full == close([1.5, 1.8, 2.1])
     with pytest.raises(ValueError, match="--widths=1,x"):
         commands.widths(["1", "x"], 3)
@@ -601,9 +602,9 @@ def test_who_needs_prices(pair, tmp_path, monkeypatch):
     assert not policies.needs_prices("priced_policy:mine(None)")
     # What it is told is of all lengths, of which it will take one.
     timed = []
-    monkeypatch.setattr(pricing, "measure", lambda loops, *_, **__: timed.append(loops) or loops)
+    monkeypatch.setattr(fitting, "measure", lambda loops, *_, **__: timed.append(loops) or loops)
     for name in ("priced_policy:mine", "goodput"):
-        pricing.told(name, build(pair, pair.draft, 3), pair.target, TEXTS[:1], max_new_tokens=4,
+        fitting.told(name, build(pair, pair.draft, 3), pair.target, TEXTS[:1], max_new_tokens=4,
                      key=jax.random.key(0))  # fmt: skip
     assert [type(each["loop"].policy).__name__ for each in timed] == ["Undecided", "Goodput"]
     policies.check("goodput")
@@ -621,10 +622,10 @@ def test_who_needs_prices(pair, tmp_path, monkeypatch):
 def test_generate_measures_prices(pair, monkeypatch):
     """The policy gets those of its own loop, at the batch that decodes; the tokens are the same."""
     seen, policy = [], "lookahead(prior=0.9)"
-    real = pricing.load
-    monkeypatch.setattr(pricing, "load", lambda *a, **k: seen.append(k["prices"]) or real(*a, **k))
-    deciding, always = [], pricing.Always
-    monkeypatch.setattr(pricing, "Always", lambda *a: deciding.append(a) or always(*a))
+    real = fitting.load
+    monkeypatch.setattr(fitting, "load", lambda *a, **k: seen.append(k["prices"]) or real(*a, **k))
+    deciding, always = [], fitting.Always
+    monkeypatch.setattr(fitting, "Always", lambda *a: deciding.append(a) or always(*a))
     options = {"gamma": 3, "max_new_tokens": 12, "batch_size": 2}
     found = generate(pair.target, pair.draft, TEXTS[:3], policy=policy, **options)
     assert found.tokens == generate(pair.target, None, TEXTS[:3], max_new_tokens=12).tokens
@@ -633,7 +634,7 @@ def test_generate_measures_prices(pair, monkeypatch):
     assert untold.gamma_max == table.gamma_max == 3
     assert 0 < table.rounds(3)[0] < 1  # seconds
     assert 0 < table.token < 1
-    empty = pricing.told(policy, build(pair, pair.draft, 3), pair.target, [" "],
+    empty = fitting.told(policy, build(pair, pair.draft, 3), pair.target, [" "],
                          max_new_tokens=4, key=jax.random.key(0))  # fmt: skip
     assert empty.rounds(3).tolist() == [1, 1, 1, 1]
 
@@ -648,7 +649,7 @@ def test_what_is_told_depends_on_no_draw_of_the_run(pair, monkeypatch):
         drawn.setdefault(measuring[-1], set()).update(said)
         return keys
 
-    measuring, told = [False], pricing.told
+    measuring, told = [False], fitting.told
 
     def tells(*given, **options):
         measuring.append(True)
@@ -657,7 +658,7 @@ def test_what_is_told_depends_on_no_draw_of_the_run(pair, monkeypatch):
         return found
 
     monkeypatch.setattr(decoding.starting, "_row_keys", row_keys)
-    monkeypatch.setattr(pricing, "told", tells)
+    monkeypatch.setattr(fitting, "told", tells)
     generate(pair.target, pair.draft, TEXTS, gamma=2, temperature=1.0, max_new_tokens=4,
              policy="goodput", key=3)  # fmt: skip
     assert min(map(len, drawn.values())) >= len(TEXTS)

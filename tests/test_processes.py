@@ -19,15 +19,14 @@ import command_line
 import pairs
 from command_line import ROOT
 from pairs import TEXTS
-from specjax import decoding
+from specjax import checkpoints, decoding
 from specjax.autoregressive import Autoregressive
-from specjax.measure import choice, pricing
-from specjax.models import hub
+from specjax.cli import decode, defaults
 from specjax.policies import constant, load, prices
 from specjax.sampling import sampling
 from specjax.support import files, processes
 from specjax.support.processes import ALONE, Group, SharedRows
-from specjax.tools.commands import decode, defaults
+from specjax.tuning import fitting, trials
 
 INPUTS = 200
 TIMEOUT = 6  # seconds; the processes import for a few before they join
@@ -225,17 +224,17 @@ def test_what_differs_is_named(pair, tmp_path):
 
 def test_copies_of_a_checkpoint_are_told_apart(pair, tmp_path):
     """By any file that is read: sizes, headers, and single numbers of weights."""
-    target = hub.fingerprint(pair.target.name)
+    target = checkpoints.fingerprint(pair.target.name)
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(target)
     again = pairs.write(tmp_path / "target", padding=20)
-    assert hub.fingerprint(again) == target
+    assert checkpoints.fingerprint(again) == target
     weights = bytearray((again / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (again / "model.safetensors").write_bytes(weights)
-    found = hub.fingerprint(again)
+    found = checkpoints.fingerprint(again)
     assert {name for name in target if found[name] != target[name]} == {"model.safetensors"}
     with pytest.raises(FileNotFoundError, match="No such directory"):
-        hub.fingerprint(tmp_path / "none")
+        checkpoints.fingerprint(tmp_path / "none")
     config = defaults.decode()
     config.target, config.draft = pair.target.name, pair.draft.name
     args = types.SimpleNamespace(follow=False, input="in", output="out", overwrite=False)
@@ -250,13 +249,13 @@ def test_a_large_file_is_not_read_whole(tmp_path, monkeypatch):
     with file.open("wb") as stream:
         stream.truncate(1 << 34)  # a hole: it takes no place, and minutes to read
     at = time.monotonic()
-    (first,) = hub.fingerprint(tmp_path).values()
+    (first,) = checkpoints.fingerprint(tmp_path).values()
     assert time.monotonic() - at < 5
     assert first.startswith(f"{1 << 34} bytes, ")
     with file.open("r+b") as stream:
         stream.seek(-1, 2)
         stream.write(b"1")
-    (second,) = hub.fingerprint(tmp_path).values()
+    (second,) = checkpoints.fingerprint(tmp_path).values()
     assert second != first
 
 
@@ -268,8 +267,8 @@ def test_prices_are_those_of_process_0(pair, monkeypatch):
         measured.append(args)
         return prices(0.1, [1.0, 1.5, 2.0], token=float("nan"))
 
-    monkeypatch.setattr(pricing, "told", told)
-    monkeypatch.setattr(pricing, "tell", lambda _, name, told: load(name, prices=told))
+    monkeypatch.setattr(fitting, "told", told)
+    monkeypatch.setattr(fitting, "tell", lambda _, name, told: load(name, prices=told))
     config = defaults.decode()
     config.policy = "goodput"
     made = together(3, lambda group: decode.with_prices(group, False, None, None, ["text"], config))
@@ -296,9 +295,9 @@ def test_what_decodes_is_what_process_0_found(pair, monkeypatch, capsys, wins, o
         tried.append((len(texts), options["batch_size"]))
         if wins < 0:
             return decoding.plain_of(method)
-        return choice.of_length(method, wins) if wins else method
+        return trials.of_length(method, wins) if wins else method
 
-    monkeypatch.setattr(choice, "fastest", fastest)
+    monkeypatch.setattr(trials, "fastest", fastest)
     config = defaults.decode()
     config.policy, config.batch_size = "lookahead", 2
     built = decoding.build(pair.target, pair.draft, gamma=3, sampling=sampling(0.0))

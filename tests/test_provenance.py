@@ -18,9 +18,9 @@ from experiments.adaptive import race
 from experiments.benchmark.cases import Case
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section
+from specjax.cli import select
 from specjax.measure import provenance
-from specjax.tools.commands import select
-from specjax.tools.selection import Candidate
+from specjax.tuning.selection import Candidate
 
 EVERY = {*provenance.NEEDED, *provenance.environment()}
 MODEL = types.SimpleNamespace(

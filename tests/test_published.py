@@ -160,8 +160,8 @@ def test_what_is_not_built_is_refused(tmp_path):
 
 
 def test_models_are_no_heads(pair, tmp_path):
-    assert not attached.is_one(pair.target.name)
-    assert not attached.is_one(tmp_path)
+    assert not attached.is_attached(pair.target.name)
+    assert not attached.is_attached(tmp_path)
 
 
 @pytest.mark.parametrize("own", [True, False])

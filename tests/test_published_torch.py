@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from eagles import features_of, target_of
-from specjax import drafters
-from specjax.models import hub
+from specjax import checkpoints, drafters
 from test_published import IDS, LLAMA, ROWS, E, V, said
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -19,7 +18,7 @@ TAPS = (1, 0, 1)  # of a target of two layers
 def verifier(tmp_path_factory):
     """The target as a directory, which both read."""
     place = tmp_path_factory.mktemp("verifier")
-    hub.save(place, target_of("llama", V))
+    checkpoints.save(place, target_of("llama", V))
     return str(place)
 
 

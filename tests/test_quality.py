@@ -7,7 +7,7 @@ import pytest
 import sacrebleu
 from rouge_score import rouge_scorer
 
-from specjax.measure import quality
+from experiments import scores
 
 REFERENCES = [
     "Das Haus ist klein und alt.",
@@ -24,7 +24,7 @@ OUTPUTS = [
 
 
 def test_bleu_is_sacrebleu_s():
-    (found,) = quality.score("bleu", OUTPUTS, REFERENCES)
+    (found,) = scores.score("bleu", OUTPUTS, REFERENCES)
     assert found.name == "bleu"
     assert found.value == pytest.approx(sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES]).score)
     assert found.low < found.value < found.high
@@ -38,20 +38,20 @@ def test_bleu_s_interval_is_over_corpora_and_not_over_sentences():
         sacrebleu.corpus_bleu([OUTPUTS[i] for i in p], [[REFERENCES[i] for i in p]]).score
         for p in picks
     ]
-    (found,) = quality.score("bleu", OUTPUTS, REFERENCES)
+    (found,) = scores.score("bleu", OUTPUTS, REFERENCES)
     expected = np.quantile(scores, [0.025, 0.975])
     np.testing.assert_allclose([found.low, found.high], expected, atol=3)
 
 
 def test_outputs_without_a_match_score_zero():
-    (found,) = quality.score("bleu", ["", "x"], ["a b c d e", "f g h i j"])
+    (found,) = scores.score("bleu", ["", "x"], ["a b c d e", "f g h i j"])
     assert (found.value, found.low, found.high) == (0, 0, 0)
 
 
 def test_rouge_is_rouge_score_s_with_a_sentence_on_each_line():
     """Lsum joins the matches of all sentences; on one line, their order would count."""
     output, reference = "Trains ran late. Bread is dear.", "Bread was dear and a train ran late ."
-    found = quality.score("rouge", [output, "x"], [reference, "y"])
+    found = scores.score("rouge", [output, "x"], [reference, "y"])
     assert [score.name for score in found] == ["rouge1", "rouge2", "rougeLsum"]
     scorer = rouge_scorer.RougeScorer(["rouge1", "rouge2", "rougeLsum"], use_stemmer=True)
     lines = output.replace(". ", ".\n")
@@ -63,15 +63,15 @@ def test_rouge_is_rouge_score_s_with_a_sentence_on_each_line():
 
 
 def test_exact_and_its_interval():
-    (found,) = quality.score("exact", ["a"] * 30 + ["b"] * 70, ["a"] * 100)
+    (found,) = scores.score("exact", ["a"] * 30 + ["b"] * 70, ["a"] * 100)
     assert found.value == pytest.approx(0.3)
     normal = 1.96 * np.sqrt(0.3 * 0.7 / 100)
     np.testing.assert_allclose([found.low, found.high], [0.3 - normal, 0.3 + normal], atol=0.02)
 
 
-@pytest.mark.parametrize("metric", quality.METRICS)
+@pytest.mark.parametrize("metric", scores.METRICS)
 def test_equal_outputs_agree(metric):
-    found = quality.agree(metric, OUTPUTS, OUTPUTS, REFERENCES)
+    found = scores.agree(metric, OUTPUTS, OUTPUTS, REFERENCES)
     assert found.identical == 1
     assert found.within
     assert all((d.value, d.low, d.high) == (0, 0, 0) for d in found.differences)
@@ -84,8 +84,8 @@ def test_draws_of_one_distribution_agree_and_those_of_another_do_not():
         np.where(rng.random(400) < share, "a", "b").tolist() for share in (0.6, 0.6, 0.4)
     )
     references = ["a"] * 400
-    assert quality.agree("exact", a, b, references).within
-    other = quality.agree("exact", a, worse, references)
+    assert scores.agree("exact", a, b, references).within
+    other = scores.agree("exact", a, worse, references)
     assert not other.within
     assert other.differences[0].value == pytest.approx((a.count("a") - worse.count("a")) / 400)
     assert other.identical == np.mean(np.array(a) == np.array(worse))
@@ -95,8 +95,8 @@ def test_the_bootstrap_of_a_difference_is_paired():
     """The second method misses one output more: a small difference between two wide intervals."""
     references = ["a"] * 100
     first, second = ["a"] * 50 + ["b"] * 50, ["a"] * 49 + ["b"] * 51
-    alone = quality.score("exact", first, references)[0]
-    (difference,) = quality.agree("exact", first, second, references).differences
+    alone = scores.score("exact", first, references)[0]
+    (difference,) = scores.agree("exact", first, second, references).differences
     assert difference.high - difference.low < 0.3 * (alone.high - alone.low)
 
 
@@ -110,12 +110,12 @@ def test_the_bootstrap_of_a_difference_is_paired():
 )
 def test_errors(metric, outputs, references, message):
     with pytest.raises(ValueError, match=message):
-        quality.score(metric, outputs, references)
+        scores.score(metric, outputs, references)
 
 
 def test_methods_with_other_numbers_of_outputs_do_not_compare():
     with pytest.raises(ValueError, match="2 outputs do not pair up with 1 texts"):
-        quality.agree("exact", ["a"], ["a", "b"], ["a"])
+        scores.agree("exact", ["a"], ["a", "b"], ["a"])
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,4 @@ def test_a_missing_package_is_named(metric, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     package = module.split(".")[0]
     with pytest.raises(ValueError, match=rf"needs {package}: pip install -e '\.\[data\]'"):
-        quality.score(metric, ["a"], ["a"])
+        scores.score(metric, ["a"], ["a"])

@@ -14,17 +14,15 @@ import pytest
 import command_line
 import specjax
 from pairs import TEXTS
-from specjax import drafters, trees
+from specjax import checkpoints, drafters, formulas, trees
 from specjax.drafters.base import ModelDrafter
-from specjax.measure import cost, doubts, metrics
-from specjax.models import hub
+from specjax.measure import doubts, metrics, phases
 from specjax.models.language_model import LanguageModel
-from specjax.paper import formulas
 from specjax.policies import prices
 from specjax.pytrees import pytree
 from specjax.support import named
 from specjax.support.named import short
-from specjax.tools.selection import Candidate, Trial, reasons, recommend, smaller_members, why_not
+from specjax.tuning.selection import Candidate, Trial, reasons, recommend, smaller_members, why_not
 
 BUDGET = 24
 
@@ -169,7 +167,7 @@ def test_gamma_by_the_rates_of_each_position(pair, monkeypatch):
     longest = trial._method(drafter, 4)
     expected = trial._expected("one ahead", longest, alpha=1.0)
     assert expected == {1: 2.0, 2: 2.0, 4: 2.0}
-    monkeypatch.setattr(cost, "measure", lambda *_, **__: prices(0.1, [1.0] * 5))
+    monkeypatch.setattr(phases, "measure", lambda *_, **__: prices(0.1, [1.0] * 5))
     monkeypatch.setattr(trial, "_method", lambda _, gamma: gamma)
     chosen = trial._best_chain(drafter, expected, longest, lambda _: (None, None))[1]
     assert (chosen.gamma, chosen.tokens) == (1, 2.0)
@@ -323,7 +321,7 @@ def test_selection_where_the_answer_is_known(pair, monkeypatch):
     the target: the twin wins, with the longest draft. Each is freed before the next comes.
     """
     target, alive = slowed(pair.target, "target", 4), []
-    load = hub.load
+    load = checkpoints.load
 
     def watched(name, **options):
         assert all(model() is None for model in alive)
@@ -331,7 +329,7 @@ def test_selection_where_the_answer_is_known(pair, monkeypatch):
         alive.append(weakref.ref(loaded.model))
         return loaded
 
-    monkeypatch.setattr(hub, "load", watched)
+    monkeypatch.setattr(checkpoints, "load", watched)
     monkeypatch.setattr(doubts, "load", lambda: 0.0)
     drafts = [pair.draft.name, pair.twin.name, slowed(pair.twin, "slow twin", 12), "/nowhere"]
     options = {"max_new_tokens": BUDGET, "gammas": (1, 4), "timed_inputs": 4, "repeats": 3}
@@ -454,7 +452,7 @@ def test_command(command, pair, tmp_path, monkeypatch):
     assert first.stdout.endswith(said.words + "\n")
     for heading in ("draft", "α", "agree", "predicted", "memory", "plain decoding"):
         assert heading in first.stdout
-    monkeypatch.setattr(hub, "load", None)  # nothing is left to measure
+    monkeypatch.setattr(checkpoints, "load", None)  # nothing is left to measure
     again = run()
     assert (again.status, again.stdout) == (0, first.stdout)
     other = run("--config.seed=1")

@@ -14,10 +14,10 @@ import specjax
 from experiments import serve
 from pairs import TEXTS
 from specjax import tasks
+from specjax.cli import follow
 from specjax.decoding import Request
 from specjax.results import Progress, Row
 from specjax.support import files
-from specjax.tools.commands import follow
 
 ROW = functools.partial(
     Row, text="", target_calls=1, drafted=0, levels=0, accepted=0, accepted_lengths=[], tested=[]

@@ -23,10 +23,11 @@ from absl import flags
 import command_line
 import specjax
 from command_line import ROOT
+from experiments.beam import decoding as beam
 from pairs import TEXTS
 from specjax import tasks
-from specjax.measure import cost
-from specjax.models.hub import finding
+from specjax.checkpoints import finding
+from specjax.measure import phases
 from specjax.support import command_line as support
 
 NOT_RUN = "# Not run in the tests: "
@@ -84,9 +85,9 @@ def reader(monkeypatch, tmp_path, pair):
     for module, name, limits in (
         (specjax, "generate", {"max_new_tokens": 8, "samples": 2, "gamma": 3}),
         (specjax, "measure_alpha", {"max_new_tokens": 8}),
-        (specjax, "beam_search", {"max_new_tokens": 6}),
+        (beam, "beam_search", {"max_new_tokens": 6}),
         (specjax, "select", {"max_new_tokens": 6, "timed_inputs": 1, "repeats": 1}),
-        (cost, "measure", {"steps": 2, "repeats": 1}),
+        (phases, "measure", {"steps": 2, "repeats": 1}),
     ):
         monkeypatch.setattr(module, name, shortened(getattr(module, name), limits))
     yield {"specjax": specjax, "target": pair.target, "draft": pair.draft, "texts": TEXTS[:2]}
@@ -200,7 +201,7 @@ def test_commands_are_found():
         "README.md",
         "choosing.md",
         "configs/train.py",
-        "specjax/tools/commands/decode.py",
+        "specjax/cli/decode.py",
     } <= places
     assert len(COMMANDS) > 40
 

@@ -14,6 +14,7 @@ import test_exactness
 import test_loops
 from eagles import eagle_of, target_of
 from enumeration import output_distribution
+from experiments.training import medusa
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
 from specjax import drafters, loop, speculative
@@ -27,7 +28,6 @@ from specjax.replay import rollouts
 from specjax.rules import TokenRule
 from specjax.sampling import sampling
 from specjax.support import named
-from specjax.training import medusa
 from table_models import chain, inputs_of, logits_after, random_table
 from test_observe import Echo
 from toy_policies import Erratic

@@ -7,11 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from specjax.measure import pricing
-from specjax.paper import formulas
+from experiments.when import synthetic
+from experiments.when.synthetic import Chances
+from specjax import formulas
 from specjax.policies import constant, load
-from specjax.replay import replay, synthetic
-from specjax.replay.synthetic import Chances
+from specjax.replay import replay
+from specjax.tuning import fitting
 
 KEY = jax.random.key(1)
 MANY = {"outputs": 1024, "tokens": 128, "gamma_max": 1}
@@ -118,12 +119,12 @@ def test_constants_are_the_papers(alpha):
     formula's or as good."""
     c, verify, most = 0.1, 0.05, 8
     passes = [1 + verify * gamma for gamma in range(most + 1)]
-    tables = pricing.by_formula(c, passes, 0.0, ())
+    tables = fitting.by_formula(c, passes, 0.0, ())
     found = synthetic.rollouts(Chances(alpha), KEY, outputs=32, tokens=1000, gamma_max=most)
     gammas = range(1, most + 1)
     replayed = replay.replay([constant(gamma) for gamma in gammas], found, KEY)
     speedups = [
-        float(replay.score(one, found, tables[pricing.static(gamma)]).speedup[0])
+        float(replay.score(one, found, tables[fitting.static(gamma)]).speedup[0])
         for gamma in gammas
         for one in [jax.tree.map(lambda counts, at=gamma - 1: counts[at : at + 1], replayed)]
     ]
@@ -137,8 +138,8 @@ def test_constants_are_the_papers(alpha):
 def test_the_oracle_bounds_all(verify):
     """And beliefs that are the chances are worth more than beliefs that say nothing."""
     passes = [1 + verify * gamma for gamma in range(7)]
-    tables = pricing.by_formula(0.2, passes, 0.0, range(1, 7))
-    told = tables[pricing.POLICIES]
+    tables = fitting.by_formula(0.2, passes, 0.0, range(1, 7))
+    told = tables[fitting.POLICIES]
     policies = [constant(2), load("lookahead", prices=told), load("goodput", prices=told)]
     speedups = []
     for informativeness in (0.0, 1.0):

@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 
 import test_loops
-from specjax import rules
+from specjax import formulas, rules
 from specjax import sampling as smp
 from specjax.drafters.base import ModelDrafter
 from specjax.models import table
-from specjax.paper import formulas
 from specjax.types import Inputs
 
 

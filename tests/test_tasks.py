@@ -13,8 +13,7 @@ import pytest
 
 import corpora
 from command_line import ROOT
-from specjax import tasks
-from specjax.models import hub
+from specjax import checkpoints, tasks
 from specjax.tasks import batches, jsonl, prose, python_source, trees
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.batches import Order, Pair
@@ -494,7 +493,9 @@ def test_a_split_is_compared_with_what_was_held_out(tmp_path):
 
 def test_another_python_has_another_held_out_text(monkeypatch):
     """The families were trained on one version's sources; the sentence names both."""
-    recorded = hub.load(ROOT / "families" / "parse" / "draft-tiny").metadata["training_data"]
+    recorded = checkpoints.load(ROOT / "families" / "parse" / "draft-tiny").metadata[
+        "training_data"
+    ]
     other = [Example("new = 1", "(Assign [(Name new)] (Constant 1))")]
     monkeypatch.setattr(python_source, "load", lambda task, split: other)
     monkeypatch.setattr(tasks.platform, "python_version", lambda: "3.13.9")

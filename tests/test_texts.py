@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import specjax
+from experiments.beam.decoding import beam_search
 from specjax import decoding
 from specjax.decoding.outputs import UNFINISHED, UNSETTLED, grown, text_of
-from specjax.measure import race
 from specjax.measure.trace import TracedRound
 from specjax.sampling import sampling
 from table_models import chain
@@ -68,11 +68,11 @@ def test_a_text_keeps_its_first_space():
 
 def test_a_race_keeps_the_first_space(monkeypatch):
     rounds = [TracedRound([ID["▁there"]], [], [ID["▁"]]), TracedRound([], [], [ID["a"]])]
-    monkeypatch.setattr(race, "_timed", lambda *_: (1.0, 2.0, [1.0, 1.0], rounds))
+    monkeypatch.setattr(rounds, "_timed", lambda *_: (1.0, 2.0, [1.0, 1.0], rounds))
     options = {"max_new_tokens": 3, "key": jax.random.key(0), "repeats": 1}
     target = model()
     method = decoding.plain(target, sampling(0.0))
-    moments = race.record("made", method, target, [PROMPT], **options).moments
+    moments = rounds.record("made", method, target, [PROMPT], **options).moments
     assert moments[1].pieces == [(" there", "accepted"), (" ", "corrected")]
     assert moments[2].pieces == [("a", "corrected")]
 
@@ -185,12 +185,12 @@ def test_rows_and_progress():
         " there", " there", " thereé", " thereé", " thereé", " thereé語", " thereé語 ", " thereé語 "
     ]  # fmt: skip
     assert isinstance(events[-1], specjax.Row)
-    rows = specjax.beam_search(target, None, [PROMPT], width=1, max_new_tokens=9)
+    rows = beam_search(target, None, [PROMPT], width=1, max_new_tokens=9)
     assert rows[0].hypotheses[0].text == " thereé語 "
 
 
 def test_beams_without_a_tokenizer():
-    rows = specjax.beam_search(model(tokenizer=None), None, [[5]], width=1, max_new_tokens=2)
+    rows = beam_search(model(tokenizer=None), None, [[5]], width=1, max_new_tokens=2)
     assert [(one.tokens, one.text) for one in rows[0].hypotheses] == [([5, 5], "")]
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import theory as experiment
-from specjax.paper import formulas, printed
+from experiments.reproduce import printed
+from specjax import formulas
 
 
 def random_distributions(seed: int, shape=(500, 8)) -> tuple[np.ndarray, np.ndarray]:

@@ -15,9 +15,9 @@ import make_checkpoint_data
 import pairs
 import t5_variants
 from specjax import decoding
-from specjax.models.hub import FAMILIES, load, spiece, tokenizers
-from specjax.models.hub.weights import wanted
-from specjax.tools.doctor import verdicts
+from specjax.checkpoints import FAMILIES, load, spiece, tokenizers
+from specjax.checkpoints.weights import wanted
+from specjax.doctor import verdicts
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -15,15 +15,14 @@ from matplotlib.figure import Figure
 
 from configs import train as configured
 from experiments import train as command
-from specjax import tasks
-from specjax.models import hub
+from experiments.training import divergences, train
+from experiments.training.train_drafter import DrafterConfig
+from specjax import checkpoints, tasks
 from specjax.models.t5 import T5Config
 from specjax.support.files import Rows, only_writer
 from specjax.tasks import batches
 from specjax.tasks.batches import Pair
 from specjax.tasks.examples import Example
-from specjax.training import divergences, train
-from specjax.training.train_drafter import DrafterConfig
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -89,7 +88,7 @@ def test_a_run_leaves_what_it_promises(whole):
 
 def test_the_exported_model_is_the_trained_one(whole, config):
     directory, final = whole
-    loaded = hub.load(directory / "model")
+    loaded = checkpoints.load(directory / "model")
     assert loaded.tokenizer("x1 = 1")["input_ids"][-1] in loaded.eos_ids
     assert loaded.max_source_len == config.max_source_len
     assert json.loads(loaded.metadata["training_data"])["pairs"]["test"] == 17
@@ -123,7 +122,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(whole, config, tmp_path, mon
     assert [o == t for o, t in zip(ours, theirs, strict=True)] == [True, False, *[True] * 4]
     samples = [(d / "samples.jsonl").read_text() for d in (tmp_path, directory)]
     assert samples[0] == samples[1]
-    weights = [hub.load(d / "model").model.params for d in (tmp_path, directory)]
+    weights = [checkpoints.load(d / "model").model.params for d in (tmp_path, directory)]
     for a, b in zip(*map(jax.tree.leaves, weights), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -226,7 +225,8 @@ def test_a_draft_learns_its_teachers_probabilities(whole, config, tmp_path):
     assert last < first
     assert final["parameters"] < 10_000
     assert (
-        hub.load(tmp_path / "model").tokenizer.get_vocab() == hub.load(model).tokenizer.get_vocab()
+        checkpoints.load(tmp_path / "model").tokenizer.get_vocab()
+        == checkpoints.load(model).tokenizer.get_vocab()
     )
 
 
@@ -399,7 +399,7 @@ def test_sizes_of_the_embedded_families():
 
     def leaves(name):
         said = configured.get_config(name)
-        family = hub.FAMILIES[said.family]
+        family = checkpoints.FAMILIES[said.family]
         ids = {"bos_token_id": 1} if said.family == "gpt2" else {}
         shape = family.config_class(vocab_size=said.vocab_size, pad_token_id=0, **ids, **said.model)
         model = nnx.eval_shape(lambda: family.build(shape, rngs=nnx.Rngs(0), dtype=jnp.float32))

@@ -14,14 +14,14 @@ import pairs
 import specjax
 from configs.train import CHOICES, get_config
 from eagles import eagle_of, target_of
+from experiments.training import eagle, train_drafter
+from experiments.training.eagle import EagleTrainer, unrolled
+from experiments.training.medusa import MedusaTrainer
+from experiments.training.train_drafter import DrafterConfig, known_tokens
 from pairs import TEXTS
 from specjax import drafters
 from specjax.tasks import batches
 from specjax.tasks.batches import Pair
-from specjax.training import eagle, train_drafter
-from specjax.training.eagle import EagleTrainer, unrolled
-from specjax.training.medusa import MedusaTrainer
-from specjax.training.train_drafter import DrafterConfig, known_tokens
 from specjax.types import Inputs
 
 pytestmark = [

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import command_line
+from experiments.training import train_head
+from experiments.training.train_head import HeadConfig, Seen
 from pairs import TEXTS
 from specjax import decoding, generate, speculative
 from specjax.policies import head, load
 from specjax.rules import at_tokens
 from specjax.sampling import sampling
 from specjax.support import files
-from specjax.training import train_head
-from specjax.training.train_head import HeadConfig, Seen
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

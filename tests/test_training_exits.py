@@ -10,9 +10,9 @@ import pytest
 from flax import nnx
 
 import specjax
+from experiments.training import exits, train
+from experiments.training.exits import Exits
 from specjax.tasks.batches import Batch
-from specjax.training import exits, train
-from specjax.training.exits import Exits
 from tiny_models import random_model
 
 FAMILIES = ("t5", "gpt2", "llama")

@@ -9,15 +9,15 @@ import pytest
 
 import eagles
 import specjax
+from experiments.training import medusa
 from specjax import decoding, drafters
 from specjax import sampling as smp
 from specjax.drafters import ngram
 from specjax.measure import metrics
-from specjax.measure.ranks import acceptance_by_rank
 from specjax.models import layers, llama
-from specjax.training import medusa
 from specjax.trees import fixed
 from specjax.trees.nodes import layout, lineage, path_to
+from specjax.tuning.ranks import acceptance_by_rank
 from tiny_models import QWENS, VARIANTS, random_model, slow
 
 

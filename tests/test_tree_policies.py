@@ -15,13 +15,13 @@ from specjax import decoding, loop, policies, rules, speculative
 from specjax import sampling as smp
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
-from specjax.measure import pricing, tree_cost
 from specjax.policies import constant, prices
 from specjax.policies.nodes import cut, nodes
 from specjax.pytrees import pytree
 from specjax.trees import BestFirst, FixedTree, fixed
 from specjax.trees import speculative as tree_speculative
 from specjax.trees.speculative import TreeSpeculative
+from specjax.tuning import fitting, tree_costs
 from table_models import TableModel, inputs_of, random_table
 from test_trees import PROMPT, begun, check_enumerated, method_of, one_step
 from tiny_models import slow
@@ -294,10 +294,10 @@ def test_a_tree_is_priced_in_its_batch(pair, monkeypatch):
         seen.append((state.done.tolist(), by_nodes))
         return prices(0.0, [1.0] * 3)
 
-    monkeypatch.setattr(tree_cost, "prices", priced)
+    monkeypatch.setattr(tree_costs, "prices", priced)
     method = decoding.branching(pair.target, pair.draft, MIXED, sampling=smp.sampling(0.0))
     key = jax.random.key(0)
-    pricing.told("goodput", method, pair.target, TEXTS[:1], max_new_tokens=9, key=key, batch_size=5)
+    fitting.told("goodput", method, pair.target, TEXTS[:1], max_new_tokens=9, key=key, batch_size=5)
     assert seen == [([False] * 5 + [True], False)]
 
 
@@ -309,11 +309,11 @@ def test_prices_of_a_tree(pair):
     contexts, state = decoding.prepare(
         method, pair.target, sources, [(0, 0)], max_new_tokens=8, key=jax.random.key(0), rows=1
     )
-    by_nodes = tree_cost.prices(method, contexts, state, True, steps=2, repeats=1)
+    by_nodes = tree_costs.prices(method, contexts, state, True, steps=2, repeats=1)
     assert by_nodes.verify.shape == (5,)
     # Timed: 0 nodes, 1 (a pass of two tokens, and the end of a level), and all.
     assert len(np.unique(by_nodes.verify)) == 3
-    by_depth = tree_cost.prices(method, contexts, state, False, steps=2, repeats=1)
+    by_depth = tree_costs.prices(method, contexts, state, False, steps=2, repeats=1)
     assert by_depth.verify.shape == (3,)
     assert (by_depth.verify > 0).all()
 

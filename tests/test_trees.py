@@ -19,11 +19,11 @@ from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.state import unfinished
 from specjax.trees import BestFirst, FixedTree, fixed
-from specjax.trees.choice import best_trees, choose
 from specjax.trees.nodes import Nodes, comes_before, layout, lineage, path_to
 from specjax.trees.rules import Follow, Sibling, Traversal
 from specjax.trees.shapes import text_of
 from specjax.trees.speculative import TreeSpeculative
+from specjax.tuning.best_tree import best_trees, choose
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
 from tiny_models import slow
 

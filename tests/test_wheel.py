@@ -17,7 +17,7 @@ import pytest
 import specjax
 from command_line import ROOT
 from specjax import drafters, rules
-from specjax.tools import cli
+from specjax.cli import main
 from test_snippets import PYTHON
 
 BUILD = "from setuptools import build_meta; build_meta.build_wheel('.')"
@@ -61,13 +61,13 @@ def test_its_command(wheel):
     points = configparser.ConfigParser()
     points.read_string(read(wheel, "entry_points.txt"))
     assert {name: dict(points[name]) for name in points.sections()} == {
-        "console_scripts": {"specjax": "specjax.tools.cli:main"}
+        "console_scripts": {"specjax": "specjax.cli.main:main"}
     }
     (point,) = importlib.metadata.EntryPoints(
         importlib.metadata.EntryPoint(name, value, "console_scripts")
         for name, value in points["console_scripts"].items()
     )
-    assert point.load() is cli.main
+    assert point.load() is main.main
 
 
 def test_it_asks_for_what_it_imports(wheel):
@@ -103,7 +103,7 @@ def test_what_is_plugged_in_is_exported():
         assert {name, path.split(":")[1].lower()} & exported
     assert {
         "AcceptanceRule", "Autoregressive", "Drafter", "Method", "Model", "ModelDrafter", "Policy",
-        "Round", "Sampling", "Speculative", "beam_search", "generate", "load", "measure_alpha",
+        "Round", "Sampling", "Speculative", "generate", "load", "measure_alpha",
         "measure_speedup", "save", "select",
     } <= set(specjax.__all__)  # fmt: skip
     assert specjax.policies.load("svip", threshold=0.3)

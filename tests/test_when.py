@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import command_line
-from experiments.when import pictures, points, sweep
-from specjax.measure import pricing
-from specjax.replay import rollouts, synthetic
+from experiments.when import pictures, points, sweep, synthetic
+from specjax.replay import rollouts
 from specjax.support import files
+from specjax.tuning import fitting
 
 CONFIG = """
 from configs import when
@@ -56,7 +56,7 @@ def traces(tmp_path):
         outputs=24, tokens=16, gamma_max=3,
     )  # fmt: skip
     rollouts.save(directory / "draft-T1.npz", made)
-    tables = pricing.by_formula(0.1, [1.2, 1.3, 1.4, 1.5], 0.0, ())
+    tables = fitting.by_formula(0.1, [1.2, 1.3, 1.4, 1.5], 0.0, ())
     trace = {
         "draft": "families/prose/draft", "task": "prose", "temperature": 1.0, "dtype": "float32",
         "file": "draft-T1.npz", "prices": {name: of.as_row() for name, of in tables.items()},
@@ -123,9 +123,9 @@ def test_judged_by_hand():
 
 def test_narrow_passes():
     """Of three lengths: a pass for each length at the price of its static loop, and plain steps."""
-    tables = pricing.by_formula(0.1, [1.0, 1.3, 1.5, 1.9], 0.2, ())
+    tables = fitting.by_formula(0.1, [1.0, 1.3, 1.5, 1.9], 0.2, ())
     assert points.passes(tables, 3) == pytest.approx([1.5, 1.7, 2.1])
-    found = points.narrow(tables, 3)[pricing.POLICIES]
+    found = points.narrow(tables, 3)[fitting.POLICIES]
     assert found.rounds(3).tolist() == pytest.approx([1.0, 1.6, 1.9, 2.4])
     assert points.costs(tables, 3) == pytest.approx(
         {"c": 0.1, "first": 1.4667, "verify": 0.3}, abs=1e-3

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from specjax.models import hub
+from specjax import checkpoints
+from specjax.checkpoints import Checkpoint
 from specjax.models.gpt import GPTConfig
-from specjax.models.hub import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Rope
 from specjax.models.t5 import T5Config
@@ -95,7 +95,7 @@ def random_model(
     """Weights so strong that every token before changes what comes next."""
     config = config_of(family, vocab_size, layers)
     rngs = nnx.Rngs(seed)
-    module = hub.FAMILIES[config.model_type].build(config, rngs=rngs, dtype=dtype)
+    module = checkpoints.FAMILIES[config.model_type].build(config, rngs=rngs, dtype=dtype)
     rng = np.random.default_rng(seed)
     params = nnx.state(module)
     drawn = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), dtype), params)

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from experiments.reproduce.pages import Section, number
 from specjax.measure import provenance, report
-from specjax.measure.pricing import POLICIES, goodness
 from specjax.policies import Prices, prices
 from specjax.support.named import short
+from specjax.tuning.fitting import POLICIES, goodness
 
 Row = dict[str, Any]
 

@@ -21,9 +21,7 @@ from experiments.reproduce import speedups
 from experiments.reproduce.study import Study
 from specjax import loop
 from specjax import sampling as smp
-from specjax.measure import pricing, report, timing
-from specjax.measure.counting import Always, Counts
-from specjax.measure.pricing import CALL, POLICIES
+from specjax.measure import report, timing
 from specjax.measure.timing import PLAIN
 from specjax.policies import Policy
 from specjax.policies.base import salts
@@ -31,6 +29,9 @@ from specjax.policies.loading import load_priced
 from specjax.policies.logged import Logged
 from specjax.pytrees import pytree
 from specjax.sampling import Purpose
+from specjax.tuning import fitting
+from specjax.tuning.counting import Always, Counts
+from specjax.tuning.fitting import CALL, POLICIES
 
 TOLD, ASCENDING = "told its lengths", "told, ascending"
 
@@ -68,7 +69,7 @@ def measure(on: Study, cell: dict[str, Any], name: str) -> list[dict[str, Any]]:
     of = on, cell["draft"], cell["temperature"]
     prices = race.price(on, cell)[POLICIES]
     policy = load_priced(name, prices)
-    widths = pricing.pruned(config.widths, prices)
+    widths = fitting.pruned(config.widths, prices)
 
     def made(policy: Policy):
         return race.loop(*of, policy, config.gamma_max, widths)
@@ -102,7 +103,7 @@ def measure(on: Study, cell: dict[str, Any], name: str) -> list[dict[str, Any]]:
         for label, notes in alone.items()
         for rounds, seconds in zip(notes, took[label], strict=True)
     ]
-    table = pricing.fit({POLICIES: pricing.passes(methods[name])}, calls)[POLICIES]
+    table = fitting.fit({POLICIES: fitting.passes(methods[name])}, calls)[POLICIES]
     price = np.asarray(table.rounds(config.gamma_max))
     rows = []
     for label in methods:

@@ -17,11 +17,9 @@ from experiments.reproduce.study import Study, check_counts
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
-from specjax.measure import choice, doubts, pricing, timing
-from specjax.measure.counting import Undecided
-from specjax.measure.pricing import static, static_prices
+from specjax.measure import doubts, timing
 from specjax.measure.timing import PLAIN, Comparison
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy, Prices, constant, head, prices
 from specjax.policies.constant import Constant
 from specjax.policies.loading import load_priced, takes
@@ -33,6 +31,9 @@ from specjax.replay.rollouts import Rollouts
 from specjax.speculative import Speculative
 from specjax.support import command_line
 from specjax.support.ranges import whole
+from specjax.tuning import fitting, trials
+from specjax.tuning.counting import Undecided
+from specjax.tuning.fitting import static, static_prices
 
 ORACLE = "oracle"  # in replay only
 
@@ -124,7 +125,7 @@ def price(
         name: dataclasses.replace(shared, policy=policy)
         for name, policy in (deciding or {}).items()
     }
-    loops = {pricing.POLICIES: shared, **static_loops(*of), **own}
+    loops = {fitting.POLICIES: shared, **static_loops(*of), **own}
     return speedups.price(
         *of,
         loops,
@@ -132,7 +133,7 @@ def price(
         inputs=config.price_inputs,
         turn=config.turn,
         alpha_inputs=config.alpha_inputs,
-        passes_of=dict.fromkeys(own, pricing.POLICIES),
+        passes_of=dict.fromkeys(own, fitting.POLICIES),
         refusals=True,
     )
 
@@ -143,7 +144,7 @@ def tried_prices(on: Study, cell: dict[str, Any]) -> tuple[dict[str, Prices], st
     of = f"{cell['draft']} at T={cell['temperature']:g}"
     for _ in range(config.price_tries):
         found = price(on, cell, deciding)
-        if not (wrong := flaw(of, found[pricing.POLICIES], config.price_error)):
+        if not (wrong := flaw(of, found[fitting.POLICIES], config.price_error)):
             break
         command_line.say(f"{wrong} {doubts.busy([doubts.load()])}".rstrip())
     return found, wrong
@@ -189,7 +190,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     )
     after, _ = tried_prices(on, cell)
     known = {loop: mean(of, after[loop]) for loop, of in before.items()}
-    table, own = known[pricing.POLICIES], prices_of(decide, made, known)
+    table, own = known[fitting.POLICIES], prices_of(decide, made, known)
     best, early, timed = choose(everything, [static(gamma) for gamma in config.static])
     alpha = on.alpha(draft, temperature, on.outputs(temperature)).value
     draws = 1 if temperature == 0 else config.draws
@@ -224,10 +225,10 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             # told them before the race, and as they were behind it.
             "prices": prices_row(before, name),
             "prices_after": prices_row(after, name),
-            "price_error": float(before[pricing.POLICIES].error),
+            "price_error": float(before[fitting.POLICIES].error),
             "price_drift": drift(before, after, name),
             "gamma_max": config.gamma_max,
-            "widths": list(pricing.pruned(config.widths, before[pricing.POLICIES])),
+            "widths": list(fitting.pruned(config.widths, before[fitting.POLICIES])),
             "plain": isinstance(racing.get(name), Autoregressive),  # by prices or by trial
             # Or drafts of so many tokens in every round.
             "fixed": 0
@@ -254,13 +255,13 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
 
 def prices_row(found: Mapping[str, Prices], name: str) -> dict[str, dict[str, Any]]:
     """Of the loop that policies share, and of the method's own."""
-    return {loop: of.as_row() for loop, of in found.items() if loop in (pricing.POLICIES, name)}
+    return {loop: of.as_row() for loop, of in found.items() if loop in (fitting.POLICIES, name)}
 
 
 def drift(before: Mapping[str, Prices], after: Mapping[str, Prices], name: str) -> float:
     """By how much a round with the method's longest draft became dearer over the race, in tokens of
     plain decoding, as a share."""
-    was, now = (found.get(name, found[pricing.POLICIES]) for found in (before, after))
+    was, now = (found.get(name, found[fitting.POLICIES]) for found in (before, after))
     full = [float(of.rounds(of.gamma_max)[-1] / of.token) for of in (was, now)]
     return full[1] / full[0] - 1
 
@@ -277,11 +278,11 @@ def prefer(
     config, decide = on.config, dict(made)
     racing: dict[str, Method] = {}
     others = speedups.ids(on, config.alpha_inputs)[config.timed_inputs :]
-    texts = others[-choice.TEXTS :]
+    texts = others[-trials.TEXTS :]
     for name, loop in made.items():
-        found = racing[name] = choice.faster(
+        found = racing[name] = trials.faster(
             loop, on.target, texts, max_new_tokens=config.max_new_tokens,
-            key=pricing.apart(jax.random.key(config.seed)), price=pricing.alone(known),
+            key=fitting.apart(jax.random.key(config.seed)), price=fitting.alone(known),
         )  # fmt: skip
         if isinstance(found, Speculative) and found is not loop:
             decide[name] = found
@@ -303,7 +304,7 @@ def prices_of(
     """By name, with those of the static loops and of plain decoding that decode in the place of
     policies."""
     others = {
-        name: (known.get(name) or known[pricing.POLICIES]).of_plain()
+        name: (known.get(name) or known[fitting.POLICIES]).of_plain()
         if drafts_nothing(loop)
         else static_prices(known, loop.gamma_max)
         for name, loop in decide.items()
@@ -338,7 +339,7 @@ def losses(
     """In replay, for each method: `regret`, what was lost to the fastest way by the time there are
     `regret_at` tokens, in tokens of plain decoding, a mean over outputs; and `trail`, what each
     round of the first output drafted, by position, with its end."""
-    table = known[pricing.POLICIES]
+    table = known[fitting.POLICIES]
     decoded: dict[str, tuple[Policy, Prices]] = {
         static(gamma): (constant(gamma), known[static(gamma)]) for gamma in on.config.static
     }
@@ -479,8 +480,8 @@ def build(
     on: Study, draft: str, temperature: float, known: Mapping[str, Prices]
 ) -> dict[str, Speculative]:
     """The loops of the policies, by name."""
-    config, table = on.config, known[pricing.POLICIES]
-    widths = pricing.pruned(config.widths, table)
+    config, table = on.config, known[fitting.POLICIES]
+    widths = fitting.pruned(config.widths, table)
     made = {name: policy(on, draft, name, known.get(name, table)) for name in policies(on, draft)}
     return {
         name: loop(on, draft, temperature, decides, config.gamma_max, widths)

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
+from experiments.reproduce.printed import TABLES_2_AND_4
 from specjax.models.t5 import T5Config
-from specjax.paper.printed import TABLES_2_AND_4
 
 # T5 v1.1, and the embedded family's target and its larger draft; "tiny" is what the tests run.
 SHAPES = {

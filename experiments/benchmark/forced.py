@@ -17,8 +17,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
+from specjax import formulas
 from specjax.dice import Dice, GreedyDice
-from specjax.paper import formulas
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rules import TokenRule, ends

@@ -12,13 +12,12 @@ import numpy as np
 
 from experiments.benchmark import forced, models, peers
 from experiments.benchmark.cases import SHAPES, Case, step_bytes
-from specjax import decoding, loop
+from specjax import decoding, formulas, loop
 from specjax.autoregressive import Autoregressive
 from specjax.loop import Method
-from specjax.measure import cost, timing
+from specjax.measure import phases, timing
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison, quartiles
-from specjax.models.hub import Checkpoint
-from specjax.paper import formulas
+from specjax.models.checkpoint import Checkpoint
 from specjax.results import summarize
 from specjax.sampling import row_keys, sampling
 from specjax.speculative import Speculative
@@ -85,7 +84,7 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
         methods[SPECULATIVE] = build(case, target, draft)
     rivals, note = _rivals(lab, case)
     ours: list[Comparison] = []
-    samples: list[cost.Sample] = []
+    samples: list[phases.Sample] = []
     theirs: dict[str, list[float]] = {name: [] for name in rivals}
     said: dict[str, list[list[int]]] = {}
     speeds, order = [], random.Random(0)
@@ -116,7 +115,7 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
         | _against(ours, PLAIN, theirs.get("generate"), said.get("generate")),
     }
     if samples:
-        prices, counts = cost.medians(samples), _counts(case, ours)
+        prices, counts = phases.medians(samples), _counts(case, ours)
         read = case.gamma * _bytes(case, case.draft, case.share) + _bytes(case, case.target)
         floor = 1e3 * read / speed / counts["tau"]
         row["speculative"] = _pace(case, ours, SPECULATIVE, floor) | _against(
@@ -328,7 +327,7 @@ def verify(lab: Lab, case: Case) -> dict[str, Any]:
     for _ in range(config.repeats):
         samples.append(take())
         speeds.append(bandwidth(config.bandwidth_mb))
-    prices, speed = cost.medians(samples), float(np.median(speeds))
+    prices, speed = phases.medians(samples), float(np.median(speeds))
     floor_ms = 1e3 * _bytes(case, case.target) / speed
     return {
         "bandwidth_gb_s": speed / 1e9,
@@ -343,14 +342,16 @@ def verify(lab: Lab, case: Case) -> dict[str, Any]:
 
 def _stopwatch(
     config, case: Case, target: Checkpoint, draft: Checkpoint, gammas, rounds, calls=()
-) -> Callable[[], cost.Sample]:
+) -> Callable[[], phases.Sample]:
     """Of phases in the middle of an output, where a step costs what the mean one does."""
     method = build(case, target, draft)
     contexts, state = begin(case, target, method)
     length = jnp.full_like(state.length, 1 + case.tokens // 2)
     drafter = state.drafter._replace(end=length - 1)
     state = state.replace(length=length, drafter=drafter, limit=length + case.gamma + 1)
-    return cost.stopwatch(method, contexts, state, gammas, rounds, steps=config.steps, calls=calls)
+    return phases.stopwatch(
+        method, contexts, state, gammas, rounds, steps=config.steps, calls=calls
+    )
 
 
 def _bytes(case: Case, name: str, share: float = 1.0) -> float:

@@ -10,8 +10,8 @@ from flax import nnx
 from experiments.benchmark.cases import SHAPES, Case
 from specjax import devices
 from specjax.batching import pack
+from specjax.checkpoints import Checkpoint, t5
 from specjax.drafters.frequent import frequent
-from specjax.models.hub import Checkpoint, t5
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.types import Inputs

@@ -10,10 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from specjax import devices
+from specjax import checkpoints, devices
 from specjax.measure import provenance
-from specjax.models import hub
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 
 
 def absent() -> str:
@@ -43,7 +42,7 @@ class Transformers:
         dtype = jax.tree.leaves(checkpoint.model.params)[0].dtype
         with tempfile.TemporaryDirectory() as parent:
             directory = Path(parent) / "model"
-            hub.save(directory, checkpoint, dtype=jnp.dtype(dtype))
+            checkpoints.save(directory, checkpoint, dtype=jnp.dtype(dtype))
             model = self._transformers.T5ForConditionalGeneration.from_pretrained(
                 directory, dtype=getattr(self._torch, dtype.name)
             )

@@ -8,8 +8,8 @@ from experiments.benchmark.bars import Row, bars, select
 from experiments.benchmark.cases import Case, suite
 from experiments.benchmark.forced import expected, rounds
 from experiments.reproduce.pages import Section, number
+from experiments.reproduce.printed import TABLES_2_AND_4
 from specjax.measure import report
-from specjax.paper.printed import TABLES_2_AND_4
 
 
 def sections(config, rows: Sequence[Row]) -> list[Section]:

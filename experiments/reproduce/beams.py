@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from experiments import beam
+from experiments.beam import __main__ as beam
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study, relative
 from specjax import drafters

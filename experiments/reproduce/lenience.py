@@ -8,10 +8,10 @@ import numpy as np
 
 from experiments.reproduce import study
 from experiments.reproduce.pages import Section, number
+from experiments.reproduce.printed import GREEDY_LENIENT_ALPHAS, LENIENCES, TABLE_5
 from experiments.reproduce.study import Study
 from specjax import rules
 from specjax.measure import report
-from specjax.paper.printed import GREEDY_LENIENT_ALPHAS, LENIENCES, TABLE_5
 from specjax.rules import lenient
 from specjax.support.named import short
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from experiments.reproduce.printed import TABLE_3, TABLES_2_AND_4, AlphaRow, SpeedupRow
 from specjax.measure import provenance, report
-from specjax.paper.printed import TABLE_3, TABLES_2_AND_4, AlphaRow, SpeedupRow
 from specjax.support import files
 
 

@@ -5,10 +5,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from experiments import scores
 from experiments.reproduce import study
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study
-from specjax.measure import quality, report
+from specjax.measure import report
 from specjax.support.named import short
 
 GAMMA = 4
@@ -30,20 +31,20 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         for draft in (None, cell["draft"])
     )
     references = [example.target for example in on.examples[:count]]
-    agreement = quality.agree(config.metric, speculative, plain, references)
+    agreement = scores.agree(config.metric, speculative, plain, references)
     return {
         "metric": config.metric,
         "inputs": count,
         "identical": agreement.identical,
         "within": agreement.within,
-        "plain": scores(quality.score(config.metric, plain, references)),
-        "speculative": scores(quality.score(config.metric, speculative, references)),
-        "difference": scores(agreement.differences),
+        "plain": as_data(scores.score(config.metric, plain, references)),
+        "speculative": as_data(scores.score(config.metric, speculative, references)),
+        "difference": as_data(agreement.differences),
         "batch": config.batch_size,
     }
 
 
-def scores(found: tuple[quality.Score, ...]) -> list[dict[str, Any]]:
+def as_data(found: tuple[scores.Score, ...]) -> list[dict[str, Any]]:
     """As JSON data."""
     return [dataclasses.asdict(score) for score in found]
 

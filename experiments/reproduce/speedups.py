@@ -9,16 +9,16 @@ import numpy as np
 from experiments.reproduce import pages, study
 from experiments.reproduce.pages import Section, number, percent
 from experiments.reproduce.study import Study
-from specjax import decoding
+from specjax import decoding, formulas
 from specjax.autoregressive import Autoregressive
 from specjax.drafters import parameters
-from specjax.measure import cost, doubts, metrics, pricing, provenance, report, timing
+from specjax.measure import doubts, metrics, phases, provenance, report, timing
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
-from specjax.paper import formulas
 from specjax.policies import Prices
 from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support.named import short
+from specjax.tuning import fitting
 
 # How plain decoding draws: rows that do not say it are of a time when it drew by Gumbel noise, V
 # numbers a token, which inflated every speedup at temperatures above 0.
@@ -40,7 +40,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     texts = timed_texts(on)
     longest = method(on, draft, temperature, max(config.gammas))
     contexts, state = start(on, longest, texts)
-    prices = cost.measure(longest, contexts, state, config.gammas)
+    prices = phases.measure(longest, contexts, state, config.gammas)
     tokens = {gamma: formulas.expected_tokens(alpha, gamma) for gamma in config.gammas}
     if config.gamma_by_position:
         tokens = tokens_by_position(on, draft, temperature)
@@ -134,14 +134,14 @@ def price(
     """Of plain decoding and of the loops, at batch 1, on the inputs that are timed.
 
     Args:
-      loops: `pricing.POLICIES`, and those of static γ by `pricing.static`.
+      loops: `fitting.POLICIES`, and those of static γ by `fitting.static`.
       inputs: the first so many of them; None: all.
       turn: calls of a turn, as in `timing.in_turns`.
       alpha_inputs: over which α is measured; those beyond the first `inputs` are not timed.
-      passes_of, refusals: as in `pricing.measure`.
+      passes_of, refusals: as in `fitting.measure`.
     """
     timed = timed_texts(on)[:inputs]
-    return pricing.measure(
+    return fitting.measure(
         loops,
         on.target,
         timed,
@@ -150,7 +150,7 @@ def price(
         refusals=refusals,
         plain=plain_method(on, temperature),
         max_new_tokens=on.config.max_new_tokens,
-        key=pricing.apart(jax.random.key(on.config.seed)),
+        key=fitting.apart(jax.random.key(on.config.seed)),
         repeats=repeats,
         turn=turn,
         names=(on.config.target, draft),

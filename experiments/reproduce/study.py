@@ -9,13 +9,14 @@ from typing import Any
 
 import jax
 
-from specjax import decoding, drafters, sampling, trees
+from specjax import checkpoints, decoding, drafters, sampling, trees
+from specjax.checkpoints.tensors import read_json
+from specjax.cli import defaults
+from specjax.cli.inputs import load_examples, not_held_out
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.measure import metrics
 from specjax.measure.provenance import Results, dtype_of
-from specjax.models import hub
-from specjax.models.hub.tensors import read_json
 from specjax.results import Row
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling
@@ -23,8 +24,6 @@ from specjax.support import command_line, runs
 from specjax.support.ranges import listed, whole
 from specjax.tasks import batches
 from specjax.tasks.examples import Example
-from specjax.tools.commands import defaults
-from specjax.tools.commands.inputs import load_examples, not_held_out
 
 NGRAMS = tuple(drafters.NAMES)
 COUNTS = (  # fields of experiments' configs that are whole numbers ≥ 1
@@ -41,16 +40,16 @@ class Study:
     def __init__(self, config, results: Results):
         self.config, self.results = config, results
         self.precision = defaults.precision(config)
-        self._draft: dict[str, hub.Checkpoint | Drafter] = {}
+        self._draft: dict[str, checkpoints.Checkpoint | Drafter] = {}
         self._outputs: dict[float, list[list[int]]] = {}
 
     @functools.cached_property
-    def target(self) -> hub.Checkpoint:
+    def target(self) -> checkpoints.Checkpoint:
         """Whose distribution all outputs follow."""
         mesh = self.config.get("mesh") or None
-        self.keep("target", hub.fingerprint(self.config.target))
+        self.keep("target", checkpoints.fingerprint(self.config.target))
         command_line.say(f"loading {self.config.target} …")
-        loaded = hub.load(self.config.target, **self.precision, mesh=mesh)
+        loaded = checkpoints.load(self.config.target, **self.precision, mesh=mesh)
         command_line.say("compiling …")
         return loaded
 
@@ -79,7 +78,7 @@ class Study:
         """The first inputs."""
         return [example.input for example in self.examples[:count]]
 
-    def draft(self, name: str) -> hub.Checkpoint | Drafter:
+    def draft(self, name: str) -> checkpoints.Checkpoint | Drafter:
         """A model, or a drafter that costs nothing; one is held at a time."""
         if name not in self._draft:
             self.keep(f"draft {name}", drafters.fingerprint(self.path(name)))
@@ -187,7 +186,7 @@ class Study:
         )
 
 
-def counts_in(path: pathlib.Path, config, target: hub.Checkpoint) -> ngram.Counts:
+def counts_in(path: pathlib.Path, config, target: checkpoints.Checkpoint) -> ngram.Counts:
     """Unigrams and bigrams of a file, or of the training split, which are then kept there.
 
     Args:

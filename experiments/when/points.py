@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from experiments.reproduce.pages import Section
-from experiments.when import sweep
+from experiments.when import sweep, synthetic
 from experiments.when.sweep import ORACLE, Tables
-from specjax.measure import pricing, report
+from experiments.when.synthetic import Chances
+from specjax.measure import report
 from specjax.measure.provenance import Results
 from specjax.policies import Prices, prices
-from specjax.replay import rollouts, synthetic
+from specjax.replay import rollouts
 from specjax.replay.rollouts import Rollouts
-from specjax.replay.synthetic import Chances
 from specjax.support import files
 from specjax.support.named import short
+from specjax.tuning import fitting
 
 TRACES = "traces"  # what these rows have for a sweep
 
@@ -89,7 +90,7 @@ def measure(trace: Mapping[str, Any], file: pathlib.Path, config) -> dict[str, A
 
 def passes(tables: Tables, gamma_max: int) -> list[float]:
     """What else rounds take than draft steps, by the γ of a static loop, from 1."""
-    own = [pricing.static_prices(tables, gamma) for gamma in range(1, gamma_max + 1)]
+    own = [fitting.static_prices(tables, gamma) for gamma in range(1, gamma_max + 1)]
     return [
         float(table.rounds(gamma)[gamma] - gamma * table.draft)
         for gamma, table in enumerate(own, 1)
@@ -98,9 +99,9 @@ def passes(tables: Tables, gamma_max: int) -> list[float]:
 
 def narrow(tables: Tables, gamma_max: int) -> dict[str, Prices]:
     """The same, were policies' passes as narrow as drafts, and one without a draft a plain step."""
-    shared = tables[pricing.POLICIES].as_row()
+    shared = tables[fitting.POLICIES].as_row()
     shared |= {"verify": [shared["token"], *passes(tables, gamma_max)], "rest": 0.0}
-    return {**tables, pricing.POLICIES: prices(**shared)}
+    return {**tables, fitting.POLICIES: prices(**shared)}
 
 
 def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
@@ -111,7 +112,7 @@ def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
 def costs(tables: Tables, gamma_max: int) -> dict[str, float]:
     """c, and the line first + verify·(γ − 1) through what else rounds of each static γ take, in
     target steps."""
-    shared = tables[pricing.POLICIES]
+    shared = tables[fitting.POLICIES]
     rest = np.array(passes(tables, gamma_max)) / float(shared.token)
     verify, first = np.polyfit(np.arange(gamma_max), rest, 1) if gamma_max > 1 else (0.0, rest[0])
     return {"c": shared.c, "first": float(first), "verify": float(verify)}
@@ -199,7 +200,7 @@ def _ratio(found: Sequence[float]) -> str:
 
 _HEADS = {"alpha": "α", "autocorrelation": "autocorr.", "informativeness": "informative"}
 _LIKE = (
-    "Estimates by specjax.replay.synthetic.describe, with standard errors by bootstrap over "
+    "Estimates by experiments.when.synthetic.describe, with standard errors by bootstrap over "
     "outputs. between and within: shares of α(1 − α). informative: share of the chance's variance "
     "that the belief explains. slope, offset: of beliefs as quantiles, 1 and 0 where they are "
     "calibrated. token tells: share of α(1 − α) that the belief in the drafted token explains. c, "

@@ -8,18 +8,19 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from specjax.measure import pricing
+from experiments.when import synthetic
+from experiments.when.synthetic import Chances
 from specjax.measure.provenance import Results
 from specjax.policies import Policy, Prices, constant, load
 from specjax.policies.loading import takes
-from specjax.replay import replay, synthetic
+from specjax.replay import replay
 from specjax.replay.rollouts import Rollouts
-from specjax.replay.synthetic import Chances
 from specjax.support import command_line
+from specjax.tuning import fitting
 
 CHANCES = ("alpha", "between", "within", "autocorrelation", "informativeness", "slope", "offset")
 ORACLE = "oracle"
-Tables = Mapping[str, Prices]  # by loop, as in `specjax.measure.pricing`
+Tables = Mapping[str, Prices]  # by loop, as in `specjax.tuning.fitting`
 Times = Float[np.ndarray, " N"]  # of each output
 Bound = tuple[Times, Times]  # of plain decoding and the oracle
 
@@ -76,14 +77,14 @@ def costs(config) -> Iterator[dict[str, Any]]:
 def table(*, c: float, verify: float, narrow: bool, gamma_max: int) -> Tables:
     """v(γ) = 1 + verify · γ; with narrow passes a round pays for the tokens that it drafted."""
     passes = [1 + verify * gamma for gamma in range(gamma_max + 1)]
-    return pricing.by_formula(c, passes, 0.0, range(1, gamma_max + 1) if narrow else ())
+    return fitting.by_formula(c, passes, 0.0, range(1, gamma_max + 1) if narrow else ())
 
 
 def bound(found: Rollouts, tables: Sequence[Tables], config, draws: int = 1) -> list[Bound]:
     """For each table of prices: what plain decoding and the oracle take."""
     key, bounds = jax.random.key(config.seed), []
     for prices in tables:
-        loops = [prices[pricing.POLICIES], *static_prices(found, prices).values()]
+        loops = [prices[fitting.POLICIES], *static_prices(found, prices).values()]
         plain, ways = replay.oracle_ways(found, key, loops, draws=draws)
         bounds.append((plain * draws, ways[..., 0].sum(axis=0)))
     return bounds
@@ -92,7 +93,7 @@ def bound(found: Rollouts, tables: Sequence[Tables], config, draws: int = 1) -> 
 def static_prices(found: Rollouts, prices: Tables) -> dict[int, Prices]:
     """By γ: each in a loop of its own."""
     gammas = range(1, found.gamma_max + 1)
-    return {gamma: pricing.static_prices(prices, gamma) for gamma in gammas}
+    return {gamma: fitting.static_prices(prices, gamma) for gamma in gammas}
 
 
 def compare(
@@ -107,7 +108,7 @@ def compare(
     where: list[dict[str, int]] = [{} for _ in tables]
     for name, settings in config.policies.to_dict().items():
         for at, prices in zip(where, tables, strict=True):
-            told = {"prices": prices[pricing.POLICIES]} if takes(name, "prices") else {}
+            told = {"prices": prices[fitting.POLICIES]} if takes(name, "prices") else {}
             if told or at is where[0]:  # without prices it does the same at all
                 made.append(load(name, **settings, **told))
             at[name] = len(made) - 1
@@ -119,7 +120,7 @@ def compare(
     rows = []
     for prices, at, (plain, oracle) in zip(tables, where, bounds, strict=True):
         static = {g: took(g - 1, table) for g, table in static_prices(found, prices).items()}
-        policies = {name: took(i, prices[pricing.POLICIES]) for name, i in at.items()}
+        policies = {name: took(i, prices[fitting.POLICIES]) for name, i in at.items()}
         rows.append(judge({0: plain, **static}, policies, oracle, config))
     return rows
 

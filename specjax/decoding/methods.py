@@ -9,12 +9,12 @@ import numpy as np
 
 from specjax import drafters, trees
 from specjax.autoregressive import Autoregressive
+from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.drafters import attached
 from specjax.drafters.base import Drafter, ModelDrafter, over
 from specjax.loop import Method
 from specjax.models import sharding
-from specjax.models.compatibility import check_ids, check_pair
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy, constant
 from specjax.policies import load as load_policy
 from specjax.policies.base import counts_nodes, within_a_draft

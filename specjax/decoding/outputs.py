@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from specjax.models import sharding
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.policies.logged import Log, lines_of
 from specjax.results import Progress, Row
 from specjax.state import State, Stats

@@ -13,7 +13,7 @@ from specjax.decoding.starting import room_of
 from specjax.decoding.texts import pack_for
 from specjax.loop import Method
 from specjax.models import sharding
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.models.memory import Need, nbytes, temporaries
 from specjax.sampling import row_keys
 from specjax.state import State

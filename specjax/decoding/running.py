@@ -13,7 +13,7 @@ from specjax.decoding.outputs import Outputs, check_finite, read
 from specjax.decoding.starting import Past, Request, arguments, heir, start
 from specjax.loop import Method
 from specjax.models import sharding
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.state import FOREVER, until
 
 

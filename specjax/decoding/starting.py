@@ -16,7 +16,7 @@ from specjax.batching import bucket
 from specjax.decoding.texts import check_budget, pack_for
 from specjax.loop import Method
 from specjax.models import sharding
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.sampling import row_keys
 from specjax.state import State
 from specjax.support import memory_maps

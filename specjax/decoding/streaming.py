@@ -14,7 +14,7 @@ from specjax.decoding.running import Running
 from specjax.decoding.starting import Request
 from specjax.decoding.texts import check_room, common_width, tokenize
 from specjax.loop import Method
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.results import Progress, Row
 from specjax.state import FOREVER
 from specjax.support.ranges import whole

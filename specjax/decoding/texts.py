@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 
 from specjax.batching import bucket, pack
-from specjax.models.hub import Checkpoint
-from specjax.models.hub.tokenizers import encode as encode_text
+from specjax.checkpoints.tokenizers import encode as encode_text
+from specjax.models.checkpoint import Checkpoint
 from specjax.support.ranges import shown, whole
 from specjax.types import Inputs, Text
 

@@ -1,28 +1,6 @@
-"""Drafters: where proposals come from."""
+"""Drafters: where proposals come from. A module is imported when one of its names is first used, so
+that a drafter without files imports no file reader. `__init__.pyi` has the list of names."""
 
-from specjax.drafters.attached import is_one as is_attached
-from specjax.drafters.base import Drafter, ModelDrafter
-from specjax.drafters.loading import (
-    NAMES,
-    beside,
-    counts_ngrams,
-    fingerprint,
-    load,
-    maker,
-    name_of,
-    parameters,
-)
+import lazy_loader
 
-__all__ = [
-    "NAMES",
-    "Drafter",
-    "ModelDrafter",
-    "beside",
-    "counts_ngrams",
-    "fingerprint",
-    "is_attached",
-    "load",
-    "maker",
-    "name_of",
-    "parameters",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

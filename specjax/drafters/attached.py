@@ -25,12 +25,12 @@ from jax import Array
 from safetensors.numpy import save as as_safetensors
 
 from specjax import devices
+from specjax.checkpoints import DRAFTER, Checkpoint
+from specjax.checkpoints.tensors import float_dtype, read_into, read_json
+from specjax.checkpoints.weights import SAFETENSORS, find_tensors
 from specjax.drafters import medusa, published
 from specjax.drafters.base import Drafter
 from specjax.models import sharding
-from specjax.models.hub import DRAFTER, Checkpoint
-from specjax.models.hub.tensors import float_dtype, read_into, read_json
-from specjax.models.hub.weights import SAFETENSORS, find_tensors
 from specjax.models.memory import dtype_of
 from specjax.support import files, named
 from specjax.types import Inputs, Model
@@ -141,7 +141,7 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
         raise ValueError(f"{place} cannot be loaded: {error}") from error
 
 
-def is_one(directory: str | os.PathLike) -> bool:
+def is_attached(directory: str | os.PathLike) -> bool:
     """Whether `load` reads this directory, and `specjax.load` does not."""
     place = pathlib.Path(directory)
     if not (place / CONFIG).is_file():

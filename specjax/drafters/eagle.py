@@ -38,12 +38,11 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int
 
-from specjax import devices
+from specjax import checkpoints, devices
+from specjax.checkpoints import llama as names_of
+from specjax.checkpoints.tensors import Held
 from specjax.drafters.base import Drafter, block_at, catch_up
-from specjax.models import hub
-from specjax.models.hub import Checkpoint
-from specjax.models.hub import llama as names_of
-from specjax.models.hub.tensors import Held
+from specjax.models.checkpoint import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import (
     KV,
@@ -341,7 +340,7 @@ class Eagle(Drafter):
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Its own parameters by the names of the published heads; d2t[i] is ids[i] − i."""
-        found = hub.unfilled(self.module, tensor_names(self.config))
+        found = checkpoints.unfilled(self.module, tensor_names(self.config))
         if self.ids is not None:
             found["d2t"] = np.asarray(self.ids, np.int64) - np.arange(len(self.ids))
         if self.table is not None:
@@ -366,7 +365,7 @@ class Eagle(Drafter):
         if config.taps:
             offsets = tensors.get("d2t", np.zeros(config.rows, np.int64))
             ids = np.asarray(offsets, np.int64) + np.arange(len(offsets))
-        found = _of(target, hub.filled(module, tensor_names(config), floats), ids)
+        found = _of(target, checkpoints.filled(module, tensor_names(config), floats), ids)
         table = tensors.get(TABLE)
         if table is None or _is_the_targets(table, found):
             return found

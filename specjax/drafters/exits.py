@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from specjax.drafters import loading
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import Decoder
 from specjax.support.ranges import listed, whole

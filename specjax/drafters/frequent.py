@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 
 from specjax.drafters import loading, ngram
 from specjax.drafters.exits import decoder_of
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.models.sharding import Placement
 from specjax.pytrees import pytree

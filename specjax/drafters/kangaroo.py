@@ -17,7 +17,7 @@ from flax import nnx
 from specjax.drafters.base import ByModel
 from specjax.drafters.exits import chosen, decoder_of, places
 from specjax.models import sharding
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.pytrees import pytree
 from specjax.types import Params

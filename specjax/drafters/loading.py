@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax import checkpoints
+from specjax.checkpoints.tensors import float_dtype
 from specjax.drafters import attached, ngram
 from specjax.drafters.base import Drafter, ModelDrafter
-from specjax.models import hub, sharding
-from specjax.models.hub import Checkpoint
-from specjax.models.hub.tensors import float_dtype
+from specjax.models import sharding
+from specjax.models.checkpoint import Checkpoint
 from specjax.support import named
 from specjax.support.ranges import has
 
@@ -66,7 +67,7 @@ def load(
         float_dtype(dtype)  # a drafter without parameters would take any
     make, placement = maker(draft), sharding.placement_of(target.model)
     if make is None:
-        if attached.is_one(draft):
+        if attached.is_attached(draft):
             return sharding.join(attached.load(draft, target, dtype=dtype), placement)
         return _model(draft, target, dtype=dtype, replicate=replicate)
     offered: dict[str, Callable[[], Any]] = {
@@ -88,11 +89,11 @@ def load(
 
 
 def _model(draft: str, target: Checkpoint, *, replicate: bool, **options: Any) -> Checkpoint:
-    """A model by the options of `hub.load`, on its target's mesh."""
+    """A model by the options of `checkpoints.load`, on its target's mesh."""
     placement = sharding.placement_of(target.model)
     if placement is not None:
         options |= {"mesh": placement.mesh, "replicate": replicate}
-    return hub.load(draft, **options)
+    return checkpoints.load(draft, **options)
 
 
 def in_int8(
@@ -108,7 +109,7 @@ def in_int8(
     Raises:
       ValueError, FileNotFoundError: as `specjax.load`, or it is a drafter and no model.
     """
-    if maker(draft) is not None or attached.is_one(draft):
+    if maker(draft) is not None or attached.is_attached(draft):
         raise ValueError(
             f"int8(draft={draft!r}): it is no model of its own. Give the directory or hub name of "
             "one; a drafter made of a model takes an int8 one inside, such as "
@@ -131,14 +132,14 @@ def maker(draft: str) -> Callable[..., Drafter] | None:
 
 
 def fingerprint(draft: str) -> dict[str, str]:
-    """Size and hash of each file of the models that a draft is made of, as `hub.fingerprint` gives
-    them; empty for a drafter without a model.
+    """Size and hash of each file of the models that a draft is made of, as
+    `checkpoints.fingerprint` gives them; empty for a drafter without a model.
 
     Raises:
       ValueError, FileNotFoundError: there is no such drafter or model.
     """
     if maker(draft) is None:
-        return hub.fingerprint(draft)
+        return checkpoints.fingerprint(draft)
     given = named.settings("drafter", NAMES, draft)
     inner = given.get("draft", given.get("drafters", ()))
     found: dict[str, str] = {}

@@ -30,9 +30,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from specjax.checkpoints import Checkpoint, safetensors_files, torch_files
+from specjax.checkpoints.tensors import read_into, read_json
 from specjax.drafters.base import Drafter
-from specjax.models.hub import Checkpoint, safetensors_files, torch_files
-from specjax.models.hub.tensors import read_into, read_json
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import project
 from specjax.pytrees import pytree

@@ -21,13 +21,13 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from specjax.checkpoints import DRAFTER, Checkpoint
+from specjax.checkpoints import llama as names_of
+from specjax.checkpoints.config_json import check_fields
+from specjax.checkpoints.finding import naming
+from specjax.checkpoints.tensors import Tensor
+from specjax.checkpoints.weights import find_tensors
 from specjax.drafters import eagle, medusa
-from specjax.models.hub import DRAFTER, Checkpoint
-from specjax.models.hub import llama as names_of
-from specjax.models.hub.config_json import check_fields
-from specjax.models.hub.finding import naming
-from specjax.models.hub.tensors import Tensor
-from specjax.models.hub.weights import find_tensors
 from specjax.models.tapped import decoder_of
 
 PLACES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}  # what speculators calls otherwise

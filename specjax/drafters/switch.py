@@ -21,11 +21,11 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
+from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.drafters import attached, choices, loading
 from specjax.drafters.base import Drafter, ModelDrafter, is_silent, over
 from specjax.drafters.choices import Choice, Evidence
-from specjax.models.compatibility import check_ids, check_pair
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.pytrees import pytree
 from specjax.rounds import Round, where_active
 from specjax.support import named

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, Key
 from specjax import decoding, loop
 from specjax.batching import bucket
 from specjax.drafters.base import block_at
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.sampling import as_key, row_keys
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State

@@ -20,7 +20,7 @@ from specjax import decoding, rules
 from specjax import sampling as smp
 from specjax.drafters.base import Drafter, is_silent
 from specjax.measure.along import along, by_prefix, last
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.results import Row, acceptance_by_position
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Filter, Sampling

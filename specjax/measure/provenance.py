@@ -21,7 +21,7 @@ import numpy as np
 from specjax import devices
 from specjax.measure import doubts
 from specjax.models import memory
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.support import files
 
 NEEDED = ("dtype", "batch", "seed")

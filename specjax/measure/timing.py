@@ -17,8 +17,8 @@ from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
-from specjax.measure import cost
-from specjax.models.hub import Checkpoint
+from specjax.measure import phases
+from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy, Prices
 from specjax.results import Row
 from specjax.rules import AcceptanceRule
@@ -235,7 +235,7 @@ def side_by_side(
 
     programs = len({jax.tree.structure(method) for method in methods.values()})
     with memory_maps.kept(programs):
-        cost.at_once(lambda method: run(method, batches[0]), methods.values())
+        phases.at_once(lambda method: run(method, batches[0]), methods.values())
         runs = {name: partial(run, method) for name, method in methods.items()}
         return in_turns(runs, batches, repeats, turn=turn, between=between)
 
@@ -350,16 +350,16 @@ def compare(
     def begin(by: Method):
         return start(by, target, sources, first, max_new_tokens, key, rows=len(first))
 
-    def stopwatch() -> Callable[[], cost.Sample]:
+    def stopwatch() -> Callable[[], phases.Sample]:
         contexts, state = begin(method)
         both: Sequence[Method] = (plain, method)
         calls = [
             (by, partial(begin, by), max(1, round(count)))
             for by, count in zip(both, typical or (), strict=False)
         ]
-        return cost.stopwatch(method, contexts, state, [gamma], [gamma], calls=calls)
+        return phases.stopwatch(method, contexts, state, [gamma], [gamma], calls=calls)
 
-    samples: list[cost.Sample] = []
+    samples: list[phases.Sample] = []
     take = stopwatch() if typical else None
     found = side_by_side(
         {PLAIN: plain, SPECULATIVE: method},
@@ -375,4 +375,4 @@ def compare(
     if take is None:
         take = stopwatch()
         samples += [take() for _ in range(9)]
-    return dataclasses.replace(found, priced=cost.medians(samples))
+    return dataclasses.replace(found, priced=phases.medians(samples))

@@ -1,8 +1,8 @@
 """What calls and rounds take: the one table of times, in one unit.
 
 Nothing can read a clock inside a jitted loop. The table is made outside it, in seconds, in one of
-two ways: `measure.cost.measure` times the phases of a round one by one, and
-`measure.pricing.measure` times whole calls and fits. Policies, replay, its oracle and every
+two ways: `measure.phases.measure` times the phases of a round one by one, and
+`tuning.fitting.measure` times whole calls and fits. Policies, replay, its oracle and every
 predicted speedup read the same table. Only ratios matter to them, so a table in any other unit,
 target steps for one, does as well.
 """
@@ -194,7 +194,7 @@ def required(table: Prices | None) -> Prices:
         return table
     raise ValueError(
         f"prices={table!r} must be a table: `specjax.policies.prices` makes one of plain numbers, "
-        "and `specjax.measure.pricing.measure` of timings."
+        "and `specjax.tuning.fitting.measure` of timings."
     )
 
 

@@ -32,7 +32,7 @@ from specjax import sampling as smp
 from specjax.dice import Dice
 from specjax.drafters.base import Drafter, block_at
 from specjax.measure.along import along, batches
-from specjax.models.hub import Checkpoint
+from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rules import at_tokens, residual

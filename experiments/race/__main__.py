@@ -1,0 +1,248 @@
+"""A race: plain and speculative decoding of the same inputs, side by side, at their real pace.
+
+    python -m experiments.race
+    python -m experiments.race --config=configs/embedded.py --draft=draft-small --temperature=1
+    python -m experiments.race --config.tree="fixed(branches=(3, 2))"
+    python -m experiments.race --save=rounds.gif
+
+Accepted tokens, rejected ones and the target's own have the colours of the paper's Figure 1; of
+trees only what is kept is shown. Both sides decode one input after the other at batch 1, the
+encoder included. Rounds are stepped and timed first, and then shown: --slow=5 shows them five times
+as slowly, and says so. Where the output is no terminal, one line tells how it went.
+"""
+
+import pathlib
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from absl import flags
+from matplotlib.animation import FuncAnimation, PillowWriter
+from matplotlib.figure import Figure
+from ml_collections import config_flags
+from PIL import Image, ImageSequence
+from rich.columns import Columns
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+from tqdm import tqdm
+
+from experiments.race import rounds
+from experiments.race.rounds import Piece, Side
+from specjax import checkpoints, decoding, drafters
+from specjax.cli.inputs import load_examples
+from specjax.loop import Method
+from specjax.measure import doubts, report
+from specjax.sampling import sampling
+from specjax.support import command_line
+from specjax.support.named import short
+
+HEIGHT = 10  # lines of text on each side
+FRAMES_PER_SECOND = 12
+GIF_WIDTH = 48  # characters on each side of the animation
+GIF_SECONDS = 7.0  # of the slower side, as it is shown
+
+
+def main(_) -> None:
+    config, args = flags.FLAGS.config, flags.FLAGS
+    if args.inputs < 1 or args.slow <= 0:
+        raise ValueError(f"--inputs={args.inputs} must be ≥ 1, and --slow={args.slow:g} above 0.")
+    if args.save and pathlib.Path(args.save).suffix != ".gif":
+        raise ValueError(f"--save={args.save} must end in .gif.")
+    sides = run(config, args.draft, args.gamma, args.temperature, args.inputs)
+    console = Console()
+    if args.save:
+        seconds = save(pathlib.Path(args.save), sides, title(config, args))
+        slower = seconds / slowest(sides)
+        print(f"{args.save}: {seconds:.0f} s, {pace(slower)}.")
+    elif console.is_terminal:
+        show(console, sides, args.slow)
+    print(rounds.outcome(sides))
+    if busy := doubts.busy([doubts.load()]):
+        print(busy)
+
+
+def title(config, args) -> str:
+    """What is run, for the animation."""
+    return (
+        f"{config.task}, draft {short(chosen(config, args.draft))}, "
+        f"{f'γ = {args.gamma}' if config.tree == 'chain' else config.tree}, "
+        f"T = {args.temperature:g}, batch 1"
+    )
+
+
+def chosen(config, draft: str) -> str:
+    """The draft of the config whose name this is, the first one for "", or the name itself."""
+    named = {short(name): name for name in config.drafts}
+    return named.get(draft, draft) if draft else config.drafts[0]
+
+
+def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list[Side]:
+    """Both sides, plain decoding first."""
+    target = checkpoints.load(config.target, mesh=config.get("mesh") or None)
+    examples = load_examples(config)[:inputs]
+    sources = decoding.tokenize(
+        target, [example.input for example in examples], config.max_source_len or None
+    )
+    how = sampling(temperature)
+    loaded = drafters.load(chosen(config, draft), target)
+    methods: dict[str, Method] = {
+        "plain": decoding.plain(target, how),
+        "speculative": decoding.build(target, loaded, gamma=gamma, sampling=how, tree=config.tree),
+    }
+    return [
+        rounds.record(
+            name,
+            method,
+            target,
+            sources,
+            max_new_tokens=config.max_new_tokens,
+            key=jax.random.key(config.seed),
+            progress=partial(tqdm, desc=f"timing {name} decoding", leave=False),
+        )
+        for name, method in methods.items()
+    ]
+
+
+def pace(slow: float) -> str:
+    """How the speed of what is shown differs from the real one."""
+    return f"slowed down {slow:.3g}x" if slow >= 1 else f"sped up {1 / slow:.3g}x"
+
+
+def slowest(sides: Sequence[Side]) -> float:
+    """Seconds of the race."""
+    return max(side.seconds for side in sides)
+
+
+# --- In a terminal -------------------------------------------------------------------------------
+
+
+def show(console: Console, sides: Sequence[Side], slow: float) -> None:
+    """The race in two panels, until the slower side is done."""
+    width = console.width // 2 - 4
+    with Live(console=console, refresh_per_second=30) as live:
+        begin = time.perf_counter()
+        while (now := (time.perf_counter() - begin) / slow) < slowest(sides):
+            live.update(panels(sides, now, width, slow))
+            time.sleep(1 / 30)
+        live.update(panels(sides, slowest(sides), width, slow))
+
+
+def panels(sides: Sequence[Side], now: float, width: int, slow: float) -> Columns:
+    """Both sides as of a time."""
+    return Columns(
+        [
+            Panel(
+                written(rounds.screen(side, now, width, HEIGHT)),
+                title=side.name if slow == 1 else f"{side.name}, {pace(slow)}",
+                subtitle=rounds.clock(side, now),
+                height=HEIGHT + 2,
+                width=width + 4,
+            )
+            for side in sides
+        ]
+    )
+
+
+def written(lines: Sequence[Sequence[Piece]]) -> Text:
+    """Lines in Figure 1's colours."""
+    text = Text()
+    for line in lines:
+        for piece, kind in line:
+            struck = " strike" if kind == "rejected" else ""
+            text.append(piece, style=f"{report.COLOURS[kind]}{struck}")
+        text.append("\n")
+    return text
+
+
+# --- As an animation ------------------------------------------------------------------------------
+
+
+def save(path: pathlib.Path, sides: Sequence[Side], heading: str) -> float:
+    """Write the animation, whole or not at all; the seconds that it takes to watch."""
+    slow = GIF_SECONDS / slowest(sides)
+    count = int(GIF_SECONDS * FRAMES_PER_SECOND)
+    hold = FRAMES_PER_SECOND * 2  # the end stays to be read
+    figure = blank()
+
+    def frame(number: int) -> list:
+        figure.clear()
+        draw(figure, sides, min(number, count) / FRAMES_PER_SECOND / slow, heading, slow)
+        return []
+
+    animation = FuncAnimation(figure, frame, frames=count + hold, cache_frame_data=False)
+    with tempfile.TemporaryDirectory(dir=path.resolve().parent) as folder:
+        made = pathlib.Path(folder) / "rounds.gif"
+        animation.save(made, writer=PillowWriter(fps=FRAMES_PER_SECOND))
+        share_palette(made)
+        made.replace(path)
+    return GIF_SECONDS
+
+
+def blank() -> Figure:
+    """A frame without anything in it, as large as all of them."""
+    advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
+    # At 120 dpi that is 9 whole pixels; characters are drawn in whole pixels.
+    return Figure(figsize=(advance * (2 * GIF_WIDTH + 8), 0.21 * (HEIGHT + 5.2)), dpi=120)
+
+
+COLOURS = 48  # of an animation: text in few colours, and its edges
+
+
+def share_palette(path: pathlib.Path) -> None:
+    """Give all frames of an animation the few colours of its last one, which makes it a third as
+    large."""
+    with Image.open(path) as animation:
+        frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(animation)]
+        took = [frame.info["duration"] for frame in ImageSequence.Iterator(animation)]
+    palette = frames[-1].quantize(COLOURS, dither=Image.Dither.NONE)
+    first, *others = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames)
+    first.save(path, save_all=True, append_images=others, duration=took, loop=0, optimize=True)
+
+
+def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: float) -> None:
+    """One frame."""
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(0, 2 * GIF_WIDTH + 8)
+    axes.set_ylim(HEIGHT + 5.2, 0)
+    mono: dict[str, Any] = {"family": "monospace", "fontsize": 9, "va": "center"}
+    mono["parse_math"] = False
+    axes.text(2, 0.7, f"{heading}; {pace(slow)}", fontsize=9, va="center", color="0.4",
+              parse_math=False)  # fmt: skip
+    for column, side in enumerate(sides):
+        left = 2 + column * (GIF_WIDTH + 4)
+        axes.text(left, 1.8, side.name, fontsize=11, weight="bold", va="center")
+        axes.text(left, 2.8, rounds.clock(side, now), **mono)
+        for row, line in enumerate(rounds.screen(side, now, GIF_WIDTH, HEIGHT)):
+            x = left
+            for piece, kind in line:
+                colour = report.COLOURS[kind]
+                axes.text(x, 4 + row, piece, color=colour, **mono)
+                if kind == "rejected":
+                    axes.plot([x, x + len(piece)], [4 + row] * 2, color=colour, linewidth=0.8)
+                x += len(piece)
+    at = 2.0
+    for name, kind in (("accepted", "accepted"), ("rejected", "rejected"),
+                       ("the target's own", "corrected")):  # fmt: skip
+        axes.text(at, HEIGHT + 4.5, name, color=report.COLOURS[kind], fontsize=9, va="center")
+        at += len(name) + 2
+
+
+if __name__ == "__main__":
+    config_flags.DEFINE_config_file(
+        "config",
+        str(command_line.ROOT / "configs" / "embedded.py"),
+        "Whose target, drafts and inputs.",
+    )
+    flags.DEFINE_string("draft", "", "One of the config's drafts, or any other; none: the first.")
+    flags.DEFINE_integer("gamma", 7, "Drafted tokens per target call.")
+    flags.DEFINE_float("temperature", 0.0, "0: greedy.")
+    flags.DEFINE_integer("inputs", 16, "Inputs, the first of the config's split.")
+    flags.DEFINE_float("slow", 1.0, "The factor by which the race is shown slower.")
+    flags.DEFINE_string("save", "", "Write an animation, a file that ends in .gif.")
+    command_line.run(main, __doc__)

@@ -1,0 +1,738 @@
+"""Training a model on a task, or on a bigger model's probabilities.
+
+`run(config, directory)` does everything and can be interrupted at any time: the same call continues
+from the latest checkpoint with the batches that would have come. It refuses other data or models.
+In the directory:
+
+    tokenizer/      trained on the task's training pairs, or copied from another model
+    checkpoints/    orbax: parameters, optimizer state and step
+    prefixes/       what models wrote for a draft to learn at, see `experiments.training.prefixes`
+    metrics.jsonl   a row per `log_every` steps and per evaluation; `train_loss` is a mean over
+                    `steps_in_mean` steps, which are fewer after a resume
+    curve.png       loss against steps
+    samples.jsonl   greedy outputs of a few held-out inputs, at each evaluation
+    provenance.json where the pairs came from: versions, counts, hashes; fingerprints of the models
+                    that the run began with; its schedules, one for each number of steps
+    model/          the result, a Hugging Face directory in half precision
+    final.json      the figures of the result on the test split
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from experiments.training import divergences, prefixes
+from experiments.training.divergences import Divergence
+from experiments.training.exits import Exits
+from experiments.training.grow import grow
+from experiments.training.prefixes import Prefixes
+from specjax import checkpoints, tasks
+from specjax.generation import generate
+from specjax.models.language_model import LanguageModel
+from specjax.models.layers import arrange
+from specjax.models.t5 import T5
+from specjax.support import command_line, files, runs
+from specjax.support.ranges import number, whole
+from specjax.tasks import batches, trees
+from specjax.tasks import tokenizer as tokenizers
+from specjax.tasks.batches import Batch, Pair
+from specjax.tasks.examples import Example
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """What to train and how; `configs/train.py` has those of the embedded family."""
+
+    task: str = "parse"
+    task_file: str = ""  # of the jsonl task: "train.jsonl,validation.jsonl,test.jsonl"
+    max_examples: int = 0  # of the training split; 0: all
+    tokenizer: str = ""  # directory of a model whose tokenizer to use; "": train one
+    vocab_size: int = 2048  # of a tokenizer that is trained
+    max_source_len: int = 64
+    family: str = "t5"  # or gpt2, which learns input and target as one text
+    model: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of T5Config, GPTConfig
+    grow: str = ""  # directory of a model to start from; a smaller T5 grows (`training.grow`)
+    teacher: str = ""  # directory of a model to learn the probabilities of; "": learn the data
+    teacher_after: int = 0  # steps on the data before the teacher's probabilities replace it
+    exits: tuple[int, ...] = ()  # layers after which the model learns to exit, `training.exits`
+    exit_weight: float = 1.0  # of the mean loss of the exits, beside 1 for the model's own
+    layer_dropout: float = 0.0  # with which the last layer is left out at the end
+    divergence: str = "forward_kl"  # from the teacher, see `experiments.training.divergences`
+    prefixes: str = "data"  # at which: data, target, draft, or shares such as "data=1, draft=3"
+    prefix_temperature: float = 1.0  # of what models write
+    prefix_inputs: int = 512  # that a model writes outputs for at once
+    refresh_every: int = 100  # steps after which it writes others
+    steps: int = 1000
+    target_tokens: int = 1024  # of a batch, padding included
+    buckets: tuple[tuple[int, int], ...] = ((16, 24), (24, 40), (32, 64), (48, 104))
+    learning_rate: float = 1e-3
+    warmup_steps: int = 100
+    decay_share: float = 0.4  # the last share of the steps, in which the rate falls to zero
+    clip: float = 1.0  # global norm of the gradient
+    seed: int = 0
+    log_every: int = 50
+    eval_every: int = 500
+    eval_examples: int = 512  # for held-out losses
+    sample_examples: int = 64  # for greedy outputs
+    checkpoint_every: int = 500
+
+    def __post_init__(self):
+        check_numbers(self)
+        whole("prefix_inputs", self.prefix_inputs, "[1, ∞)")
+        whole("refresh_every", self.refresh_every, "[1, ∞)")
+        whole("sample_examples", self.sample_examples, "[0, ∞)")
+        number("teacher_after", self.teacher_after, "[0, ∞]")
+        if self.family not in checkpoints.FAMILIES:
+            raise ValueError(
+                f"family={self.family!r} must be one of {', '.join(checkpoints.FAMILIES)}"
+            )
+        check_shape(self.family, self.model)
+        Exits(self.exits, self.exit_weight, self.layer_dropout)
+        divergences.load(self.divergence)
+        number("prefix_temperature", self.prefix_temperature, "[0, ∞)")
+        if prefixes.shares(self.prefixes).keys() != {"data"} and not self.teacher:
+            raise ValueError(
+                f"prefixes={self.prefixes!r} are to learn a teacher's probabilities at: name the "
+                "teacher"
+            )
+
+    @property
+    def decoder_only(self) -> bool:
+        """Whether input and target are one text to the model."""
+        return not checkpoints.FAMILIES[self.family].config_class.is_encoder_decoder
+
+
+def check_shape(family: str, model: Mapping[str, Any]) -> None:
+    """ValueError if `model` has fields that are unknown, or sizes that no model can have."""
+    config_class = checkpoints.FAMILIES[family].config_class
+    defaults = {field.name: field.default for field in dataclasses.fields(config_class)}
+    for name in ("vocab_size", "bos_token_id", "pad_token_id"):
+        defaults.pop(name, None)  # the tokenizer has them
+    for name, value in model.items():
+        if name not in defaults:
+            raise ValueError(
+                f"model.{name} is no field of family={family!r}; choose from {', '.join(defaults)}."
+            )
+        if type(defaults[name]) is int:  # of a size whose default is 0, 0 leaves the choice open
+            whole(f"model.{name}", value, "[1, ∞)" if defaults[name] else "[0, ∞)")
+    config_class(**model)
+
+
+def check_numbers(config: Any) -> None:
+    """ValueError if a number that every trained model or drafter takes is out of range."""
+    for name in ("steps", "target_tokens", "log_every", "eval_every", "eval_examples"):
+        whole(name, getattr(config, name), "[1, ∞)")
+    whole("checkpoint_every", config.checkpoint_every, "[1, ∞)")
+    for name in ("max_examples", "warmup_steps", "seed"):
+        whole(name, getattr(config, name), "[0, ∞)")
+    number("learning_rate", config.learning_rate, "[0, ∞)")
+    number("clip", config.clip, "(0, ∞)")
+    number("decay_share", config.decay_share, "[0, 1]")
+    longest = max(length for _, length in config.buckets)
+    if config.target_tokens < longest:
+        raise ValueError(
+            f"target_tokens={config.target_tokens} must be at least {longest}, so that a batch "
+            f"holds one row of the longest bucket of {config.buckets}."
+        )
+
+
+def from_config_dict(config: Mapping[str, Any]) -> TrainConfig:
+    """A TrainConfig of an ml_collections ConfigDict, lists as tuples."""
+    values = dict(config)
+    values["model"] = dict(values.get("model", {}))
+    values["buckets"] = tuple(tuple(map(int, bucket)) for bucket in values["buckets"])
+    values["exits"] = tuple(values.get("exits", ()))
+    return TrainConfig(**values)
+
+
+# --- The model and its loss ---------------------------------------------------------------------
+
+
+def make_model(
+    config: Any, seed: int, small: checkpoints.Checkpoint | None = None
+) -> tuple[nnx.GraphDef, nnx.State]:
+    """Parameters of a `T5Config`, `GPTConfig` or `LlamaConfig`, ready for training.
+
+    They are the family's own; a T5's are improved by `look_around`, or start as a smaller one.
+
+    Raises:
+      ValueError: the small model cannot grow to this shape.
+    """
+    model = checkpoints.FAMILIES[config.model_type].build(
+        config, rngs=nnx.Rngs(seed), dtype=jnp.float32
+    )
+    if isinstance(model, T5):
+        look_around(model)
+    if small is not None:
+        grow(arrange(small.model.module(), input_first=False), model)
+    return nnx.split(model)
+
+
+def look_around(model: T5, strength: float = 4.0) -> None:
+    """Starts a T5 where copying can be found at once, in place.
+
+    A decoder copies by finding the source position whose left neighbour it has just written. From
+    T5's own initialisation that circuit takes a thousand steps to appear in a shallow model, and
+    did not appear at all in deep ones (docs/training.md). Two changes put its parts in place:
+
+    - Relative position: each head of the encoder starts with a preference for one near neighbour
+      (−1, +1, −2, +2, in turn; the last two heads have none if there are more than six), each head
+      of the decoder for the token at a distance of 0, 1, 2 or 3.
+    - Cross-attention: queries start equal to keys (up to T5's scale), so that a decoder position
+      attends to encoder positions with a similar content rather than to random ones.
+    """
+    heads = model.config.num_heads
+    buckets = model.config.relative_attention_num_buckets
+    back, ahead = lambda distance: distance, lambda distance: buckets // 2 + distance
+    near = [back(1), ahead(1), back(2), ahead(2), back(1), ahead(1)][:heads]
+    model.encoder_bias.weight.set_value(_preferring(near, buckets, heads, strength))
+    near = [back(0), back(1), back(2), back(3)][:heads]
+    model.decoder_bias.weight.set_value(_preferring(near, buckets, heads, strength))
+    inner = heads * model.config.d_kv
+    for layer in model.decoder:
+        keys = layer.cross.kv.weight[...][:inner]
+        layer.cross.query.weight.set_value(keys * model.config.d_kv**-0.5)
+
+
+def _preferring(near: Sequence[int], buckets: int, heads: int, strength: float) -> Array:
+    """(buckets, heads): `strength` at bucket near[h] of head h, else 0."""
+    weight = np.zeros((buckets, heads), np.float32)
+    weight[list(near), range(len(near))] = strength
+    return jnp.asarray(weight)
+
+
+def teacher_forced(graphdef: nnx.GraphDef, params: nnx.State, batch: Batch) -> Float[Array, "N V"]:
+    """Logits of each target token given those before it, N = B·T rows.
+
+    Rows and positions are one axis: XLA's CPU backend is several times faster at the gradient.
+    """
+    model = nnx.merge(graphdef, params)
+    start_id = jnp.full((batch.target.shape[0], 1), model.config.start_id, jnp.int32)
+    shifted = jnp.concatenate([start_id, batch.target[:, :-1]], axis=1)
+    context = model.encode(batch.source, batch.source_len)
+    # All rows start at 0, so one row of position biases serves them all.
+    hidden, _ = model(shifted, jnp.zeros((1,), jnp.int32), context, None)
+    return model.logits(hidden.reshape(-1, hidden.shape[-1]))
+
+
+def token_losses(logits: Float[Array, "N V"], target: Int[Array, " N"]) -> Float[Array, " N"]:
+    """Nats of each target token. A masked sum: a gather's gradient is a scatter, which is slow."""
+    ids = jnp.arange(logits.shape[-1], dtype=target.dtype)
+    chosen = jnp.where(ids[None, :] == target[:, None], logits, 0.0).sum(-1)
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def data_loss(graphdef, params, batch: Batch) -> tuple[Array, Array]:
+    """Sum of nats over the target tokens of a batch, and their number."""
+    target = jnp.asarray(batch.target).reshape(-1)
+    real = jnp.asarray(batch.real, jnp.float32).reshape(-1)
+    losses = token_losses(teacher_forced(graphdef, params, batch), target)
+    return (losses * real).sum(), real.sum()
+
+
+def teacher_loss(
+    graphdef, params, teacher: tuple[Any, Any], batch: Batch, divergence: Divergence
+) -> tuple[Array, Array]:
+    """Sum of divergences from the teacher's distribution of each token of a batch, and number."""
+    target = jnp.asarray(batch.target).reshape(-1)
+    real = jnp.asarray(batch.real, jnp.float32).reshape(-1)
+    logits = [teacher_forced(*model, batch) for model in (teacher, (graphdef, params))]
+    size = min(one.shape[-1] for one in logits)  # either may pad the vocabulary
+    log_p, log_q = (jax.nn.log_softmax(one[:, :size]) for one in logits)
+    losses = divergence(log_p, log_q, target)
+    return (losses * real).sum(), real.sum()
+
+
+def schedule(config: TrainConfig) -> optax.Schedule:
+    """The learning rate by step, from 0: a linear warmup, a constant rate, a linear fall.
+
+    The warmup takes `warmup_steps` from 0 to `learning_rate`; without any the first step has the
+    full rate. The fall takes the last `decay_share` of the steps, or what the warmup leaves of
+    them, and would reach 0 one step after the last.
+    """
+    rate, warmup = config.learning_rate, config.warmup_steps
+    begin = max(warmup, config.steps - round(config.steps * config.decay_share))
+    rise = optax.linear_schedule(0.0, rate, warmup) if warmup else optax.constant_schedule(rate)
+    fall = optax.linear_schedule(rate, 0.0, max(1, config.steps - begin))
+    return optax.join_schedules([rise, fall], [begin])
+
+
+def optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    """Adam with clipped gradients, at the rate of `schedule`."""
+    adam = optax.adam(schedule(config), b1=0.9, b2=0.98)
+    return optax.chain(optax.clip_by_global_norm(config.clip), adam)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """The jitted functions of a run: one training step, and the loss of one batch."""
+
+    graphdef: nnx.GraphDef
+    optimizer: optax.GradientTransformation = dataclasses.field(
+        default_factory=optax.identity  # losses alone need none
+    )
+    teacher: tuple[Any, Any] | None = None  # graphdef and parameters
+    divergence: Divergence = dataclasses.field(default_factory=divergences.ForwardKL)
+    exits: Exits = dataclasses.field(default_factory=Exits)
+    steps: int = 1  # of the run
+
+    @functools.cached_property
+    def step(self):
+        """(params, optimizer state, batch) → the same after one step, and nats a token."""
+        return self._step_of(
+            lambda graphdef, params, batch, constants: data_loss(graphdef, params, batch), None
+        )
+
+    @functools.cached_property
+    def step_with_teacher(self):
+        """As `step`, but towards the teacher's probabilities; the loss is the divergence."""
+        assert self.teacher is not None
+        teacher, teacher_params = self.teacher
+
+        def loss(graphdef, params, batch, constants):
+            return teacher_loss(graphdef, params, (teacher, constants), batch, self.divergence)
+
+        return self._step_of(loss, teacher_params)
+
+    def _step_of(self, loss, constants):
+        def mean(params, batch, constants, progress):
+            by = functools.partial(loss, batch=batch, constants=constants)
+            total, count = self.exits(by, self.graphdef, params, progress)
+            return total / count
+
+        @functools.partial(jax.jit, donate_argnums=(0, 1))
+        def step(params, opt_state, batch, constants):
+            _, done = optax.tree_utils.tree_get_all_with_path(opt_state, "count")[0]
+            progress = done.astype(jnp.float32) / self.steps
+            value, gradient = jax.value_and_grad(mean)(params, batch, constants, progress)
+            updates, opt_state = self.optimizer.update(gradient, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state, value
+
+        return functools.partial(step, constants=constants)
+
+    @functools.cached_property
+    def loss(self):
+        """(params, batch) → sum of nats over target tokens, and their number."""
+        return jax.jit(functools.partial(data_loss, self.graphdef))
+
+
+# --- Evaluation ---------------------------------------------------------------------------------
+
+
+def held_out_loss(trainer: Trainer, params: nnx.State, held_out: Sequence[Batch]) -> float:
+    """Nats per target token, EOS included."""
+    totals = [trainer.loss(params, batch) for batch in held_out]
+    return float(sum(t for t, _ in totals)) / float(sum(n for _, n in totals))
+
+
+def shuffled(pairs: Sequence[Pair]) -> list[Pair]:
+    """Every target with its neighbour's source: what a model loses by it is what it reads there."""
+    sources = [pair.source for pair in pairs]
+    return [Pair(s, p.target) for s, p in zip(sources[1:] + sources[:1], pairs, strict=True)]
+
+
+def as_checkpoint(
+    config: Any,
+    graphdef,
+    params,
+    tokenizer,
+    *,
+    name: str,
+    max_source_len: int,
+    metadata=None,
+) -> checkpoints.Checkpoint:
+    """A trained model as the rest of specjax has it."""
+    model = LanguageModel.of(nnx.merge(graphdef, jax.tree.map(jnp.copy, params)))
+    return checkpoints.Checkpoint(
+        name=name,
+        model=model,
+        config=config,
+        tokenizer=tokenizer,
+        eos_ids=(tokenizer.eos_token_id,),
+        max_source_len=max_source_len,
+        metadata=metadata or {},
+    )
+
+
+def greedy_outputs(
+    checkpoint: checkpoints.Checkpoint, examples: Sequence[Example], max_new_tokens: int
+) -> list[str]:
+    """The most likely output of each input."""
+    result = generate(
+        checkpoint,
+        None,
+        [example.input for example in examples],
+        max_new_tokens=max_new_tokens,
+        batch_size=32,
+    )
+    return result.texts
+
+
+def score(task: str, outputs: Sequence[str], examples: Sequence[Example]) -> dict[str, float]:
+    """Shares of outputs that are exact, distinct and, of `parse`, well-formed trees.
+
+    `distinct_targets` is the share of distinct references: what `distinct` can be at best.
+    """
+    count = len(examples)
+    scores = {
+        "exact": sum(o == e.target for o, e in zip(outputs, examples, strict=True)) / count,
+        "distinct": len(set(outputs)) / count,
+        "distinct_targets": len({e.target for e in examples}) / count,
+    }
+    if task == "parse":
+        scores["well_formed"] = sum(map(trees.is_well_formed, outputs)) / count
+    return scores
+
+
+# --- A run --------------------------------------------------------------------------------------
+
+
+def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
+    """Train, or continue training, and export; return what final.json holds.
+
+    Raises:
+      ValueError: a field of the config, the data or a file of the directory is at fault; or
+        another process trains in the directory.
+      FileNotFoundError: a file that the run continues with is gone.
+    """
+    directory = pathlib.Path(directory)
+    with files.only_writer(directory / "checkpoints"):
+        return _run(config, directory)
+
+
+def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
+    command_line.say(f"Reading the pairs of {config.task}.")
+    paths = [pathlib.Path(f) for f in config.task_file.split(",") if f]
+    data = {split: tasks.load(config.task, split, files=paths) for split in tasks.SPLITS}
+    if config.max_examples:
+        data["train"] = data["train"][: config.max_examples]
+    tasks.warn_of_overlap(config.task, data)
+    begin = latest_step(directory)
+    named = {"teacher": config.teacher, "grow": config.grow}
+    models = {role: checkpoints.fingerprint(name) for role, name in named.items() if name}
+    found = tasks.provenance(config.task, data) | {"models": models}
+    schedules = claim(directory, found, begin=begin, steps=config.steps)
+    if not begin:
+        shutil.rmtree(directory / "tokenizer", ignore_errors=True)  # of a start that failed
+    command_line.say(
+        f"{len(data['train']):,} pairs to train on. Making the tokenizer and the model."
+    )
+    tokenizer = _tokenizer(config, data["train"], directory)
+    shape = _shape(config, tokenizer)
+    graphdef, params = make_model(shape, config.seed, _other(config, "grow", tokenizer))
+    exits = Exits(config.exits, config.exit_weight, config.layer_dropout)
+    exits.check(nnx.merge(graphdef, params).cache_shape()[0])
+    teacher = _other(config, "teacher", tokenizer)
+    trainer = Trainer(
+        graphdef,
+        optimizer(config),
+        None if teacher is None else (teacher.model.graphdef, teacher.model.params),
+        divergences.load(config.divergence),
+        exits,
+        config.steps,
+    )
+    pairs = batches.encode(data["train"], tokenizer, decoder_only=config.decoder_only)
+    say_left_out("train", pairs, config.buckets)
+    order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
+    opt_state = trainer.optimizer.init(params)
+    with ocp.CheckpointManager(
+        (directory / "checkpoints").absolute(),
+        options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
+    ) as manager:
+        if begin:
+            state = jax.tree.leaves((params, opt_state))
+            treedef = jax.tree.structure((params, opt_state))
+            like = {f"{i:04d}": leaf for i, leaf in enumerate(state)}
+            found = manager.restore(begin, args=ocp.args.StandardRestore(like))
+            params, opt_state = jax.tree.unflatten(treedef, [found[name] for name in sorted(found)])
+        log = open_log(directory / "metrics.jsonl", keep_to=begin)
+        samples = open_log(directory / "samples.jsonl", keep_to=begin)
+        follow = _Evaluation(config, shape, trainer, tokenizer, data, directory, samples)
+
+        def evaluate(step: int) -> None:
+            log.append({"step": step, **follow(params, step)})
+            draw_curve(log.done, directory / "curve.png")
+
+        evaluated = {row["step"] for row in log.done if "held_out_loss" in row}
+        if begin and begin not in evaluated and _due(begin, config.eval_every, config.steps):
+            evaluate(begin)  # it was interrupted after the checkpoint
+        losses, since = [], time.perf_counter()
+        bar = command_line.Steps(
+            initial=begin, total=config.steps, unit="step", smoothing=0.05, mininterval=1.0
+        )
+        compiled: set[Any] = set()
+        source = Prefixes(
+            [example.input for example in data["train"]],
+            pairs,
+            order,
+            teacher,
+            lambda: follow.checkpoint(params),
+            directory / "prefixes",
+            prefixes.shares(config.prefixes),
+            after=config.teacher_after,
+            temperature=config.prefix_temperature,
+            inputs=config.prefix_inputs,
+            refresh_every=config.refresh_every,
+        )
+        coming = source.from_step(begin)
+        for step in range(begin + 1, config.steps + 1):
+            batch = next(coming)
+            taught = teacher is not None and step > config.teacher_after
+            one_step = trainer.step_with_teacher if taught else trainer.step
+            shape_of_batch = batch.source.shape[1], batch.target.shape[1]
+            if (program := (shape_of_batch, taught)) not in compiled:
+                compiled.add(program)
+                bar.set_description(f"compiling for {shape_of_batch}")
+            params, opt_state, loss = one_step(params, opt_state, batch)
+            losses.append(loss)
+            bar.set_description("training", refresh=False)
+            bar.update()
+            if _due(step, config.log_every, config.steps):
+                mean = float(jnp.stack(losses).mean())
+                if not np.isfinite(mean):
+                    raise ValueError(
+                        f"the loss is {mean} at step {step}: lower learning_rate="
+                        f"{config.learning_rate} and start again from an empty workdir"
+                    )
+                seconds = (time.perf_counter() - since) / len(losses)
+                row = {"step": step, "train_loss": mean, "steps_in_mean": len(losses)}
+                log.append({**row, "seconds_per_step": seconds})
+                bar.set_postfix(loss=f"{mean:.3f}")
+                losses, since = [], time.perf_counter()
+            if _due(step, config.checkpoint_every, config.steps):
+                leaves = jax.tree.leaves((params, opt_state))
+                item = {f"{i:04d}": leaf for i, leaf in enumerate(leaves)}
+                manager.save(step, args=ocp.args.StandardSave(item))
+            if _due(step, config.eval_every, config.steps):
+                bar.set_description("evaluating")
+                evaluate(step)
+                since = time.perf_counter()
+        bar.close()
+    command_line.say("Writing the model and measuring it on the test split.")
+    return follow.final(params, schedules)
+
+
+def latest_step(directory: pathlib.Path) -> int:
+    """The step of the latest checkpoint of a run; 0: there is none."""
+    found = (directory / "checkpoints").glob("*")  # those being written have longer names
+    return max((int(path.name) for path in found if path.name.isdecimal()), default=0)
+
+
+def claim(
+    directory: pathlib.Path, provenance: Mapping[str, Any], *, begin: int, steps: int
+) -> list[dict[str, int]]:
+    """Write provenance.json, and return the schedules of the run: the step that each began at, and
+    the steps that it was made for. A run that is continued with more steps has several.
+
+    Args:
+      provenance: of the data and models of the run.
+      begin: the step of the latest checkpoint. Without a checkpoint the run starts afresh.
+
+    Raises:
+      ValueError: the checkpoint is of other data or models, or of more steps.
+    """
+    mark = directory / "provenance.json"
+    found = runs.read_mark(mark) if begin else {}
+    if begin > steps:
+        raise ValueError(
+            f"{directory} has a checkpoint of {begin} steps, more than steps={steps}: name "
+            "another directory, or as many steps or more."
+        )
+    same_data = found.get("sha256") == provenance["sha256"]
+    free = {"schedules", *(("python", "packages") if same_data else ())}
+    was, now = (
+        {name: value for name, value in fields.items() if name not in free}
+        for fields in ({**provenance, **found}, {**found, **provenance})
+    )
+    way_out = "Name another directory, or train with what the run began with."
+    runs.check_same(directory, was, now, way_out)
+    schedules = found.get("schedules", [])
+    if not schedules or schedules[-1]["steps"] != steps:
+        schedules = [*schedules, {"from": begin, "steps": steps}]
+    files.write_json(mark, {**provenance, "schedules": schedules})
+    return schedules
+
+
+def say_left_out(split: str, pairs: Sequence[Pair], buckets: Sequence[tuple[int, int]]) -> int:
+    """Print how many pairs are longer than every bucket, if any are; return that number."""
+    count = batches.left_out(pairs, buckets)
+    if count:
+        command_line.say(
+            f"{count:,} of {len(pairs):,} pairs of {split} are longer than every bucket of "
+            f"{tuple(buckets)} and are left out."
+        )
+    return count
+
+
+def _due(step: int, every: int, last: int) -> bool:
+    return step % every == 0 or step == last
+
+
+class _Evaluation:
+    """What is measured during and after a run, on data that training never sees."""
+
+    def __init__(self, config, shape, trainer, tokenizer, data, directory, samples):
+        self.config, self.shape, self.trainer = config, shape, trainer
+        self.tokenizer, self.data, self.directory = tokenizer, data, directory
+        self.samples = samples
+        self.validation = self._losses_of("validation", config.eval_examples)
+
+    def _losses_of(self, split: str, count: int | None = None) -> dict[str, list[Batch]]:
+        """Batches of a split's first pairs, by the loss that is measured on them."""
+        examples = self.data[split][:count]
+        decoder_only = self.config.decoder_only
+        pairs = batches.encode(examples, self.tokenizer, decoder_only=decoder_only)
+        say_left_out(split, pairs, self.config.buckets)
+        cut = functools.partial(
+            batches.in_order, buckets=self.config.buckets, target_tokens=self.config.target_tokens
+        )
+        if decoder_only:
+            return {"held_out_loss": cut(pairs)}
+        return {"held_out_loss": cut(pairs), "shuffled_loss": cut(shuffled(pairs))}
+
+    def _outputs(self, params, examples: Sequence[Example]) -> list[str]:
+        checkpoint = self.checkpoint(params)
+        return greedy_outputs(checkpoint, examples, max_new_tokens=self.config.buckets[-1][1])
+
+    def checkpoint(self, params, metadata=None) -> checkpoints.Checkpoint:
+        return as_checkpoint(
+            self.shape,
+            self.trainer.graphdef,
+            params,
+            self.tokenizer,
+            name=str(self.directory),
+            max_source_len=self.config.max_source_len,
+            metadata=metadata,
+        )
+
+    def __call__(self, params, step: int) -> dict[str, float]:
+        found = {
+            name: held_out_loss(self.trainer, params, held_out)
+            for name, held_out in self.validation.items()
+        }
+        examples = self.data["validation"][: self.config.sample_examples]
+        if not examples:
+            return found
+        outputs = self._outputs(params, examples)
+        for example, output in list(zip(examples, outputs, strict=True))[:4]:
+            row = {"step": step, "input": example.input, "output": output}
+            self.samples.append(row | {"target": example.target})
+        return found | score(self.config.task, outputs, examples)
+
+    def final(self, params, schedules: list[dict[str, int]]) -> dict[str, Any]:
+        """Export the model and measure it on the test split."""
+        sizes = [leaf.size for leaf in jax.tree.leaves(params)]
+        provenance = files.read_json(self.directory / "provenance.json")
+        metadata = {"training_data": json.dumps(provenance, sort_keys=True)}
+        checkpoints.save(
+            self.directory / "model", self.checkpoint(params, metadata), dtype=jnp.float16
+        )
+        examples = self.data["test"]
+        test = self._losses_of("test")
+        found = {
+            name: held_out_loss(self.trainer, params, held_out) for name, held_out in test.items()
+        }
+        read = sum(int((batch.target_len > 0).sum()) for batch in test["held_out_loss"])
+        chosen = examples[: 4 * self.config.sample_examples]
+        found |= score(self.config.task, self._outputs(params, chosen), chosen)
+        final = {
+            "parameters": int(sum(sizes)),
+            "steps": self.config.steps,
+            "schedules": schedules,
+            "test_examples": {"losses": read, "outputs": len(chosen)},
+            **found,
+        }
+        files.write_json(self.directory / "final.json", final)
+        return final
+
+
+def _shape(config: TrainConfig, tokenizer) -> Any:
+    """The model's own config."""
+    family = checkpoints.FAMILIES[config.family]
+    ids = {"bos_token_id": tokenizer.eos_token_id} if config.decoder_only else {}
+    pad = tokenizer.pad_token_id
+    ids["pad_token_id"] = batches.FILLER if pad is None else pad
+    return family.config_class(vocab_size=len(tokenizer), **ids, **config.model)
+
+
+def _tokenizer(config: TrainConfig, examples: Sequence[Example], directory: pathlib.Path):
+    """The run's tokenizer: the one in its directory, else another model's, else a new one."""
+    own = directory / "tokenizer"
+    if not own.is_dir():
+        if config.tokenizer:
+            made = tokenizers.load(config.tokenizer)
+        else:
+            whole = config.decoder_only
+            texts = (
+                text
+                for e in examples
+                for text in ([e.input + e.target] if whole else [e.input, e.target])
+            )
+            made = tokenizers.to_transformers(
+                tokenizers.train(texts, config.vocab_size, decoder_only=whole),
+                config.max_source_len,
+            )
+        tokenizers.save(made, own)
+    loaded = tokenizers.load(own)
+    loaded.model_max_length = 10**9  # buckets decide here what is too long, and need no warning
+    return loaded
+
+
+def _other(config: TrainConfig, field: str, tokenizer) -> checkpoints.Checkpoint | None:
+    """The model that a field names, if it names one."""
+    name = getattr(config, field)
+    if not name:
+        return None
+    found = checkpoints.load(name)
+    if found.tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(f"{field}={name!r} has another vocabulary: set tokenizer={name!r}")
+    return found
+
+
+def open_log(path: pathlib.Path, keep_to: int) -> files.Rows:
+    """Rows of an earlier run, without those of steps after `keep_to`, which are run again."""
+    log = files.Rows(path)
+    log.keep(lambda row: row["step"] <= keep_to)
+    return log
+
+
+def draw_curve(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Draw training and held-out loss against the step; a short run has one point of each."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    names = {
+        "train_loss": "training",
+        "held_out_loss": "held out",
+        "shuffled_loss": "shuffled inputs",
+    }
+    for key, label in names.items():
+        points = [(row["step"], row[key]) for row in rows if key in row]
+        if points:
+            marker = "." if len(points) < 10 else ""  # one point makes no line
+            axes.plot(*zip(*points, strict=True), marker=marker, label=label)
+    axes.set(xlabel="step", ylabel="nats per target token", yscale="log")
+    values = [row[key] for row in rows for key in names if key in row]
+    if max(values, default=0) < 10 * min(values, default=1):
+        # Over a wider range, labels between powers of ten would overlap.
+        axes.yaxis.set_minor_formatter("{x:.4g}")
+    axes.yaxis.set_major_formatter("{x:.4g}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False)
+    with files.replacing(path) as part:
+        figure.savefig(part, format="png")

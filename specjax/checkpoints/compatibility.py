@@ -1,0 +1,364 @@
+"""Whether a draft may propose for a target: the same ids, for the same text.
+
+Whatever a draft proposes, the output's distribution is the target's, as long as both give a
+distribution over the target's ids (`drafters.base.over`). So a wrong draft shows in nothing but the
+speed: it reads the target's ids as other text, and is hardly ever right. Therefore it is refused
+unless the user insists (`check_tokens=False`).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from specjax.checkpoints import Checkpoint, start_field
+from specjax.checkpoints.tokenizers import panics
+
+INSIST = (
+    "Or give check_tokens=False: outputs keep the target's distribution, and drafted tokens are "
+    "lost where the two differ."
+)
+ANOTHER = (
+    "Speculation needs a draft with the target's tokenizer: choose or train another draft. "
+    f"{INSIST}"
+)
+SAME_FILES = (
+    "If both models were trained with one tokenizer, copy tokenizer.json and tokenizer_config.json "
+    "from the target's directory to the draft's; otherwise choose or train another draft. "
+    f"{INSIST}"
+)
+INSISTED = "A draft with the target's tokenizer is right more often."
+INPUT = "input"  # the check that nobody can insist on: such a draft cannot run
+MAX_PADDING = 256  # rows that an embedding may have beyond its tokenizer's ids (T5: 28)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+BOS = "bos_token"
+ROLES = ("unk_token", "sep_token", "cls_token", "mask_token", BOS)
+# What tokenizers treat differently. Each difference should show in one kind and in few others: so
+# only the kinds that are about them have capitals, accents or spaces in a row.
+HARD_TEXTS: dict[str, tuple[str, ...]] = {
+    "spaces": ("a", " a", "a b", "a ", "a  b", "   ", "a    b"),
+    "tabs and line breaks": ("\t", "\n", "a\tb", "a\nb", "a\n\n\n    b", "a\r\nb"),
+    "numbers": ("0", "7", "12", "1234567890", "3.14", "-1,000,000", "1e9", "v2", "٣٤٥"),
+    "punctuation": ("a.b", "end.", "a, b", "don't", "f(x)[0]->y", "!?!", "a_b", "#@$%", "“a”"),
+    "letter case": ("A", "ABC", "Abc", "aBC", "ИГРА"),
+    "normalisation": ("é", "e\u0301", "\ufb01", "\uff21", "\u2460", "\u212b", "a\u00a0b"),
+    "marks without width": ("a\u200bb", "\ufeffa", "a\u00adb"),
+    "scripts": ("язык", "γλωσσα", "语言", "くに", "언어", "שפה", "لغة", "भाषा", "ภาษา"),
+    "emoji": ("🙂", "👍🏽", "👩\u200d👩\u200d👧", "🇩🇪", "a🙂🙂b"),
+    "unknown characters": ("\ue000", "\ue000\ue001", "a\ue000b", "\U00013000", "\x07"),
+    "words": ("one word and another", "the quick brown fox", "def f(x):\n    return x"),
+    "long text": ("a" * 500, "one word and another " * 100),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One comparison of a target with a draft, in words for reports and errors."""
+
+    name: str
+    passed: bool
+    target: str
+    """The target's value."""
+    draft: str
+    """The draft's."""
+    subject: str = ""
+    """Of what, where they differ: a token, a text or a field of config.json."""
+    way_out: str = ANOTHER
+    required: bool = True
+    """False: it hardly costs speed, or for some inputs only; a pair is not refused for it."""
+
+    def __str__(self) -> str:
+        of = f" of {self.subject}" if self.subject else ""
+        return f"{self.name}{of}: {self.target} in the target and {self.draft} in the draft"
+
+
+IDENTICAL = Check("tokenizer", True, "identical", "identical")
+
+
+def check_pair(target: Checkpoint, draft: Checkpoint, *, check_tokens: bool = True) -> None:
+    """Refuse a draft that fails a required check of `compare`.
+
+    Args:
+      check_tokens: False refuses only a draft that cannot read what the target reads.
+
+    Raises:
+      ValueError: names the first checks that failed, both values, and the way out.
+    """
+    failed = [
+        check
+        for check in compare(target, draft, tokens=check_tokens)
+        if check.required and not check.passed
+    ]
+    if failed:
+        more = f"; {len(failed) - 2} more checks failed" if len(failed) > 2 else ""
+        raise ValueError(
+            f"The target {target.name} and the draft {draft.name} do not fit: "
+            f"{'; '.join(map(str, failed[:2]))}{more}. {failed[0].way_out}"
+        )
+
+
+def check_ids(name: str, size: int, target: Checkpoint, *, check_tokens: bool = True) -> None:
+    """ValueError for a drafter without a tokenizer that has more ids than the target.
+
+    Args:
+      name, size: of the drafter, and the number of its ids.
+      check_tokens: False takes it all the same.
+    """
+    if check_tokens and size > target.model.vocab_size:
+        raise ValueError(
+            f"{name} drafts {size} ids, and {target.name} has {target.model.vocab_size}: it was "
+            f"made for another vocabulary. Make it for this one. {INSIST}"
+        )
+
+
+def compare(target: Checkpoint, draft: Checkpoint, *, tokens: bool = True) -> list[Check]:
+    """Every check of a pair, the gravest first.
+
+    - input: an encoder-decoder and a decoder-only model are not given the same ids.
+    - vocabulary size, token ids: an id means one token. Rows of padding are not counted, and
+      neither are tokens that were added to the draft alone, past the target's ids: the draft is cut
+      there. Tokens that were added to the target alone stay, since the target may emit them; the
+      draft never proposes them. Without a tokenizer, sizes are all that can be compared.
+    - special tokens: no token stands for two things. The first token of a text is a remark.
+    - encoding, decoding: the hard texts, the target's special tokens inside a text and a sample
+      of its own pieces become the same ids, and these the same text again. Texts are encoded and
+      decoded by the target's tokenizer alone, so this is about what the draft was trained on.
+    - start token, end tokens, empty text, padding token, chat template, positions: not required.
+      A text begins and ends as the target says, the loops never let a model see padding, templates
+      are the caller's, and a draft that has fewer positions only guesses badly past its last.
+
+    Tokenizers with equal files are not tried on texts. 150,000 ids take under a second, once.
+
+    Args:
+      tokens: False requires nothing of tokens, ids and texts.
+    """
+    kinds = ["a source" if c.config.is_encoder_decoder else "a prompt" for c in (target, draft)]
+    checks = [
+        _check(
+            INPUT,
+            kinds[0] == kinds[1],
+            kinds,
+            way_out="Choose or train a draft of the target's kind.",
+        )
+    ]
+    if target.tokenizer is None or draft.tokenizer is None:
+        checks.append(_sizes(target, draft))
+    elif target.tokenizer is draft.tokenizer:
+        checks.append(IDENTICAL)
+    else:
+        sizes = len(target.tokenizer), len(draft.tokenizer)  # they grow when tokens are added
+        checks += _compare_tokenizers(target.tokenizer, draft.tokenizer, sizes)
+    if not tokens:
+        free: dict[str, Any] = {"required": False, "way_out": INSISTED}
+        checks = [c if c.name == INPUT else dataclasses.replace(c, **free) for c in checks]
+    return [*checks, _start(target, draft), _ends(target, draft), *_remarks(target, draft)]
+
+
+def shared_ids(target: Checkpoint, draft: Checkpoint) -> tuple[int, int]:
+    """How many ids mean the same token in both, and how many the target has."""
+    count = target.model.vocab_size
+    if target.tokenizer is None or draft.tokenizer is None:
+        return min(count, draft.model.vocab_size), count
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    return sum(theirs.get(token) == id for token, id in ours.items()), len(ours)
+
+
+def _check(name: str, passed: bool, values: Iterable[str], **options: Any) -> Check:
+    target, draft = values
+    return Check(name, passed, target, draft, **options)
+
+
+# --- models ------------------------------------------------------------------------------------
+
+
+def _sizes(target: Checkpoint, draft: Checkpoint) -> Check:
+    """Where a tokenizer is missing, its model may have up to `MAX_PADDING` rows more."""
+    sizes = target.model.vocab_size, draft.model.vocab_size
+    bare = target.tokenizer is None, draft.tokenizer is None
+    padding = sizes[0] - sizes[1] if bare[0] else sizes[1] - sizes[0]
+    most = MAX_PADDING if bare[0] != bare[1] else 0  # if one tokenizer says how many ids are real
+    return Check("vocabulary size", 0 <= padding <= most, f"{sizes[0]} ids", f"{sizes[1]} ids")
+
+
+def _start(target: Checkpoint, draft: Checkpoint) -> Check:
+    ids = target.start_id, draft.start_id
+    field = start_field(target.config)
+    fits = ids[0] == ids[1]
+    return _check("start token", fits, map(str, ids), subject=field, way_out="", required=False)
+
+
+def _ends(target: Checkpoint, draft: Checkpoint) -> Check:
+    """A chat model ends where its base model does, and elsewhere too: one shared end will do."""
+    ends = set(target.eos_ids), set(draft.eos_ids)
+    fits = not all(ends) or bool(ends[0] & ends[1])
+    said = [str(sorted(ids)) for ids in ends]
+    return _check("end tokens", fits, said, way_out="", required=False)
+
+
+def _remarks(target: Checkpoint, draft: Checkpoint) -> list[Check]:
+    pads = target.pad_id, draft.pad_id
+    templates = [getattr(c.tokenizer, "chat_template", None) for c in (target, draft)]
+    said = ["one" if template else "none" for template in templates]
+    if all(templates) and templates[0] != templates[1]:
+        said[1] = "another"
+    positions = target.config.max_positions, draft.config.max_positions
+    room = positions[1] is None or (positions[0] is not None and positions[0] <= positions[1])
+    return [
+        _check("padding token", pads[0] == pads[1], map(str, pads), way_out="", required=False),
+        _check("chat template", said[0] == said[1], said, way_out="", required=False),
+        _check(
+            "positions",
+            room,
+            ("any number" if count is None else str(count) for count in positions),
+            way_out="Keep texts within the draft's positions: set max_source_len, max_new_tokens.",
+            required=False,
+        ),
+    ]
+
+
+# --- tokenizers --------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=8)  # `generate` may be called for one text at a time
+def _compare_tokenizers(target: Any, draft: Any, sizes: tuple[int, int]) -> tuple[Check, ...]:
+    if _same_files(target, draft):
+        return (IDENTICAL,)
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    added = draft.get_added_vocab()
+    texts = HARD_TEXTS | {
+        "special tokens in a text": tuple(
+            f"a{token} b" for token in _some(target.get_added_vocab())
+        ),
+        "pieces": tuple(_decode(target, [ours[piece]]) for piece in _some(ours)),
+    }
+    encoded = {kind: [(text, _encode(target, text)) for text in texts[kind]] for kind in texts}
+    marked = _encode(target, "", marks=True)
+    return (
+        _vocabulary_size(ours, theirs, added),
+        _token_ids(ours, theirs),
+        _special_tokens(target, draft, ours, theirs),
+        _encoding(target, draft, "empty text", [("", marked)], marks=True),
+        *(_encoding(target, draft, kind, pairs) for kind, pairs in encoded.items()),
+        _decoding(target, draft, [ids for pairs in encoded.values() for _, ids in pairs]),
+    )
+
+
+def _same_files(target: Any, draft: Any) -> bool:
+    """Both were read from such files, and no token was added to one since."""
+    places = [tokenizer.name_or_path for tokenizer in (target, draft)]
+    files = [[Path(place, name) for name in TOKENIZER_FILES] for place in places]
+    return (
+        all(places)
+        and all(file.is_file() for file in chain(*files))
+        and target.special_tokens_map == draft.special_tokens_map
+        and len(target) == len(draft)
+        and all(a.read_bytes() == b.read_bytes() for a, b in zip(*files, strict=True))
+    )
+
+
+def _vocabulary_size(
+    ours: Mapping[str, int], theirs: Mapping[str, int], added: Collection[str]
+) -> Check:
+    size, drafts = (max(vocabulary.values()) + 1 for vocabulary in (ours, theirs))
+    fits = size == drafts or (
+        size < drafts and all(id < size or token in added for token, id in theirs.items())
+    )
+    return Check("vocabulary size", fits, f"{size} ids", f"{drafts} ids")
+
+
+def _token_ids(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Check:
+    """The draft's ids past the target's are the vocabulary size's business."""
+    size = max(ours.values()) + 1
+    if ours != theirs:
+        theirs = {token: id for token, id in theirs.items() if id < size}
+    if ours == theirs:
+        return Check("token ids", True, f"{len(ours)} tokens", f"{len(theirs)} tokens")
+    differing = {token for token, _ in ours.items() ^ theirs.items()}
+    token = min(differing, key=lambda token: (ours.get(token, size), theirs.get(token, size)))
+    said = ["no id" if v.get(token) is None else f"id {v[token]}" for v in (ours, theirs)]
+    return _check("token ids", False, said, subject=repr(token))
+
+
+def _special_tokens(
+    target: Any, draft: Any, ours: Mapping[str, int], theirs: Mapping[str, int]
+) -> Check:
+    """A role that only one of them gives is seen where it changes an encoding."""
+    names = target.special_tokens_map, draft.special_tokens_map
+    both = [role for role in ROLES if role in names[0] and role in names[1]]  # BOS comes last
+    for role in both:
+        token, other = names[0][role], names[1][role]
+        if (token, ours.get(token)) != (other, theirs.get(other)):
+            values = f"{token!r}, id {ours.get(token)},", f"{other!r}, id {theirs.get(other)},"
+            options = {"way_out": SAME_FILES, "required": role != BOS}
+            return _check("special tokens", False, values, subject=role, **options)
+    return _check("special tokens", True, [", ".join(both) or "none"] * 2)
+
+
+def _encoding(
+    target: Any, draft: Any, kind: str, pairs: list[tuple[str, Any]], *, marks: bool = False
+) -> Check:
+    """Of one kind of text; `pairs` are texts and the target's ids."""
+    name = f"encoding: {kind}"
+    for text, ids in pairs:
+        others = _encode(draft, text, marks=marks)
+        if ids != others:
+            values = _cut(target, ids, others), _cut(draft, others, ids)
+            # What stands around a text is the target's, and only shows the draft another frame.
+            options = {"way_out": "" if marks else SAME_FILES, "required": not marks}
+            return _check(name, False, values, subject=_short(text), **options)
+    count = sum(len(ids) for _, ids in pairs if not isinstance(ids, str))
+    return _check(name, True, [f"{count} ids"] * 2)
+
+
+def _decoding(target: Any, draft: Any, encoded: list[Any]) -> Check:
+    rows = [ids for ids in encoded if not isinstance(ids, str)]
+    for ids in rows:
+        texts = _decode(target, ids), _decode(draft, ids)
+        if texts[0] != texts[1]:
+            subject = f"ids {str(ids[:6])[1:-1]}{' …' * (len(ids) > 6)}"
+            values = map(_short, texts)
+            return _check("decoding", False, values, subject=subject, way_out=SAME_FILES)
+    return _check("decoding", True, [f"{len(rows)} texts"] * 2)
+
+
+def _encode(tokenizer: Any, text: str, *, marks: bool = False) -> list[int] | str:
+    """Ids, or what the tokenizer said where it cannot encode the text."""
+    try:
+        with panics():
+            return list(tokenizer(text, add_special_tokens=marks, verbose=False)["input_ids"])
+    except Exception as error:  # of no class of its own: a word without an unknown token, ...
+        return f"an error ({error})"
+
+
+def _decode(tokenizer: Any, ids: list[int]) -> str:
+    try:
+        with panics():
+            return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    except Exception as error:
+        return f"an error ({error})"
+
+
+def _some(vocabulary: Mapping[str, int], count: int = 200) -> list[str]:
+    """At most `count` tokens, evenly spread over the ids that they have."""
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    return tokens[:: -(-len(tokens) // count) or 1]
+
+
+def _cut(tokenizer: Any, ids: list[int] | str, others: list[int] | str) -> str:
+    """Ids and their tokens from just before the first difference on."""
+    if isinstance(ids, str):
+        return ids
+    same = 0
+    while same < min(len(ids), len(others)) and ids[same] == others[same]:
+        same += 1
+    begin = max(same - 1, 0)
+    shown = ids[begin : begin + 4]
+    tokens = zip(shown, tokenizer.convert_ids_to_tokens(shown), strict=True)
+    said = ["…"] * (begin > 0) + [f"{id} {token!r}" for id, token in tokens]
+    return f"[{', '.join(said + ['…'] * (begin + 4 < len(ids)))}]"
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= 24 else f"{text[:24]!r} …"

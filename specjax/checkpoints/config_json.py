@@ -1,0 +1,165 @@
+"""What the families have in common when they read a config.json and the tensors beside it."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from specjax.checkpoints.tensors import Tensor, equal
+from specjax.support.ranges import LARGEST, LARGEST_WHOLE
+
+IDS = ("decoder_start_token_id", "bos_token_id", "pad_token_id", "eos_token_id")
+NO_ID = -1
+# The fields that count layers, and how the names of their tensors begin.
+LAYERS = {
+    "num_layers": "encoder.block.",
+    "num_decoder_layers": "decoder.block.",
+    "n_layer": "transformer.h.",
+    "num_hidden_layers": "model.layers.",
+}
+MOST_LAYERS = 1000  # the largest published models have some 130
+
+
+def fill_in(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `defaults`, from `raw` where it has them and they are not null."""
+    return {**defaults, **{key: raw[key] for key in defaults if raw.get(key) is not None}}
+
+
+def check_fields(raw: Mapping[str, Any], fields: Mapping[str, str] | None = None) -> None:
+    """ValueError if a field has a value of a kind that it cannot have in any family.
+
+    Null is as if the field were not there. Sizes are checked by `check_sizes`.
+
+    Args:
+      fields: the kind of each field, of `KINDS`; None: `FIELDS`.
+    """
+    kinds = FIELDS if fields is None else fields
+    for key, value in raw.items():
+        kind = kinds.get(key)
+        if value is not None and kind is not None and not KINDS[kind](value):
+            raise ValueError(f"{key}={value!r} should be {kind}.")
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_id_or_none(value: Any) -> bool:
+    return _is_id(value) or (type(value) is int and value == NO_ID)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= LARGEST
+
+
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "an integer ≥ 0": _is_id,
+    "an integer ≥ 0, or -1 for none": _is_id_or_none,
+    "an integer ≥ 1": lambda value: _is_id(value) and value > 0,
+    "an id or a list of ids": lambda value: (
+        all(map(_is_id_or_none, value)) if isinstance(value, list) else _is_id_or_none(value)
+    ),
+    "a finite number ≥ 0": _is_number,
+    "true or false": lambda value: type(value) is bool,
+    "a string": lambda value: isinstance(value, str),
+    "a list of strings": lambda value: (
+        isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    ),
+    "a list of integers ≥ 0": lambda value: isinstance(value, list) and all(map(_is_id, value)),
+    "an object": lambda value: isinstance(value, dict),
+    "an object of objects": lambda value: (
+        isinstance(value, dict) and all(isinstance(entry, dict) for entry in value.values())
+    ),
+}
+FIELDS: dict[str, str] = {
+    **dict.fromkeys(
+        ("decoder_start_token_id", "bos_token_id", "pad_token_id"),
+        "an integer ≥ 0, or -1 for none",
+    ),
+    "max_window_layers": "an integer ≥ 0",
+    **dict.fromkeys(("num_beams", "n_positions", "num_decoder_layers"), "an integer ≥ 1"),
+    "eos_token_id": "an id or a list of ids",
+    **dict.fromkeys(("layer_norm_epsilon", "rms_norm_eps"), "a finite number ≥ 0"),
+    **dict.fromkeys(
+        (
+            "tie_word_embeddings",
+            "scale_decoder_outputs",
+            "attention_bias",
+            "mlp_bias",
+            "use_sliding_window",
+        ),
+        "true or false",
+    ),
+    **dict.fromkeys(("feed_forward_proj", "activation_function", "hidden_act"), "a string"),
+    "layer_types": "a list of strings",
+    "task_specific_params": "an object of objects",
+}
+
+
+def check_sizes(fields: Mapping[str, Any], *, other: Collection[str]) -> None:
+    """ValueError unless all fields but `other` are integers: ids ≥ 0, sizes ≥ 1, within bounds."""
+    for key, value in fields.items():
+        least = 0 if key.endswith("_token_id") else 1
+        if key in other:
+            continue
+        if type(value) is not int or value < least:
+            raise ValueError(f"{key}={value!r} should be an integer ≥ {least}.")
+        most = MOST_LAYERS if key in LAYERS else LARGEST_WHOLE
+        if value > most:
+            raise ValueError(f"{key}={value} should be at most {most}.")
+
+
+def check_layers(config: Any, tensors: Mapping[str, Tensor]) -> None:
+    """ValueError if a config has more layers than the names of the tensors.
+
+    Nothing is built, and the time does not depend on the number.
+    """
+    for key, place in LAYERS.items():
+        count = getattr(config, key, 0)
+        parts = [name[len(place) :] for name in tensors if name.startswith(place)]
+        there = len({part.partition(".")[0] for part in parts})
+        if count > there:
+            raise ValueError(
+                f"{key}={count}, but layers beyond the {there} of {place}* are missing from the "
+                "weights, or config.json is of another model. Copy or download both again."
+            )
+
+
+def merge_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json with the ids of generation_config.json, which is the newer place.
+
+    An id of −1 means that there is none, as null does.
+    """
+    merged = {**raw, **{key: generation[key] for key in IDS if generation.get(key) is not None}}
+    for key in IDS:
+        value = merged.get(key)
+        if isinstance(value, list):
+            merged[key] = [one for one in value if one != NO_ID]
+        elif value == NO_ID:
+            merged[key] = None
+    return merged
+
+
+def check_built(raw: Mapping[str, Any], built: Mapping[str, Any]) -> None:
+    """ValueError if a field has another value than the one that is built, its absence's meaning."""
+    for key, value in built.items():
+        if raw.get(key) not in (None, value):
+            raise ValueError(
+                f"{key}={raw[key]!r} is not supported; choose a model with {key}={value!r}."
+            )
+
+
+def is_copy(tensors: Mapping[str, Tensor], head: str, embedding: str) -> bool:
+    """Whether the files hold a head that is the embedding once more."""
+    return head in tensors and embedding in tensors and equal(tensors[head], tensors[embedding])
+
+
+def tie(tensors: dict[str, Tensor], head: str, embedding: str) -> None:
+    """Where a tied matrix is stored under the head's name alone, it gets the embedding's."""
+    if embedding not in tensors and head in tensors:
+        tensors[embedding] = tensors.pop(head)
+
+
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str, *, head: str) -> dict[str, Tensor]:
+    """The names as a model with a head has them; files written without one lack `prefix`."""
+    if any(name.startswith(prefix) for name in tensors):
+        return dict(tensors)
+    return {name if name == head else prefix + name: tensor for name, tensor in tensors.items()}

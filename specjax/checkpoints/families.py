@@ -1,0 +1,80 @@
+"""The families of models: what must be known of each to read and to write it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from specjax.checkpoints import gpt, llama, t5
+from specjax.checkpoints.tensors import Tensor
+
+DRAFTER = "specjax_drafter"  # the field of config.json that names a drafter's kind
+
+
+class Family(NamedTuple):
+    """What must be known of a `model_type`; see `t5.py` for what each function does."""
+
+    config_class: type[Any]
+    build: Callable[..., nnx.Module]
+    select_tensors: Callable[[Mapping[str, Any], Mapping[str, Tensor]], dict[str, Tensor]]
+    config_from_hub: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Any]
+    config_to_hub: Callable[[Any], dict[str, Any]]
+    tensor_names: Callable[[Any], dict[tuple, dict[str, int]]]
+    defaults: Mapping[str, Any]
+    turned: tuple[str, ...]  # how the names of tensors end that the files hold as (in, out)
+
+
+# A new family is a module, a file like t5.py and a line here.
+FAMILIES = {
+    "t5": Family(
+        t5.T5Config,
+        t5.build,
+        t5.select_tensors,
+        t5.config_from_hub,
+        t5.config_to_hub,
+        t5.tensor_names,
+        t5.DEFAULTS,
+        (),
+    ),
+    "gpt2": Family(
+        gpt.GPTConfig,
+        gpt.build,
+        gpt.select_tensors,
+        gpt.config_from_hub,
+        gpt.config_to_hub,
+        gpt.tensor_names,
+        gpt.DEFAULTS,
+        gpt.TURNED,
+    ),
+    **{
+        kind: Family(
+            config_class,
+            llama.build,
+            llama.select_tensors,
+            llama.config_from_hub,
+            llama.config_to_hub,
+            llama.tensor_names,
+            llama.DEFAULTS[kind],
+            (),
+        )
+        for kind, config_class in llama.CONFIGS.items()
+    },
+}
+
+
+def family_of(raw: Mapping[str, Any], directory: Path) -> Family:
+    """Of a directory whose config.json has these fields; ValueError if it is of none."""
+    if DRAFTER in raw:
+        raise ValueError(
+            f"{directory} holds no model but a drafter of the kind {raw[DRAFTER]!r}, which belongs "
+            "to one target. Give its directory as the draft, specjax.generate(target, directory, "
+            "…), or load it by specjax.drafters.load(directory, target)."
+        )
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ValueError(
+            f"{directory / 'config.json'}: model_type={kind!r} is not supported; supported are "
+            f"{', '.join(map(repr, FAMILIES))}."
+        )
+    return FAMILIES[kind]

@@ -1,0 +1,306 @@
+"""How Hugging Face names and configures the Llama layout: config.json and the tensors in its files.
+
+Model types llama, mistral, qwen2 and qwen3. Checked with transformers 5.23, which writes
+`rope_parameters` with everything about positions; before version 5 it was `rope_theta` and
+`rope_scaling`, whose `rope_type` was once called `type`. Both are read, and both are written.
+
+What becomes of unusual settings:
+- A text is never longer than `max_position_embeddings`, so rope_type "dynamic", which scales only
+  what is longer, is "default".
+- Without a `bos_token_id` (Qwen) a text without a prompt starts from the first EOS id, as the next
+  text after the end of one. Without a `pad_token_id`, that is what fills the rows.
+- A window is that of all layers in a Mistral; in a Qwen, with `use_sliding_window`, that of layers
+  that `layer_types` names or, in older files, of those from `max_window_layers` on.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from specjax.checkpoints.config_json import check_built, check_sizes, is_copy, tie, with_prefix
+from specjax.checkpoints.tensors import Tensor
+from specjax.models.llama import Llama, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Rope
+from specjax.support.ranges import LARGEST
+
+CONFIGS = {c.model_type: c for c in (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+# What transformers assumes where config.json is silent: the first model of each type.
+_LLAMA: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,  # as many as there are query heads
+    "head_dim": None,  # hidden_size / num_attention_heads
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_QWEN = {
+    **_LLAMA,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": {
+        **_LLAMA,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+}
+WINDOW, FIRST_WINDOWED = 4096, 28  # defaults of `sliding_window` and `max_window_layers`
+# The one value of each field that is built, which is also what its absence means.
+BUILT: dict[str, Any] = {
+    "hidden_act": "silu",
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+}
+BIASES = ("attention_bias", "mlp_bias")
+GATED = {"gate_proj": 1, "up_proj": 1}
+FULL, WINDOWED = "full_attention", "sliding_attention"  # in `layer_types`
+PREFIX = "model."
+EMBEDDING, HEAD = f"{PREFIX}embed_tokens.weight", "lm_head.weight"
+COMPUTED = ".rotary_emb.inv_freq"  # stored by early checkpoints
+
+
+def build(config: LlamaConfig, *, rngs: nnx.Rngs, dtype) -> Llama:
+    """A freshly initialised module."""
+    return Llama(config, rngs=rngs, dtype=dtype)
+
+
+def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Prefix all names, drop stored frequencies and, where `raw` ties it, a copied head."""
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(COMPUTED)}
+    found = with_prefix(kept, PREFIX, head=HEAD)
+    if raw.get("tie_word_embeddings"):
+        tie(found, HEAD, EMBEDDING)
+    if raw.get("tie_word_embeddings") and is_copy(found, HEAD, EMBEDDING):
+        del found[HEAD]
+    return found
+
+
+def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LlamaConfig:
+    """The config of a checkpoint.
+
+    Args:
+      raw: config.json, as it is in the file.
+      tensors: from `select_tensors`.
+
+    Raises:
+      ValueError: a size is not a positive integer, or a variant is not supported.
+    """
+    check_built(raw, BUILT)
+    config_class = CONFIGS[raw["model_type"]]
+    defaults = DEFAULTS[raw["model_type"]]
+    known = {key: raw.get(key, value) for key, value in defaults.items()}
+    eos = known.pop("eos_token_id")
+    if known["rms_norm_eps"] is None:
+        known["rms_norm_eps"] = defaults["rms_norm_eps"]
+    first_eos = eos[0] if isinstance(eos, list) and eos else eos
+    if known["bos_token_id"] is None:
+        known["bos_token_id"] = first_eos
+    if known["bos_token_id"] is None:
+        raise ValueError(
+            "it has neither bos_token_id nor eos_token_id, and a text needs a first "
+            "token; add one of them."
+        )
+    pad = raw.get("pad_token_id")
+    known["pad_token_id"] = known["bos_token_id"] if pad is None else pad
+    own = [key for key in ("num_key_value_heads", "head_dim") if known[key] is None]
+    check_sizes(known, other=["rms_norm_eps", *own])
+    window, full_layers = _windows(raw, known["num_hidden_layers"])
+    return config_class(
+        **{**known, **dict.fromkeys(own, 0)},
+        rope=_rope(raw, known["max_position_embeddings"]),
+        sliding_window=window,
+        full_layers=full_layers,
+        **{key: bool(raw.get(key)) for key in BIASES if key in config_class.options},
+        tie_word_embeddings=HEAD not in tensors and bool(raw.get("tie_word_embeddings")),
+    )
+
+
+def _rope(raw: Mapping[str, Any], longest: int) -> Rope:
+    field = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    given = raw.get(field) or {}
+    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
+        raise ValueError(
+            f"{field}={given!r} are not one set of settings for all layers; "
+            "choose a model that has one."
+        )
+    check_built(given, {"partial_rotary_factor": 1.0})
+    settings = {
+        "rope_theta": raw.get("rope_theta", 10_000.0),
+        **{key: value for key, value in given.items() if value is not None},
+        "original_max_position_embeddings": raw.get("original_max_position_embeddings")
+        or given.get("original_max_position_embeddings")
+        or longest,
+    }
+
+    def number(key: str, default: float | None = None) -> float:
+        value: Any = settings.get(key, default)
+        if type(value) not in (int, float) or not 0 < value <= LARGEST:
+            raise ValueError(f"{key}={value!r} should be a number > 0.")
+        return float(value)
+
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    rope = Rope(kind, number("rope_theta"))  # refuses kinds that are not built
+    if kind == "default":
+        return rope
+    length = number("original_max_position_embeddings")
+    factor = number("factor", longest / length if kind == "yarn" else None)
+    rope = dataclasses.replace(rope, factor=factor)
+    if kind == "llama3":
+        return dataclasses.replace(
+            rope,
+            original_length=int(length),
+            slow=number("low_freq_factor"),
+            fast=number("high_freq_factor"),
+        )
+    if kind == "yarn":
+        return dataclasses.replace(
+            rope,
+            original_length=int(length),
+            slow=number("beta_slow", 1),
+            fast=number("beta_fast", 32),
+            attention_factor=number("attention_factor", _attention_factor(settings, factor)),
+            truncate=bool(settings.get("truncate", True)),
+        )
+    return rope
+
+
+def _attention_factor(settings: Mapping[str, Any], factor: float) -> float:
+    """What yarn multiplies queries and keys by where no setting says it."""
+
+    def growth(weight: float) -> float:
+        return 1 + 0.1 * weight * math.log(max(factor, 1))
+
+    scales = [settings.get(key) for key in ("mscale", "mscale_all_dim")]
+    if not all(scale is None or type(scale) in (int, float) for scale in scales):
+        raise ValueError("mscale={!r} and mscale_all_dim={!r} should be numbers.".format(*scales))
+    ours, of_all = scales
+    return growth(ours) / growth(of_all) if ours and of_all else growth(1)
+
+
+def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]:
+    """The window, 0 if there is none, and the layers that do without it."""
+    kind, window = raw["model_type"], raw.get("sliding_window", WINDOW)
+    if kind == "llama" or (kind != "mistral" and not raw.get("use_sliding_window")):
+        window = None
+    if window is not None:
+        check_sizes({"sliding_window": window}, other=())
+    if kind in ("llama", "mistral"):
+        return window or 0, ()
+    given = raw.get("max_window_layers")
+    first = layers if window is None else FIRST_WINDOWED if given is None else given
+    types = raw.get("layer_types") or [FULL if i < first else WINDOWED for i in range(layers)]
+    if len(types) != layers or not {FULL, WINDOWED}.issuperset(types):
+        raise ValueError(
+            f"layer_types={types!r} should be {FULL!r} or {WINDOWED!r} for each of {layers} layers."
+        )
+    if window is None and WINDOWED in types:
+        raise ValueError(
+            f"layer_types has {WINDOWED!r}, but there is no window; set "
+            f"use_sliding_window and sliding_window, or make all of them {FULL!r}."
+        )
+    full = tuple(i for i, kind in enumerate(types) if kind == FULL)
+    return (window, full) if window and len(full) < layers else (0, ())
+
+
+def config_to_hub(config: LlamaConfig) -> dict[str, Any]:
+    """What config.json says of the architecture, for transformers before and since version 5."""
+    rope = config.rope
+    scaling: dict[str, Any] = {"rope_type": rope.kind}
+    if rope.kind != "default":
+        scaling["factor"] = rope.factor
+    if rope.kind in ("llama3", "yarn"):
+        scaling["original_max_position_embeddings"] = rope.original_length
+    if rope.kind == "llama3":
+        scaling |= {"low_freq_factor": rope.slow, "high_freq_factor": rope.fast}
+    if rope.kind == "yarn":
+        scaling |= {"beta_slow": rope.slow, "beta_fast": rope.fast}
+        scaling |= {"attention_factor": rope.attention_factor, "truncate": rope.truncate}
+    return {
+        "architectures": [ARCHITECTURES[config.model_type]],
+        **{
+            key: getattr(config, key)
+            for key in DEFAULTS[config.model_type]
+            if key != "eos_token_id"
+        },
+        **{key: getattr(config, key) for key in BIASES if key in config.options},
+        **_windows_to_hub(config),
+        "rope_parameters": {**scaling, "rope_theta": rope.theta},
+        "rope_theta": rope.theta,
+        "rope_scaling": None if rope.kind == "default" else scaling,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+    }
+
+
+def _windows_to_hub(config: LlamaConfig) -> dict[str, Any]:
+    window: dict[str, Any] = {"sliding_window": config.sliding_window or None}
+    if config.model_type == "llama":
+        return {}
+    if config.model_type == "mistral":
+        return window
+    types = [WINDOWED if window else FULL for window in config.windows]
+    first = types.index(WINDOWED) if WINDOWED in types else len(types)
+    return window | {
+        "use_sliding_window": config.sliding_window > 0,
+        "layer_types": types,
+        "max_window_layers": first,
+    }
+
+
+def tensor_names(config: LlamaConfig) -> dict[tuple, dict[str, int]]:
+    """For each parameter's path in the module: the tensors that it is made of, row after row.
+
+    Each with its share of the rows: there are more query heads than heads of keys and values.
+    """
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    names: dict[tuple, dict[str, int]] = {
+        ("embedding",): {EMBEDDING: 1},
+        ("norm", "scale"): {f"{PREFIX}norm.weight": 1},
+    }
+    if not config.tie_word_embeddings:
+        names["head",] = {HEAD: 1}
+    for i in range(config.num_hidden_layers):
+        layer, place = ("layers", i), f"{PREFIX}layers.{i}"
+        attention, feed_forward = f"{place}.self_attn", f"{place}.mlp"
+        scales: dict[tuple, str] = {
+            ("attention_norm",): f"{place}.input_layernorm",
+            ("feed_forward_norm",): f"{place}.post_attention_layernorm",
+        }
+        if config.qk_norm:
+            scales["attention", "query_norm"] = f"{attention}.q_norm"
+            scales["attention", "key_norm"] = f"{attention}.k_norm"
+        names |= {(*layer, *path, "scale"): {f"{name}.weight": 1} for path, name in scales.items()}
+        qkv = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+        for path, module, shares, bias in (
+            (("attention", "qkv"), attention, qkv, config.qkv_bias or config.attention_bias),
+            (("attention", "output"), attention, {"o_proj": 1}, config.attention_bias),
+            (("feed_forward", "input"), feed_forward, GATED, config.mlp_bias),
+            (("feed_forward", "output"), feed_forward, {"down_proj": 1}, config.mlp_bias),
+        ):
+            for kind in ("weight", "bias") if bias else ("weight",):
+                parts = {f"{module}.{name}.{kind}": share for name, share in shares.items()}
+                names[*layer, *path, kind] = parts
+    return names

@@ -1,0 +1,259 @@
+"""Directories → checkpoints: with parameters, or with no more than their shapes."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from specjax import devices
+from specjax.checkpoints import finding, parameters, tokenizers, unfollowed
+from specjax.checkpoints.config_json import check_fields, check_layers, merge_ids
+from specjax.checkpoints.families import FAMILIES, family_of
+from specjax.checkpoints.tensors import Tensor, float_dtype
+from specjax.checkpoints.weights import find_tensors
+from specjax.models import sharding
+from specjax.models.checkpoint import Checkpoint
+from specjax.models.language_model import LanguageModel
+from specjax.models.memory import check_fits, dtype_of, nbytes
+from specjax.models.sharding import Placement
+
+
+def load(
+    name: str | os.PathLike,
+    *,
+    dtype: Any = None,
+    device: jax.Device | str | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
+    mesh: Mesh | str | None = None,
+    replicate: bool = False,
+) -> Checkpoint:
+    """Load a model, its config and its tokenizer.
+
+    Args:
+      name: a directory in Hugging Face's layout or in T5X's, or a name on the hub, such as
+        "google-t5/t5-small", of which configs, tokenizer and one format of weights are downloaded:
+        safetensors if there are any, else torch's, else flax's. docs/checkpoints.md has them all.
+      dtype: of the parameters. None: float32 on a CPU, which has no fast half precision; elsewhere
+        that of the files, except that float16 becomes bfloat16 (T5's activations overflow float16).
+      device: what holds the parameters and runs the model, or its platform: "cpu", "gpu" or "tpu".
+        None: where jax puts new arrays, see `jax.default_device`. The dtype and the layout of the
+        parameters follow it. Target and draft belong on the same one.
+      weights: "int8": projections, embeddings and heads are rounded to 8 bits as they are read,
+        each output channel by a scale of its own; `dtype` is that of all else. The model is
+        another one then, and its outputs follow its own distribution. None: `dtype`.
+      cache: "int8": keys and values are kept in 8 bits, those of the encoder too, with a scale for
+        each position and head. None: `dtype`.
+      mesh: several devices, over which the parameters are split: a `jax.sharding.Mesh` with axes
+        "data" and "model", or "data=2,model=4". Each device reads its part (docs/scale.md).
+      replicate: whether every device of the mesh has the whole model, as suits a draft.
+
+    Raises:
+      FileNotFoundError: there is no such directory or hub name, or a file of it is missing.
+      ValueError: the model type is not supported, a file is damaged or does not fit its config, or
+        the device has not the memory for the parameters, or there is no such device or mesh.
+    """
+    how: dict[str, Any] = {"dtype": dtype, "device": device, "weights": weights, "cache": cache}
+    checkpoint, module, tensors = opened(name, mesh=mesh, replicate=replicate, **how)
+    model = checkpoint.model
+    dtype = dtype_of(model)
+    narrower = ", load it in bfloat16" if dtype.itemsize > 2 else ""
+    if not weights:
+        narrower += f"{' or' if narrower else ', load it'} with weights='int8'"
+    found, times = devices.find(device), 1
+    if model.placement is not None:
+        found, times = sharding.held_by(model)
+    check_fits(
+        f"The parameters of {name} in {weights or dtype.name}",
+        nbytes(model),
+        f"Choose a smaller model{narrower}, or free memory first.",
+        device=found,
+        times=times,
+    )
+    family = FAMILIES[checkpoint.config.model_type]
+    names = family.tensor_names(checkpoint.config)
+    if model.placement is None:
+        placed = None if device is None else found
+        full = parameters.read_params(module, names, tensors, family.turned, placed)
+    else:
+        full = parameters.read_shards(module, names, tensors, family.turned, model.placement)
+    model = LanguageModel.of(
+        full, model.vocab_size, platform=found.platform, placement=model.placement
+    )
+    return dataclasses.replace(checkpoint, model=model)
+
+
+def outline(name: str | os.PathLike, **options: Any) -> Checkpoint:
+    """What `load` would give, with shapes for parameters: only configs and headers are read.
+
+    Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs, on a
+    mesh with their shardings. Options and errors are those of `load`, but for memory.
+    """
+    return opened(name, **options)[0]
+
+
+def opened(
+    name: str | os.PathLike,
+    *,
+    dtype: Any = None,
+    device: jax.Device | str | None = None,
+    weights: str | None = None,
+    cache: str | None = None,
+    mesh: Mesh | str | None = None,
+    replicate: bool = False,
+) -> tuple[Checkpoint, nnx.Module, dict[str, Tensor]]:
+    """A checkpoint without weights, its module, and the tensors to fill that with; see `load`."""
+    placement = _placement(mesh, replicate, device)
+    _check_narrow(weights=weights, cache=cache)
+    platform = (devices.find(device) if placement is None else placement.first).platform
+    directory = finding.locate(name)
+    raw, generation, found = finding.read_configs(directory)
+    family = family_of(raw, directory)
+    unfollowed.warn(name, raw, generation)
+    tensors = family.select_tensors(raw, find_tensors(directory) if found is None else found)
+    raw = merge_ids(raw, generation)
+    with finding.naming(directory / "config.json"):
+        config = family.config_from_hub(raw, tensors)
+        check_layers(config, tensors)
+    names = family.tensor_names(config)
+    tensors = parameters.needed(names, tensors)
+    tokenizer = tokenizers.load(directory)
+    vocab_size = tokenizers.real_vocab_size(tokenizer, config.vocab_size, directory)
+    dtype = _choose_dtype(dtype, tensors, platform)
+    module = parameters.without_params(family, config, dtype, platform, weights, cache)
+    parameters.check_tensors(module, names, tensors, family.turned)
+    eos_ids = tokenizers.eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"]))
+    if unsaid := [i for i in eos_ids if i >= vocab_size]:
+        warnings.warn(
+            f"{name}: eos_token_id={unsaid[0]} is no id of a vocabulary of {vocab_size}, so it "
+            "never ends an output. Is config.json or generation_config.json another model's?",
+            stacklevel=3,
+        )
+    with finding.naming(directory):
+        max_source_len = tokenizers.max_source_len(tokenizer, raw, config)
+    if placement is None:
+        model = LanguageModel.of(module, vocab_size, platform=platform)
+    else:
+        how: dict[str, Any] = {"dtype": dtype, "weights": weights, "cache": cache}
+        how |= {"platform": platform, "placement": placement}
+        model = dataclasses.replace(shapes(config, **how), vocab_size=vocab_size)
+        module = model.module()
+    checkpoint = Checkpoint(
+        name=str(name),
+        model=model,
+        config=config,
+        tokenizer=tokenizer,
+        eos_ids=eos_ids,
+        max_source_len=max_source_len,
+        prefix=tokenizers.prefix(raw, directory),
+        metadata=finding.metadata(directory),
+    )
+    return checkpoint, module, tensors
+
+
+def _placement(
+    mesh: Mesh | str | None, replicate: bool, device: jax.Device | str | None
+) -> Placement | None:
+    if mesh is None:
+        if replicate:
+            raise ValueError("replicate=True says how a model lies on a mesh: give one.")
+        return None
+    if device is not None:
+        raise ValueError(f"device={device!r} and mesh={mesh!r}: give one of them.")
+    return Placement(sharding.mesh_of(mesh), replicate)
+
+
+def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor], platform: str) -> np.dtype:
+    if dtype is not None:
+        return float_dtype(dtype)
+    if not devices.has_half_precision(platform):
+        return np.dtype(np.float32)
+    widest = max((t.dtype for t in tensors.values()), key=lambda d: d.itemsize)
+    return np.dtype(jnp.bfloat16 if widest.itemsize == 2 else jnp.float32)
+
+
+def _check_narrow(**options: str | None) -> None:
+    """ValueError if what is to be kept in 8 bits is said in other words; None: it is not."""
+    for name, value in options.items():
+        if value not in (None, "int8"):
+            raise ValueError(
+                f"{name}={value!r} must be 'int8', or be left out for the dtype of all else."
+            )
+
+
+def shapes(
+    config: Any,
+    *,
+    dtype: Any = jnp.float32,
+    weights: str | None = None,
+    cache: str | None = None,
+    platform: str | None = None,
+    placement: Placement | None = None,
+) -> LanguageModel:
+    """The outline of a model that a family's config describes. Nothing is read or allocated.
+
+    Args:
+      dtype: of the parameters.
+      weights: "int8", or None, as for `load`.
+      cache: the same.
+      platform: "cpu", "gpu" or "tpu", for which projections are laid out; None: that of the mesh,
+        or jax's own.
+      placement: on a mesh, which may be abstract; the leaves then carry their shardings.
+    """
+    family, narrow = FAMILIES[config.model_type], (weights, cache)
+    if placement is None:
+        platform = platform or devices.find().platform
+        module = parameters.without_params(family, config, np.dtype(dtype), platform, *narrow)
+        return LanguageModel.of(module, platform=platform)
+    platform = platform or placement.first.platform
+    fitted, placement = sharding.fit(config, placement)
+    module = parameters.without_params(family, fitted, np.dtype(dtype), platform, *narrow)
+    module = sharding.split(module, placement)
+    options: dict[str, Any] = {"platform": platform, "placement": placement}
+    return sharding.abstract(LanguageModel.of(module, config.vocab_size, **options))
+
+
+def described(
+    description: Mapping[str, Any] | str | os.PathLike,
+    *,
+    dtype: Any = jnp.float32,
+    platform: str | None = None,
+    placement: Placement | None = None,
+) -> Checkpoint:
+    """The outline of a checkpoint of which no more than its config.json is there.
+
+    Whether its head is the embedding, config.json says, where `outline` asks the weights. It has no
+    tokenizer.
+
+    Args:
+      description: the fields of a config.json, a directory that has one, or a name on the hub, from
+        which that file alone is fetched.
+      dtype, platform, placement: see `shapes`.
+
+    Raises: as `outline`.
+    """
+    if isinstance(description, Mapping):
+        raw, place = dict(description), Path("config.json")
+        check_fields(raw)
+    else:
+        place = finding.locate_config(description)
+        raw = finding.read_configs(place.parent)[0]
+    family, raw = family_of(raw, place.parent), merge_ids(raw, {})
+    head = {"lm_head.weight": None} if raw.get("tie_word_embeddings") is False else {}
+    with finding.naming(place):
+        config = family.config_from_hub(raw, head)  # type: ignore[arg-type]  # looks at names alone
+        return Checkpoint(
+            name=str(place if isinstance(description, Mapping) else description),
+            model=shapes(config, dtype=dtype, platform=platform, placement=placement),
+            config=config,
+            eos_ids=tokenizers.eos_ids(raw.get("eos_token_id", family.defaults["eos_token_id"])),
+            max_source_len=tokenizers.max_source_len(None, raw, config),
+        )

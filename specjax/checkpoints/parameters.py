@@ -1,0 +1,316 @@
+"""Tensors of files → the parameters of a module, a piece at a time, and back."""
+
+import dataclasses
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from specjax import devices
+from specjax.checkpoints.families import Family
+from specjax.checkpoints.tensors import Tensor, Turned, Unread, read_into, read_rounded, read_scales
+from specjax.models import sharding
+from specjax.models.layers import M, arrange, quantise_weights
+from specjax.models.sharding import Placement, turned_paths
+
+
+def without_params(
+    family: Family,
+    config: Any,
+    dtype: np.dtype,
+    platform: str,
+    weights: str | None = None,
+    cache: str | None = None,
+) -> Any:
+    """A module with shapes for parameters; it is never built with weights of its own."""
+
+    def build() -> nnx.Module:
+        module = arrange(
+            family.build(config, rngs=nnx.Rngs(0), dtype=dtype),
+            input_first=devices.input_first(platform),
+        )
+        return quantise_weights(module) if weights else module
+
+    module: Any = nnx.eval_shape(build)
+    if cache:
+        module.int8_cache = True
+    return module
+
+
+def filled(
+    module: M,
+    names: Mapping[tuple, dict[str, int]],
+    tensors: Mapping[str, Tensor],
+    *,
+    device: jax.Device | None = None,
+) -> M:
+    """A module of shapes (`nnx.eval_shape`) with the parameters that lie in tensors.
+
+    Args:
+      names: for each parameter's path the tensors that it is made of, row after row, each with its
+        share of the rows.
+      device: where they stay; None: jax's own choice.
+
+    Raises:
+      ValueError: a tensor is missing, of another shape, or holds no floats.
+    """
+    tensors = needed(names, tensors)
+    check_tensors(module, names, tensors, ())
+    return read_params(module, names, tensors, (), device)
+
+
+def unfilled(
+    module: nnx.Module,
+    names: Mapping[tuple, dict[str, int]],
+    stored_turned: tuple[str, ...] = (),
+    moved: Mapping[tuple, np.ndarray] = MappingProxyType({}),
+) -> dict[str, np.ndarray]:
+    """What `filled` reads: a module's parameters under the names of their tensors.
+
+    Args:
+      names: as in `filled`.
+      stored_turned: how the names of tensors end that the files hold as (in, out).
+      moved: of a module on a mesh; see `sharding.moved`.
+    """
+    turned, found = turned_paths(module), {}
+    for path, variable in nnx.to_flat_state(nnx.state(module)):
+        array = np.asarray(variable[...])
+        stacked = sharding.restored(array.T if path in turned else array, moved.get(path))
+        for name, part in _split(stacked, names[path]).items():
+            found[name] = part.T if name.endswith(stored_turned) else part
+    return found
+
+
+def read_params(
+    module: M,
+    names: Mapping[tuple, dict[str, int]],
+    tensors: Mapping[str, Tensor],
+    stored_turned: tuple[str, ...],
+    device: jax.Device | None,
+) -> M:
+    """The module with the files' parameters, one read after the other.
+
+    Args:
+      device: which they then stay on; None: jax's own choice, which may be moved.
+    """
+    graphdef, abstract = nnx.split(module)
+    slots, turned, filled = dict(nnx.to_flat_state(abstract)), turned_paths(module), {}
+
+    def place(path: tuple, out: np.ndarray) -> None:
+        # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
+        placed = jax.device_put(out, device, may_alias=True)
+        filled[path] = slots[path].replace(jax.block_until_ready(placed))
+
+    for path, slot in slots.items():
+        if _weight_of(path, slots) is not None:
+            continue
+        parts = _parts(names[path], tensors, stored_turned)
+        out = _aligned(slot.shape, slot.dtype)
+        views = _split(out.T if path in turned else out, names[path])
+        if slot.dtype == np.int8:
+            scale_path = _scale_of(path)
+            scale = _aligned(slots[scale_path].shape, slots[scale_path].dtype)
+            for name, of_part in _split(scale, names[path]).items():
+                read_scales(parts[name], of_part)
+                read_rounded(parts[name], views[name], of_part)
+            place(scale_path, scale)
+        else:
+            for name, view in views.items():
+                read_into(parts[name], view)
+        place(path, out)
+    return nnx.merge(graphdef, nnx.from_flat_state(filled))
+
+
+def read_shards(
+    module: M,
+    names: Mapping[tuple, dict[str, int]],
+    tensors: Mapping[str, Tensor],
+    stored_turned: tuple[str, ...],
+    placement: Placement,
+) -> M:
+    """The module with the files' parameters on a mesh: of each the parts that are held here."""
+    graphdef, abstract = nnx.split(module)
+    slots, turned, filled = dict(nnx.to_flat_state(abstract)), turned_paths(module), {}
+    specs, order = sharding.specs(module, placement), sharding.order(module, placement)
+
+    def place(path: tuple, part: Callable[..., np.ndarray]) -> None:
+        slot = slots[path]
+
+        @functools.cache  # what several devices have alike is read once
+        def read(*bounds):
+            return part(*itertools.starmap(slice, bounds))
+
+        def at(index):
+            axes = zip(index, slot.shape, strict=True)
+            return read(*(axis.indices(size)[:2] for axis, size in axes))
+
+        array = jax.make_array_from_callback(slot.shape, specs[path], at, dtype=slot.dtype)
+        filled[path] = slot.replace(jax.block_until_ready(array))
+
+    for path, slot in slots.items():
+        if _weight_of(path, slots) is not None:
+            continue
+        parts = _parts(names[path], tensors, stored_turned)
+        rows = order.get(path, np.arange(sum(tensor.shape[0] for tensor in parts.values())))
+        shards = _Shards(list(parts.values()), rows, slot.dtype, path in turned)
+        if slot.dtype == np.int8:
+            place(_scale_of(path), shards.scales)
+        place(path, shards.part)
+    return nnx.merge(graphdef, nnx.from_flat_state(filled))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shards:
+    """What devices hold of a parameter: rows of tensors that lie below one another."""
+
+    tensors: list[Tensor]
+    rows: np.ndarray  # of all of them, in the order in which the mesh has them; −1: padding
+    dtype: np.dtype
+    turned: bool
+    known: dict[tuple[int, int], np.ndarray] = dataclasses.field(default_factory=dict)  # scales
+
+    def part(self, *at: slice) -> np.ndarray:
+        """The numbers at a place of the parameter; rows of padding are zeros."""
+        out = _aligned(tuple(axis.stop - axis.start for axis in at), self.dtype)
+        first, *others = at[::-1] if self.turned else at
+        stacked = out.T if self.turned else out
+        stacked[self.rows[first] < 0] = 0
+        scale = self.scales(first) if self.dtype == np.int8 else None
+        for tensor, there, here in self._runs(first):
+            if scale is None:
+                read_into(tensor, stacked[here], (there, *others))
+            else:
+                read_rounded(tensor, stacked[here], scale[here], (there, *others))
+        return out
+
+    def scales(self, some: slice) -> np.ndarray:
+        """Those of some rows in int8, from whole rows, of which a device may hold a part; read
+        once.
+        """
+        at = some.start, some.stop
+        if at not in self.known:
+            out = _aligned((some.stop - some.start,), np.dtype(np.float32))
+            out[...] = 1
+            for tensor, there, here in self._runs(some):
+                read_scales(tensor, out[here], there)
+            self.known[at] = out
+        return self.known[at]
+
+    def _runs(self, some: slice) -> Iterator[tuple[Tensor, slice, slice]]:
+        """Of some rows, those that follow one another in a tensor: where there, where in them."""
+        rows, begin = self.rows[some], 0
+        for tensor in self.tensors:
+            mine = np.flatnonzero((begin <= rows) & (rows < begin + tensor.shape[0]))
+            for run in np.split(mine, np.flatnonzero(np.diff(rows[mine]) != 1) + 1):
+                if len(run):
+                    first = int(rows[run[0]]) - begin
+                    yield tensor, slice(first, first + len(run)), slice(run[0], run[-1] + 1)
+            begin += tensor.shape[0]
+
+
+def _parts(
+    names: Iterable[str], tensors: Mapping[str, Tensor], stored_turned: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """The tensors of a parameter, each as (out, in)."""
+    found = {name: tensors[name] for name in names}
+    return {n: Turned.of(t) if n.endswith(stored_turned) else t for n, t in found.items()}
+
+
+def needed(
+    names: Mapping[tuple, dict[str, int]], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The tensors that the parameters are made of; others are left out, with one warning.
+
+    Raises:
+      ValueError: one is missing.
+    """
+    wanted = dict.fromkeys(name for parts in names.values() for name in parts)
+    place = next(iter(tensors.values())).file.parent if tensors else "the checkpoint"
+    if missing := [name for name in wanted if name not in tensors]:
+        raise ValueError(
+            f"{place}: {_some(missing)} missing from the weights, or config.json is "
+            "of another model. Copy or download both again."
+        )
+    if surplus := [name for name in tensors if name not in wanted]:
+        warnings.warn(
+            f"{place}: {_some(surplus)} in the weights belong to no layer that config.json "
+            "describes, and are left out. If the model needs them, config.json is of another one.",
+            stacklevel=4,
+        )
+    return {name: tensors[name] for name in wanted}
+
+
+def check_tensors(
+    module: nnx.Module,
+    names: Mapping[tuple, dict[str, int]],
+    tensors: Mapping[str, Tensor],
+    stored_turned: tuple[str, ...],
+) -> None:
+    """Every tensor has the shape that config.json asks for, and holds floats."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for parts, shape in _wanted(module, names):
+        for name, share in parts.items():
+            part = (shape[0] * share // sum(parts.values()), *shape[1:])
+            shapes[name] = part[::-1] if name.endswith(stored_turned) else part
+    for name, shape in shapes.items():
+        if isinstance(unread := tensors[name], Unread):
+            raise ValueError(unread.reason)
+        if tensors[name].dtype.kind in "biu":
+            raise ValueError(
+                f"{tensors[name].file}: {name!r} is stored as {tensors[name].dtype}; weights "
+                "should be floats."
+            )
+        if tensors[name].shape != shape:
+            raise ValueError(
+                f"{tensors[name].file}: {name!r} has shape {tensors[name].shape}, but config.json "
+                f"asks for {shape}. Copy or download both again."
+            )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more
+
+
+def _wanted(
+    module: nnx.Module, names: Mapping[tuple, dict[str, int]]
+) -> list[tuple[dict[str, int], tuple[int, ...]]]:
+    """For each parameter its parts, and its shape as checkpoints have it."""
+    slots, turned = dict(nnx.to_flat_state(nnx.state(module))), turned_paths(module)
+    return [
+        (names[path], slot.shape[::-1] if path in turned else slot.shape)
+        for path, slot in slots.items()
+        if _weight_of(path, slots) is None
+    ]
+
+
+def _scale_of(path: tuple) -> tuple:
+    """Where the scales are of a matrix in int8."""
+    return *path[:-1], f"{path[-1]}_scale"
+
+
+def _weight_of(path: tuple, slots: Mapping[tuple, Any]) -> tuple | None:
+    """Where the matrix in int8 is whose scales are at a path; None: it is no path of scales."""
+    *place, last = path
+    weight = *place, str(last).removesuffix("_scale")
+    return weight if weight != path and weight in slots else None
+
+
+def _split(stacked: np.ndarray, shares: dict[str, int]) -> dict[str, np.ndarray]:
+    """Views of the rows of each part, which lie below one another in proportion to their shares."""
+    ends = np.cumsum(list(shares.values())) * len(stacked) // sum(shares.values())
+    return dict(zip(shares, np.split(stacked, ends[:-1]), strict=True))
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory that begins at a multiple of 64 bytes, as XLA on a CPU needs to use it in place."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    buffer = np.empty(size + 64, np.uint8)
+    begin = -buffer.ctypes.data % 64
+    return buffer[begin : begin + size].view(dtype).reshape(shape)

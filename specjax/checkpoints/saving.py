@@ -1,0 +1,143 @@
+"""Checkpoints → directories: `save` one, or `convert` what can be loaded without holding it."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checkpoints import loading, parameters
+from specjax.checkpoints.families import FAMILIES
+from specjax.checkpoints.safetensors_files import write_file
+from specjax.checkpoints.tensors import Held, Tensor, float_dtype
+from specjax.checkpoints.weights import SAFETENSORS
+from specjax.models import sharding
+from specjax.models.checkpoint import Checkpoint, start_field
+from specjax.models.language_model import LanguageModel
+from specjax.support import files
+
+
+def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = jnp.float32) -> None:
+    """Write a directory that both `load` and transformers' `from_pretrained` read.
+
+    Each file appears whole or not at all, and a new directory appears only when it is complete.
+
+    Args:
+      directory: made if need be; files of the same names in it are replaced.
+      checkpoint: what to write. `checkpoint.metadata` goes into the safetensors header.
+      dtype: float32, bfloat16 or float16, of the stored weights.
+
+    Raises:
+      ValueError: a model of one's own, of no family, one whose head is not its own, or one with
+        weights in int8; or the directory cannot be written.
+    """
+    files.check_directory(directory)
+    kept = isinstance(checkpoint.model, LanguageModel) and hasattr(checkpoint.config, "model_type")
+    if not kept:
+        raise ValueError(f"{checkpoint.name} is of no family that Hugging Face's layout holds.")
+    family = FAMILIES[checkpoint.config.model_type]
+    module = checkpoint.model.module()
+    if any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(checkpoint.model)):
+        raise ValueError(
+            f"{checkpoint.name} has weights in int8, and files hold floats here. Save what "
+            "specjax.load gives without weights='int8', or copy the directory that it came from: "
+            "weights are rounded as they are read, in no more memory."
+        )
+    names = family.tensor_names(checkpoint.config)
+    arrays = parameters.unfilled(module, names, family.turned, sharding.moved(checkpoint.model))
+    tensors = {name: Held.of(array) for name, array in arrays.items()}
+    _save(directory, checkpoint, tensors, float_dtype(dtype))
+
+
+def convert(
+    name: str | os.PathLike,
+    directory: str | os.PathLike,
+    *,
+    dtype: Any = None,
+    progress: Callable[[int, int], Any] = lambda written, whole: None,
+) -> Checkpoint:
+    """Write what `load` can read as `save` would, without holding it in memory.
+
+    Afterwards the directory loads at the speed of safetensors, in transformers too.
+
+    Args:
+      name: a checkpoint, as in `load`.
+      directory: made if need be; files of the same names in it are replaced.
+      dtype: float32, bfloat16 or float16, of the stored weights. None: the widest of the source's,
+        at most float32.
+      progress: is told after each tensor how many bytes of how many are written.
+
+    Returns:
+      The checkpoint, with shapes for parameters.
+
+    Raises:
+      FileNotFoundError: there is no such checkpoint, or a file of it is missing.
+      ValueError: as `load`, or the directory cannot be written, which is looked at first.
+    """
+    if dtype is not None:
+        dtype = float_dtype(dtype)
+    files.check_directory(directory)
+    checkpoint, _, tensors = loading.opened(name, device="cpu")
+    if dtype is None:
+        dtype = max((t.dtype for t in tensors.values()), key=lambda d: d.itemsize)
+    chosen = np.dtype(jnp.float32 if np.dtype(dtype).itemsize > 4 else dtype)
+    whole = sum(math.prod(t.shape) for t in tensors.values()) * chosen.itemsize
+    written = 0
+
+    def report(count: int) -> None:
+        nonlocal written
+        written += count
+        progress(written, whole)
+
+    _save(directory, checkpoint, tensors, chosen, report)
+    return checkpoint
+
+
+def _save(
+    directory: str | os.PathLike,
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, Tensor],
+    dtype: np.dtype,
+    progress: Callable[[int], Any] = lambda count: None,
+) -> None:
+    with files.replacing_within(directory) as part:
+        _write(part, checkpoint, tensors, dtype, progress)
+
+
+def _write(
+    directory: Path,
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, Tensor],
+    dtype: np.dtype,
+    progress: Callable[[int], Any],
+) -> None:
+    config = checkpoint.config
+    family = FAMILIES[config.model_type]
+    ids = {
+        start_field(config): checkpoint.start_id,
+        "eos_token_id": _plain(checkpoint.eos_ids),
+        "pad_token_id": checkpoint.pad_id,
+    }
+    limit = {} if config.max_positions else {"n_positions": checkpoint.max_source_len}
+    kind = {"model_type": config.model_type, "dtype": dtype.name}
+    if checkpoint.prefix:
+        kind["prefix"] = checkpoint.prefix
+    raw = limit | family.config_to_hub(config) | ids | kind
+    _write_json(directory / "config.json", raw)
+    _write_json(directory / "generation_config.json", ids)
+    write_file(directory / SAFETENSORS.single, tensors, dtype, checkpoint.metadata, progress)
+    if checkpoint.tokenizer is not None:
+        checkpoint.tokenizer.save_pretrained(str(directory))
+
+
+def _plain(ids: tuple[int, ...]) -> int | list[int] | None:
+    return None if not ids else ids[0] if len(ids) == 1 else list(ids)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,174 @@
+"""How Hugging Face names and configures a T5: its config.json and the tensors in its files.
+
+Two facts need care (checked with transformers 5.23). `tie_word_embeddings` means both "the head is
+the embedding" and "scale the decoder's output by d_model^−½" in files written before transformers
+5, and is always true in later ones, which have `scale_decoder_outputs` beside it. And a checkpoint
+may store a tied head all the same. So the tensors decide what is tied, and the newest field that
+is there decides about scaling.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from specjax.checkpoints.config_json import check_sizes, fill_in, is_copy, tie
+from specjax.checkpoints.tensors import Tensor, equal
+from specjax.models.t5 import T5, T5Config
+
+# What transformers assumes where config.json is silent: T5 v1.0 small.
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+EMBEDDING, HEAD = "shared.weight", "lm_head.weight"
+COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# Stored by some early checkpoints and read by no model: cross-attention has no position bias.
+UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+def build(config: T5Config, *, rngs: nnx.Rngs, dtype) -> T5:
+    """A freshly initialised module."""
+    return T5(config, rngs=rngs, dtype=dtype)
+
+
+def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Drop copies of the embedding, so that a head that remains is the model's own.
+
+    Warns where config.json (`raw`) promises a head of its own that the files lack.
+
+    Raises:
+      ValueError: encoder and decoder have different embeddings.
+    """
+    found = dict(tensors)
+    for copy in COPIES:
+        if copy not in found:
+            continue
+        tensor = found.pop(copy)
+        if not equal(found.setdefault(EMBEDDING, tensor), tensor):
+            raise ValueError(
+                f"{tensor.file}: {copy!r} differs from {EMBEDDING!r}. A T5 with several embeddings "
+                "is not supported; save the checkpoint with its embeddings shared."
+            )
+    found.pop(UNUSED, None)
+    if raw.get("tie_word_embeddings") is not False:
+        tie(found, HEAD, EMBEDDING)
+    old_and_untied = (
+        raw.get("tie_word_embeddings") is False and raw.get("scale_decoder_outputs") is None
+    )
+    if old_and_untied and HEAD not in found and EMBEDDING in found:
+        warnings.warn(
+            f"{found[EMBEDDING].file.parent}: config.json says tie_word_embeddings=false, but the "
+            f"weights have no {HEAD!r}, so the embedding serves as the head, as in transformers.",
+            stacklevel=4,
+        )
+    if is_copy(found, HEAD, EMBEDDING):
+        del found[HEAD]
+    return found
+
+
+def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T5Config:
+    """The config of a checkpoint.
+
+    Args:
+      raw: config.json, as it is in the file.
+      tensors: from `select_tensors`.
+
+    Raises:
+      ValueError: a size is not a positive integer, or a variant is not supported.
+    """
+    known = fill_in(raw, DEFAULTS)
+    layers = raw.get("num_decoder_layers")
+    known["num_decoder_layers"] = known["num_layers"] if layers is None else layers
+    del known["eos_token_id"]
+    check_sizes(known, other=["layer_norm_epsilon", "feed_forward_proj"])
+    buckets, reach = (known[f"relative_attention_{x}"] for x in ("num_buckets", "max_distance"))
+    if buckets < 4 or reach <= buckets // 2:
+        raise ValueError(
+            f"relative_attention_max_distance={reach} should be above half of "
+            f"relative_attention_num_buckets={buckets}, which should be at least 4."
+        )
+    start = raw.get("decoder_start_token_id")
+    start = known["pad_token_id"] if start is None else start
+    for key, value in (("decoder_start_token_id", start), ("pad_token_id", known["pad_token_id"])):
+        if value >= known["vocab_size"]:
+            raise ValueError(f"{key}={value} is no id of a vocabulary of {known['vocab_size']}.")
+    scale = raw.get("scale_decoder_outputs")
+    if scale is None:
+        scale = raw.get("tie_word_embeddings") is not False
+    return T5Config(
+        **known,
+        decoder_start_token_id=start,
+        tie_word_embeddings=HEAD not in tensors,
+        scale_decoder_outputs=bool(scale),
+    )
+
+
+def config_to_hub(config: T5Config) -> dict[str, Any]:
+    """What config.json says of the architecture, for transformers before and since version 5."""
+    fields = {key: getattr(config, key) for key in DEFAULTS if key != "eos_token_id"}
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        **fields,
+        "num_decoder_layers": config.num_decoder_layers,
+        "decoder_start_token_id": config.decoder_start_token_id,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "scale_decoder_outputs": config.scale_decoder_outputs,
+        "dropout_rate": 0.0,
+    }
+
+
+def tensor_names(config: T5Config) -> dict[tuple, dict[str, int]]:
+    """For each parameter's path in the module: the tensors that it is made of, row after row.
+
+    Each with its share of the rows.
+    """
+    names: dict[tuple, dict[str, int]] = {("embedding",): {EMBEDDING: 1}}
+    if not config.tie_word_embeddings:
+        names["head",] = {HEAD: 1}
+    for stack in ("encoder", "decoder"):
+        names[f"{stack}_norm", "scale"] = {f"{stack}.final_layer_norm.weight": 1}
+        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        names[f"{stack}_bias", "weight"] = {bias: 1}
+    for i in range(config.num_layers):
+        names |= _layer_names(config, "encoder", i)
+    for i in range(config.num_decoder_layers):
+        names |= _layer_names(config, "decoder", i)
+    return names
+
+
+def _layer_names(config: T5Config, stack: str, i: int) -> dict[tuple, dict[str, int]]:
+    def tensors(sublayer: int, *parts: str) -> dict[str, int]:
+        return {f"{stack}.block.{i}.layer.{sublayer}.{part}.weight": 1 for part in parts}
+
+    names = {
+        ("attention_norm", "scale"): tensors(0, "layer_norm"),
+        ("attention", "qkv", "weight"): tensors(0, *(f"SelfAttention.{x}" for x in "qkv")),
+        ("attention", "output", "weight"): tensors(0, "SelfAttention.o"),
+    }
+    last = 1
+    if stack == "decoder":
+        last = 2
+        names["cross_norm", "scale"] = tensors(1, "layer_norm")
+        names["cross", "query", "weight"] = tensors(1, "EncDecAttention.q")
+        names["cross", "kv", "weight"] = tensors(1, *(f"EncDecAttention.{x}" for x in "kv"))
+        names["cross", "output", "weight"] = tensors(1, "EncDecAttention.o")
+    inputs = ("wi_0", "wi_1") if config.feed_forward_proj.startswith("gated-") else ("wi",)
+    names["feed_forward_norm", "scale"] = tensors(last, "layer_norm")
+    names["feed_forward", "input", "weight"] = tensors(
+        last, *(f"DenseReluDense.{x}" for x in inputs)
+    )
+    names["feed_forward", "output", "weight"] = tensors(last, "DenseReluDense.wo")
+    return {(stack, i, *path): parts for path, parts in names.items()}

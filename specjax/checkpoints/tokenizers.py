@@ -1,0 +1,194 @@
+"""The tokenizer of a checkpoint, and what its files say of ids and of texts."""
+
+import base64
+import contextlib
+import fnmatch
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from specjax.checkpoints import spiece, t5x_files
+from specjax.checkpoints.tensors import AGAIN, read_json
+from specjax.checkpoints.weights import PIECES
+from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
+
+FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+ENOUGH = 0.5  # of the embedding's rows; published models are padded by less than a tenth
+
+
+def load(directory: Path) -> Any:
+    """The tokenizer, or None where the directory has none. No code of the checkpoint runs.
+
+    Raises:
+      ValueError: a file is damaged or missing.
+    """
+    # What is imported here takes a second, and advises to install torch, which is not used.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    pieces = spiece.find(directory)
+    if pieces is None and t5x_files.is_checkpoint(directory):
+        pieces = spiece.find(directory.absolute().parent)  # beside all steps of a run
+    if pieces is not None and not (directory / FILE).is_file():
+        return spiece.load(pieces)
+    if not (directory / CONFIG).is_file() and not _pieces(directory):
+        return None
+    return from_transformers(directory)
+
+
+def from_transformers(directory: Path) -> Any:
+    """What `AutoTokenizer` makes of a directory; ValueError that names it if that fails.
+
+    `trust_remote_code` is False and not left out: transformers would ask on stdin whether it may
+    run the checkpoint's code.
+    """
+    from transformers import AutoTokenizer
+
+    _check_charsmaps(directory / FILE)
+    try:
+        with panics():
+            return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        fix = AGAIN
+        if "custom code" in reason:
+            fix = (
+                "specjax runs no code of a checkpoint: make a tokenizer.json of it elsewhere, "
+                "and take auto_map out of tokenizer_config.json."
+            )
+        elif not (directory / FILE).is_file():
+            fix = (
+                "It has no tokenizer.json: `pip install sentencepiece protobuf` to convert the "
+                "older format, or copy tokenizer.json from the model's page."
+            )
+        raise ValueError(
+            f"The tokenizer in {directory} cannot be read ({type(error).__name__}: {reason}). {fix}"
+        ) from error
+
+
+@contextlib.contextmanager
+def panics() -> Iterator[None]:
+    """Turns a panic of the tokenizers library into a ValueError.
+
+    It is a BaseException, which no `except Exception` catches, of a class that cannot be imported.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"the tokenizers library panicked: {reason[:200]}") from None
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The ids of a text; ValueError that names the text if the tokenizer fails on it."""
+    try:
+        with panics():
+            # Not verbose: transformers would warn of long texts in words that are not true here.
+            return list(tokenizer(text, verbose=False)["input_ids"])
+    except Exception as error:
+        shown = ascii(text if len(text) <= 60 else text[:60] + "…")
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"The tokenizer cannot read the text {shown} ({type(error).__name__}: {reason})."
+        ) from error
+
+
+def _pieces(directory: Path) -> list[str]:
+    """Files of a directory that hold pieces of a tokenizer."""
+    names = [path.name for path in directory.iterdir() if path.is_file()]
+    return sorted({name for pattern in PIECES for name in fnmatch.filter(names, pattern)})
+
+
+def _check_charsmaps(file: Path) -> None:
+    """ValueError if a table that normalizes texts is not as long as it says.
+
+    The tokenizers library would allocate what the table says, and may abort the process.
+    """
+    if not file.is_file() or b'"Precompiled"' not in file.read_bytes():
+        return
+    found = [read_json(file).get("normalizer")]
+    while found:
+        value = found.pop()
+        if isinstance(value, list):
+            found += value
+        if not isinstance(value, dict):
+            continue
+        found.append(value.get("normalizers"))
+        if value.get("type") == "Precompiled":
+            try:
+                right = spiece.is_charsmap(base64.b64decode(value["precompiled_charsmap"]))
+            except (LookupError, TypeError, ValueError):
+                right = False
+            if not right:
+                raise ValueError(f"{file} is damaged (precompiled_charsmap). {AGAIN}")
+
+
+def real_vocab_size(tokenizer: Any, rows: int, directory: Path) -> int:
+    """How many ids stand for something: those of the tokenizer, without the embedding's padding.
+
+    Tokens that were added to the tokenizer beyond the embedding are left out, with a warning.
+
+    Raises:
+      ValueError: the tokenizer's own pieces are more than the embedding's rows, or so few that
+        files of it must be missing.
+    """
+    if tokenizer is None:
+        return rows
+    with panics():
+        ids = tokenizer.get_vocab()
+    if len(ids) < ENOUGH * rows:
+        wanted = getattr(tokenizer, "vocab_files_names", {}).values()
+        missing = [name for name in wanted if not (directory / name).is_file()]
+        raise ValueError(
+            f"{directory}: the tokenizer has {len(ids)} pieces, and the embedding {rows} rows. "
+            f"Files of the tokenizer are missing or another model's; of those that "
+            f"{type(tokenizer).__name__} may read, {', '.join(missing) or 'none'} "
+            f"{'is' if len(missing) <= 1 else 'are'} not there. Copy the tokenizer's files from "
+            "the model's page, or remove them all to decode ids without texts."
+        )
+    real = max(ids.values()) + 1
+    if real <= rows:
+        return real
+    if tokenizer.vocab_size > rows:
+        raise ValueError(
+            f"{directory}: the tokenizer has {real} ids and the model only {rows} (vocab_size in "
+            "config.json). They belong to different models: copy or download both again."
+        )
+    beyond = [token for token, i in ids.items() if i >= rows]
+    warnings.warn(
+        f"{directory}: the tokenizer has {real} ids and the model only {rows}. The model can "
+        f"neither read nor say {', '.join(map(repr, sorted(beyond)[:3]))}"
+        f"{' …' if len(beyond) > 3 else ''}: a text with such a token is refused.",
+        stacklevel=4,
+    )
+    return rows
+
+
+def eos_ids(value: Any) -> tuple[int, ...]:
+    """From an id, a list of them or None."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(sorted(set(ids)))
+
+
+def max_source_len(tokenizer: Any, raw: Mapping[str, Any], config: Any) -> int:
+    """What the tokenizer says, at most the positions of the model; else those, or a default."""
+    # A tokenizer that knows no limit says 10³⁰.
+    limit = 10**30 if tokenizer is None else tokenizer.model_max_length
+    if type(limit) not in (int, float) or not limit >= 1:
+        raise ValueError(
+            f"tokenizer_config.json: model_max_length={limit!r} should be a number ≥ 1."
+        )
+    if limit < 10**6:
+        limit = int(limit)
+        return min(limit, config.max_positions or limit)
+    return config.max_positions or int(raw.get("n_positions") or DEFAULT_MAX_SOURCE_LEN)
+
+
+def prefix(raw: Mapping[str, Any], directory: Path) -> str:
+    """transformers' field for what its pipelines put before every text."""
+    prefix = raw.get("prefix") or ""
+    if not isinstance(prefix, str):
+        raise ValueError(f"{directory / 'config.json'}: prefix={prefix!r} should be a text.")
+    return prefix

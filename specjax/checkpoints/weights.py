@@ -1,0 +1,166 @@
+"""Which files of a directory or of a hub's repository hold the weights, and the tensors in them."""
+
+import dataclasses
+import fnmatch
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+from specjax.checkpoints import msgpack_files, safetensors_files, t5x_files, torch_files
+from specjax.checkpoints.tensors import AGAIN, Tensor, read_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A kind of file in which Hugging Face's directories hold weights."""
+
+    single: str
+    """All weights in one file."""
+    index: str
+    """Or this, which says in which file each is."""
+    shards: str
+    """And a pattern for their names."""
+    find: Callable[[Path], dict[str, Tensor]]
+    """Of one file."""
+    named: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
+    """With the names that torch's models have."""
+
+
+SAFETENSORS = Format(
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*-of-*.safetensors",
+    safetensors_files.find,
+)
+TORCH = Format(
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "pytorch_model-*-of-*.bin",
+    torch_files.find,
+)
+FLAX = Format(
+    "flax_model.msgpack",
+    "flax_model.msgpack.index.json",
+    "flax_model-*-of-*.msgpack",
+    msgpack_files.find,
+    msgpack_files.as_in_torch,
+)
+FORMATS = (SAFETENSORS, TORCH, FLAX)  # the best first: the only one that is read where it lies
+POINTER = b"version https://git-lfs"
+# What there is beside weights.
+CONFIGS = ("config.json", "generation_config.json")
+# Files of pieces, as the classes of transformers name them (`vocab_files_names`).
+PIECES = (
+    "tokenizer.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "*.codes",
+    "tekken.json",
+)
+TEMPLATES = "additional_chat_templates/"  # the one folder that a tokenizer has
+TOKENIZERS = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.*"),
+    *PIECES[1:],
+    f"{TEMPLATES}*.jinja",
+)
+
+
+def wanted(files: Iterable[str]) -> list[str]:
+    """Of all files of a repository those to download: one format of weights, the best there is."""
+    offered = [file for file in files if "/" not in file.removeprefix(TEMPLATES)]
+    patterns = (*CONFIGS, *TOKENIZERS)
+    found = [file for pattern in patterns for file in fnmatch.filter(offered, pattern)]
+    kept = list(dict.fromkeys(found))
+    if "tokenizer.json" in kept and "spiece.model" in kept:
+        kept.remove("spiece.model")  # the same, slower to read
+    for form in FORMATS:
+        if form.single in offered:
+            return [*kept, form.single]
+        if form.index in offered:
+            return [*kept, form.index, *fnmatch.filter(offered, form.shards)]
+    return kept
+
+
+def fingerprint(directory: Path) -> dict[str, str]:
+    """Size and hash of each file that is read of a directory, by name, in milliseconds a file.
+
+    Of a file above a megabyte 64 blocks are hashed, the first of which holds the header.
+    """
+    every = {str(path.relative_to(directory)): path for path in sorted(directory.rglob("*"))}
+    names = every if t5x_files.is_checkpoint(directory) else wanted(every)
+    return {name: _mark(every[name]) for name in names if every[name].is_file()}
+
+
+def _mark(path: Path, blocks: int = 64, block: int = 1 << 14) -> str:
+    size, found = path.stat().st_size, hashlib.sha256()
+    reach = max(size - block, (blocks - 1) * block)  # a small file is read from end to end
+    with path.open("rb") as file:
+        for i in range(blocks):
+            file.seek(i * reach // (blocks - 1))
+            found.update(file.read(block))
+    return f"{size} bytes, {found.hexdigest()[:16]}"
+
+
+def find_tensors(directory: Path) -> dict[str, Tensor]:
+    """All tensors of a directory by name, from one file, the shards of an index or T5X's folders.
+
+    Where there are several formats, the best is read.
+
+    Raises:
+      FileNotFoundError: there are no weights, or a shard is missing.
+      ValueError: a file is cut short or damaged.
+    """
+    for form in FORMATS:
+        if (directory / form.single).is_file():
+            return form.named(_find(form, directory / form.single))
+        if (directory / form.index).is_file():
+            return form.named(_sharded(directory, form))
+    if t5x_files.is_checkpoint(directory):
+        return t5x_files.find(directory)
+    names = " nor ".join(form.single for form in FORMATS)
+    raise FileNotFoundError(
+        f"{directory} has no weights that are read here: neither {names}, nor an index of shards "
+        "of one of them, nor T5X's `checkpoint`. Copy or download them too."
+    )
+
+
+def _find(form: Format, file: Path) -> dict[str, Tensor]:
+    with file.open("rb") as stream:
+        if stream.read(len(POINTER)) == POINTER:
+            raise ValueError(
+                f"{file} is no file of weights but git-lfs's pointer to one: run `git lfs pull`."
+            )
+    if not (found := form.find(file)):
+        raise ValueError(f"{file} holds no tensors. {AGAIN}")
+    return found
+
+
+def _sharded(directory: Path, form: Format) -> dict[str, Tensor]:
+    """The tensors of all shards. Of one that several hold the index says which is read."""
+    index = directory / form.index
+    shard_of = read_json(index).get("weight_map")
+    if not isinstance(shard_of, dict) or not shard_of:
+        raise ValueError(f"{index} has no 'weight_map'. {AGAIN}")
+    for name, shard in shard_of.items():
+        if not isinstance(shard, str) or PurePosixPath(shard).name != shard:
+            raise ValueError(
+                f"{index}: 'weight_map' puts {name!r} into {shard!r}, which should be "
+                f"the name of a file. {AGAIN}"
+            )
+    shards = {}
+    for shard in sorted(set(shard_of.values())):
+        if not (directory / shard).is_file():
+            raise FileNotFoundError(
+                f"{directory / shard} is missing, but {form.index} lists it. Copy or download it "
+                "too."
+            )
+        shards[shard] = _find(form, directory / shard)
+    found: dict[str, Tensor] = {}
+    for shard, tensors in shards.items():
+        for name, tensor in tensors.items():
+            if name not in found or shard_of.get(name) == shard:
+                found[name] = tensor
+    return found

@@ -1,0 +1,1 @@
+"""What the command `specjax` runs; `specjax.cli.main` finds them here."""

@@ -1,0 +1,79 @@
+"""Writes a checkpoint of any format as safetensors.
+
+    specjax convert SOURCE DIRECTORY [--dtype=bfloat16]
+
+SOURCE is what `specjax.load` reads: a directory, or a name on the Hugging Face hub, with weights in
+safetensors, torch's pickles, flax's msgpack or T5X's folders. DIRECTORY then has the same model
+with its config and tokenizer, for specjax and for transformers. One tensor at a time is in memory.
+DIRECTORY is replaced file by file when all is written; a run that was cut off leaves it as it was,
+and the next one removes what was left beside it.
+"""
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+from tqdm import tqdm
+
+from specjax import checkpoints
+from specjax.checkpoints.tensors import DTYPES
+from specjax.support import command_line
+
+WRITTEN = ("float32", "bfloat16", "float16")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Convert what the arguments say; an error is one sentence, with status 1.
+
+    Args:
+      argv: SOURCE, DIRECTORY and flags; None: those of this process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="specjax convert",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="SOURCE", help="a directory, or a name on the hub")
+    parser.add_argument("directory", metavar="DIRECTORY", help="where to write; made if need be")
+    parser.add_argument(
+        "--dtype",
+        choices=WRITTEN,
+        help="of the stored weights; without it the source's, at most float32",
+    )
+    arguments = parser.parse_args(argv)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: print(
+            f"warning: {message}", file=sys.stderr
+        )
+        try:
+            convert(arguments.source, arguments.directory, arguments.dtype)
+        except BrokenPipeError:
+            command_line.leave_without_reader()
+        except (ValueError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(1)
+
+
+run = main  # as the command `specjax` names it
+
+
+def convert(source: str, directory: str, dtype: str | None) -> None:
+    """`checkpoints.convert` with a progress bar, and one line when it is done."""
+    size = 0
+    # disable=None: no bar unless in a terminal.
+    with tqdm(unit="B", unit_scale=True, desc="weights", leave=False, disable=None) as bar:
+
+        def report(written: int, whole: int) -> None:
+            nonlocal size
+            bar.total = whole
+            bar.update(written - size)
+            size = written
+
+        stored: np.dtype | None = None if dtype is None else DTYPES[dtype]
+        done = checkpoints.convert(source, directory, dtype=stored, progress=report)
+    kind = done.config.model_type
+    tokenizer = "" if done.tokenizer is not None else "; the source has no tokenizer"
+    print(f"{directory}: a {kind} with {size / 1e6:,.1f} MB of weights{tokenizer}")

@@ -1,0 +1,670 @@
+"""Decode the lines of a file, speculatively or autoregressively.
+
+    specjax decode --config.target=DIR --config.draft=DIR --input=FILE --output=OUT.jsonl
+
+The fields of the config are listed below. A policy that weighs costs, such as goodput, measures
+them first. With carry, a run that is continued begins to learn afresh.
+A name that is an import path, and the file of --config itself, are code that runs: give none that
+you would not run.
+
+With --config.compare=True both methods decode every input in turns, once the output is written,
+and are printed side by side: tokens, calls, acceptance, times and the speedup. Of a tree `drafted`
+counts nodes, and levels are counted beside.
+
+With --config.rounds_file=FILE every round is a JSON line of that file, which
+pandas.read_json(FILE, lines=True) reads: input (its number), sample, round, allowed (the longest
+draft that the policy allowed), drafted, accepted, emitted, tested; and of each drafted token
+confidence and entropy. Position i of a draft, from 0, was tested if i < tested.
+
+With --follow the rows that run are shown in the terminal, a line each, as they grow.
+
+Input: one line each, "-" for standard input. Of batch_size rows each takes the next input when it
+has ended. Output: a JSON line for each input and sample, in the input's order: input, sample,
+output, tokens, target_calls, drafted, accepted. A run that was cut off continues when the same
+command is given again, with the same inputs and models; .OUT.jsonl.run.json beside the output has
+the settings, fingerprints and commits that it was made with. At the end acceptance by position,
+counts, τ and tokens a second go to standard output, or to standard error where the rows go to the
+former.
+
+Several processes share the inputs of a file (docs/scale.md): the same command for each, on one
+machine or many, with --coordinator=HOST:PORT --processes=N --process=0 … N-1, or with
+--coordinator=auto on a cluster that jax knows. The output is that of one process.
+"""
+
+import contextlib
+import functools
+import json
+import pathlib
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TextIO
+
+import jax
+import numpy as np
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+
+from specjax import checkpoints, decoding, drafters, policies, rules, sampling, trees
+from specjax.cli import defaults
+from specjax.cli import follow as following
+from specjax.cli.inputs import read_lines
+from specjax.drafters.base import Drafter
+from specjax.loop import Method
+from specjax.measure import provenance, report, timing
+from specjax.models import sharding
+from specjax.models.memory import check_fits
+from specjax.policies.prices import as_measured
+from specjax.results import acceptance_rates, summarize
+from specjax.speculative import Speculative
+from specjax.support import command_line, compilation_cache, files, processes, runs
+from specjax.support.processes import Group
+from specjax.trees.speculative import TreeSpeculative
+from specjax.tuning import fitting, trials
+
+METHODS = ("speculative", "autoregressive")
+
+
+def main(_) -> None:
+    args = flags.FLAGS
+    with processes.joined(args.coordinator, args.processes, args.process, args.timeout) as group:
+        if group.index:
+            warnings.simplefilter("ignore")  # process 0 says it
+        run_in(group, args, args.config)
+
+
+def run_in(group: Group, args, config) -> None:
+    """This process's part of the command."""
+    check(config)
+    if config.rounds_file and same_file(config.rounds_file, args.output):
+        raise ValueError(f"rounds_file={config.rounds_file} is --output too: name another file.")
+    if args.follow and not sys.stderr.isatty():
+        raise ValueError("--follow writes to a terminal, and standard error is none: leave it out.")
+    if group.count > 1:
+        check_shared(args, config)
+    texts = read_lines(args.input)
+    if not texts:
+        raise ValueError(f"--input={args.input} is empty: give it one input a line.")
+    processes.check_alike(group, settings(args, config, texts) if group.count > 1 else {})
+    with contextlib.ExitStack() as held:
+        if group.index == 0:
+            for file, flag in places(args, config):
+                check_place(file, flag, args.input)
+                held.enter_context(files.only_writer(file))
+            check_resumes(args, config, texts)
+        decode_texts(group, args, config, texts)
+
+
+def decode_texts(group: Group, args, config, texts: list[str]) -> None:
+    """Decode this process's part of the inputs; process 0 holds the output."""
+    if config.mesh:
+        check_plan(config, texts)
+    if not group.index:
+        names = dict.fromkeys([config.target, *([config.draft] if with_draft(config) else [])])
+        command_line.say(f"loading {' and '.join(names)} …")
+    target, draft = load_pair(config)
+    if not group.index:
+        command_line.say("compiling …")
+    method, unpriced = method_of(config, target, draft)
+    check_memory(config, texts, target, method)
+    # A mesh that has devices of other processes: all decode each row together.
+    together = not sharding.is_local(target.model)
+    if unpriced:
+        method = with_prices(group, together, method, target, texts, config)
+    if group.count > 1 and not together and decoding.reads_batch(method):
+        raise ValueError(
+            f"--config.policy={config.policy} reads its batch, which several processes would cut "
+            "otherwise than one: take another policy, or one process."
+        )
+    if unpriced and not (config.carry or config.rounds_file):
+        method = chosen(group, together, method, target, texts, config)
+    if config.carry:
+        decoding.check_carry(method)
+    # Only now, when nothing but decoding can fail, may an old output be replaced.
+    total = len(texts) * config.samples
+    output = open_output(group, together, args, config, texts)
+    missing = output.missing if output else range(total)
+    done = total - len(missing) if group.count == 1 else 0
+    log = open_log(config, args, done)
+    events = decoding.as_they_end(
+        decoding.with_log(method, config.max_new_tokens) if log else method,
+        target,
+        texts,
+        max_new_tokens=config.max_new_tokens,
+        key=jax.random.key(config.seed),
+        samples=config.samples,
+        batch_size=config.batch_size,
+        max_source_len=config.max_source_len or None,
+        only=missing,
+        names=(config.target, config.draft),
+        carry=config.carry,
+        eager=args.follow,
+        every=following.ROUNDS if args.follow else 0,
+    )
+    if args.follow:
+        events = following.follow(events, Console(stderr=True))
+    rows = decoding.in_order(events, config.samples, missing)
+    begin, compiling = time.perf_counter(), compilation_cache.Watch()
+    counts, lengths, tested = np.zeros(5, int), np.zeros(1, int), np.zeros(1, int)
+    bar = command_line.Steps(
+        rows,
+        total=done + len(missing),
+        initial=done,
+        unit="row",
+        disable=True if args.follow or group.index else None,  # None: unless in a terminal
+        resumes=output is not None,
+    )
+    for row in bar:
+        counts += 1, row.emitted, row.target_calls, row.drafted, row.levels
+        lengths, tested = lengths + row.accepted_lengths, tested + row.tested
+        record = {
+            "input": texts[row.index],
+            "sample": row.sample,
+            "output": row.text,
+            "tokens": row.tokens,
+            "target_calls": row.target_calls,
+            "drafted": row.drafted,
+            "accepted": row.accepted,
+        }
+        if log:
+            for line in row.lines():
+                log.append(line)
+        if output:
+            output.append(row.index * config.samples + row.sample, record)
+        else:
+            print(json.dumps(record, ensure_ascii=False), flush=True)
+    seconds, compiled = time.perf_counter() - begin, compiling.seconds()
+    own = [counted.tolist() for counted in (counts, lengths, tested)]
+    every = [json.loads(one) for one in group.exchange("counts", json.dumps(own))]
+    if group.index:
+        return
+    if output:
+        output.merge()
+    if not together:
+        # A process without rows knows no length of a draft: its counts are one 0 for all.
+        of_all = (functools.reduce(np.add, map(np.array, of)) for of in zip(*every, strict=True))
+        counts, lengths, tested = of_all
+    beside = sys.stdout if output else sys.stderr  # where no rows are
+    if counts[3]:
+        print(by_position(acceptance_rates(lengths, tested)), file=beside)
+    print(took(total - counts[0], seconds, compiled, *counts.tolist()), file=beside)
+    if config.compare and isinstance(method, Speculative | TreeSpeculative):
+        command_line.say("comparing …")
+        show(method, compare(method, target, texts, config), beside)
+    elif config.compare:
+        print("Nothing is compared: no draft is used, so both methods are the same.", file=beside)
+    elif draft is not None and (remark := rules.remark(method.rule, method.sampling)):
+        print(f"{remark}.", file=beside)
+
+
+def method_of(
+    config, target: checkpoints.Checkpoint, draft: checkpoints.Checkpoint | Drafter | None
+) -> tuple[Method, bool]:
+    """The loop, and whether its policy is still to come, for it must be told prices."""
+    unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
+    method = decoding.build(
+        target,
+        draft,
+        gamma=config.gamma,
+        sampling=sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters),
+        rule=config.rule or None,
+        policy=None if unpriced else config.policy or None,
+        tree=config.tree,
+        check_tokens=config.get("check_tokens", True),
+    )
+    return method, unpriced
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two names are of one file."""
+    return pathlib.Path(one).resolve() == pathlib.Path(other).resolve()
+
+
+def check_shared(args, config) -> None:
+    """ValueError for what several processes cannot do."""
+    for flag, value in (("input", args.input), ("output", args.output)):
+        if value == "-":
+            raise ValueError(f"--{flag}=- is for one process: give several a file that all see.")
+    if args.follow:
+        raise ValueError("--follow is for one process: leave it out.")
+    for field in ("compare", "rounds_file", "carry"):
+        if config[field]:
+            raise ValueError(f"--config.{field}={config[field]} is for one process: leave it out.")
+
+
+def settings(args, config, texts: list[str]) -> dict[str, Any]:
+    """What must be the same in all processes, by name."""
+    found: dict[str, Any] = {"the commit": provenance.commit(), "jax": jax.__version__}
+    found |= {f"--config.{name}": value for name, value in runs.settings(config).items()}
+    found |= {
+        "--output": args.output,
+        "--overwrite": args.overwrite,
+        f"a hash of --input={args.input}": runs.fingerprint(texts),
+    }
+    for role, marks in models_of(config).items():
+        for file, mark in marks.items():
+            found[f"{file} of --config.{role}={config[role]}"] = mark
+    return found
+
+
+def with_draft(config) -> bool:
+    """Whether the config's method uses its draft."""
+    return config.method == "speculative"
+
+
+def models_of(config) -> dict[str, dict[str, str]]:
+    """Fingerprints of the target's files and, where there is one, of the draft's."""
+    found = {"target": checkpoints.fingerprint(config.target)}
+    return found | ({"draft": drafters.fingerprint(config.draft)} if with_draft(config) else {})
+
+
+def rows_of(config, texts: list[str]) -> int:
+    """Of a batch."""
+    return min(config.batch_size, len(texts) * config.samples)
+
+
+def with_prices(
+    group: Group, together: bool, method, target: checkpoints.Checkpoint, texts: list[str], config
+) -> Method:
+    """The loop with its policy, which is told prices that process 0 measures now, and prints.
+
+    Args:
+      together: whether the loop runs in all processes at once.
+    """
+    row = None
+    if together or group.index == 0:
+        found = fitting.told(config.policy, method, target, texts, **measuring(config, texts))
+        if group.index == 0:
+            print(f"{config.policy}: measured {fitting.words(found)}", file=sys.stderr)
+        row = found.as_row()
+    said, *_ = group.exchange("prices", json.dumps(row))
+    return fitting.tell(method, config.policy, as_measured(**json.loads(said)))
+
+
+def chosen(
+    group: Group, together: bool, method, target: checkpoints.Checkpoint, texts: list[str], config
+) -> Method:
+    """The method, plain decoding, or drafts of one length: what process 0 finds the fastest, and
+    prints. Where the loop runs in all processes at once there is no trial, for their clocks differ:
+    the prices alone say it, which all have from process 0.
+
+    Arguments: `with_prices`.
+    """
+    found, said, run = method, "", measuring(config, texts)
+    if together:
+        found = trials.fastest(method, target, [], **run)
+    elif group.index == 0:
+        found = trials.fastest(method, target, texts, **run)
+    drafted = "" if found is method else str(found.gamma_max)
+    if not together:
+        drafted, *_ = group.exchange("drafted", drafted)
+    if drafted == "0":
+        method = decoding.plain_of(method)
+        said = "no draft is worth its time, so none is made"
+    elif drafted:
+        method = trials.of_length(method, int(drafted))
+        said = f"in its place every round drafts {drafted} token{'s' * (drafted != '1')}"
+    if said and not group.index:
+        print(f"{config.policy}: {said}", file=sys.stderr)
+    return method
+
+
+def measuring(config, texts: list[str]) -> dict[str, Any]:
+    """What is measured before a run, as its functions take it."""
+    return {
+        "max_new_tokens": config.max_new_tokens,
+        "key": jax.random.key(config.seed),
+        "batch_size": rows_of(config, texts),
+        "max_source_len": config.max_source_len or None,
+        "names": (config.target, config.draft),
+    }
+
+
+def by_position(rates: Iterable[float]) -> str:
+    """Acceptance rates in words; NaN where no token was tested."""
+    said = ", ".join("–" if np.isnan(rate) else f"{rate:.2f}" for rate in rates)
+    none = " (–: none was tested)" if "–" in said else ""
+    return f"Accepted of those tested, by position in the draft: {said}{none}."
+
+
+def took(
+    before: int,
+    seconds: float,
+    compiled: float,
+    outputs: int,
+    tokens: int,
+    calls: int,
+    drafted: int,
+    levels: int,
+) -> str:
+    """Counts and rates of a run, in a sentence.
+
+    Args:
+      before: outputs that an earlier run has left.
+      seconds: that the run took, of which `compiled` were compilation.
+    """
+    if not outputs:
+        return f"All {before} outputs were there already."
+    calls = max(calls, 1)
+    return (
+        f"{outputs} outputs{f', {before} were there already' if before else ''}: {tokens:,} tokens "
+        f"in {calls:,} target calls, τ = {tokens / calls:.2f}"
+        + (f", {drafted / calls:.1f} nodes in {levels / calls:.1f} levels" * (drafted > levels))
+        + f"; {seconds:.1f} s, {compiled:.1f} of them compiling; "
+        f"{tokens / max(seconds - compiled, 1e-9):,.0f} tokens a second without compilation."
+    )
+
+
+def compare(
+    method: Speculative | TreeSpeculative, target: checkpoints.Checkpoint, texts, config
+) -> timing.Comparison:
+    """Both methods on all inputs that are not blank, one output each."""
+    kept = [text for text in texts if not decoding.is_blank(target, text)]
+    sources = decoding.tokenize(target, kept, config.max_source_len or None)
+    return timing.compare(
+        method,
+        target,
+        sources,
+        max_new_tokens=config.max_new_tokens,
+        key=jax.random.key(config.seed),
+        batch_size=config.batch_size,
+        names=(config.target, config.draft),
+    )
+
+
+def show(method: Speculative | TreeSpeculative, found: timing.Comparison, file: TextIO) -> None:
+    """The comparison as a table, and what it comes to."""
+    both, prices, gamma = (timing.PLAIN, timing.SPECULATIVE), found.prices, method.gamma_max
+    tree = isinstance(method, TreeSpeculative)
+    of = (" for a level", f" for {method.slots - 1} nodes") if tree else ("", "")
+    counts = [summarize(found.outputs(name)) for name in both]
+
+    def row(name: str, cell) -> dict[str, str]:
+        return {"name": name} | {str(i): cell(counts[i], both[i]) for i in range(2)}
+
+    rows = [
+        row("outputs", lambda count, _: f"{count.outputs:,}"),
+        row("tokens", lambda count, _: f"{count.tokens:,}"),
+        row("target calls", lambda count, _: f"{count.iterations:,}"),
+        row("tokens per target call", lambda count, _: f"{count.tokens_per_iteration:.2f}"),
+        row("drafted", lambda count, _: f"{count.drafted:,}"),
+        *([row("in levels", lambda count, _: f"{count.levels:,}")] if tree else []),
+        row("accepted", lambda count, _: f"{count.accepted:,}"),
+        row("corrections", lambda count, _: f"{count.corrections:,}"),
+        row("bonus", lambda count, name: f"{count.bonus:,}" if name != timing.PLAIN else "–"),
+        row("seconds", lambda _, name: f"{np.median(found.decode[name].sum(1)):.3f}"),
+        row("seconds, with prefill", lambda _, name: f"{np.median(found.whole[name].sum(1)):.3f}"),
+    ]
+    columns: list[report.Column] = [
+        ("", lambda row: row["name"]),
+        ("autoregressive", lambda row: row["0"]),
+        ("speculative", lambda row: row["1"]),
+    ]
+    rates = [np.nan if rate is None else rate for rate in counts[1].acceptance]
+    expected = "lost in noise" if found.predicted is None else f"{found.predicted:.2f}"
+    phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.phases.items())
+    console = Console(file=file, width=None if file.isatty() else 140, highlight=False)
+    console.print(report.table(columns, rows, "Both methods"))
+    for line in (
+        by_position(rates),
+        f"Speedup {found.speedup:.2f}, with prefill {found.speedup_end_to_end:.2f}; expected of "
+        f"c = {prices.c:.3f}{of[0]} and v = {prices.v(gamma):.2f}{of[1]}: {expected}.",
+        f"Speculative phases, estimated: {phases}.",
+        likeness(method, found),
+    ):
+        console.print(line, soft_wrap=True)
+
+
+def likeness(method: Method, found: timing.Comparison) -> str:
+    """Whether the tokens are the same, where they should be; and what the rule says of itself."""
+    pairs = list(zip(found.outputs(timing.PLAIN), found.outputs(), strict=True))
+    same = sum(plain.tokens == spec.tokens for plain, spec in pairs)
+    if same == len(pairs) or method.sampling.greedy:
+        said = f"{same} of {len(pairs)} outputs are the same tokens."
+    else:
+        said = "At temperatures above 0 the methods draw different samples of one distribution."
+    if remark := rules.remark(method.rule, method.sampling):
+        said = said.replace("samples of one distribution", "samples")
+        return f"{said} {remark}."
+    return said
+
+
+def check(config) -> None:
+    """ValueError for what can be told before anything is loaded."""
+    if config.method not in METHODS:
+        raise ValueError(f"method={config.method!r} must be one of {', '.join(METHODS)}.")
+    defaults.precision(config)
+    if not config.target:
+        raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
+    if config.method == "speculative" and not config.draft:
+        raise ValueError(
+            "No draft: give --config.draft=DIR, or lookup, which needs no model; or "
+            "--config.method=autoregressive to do without."
+        )
+    if config.compare and config.method != "speculative":
+        raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
+    if config.rounds_file and config.method != "speculative":
+        raise ValueError("rounds_file needs --config.method=speculative: it logs its rounds.")
+    if config.rounds_file and not isinstance(trees.load(config.tree), trees.Chain):
+        raise ValueError(f"rounds_file is for chains, and tree={config.tree!r} is none.")
+    if config.mesh:
+        sharding.mesh_of(config.mesh)
+    drafters.maker(config.draft)  # misspelt, it fails before models are loaded
+    if config.policy:
+        policies.check(config.policy)  # misspelt, it fails before models are loaded
+    if config.rule:
+        rules.load(config.rule)
+
+
+class Output(Protocol):
+    """Rows that are written as they come, by their numbers."""
+
+    @property
+    def missing(self) -> Sequence[int]: ...
+
+    def append(self, number: int, row: dict[str, Any]) -> None: ...
+
+    def merge(self) -> None: ...
+
+
+class Whole:
+    """The output of one process, which grows in order."""
+
+    def __init__(self, file: pathlib.Path, total: int):
+        self.rows = files.Rows(file)
+        self.missing: range = range(len(self.rows.done), total)
+
+    def append(self, number: int, row: dict[str, Any]) -> None:
+        """At its end, which is where the row belongs."""
+        del number
+        self.rows.append(row)
+
+    def merge(self) -> None:
+        """It is whole."""
+
+
+class Unwritten:
+    """What a process decodes together with process 0, which writes it."""
+
+    def __init__(self, missing: range):
+        self.missing = missing
+
+    def append(self, number: int, row: dict[str, Any]) -> None:
+        """Nowhere."""
+
+    def merge(self) -> None:
+        """There is nothing."""
+
+
+def places(args, config) -> list[tuple[pathlib.Path, str]]:
+    """The files that are written, each with the flag that names it."""
+    output = "" if args.output == "-" else args.output
+    named = {"output": output, "config.rounds_file": config.rounds_file}
+    return [(pathlib.Path(name), flag) for flag, name in named.items() if name]
+
+
+def check_place(file: pathlib.Path, flag: str, source: str) -> None:
+    """ValueError if a file cannot be written, is no regular file, or is the input."""
+    files.check_regular(file, f"--{flag}={file}")
+    command_line.make_workdir(str(file.parent), flag=flag)
+    for written in (file, mark_of(file)):
+        command_line.check_apart(written, source, flag=flag)
+
+
+def mark_of(output: pathlib.Path) -> pathlib.Path:
+    """The file that says what an output was made with."""
+    return output.with_name(f".{output.name}.run.json")
+
+
+def began_with(config, texts: list[str]) -> dict[str, Any]:
+    """What an output is made with: settings, a hash of the input, fingerprints of the models."""
+    return {
+        "settings": runs.settings(config),
+        "input": runs.fingerprint(texts),
+        "models": models_of(config),
+    }
+
+
+def check_resumes(args, config, texts: list[str]) -> None:
+    """ValueError if the output holds rows of other settings, inputs or models."""
+    file = pathlib.Path(args.output)
+    if args.output == "-" or args.overwrite or not (file.exists() or processes.parts(file)):
+        return
+    way_out = "Name another file, or pass --overwrite to replace it."
+    found = runs.read_mark(mark_of(file))
+    if "settings" not in found:
+        raise ValueError(
+            f"--output={args.output} exists and is no output of this command. {way_out}"
+        )
+    wanted = began_with(config, texts)
+    kept = {name: found.get(name) for name in wanted}
+    runs.check_same(f"--output={args.output}", kept, wanted, way_out)
+
+
+def open_output(group: Group, together: bool, args, config, texts: list[str]) -> Output | None:
+    """The output's rows, which may hold those of an earlier run of the same command.
+
+    A file beside the output says which command it belongs to. None: standard output.
+    """
+    if args.output == "-":
+        return None
+    file = pathlib.Path(args.output)
+    mark = mark_of(file)
+    if group.index == 0:
+        if args.overwrite:
+            for old in (file, mark, *processes.parts(file)):
+                files.remove(old)
+        commits = [*runs.read_mark(mark).get("commits", []), provenance.commit()]
+        wanted = began_with(config, texts) | {"commits": list(dict.fromkeys(commits))}
+        files.write_json(mark, wanted)
+    total = len(texts) * config.samples
+    if group.count == 1 and not processes.parts(file):
+        return Whole(file, total)
+    group.exchange("output is there")
+    if together:
+        whole = Whole(file, total) if group.index == 0 else None
+        first = int(group.exchange("first", str(whole.missing.start if whole else 0))[0])
+        return whole or Unwritten(range(first, total))
+    if not mark.exists():
+        raise ValueError(
+            f"Process {group.index} does not see {mark}, which process 0 has written: --output "
+            "must lie in a directory that all processes share."
+        )
+    return processes.SharedRows(group, file, total)
+
+
+def open_log(config, args, done: int) -> files.Rows | None:
+    """The file of rounds, with those of the outputs that are there already; None: there is none."""
+    if not config.rounds_file:
+        return None
+    file = pathlib.Path(config.rounds_file)
+    if not done and file.exists() and file.stat().st_size and not args.overwrite:
+        raise ValueError(
+            f"rounds_file={config.rounds_file} exists. Name another file, or give --overwrite to "
+            "lose it."
+        )
+    log = files.Rows(file)
+    log.keep(lambda line: line["input"] * config.samples + line["sample"] < done)
+    return log
+
+
+def load_pair(config) -> tuple[checkpoints.Checkpoint, checkpoints.Checkpoint | Drafter | None]:
+    """Target and, for speculation, draft."""
+    target = checkpoints.load(config.target, **defaults.precision(config), mesh=config.mesh or None)
+    if config.method == "autoregressive":
+        return target, None
+    options = {"dtype": defaults.DTYPES[config.dtype], "replicate": config.replicate_draft}
+    return target, drafters.load(config.draft, target, **options)
+
+
+def check_plan(config, texts: list[str]) -> None:
+    """ValueError if the models and a batch do not fit on the mesh; nothing is loaded for that."""
+    precision = defaults.precision(config)
+    options = {"dtype": precision["dtype"], "mesh": config.mesh}
+    draft: checkpoints.Checkpoint | Drafter | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # loading will say them
+        target = checkpoints.outline(config.target, **precision, mesh=config.mesh)
+        if config.method == "speculative":
+            if drafters.maker(config.draft) or drafters.is_attached(config.draft):
+                draft = drafters.load(config.draft, target)
+            else:
+                draft = checkpoints.outline(
+                    config.draft, replicate=config.replicate_draft, **options
+                )
+    check_memory(config, texts, target, method_of(config, target, draft)[0], loaded=False)
+
+
+def check_memory(
+    config, texts: list[str], target: checkpoints.Checkpoint, method: Method, *, loaded: bool = True
+) -> None:
+    """ValueError if what a batch takes does not fit beside the models.
+
+    Args:
+      loaded: False: they are outlines, and count too.
+    """
+    total = len(texts) * config.samples
+    rows = min(config.batch_size, total)
+    in_batches = config.carry or decoding.reads_batch(method)  # one after the other
+    texts = sorted(texts, key=len)[-8:]  # among these the most tokens, or nearly as many
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # decoding will say which texts it cuts
+        sources = decoding.tokenize(target, texts, config.max_source_len or None)
+    if not any(sources):
+        return
+    need = decoding.needed(
+        method,
+        target,
+        max(map(len, sources)),
+        rows=rows,
+        max_new_tokens=config.max_new_tokens,
+        admits=0 if total <= rows or in_batches else decoding.at_once(rows),
+    )
+    check_fits(
+        f"{'C' if loaded else 'The models, c'}aches and distributions of {rows} rows",
+        need.state + need.temporary + (0 if loaded else need.params),
+        "Lower batch_size, max_new_tokens or max_source_len, or set dtype=bfloat16.",
+        *sharding.held_by(target.model),
+    )
+
+
+def run() -> None:
+    """As a command, with the flags of this process."""
+    config_flags.DEFINE_config_file("config", None, "What to run with; none: the defaults.")
+    flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
+    flags.DEFINE_string("output", "-", "A file of JSON lines, or - for standard output.")
+    flags.DEFINE_bool("overwrite", False, "Replace an output of another run; a regular file.")
+    flags.DEFINE_bool("follow", False, "Show the rows that run in the terminal, as they grow.")
+    flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, or auto; empty: one process.")
+    flags.DEFINE_integer("processes", 0, "How many processes share the inputs.")
+    flags.DEFINE_integer("process", 0, "Which of them this is, from 0 on.")
+    flags.DEFINE_float("timeout", 60.0, "Seconds for all to join; a silent one counts as dead.")
+    flags.mark_flags_as_required(["config", "input"])
+    command_line.run(
+        main,
+        __doc__,
+        config=f"{defaults.__file__}:decode",
+        fields=defaults.help_of(defaults.DECODE),
+    )

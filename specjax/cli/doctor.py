@@ -1,0 +1,100 @@
+"""What is wrong with a pair: a line for each check, with a verdict and the way out.
+
+    specjax doctor --config.target=DIR --config.draft=DIR [--input=FILE]
+
+Goes through files, tokenizer, compatibility, devices and dtypes, memory, weights, logits, outputs,
+greedy identity, the sampling distribution, acceptance by position, c and v, and the expected
+speedup. A check that fails keeps those that build on it from being made. The fields of the config,
+which are listed below, are those that you decode with; --input has lines of your own, on which α
+and the speedup depend. docs/troubleshooting.md goes by symptom. Status 1 if a check failed.
+"""
+
+import sys
+import time
+
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+from rich.text import Text
+
+from specjax import doctor
+from specjax.cli import defaults
+from specjax.cli.decode import check
+from specjax.cli.inputs import read_lines
+from specjax.support import command_line
+
+MAX_INPUTS = 8  # of a file: the first ones
+STYLES: dict[doctor.Verdict, str] = {
+    "pass": "green",
+    "warn": "yellow",
+    "fail": "bold red",
+    "skip": "dim",
+}
+INDENT = 6
+
+
+def main(_) -> None:
+    config = flags.FLAGS.config
+    config.method = "speculative"
+    check(config)
+    plan = doctor.Plan(
+        target=config.target,
+        draft=config.draft,
+        texts=texts(flags.FLAGS.input),
+        **defaults.precision(config),
+        mesh=config.mesh or None,
+        replicate_draft=config.replicate_draft,
+        max_source_len=config.max_source_len or None,
+        check_tokens=config.get("check_tokens", True),
+        **{
+            field: config[field]
+            for field in (
+                "gamma", "tree", "temperature", "top_k", "top_p", "filters", "max_new_tokens",
+                "batch_size", "seed", "policy", "rule",
+            )
+        },
+    )  # fmt: skip
+    command_line.say(f"loading {config.target} and {config.draft}, and compiling …")
+    console, begin, verdicts = Console(highlight=False), time.monotonic(), []
+    for finding in doctor.examine(plan):
+        console.print(line(finding), soft_wrap=True)
+        verdicts.append(finding.verdict)
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in STYLES)
+    console.print(f"{counts}; {time.monotonic() - begin:.0f} s")
+    if "fail" in verdicts:
+        sys.exit(1)
+
+
+def texts(path: str) -> tuple[str, ...]:
+    """The first lines of a file that are not blank, or the doctor's own."""
+    if not path:
+        return doctor.TEXTS
+    found = [text for text in read_lines(path) if text.strip()][:MAX_INPUTS]
+    if not found:
+        raise ValueError(f"--input={path} has no text.")
+    return tuple(found)
+
+
+def line(finding: doctor.Finding) -> Text:
+    """Verdict, name and what was seen; the way out on a line of its own."""
+    width = max(len(check.name) for check in doctor.CHECKS)
+    shown = Text.assemble(
+        (f"{finding.verdict:<{INDENT}}", STYLES[finding.verdict]),
+        f"{finding.name:<{width}}  {finding.seen}",
+    )
+    if finding.way_out:
+        shown.append(f"\n{'':<{INDENT + width}}→ {finding.way_out}")
+    return shown
+
+
+def run() -> None:
+    """As a command, with the flags of this process."""
+    config_flags.DEFINE_config_file("config", None, "What to decode with; none: the defaults.")
+    flags.DEFINE_string("input", "", "A file of inputs, one a line; empty: a few built in.")
+    flags.mark_flags_as_required(["config"])
+    command_line.run(
+        main,
+        __doc__,
+        config=f"{defaults.__file__}:decode",
+        fields=defaults.help_of(defaults.DOCTOR),
+    )

@@ -1,0 +1,60 @@
+"""The command `specjax`.
+
+specjax decode --config.target=DIR --config.draft=DIR --input=FILE
+"""
+
+import ast
+import importlib
+import os
+import pathlib
+import sys
+
+from specjax.support.command_line import fail, say
+
+COMMANDS = ("decode", "select", "doctor", "convert")  # modules of `commands`
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one of `COMMANDS`; without any, or with --help, list them.
+
+    Args:
+      argv: what follows `specjax`; None: of this process.
+    """
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("--help", "-h", "help"):
+        print(usage())
+    elif name in COMMANDS:
+        sys.argv = [f"specjax {name}", *rest]  # where config_flags looks
+        # As `python -m` has it, import paths of the user's own begin here; they shadow nothing.
+        sys.path.append(os.getcwd())
+        module = f"specjax.cli.{name}"
+        try:
+            if module not in sys.modules and not {"-h", "--help", "--helpshort"} & {*rest}:
+                say("loading specjax …")
+            command = importlib.import_module(module)
+        except KeyboardInterrupt:  # later the command reports it
+            say("interrupted")
+            sys.exit(130)
+        command.run()
+    else:
+        fail(f"There is no command {name!r}: it is one of {', '.join(COMMANDS)}. See --help.")
+
+
+def usage() -> str:
+    """A line for each command."""
+    lines = [f"  {name:<9}{_summary(name)}" for name in COMMANDS]
+    return "\n".join(
+        [
+            "usage: specjax COMMAND [flags]",
+            "",
+            *lines,
+            "",
+            "specjax COMMAND --help has the flags of a command.",
+        ]
+    )
+
+
+def _summary(name: str) -> str:
+    """The first line of a command's docstring; importing the command would take seconds."""
+    source = pathlib.Path(__file__).with_name("commands") / f"{name}.py"
+    return (ast.get_docstring(ast.parse(source.read_text("utf-8"))) or "").splitlines()[0]

@@ -1,0 +1,192 @@
+"""Choose a draft: measure candidates on one's own inputs, and say which to use, or none.
+
+    specjax select --config.target=DIR --config.drafts=DIR,DIR,lookup --input=FILE [--workdir=DIR]
+
+The fields of the config are listed below; docs/choosing.md says what is measured and how to read
+it.
+
+Input: one line each, "-" for standard input; a config with a task needs none. With --workdir each
+candidate's row is kept in results.jsonl there, and a run that was cut off continues with the same
+command, inputs and models.
+"""
+
+import dataclasses
+import functools
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+from rich.console import Console
+
+from specjax import checkpoints, drafters
+from specjax.cli import defaults
+from specjax.cli.inputs import load_examples, read_lines
+from specjax.measure import report
+from specjax.measure.provenance import Results, dtype_of
+from specjax.models import sharding
+from specjax.models.memory import gigabytes, memory_free
+from specjax.support import command_line, named, runs
+from specjax.support.named import short
+from specjax.tuning import selection
+from specjax.tuning.selection import Candidate, Trial
+
+
+def main(_) -> None:
+    args, config = flags.FLAGS, flags.FLAGS.config
+    defaults.precision(config)
+    if config.mesh:
+        sharding.mesh_of(config.mesh)
+    if not config.target:
+        raise ValueError("No target: give --config.target=DIR, or a name on the Hugging Face hub.")
+    selection.check_numbers(config.gammas, config.nodes, config.timed_inputs, config.repeats)
+    given = config.drafts
+    drafts = named.split(given) if isinstance(given, str) else list(given)
+    drafts = drafts or selection.smaller_members(config.target)
+    texts = inputs(args.input, config)
+    results = None
+    if args.workdir:
+        results = open_results(args.workdir, config, drafts, texts, source=args.input or "-")
+    candidates = measure(config, drafts, texts, results)
+    show(candidates, config)
+
+
+def inputs(path: str | None, config) -> list[str]:
+    """Those to choose by: the file's, or the task's."""
+    if path is None and "task" not in config:
+        raise ValueError("No inputs: give --input=FILE, one a line, of the kind to be decoded.")
+    if path is None:
+        texts = [example.input for example in load_examples(config)]
+    else:
+        texts = [line for line in read_lines(path) if line.strip()]
+    return texts[: config.alpha_inputs]
+
+
+def open_results(
+    workdir: str, config, drafts: list[str], texts: list[str], *, source: str = "-"
+) -> Results:
+    """Rows of an earlier run of the same command, or none; never the file of the texts."""
+    path = command_line.make_workdir(workdir) / "results.jsonl"
+    command_line.check_apart(path, source, flag="workdir")
+    results = Results(path)
+    mine = runs.fingerprint(runs.settings(config), drafts, texts)
+    settings = {**runs.settings(config), "drafts": drafts, "inputs": runs.fingerprint(texts)}
+    runs.keep_settings(results, settings, mine, "rows of another command or input")
+    return results
+
+
+def measure(
+    config, drafts: list[str], texts: list[str], results: Results | None
+) -> list[Candidate]:
+    """All candidates, in their order; the target is loaded if any is missing."""
+    precision = defaults.precision(config)
+    fields = {field.name for field in dataclasses.fields(Candidate)}
+    rows = results.done if results else []
+    kept = [Candidate(**{k: v for k, v in row.items() if k in fields}) for row in rows]
+    done = {(candidate.name, bool(candidate.tree)): candidate for candidate in kept}
+
+    @functools.cache
+    def trial() -> Trial:
+        if results:
+            runs.keep(results, {"target": checkpoints.fingerprint(config.target)})
+        command_line.say(f"loading {config.target} …")
+        target = checkpoints.load(config.target, **precision, mesh=config.mesh or None)
+        command_line.say("compiling …")
+        return Trial(
+            target,
+            texts,
+            drafts,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            filters=config.filters,
+            max_new_tokens=config.max_new_tokens,
+            max_source_len=config.max_source_len or None,
+            batch_size=config.batch_size,
+            gammas=config.gammas,
+            nodes=config.nodes,
+            timed_inputs=config.timed_inputs,
+            repeats=config.repeats,
+            seed=config.seed,
+            check_tokens=config.get("check_tokens", True),
+            dtype=precision["dtype"],
+        )
+
+    run = runs.fingerprint(runs.settings(config), drafts, texts)
+    wanted = [
+        (draft, tree) for draft in drafts for tree in ([False, True] if config.nodes else [False])
+    ]
+    missing = [one for one in wanted if one not in done]
+    resumes = results is not None
+    bar = command_line.Steps(missing, resumes=resumes, unit="draft", disable=None)
+    for one in bar:
+        bar.set_description(short(one[0]))
+        done[one] = trial().measure(*one)
+        if results and not done[one].problem:
+            runs.keep(results, {f"draft {one[0]}": drafters.fingerprint(one[0])})
+        if results:
+            facts = {"dtype": dtype_of(trial().target), "batch": 1, "seed": config.seed}
+            results.append({**dataclasses.asdict(done[one]), **facts, "run": run})
+    return [done[one] for one in wanted]
+
+
+def show(candidates: list[Candidate], config) -> None:
+    """The table, and the recommendation in words."""
+    # A pipe has no width of its own, and 80 columns would cut the table.
+    console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
+    rows = [dataclasses.asdict(candidate) for candidate in (*candidates, selection.PLAIN)]
+    title = f"Drafts for {short(config.target)}, temperature {config.temperature:g}, batch 1"
+    console.print(report.table(COLUMNS, rows, title))
+    console.print(
+        "α: chance that a drafted token is accepted. agree: how often both models find the same "
+        "token likeliest. γ: of a tree its depth. c, v: a draft step and a verify pass in target "
+        "steps. τ: tokens for each call of the target. predicted, loop: speedup over plain "
+        "decoding without prefill; total: with it. Every other timed input chooses among the "
+        "drafts; loop and total are of the rest. memory: both models and their caches at batch "
+        f"{config.batch_size}. –: of plain decoding, which drafts nothing, or not measured.\n",
+    )
+    if (free := memory_free()) is not None:
+        console.print(f"Free on this device now: {gigabytes(free)}.\n")
+    for candidate in candidates:
+        for remark in candidate.remarks:
+            console.print(f"{short(candidate.name)}: {remark}.", soft_wrap=True)
+    console.print(selection.recommend(candidates).words, soft_wrap=True)
+
+
+def _number(field: str, form: str = ".2f"):
+    return lambda row: "–" if row["problem"] else format(row[field], form)
+
+
+def _of_draft(field: str, form: str = ".2f"):
+    """What plain decoding has not."""
+    return lambda row: format(row[field], form) if row["gamma"] else "–"
+
+
+COLUMNS: list[report.Column] = [
+    ("draft", lambda row: short(row["name"])),
+    ("fits", lambda row: "no" if row["problem"] else "yes"),
+    ("α", _of_draft("alpha", ".3f")),
+    ("agree", _of_draft("agreement", ".3f")),
+    ("c", _of_draft("c", ".3f")),
+    ("γ", _of_draft("gamma", "d")),
+    ("nodes", _of_draft("nodes", "d")),
+    ("v", _of_draft("v")),
+    ("τ", _number("tau")),
+    ("predicted", _number("predicted")),
+    ("loop", _number("speedup")),
+    ("total", _number("speedup_end_to_end")),
+    ("memory", lambda row: gigabytes(row["memory"]) if row["memory"] else "–"),
+]
+
+
+def run() -> None:
+    """As a command, with the flags of this process."""
+    config_flags.DEFINE_config_file("config", None, "What to choose from; none: the defaults.")
+    flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
+    flags.DEFINE_string("workdir", None, "A directory that keeps the rows of an unfinished run.")
+    flags.mark_flags_as_required(["config"])
+    command_line.run(
+        main,
+        __doc__,
+        config=f"{defaults.__file__}:select",
+        fields=defaults.help_of(defaults.SELECT),
+    )

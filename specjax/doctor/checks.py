@@ -1,0 +1,523 @@
+"""The order of the checks, and what each looks at. `verdicts` judges.
+
+A check that fails keeps those that build on it from being made; the others go on.
+"""
+
+import dataclasses
+import math
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from specjax import checkpoints, decoding, drafters, formulas, policies, results, trees
+from specjax import sampling as smp
+from specjax.autoregressive import Autoregressive
+from specjax.batching import bucket
+from specjax.checkpoints.compatibility import compare, shared_ids
+from specjax.devices import device_of
+from specjax.doctor import distributions, verdicts
+from specjax.doctor.verdicts import Finding
+from specjax.drafters.base import ByModel, Drafter
+from specjax.measure import doubts, metrics, phases
+from specjax.models import sharding
+from specjax.models.checkpoint import Checkpoint
+from specjax.models.memory import dtype_of, memory_free
+from specjax.policies import Prices
+from specjax.results import Result, Row
+from specjax.rules import exactness, remark
+from specjax.sampling import Filter, Sampling
+from specjax.speculative import Speculative
+from specjax.trees import Shape
+from specjax.trees.speculative import TreeSpeculative
+
+DRAWS = 4096  # of each loop: a total variation of 0.1 from the target's distribution is found
+DRAW_SECONDS = 30.0  # then the test goes by what has been drawn
+DRAW_BATCH = 64
+LAW_TOKENS = 4  # of each draw, so that rounds draft more than the one that is looked at
+TESTED = 30  # rounds that a rate by position needs
+NEW_TOKENS = 64  # of an output, at most
+REPEATS = 5  # timings of each phase
+AGAIN = 15  # where they contradict themselves
+ROLES = ("target", "draft")
+TEXTS = (
+    "The house is wonderful.",
+    "In the beginning there was nothing but water,",
+    "translate English to German: The train was late again.",
+    "summarize: The council met on Monday and voted for the new bridge, which opens in May.",
+    "def total(values): return sum(values)",
+    "for name in names: print(name)",
+    "Question: what is the capital of France? Answer:",
+    "x = line.strip().split(',')",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A pair, and how it would be used; see `specjax.generate`."""
+
+    target: str
+    draft: str  # a model or any other drafter, see `specjax.drafters.loading`
+    texts: Sequence[str] = TEXTS
+    dtype: Any = None
+    weights: str | None = None  # of the target, as `specjax.load` takes it
+    cache: str | None = None
+    mesh: Mesh | str | None = None
+    replicate_draft: bool = True
+    gamma: int = 4
+    tree: Shape | str = "chain"
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    filters: Sequence[Filter | str] = ()
+    max_new_tokens: int = 128
+    max_source_len: int | None = None
+    batch_size: int = 8
+    seed: int = 0
+    check_tokens: bool = True
+    policy: str = ""
+    rule: str = ""
+
+    @property
+    def budget(self) -> int:
+        """New tokens of the checks' outputs."""
+        return min(self.max_new_tokens, NEW_TOKENS)
+
+    def precision(self, role: str) -> dict[str, Any]:
+        """How a model is loaded; a draft says in its name what it has in 8 bits."""
+        narrow = {"weights": self.weights, "cache": self.cache} if role == "target" else {}
+        return {"dtype": self.dtype, **narrow}
+
+    def sampling(self, temperature: float) -> Sampling:
+        """The distribution at another temperature."""
+        return smp.sampling(temperature, self.top_k, self.top_p, self.filters)
+
+
+@dataclasses.dataclass
+class Case:
+    """The plan, and what checks found out for those that build on them."""
+
+    plan: Plan
+    target: Checkpoint = dataclasses.field(init=False)  # outlines until `weights` has loaded them
+    draft: Checkpoint | Drafter = dataclasses.field(init=False)
+    sources: list[list[int]] = dataclasses.field(init=False)  # ids of the texts
+    plain: list[Row] = dataclasses.field(init=False)  # at temperature 0
+    logits: list[np.ndarray] = dataclasses.field(init=False)  # the target's for `plain`
+    greedy: list[Row] = dataclasses.field(init=False)  # the same, speculatively
+    alpha: float = dataclasses.field(init=False)
+    rows: list[Row] = dataclasses.field(init=False)  # at the plan's temperature
+    costs: Prices = dataclasses.field(init=False)
+    doubts: str = ""  # why nothing follows from the costs
+
+    def speculative(self, temperature: float) -> Speculative | TreeSpeculative:
+        """The speculative loop."""
+        chosen = self.plan.sampling(temperature)
+        options: dict[str, Any] = {"gamma": self.plan.gamma, "tree": self.plan.tree}
+        options["check_tokens"] = self.plan.check_tokens
+        # The checks are of tokens, which follow from no cost: any costs will do.
+        if self.plan.policy:
+            depth = getattr(trees.load(self.plan.tree), "depth", self.plan.gamma)
+            options["policy"] = policies.with_any_costs(self.plan.policy, depth)
+        options["rule"] = self.plan.rule or None
+        made = decoding.build(self.target, self.draft, sampling=chosen, **options)
+        assert isinstance(made, Speculative | TreeSpeculative)
+        return made
+
+    def autoregressive(self, temperature: float) -> Autoregressive:
+        """Plain decoding."""
+        method = self.speculative(temperature)
+        return Autoregressive(method.target, method.sampling, method.eos_ids)
+
+    @property
+    def checkpoints(self) -> dict[str, Checkpoint]:
+        """By role: the target, and the draft if it is a model."""
+        both = zip(ROLES, (self.target, self.draft), strict=True)
+        return {role: found for role, found in both if isinstance(found, Checkpoint)}
+
+    def decode(self, method, texts: Sequence[str] | None = None, **options) -> Iterator:
+        """Rows of the texts, or of other ones."""
+        settings: dict[str, Any] = {
+            "max_new_tokens": self.plan.budget,
+            "key": jax.random.key(self.plan.seed),
+            "batch_size": self.plan.batch_size,
+            "max_source_len": self.plan.max_source_len,
+            "names": (self.plan.target, self.plan.draft),
+        }
+        texts = self.plan.texts if texts is None else texts
+        return decoding.stream(method, self.target, texts, **settings | options)
+
+    def over_outputs(self, model) -> list[np.ndarray]:
+        """(tokens, V) of each plain output: a model's logits for its tokens."""
+        width = decoding.common_width(self.sources)
+        room = self.plan.budget + (1 if self.target.config.is_encoder_decoder else width)
+        shape = distributions.Shape(width, bucket(room, smallest=32))
+        pairs = zip(self.sources, self.plain, strict=True)
+        return [distributions.over_output(model, self.target, s, r.tokens, shape) for s, r in pairs]
+
+
+class Check(NamedTuple):
+    """What `run` raises for a user to put right is a failure too."""
+
+    name: str
+    run: Callable[[Case], Finding]
+    needs: tuple[str, ...] = ()
+
+
+def examine(plan: Plan, checks: Sequence[Check] = ()) -> Iterator[Finding]:
+    """One finding for each check, as they are made.
+
+    Args:
+      checks: some of `CHECKS`, in their order; default: all.
+    """
+    case, stopped = Case(plan), set()
+    for check in checks or CHECKS:
+        if missing := [name for name in check.needs if name in stopped]:
+            finding = verdicts.skip(check.name, missing)
+        else:
+            try:
+                finding = check.run(case)
+            except (ValueError, OSError, FloatingPointError, jax.errors.JaxRuntimeError) as error:
+                finding = Finding(check.name, "fail", str(error).strip().split("\n")[0])
+        if finding.verdict in ("fail", "skip"):
+            stopped.add(check.name)
+        yield finding
+
+
+# --- before anything is loaded -----------------------------------------------------------------
+
+
+def files(case: Case, role: str) -> Finding:
+    """Config, headers of the weights and tokenizer can be read, and fit one another."""
+    name = getattr(case.plan, role)
+    if role == "draft" and (drafters.maker(name) or drafters.is_attached(name)):
+        target = checkpoints.outline(
+            case.plan.target, **case.plan.precision("target"), mesh=case.plan.mesh
+        )
+        case.draft = drafters.load(name, target)
+        count = drafters.parameters(case.draft)
+        own = f"a drafter of {count:,} parameters" if count else "a drafter without a model"
+        return Finding(f"{role} files", "pass", f"{name}, {own}")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        copies = role == "draft" and bool(case.plan.mesh) and case.plan.replicate_draft
+        options: dict[str, Any] = {"mesh": case.plan.mesh, "replicate": copies}
+        found = checkpoints.outline(name, **case.plan.precision(role), **options)
+    setattr(case, role, found)
+    count = sum(leaf.size for leaf in jax.tree.leaves(found.model))
+    kind = type(found.config).__name__.removesuffix("Config")
+    remarks = [str(warning.message) for warning in said if warning.category is UserWarning]
+    seen = f"{kind}, {count:,} parameters in {_dtype(found)}"
+    return verdicts.warn_if(f"{role} files", seen, " ".join(remarks))
+
+
+def tokenizer(case: Case) -> Finding:
+    """The target's tokenizer reads the texts, and could be its model's."""
+    target = case.target
+    case.sources = decoding.tokenize(target, case.plan.texts, case.plan.max_source_len)
+    ids = [i for source in case.sources for i in source]
+    unknown = ids.count(target.tokenizer.unk_token_id) / len(ids)
+    return verdicts.tokenizer(target.model.vocab_size, target.config.vocab_size, unknown)
+
+
+def compatibility(case: Case) -> Finding:
+    """The draft reads and writes the target's ids."""
+    if isinstance(case.draft, Checkpoint):
+        checks = compare(case.target, case.draft, tokens=case.plan.check_tokens)
+        return verdicts.compatibility(checks, shared_ids(case.target, case.draft))
+    case.speculative(0.0)  # refuses a drafter of more ids
+    return verdicts.sizes(case.draft.vocab_size, case.target.model.vocab_size)
+
+
+def devices(case: Case) -> Finding:
+    """Where it would run, and in which precision."""
+    device = device_of(case.target.model)
+    kind = "cpu" if device.platform == "cpu" else device.device_kind
+    found = jax.local_devices(backend=device.platform)
+    dtypes = {role: _dtype(model) for role, model in case.checkpoints.items()}
+    return verdicts.devices(kind, len(found), dtypes, case.target.config.is_encoder_decoder)
+
+
+def memory(case: Case) -> Finding:
+    """Parameters, caches and distributions of both models against what is free."""
+    plan, longest = case.plan, max(map(len, case.sources))
+    try:
+        loops: list[Any] = [(case.speculative(plan.temperature), case.target)]
+    except ValueError:  # no pair: each by itself
+        chosen = plan.sampling(plan.temperature)
+        loops = [(decoding.plain(c, chosen), c) for c in case.checkpoints.values()]
+    shapes = {"rows": plan.batch_size, "max_new_tokens": plan.max_new_tokens}
+    needs = [decoding.needed(method, c, longest, **shapes) for method, c in loops]
+    device, times = sharding.held_by(case.target.model)
+    free = memory_free(device)
+    if free is not None and device.platform == "cpu":
+        free //= times  # which devices of a CPU share
+    return verdicts.memory(needs, free, plan.batch_size, longest)
+
+
+# --- one model at a time -----------------------------------------------------------------------
+
+
+def weights(case: Case) -> Finding:
+    """Loads the models; every parameter is finite."""
+    bad, count = [], 0
+    for role in case.checkpoints:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # `files` has said it
+            name, precision = getattr(case.plan, role), case.plan.precision(role)
+            loaded: Any = (
+                checkpoints.load(name, **precision, mesh=case.plan.mesh)
+                if role == "target"
+                else drafters.load(
+                    name, case.target, **precision, replicate=case.plan.replicate_draft
+                )
+            )
+        setattr(case, role, loaded)
+        leaves = [
+            (path, leaf)
+            for path, leaf in jax.tree.leaves_with_path(loaded.model)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+        ]
+        names = [
+            jax.tree_util.keystr(path, simple=True, separator=".").removeprefix("params.")
+            for path, _ in leaves
+        ]
+        finite = [bool(jnp.all(jnp.isfinite(leaf))) for _, leaf in leaves]
+        bad += [f"{role}.{name}" for name, fine in zip(names, finite, strict=True) if not fine]
+        count += len(leaves)
+    if drafters.is_attached(case.plan.draft):  # it shares the weights that are loaded now
+        case.draft = drafters.load(case.plan.draft, case.target)
+        bad += [
+            f"draft.{name}"
+            for name, array in case.draft.tensors().items()  # type: ignore[union-attr]
+            if not np.all(np.isfinite(array))
+        ]
+    return verdicts.weights(bad, count)
+
+
+def logits(case: Case) -> Finding:
+    """Decodes plainly, and lets the models read what came out: no logit is NaN or infinite."""
+    way_out = (
+        f"The weights are finite, so activations overflow {_dtype(case.target)}: take "
+        "--config.dtype=bfloat16 or float32."
+    )
+    seen: list[str] = []
+    method = case.speculative(0.0)
+    models = {"target": method.target}
+    drafter = getattr(method.drafter, "inner", method.drafter)
+    if isinstance(drafter, ByModel):
+        models["draft"] = drafter.model
+    for role, model in models.items():
+        try:
+            if role == "target":
+                case.plain = list(case.decode(case.autoregressive(0.0)))
+            read = case.over_outputs(model)
+        except FloatingPointError:
+            read = [np.full(1, np.nan)]
+        if not all(np.isfinite(row).all() for row in read):
+            return Finding("logits", "fail", f"those of the {role} are not finite", way_out)
+        if role == "target":
+            case.logits = read
+        seen.append(f"{role} up to {max(np.abs(row).max(initial=0) for row in read):.3g}")
+    return Finding("logits", "pass", f"finite; {', '.join(seen)}")
+
+
+def outputs(case: Case) -> Finding:
+    """The target's greedy outputs and distributions are like those of a trained model."""
+    read = np.concatenate(case.logits)
+    entropy = float(distributions.entropies(read).mean())
+    return verdicts.outputs([row.tokens for row in case.plain], entropy, read.shape[1])
+
+
+# --- the pair ----------------------------------------------------------------------------------
+
+
+def identity(case: Case) -> Finding:
+    """At temperature 0 both loops give the same tokens."""
+    method = case.speculative(0.0)
+    case.greedy = list(case.decode(method))
+    if exactness(method.rule, method.sampling) is False:
+        return Finding("greedy identity", "skip", remark(method.rule, method.sampling))
+    gaps = [
+        distributions.gap(logits, ours.tokens, theirs.tokens)
+        for logits, ours, theirs in zip(case.logits, case.plain, case.greedy, strict=True)
+        if ours.tokens != theirs.tokens
+    ]
+    tokens = sum(row.emitted for row in case.plain)
+    return verdicts.identity(gaps, len(case.plain), tokens, _tolerance(case.target))
+
+
+def distribution(case: Case) -> Finding:
+    """Both loops draw the first two tokens from the target's distribution; at temperature 0, that
+    at 1."""
+    temperature = case.plan.temperature or 1.0
+    method, plain = case.speculative(temperature), case.autoregressive(temperature)
+    if exactness(method.rule, method.sampling) is False:
+        return Finding("draws", "skip", remark(method.rule, method.sampling))
+    shortest = min(range(len(case.sources)), key=lambda index: len(case.sources[index]))
+    likely, expected = distributions.distribution_of_two(
+        method, case.target, case.sources[shortest]
+    )
+    counts = {
+        name: Counter(
+            distributions.outcome(row.tokens, likely) for row in _draws(case, loop, shortest)
+        )
+        for name, loop in (("plain", plain), ("speculative", method))
+    }
+    p_values = {
+        name: distributions.chi_square(counted, expected) for name, counted in counts.items()
+    }
+    draws = min(counted.total() for counted in counts.values())
+    return verdicts.distribution(p_values, draws, len(expected))
+
+
+def _draws(case: Case, method, index: int) -> Iterator[Row]:
+    """Whole batches of rows, until there are enough or time is over; compiling does not count."""
+    end = math.inf
+    rows = case.decode(
+        method,
+        [case.plan.texts[index]],
+        max_new_tokens=LAW_TOKENS,
+        samples=DRAWS,
+        batch_size=DRAW_BATCH,
+    )
+    for row in rows:
+        yield row
+        if row.sample == DRAW_BATCH:
+            end = time.monotonic() + DRAW_SECONDS
+        elif (row.sample + 1) % DRAW_BATCH == 0 and time.monotonic() > end:
+            return
+
+
+def acceptance(case: Case) -> Finding:
+    """α over the target's own outputs; τ and rates by position from the loop."""
+    plan = case.plan
+    if plan.temperature == 0:
+        plain, case.rows = case.plain, case.greedy
+    else:
+        plain = list(case.decode(case.autoregressive(plan.temperature)))
+        case.rows = list(case.decode(case.speculative(plan.temperature)))
+    found = metrics.alpha_of_outputs(
+        case.target,
+        case.draft,
+        plan.texts,
+        [row.tokens for row in plain],
+        sampling=plan.sampling(plan.temperature),
+        batch_size=plan.batch_size,
+        max_source_len=plan.max_source_len,
+    )
+    case.alpha = found.value
+    enough = np.sum([row.tested for row in case.rows], axis=0) >= TESTED
+    rates = np.where(enough, results.acceptance_by_position(case.rows), np.nan)
+    return verdicts.acceptance(found, Result(case.rows).block_efficiency, rates)
+
+
+def speed(case: Case) -> Finding:
+    """c and v(γ), at batch 1 on the longest text."""
+    plan, method = case.plan, case.speculative(case.plan.temperature)
+    contexts, state = decoding.prepare(
+        method,
+        case.target,
+        [max(case.sources, key=len)],
+        [(0, 0)],
+        max_new_tokens=plan.budget,
+        key=jax.random.key(plan.seed),
+        rows=1,
+    )
+    gamma = method.gamma_max
+    smaller = drafters.parameters(case.draft, case.target) < sum(
+        leaf.size for leaf in jax.tree.leaves(case.target.model)
+    )
+    for repeats in (REPEATS, AGAIN):
+        case.costs = phases.measure(method, contexts, state, [1, gamma], [gamma], repeats=repeats)
+        costs = case.costs.c, case.costs.v(gamma), case.costs.overhead(gamma)
+        wrong = doubts.contradictions(gamma, *costs, smaller=smaller)
+        if not wrong:
+            break
+    case.doubts = verdicts.doubtful(wrong, doubts.busy([doubts.load()]))
+    return verdicts.speed(case.costs, gamma, _size(method), case.doubts)
+
+
+def speedup(case: Case) -> Finding:
+    """τ / (γc + v + overhead), and the γ up to the plan's that promises most: by α, or, for a
+    drafter that `guesses`, by the rates of each position."""
+    if case.doubts:
+        return Finding("speedup", "skip", "the timings say nothing, see speed")
+    method, costs = case.speculative(case.plan.temperature), case.costs
+    gamma, counts = method.gamma_max, Result(case.rows).summary
+    levels = counts.levels / max(counts.iterations, 1)
+    overhead = max(0.0, costs.overhead(gamma))  # below 0 it is noise
+    expected = formulas.walltime_speedup_from_tau(
+        counts.tokens_per_iteration, levels, costs.c, costs.v(gamma), overhead
+    )
+    if isinstance(method, TreeSpeculative):
+        return verdicts.speedup(float(expected), gamma, gamma, _size(method))
+    # v between 1 and γ on a straight line: two verify passes are enough to compile.
+    v = np.interp(range(gamma + 1), [0, 1, gamma], [1.0, costs.v(1), costs.v(gamma)])
+    best = best_gamma(case.alpha, case.rows, costs.c, v + overhead, method.drafter.guesses)
+    return verdicts.speedup(float(expected), gamma, best, _size(method))
+
+
+def best_gamma(
+    alpha: float, rows: Sequence[Row], c: float, passes: np.ndarray, guesses: bool
+) -> int:
+    """The draft length that promises most; 0: none is faster than plain decoding.
+
+    Args:
+      rows: outputs with drafts of the longest length.
+      passes: what a round takes beside its draft steps, by 0 … γ_max drafted tokens.
+      guesses: of the drafter.
+    """
+    if not guesses:
+        return int(formulas.optimal_gamma(alpha, c, passes))
+    tokens = metrics.tokens_by_position(rows, range(1, len(passes)))
+    speedups = {0: 1.0} | {k: tokens[k] / (k * c + passes[k]) for k in tokens}
+    return max(speedups, key=lambda k: speedups[k])
+
+
+FILES = ("target files", "draft files")
+LOADED = (*FILES, "tokenizer", "memory", "weights")
+PAIR = (*LOADED, "compatibility", "logits")
+CHECKS = (
+    Check("target files", partial(files, role="target")),
+    Check("draft files", partial(files, role="draft")),
+    Check("tokenizer", tokenizer, FILES[:1]),
+    Check("compatibility", compatibility, FILES),
+    Check("devices", devices, FILES),
+    Check("memory", memory, LOADED[:3]),
+    Check("weights", weights, LOADED[:4]),
+    Check("logits", logits, PAIR[:-1]),
+    Check("outputs", outputs, PAIR),
+    Check("greedy identity", identity, PAIR),
+    Check("draws", distribution, PAIR),
+    Check("acceptance", acceptance, (*PAIR, "greedy identity")),
+    Check("speed", speed, PAIR),
+    Check("speedup", speedup, ("acceptance", "speed")),
+)
+
+
+def _size(method: Speculative | TreeSpeculative) -> str:
+    nodes = method.slots - 1
+    return f"{nodes} nodes" if isinstance(method, TreeSpeculative) else f"γ={nodes}"
+
+
+def _dtype(checkpoint: Checkpoint) -> str:
+    return dtype_of(checkpoint.model).name
+
+
+def _tolerance(checkpoint: Checkpoint) -> float:
+    """Accelerators multiply float32 in shorter parts unless they are told otherwise. In an int8
+    cache, what rounds apart may be a whole step apart.
+    """
+    if getattr(checkpoint.model, "int8_cache", False):
+        return verdicts.NEAR_TIE_SHORT
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if device_of(checkpoint.model).platform == "cpu" or precision in ("highest", "float32"):
+        return verdicts.NEAR_TIE.get(_dtype(checkpoint), verdicts.NEAR_TIE_SHORT)
+    return verdicts.NEAR_TIE_SHORT

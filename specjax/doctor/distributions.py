@@ -1,0 +1,131 @@
+"""The target's distribution by teacher forcing, and whether draws follow it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from specjax import decoding
+from specjax import sampling as smp
+from specjax.loop import Method
+from specjax.models.checkpoint import Checkpoint
+from specjax.types import Inputs, Model
+
+LIKELY = 8  # first tokens after which the second one is looked at
+
+
+@jax.jit
+def forced(model: Model, inputs: Inputs, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+    """Logits after every prefix of the tokens, prompt included, in one call."""
+    context, cache = model.start(inputs, tokens.shape[1] + 1)
+    hidden, _ = model(tokens, jnp.zeros((tokens.shape[0],), jnp.int32), context, cache)
+    return model.logits(hidden)
+
+
+class Shape(NamedTuple):
+    """One for all texts, so that each model is compiled once."""
+
+    width: int  # of sources or prompts
+    length: int  # of prompt and output
+
+
+def over_output(
+    model: Model, target: Checkpoint, source: Sequence[int], output: Sequence[int], shape: Shape
+) -> np.ndarray:
+    """(len(output), V) float32: the logits that a model has for each token of an output.
+
+    Args:
+      target: says how a source or prompt is packed.
+      source, output: ids, at least one of each.
+    """
+    inputs = decoding.pack_for(target, [source], rows=1, width=shape.width)
+    known = int(inputs.prompt_len[0])
+    tokens = np.zeros((1, shape.length), np.int32)
+    tokens[0, :known] = np.asarray(inputs.prompt)[0, :known]
+    tokens[0, known : known + len(output)] = output
+    read = forced(model, inputs, jnp.asarray(tokens))
+    return np.asarray(read, np.float32)[0, known - 1 : known - 1 + len(output)]
+
+
+def entropies(logits: np.ndarray) -> np.ndarray:
+    """(N, V) → (N,), in nats at temperature 1."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    logprobs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return -(np.exp(logprobs) * logprobs).sum(-1)
+
+
+def gap(logits: np.ndarray, ours: Sequence[int], theirs: Sequence[int]) -> float:
+    """How far apart a model has the first two tokens that differ, in units of its largest logit.
+
+    Infinite where one output goes on and the other does not.
+
+    Args:
+      logits: from `over_output` for `ours`.
+    """
+    pairs = list(zip(ours, theirs, strict=False))
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if same is None:
+        return math.inf
+    row = logits[same]
+    return float(abs(row[ours[same]] - row[theirs[same]]) / np.abs(row).max())
+
+
+def outcome(tokens: Sequence[int], likely: set[int]) -> tuple[int, ...]:
+    """What is counted of an output: two tokens where the first is likely, otherwise the first."""
+    return tuple(tokens[:2] if tokens[0] in likely else tokens[:1])
+
+
+def distribution_of_two(
+    method: Method, target: Checkpoint, source: Sequence[int]
+) -> tuple[set[int], dict[tuple[int, ...], float]]:
+    """The likeliest first tokens that do not end a row, and the probability of every `outcome`."""
+    count = min(LIKELY, method.target.vocab_size)
+    inputs = decoding.pack_for(target, [source] * count, rows=count)
+    known = int(inputs.prompt_len[0])
+    prompt = np.asarray(inputs.prompt)[:, :known]
+
+    def distributions(first: np.ndarray) -> np.ndarray:
+        """(count, 2, V): of the first token, and of the one after `first`."""
+        tokens = jnp.asarray(np.column_stack([prompt, first]))
+        read = forced(method.target, inputs, tokens)[:, known - 1 :]
+        return np.exp(np.asarray(smp.standardize(read, method.sampling), np.float64))
+
+    firsts = distributions(np.zeros(count, np.int32))[0, 0]
+    order = np.argsort(-firsts, kind="stable")[:count].astype(np.int32)
+    seconds = dict(zip(order.tolist(), distributions(order)[:, 1], strict=True))
+    likely = set(seconds) - set(np.asarray(method.eos_ids).tolist())
+    expected: dict[tuple[int, ...], float] = {}
+    for first, prob in enumerate(firsts):
+        if first in likely:
+            expected |= {(first, b): float(prob * after) for b, after in enumerate(seconds[first])}
+        else:
+            expected[first,] = float(prob)
+    return likely, {cell: prob for cell, prob in expected.items() if prob > 0}
+
+
+def chi_square(counts: Mapping[Any, int], expected: Mapping[Any, float]) -> float:
+    """p-value of Pearson's test of counts against a distribution.
+
+    Outcomes that should come fewer than 5 times are pooled, the rarest first. A count of one that
+    the distribution does not have gives 0.
+    """
+    if any(cell not in expected for cell in counts):
+        return 0.0
+    total = sum(counts.values())
+    cells, pool = [], np.zeros(2)
+    for cell, prob in sorted(expected.items(), key=lambda item: item[1]):
+        pool += counts.get(cell, 0), total * prob
+        if pool[1] >= 5:
+            cells.append(pool)
+            pool = np.zeros(2)
+    if len(cells) < 2:
+        return 1.0  # nothing to compare
+    cells[-1] = cells[-1] + pool
+    seen, mean = np.transpose(cells)
+    half = jnp.float32(((seen - mean) ** 2 / mean).sum() / 2)
+    return float(jax.scipy.special.gammaincc(jnp.float32((len(cells) - 1) / 2), half))

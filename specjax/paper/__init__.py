@@ -1,1 +1,0 @@
-"""The paper: its formulas, and the figures that it prints."""

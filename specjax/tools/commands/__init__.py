@@ -1,1 +1,0 @@
-"""What the command `specjax` runs; `specjax.tools.cli` finds them here."""

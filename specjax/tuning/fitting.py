@@ -1,0 +1,613 @@
+"""What rounds and calls cost here, in seconds: fitted to whole calls of the loops.
+
+A round that is timed by itself tells little of what it takes within a call of ten, whose first ones
+find cold caches. So whole calls are timed, on real inputs, in loops that draft the same number of
+tokens in every round. Each call is a known sum:
+
+    plain call + tokens · token
+    call + Σ over rounds of k drafted tokens of  pass(width) + [k > 0] · begin + k · draft
+
+A first call of the drafter that no token comes of takes begin + draft.
+
+Calls of one token stand beside calls of whole outputs, or the fixed time of a call could not be
+told from that of its rounds: outputs of one length fit any split of the two. Drafts have fixed
+lengths, but what a loop's policy decides is computed too, which takes time. The parts are fitted by
+non-negative least squares on medians over repeats in turns. How far the calls are from the fit, and
+by how much a longer draft was cheaper, stands in the prices.
+
+On an accelerator a loop whose drafts are `fixed` runs without waiting for the host, and takes as
+long for a round that the budget cuts short. Its rounds have one price, which tells nothing of other
+loops.
+
+A wider pass can be the faster one: a matrix product has sizes that suit the machine. A loop is
+priced as if it had only those passes that are faster than all wider ones, and `pruned` leaves it
+these. So no draft is cheaper than a shorter one.
+"""
+
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Key
+from scipy.optimize import nnls
+
+from specjax import decoding, devices
+from specjax.autoregressive import Autoregressive
+from specjax.batching import bucket
+from specjax.loop import Method, decode
+from specjax.measure import timing
+from specjax.measure.timing import PLAIN
+from specjax.models.checkpoint import Checkpoint
+from specjax.policies import Prices, load, prices
+from specjax.policies.base import counts_nodes
+from specjax.speculative import Speculative
+from specjax.trees.speculative import TreeSpeculative
+from specjax.tuning import counting, tree_costs
+from specjax.tuning.counting import Always, Undecided
+from specjax.types import Text
+
+POLICIES = "policies"  # the loop that all policies share
+CALL, PLAIN_CALL, TOKEN, BEGIN, DRAFT = "call", "plain call", "token", "begin", "draft"
+DECIDE, DECIDE_TOKEN = "decide", "decide on a token"  # by loop
+REFUSED = "refused"  # beyond a round that calls no drafter: the beginning of a draft, and a step
+# Of a round, what a narrower pass must save: passes that change from round to round take as much.
+SAVING = 0.02
+
+ALPHA_TEXTS = 32  # that tell a policy its α, where there are so many
+
+# What a call is made of: `CALL`, `PLAIN_CALL`, `TOKEN`, `REFUSED`, and (loop, drafted tokens) for
+# rounds.
+Work = Mapping[Hashable, float]
+
+
+def measure(
+    loops: Mapping[str, Speculative],
+    target: Checkpoint,
+    texts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    passes_of: Mapping[str, str] | None = None,
+    plain: Autoregressive | None = None,
+    longest: int | None = None,
+    repeats: int = 5,
+    batch_size: int = 1,
+    turn: int = 1,
+    untimed: Sequence[Sequence[int]] = (),
+    refusals: bool = False,
+    names: tuple[str, str] = ("target", "draft"),
+) -> dict[str, Prices]:
+    """Time calls of the loops, all in turns, and fit.
+
+    α is counted by output, in the first loop, with drafts of a length in the middle.
+
+    Args:
+      loops: by name, of one target and one drafter; each with its own γ_max and widths. Their
+        policies decide, and are not followed: drafts have lengths that are given. They are those of
+        `lengths_of`; γ_max where drafts are `fixed`, so that these prices say nothing of shorter
+        drafts; and 1 and γ_max in a loop that has the passes of another.
+      texts: ids from `decoding.tokenize`, none empty. They are repeated to fill a batch.
+      max_new_tokens: the budget of real calls, which the shapes follow.
+      passes_of: loops that differ from another in their policy alone, and that other.
+      plain: the loop whose tokens are to be priced too; without it `token` is NaN.
+      longest: the budget of the timed calls that are not of one token; default max_new_tokens.
+      batch_size: rows of a call; a batch lasts as long as the row with the most rounds.
+      turn: calls of a turn, as in `timing.in_turns`.
+      untimed: ids of more texts, which are decoded once each, for α alone: a few outputs tell
+        little of it.
+      refusals: also time calls of the drafter that no token comes of, which replay asks for, in the
+        first loop. Its policy is not `fixed`.
+    """
+    longest, width = longest or max_new_tokens, decoding.common_width([*texts, *untimed])
+    whole = -(-len(texts) // batch_size) * batch_size
+    filled = [texts[i % len(texts)] for i in range(whole)]
+    passes_of = passes_of or {}
+    made: dict[str, Method] = {PLAIN: plain} if plain else {}
+    loop_of: dict[str, str] = {}
+    for name, loop in loops.items():
+        policy, usual = loop.policy, lengths_of(passes(loop))
+        if name in passes_of:
+            policy, usual = Undecided() if policy.fixed else policy, [1, loop.gamma_max]
+        for length in [loop.gamma_max] if policy.fixed else usual:
+            label = f"{name}, {length} drafted"
+            made[label] = dataclasses.replace(loop, policy=Always(jnp.int32(length), policy))
+            loop_of[label] = name
+    refusing = "a refused call"
+    if refusals:
+        name, loop = next(iter(loops.items()))
+        always = Always(jnp.int32(loop.gamma_max), loop.policy, refuses=True)
+        made[refusing] = dataclasses.replace(loop, policy=always)
+        loop_of[refusing] = name
+    found = timing.side_by_side(
+        made,
+        target,
+        filled * 2,
+        max_new_tokens=max_new_tokens,
+        budgets=[1] * whole + [longest] * whole,
+        key=key,
+        repeats=repeats,
+        batch_size=batch_size,
+        turn=turn,
+        width=width,
+        names=names,
+        note=counting.note,
+    )
+    half = whole // batch_size
+    calls = [
+        (_work(loop_of.get(label), done.rounds, label == refusing and budget), seconds)
+        for label, notes in found.notes.items()
+        for done, budget, seconds in zip(
+            notes,
+            [1] * half + [longest] * half,
+            np.median(found.decode[label], axis=0),
+            strict=True,
+        )
+    ]
+    first = [label for label, name in loop_of.items() if name == next(iter(loops))]
+    middle = first[(len(first) - refusals) // 2]
+    counted = [done.tokens[:, :batch_size] for done in found.notes[middle][half:]]
+    counted = [np.hstack(counted)[:, : len(texts)]]  # without those that fill a batch
+    begin = partial(
+        timing.start, made[middle], target, untimed, max_new_tokens=max_new_tokens, key=key,
+        rows=batch_size, budgets=[longest] * len(untimed), width=width,
+    )  # fmt: skip
+    for at in range(0, len(untimed), batch_size):
+        batch = range(len(untimed))[at : at + batch_size]
+        done = counting.note(decode(made[middle], *begin(batch=batch)))
+        counted.append(done.tokens[:, : len(batch)])
+    shares = acceptance(*np.hstack(counted))
+    widths = {name: passes(loop) for name, loop in loops.items() if name not in passes_of}
+    waits = devices.is_accelerator(target.model)
+    steady = {name for name in widths if waits and loops[name].policy.fixed}
+    return fit(widths, calls, *shares, passes_of=passes_of, steady=steady)
+
+
+TYPICAL = 0.05  # how far outputs differ, as a few of them may hide
+FEW = 2  # outputs that it is worth
+
+
+def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float, float]:
+    """α, how far outputs differ (`Prices.between`), and the standard error of α. All are NaN if
+    nothing was tested.
+
+    How far they differ is the correlation b of two acceptances of one output, from mean squares
+    between outputs and within them. A few outputs tell little of it: it is drawn towards what is
+    typical. Of outputs with n tested tokens each, α has the variance
+
+        α(1 − α) · Σ n² (b + (1 − b)/n) / (Σ n)²
+
+    Args:
+      accepted, tested: tokens of each output.
+    """
+    accepted, tested = accepted[tested > 0], tested[tested > 0]
+    count, total = len(tested), tested.sum()
+    if not count:
+        return float("nan"), float("nan"), float("nan")
+    rates, alpha = accepted / tested, accepted.sum() / total
+    correlation, weight = 0.0, 0
+    if 1 < count < total:
+        apart = np.sum(tested * (rates - alpha) ** 2) / (count - 1)
+        within = np.sum(accepted * (1 - rates)) / (total - count)
+        size = (total - np.sum(tested**2) / total) / (count - 1)  # of an output, in the mean
+        weight = count
+        if apart > within:
+            correlation = (apart - within) / (apart + (size - 1) * within)
+    between = (FEW * TYPICAL + weight * correlation) / (FEW + weight)
+    spread = np.sum(tested * (between * tested + 1 - between)) / total**2
+    return float(alpha), float(between), float(np.sqrt(alpha * (1 - alpha) * spread))
+
+
+def _work(loop: str | None, rounds: Sequence[int], refusing: int = 0) -> Work:
+    """What a call was made of.
+
+    Args:
+      loop: None: plain decoding.
+      rounds: as in `counting.Note`.
+      refusing: the budget of a call whose rounds draft nothing; the last token of a budget has no
+        room for a draft, so that the drafter is not called for it.
+    """
+    if loop is None:
+        return {PLAIN_CALL: 1, TOKEN: rounds[0]}
+    refused: Work = {REFUSED: rounds[0] - (rounds[0] == refusing)} if refusing > 1 else {}
+    return {CALL: 1, **refused, **{(loop, k): count for k, count in enumerate(rounds) if count}}
+
+
+def passes(loop: Speculative) -> tuple[int, ...]:
+    """Widths of the verify passes that a loop chooses from, ascending."""
+    full = loop.gamma_max + 1
+    return (*sorted({width for width in loop.widths if width < full}), full)
+
+
+def lengths_of(widths: Sequence[int]) -> list[int]:
+    """Draft lengths that tell all parts: of each pass the shortest draft, the longest, and one
+    between; and 0 and 1."""
+    shortest = [0, *widths[:-1]]
+    ends = zip(shortest, widths, strict=True)
+    found = {n for least, width in ends for n in (least, (least + width - 1) // 2, width - 1)}
+    return sorted(found | {0, 1})
+
+
+def fit(
+    loops: Mapping[str, Sequence[int]],
+    calls: Sequence[tuple[Work, float]],
+    alpha: float = float("nan"),
+    between: float = float("nan"),
+    alpha_error: float = float("nan"),
+    passes_of: Mapping[str, str] | None = None,
+    steady: Collection[str] = (),
+) -> dict[str, Prices]:
+    """Prices of each loop, from calls that are known sums.
+
+    Args:
+      loops: the widths of their verify passes, ascending, γ_max + 1 the last. Loops of a single
+        pass share it where it is as wide.
+      calls: what each is made of, and the seconds that it took.
+      alpha, between, alpha_error: see `Prices`.
+      passes_of: more loops, and the one whose prices they have but for what their policies take, by
+        call, by round and by drafted token.
+      steady: those of `loops` whose rounds all take the same, whatever they draft.
+
+    Raises:
+      ValueError: no call with a round of one of the loops.
+    """
+    works, seconds = [work for work, _ in calls], [took for _, took in calls]
+    passes_of = passes_of or {}
+    parts: dict[Hashable, Work] = {name: {name: 1.0} for name in (CALL, PLAIN_CALL, TOKEN)}
+    parts[REFUSED] = {BEGIN: 1.0, DRAFT: 1.0}
+    for name, widths in loops.items():
+        for k in range(widths[-1]):
+            own = _pass(name, widths, min(width for width in widths if width > k))
+            parts[name, k] = {own: 1.0, BEGIN: float(k > 0), DRAFT: float(k)}
+            if name in steady:
+                parts[name, k] = {(name, "round"): 1.0}
+    # Calls may take more of their own. A policy's state begins and ends with the call; and a first
+    # round finds a wide pass cold, of which a call of one round says too much. Only where refused
+    # calls were timed that can be told from the beginning of a draft.
+    own_call = set(passes_of)
+    if refusals := any(REFUSED in work for work in works):
+        own_call |= {name for name, widths in loops.items() if len(widths) == 1}
+    parts |= {(CALL, name): {(CALL, name): 1.0} for name in own_call}
+    for name, other in passes_of.items():
+        for k in range(loops[other][-1]):
+            decided: Work = {(DECIDE, name): 1.0, (DECIDE_TOKEN, name): float(k)}
+            parts[name, k] = {**parts[other, k], **decided}
+    sums = []
+    for work in works:
+        whose = {kind[0] for kind in work if isinstance(kind, tuple)}
+        whose |= {passes_of[name] for name in whose if name in passes_of}
+        begun: Work = {(CALL, name): 1.0 for name in own_call if name in whose}
+        sums.append(_sum(parts, {**work, **begun}))
+    took = unit_times(sums, seconds)
+    fitted = np.array([sum(n * took[part] for part, n in work.items()) for work in sums])
+    errors = np.abs(fitted / seconds - 1)
+    facts: dict[str, Any] = {
+        "error": float(np.median(errors)),
+        "largest_error": float(errors.max()),
+        "drop": _drop(loops, works, seconds),
+        "token": max(took.get(TOKEN, float("nan")), float(np.finfo(np.float32).tiny)),
+        "plain_call": took.get(PLAIN_CALL, float("nan")),
+        "refused": took[BEGIN] + took[DRAFT] if refusals else float("nan"),
+        "alpha": alpha,
+        "between": between,
+        "alpha_error": alpha_error,
+    }
+    found = {}
+    for name, widths in loops.items():
+        # Noise may leave nothing for a round beside calls and draft steps; `error` says so.
+        least = 0.01 * _mean_round(name, works, seconds)
+        facts["call"] = took.get(CALL, 0.0) + took.get((CALL, name), 0.0)
+        if name in steady:
+            found[name] = prices(0.0, [max(took[name, "round"], least)] * widths[-1], **facts)
+            continue
+        took_by = {width: took.get(_pass(name, widths, width)) for width in widths}
+        verify = [max(time, least) for time in _verify(took_by, took.get(BEGIN, 0.0))]
+        found[name] = prices(took.get(DRAFT, 0.0), verify, **facts)
+    for name, other in passes_of.items():
+        each, once, call = (took.get((what, name), 0.0) for what in (DECIDE_TOKEN, DECIDE, CALL))
+        row = found[other].as_row()
+        row["draft"] += each
+        row["verify"] = [verify + once for verify in row["verify"]]
+        row["call"] += call
+        found[name] = prices(**row)
+    return found
+
+
+def _pass(loop: str, widths: Sequence[int], width: int) -> Hashable:
+    """A kind of work. Loops of a single pass share it where it is as wide."""
+    return "pass", "" if len(widths) == 1 else loop, width
+
+
+def _verify(took: Mapping[int, float | None], begin: float) -> list[float]:
+    """By 0 … γ_max drafted tokens, of a loop that is `pruned`.
+
+    Args:
+      took: each pass, by width, ascending; None: it never ran, and may take as much for a position
+        as the next narrower one, or else as the next wider one.
+    """
+    first, *wider = took
+    known = next(time for time in took.values() if time is not None)
+    rounds: dict[int, float] = {}  # with a draft, but for its steps
+    for width, time in took.items():
+        near = max(rounds, default=width)
+        if time is not None:
+            rounds[width] = time + begin
+        else:
+            rounds[width] = rounds.get(near, known + begin) * width / near
+    left: list[int] = []  # ascending
+    for width in reversed(wider):
+        if not left or rounds[width] < (1 - SAVING) * rounds[left[0]]:
+            left.insert(0, width)
+    drafts = [rounds[min(w for w in (first, *left) if w > k)] for k in range(1, max(took))]
+    return [rounds[first] - begin, *drafts]
+
+
+def pruned(widths: Sequence[int], table: Prices) -> tuple[int, ...]:
+    """Of a loop's passes those that its prices are of: one that a wider one undercuts is left out.
+
+    Args:
+      widths: of the loop that was timed, as in `Speculative`.
+    """
+    verify = np.asarray(table.verify)
+    return tuple(w for w in widths if w > table.gamma_max or w == 1 or verify[w - 1] < verify[w])
+
+
+def _mean_round(loop: str, works: Sequence[Work], seconds: Sequence[float]) -> float:
+    """Of calls of this loop, the time by the rounds."""
+    rounds = [
+        sum(n for kind, n in work.items() if isinstance(kind, tuple) and kind[0] == loop)
+        for work in works
+    ]
+    if not any(rounds):
+        raise ValueError(f"No timed call has a round of {loop!r}.")
+    return sum(took for took, n in zip(seconds, rounds, strict=True) if n) / sum(rounds)
+
+
+def _sum(parts: Mapping[Hashable, Work], work: Work) -> dict[Hashable, float]:
+    found: dict[Hashable, float] = {}
+    for kind, count in work.items():
+        for part, n in parts[kind].items():
+            found[part] = found.get(part, 0.0) + count * n
+    return found
+
+
+def _drop(
+    loops: Mapping[str, Sequence[int]], works: Sequence[Work], seconds: Sequence[float]
+) -> float:
+    """The largest share by which a longer draft, or a wider pass, is cheaper if each kind of round
+    may have any price. Kinds that no call is mainly made of are left out, and so are rounds without
+    a draft: where a drafter has nothing to say they are among others, and searching in vain takes
+    its own time."""
+    free = unit_times(works, seconds, ordered=False)
+    rounds = [{kind: n for kind, n in work.items() if isinstance(kind, tuple)} for work in works]
+    main = {max(work, key=work.__getitem__) for work in rounds if work}
+    orders = [[(name, k) for k in range(1, widths[-1])] for name, widths in loops.items()]
+    alone = [(widths[0], name) for name, widths in loops.items() if len(widths) == 1]
+    orders.append([(name, width - 1) for width, name in sorted(alone)])
+    drops = [0.0]
+    for order in orders:
+        known = [free[kind] for kind in order if kind in main]
+        drops += [
+            1 - longer / shorter
+            for shorter, longer in itertools.pairwise(known)
+            if longer < shorter
+        ]
+    return max(drops)
+
+
+def unit_times(
+    works: Sequence[Work], seconds: Sequence[float], *, ordered: bool = True
+) -> dict[Any, float]:
+    """What a unit of each kind of work takes, from calls that are known sums of such units.
+
+    Least squares of the relative errors: a long call does not count for more than a short one.
+
+    Args:
+      works: for each call, how many units of which kinds.
+      seconds: what each call took, > 0.
+      ordered: no unit takes less than nothing. False: any sign.
+    """
+    kinds = list(dict.fromkeys(kind for work in works for kind in work))
+    amounts = np.array([[work.get(kind, 0.0) for kind in kinds] for work in works])
+    shares, ones = amounts / np.asarray(seconds)[:, None], np.ones(len(works))
+    # Columns of one size: a draft step is a hundredth of a call.
+    scale = np.maximum(np.linalg.norm(shares, axis=0), np.finfo(float).tiny)
+    if ordered:
+        found = nnls(shares / scale, ones)[0]
+    else:
+        found = np.linalg.lstsq(shares / scale, ones, rcond=None)[0]
+    return dict(zip(kinds, (found / scale).tolist(), strict=True))
+
+
+def apart(key: Key[Array, ""]) -> Key[Array, ""]:
+    """A key for what is measured before a run of this key: no input has that index. What a policy
+    is told must not depend on draws that the run will make, or its outputs would not be draws from
+    the target."""
+    return jax.random.fold_in(key, np.uint32(2**32 - 1))
+
+
+def not_blank(target: Checkpoint, texts: Sequence[Text]) -> list[Text]:
+    """Those with a token to read. An empty prompt gives an output, but tells little of others."""
+    return [text for text in texts if len(text) and not decoding.is_blank(target, text)]
+
+
+def tokenize(
+    target: Checkpoint, texts: Sequence[Text], max_source_len: int | None
+) -> list[list[int]]:
+    """Ids, without warnings: the run will say which texts it cuts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return decoding.tokenize(target, texts, max_source_len)
+
+
+def told(
+    policy: str,
+    method: Speculative | TreeSpeculative,
+    target: Checkpoint,
+    texts: Sequence[Text],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    batch_size: int = 1,
+    max_source_len: int | None = None,
+    names: tuple[str, str] = ("target", "draft"),
+) -> Prices:
+    """What a policy is told: the prices of this loop and of plain decoding, measured now.
+
+    Some texts, `batch_size` or four, are decoded up to 32 tokens, three times with drafts of each
+    of a few lengths: a few seconds, and the compilation of two loops. More texts, up to
+    `ALPHA_TEXTS` in all, are decoded once, for α. Of a tree single rounds are timed
+    (`tree_costs.prices`), by depth, or by nodes for a policy that sets their number.
+
+    Args:
+      policy: one that needs prices (`policies.needs_prices`), with or without its other settings.
+      method: the loop that it is for, whatever its policy is.
+      key: that of the run, which draws apart from what is decoded here.
+      batch_size: rows decoded at once.
+    """
+    key = apart(key)
+    given = not_blank(target, texts)
+    timed = max(4, batch_size)
+    some = given[: max(timed, ALPHA_TEXTS)]
+    sources = tokenize(target, some, max_source_len)
+    if sources and max_new_tokens >= 1:
+        decoding.check_room(target, sources, max_new_tokens)
+        if isinstance(method, TreeSpeculative):
+            return _told_of_a_tree(policy, method, target, sources, key, max(1, batch_size))
+        untold = load(policy, prices=prices(0.0, [1.0] * (method.gamma_max + 1)))
+        if untold.fixed:  # by prices that it has yet to be told
+            untold = Undecided()
+        return measure(
+            {"loop": dataclasses.replace(method, policy=untold)},
+            target,
+            sources[:timed],
+            untimed=sources[timed:],
+            plain=decoding.plain_of(method),
+            max_new_tokens=max_new_tokens,
+            key=key,
+            longest=min(max_new_tokens, 32),
+            repeats=3,
+            batch_size=max(1, batch_size),
+            names=names,
+        )["loop"]
+    # Nothing will be decoded.
+    return prices(0.0, [1.0] * (method.slots if _by_nodes(policy) else method.gamma_max + 1))
+
+
+def _told_of_a_tree(policy, method, target, sources, key, batch_size) -> Prices:
+    """See `told`. Sources are repeated to fill the batch."""
+    contexts, state = decoding.prepare(
+        method,
+        target,
+        [sources[index % len(sources)] for index in range(batch_size)],
+        [(index, 0) for index in range(batch_size)],
+        max_new_tokens=method.slots + 1,
+        key=key,
+        rows=bucket(batch_size),
+    )
+    return tree_costs.prices(method, contexts, state, _by_nodes(policy))
+
+
+def _by_nodes(policy: str) -> bool:
+    return counts_nodes(load(policy, prices=prices(0.0, [1.0])))
+
+
+def tell(
+    method: Speculative | TreeSpeculative, policy: str, table: Prices
+) -> Speculative | TreeSpeculative:
+    """The loop with a policy by name, which is told the prices, and with the passes that they are
+    of."""
+    made = load(policy, prices=table)
+    if isinstance(method, TreeSpeculative):
+        return decoding.with_policy(method, made)
+    chain = dataclasses.replace(method, widths=pruned(method.widths, table))
+    return decoding.with_policy(chain, made)
+
+
+# --- prices by loop: of `POLICIES`, whose passes are shared, of static γ, of policies by name -----
+
+
+def static(gamma: int) -> str:
+    """The name of the loop of a static draft length, whose only verify pass has γ + 1 positions."""
+    return f"γ={gamma}"
+
+
+def static_prices(found: Mapping[str, Prices], gamma: int) -> Prices:
+    """Of the loop of a static γ. Between those that were timed the verify pass grows evenly.
+
+    Raises:
+      ValueError: a γ below or above all that were timed.
+    """
+    if own := found.get(static(gamma)):
+        return own
+    timed = _timed(found)
+    known = [of.gamma_max for of in timed]
+    if not known[0] <= gamma <= known[-1]:
+        raise ValueError(f"γ={gamma} has no price: those of {known[0]} … {known[-1]} were timed.")
+    passes = [np.asarray(of.verify + of.rest) for of in timed]
+    first, full = (float(np.interp(gamma, known, [of[at] for of in passes])) for at in (0, -1))
+    return prices(**timed[0].as_row() | {"verify": [first, *[full] * gamma], "rest": 0.0})
+
+
+def alone(found: Mapping[str, Prices]) -> dict[int, float]:
+    """Of a round in the loop of each static γ that has a price, all of it drafted."""
+    return {k: float(static_prices(found, k).rounds(k)[k]) for k in priced(found)}
+
+
+def priced(found: Mapping[str, Prices]) -> range:
+    """The static γ that `static_prices` has: from the shortest that was timed to the longest."""
+    timed = _timed(found)
+    return range(timed[0].gamma_max, timed[-1].gamma_max + 1)
+
+
+def _timed(found: Mapping[str, Prices]) -> list[Prices]:
+    """Of static γ, ascending."""
+    timed = [of for name, of in found.items() if name == static(of.gamma_max)]
+    return sorted(timed, key=lambda of: of.gamma_max)
+
+
+def by_formula(
+    c: float, verify: Sequence[float], overhead: float, widths: Sequence[int]
+) -> dict[str, Prices]:
+    """γc + v + overhead, in target steps.
+
+    Args:
+      verify: the verify pass, by the 0 … γ_max drafted tokens that it has room for.
+      widths: those that policies may choose; see `Speculative`.
+    """
+    gamma_max = len(verify) - 1
+    room = [
+        min({w - 1 for w in widths if n < w <= gamma_max} | {gamma_max})
+        for n in range(gamma_max + 1)
+    ]
+    own = {
+        static(gamma): prices(c, [v] * (gamma + 1), rest=overhead)
+        for gamma, v in enumerate(verify)
+        if gamma
+    }
+    return {POLICIES: prices(c, [verify[fits] for fits in room], rest=overhead), **own}
+
+
+# --- in words ------------------------------------------------------------------------------------
+
+
+def words(table: Prices) -> str:
+    """What rounds take, if prices are in seconds, and how good the fit is."""
+    first, *_, last = (1e3 * table.rounds(table.gamma_max)).tolist()
+    rounds = f"{first:.3g} ms for the smallest round, {last:.3g} for the largest."
+    return rounds if np.isnan(table.error) else f"{rounds} {goodness(table)}"
+
+
+def goodness(table: Prices) -> str:
+    """How good a fit is, in a sentence."""
+    return (
+        f"A timed call is {float(table.error):.1%} from its price in the middle and at most "
+        f"{float(table.largest_error):.0%}; a longer draft was timed as cheaper by at most "
+        f"{float(table.drop):.0%}."
+    )

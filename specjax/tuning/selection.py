@@ -1,0 +1,717 @@
+"""Which draft, which γ, or none: candidates measured beside one another on one's own inputs.
+
+chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
+print(chosen.words)
+"""
+
+import dataclasses
+import functools
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from specjax import checkpoints, decoding, drafters, formulas, trees
+from specjax.autoregressive import Autoregressive
+from specjax.checkpoints import Checkpoint, compatibility
+from specjax.checkpoints.tensors import read_json
+from specjax.checkpoints.weights import find_tensors
+from specjax.drafters import ngram
+from specjax.drafters.base import Drafter
+from specjax.loop import Method
+from specjax.measure import doubts, metrics, phases, timing
+from specjax.models.memory import nbytes
+from specjax.policies import Prices
+from specjax.results import Row, summarize
+from specjax.sampling import Filter, Sampling, sampling
+from specjax.speculative import Speculative
+from specjax.support.named import short
+from specjax.support.ranges import listed, whole
+from specjax.trees import FixedTree
+from specjax.trees.shapes import text_of
+from specjax.trees.speculative import TreeSpeculative
+from specjax.tuning import best_tree
+from specjax.tuning.ranks import acceptance_by_rank
+
+# Members of one tokenizer, the smallest first.
+FAMILIES = (
+    tuple(f"google-t5/t5-{size}" for size in ("small", "base", "large", "3b", "11b")),
+    tuple(f"google/flan-t5-{size}" for size in ("small", "base", "large", "xl", "xxl")),
+    tuple(f"google/t5-v1_1-{size}" for size in ("small", "base", "large", "xl", "xxl")),
+    (
+        "distilbert/distilgpt2",
+        *(f"openai-community/gpt2{size}" for size in ("", "-medium", "-large", "-xl")),
+    ),
+    *(
+        tuple(f"Qwen/Qwen2.5-{size}B{kind}" for size in ("0.5", "1.5", "3", "7", "14", "32", "72"))
+        for kind in ("", "-Instruct")
+    ),
+    tuple(f"Qwen/Qwen3-{size}B" for size in ("0.6", "1.7", "4", "8", "14", "32")),
+    *(
+        tuple(
+            f"meta-llama/Llama-3.{size}B{kind}" for size in ("2-1", "2-3", "1-8", "1-70", "1-405")
+        )
+        for kind in ("", "-Instruct")
+    ),
+)
+
+GAMMAS = (1, 2, 3, 5, 7, 10)
+DEPTH = 8  # of trees, at most
+
+# When a speedup is missing, what is to blame for it.
+LOW_ALPHA = 0.5  # every second drafted token is lost, and all that follow it
+SLOW_DRAFT = 0.5  # in target steps
+DEAR_VERIFY = 1.5  # the same, for a verify pass and the rest of a round
+SHORT = 0.85  # of the promised tokens: fewer come, since outputs end or later tokens are worse
+
+TRIES = 2  # of timings that contradict themselves
+SAME = 0.05  # speedups that differ by less are equal: timings are no better
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A draft and what was found of it; numbers stay 0 where it cannot draft at all."""
+
+    name: str
+    problem: str = ""
+    """Why it cannot: it does not fit the target, or cannot be loaded."""
+    remarks: tuple[str, ...] = ()
+    """What else differs from the target and no loop reads; what n-grams were counted on."""
+    parameters: int = 0
+    memory: int = 0
+    """Bytes of parameters and caches of both models, at the batch size asked for."""
+    alpha: float = 0.0
+    alpha_low: float | None = None  # of fewer than `metrics.ENOUGH` outputs there is no interval
+    alpha_high: float | None = None
+    agreement: float = 0.0
+    """How often both models find the same token likeliest, over the same prefixes as α."""
+    c: float = 0.0
+    gamma: int = 0
+    """The best, by α and the times of whole rounds; of a tree its depth."""
+    tree: str = ""
+    """The best tree, as `generate` takes it; empty: a chain."""
+    nodes: int = 0
+    """Of the tree; of a chain γ."""
+    v: float = 0.0
+    """Of so many nodes."""
+    steps: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """By γ: target steps that a whole round takes."""
+    promised: float = 0.0
+    """Tokens for each call of the target: by α; by the acceptance of each rank; or, for a drafter
+    that `guesses`, by that of each position."""
+    guesses: bool = False
+    """Whether later tokens of a draft are right less often than the first: γ goes by the rates of
+    each position then."""
+    expected: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """By γ: what `promised` is for the best one."""
+    unended: float = 0.0
+    """Tokens for each call, by the rates of each position in the timed loop: what would come if no
+    output ended inside a draft."""
+    tau: float = 0.0
+    tokens: float = 0.0
+    """Of an output, the mean."""
+    predicted: float = 0.0
+    """Speedup of the loop, by Eq. (1) and `steps`."""
+    speedup: float = 0.0
+    """Measured: plain decoding's time over that of speculation, both without prefill."""
+    speedup_low: float = 0.0
+    speedup_high: float = 0.0
+    speedup_end_to_end: float = 0.0
+    """With encoder and prefill of both models."""
+    choosing: float = 0.0
+    """The same on those timed inputs that choose among candidates. All other speedups are of the
+    rest: what won on some inputs was lucky there. 0: there is no rest."""
+    doubts: Sequence[str] = ()
+    """What cannot be in its timings: nothing follows from them."""
+    load: float | None = None
+    """Load average for each processor, after it was timed."""
+
+    @property
+    def round(self) -> float:
+        """A round's target steps beyond its γ draft steps: verification and the rest."""
+        return self.steps[str(self.gamma)] - self.gamma * self.c
+
+    @property
+    def chosen_by(self) -> float:
+        """The speedup that is compared with those of other candidates."""
+        return self.choosing or self.speedup_end_to_end
+
+
+PLAIN = Candidate(
+    "plain decoding",
+    tau=1.0,
+    predicted=1.0,
+    speedup=1.0,
+    speedup_low=1.0,
+    speedup_high=1.0,
+    speedup_end_to_end=1.0,
+)
+"""A candidate like any other, which needs no draft: whatever is not faster loses to it."""
+
+
+class Recommendation(NamedTuple):
+    """What to do."""
+
+    draft: str | None  # None: plain decoding
+    gamma: int  # 0 without a draft
+    words: str  # the same in words, and why
+    tree: str = ""  # where one is faster than a chain
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """All candidates, in the order given, and what follows."""
+
+    candidates: list[Candidate]
+    recommendation: Recommendation
+
+    @property
+    def words(self) -> str:
+        """The recommendation, in sentences."""
+        return self.recommendation.words
+
+
+def select(
+    target: Checkpoint,
+    drafts: Sequence[str | Checkpoint | Drafter],
+    texts: Sequence[str],
+    **options: Any,
+) -> Selection:
+    """Measure each candidate on these inputs, and say which to use.
+
+    Args:
+      target: whose outputs are to come sooner.
+      drafts: what `generate` takes as its draft, names included ("unigram" and "bigram" are counted
+        here). Named models are loaded one at a time and freed. None given: the members of the
+        target's family that are smaller, see `smaller_members`. Plain decoding is compared with
+        all of them.
+      texts: inputs of the kind that will be decoded; some 50 are enough.
+      options: fields of `Trial`: temperature, max_new_tokens, batch_size, ...
+
+    Raises:
+      ValueError: `drafts` is no list, none is known for this target, or options out of range.
+    """
+    if isinstance(drafts, str) or not isinstance(drafts, Sequence):
+        raise ValueError(f"drafts={drafts!r} should be a list, such as [{drafts!r}].")
+    drafts = list(drafts) or smaller_members(target.name)
+    trial = Trial(target, texts, drafts, **options)
+    candidates = [trial.measure(draft, tree) for draft in drafts for tree in trial.shapes]
+    return Selection(candidates, recommend(candidates))
+
+
+def smaller_members(target: str) -> list[str]:
+    """Models to try as drafts, the smallest first: of a directory those beside it with fewer
+    parameters, of a hub name the smaller members of its family.
+
+    Raises:
+      ValueError: none is known.
+    """
+    directory = Path(target)
+    if directory.is_dir():
+        found = _smaller_beside(directory)
+    else:
+        # Hub names are often given without their owner, "t5-small".
+        families = [[name.split("/")[-1] for name in family] for family in FAMILIES]
+        short = target.split("/")[-1]
+        found = next(
+            (
+                list(names[: family.index(short)])
+                for names, family in zip(FAMILIES, families, strict=True)
+                if short in family
+            ),
+            [],
+        )
+    if not found:
+        raise ValueError(
+            f"No smaller model is known for {target}: name drafts, or try "
+            f"{', '.join(drafters.NAMES)}."
+        )
+    return found
+
+
+def _smaller_beside(directory: Path) -> list[str]:
+    sizes = {}
+    for path in directory.resolve().parent.iterdir():
+        try:
+            kind = read_json(path / "config.json").get("model_type")
+            tensors = find_tensors(path).values()
+        except (OSError, ValueError):
+            continue  # not a model, or an incomplete one
+        if isinstance(kind, str) and kind in checkpoints.FAMILIES:
+            sizes[path] = kind, sum(int(np.prod(tensor.shape)) for tensor in tensors)
+    own = sizes.get(directory.resolve(), ("", 0))
+    smaller = [path for path, (kind, size) in sizes.items() if kind == own[0] and size < own[1]]
+    smaller.sort(key=lambda path: (sizes[path][1], path.name))
+    return [str(directory.parent / path.name) for path in smaller]
+
+
+def check_numbers(
+    gammas: Sequence[int], nodes: Sequence[int], timed_inputs: int, repeats: int
+) -> None:
+    """ValueError for a number that is out of range."""
+    for gamma in listed("gammas", gammas):
+        whole("gammas", gamma, "[1, ∞)")
+    for size in nodes:
+        whole("nodes", size, "[1, ∞)")
+    whole("timed_inputs", timed_inputs, "[1, ∞)")
+    whole("repeats", repeats, "[1, ∞)")
+
+
+@dataclasses.dataclass
+class Trial:
+    """A target on some inputs, which candidates are measured on: one after the other.
+
+    α is over tokens that the target generates, at batch `batch_size`. Times are those of batch 1,
+    on `timed_inputs` of the inputs, from all over the list: every other one chooses among the
+    candidates, and the rest say how fast each is. If n-grams that count are among the drafts, they
+    count the target's outputs for the first half of the different inputs, and all candidates are
+    measured on the rest: no input is in both parts, however often it is given.
+
+    Raises:
+      ValueError: too few inputs, or gammas that are no whole numbers ≥ 1.
+    """
+
+    target: Checkpoint
+    texts: Sequence[str]
+    drafts: Sequence[str | Checkpoint | Drafter] = ()
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    filters: Sequence[Filter | str] = ()
+    max_new_tokens: int = 128
+    max_source_len: int | None = None
+    batch_size: int = 8
+    gammas: Sequence[int] = GAMMAS
+    nodes: Sequence[int] = ()  # of trees, which are tried too
+    timed_inputs: int = 16
+    repeats: int = 5
+    seed: int = 0
+    dtype: Any = None  # of the drafts, as `specjax.load` takes it
+    check_tokens: bool = True  # False: drafts whose tokens are not the target's are tried too
+
+    def __post_init__(self):
+        check_numbers(self.gammas, self.nodes, self.timed_inputs, self.repeats)
+        decoding.check_texts(self.texts)
+        kept = [text for text in self.texts if text.strip()]
+        different = list({text.strip(): text for text in kept}.values())
+        counts = any(map(counts_ngrams, self.drafts))
+        self._counted = different[: len(different) // 2] if counts else []
+        counted = {text.strip() for text in self._counted}
+        self._measured = [text for text in kept if text.strip() not in counted]
+        if len(different if counts else kept) < 2:
+            kind = "different input(s)" if counts else "input(s)"
+            few = len(different if counts else kept)
+            raise ValueError(f"{few} {kind} are too few to choose by: give 2 or more.")
+
+    @property
+    def names(self) -> list[str]:
+        """Of the drafts."""
+        return [drafters.name_of(draft) for draft in self.drafts]
+
+    @property
+    def shapes(self) -> list[bool]:
+        """Whether a draft is tried with a tree: what `measure` is to be asked for each."""
+        return [False, True] if self.nodes else [False]
+
+    @functools.cached_property
+    def _sampling(self) -> Sampling:
+        return sampling(self.temperature, self.top_k, self.top_p, self.filters)
+
+    @functools.cached_property
+    def _plain(self) -> Autoregressive:
+        return decoding.plain(self.target, self._sampling)
+
+    def _rows(self, method: Method, texts: Sequence[str], name: str = "") -> list[Row]:
+        rows = decoding.stream(
+            method,
+            self.target,
+            texts,
+            max_new_tokens=self.max_new_tokens,
+            key=jax.random.key(self.seed),
+            batch_size=self.batch_size,
+            max_source_len=self.max_source_len,
+            names=(self.target.name, name),
+        )
+        return list(rows)
+
+    def _decode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [row.tokens for row in self._rows(self._plain, texts)]
+
+    @functools.cached_property
+    def _outputs(self) -> list[list[int]]:
+        return self._decode(self._measured)
+
+    @functools.cached_property
+    def _counts(self) -> ngram.Counts:
+        if not self._counted:
+            raise ValueError(
+                "n-grams count outputs of inputs that nothing is measured on: name them among the "
+                "trial's drafts, so that some are kept for that."
+            )
+        outputs = self._decode(self._counted)
+        return ngram.count(outputs, self.target.model.vocab_size, self.target.start_id)
+
+    def _load(self, draft: str | Checkpoint | Drafter) -> Checkpoint | Drafter:
+        if not isinstance(draft, str):
+            return draft
+        return drafters.load(draft, self.target, dtype=self.dtype, counts=lambda: self._counts)
+
+    def measure(self, draft: str | Checkpoint | Drafter, tree: bool = False) -> Candidate:
+        """One candidate, with its best chain or its best tree. A model that cannot be loaded, does
+        not fit or cannot branch has its reason there."""
+        name = drafters.name_of(draft)
+        try:
+            loaded = self._load(draft)
+            longest = self._method(loaded, max(self.nodes if tree else self.gammas))
+            if tree:
+                self._branching(loaded, trees.fixed(branches=(1,)))
+        except (ValueError, OSError) as error:
+            return Candidate(name, problem=str(error), tree="none" if tree else "")
+        found = self._measure(name, loaded, longest, tree)
+        del loaded, longest
+        gc.collect()  # before the next one is loaded
+        return found
+
+    def _method(self, loaded: Checkpoint | Drafter, gamma: int) -> Speculative:
+        how: dict[str, Any] = {"sampling": self._sampling, "check_tokens": self.check_tokens}
+        return decoding.speculative(self.target, loaded, gamma=gamma, **how)
+
+    def _branching(self, loaded: Checkpoint | Drafter, shape: FixedTree) -> TreeSpeculative:
+        how: dict[str, Any] = {"sampling": self._sampling, "check_tokens": self.check_tokens}
+        return decoding.branching(self.target, loaded, shape, **how)
+
+    def _best_chain(
+        self,
+        loaded: Checkpoint | Drafter,
+        tokens: Mapping[int, float],
+        longest: Speculative,
+        begin: Callable[[Any], Any],
+    ) -> tuple[Prices, "Choice"]:
+        """Args: tokens for each call of the target, by γ."""
+        ends = {min(self.gammas), max(self.gammas)}
+        # Each round that is measured is one more program to compile: those between, by the ends.
+        contexts, state = begin(longest)
+        prices = phases.measure(longest, contexts, state, self.gammas, ends)
+        rounds = np.asarray(prices.rounds(max(self.gammas))) / float(prices.token)
+        steps = {gamma: float(rounds[gamma]) for gamma in self.gammas}
+        gamma = max(steps, key=lambda gamma: tokens[gamma] / steps[gamma])
+        method = self._method(loaded, gamma)
+        return prices, Choice(method, gamma, gamma, steps, tokens[gamma])
+
+    def _best_tree(
+        self, loaded: Checkpoint | Drafter, longest: Speculative, begin: Callable[[Any], Any]
+    ) -> tuple[Prices, "Choice"]:
+        contexts, state = begin(longest)
+        prices = phases.measure(longest, contexts, state, self.nodes)
+        chances = acceptance_by_rank(
+            self.target,
+            loaded,
+            self._measured,
+            self._outputs,
+            sampling=self._sampling,
+            drawn=not self._sampling.greedy,
+            check_tokens=self.check_tokens,
+            batch_size=self.batch_size,
+            max_source_len=self.max_source_len,
+        ).tolist()
+        found = best_tree.choose(
+            chances, self.nodes, DEPTH, prices.c, lambda tokens: prices.v(tokens - 1)
+        )
+        best = max(found, key=lambda one: one.speedup)
+        method = self._branching(loaded, best.shape)
+        depth, size = best.shape.depth, best.shape.nodes
+        contexts, state = begin(method)
+        taken = phases.measure(method, contexts, state, [depth], [depth])
+        steps = {depth: float(taken.rounds(depth)[depth] / taken.token)}
+        return prices, Choice(method, depth, size, steps, best.tokens)
+
+    def _measure(
+        self, name: str, loaded: Checkpoint | Drafter, longest: Speculative, tree: bool
+    ) -> Candidate:
+        alpha = self._alpha(loaded, self._sampling)
+        greedy = self._sampling.greedy
+        agreement = alpha if greedy else self._alpha(loaded, sampling(0.0))
+        texts = decoding.tokenize(self.target, self._measured, self.max_source_len)
+        key, timed = jax.random.key(self.seed), timing.spread(texts, self.timed_inputs)
+        begin = functools.partial(
+            timing.start, target=self.target, max_new_tokens=self.max_new_tokens, key=key
+        )
+        middle = sorted(range(len(timed)), key=lambda index: len(timed[index]))[len(timed) // 2]
+        phased = functools.partial(begin, texts=timed, batch=[middle])
+        parameters = drafters.parameters(loaded, self.target)
+        expected = {} if tree else self._expected(name, longest, alpha.value)
+        for _ in range(TRIES):
+            if tree:
+                prices, chosen = self._best_tree(loaded, longest, phased)
+            else:
+                prices, chosen = self._best_chain(loaded, expected, longest, phased)
+            raced = timing.side_by_side(
+                {timing.PLAIN: self._plain, timing.SPECULATIVE: chosen.method},
+                self.target,
+                timed,
+                max_new_tokens=self.max_new_tokens,
+                key=key,
+                repeats=self.repeats,
+                names=(self.target.name, name),
+            )
+            tau, steps = summarize(raced.outputs()).tokens_per_iteration, chosen.steps[chosen.gamma]
+            wrong = doubts.contradictions(
+                chosen.gamma,
+                prices.c,
+                prices.v(chosen.nodes),
+                steps - chosen.gamma * prices.c - prices.v(chosen.nodes),
+                smaller=parameters < sum(x.size for x in jax.tree.leaves(self.target.model)),
+                measured=raced.speedup,
+                predicted=tau / steps,
+            )
+            if not wrong:
+                break
+        several = len(timed) > 1
+        chooses, rest = (raced.part(batches=slice(at, None, 1 + several)) for at in (0, several))
+        found = rest.speedups()
+        longest_drafted = metrics.tokens_by_position(raced.outputs(), [chosen.method.gamma_max])
+        load = doubts.load()
+        batch = range(min(self.batch_size, len(texts)))
+        contexts, state = jax.eval_shape(
+            lambda: begin(longest, texts=texts, batch=batch, rows=self.batch_size)
+        )
+        held = longest.target, longest.drafter, contexts, state.cache, state.drafter
+        return Candidate(
+            name=name,
+            remarks=self._remarks(name, loaded),
+            parameters=parameters,
+            memory=nbytes(held),
+            alpha=alpha.value,
+            alpha_low=alpha.low,
+            alpha_high=alpha.high,
+            agreement=agreement.value,
+            c=prices.c,
+            gamma=chosen.gamma,
+            tree=text_of(chosen.method.shape) if tree else "",
+            nodes=chosen.nodes,
+            v=prices.v(chosen.nodes),
+            steps={str(gamma): time for gamma, time in chosen.steps.items()},
+            promised=chosen.tokens,
+            guesses=longest.drafter.guesses,
+            expected={str(gamma): tokens for gamma, tokens in expected.items()},
+            unended=longest_drafted[chosen.method.gamma_max],
+            tau=tau,
+            tokens=alpha.tokens / len(alpha.overlaps),
+            predicted=chosen.tokens / chosen.steps[chosen.gamma],
+            speedup=found["speedup_decode"],
+            speedup_low=found["speedup_decode_low"],
+            speedup_high=found["speedup_decode_high"],
+            speedup_end_to_end=found["speedup_end_to_end"],
+            choosing=chooses.speedup_end_to_end if several else 0.0,
+            doubts=wrong,
+            load=None if np.isnan(load) else load,
+        )
+
+    def _expected(self, name: str, longest: Speculative, alpha: float) -> dict[int, float]:
+        """Tokens for each call of the target, by γ."""
+        if longest.drafter.guesses:
+            return metrics.tokens_by_position(
+                self._rows(longest, self._measured, name), self.gammas
+            )
+        return {gamma: formulas.expected_tokens(alpha, gamma) for gamma in self.gammas}
+
+    def _remarks(self, name: str, loaded: Checkpoint | Drafter) -> tuple[str, ...]:
+        if isinstance(loaded, Checkpoint):
+            checks = compatibility.compare(self.target, loaded, tokens=self.check_tokens)
+            return tuple(str(check) for check in checks if not check.passed and not check.required)
+        if counts_ngrams(name):
+            seen, left = len(self._counted), len(self._measured)
+            said = f"counts the target's outputs for {seen} of the inputs, and all candidates are "
+            return (f"{said}measured on the {left} others",)
+        return ()
+
+    def _alpha(self, loaded: Checkpoint | Drafter, distribution: Sampling) -> metrics.Alpha:
+        return metrics.alpha_of_outputs(
+            self.target,
+            loaded,
+            self._measured,
+            self._outputs,
+            sampling=distribution,
+            batch_size=self.batch_size,
+            max_source_len=self.max_source_len,
+            check_tokens=self.check_tokens,
+        )
+
+
+class Choice(NamedTuple):
+    """A chain or a tree, before it is raced."""
+
+    method: Any
+    gamma: int  # or the depth
+    nodes: int
+    steps: dict[int, float]  # of the target, that a round takes, by γ or depth
+    tokens: float  # for each call of the target, expected
+
+
+def counts_ngrams(draft: str | Checkpoint | Drafter) -> bool:
+    """Whether a draft is made from counts of the target's own outputs."""
+    try:
+        return isinstance(draft, str) and drafters.counts_ngrams(draft)
+    except ValueError:  # no such drafter, which `Trial.measure` will say
+        return False
+
+
+# --- what follows from the numbers ---------------------------------------------------------------
+
+
+def recommend(candidates: Sequence[Candidate]) -> Recommendation:
+    """The candidate whose outputs come soonest, of equals the one that needs the least memory.
+
+    Plain decoding is one of them and needs the least: a draft is recommended if it beats that by
+    more than timings vary, on the inputs that choose and on the others. Nothing follows from
+    timings that contradict themselves, or of a busy machine.
+    """
+    usable = [candidate for candidate in candidates if not candidate.problem]
+    if busy := doubts.busy(candidate.load for candidate in usable):
+        return Recommendation(None, 0, f"No draft is recommended. {busy}")
+    refused = [
+        f"{short(c.name)} cannot {'branch' if c.tree else 'draft'}: {c.problem}"
+        for c in candidates
+        if c.problem
+    ]
+    sound = [candidate for candidate in usable if not candidate.doubts]
+    if usable and not sound:
+        said = "No draft is recommended: the timings contradict themselves."
+        return Recommendation(None, 0, _join(said, *map(why_not, usable), *refused))
+    faster = [candidate for candidate in sound if beats_plain(candidate)]
+    if not faster:
+        why = (
+            f"no draft here makes outputs come sooner by more than timings vary ({SAME:.0%})"
+            if usable
+            else "no draft can be used"
+        )
+        said = f"Use {PLAIN.name}: {why}."
+        return Recommendation(None, 0, _join(said, *map(why_not, usable), *refused))
+    best = max(candidate.chosen_by for candidate in faster)
+    equals = [candidate for candidate in faster if candidate.chosen_by > (1 - SAME) * best]
+    winner = min(equals, key=lambda candidate: (candidate.memory, bool(candidate.tree)))
+    words = _praise(winner, equals, usable, refused)
+    return Recommendation(winner.name, winner.gamma, words, winner.tree)
+
+
+def beats_plain(candidate: Candidate) -> bool:
+    """Beyond the noise: outputs come sooner by `SAME`, on the inputs that choose and on the others,
+    and the loop is faster in three repeats of four. False where timings contradict themselves."""
+    slower = min(candidate.chosen_by, candidate.speedup_end_to_end)
+    sooner = (1 - SAME) * slower >= PLAIN.speedup_end_to_end
+    return not candidate.doubts and sooner and candidate.speedup_low > PLAIN.speedup
+
+
+def _praise(winner, equals, usable, refused) -> str:
+    said = [
+        f"Use {short(winner.name)} with {_how(winner)}: outputs come "
+        f"{winner.speedup_end_to_end:.2f} times as fast end to end as without a draft. The loop "
+        f"alone is "
+        f"{winner.speedup:.2f} times as fast (quartiles {winner.speedup_low:.2f} to "
+        f"{winner.speedup_high:.2f}; predicted {winner.predicted:.2f}): {winner.tau:.2f} "
+        f"tokens for each call of the target, with α = {winner.alpha:.2f} and c = {winner.c:.2f}."
+    ]
+    others = ", ".join(_called(c) for c in equals if c is not winner)
+    if others:
+        said.append(f"No slower within {SAME:.0%}, but larger: {others}.")
+    if winner.tree:
+        said.append(f'tree="{winner.tree}"')
+    if counts_ngrams(winner.name):
+        said += [f"{winner.name} {remark}." for remark in winner.remarks]
+    losing = [why_not(c) for c in usable if not beats_plain(c)]
+    return _join(*said, *losing, *refused)
+
+
+def _how(candidate: Candidate) -> str:
+    if candidate.tree:
+        return f"a tree of {candidate.nodes} nodes, {candidate.gamma} deep"
+    return f"gamma={candidate.gamma}"
+
+
+def _size(candidate: Candidate) -> str:
+    return f"{candidate.nodes} nodes" if candidate.tree else f"γ = {candidate.gamma}"
+
+
+def _called(candidate: Candidate) -> str:
+    return short(candidate.name) + (f" with {_how(candidate)}" if candidate.tree else "")
+
+
+def reasons(candidate: Candidate) -> tuple[str, ...]:
+    """Why a candidate is not faster: of "length", "later", "alpha", "c" and "v"."""
+    one = candidate
+    unended = one.unended or one.promised
+    if one.speedup > 1 or (one.predicted > 1 and one.tau < SHORT * unended):
+        return ("length",)
+    if one.predicted > 1 and unended < SHORT * one.promised:
+        return ("later",)
+    found = {
+        "alpha": one.alpha < LOW_ALPHA,
+        "c": one.c >= SLOW_DRAFT,
+        "v": one.round >= DEAR_VERIFY,
+    }
+    if any(found.values()):
+        return tuple(name for name, holds in found.items() if holds)
+    lost = {"alpha": 1 - one.alpha, "c": one.gamma * one.c, "v": one.round - 1}
+    return (max(lost, key=lambda name: lost[name]),)
+
+
+def why_not(candidate: Candidate) -> str:
+    """The same in a sentence or two, with what would change it."""
+    one = candidate
+    if one.doubts:
+        return (
+            f"{_called(one)}: its timings contradict themselves, and nothing follows from them "
+            f"({'; '.join(one.doubts)}). {doubts.AGAIN}"
+        )
+    if one.speedup_end_to_end > 1:
+        return (
+            f"{_called(one)}, {one.speedup_end_to_end:.2f} times as fast end to end: that is no "
+            f"more than "
+            f"timings vary (quartiles of the loop {one.speedup_low:.2f} to "
+            f"{one.speedup_high:.2f}). Look again with more inputs."
+        )
+    said = {
+        "length": f"outputs of {one.tokens:.0f} tokens are too short: the loop is "
+        f"{one.speedup:.2f} times as fast, with {one.tau:.1f} tokens for each call of the "
+        "target, and starting two models takes what that saves",
+        "later": f"later tokens of a draft are right less often than the first: "
+        f"{one.unended:.1f} tokens for each call of the target, where α alone promises "
+        f"{one.promised:.1f}",
+        "alpha": f"agreement is too low (α = {one.alpha:.2f})",
+        "c": f"the draft is too slow (c = {one.c:.2f}: a draft step takes {one.c:.2f}x as long "
+        "as a target step)",
+        "v": f"verification is not free (a round of {_size(one)} takes {one.round:.2f} target "
+        f"steps beside its draft steps, v = {one.v:.2f})",
+    }
+    causes = reasons(one)
+    why = " and ".join(said[cause] for cause in causes)
+    ways = [] if {"length", "later"} & set(causes) or one.tree else _ways_out(one)
+    way = f" It would pay with {' or '.join(ways)}." if ways else ""
+    return f"{_called(one)}, {one.speedup_end_to_end:.2f} times as fast end to end: {why}.{way}"
+
+
+def _ways_out(one: Candidate) -> list[str]:
+    """Values of α and of c with which the predicted speedup would be 1, the rest as it is."""
+    # A verify pass takes one target step at least; less than that is noise.
+    rounds = {int(gamma): max(steps, 1 + int(gamma) * one.c) for gamma, steps in one.steps.items()}
+    ways = []
+    if not one.guesses:  # no α says how far tokens of later positions are right
+        alphas = np.linspace(0, 1, 1001)
+        speedups = [formulas.expected_tokens(alphas, gamma) / s for gamma, s in rounds.items()]
+        enough = alphas[np.max(speedups, axis=0) > 1]
+        if len(enough) and enough[0] > one.alpha:
+            ways.append(f"α above {enough[0]:.2f}")
+    tokens = {int(gamma): tokens for gamma, tokens in one.expected.items()} or {
+        gamma: formulas.expected_tokens(one.alpha, gamma) for gamma in rounds
+    }
+    most = max((tokens[gamma] - steps) / gamma + one.c for gamma, steps in rounds.items())
+    if 0.005 < most < one.c:  # it is printed with two digits
+        ways.append(f"c below {most:.2f}")
+    return ways
+
+
+def _join(*sentences: str) -> str:
+    return "\n".join(sentences)
