@@ -56,7 +56,7 @@ def test_any_value_of_any_setting(kind, monkeypatch):
     def load_model(name, **options):
         raise ValueError(f"{name!r} is the name of no model")
 
-    monkeypatch.setattr(loading.hub, "load", load_model)
+    monkeypatch.setattr(loading.checkpoints, "load", load_model)
     load, names = LOADERS[kind]
     made, refused, said = [], [], []
     for name in names:

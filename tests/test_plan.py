@@ -167,7 +167,7 @@ def test_a_directory_with_a_config_is_enough(run, tmp_path, monkeypatch):
     ]  # fmt: skip
     outcome = run(*flags)
     assert outcome.status == 0, outcome.stderr
-    rows = [json.loads(line) for line in (tmp_path / "parts.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "plan.jsonl").read_text().splitlines()]
     plain, drafted = rows
     assert [row["mesh"] for row in rows] == ["model=1"] * 2
     assert plain["draft"] == ""
@@ -183,21 +183,21 @@ def test_a_directory_with_a_config_is_enough(run, tmp_path, monkeypatch):
     assert f"{plain['plain_ms']:.2f}" in outcome.stdout
     assert "speedup" not in outcome.stdout  # two floors have no ratio that means anything
     assert "in all" in outcome.stdout
-    page = (tmp_path / "parts.md").read_text()
+    page = (tmp_path / "plan.md").read_text()
     assert "| target | model=1 | draft | 2 |" in page
     assert page.count("| products, interconnect, latency, launch |") == 2
 
     monkeypatch.setattr(decoding, "compiled", None)
     assert run(*flags).stdout == outcome.stdout
-    assert len((tmp_path / "parts.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "plan.jsonl").read_text().splitlines()) == 2
 
     # Rows of another latency lie before them, and are another plan's.
     waits = [{**row, "launch": 0.5, "plain_ms": 987.65} for row in rows]
     lines = [json.dumps(row) + "\n" for row in (*waits, *rows)]
-    (tmp_path / "parts.jsonl").write_text("".join(lines))
+    (tmp_path / "plan.jsonl").write_text("".join(lines))
     assert run(*flags).stdout == outcome.stdout
     assert "987.65" in run(*flags, "--launch=0.5").stdout
-    assert (tmp_path / "parts.md").read_text().count("| products, interconnect, latency |") == 2
+    assert (tmp_path / "plan.md").read_text().count("| products, interconnect, latency |") == 2
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_directory_with_a_config_is_enough(run, tmp_path, monkeypatch):
     ],
 )
 def test_what_cannot_be_planned(run, flags, said):
-    outcome = run("--config=configs/parts.py:llama-70b", *flags)
+    outcome = run("--config=configs/plan.py:llama-70b", *flags)
     assert outcome.status == 1
     (line,) = outcome.stderr.splitlines()
     assert line.startswith("error: ")

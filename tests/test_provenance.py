@@ -70,7 +70,7 @@ def by_benchmark(on, tmp_path, monkeypatch, found):
 def by_select(on, tmp_path, monkeypatch, found):
     made = types.SimpleNamespace(target=MODEL, measure=lambda draft, tree: Candidate(draft))
     monkeypatch.setattr(select, "Trial", lambda *_, **__: made)
-    monkeypatch.setattr(select.hub, "load", lambda *_, **__: MODEL)
+    monkeypatch.setattr(select.checkpoints, "load", lambda *_, **__: MODEL)
     monkeypatch.setattr(select.drafters, "fingerprint", lambda name: {})
     config = on.config
     if "batch" not in found:

@@ -9,8 +9,8 @@ from PIL import Image
 
 import specjax
 from experiments.race import __main__ as command
-from experiments.race import rounds
-from experiments.race.rounds import Moment, Side
+from experiments.race import recording
+from experiments.race.recording import Moment, Side
 from pairs import TEXTS
 from specjax import decoding
 from specjax.measure.trace import TracedRound
@@ -30,7 +30,8 @@ def sides(pair):
     sources = decoding.tokenize(pair.target, TEXTS[:3])
     options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 1}
     return [
-        rounds.record(name, one, pair.target, sources, **options) for name, one in methods.items()
+        recording.record(name, one, pair.target, sources, **options)
+        for name, one in methods.items()
     ]
 
 
@@ -58,7 +59,7 @@ def test_a_race_with_trees(pair):
     method = decoding.build(pair.target, pair.draft, **how)
     sources = decoding.tokenize(pair.target, TEXTS[:1])
     options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 1}
-    side = rounds.record("trees", method, pair.target, sources, **options)
+    side = recording.record("trees", method, pair.target, sources, **options)
     pieces = [piece for moment in side.moments for piece in moment.pieces]
     (text,) = specjax.generate(pair.target, None, TEXTS[:1], max_new_tokens=BUDGET).texts
     assert "".join(piece for piece, _ in pieces) == text
@@ -80,10 +81,10 @@ def test_rounds_are_scaled_to_the_loops_own_time(pair, monkeypatch):
         (0.5 + off, 2.0 + off, [1.0 + off, 3.0 + off], rounds) for off in (-0.1, 0.0, 0.1)
     ]
     given = iter(runs * 2)
-    monkeypatch.setattr(rounds, "_timed", lambda *_: next(given))
+    monkeypatch.setattr(recording, "_timed", lambda *_: next(given))
     method = decoding.plain(pair.target, sampling(0.0))
     options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 3}
-    side = rounds.record("made", method, pair.target, [[3, 1], [4, 1]], **options)
+    side = recording.record("made", method, pair.target, [[3, 1], [4, 1]], **options)
     assert [m.seconds for m in side.moments] == pytest.approx([0.5, 1.0, 2.5, 3.0, 3.5, 5.0])
     assert [m.tokens for m in side.moments] == [0, 1, 3, 3, 4, 6]
 
@@ -100,26 +101,28 @@ MADE = Side(
 
 
 def test_what_is_on_the_screen():
-    assert rounds.screen(MADE, 0.5, 3, 9) == []
-    assert rounds.screen(MADE, 2.0, 3, 9) == [
+    assert recording.screen(MADE, 0.5, 3, 9) == []
+    assert recording.screen(MADE, 2.0, 3, 9) == [
         [("abc", "accepted")],
         [("X", "rejected"), ("d", "corrected")],
     ]
-    assert rounds.screen(MADE, 9.0, 3, 2) == [
+    assert recording.screen(MADE, 9.0, 3, 2) == [
         [("X", "rejected"), ("d", "corrected")],
         [("e↵f", "corrected")],
     ]
 
 
 def test_the_clock_stands_still_at_the_end():
-    assert rounds.clock(MADE, 0.0) == "0.00 s, 0 tokens, 0 tokens/s"
-    assert rounds.clock(MADE, 2.5) == "2.50 s, 4 tokens, 2 tokens/s"
-    assert rounds.clock(MADE, 5.0) == rounds.clock(MADE, 60.0) == "5.00 s, 7 tokens, 1 tokens/s"
+    assert recording.clock(MADE, 0.0) == "0.00 s, 0 tokens, 0 tokens/s"
+    assert recording.clock(MADE, 2.5) == "2.50 s, 4 tokens, 2 tokens/s"
+    assert (
+        recording.clock(MADE, 5.0) == recording.clock(MADE, 60.0) == "5.00 s, 7 tokens, 1 tokens/s"
+    )
 
 
 def test_the_outcome():
     fast = Side("fast", [Moment(2.0, 0, [("abc", "accepted")], 7)])
-    assert rounds.outcome([MADE, fast]).endswith(
+    assert recording.outcome([MADE, fast]).endswith(
         "fast: 2.00 s, 7 tokens, 4 tokens/s. 2.50 times as fast."
     )
 
@@ -134,7 +137,7 @@ def test_both_panels_have_the_colours(sides, capsys):
     assert "plain, slowed down 5x" in shown
     assert "38;2;46;125;50m" in shown  # accepted
     assert "9;38;2;198;40;40m" in shown  # rejected, struck
-    assert rounds.clock(sides[1], end) in shown
+    assert recording.clock(sides[1], end) in shown
 
 
 def test_the_pace_is_said():
@@ -169,12 +172,12 @@ def test_an_animation(sides, tmp_path, monkeypatch):
     """All frames, and no half-written file beside it."""
     monkeypatch.setattr(command, "FRAMES_PER_SECOND", 2)
     monkeypatch.setattr(command, "GIF_SECONDS", 2.0)
-    (tmp_path / "rounds.gif").write_bytes(b"an older one")
-    assert command.save(tmp_path / "rounds.gif", sides, "a pair") == 2.0
-    with Image.open(tmp_path / "rounds.gif") as image:
+    (tmp_path / "race.gif").write_bytes(b"an older one")
+    assert command.save(tmp_path / "race.gif", sides, "a pair") == 2.0
+    with Image.open(tmp_path / "race.gif") as image:
         assert image.n_frames > 3
         assert image.size[0] > image.size[1]
-    assert [path.name for path in tmp_path.iterdir()] == ["rounds.gif"]
+    assert [path.name for path in tmp_path.iterdir()] == ["race.gif"]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_an_animation(sides, tmp_path, monkeypatch):
     [
         (["--inputs=0"], "--inputs=0 must be ≥ 1"),
         (["--slow=0"], "--slow=0 above 0"),
-        (["--save=rounds.mp4"], "--save=rounds.mp4 must end in .gif"),
+        (["--save=race.mp4"], "--save=race.mp4 must end in .gif"),
     ],
 )
 def test_wrong_flags(arguments, message, monkeypatch, capsys):

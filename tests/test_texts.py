@@ -68,11 +68,11 @@ def test_a_text_keeps_its_first_space():
 
 def test_a_race_keeps_the_first_space(monkeypatch):
     rounds = [TracedRound([ID["▁there"]], [], [ID["▁"]]), TracedRound([], [], [ID["a"]])]
-    monkeypatch.setattr(rounds, "_timed", lambda *_: (1.0, 2.0, [1.0, 1.0], rounds))
+    monkeypatch.setattr(recording, "_timed", lambda *_: (1.0, 2.0, [1.0, 1.0], rounds))
     options = {"max_new_tokens": 3, "key": jax.random.key(0), "repeats": 1}
     target = model()
     method = decoding.plain(target, sampling(0.0))
-    moments = rounds.record("made", method, target, [PROMPT], **options).moments
+    moments = recording.record("made", method, target, [PROMPT], **options).moments
     assert moments[1].pieces == [(" there", "accepted"), (" ", "corrected")]
     assert moments[2].pieces == [("a", "corrected")]
 

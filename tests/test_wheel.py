@@ -53,8 +53,10 @@ def test_it_holds_specjax_alone(wheel):
     """All of it: a room without __init__.py would be missing."""
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
-    package = {str(path.relative_to(ROOT)) for path in (ROOT / "specjax").rglob("*.py")}
-    assert set(names) == package | {"specjax/__init__.pyi", "specjax/py.typed"}
+    package = {str(path.relative_to(ROOT)) for path in (ROOT / "specjax").rglob("*.py*")}
+    assert set(names) == {name for name in package if not name.endswith(".pyc")} | {
+        "specjax/py.typed"
+    }
 
 
 def test_its_command(wheel):

@@ -18,7 +18,7 @@ max_source_len, max_new_tokens, batch_size, replicate_draft, mesh. A model is a 
 experiments/plan/published.py, a directory that need hold no more than a config.json, or a name on
 the hub.
 Several meshes: --mesh=model=4 --mesh=data=2,model=4. With --workdir rows are added to its
-parts.jsonl, of which parts.md is the table; those that are there already are not computed again.
+plan.jsonl, of which plan.md is the table; those that are there already are not computed again.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def main(_) -> None:
     check(args, config)
     use_virtual_devices(max(math.prod(sizes.values()) for sizes in meshes.values()))
     workdir = command_line.make_workdir(args.workdir) if args.workdir else None
-    results = provenance.Results(workdir / "parts.jsonl") if workdir else None
+    results = provenance.Results(workdir / "plan.jsonl") if workdir else None
     console, rows = Console(width=None if sys.stdout.isatty() else 160, markup=False), []
     for text, sizes in meshes.items():
         for row in plans(config, text, sizes, given, args, results.done if results else ()):
@@ -73,7 +73,7 @@ def main(_) -> None:
                 results.append(row)
     if workdir is not None and results is not None:
         columns = [("target", lambda row: short(row["target"])), *COLUMNS]
-        files.write_text(workdir / "parts.md", report.markdown(columns, results.done) + "\n")
+        files.write_text(workdir / "plan.md", report.markdown(columns, results.done) + "\n")
     console.print(report.table(COLUMNS, rows, f"{short(config.target)}, on each device"))
 
 
@@ -247,6 +247,6 @@ if __name__ == "__main__":
     flags.DEFINE_float("launch", 0.0, "Seconds to launch a call of a model; 0: left out.", 0.0)
     flags.DEFINE_float("alpha", None, "The chance that a drafted token is accepted.")
     flags.DEFINE_float("tau", None, "Or tokens a round.")
-    flags.DEFINE_string("workdir", "", "Directory for parts.jsonl.")
+    flags.DEFINE_string("workdir", "", "Directory for plan.jsonl.")
     flags.mark_flag_as_required("config")
     command_line.run(main, __doc__)

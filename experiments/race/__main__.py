@@ -3,7 +3,7 @@
     python -m experiments.race
     python -m experiments.race --config=configs/embedded.py --draft=draft-small --temperature=1
     python -m experiments.race --config.tree="fixed(branches=(3, 2))"
-    python -m experiments.race --save=rounds.gif
+    python -m experiments.race --save=race.gif
 
 Accepted tokens, rejected ones and the target's own have the colours of the paper's Figure 1; of
 trees only what is kept is shown. Both sides decode one input after the other at batch 1, the
@@ -31,8 +31,8 @@ from rich.panel import Panel
 from rich.text import Text
 from tqdm import tqdm
 
-from experiments.race import rounds
-from experiments.race.rounds import Piece, Side
+from experiments.race import recording
+from experiments.race.recording import Piece, Side
 from specjax import checkpoints, decoding, drafters
 from specjax.cli.inputs import load_examples
 from specjax.loop import Method
@@ -61,7 +61,7 @@ def main(_) -> None:
         print(f"{args.save}: {seconds:.0f} s, {pace(slower)}.")
     elif console.is_terminal:
         show(console, sides, args.slow)
-    print(rounds.outcome(sides))
+    print(recording.outcome(sides))
     if busy := doubts.busy([doubts.load()]):
         print(busy)
 
@@ -95,7 +95,7 @@ def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list
         "speculative": decoding.build(target, loaded, gamma=gamma, sampling=how, tree=config.tree),
     }
     return [
-        rounds.record(
+        recording.record(
             name,
             method,
             target,
@@ -137,9 +137,9 @@ def panels(sides: Sequence[Side], now: float, width: int, slow: float) -> Column
     return Columns(
         [
             Panel(
-                written(rounds.screen(side, now, width, HEIGHT)),
+                written(recording.screen(side, now, width, HEIGHT)),
                 title=side.name if slow == 1 else f"{side.name}, {pace(slow)}",
-                subtitle=rounds.clock(side, now),
+                subtitle=recording.clock(side, now),
                 height=HEIGHT + 2,
                 width=width + 4,
             )
@@ -176,7 +176,7 @@ def save(path: pathlib.Path, sides: Sequence[Side], heading: str) -> float:
 
     animation = FuncAnimation(figure, frame, frames=count + hold, cache_frame_data=False)
     with tempfile.TemporaryDirectory(dir=path.resolve().parent) as folder:
-        made = pathlib.Path(folder) / "rounds.gif"
+        made = pathlib.Path(folder) / "race.gif"
         animation.save(made, writer=PillowWriter(fps=FRAMES_PER_SECOND))
         share_palette(made)
         made.replace(path)
@@ -217,8 +217,8 @@ def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: 
     for column, side in enumerate(sides):
         left = 2 + column * (GIF_WIDTH + 4)
         axes.text(left, 1.8, side.name, fontsize=11, weight="bold", va="center")
-        axes.text(left, 2.8, rounds.clock(side, now), **mono)
-        for row, line in enumerate(rounds.screen(side, now, GIF_WIDTH, HEIGHT)):
+        axes.text(left, 2.8, recording.clock(side, now), **mono)
+        for row, line in enumerate(recording.screen(side, now, GIF_WIDTH, HEIGHT)):
             x = left
             for piece, kind in line:
                 colour = report.COLOURS[kind]

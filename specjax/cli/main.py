@@ -11,7 +11,7 @@ import sys
 
 from specjax.support.command_line import fail, say
 
-COMMANDS = ("decode", "select", "doctor", "convert")  # modules of `commands`
+COMMANDS = ("decode", "select", "doctor", "convert")  # modules beside this one
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -56,5 +56,5 @@ def usage() -> str:
 
 def _summary(name: str) -> str:
     """The first line of a command's docstring; importing the command would take seconds."""
-    source = pathlib.Path(__file__).with_name("commands") / f"{name}.py"
+    source = pathlib.Path(__file__).with_name(f"{name}.py")
     return (ast.get_docstring(ast.parse(source.read_text("utf-8"))) or "").splitlines()[0]

@@ -1,5 +1,6 @@
 # The public names, and where they come from: `lazy_loader` imports them by this list.
 
+from .attached import is_attached as is_attached
 from .base import (
     Drafter as Drafter,
     ModelDrafter as ModelDrafter,
