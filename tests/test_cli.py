@@ -64,7 +64,7 @@ def test_help(name, door, command):
 def test_a_command_speaks_before_it_imports():
     """The list of commands imports none of them; a command says that it loads first."""
     code = (
-        "import sys; from specjax.tools import cli; main.main(['--help']); "
+        "import sys; from specjax.cli import main; main.main(['--help']); "
         "print('specjax.cli.decode' in sys.modules); main.main(['decode'])"
     )
     found = subprocess.run(
