@@ -38,7 +38,7 @@ from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.generation import generate
 from specjax.measure import metrics, provenance
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.support import command_line, files
 from specjax.tasks import batches, python_source, trees
 from specjax.tasks.examples import Example
@@ -112,7 +112,7 @@ def measure(config) -> dict[str, Any]:
                     drafter,
                     texts,
                     result.tokens,
-                    sampling=sampling(temperature),
+                    sampling=Sampling(temperature),
                     batch_size=32,
                 ).value
                 bar.update()

@@ -38,7 +38,7 @@ from specjax.measure import metrics, provenance, report, timing
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.memory import gigabytes, nbytes
 from specjax.results import summarize
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.support import command_line
 from specjax.tasks import batches
 from specjax.tasks.examples import Example
@@ -96,9 +96,9 @@ def measure(on: Study) -> list[dict[str, Any]]:
     methods: dict[str, Any] = {}
     for name, pair in PAIRS.items():
         target, draft = targets[str(pair[0])], drafts[str(pair[1])]
-        methods[f"{name}, plain"] = decoding.plain(target, sampling(0.0))
+        methods[f"{name}, plain"] = decoding.plain(target, Sampling(0.0))
         methods[name] = decoding.speculative(
-            target, draft, gamma=config.gamma, sampling=sampling(0.0)
+            target, draft, gamma=config.gamma, sampling=Sampling(0.0)
         )
     methods[timing.PLAIN] = methods.pop("floats, plain")
     found = timing.side_by_side(
@@ -119,7 +119,7 @@ def measure(on: Study) -> list[dict[str, Any]]:
             draft,
             on.texts(config.alpha_inputs),
             outputs[: config.alpha_inputs],
-            sampling=sampling(0.0),
+            sampling=Sampling(0.0),
             batch_size=config.batch_size,
             max_source_len=limit,
         )

@@ -69,6 +69,7 @@ from .rules import (
 )
 from .sampling import (
     Filter as Filter,
+    Greedy as Greedy,
     Sampling as Sampling,
 )
 from .speculative import Speculative as Speculative

@@ -17,7 +17,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy, needs_prices
 from specjax.results import Progress, Result, Row
 from specjax.rules import AcceptanceRule, exactness
-from specjax.sampling import Filter, as_key, sampling
+from specjax.sampling import Filter, Sampling, as_key
 from specjax.trees import Shape
 from specjax.tuning import fitting, trials
 from specjax.types import Text
@@ -61,7 +61,7 @@ def generate(
         lists of token ids, which are taken as they are. An empty one gives an empty output and a
         warning, or text from nothing.
       gamma: drafted tokens per target call, γ ≥ 1; with a policy, the most that it can ask for.
-      temperature, top_k, top_p, filters: see `specjax.sampling.sampling`; temperature 0 is greedy.
+      temperature, top_k, top_p, filters: see `specjax.sampling.Sampling`; temperature 0 is greedy.
       max_new_tokens: at most this many tokens per row, EOS included.
       key: randomness, or its seed; default `jax.random.key(0)`.
       samples: draws for each input.
@@ -152,7 +152,7 @@ def _ready(
 ) -> tuple[Method, dict[str, Any]]:
     """The method, and what `decoding.stream` is told beside it; arguments as of `generate`."""
     decoding.check_texts(texts)
-    how["sampling"] = sampling(temperature, top_k, top_p, filters)
+    how["sampling"] = Sampling(temperature, top_k, top_p, filters)
     priced = draft is not None and isinstance(policy, str) and needs_prices(policy)
     method: Any = decoding.build(target, draft, policy=None if priced else policy, **how)
     options: dict[str, Any] = {

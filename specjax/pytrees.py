@@ -27,10 +27,13 @@ def pytree(cls: type[T]) -> type[T]:
     compare equal where their static fields do. Only their hashes differ, so that now and then jit
     finds the program of another class with the same shapes, of another policy say, and runs that.
     A user's class that is registered that way is safe within one that is made here.
+
+    A class may have an `__init__` of its own, which takes what users write and sets the fields by
+    `set_fields`. Transformations of JAX do not call it.
     """
     if "__repr__" not in vars(cls):
         cls.__repr__ = _in_one_line  # type: ignore[method-assign]
-    made = dataclasses.dataclass(frozen=True)(cls)
+    made = dataclasses.dataclass(frozen=True, init="__init__" not in vars(cls))(cls)
     fields = dataclasses.fields(made)  # type: ignore[arg-type]
     static = [field.name for field in fields if field.metadata.get("static")]
     data = [field.name for field in fields if field.name not in static]
@@ -49,11 +52,26 @@ def pytree(cls: type[T]) -> type[T]:
         return tuple(zip(keys, children, strict=True)), structure(value, children)
 
     def unflatten(structure, children):
-        settings = zip(static, structure[0], strict=True)
-        return made(**dict(zip(data, children, strict=True)), **dict(settings))
+        value = object.__new__(made)
+        set_fields(value, **dict(zip(data, children, strict=True)))
+        set_fields(value, **dict(zip(static, structure[0], strict=True)))
+        return value
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
     return made
+
+
+def set_fields(value: Any, **fields: Any) -> None:
+    """Set fields of a frozen value, within its `__init__`."""
+    for name, field in fields.items():
+        object.__setattr__(value, name, field)
+
+
+def with_fields(value: T, **fields: Any) -> T:
+    """A copy with other fields: `dataclasses.replace` for a class with an `__init__` of its own."""
+    copy = object.__new__(type(value))
+    set_fields(copy, **(vars(value) | fields))
+    return copy
 
 
 def _in_one_line(value: Any) -> str:

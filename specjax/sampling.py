@@ -17,12 +17,12 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from specjax.pytrees import pytree
+from specjax.pytrees import pytree, set_fields
 from specjax.support import named
 from specjax.support.ranges import number, whole
 
 COLDEST = 1e-20  # temperature above 0; logits up to 3e18 divided by it stay below float32's largest
-NAMES = {"truncation": "specjax.sampling:truncation"}
+NAMES = {"truncation": "specjax.sampling:Truncation"}
 
 
 class Filter(Protocol):
@@ -53,6 +53,12 @@ class Truncation(Filter):
     top_k: Array  # () int32, 0: off
     top_p: Array  # () float32, in (0, 1], 1: off
 
+    def __init__(self, top_k: int = 0, top_p: float = 1.0):
+        """From plain numbers; ValueError if top_k < 0 or ≥ 2³¹, or top_p is outside (0, 1]."""
+        top_k = whole("top_k", top_k, "[0, ∞)", "0 switches it off")
+        top_p = number("top_p", top_p, "(0, 1]", "1 switches it off")
+        set_fields(self, top_k=jnp.int32(top_k), top_p=jnp.float32(top_p))
+
     def __call__(self, logits):
         # NaN is below nothing, so it stays and spreads.
         return jnp.where(logits < self._cutoff(logits), -jnp.inf, logits)
@@ -72,20 +78,12 @@ class Truncation(Filter):
         return jnp.where(jnp.isfinite(last), last, descending[..., :1])
 
 
-def truncation(top_k: int = 0, top_p: float = 1.0) -> Truncation:
-    """A `Truncation` from plain numbers.
-
-    Raises:
-      ValueError: top_k < 0 or ≥ 2³¹; top_p outside (0, 1]; or what is no number.
-    """
-    top_k = whole("top_k", top_k, "[0, ∞)", "0 switches it off")
-    top_p = number("top_p", top_p, "(0, 1]", "1 switches it off")
-    return Truncation(jnp.int32(top_k), jnp.float32(top_p))
-
-
 @pytree
 class Sampling:
     """How tokens are chosen. The kind is static; the numbers are traced and never recompile.
+
+        Sampling(temperature=0.7, top_p=0.9)
+        Greedy()
 
     Greedy: the most likely token with probability 1 (the first of equals). Otherwise
     softmax(logits / temperature), with what the filters leave of it, one after the other.
@@ -93,46 +91,59 @@ class Sampling:
 
     greedy: bool = dataclasses.field(metadata={"static": True})
     temperature: Array  # () float32, > 0
-    filters: tuple[Filter, ...] = ()
+    filters: tuple[Filter, ...]
 
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        filters: Sequence[Filter | str] | str = (),
+    ):
+        """From plain numbers.
 
-def sampling(
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    filters: Sequence[Filter | str] | str = (),
-) -> Sampling:
-    """A `Sampling` from plain numbers; temperature 0 is greedy, and filters nothing.
+        Args:
+          temperature: 0 is greedy, and filters nothing.
+          top_k, top_p: see `Truncation`, which comes first.
+          filters: more of them, in this order, or their import paths, also as one text with commas:
+            "my_module:min_p(0.1)". An import path is code that runs.
 
-    Args:
-      top_k, top_p: see `Truncation`, which comes first.
-      filters: more of them, in this order, or their import paths, also as one text with commas:
-        "my_module:min_p(0.1)". An import path is code that runs.
-
-    Raises:
-      ValueError: temperature < 0, not finite or between 0 and `COLDEST`; top_k or top_p as in
-        `truncation`; a filter that is none.
-    """
-    given = temperature
-    temperature = number("temperature", temperature, "[0, ∞)", "0 is greedy decoding")
-    if given != 0 and temperature < COLDEST:
-        raise ValueError(
-            f"temperature={given!r} must be 0 or ≥ {COLDEST:g}: logits divided by less overflow "
-            "float32. 0 is greedy decoding, which is the same but for ties."
+        Raises:
+          ValueError: temperature < 0, not finite or between 0 and `COLDEST`; top_k or top_p as in
+            `Truncation`; a filter that is none.
+        """
+        given = temperature
+        temperature = number("temperature", temperature, "[0, ∞)", "0 is greedy decoding")
+        if given != 0 and temperature < COLDEST:
+            raise ValueError(
+                f"temperature={given!r} must be 0 or ≥ {COLDEST:g}: logits divided by less "
+                "overflow float32. 0 is greedy decoding, which is the same but for ties."
+            )
+        first = Truncation(top_k, top_p)
+        filters = named.split(filters) if isinstance(filters, str) else filters
+        if not isinstance(filters, Sequence):
+            raise ValueError(f"filters={filters!r} must be a list of filters or their names.")
+        chosen = [
+            named.make("filter", NAMES, one, Filter) if isinstance(one, str) else one
+            for one in filters
+        ]
+        for one in chosen:
+            if not callable(one):
+                raise ValueError(f"filters holds {one!r}, which is no `specjax.sampling.Filter`.")
+        if top_k > 0 or top_p < 1:
+            chosen.insert(0, first)
+        greedy = temperature == 0
+        set_fields(
+            self,
+            greedy=greedy,
+            temperature=jnp.float32(1.0 if greedy else temperature),
+            filters=() if greedy else tuple(chosen),
         )
-    first = truncation(top_k, top_p)
-    filters = named.split(filters) if isinstance(filters, str) else filters
-    if not isinstance(filters, Sequence):
-        raise ValueError(f"filters={filters!r} must be a list of filters or their names.")
-    chosen = [named.make("filter", NAMES, f, Filter) if isinstance(f, str) else f for f in filters]
-    for one in chosen:
-        if not callable(one):
-            raise ValueError(f"filters holds {one!r}, which is no `specjax.sampling.Filter`.")
-    if top_k > 0 or top_p < 1:
-        chosen.insert(0, first)
-    if temperature == 0:
-        return Sampling(True, jnp.float32(1.0))
-    return Sampling(False, jnp.float32(temperature), tuple(chosen))
+
+
+def Greedy() -> Sampling:
+    """The most likely token: `Sampling(temperature=0)`."""
+    return Sampling(temperature=0.0)
 
 
 def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:

@@ -30,7 +30,7 @@ from specjax.models.gpt import GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import LlamaConfig, Qwen3Config
 from specjax.models.t5 import T5Config
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 
 IDS = {"bos_token_id": 0, "pad_token_id": 0}
 T5 = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_decoder_layers": 2}
@@ -105,7 +105,7 @@ def decode(
         if narrow and draft == "draft":
             name = f"int8(draft={place!r}, cache=True)"
         chosen = drafters.load(name, target, replicate=replicate)
-    method = decoding.build(target, chosen, gamma=3, sampling=sampling(temperature), **how)
+    method = decoding.build(target, chosen, gamma=3, sampling=Sampling(temperature), **how)
     labels = [(index, 0) for index in range(len(SOURCES))]
     key = jax.random.key(7)
     options = {"max_new_tokens": LIMIT, "key": key, "rows": 6}
@@ -133,7 +133,7 @@ def admitted(directory, kind, *, mesh, temperature, draft="draft"):
     target = checkpoints.load(directory / kind / "target", mesh=mesh)
     place = directory / kind / draft
     chosen = drafters.load(str(place) if place.is_dir() else draft, target)
-    method = decoding.build(target, chosen, gamma=3, sampling=sampling(temperature))
+    method = decoding.build(target, chosen, gamma=3, sampling=Sampling(temperature))
     rows = decoding.as_they_end(
         method, target, SOURCES, max_new_tokens=LIMIT, key=jax.random.key(7), batch_size=2
     )

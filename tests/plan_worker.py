@@ -25,7 +25,7 @@ from experiments.plan import parts
 from specjax import checkpoints, decoding
 from specjax.checkpoints import Checkpoint
 from specjax.models.sharding import Placement
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 
 VOCABULARY, LONGEST, NEW = 32, 10, 6
 
@@ -81,7 +81,7 @@ def check(family: str, axes: dict[str, int], dtype: str):
 
 
 def build(target: Checkpoint, draft: Checkpoint | None):
-    return decoding.build(target, draft, gamma=3, sampling=sampling(1.0))
+    return decoding.build(target, draft, gamma=3, sampling=Sampling(1.0))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
 from specjax.policies.constant import Constant
 from specjax.rules import TokenRule
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.state import unfinished
 from specjax.types import Inputs
@@ -158,7 +158,7 @@ def method_of(drafter: str, temperature: float, gamma: int) -> Speculative:
         PromptLookup(5, max_ngram=2) if drafter == "lookup" else ModelDrafter(draft),
         TokenRule(),
         Constant(jnp.int32(gamma)),
-        sampling(temperature),
+        Sampling(temperature),
         jnp.int32([3]),
         4,
     )

@@ -25,7 +25,7 @@ from specjax.measure.timing import PLAIN, Comparison
 from specjax.policies import Policy, constant, head, load, prices
 from specjax.policies.prices import mean
 from specjax.pytrees import pytree
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.tuning import trials
 from table_models import inputs_of, random_table
 
@@ -42,7 +42,7 @@ class Hasty(Policy):
 def test_counting_calls(policy, drafted):
     """Two calls a round, whether the second token is drafted or not; the output stays the same."""
     tables = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))
-    method = test_loops.method_of(*tables, policy=policy, chosen=sampling(1.0))
+    method = test_loops.method_of(*tables, policy=policy, chosen=Sampling(1.0))
     counting = dataclasses.replace(method, drafter=Counting(method.drafter))
     inputs = inputs_of([[1, 0]])
     plain, counted = (test_loops.run(m, inputs, 30) for m in (method, counting))
@@ -86,7 +86,7 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
         "lookahead": prices(0.1, [1.2] * 4, token=1.0), "dear": prices(9.0, [1.0] * 4, token=1.0),
         "γ=1": prices(0.1, [1.0] * 2), "γ=3": prices(0.1, [1.4] * 4),
     }  # fmt: skip
-    built = decoding.build(pair.target, pair.draft, gamma=3, sampling=sampling(0.0))
+    built = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
     made = {
         name: dataclasses.replace(built, policy=load("lookahead", prices=known[name]))
         for name in ("lookahead", "dear")

@@ -21,7 +21,7 @@ from specjax.drafters.base import ModelDrafter
 from specjax.drafters.switch import switch
 from specjax.models.memory import nbytes
 from specjax.results import Progress, Row
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from table_models import MarkovModel, chain, random_table
 from tiny_models import config_of
 
@@ -62,7 +62,7 @@ def made(name: str, temperature: float = 1.0):
     encoder-decoder."""
     drafter, _, kind = name.partition(", ")
     target = checkpoint(TABLE, "t5" if kind == "t5" else "gpt2")
-    options = {"sampling": sampling(temperature), "gamma": 3}
+    options = {"sampling": Sampling(temperature), "gamma": 3}
     if drafter == "EAGLE":
         target = eagles.target_of("gpt", V)
         return decoding.build(target, eagles.eagle_of(target, 1), **options), target
@@ -200,7 +200,7 @@ def test_nothing_compiles_again(draft):
 
     def run(seed, temperature, texts, **options):
         settings = {"max_new_tokens": BUDGET, "key": jax.random.key(seed), "width": 16}
-        chosen = sampling(temperature)
+        chosen = Sampling(temperature)
         method = decoding.build(target, draft, gamma=3, sampling=chosen)
         found = decoding.as_they_end(method, target, texts, batch_size=3, **settings | options)
         assert sum(isinstance(one, Row) for one in found) == len(texts)
@@ -242,7 +242,7 @@ COUNT = checkpoint(chain([1, 2, 3, 4, 5, 6, 0]))  # V = 7, counts and never ends
 def test_rows_are_handed_out_as_they_end():
     """By hand: two rows, budgets 3, 9, 3, 1, 2. The first ends in round 3, its place is another's
     in round 4, and so on; the second ends with the last of them, in round 9."""
-    method = decoding.plain(dataclasses.replace(COUNT, eos_ids=(9,)), sampling(0.0))
+    method = decoding.plain(dataclasses.replace(COUNT, eos_ids=(9,)), Sampling(0.0))
     options = {"max_new_tokens": 9, "key": KEY, "batch_size": 2, "budgets": [3, 9, 3, 1, 2]}
     events = list(decoding.as_they_end(method, COUNT, [[0]] * 5, every=2, **options))
     rows = [event.index for event in events if isinstance(event, Row)]
@@ -261,7 +261,7 @@ def test_rows_are_handed_out_as_they_end():
 
 def test_several_free_rows_are_filled_at_once(monkeypatch):
     """With `admits=2` the loop returns when two of four rows are free, and not when one is."""
-    method = decoding.plain(dataclasses.replace(COUNT, eos_ids=(9,)), sampling(0.0))
+    method = decoding.plain(dataclasses.replace(COUNT, eos_ids=(9,)), Sampling(0.0))
     free, admit = [], Running.admit
     monkeypatch.setattr(
         Running,
@@ -284,7 +284,7 @@ def test_requests_of_like_length_run_together():
     many = [Request(i, 0, [1], 5) for i in range(streaming.POOL + 1)]
     assert [len(some) for some in streaming.alike(many)] == [streaming.POOL, 1]
     target = dataclasses.replace(COUNT, config=dataclasses.replace(COUNT.config, n_positions=512))
-    method = decoding.plain(target, sampling(0.0))
+    method = decoding.plain(target, Sampling(0.0))
     texts = [[0] * 3, [1] * 70, [2] * 4, [3], [4] * 65]
     rows = decoding.stream(method, target, texts, max_new_tokens=4, key=KEY, batch_size=2)
     assert [row.tokens[0] for row in rows] == [1, 2, 3, 4, 5]
@@ -293,7 +293,7 @@ def test_requests_of_like_length_run_together():
 def test_blank_inputs_hold_no_row():
     """They come first as rows end, and at their places in order."""
     target = checkpoint(COUNT.model, "t5")
-    method = decoding.plain(target, sampling(0.0))
+    method = decoding.plain(target, Sampling(0.0))
     texts = [[], [1], [2], [], [3], [4]]
     options = {"max_new_tokens": 6, "key": KEY, "batch_size": 2}
     with pytest.warns(UserWarning, match=r"2 empty input\(s\)"):
@@ -308,7 +308,7 @@ def test_blank_inputs_hold_no_row():
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_rows_that_are_named_twice(batch_size):
     """They are decoded once and come twice, each time at their place."""
-    method, options = decoding.plain(COUNT, sampling(0.0)), {"max_new_tokens": 6, "key": KEY}
+    method, options = decoding.plain(COUNT, Sampling(0.0)), {"max_new_tokens": 6, "key": KEY}
     texts, only = [[0], [2], [4]], [2, 0, 0, 1, 2]
     ended = decoding.as_they_end(
         method, COUNT, texts, only=only, batch_size=batch_size, eager=False, **options
@@ -326,7 +326,7 @@ def test_a_fault_of_a_model_is_named_when_it_comes():
     What has ended before is handed out."""
     broken = MarkovModel(COUNT.model.table.at[6].set(jnp.nan))
     target = dataclasses.replace(COUNT, model=broken, eos_ids=(3,), name="odd")
-    method = decoding.plain(target, sampling(0.0))
+    method = decoding.plain(target, Sampling(0.0))
     options = {"max_new_tokens": 9, "key": KEY, "batch_size": 2, "names": ("odd", "")}
     rows = decoding.stream(method, target, [[0], [1], [2], [0], [6], [0]], **options)
     assert [next(rows).index, next(rows).index] == [0, 1]

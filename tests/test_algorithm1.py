@@ -13,7 +13,7 @@ from reference import total_variation
 from specjax import rules
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from table_models import MarkovModel, inputs_of
 
@@ -89,7 +89,7 @@ def test_the_loop_has_the_distribution_of_algorithm_1():
             ModelDrafter(MarkovModel(jnp.log(jnp.asarray(draft)))),
             rules.TokenRule(),
             constant(GAMMA),
-            sampling(1.0),
+            Sampling(1.0),
             jnp.int32([-1]),
             GAMMA,
         )

@@ -20,7 +20,7 @@ from specjax import drafters, tasks
 from specjax.drafters import attached, eagle
 from specjax.policies import constant
 from specjax.replay import replay, rollouts
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from tiny_models import slow
 
 BUDGET = 12
@@ -56,7 +56,7 @@ def test_a_replay_is_the_loop(directory, pair):
     real = specjax.generate(pair.target, directory, TEXTS, gamma=3, **options)
     assert real.tokens == specjax.generate(pair.target, None, TEXTS, **options).tokens
     loaded = drafters.load(directory, pair.target)
-    how = {"gamma_max": 3, "sampling": sampling(0.0), "key": jax.random.key(0)}
+    how = {"gamma_max": 3, "sampling": Sampling(0.0), "key": jax.random.key(0)}
     trace = rollouts.record(pair.target, loaded, TEXTS, real.tokens, **how, **options)
     found = replay.replay([constant(3)], trace, jax.random.key(0))
     lengths = np.arange(found.drafted.shape[-1])  # rounds are counted by length

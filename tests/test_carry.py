@@ -28,7 +28,7 @@ from specjax.policies.together import together
 from specjax.pytrees import averaged, pytree
 from specjax.replay import replay
 from specjax.rules import TokenRule
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from table_models import MarkovModel, hopeless, inputs_of, random_table
 from test_policies import keys_of, stats_of
@@ -115,7 +115,7 @@ def test_enumerated_distribution_of_the_second_input():
             dataclasses.replace(library(2, 3)[name], prices=prices(0.217, [1.0] * 3))
             for name in names
         )
-        chosen, eos = sampling(0.8), jnp.int32([2])
+        chosen, eos = Sampling(0.8), jnp.int32([2])
         expected = sequence_distribution(target, inputs, chosen, {2}, 4)
         for which in range(len(names)):
             one_of = OneOf(each, jnp.int32(which))
@@ -175,7 +175,7 @@ def test_nothing_to_carry_over(pair):
 def test_a_run_that_was_cut_off_keeps_its_batches(pair):
     """Of a policy that reads its batch: rows 3 and 6 of batches of 4, at temperature 1."""
     method = decoding.speculative(
-        pair.target, pair.draft, gamma=3, sampling=sampling(1.0), policy=Gossip()
+        pair.target, pair.draft, gamma=3, sampling=Sampling(1.0), policy=Gossip()
     )
     rows = functools.partial(
         decoding.stream, method, pair.target, TEXTS, max_new_tokens=16, key=jax.random.key(0),
@@ -217,7 +217,7 @@ def test_a_switch_carries_its_choice():
 def test_replay_is_the_real_run(policy):
     """Outputs one after the other at temperature 0, none of which ends by EOS: rounds and drafted
     tokens of each, as in the loop at batch 1; and not those of fresh starts."""
-    method, budget = test_replay.method_of(policy, sampling(0.0)), test_replay.BUDGET
+    method, budget = test_replay.method_of(policy, Sampling(0.0)), test_replay.BUDGET
     trace, past, expected = test_replay.greedy_trace(), None, []
     whole = np.tile(np.flatnonzero(np.asarray(trace.emitted) == budget), 3)
     assert len(whole) >= 6

@@ -14,14 +14,14 @@ from specjax.measure import timing
 from specjax.policies import load, prices
 from specjax.policies.constant import Constant
 from specjax.policies.estimating import Estimating
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.tuning import fitting, trials
 
 KEY = jax.random.key(0)
 
 
 def method_of(pair, policy, gamma=3, **options):
-    built = decoding.build(pair.target, pair.draft, gamma=gamma, sampling=sampling(0.0), **options)
+    built = decoding.build(pair.target, pair.draft, gamma=gamma, sampling=Sampling(0.0), **options)
     return dataclasses.replace(built, policy=policy)
 
 

@@ -16,7 +16,7 @@ from specjax.measure import phases, timing
 from specjax.policies import constant, prices
 from specjax.pytrees import pytree
 from specjax.rules import TokenRule
-from specjax.sampling import row_keys, sampling
+from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
 from table_models import MarkovModel, inputs_of
 
@@ -50,7 +50,7 @@ def setup(temperature):
         ModelDrafter(draft),
         TokenRule(),
         constant(GAMMA),
-        sampling(temperature),
+        Sampling(temperature),
         jnp.asarray([-1], jnp.int32),
         GAMMA,
     )

@@ -20,7 +20,7 @@ from specjax.measure import metrics
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Llama, LlamaConfig
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.tasks import batches
 from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.examples import Example
@@ -268,5 +268,5 @@ def test_loss(target, tokenizer):
 def test_metrics_refuse_nothing_for_a_start_token(target, draft):
     """An encoder-decoder skips blank inputs; here they count."""
     outputs = [[5, 6]]
-    alpha = metrics.alpha_of_outputs(target, draft, [""], outputs, sampling=sampling(1.0))
+    alpha = metrics.alpha_of_outputs(target, draft, [""], outputs, sampling=Sampling(1.0))
     assert alpha.tokens == 2

@@ -28,7 +28,7 @@ from specjax.policies import load, prices
 from specjax.policies.estimating import Estimating
 from specjax.replay import rollouts
 from specjax.rules import TokenRule
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.tuning import fitting
 from table_models import MarkovModel
@@ -119,7 +119,7 @@ def test_who_waits_for_the_worst_row(pair, monkeypatch, policy, rows):
     """Whoever reads the batch. Elsewhere others take the place of rows that are done."""
     asked = []
     monkeypatch.setattr(Estimating, "prefers_plain", lambda *given: asked.append(given[3]))
-    built = decoding.build(pair.target, pair.draft, gamma=3, sampling=sampling(0.0))
+    built = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
     made = dataclasses.replace(built, policy=load(policy, prices=prices(0.1, [1.0] * 4)))
     assert decoding.plain_if_preferred(made, 9, 4) is made
     assert asked == [rows]
@@ -221,7 +221,7 @@ def test_samples_come_in_order_and_do_not_shift_one_another(pair):
 
 def test_a_stream_may_begin_later(pair):
     """What comes first is left out, and nothing else changes."""
-    method = decoding.build(pair.target, None, gamma=1, sampling=specjax.sampling.sampling(1.0))
+    method = decoding.build(pair.target, None, gamma=1, sampling=specjax.sampling.Sampling(1.0))
     options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "samples": 2}
     rows = functools.partial(decoding.stream, method, pair.target, TEXTS, **options)
     assert list(rows(only=range(3, 16))) == list(rows())[3:]
@@ -347,7 +347,7 @@ def test_models_that_are_none(pair, name, role, wrong):
 
 def test_a_buffer_is_never_larger_than_the_bound(pair):
     """Also where memory is counted before anything runs."""
-    method = decoding.build(pair.target, None, gamma=1, sampling=sampling(0.0))
+    method = decoding.build(pair.target, None, gamma=1, sampling=Sampling(0.0))
     with pytest.raises(ValueError, match=r"max_new_tokens=\d+ must be ≤ 1,048,576"):
         starting.room_of(method, None, 2**20 + 1)
 
@@ -359,7 +359,7 @@ TAKE_TEXTS = {
     "beam_search": lambda pair, texts: beam_search(pair.target, None, texts),
     "select": lambda pair, texts: specjax.select(pair.target, [pair.draft], texts),
     "record": lambda pair, texts: rollouts.record(
-        pair.target, pair.draft, texts, [[1]], gamma_max=2, sampling=sampling(0.0),
+        pair.target, pair.draft, texts, [[1]], gamma_max=2, sampling=Sampling(0.0),
         max_new_tokens=4, key=jax.random.key(0),
     ),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from specjax import doctor, drafters
 from specjax.checkpoints import Checkpoint
 from specjax.drafters import ngram
 from specjax.drafters.base import proposal
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.support import files
 
 
@@ -106,7 +106,7 @@ def test_decode_by_name(pair, tmp_path, monkeypatch, capsys):
 def test_what_a_drafter_says(temperature):
     """The likeliest token is the first of equals. Silence speaks no token, and is finite."""
     logits = jnp.float32([[1, 3, 3, -jnp.inf], [-jnp.inf] * 4])
-    said = proposal(logits, sampling(temperature))
+    said = proposal(logits, Sampling(temperature))
     assert said.speaks.tolist() == [True, False]
     assert said.best[0] == 1
     softmax = np.exp([1, 3, 3, -np.inf]) / np.exp([1, 3, 3]).sum()
@@ -120,13 +120,13 @@ def test_what_a_drafter_says(temperature):
 def test_faults_are_no_silence():
     """NaN and +∞ speak, and standardize to NaN."""
     for fault in (jnp.nan, jnp.inf):
-        said = proposal(jnp.float32([[1, fault, 0]]), sampling(0.0))
+        said = proposal(jnp.float32([[1, fault, 0]]), Sampling(0.0))
         assert said.speaks.tolist() == [True]
         assert np.all(np.isnan(said.logprobs))
 
 
 def test_a_greedy_proposal_reduces_the_logits_three_times():
     """Their maximum, where it lies first, and the sum of the softmax."""
-    made = jax.jit(lambda logits: proposal(logits, sampling(0.0)))
+    made = jax.jit(lambda logits: proposal(logits, Sampling(0.0)))
     program = made.lower(jnp.zeros((1, 48))).compile().as_text()
     assert program.count(" reduce(") == 3

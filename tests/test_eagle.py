@@ -22,7 +22,7 @@ from specjax.models.memory import nbytes
 from specjax.models.tapped import Tapped
 from specjax.policies import constant
 from specjax.rules import BlockRule, TokenRule
-from specjax.sampling import row_keys, sampling
+from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
 from specjax.tuning.counting import Always
 from table_models import inputs_of, repeat
@@ -50,7 +50,7 @@ def method_of(
 ):
     return Speculative(
         drafter.sees(target.model), drafter, rule or TokenRule(), policy or constant(gamma),
-        distribution or sampling(1.0), eos, gamma,
+        distribution or Sampling(1.0), eos, gamma,
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_a_round_begins_from_true_features(kind, version, widths):
     passes: what a round says first is what one pass over the known text says, in numpy for a target
     without an encoder."""
     target = target_of(kind)
-    flat = sampling(4.0)  # so that some drafts are accepted
+    flat = Sampling(4.0)  # so that some drafts are accepted
     method = method_of(target, eagle_of(target, version), policy=Erratic(), distribution=flat)
     method = dataclasses.replace(method, widths=widths)
     assert disagreement(target, method.drafter, method=method) < CLOSE
@@ -219,7 +219,7 @@ def double():
         yield
 
 
-SAMPLINGS = {"greedy": sampling(0.0), "warm": sampling(0.7)}
+SAMPLINGS = {"greedy": Sampling(0.0), "warm": Sampling(0.7)}
 POLICIES = constant(2), Erratic()
 RULES = {"token": TokenRule(), "block": BlockRule()}
 
@@ -315,7 +315,7 @@ def test_a_tapped_target_is_the_target(kind):
     tapped = Tapped(target.model, (0, 1, 2))
     inputs, begun = inputs_for(target), []
     for model in (target.model, tapped):
-        method = Autoregressive(model, sampling(0.0), NEVER)
+        method = Autoregressive(model, Sampling(0.0), NEVER)
         begun.append(loop.decode(method, *test_loops.begin(method, inputs, 9)).tokens)
     np.testing.assert_array_equal(*begun)
     module: Decoder = target.model.module()
@@ -334,7 +334,7 @@ def test_taps_that_nobody_reads_cost_nothing(on_cpu):
     target = target_of("llama")
     costs = []
     for model in (target.model, Tapped(target.model, (0, 1, 2))):
-        method = Autoregressive(model, sampling(0.0), NEVER)
+        method = Autoregressive(model, Sampling(0.0), NEVER)
         begun = test_loops.begin(method, inputs_for(target), 9)
         costs.append(loop.decode.lower(method, *begun).compile().cost_analysis())
     assert costs[0]["flops"] == costs[1]["flops"]

@@ -20,7 +20,7 @@ from specjax.policies import constant
 from specjax.policies.constant import Constant
 from specjax.pytrees import pytree
 from specjax.rules import BlockRule, GumbelRule, TokenRule, at_position, at_tokens
-from specjax.sampling import Purpose, sampling
+from specjax.sampling import Purpose, Sampling
 from specjax.state import unfinished
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
 from tiny_models import pairwise, slow
@@ -107,7 +107,7 @@ def biases(
 @pytest.mark.parametrize(("rule", "distribution", "policy"), pairwise(RULES, SAMPLINGS, POLICIES))
 def test_enumerated_distribution_is_the_targets(rule, distribution, policy, double):
     """All outputs of up to 6 tokens over 3, EOS and the length limit included: TV < 1e-12."""
-    found = biases(sampling(**SAMPLINGS[distribution]), RULES[rule], *policy_of(policy))
+    found = biases(Sampling(**SAMPLINGS[distribution]), RULES[rule], *policy_of(policy))
     assert max(found.values()) < 1e-12, found
 
 
@@ -121,7 +121,7 @@ FINITE = {"finite": lambda target: random_table(2, forbidden=0)}  # logits, for 
 def test_every_rule_policy_and_sampling(rule, distribution, policy, double):
     """All outputs of up to 4 tokens over 3: TV < 1e-12. A policy that `generate` refuses with a
     rule, since it would learn nothing from it, is no less exact."""
-    found = biases(sampling(**SAMPLINGS[distribution]), RULES[rule], *policy_of(policy), FINITE, 4)
+    found = biases(Sampling(**SAMPLINGS[distribution]), RULES[rule], *policy_of(policy), FINITE, 4)
     assert found["finite"] < 1e-12
 
 
@@ -130,7 +130,7 @@ def test_every_rule_policy_and_sampling(rule, distribution, policy, double):
 def test_narrower_passes(rule, distribution, double):
     """Drafts of 0 to 3 tokens, γ_max = 3, with passes of 1 and 2 positions too: TV < 1e-12."""
     target, inputs = random_table(1), inputs_of([PROMPT])
-    chosen = sampling(**SAMPLINGS[distribution])
+    chosen = Sampling(**SAMPLINGS[distribution])
     expected = sequence_distribution(target, inputs, chosen, {EOS}, 4)
     for policy in (constant(1), Erratic()):
         method = method_of(target, random_table(2), chosen, RULES[rule], policy, 3)
@@ -141,8 +141,8 @@ def test_narrower_passes(rule, distribution, double):
 def test_draft_longer_than_the_budget(double):
     """γ = 4 with 3 tokens to give, a prompt of one token and a source: TV < 1e-12."""
     target, inputs = random_table(4), inputs_of([[0]], [[2, 1, 1]])
-    method = method_of(target, random_table(5), sampling(), TokenRule(), constant(4), 4)
-    expected = sequence_distribution(target, inputs, sampling(), {EOS}, 3)
+    method = method_of(target, random_table(5), Sampling(), TokenRule(), constant(4), 4)
+    expected = sequence_distribution(target, inputs, Sampling(), {EOS}, 3)
     assert total_variation(output_distribution(method, inputs, 3), expected) < 1e-12
 
 
@@ -154,7 +154,7 @@ def test_gumbel_tokens_are_those_of_plain_decoding(policy, double):
     """1,000 rows of up to 6 tokens, for each drafter: the same tokens by the same keys; of the
     target's own drafts none is rejected.
     """
-    rows, distribution = 1000, sampling(**SAMPLINGS["top-p"])
+    rows, distribution = 1000, Sampling(**SAMPLINGS["top-p"])
     policy, gamma_max = policy_of(policy)
     target, inputs = random_table(1), repeat(inputs_of([PROMPT]), rows)
     zeros, sample = jnp.zeros((rows,), jnp.int32), jnp.arange(rows, dtype=jnp.int32)
@@ -206,7 +206,7 @@ def peeking_step(method, contexts, state, dice):
 def raw_draft_step(method, contexts, state, dice):
     """Reports the draft's unfiltered distributions; `drawn_from` says that tokens come from
     others."""
-    raw = dataclasses.replace(method, sampling=sampling())
+    raw = dataclasses.replace(method, sampling=Sampling())
     drafts, state = speculative.draft(raw, contexts.drafter, state, dice)
     return _finish(method, contexts, state, drafts, dice)
 
@@ -217,12 +217,12 @@ def _finish(method, contexts, state, drafts, dice):
 
 
 def filtered_distributions(logprobs):
-    return smp.standardize(logprobs, sampling(**SAMPLINGS["top-k"]))
+    return smp.standardize(logprobs, Sampling(**SAMPLINGS["top-k"]))
 
 
 def likeliest_token(logprobs):
     """The draft takes its argmax, while its softmax is reported."""
-    return smp.standardize(logprobs, sampling(0.0))
+    return smp.standardize(logprobs, Sampling(0.0))
 
 
 FAULTS = {
@@ -238,7 +238,7 @@ def test_enumeration_sees(fault, double):
     """A planted bias moves the distribution by more than 1e-3."""
     distribution, rule, planted = FAULTS[fault]
     drafters = {"other": DRAFTERS["other"]}
-    found = biases(sampling(**SAMPLINGS[distribution]), rule, constant(2), 3, drafters, **planted)
+    found = biases(Sampling(**SAMPLINGS[distribution]), rule, constant(2), 3, drafters, **planted)
     assert found["other"] > 1e-3
 
 
@@ -303,14 +303,14 @@ def speculative_p_value(
 )
 def test_speculative_samples_follow_the_target(rule, distribution, policy):
     """114,688 outputs of up to 4 tokens, a third or more in several rounds: p > 1e-4."""
-    assert speculative_p_value(sampling(**SAMPLINGS[distribution]), policy, rule=rule) > 1e-4
+    assert speculative_p_value(Sampling(**SAMPLINGS[distribution]), policy, rule=rule) > 1e-4
 
 
 @pytest.mark.parametrize("rule", [TokenRule(), GumbelRule()])
 @pytest.mark.parametrize("distribution", ["warm", "top-k", "top-p"])
 def test_autoregressive_samples_follow_the_target(distribution, rule):
     """114,688 outputs of up to 4 tokens: p > 1e-4."""
-    distribution = sampling(**SAMPLINGS[distribution])
+    distribution = Sampling(**SAMPLINGS[distribution])
     target = random_table(1, dtype=jnp.float32)
     method = autoregressive.Autoregressive(target, distribution, jnp.int32([EOS]), rule)
     counts, _ = counts_of(loop.decode, method, len(PROMPT) + LENGTH + 1)
@@ -355,7 +355,7 @@ def test_chi_square_sees_a_faulty_key(dice):
 
         return jax.lax.while_loop(unfinished, body, state)
 
-    assert speculative_p_value(sampling(), constant(2), decode, 2 * ROWS) < 1e-4
+    assert speculative_p_value(Sampling(), constant(2), decode, 2 * ROWS) < 1e-4
 
 
 class DraftByPosition(Dice):
@@ -382,7 +382,7 @@ def test_noise_by_position_fails_under_the_block_rule():
     token rule never reads it, and passes: p > 1e-4.
     """
     options = {"decode": decode_by_position, "samples": 4 * ROWS}
-    distribution, policy = sampling(), constant(2)
+    distribution, policy = Sampling(), constant(2)
     assert speculative_p_value(distribution, policy, rule=BlockRule(), **options) < 1e-4
     assert speculative_p_value(distribution, policy, rule=TokenRule(), **options) > 1e-4
 
@@ -428,7 +428,7 @@ def test_the_tail_of_a_large_vocabulary(name):
     loops, n = 6,000 tokens: 120 rare ones are due, within 3 deviations. Noise
     of 23 bits gives 78 in the speculative loop.
     """
-    rows, budget, distribution = 40, 150, sampling(1.0)
+    rows, budget, distribution = 40, 150, Sampling(1.0)
     never, target = jnp.int32([-1]), with_tail(TAIL)
     inputs, index = repeat(inputs_of([[0]]), rows), jnp.arange(rows, dtype=jnp.int32)
     start = inputs, smp.row_keys(jax.random.key(0), index, 0 * index), 0 * index + budget
@@ -455,8 +455,8 @@ def test_plain_decoding_draws_as_a_round_without_a_draft():
     inputs, index = repeat(inputs_of([PROMPT]), rows), jnp.arange(rows, dtype=jnp.int32)
     start = inputs, smp.row_keys(jax.random.key(0), index, 0 * index), 0 * index + BUDGET
     room = {"buffer_len": len(PROMPT) + BUDGET + 2}
-    method = method_of(target, draft, sampling(1.0), TokenRule(), never, 1)
-    plain = autoregressive.Autoregressive(target, sampling(1.0), jnp.int32([EOS]))
+    method = method_of(target, draft, Sampling(1.0), TokenRule(), never, 1)
+    plain = autoregressive.Autoregressive(target, Sampling(1.0), jnp.int32([EOS]))
     state = loop.decode(plain, *loop.start(plain, *start, **room))
     silent = loop.decode(method, *loop.start(method, *start, **room))
     assert np.sum(silent.stats.drafted) == 0

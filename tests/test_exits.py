@@ -24,7 +24,7 @@ from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.memory import nbytes, temporaries
 from specjax.policies import constant
 from specjax.rules import BlockRule, TokenRule
-from specjax.sampling import row_keys, sampling
+from specjax.sampling import Sampling, row_keys
 from table_models import inputs_of
 from tiny_models import FAMILIES, pairwise, random_model, slow
 from toy_policies import Erratic, OneOf
@@ -94,7 +94,7 @@ def test_it_shares_the_targets_arrays(family):
     memory is counted once."""
     target = wide(family)
     draft = specjax.early_exit(target, 2)
-    method = decoding.speculative(target, draft, gamma=2, sampling=sampling(0.0))
+    method = decoding.speculative(target, draft, gamma=2, sampling=Sampling(0.0))
     own, theirs = jax.tree.leaves(method.target), jax.tree.leaves(method.drafter)
     assert pointers(theirs) < pointers(own) == pointers(jax.tree.leaves(target.model))
     assert nbytes((method.target, method.drafter)) == nbytes(target.model)
@@ -113,7 +113,7 @@ def test_the_loop_makes_no_copy_of_shared_arrays():
     arguments are the target's arrays, before and after."""
     target = wide("gpt2")
     method = decoding.speculative(
-        target, specjax.early_exit(target, 2), gamma=2, sampling=sampling(0.0)
+        target, specjax.early_exit(target, 2), gamma=2, sampling=Sampling(0.0)
     )
     zeros = jnp.zeros(2, jnp.int32)
     inputs = pack([[3, 4], [5]], start_id=None, rows=2, width=4)
@@ -256,7 +256,7 @@ def bias(case, rule, distribution, policy, **fault) -> float:
     """Total variation between the loop's distribution and the target's."""
     family, make = CASES[case]
     target = random_model(family, 3, layers=2, seed=SEEDS[family], dtype=jnp.float64)
-    chosen = sampling(**SAMPLINGS[distribution])
+    chosen = Sampling(**SAMPLINGS[distribution])
     inputs = inputs_of([[0]], [[2, 1, 1]]) if family == "t5" else inputs_of([[1, 0]])
     asked = OneOf(tuple(POLICIES.values()), jnp.int32(list(POLICIES).index(policy)))
     options = {"rule": RULES[rule], "policy": asked}

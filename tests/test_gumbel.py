@@ -14,7 +14,7 @@ from specjax.drafters.base import ModelDrafter
 from specjax.policies import Policy, constant
 from specjax.pytrees import pytree
 from specjax.rules import GumbelRule, TokenRule, coupled_overlap, overlap
-from specjax.sampling import Purpose, sampling
+from specjax.sampling import Purpose, Sampling
 from table_models import MarkovModel, inputs_of, logits_after
 from toy_policies import Erratic
 
@@ -105,7 +105,7 @@ def markov_method(rule, policy) -> speculative.Speculative:
     )
     never = jnp.int32([-1])
     drafter = ModelDrafter(draft)
-    return speculative.Speculative(target, drafter, rule, policy, sampling(), never, 2)
+    return speculative.Speculative(target, drafter, rule, policy, Sampling(), never, 2)
 
 
 def started(method):
@@ -144,8 +144,8 @@ def test_acceptance_costs_nothing_where_no_policy_reads_it(policy, sorts):
 
 
 def test_greedy_has_no_noise():
-    assert GumbelRule().under(sampling(0.0)) == TokenRule()
-    assert GumbelRule().under(sampling(0.5)) == GumbelRule()
+    assert GumbelRule().under(Sampling(0.0)) == TokenRule()
+    assert GumbelRule().under(Sampling(0.5)) == GumbelRule()
 
 
 # A trained pair, in float32.
@@ -194,7 +194,7 @@ def top_gap(target, index: int, output: list[int]) -> float:
     logits = logits_after(target.model, inputs, [prefix], BUDGET + 1)
     keys = smp.row_keys(jax.random.key(3), jnp.int32([index]), jnp.int32([0]))
     keys = smp.fold(keys, jnp.int32([len(prefix)]), Purpose.POSITION)
-    logprobs = smp.standardize(jnp.asarray(logits), sampling(1.0))
+    logprobs = smp.standardize(jnp.asarray(logits), Sampling(1.0))
     times = smp.exponential(keys, logprobs.shape[1], jnp.float32)
     noisy = np.sort(logprobs - jnp.log(times))
     return float(noisy[0, -1] - noisy[0, -2])

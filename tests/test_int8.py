@@ -35,7 +35,7 @@ from specjax.models.layers import KV, arrange, quantise_weights
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
 from specjax.rules import TokenRule
-from specjax.sampling import row_keys, sampling
+from specjax.sampling import Sampling, row_keys
 from specjax.types import Inputs
 from table_models import inputs_of
 
@@ -248,7 +248,7 @@ def test_bytes_of_a_cache():
     assert floats - size(model) == 2 * slots * (4 * 4 - (4 + 4))
     target = target_of("t5")
     need, narrow = (
-        decoding.needed(decoding.plain(t, sampling(0.0)), t, 30, rows=2, max_new_tokens=40)
+        decoding.needed(decoding.plain(t, Sampling(0.0)), t, 30, rows=2, max_new_tokens=40)
         for t in (target, in_int8(target))
     )
     assert narrow.params < 0.6 * need.params
@@ -272,7 +272,7 @@ def outlined(cache):
 
 def temporaries(model):
     """Bytes of the compiled loop of plain decoding of 16 rows with sources of 512 tokens."""
-    method = autoregressive.Autoregressive(model, sampling(0.0), jnp.int32([1]))
+    method = autoregressive.Autoregressive(model, Sampling(0.0), jnp.int32([1]))
     inputs = inputs_of([[0]] * 16, [[3] * 512] * 16)
     zeros = jnp.zeros((16,), jnp.int32)
     args = method, inputs, row_keys(jax.random.key(0), zeros, zeros), zeros + 5
@@ -306,7 +306,7 @@ def test_loops_lower_for_every_platform():
         return LanguageModel.of(module, platform="gpu")
 
     inputs, platforms = inputs_of([[0], [0]], [[3, 1], [4]]), ("cpu", "cuda", "tpu")
-    zeros, eos, warm = jnp.zeros((2,), jnp.int32), jnp.int32([1]), sampling(0.7)
+    zeros, eos, warm = jnp.zeros((2,), jnp.int32), jnp.int32([1]), Sampling(0.7)
     target, draft = model(2), ModelDrafter(model(1))
     plain = autoregressive.Autoregressive(target, warm, eos)
     both = speculative.Speculative(target, draft, TokenRule(), constant(3), warm, eos, 3)
@@ -350,7 +350,7 @@ def test_enumerated_distribution_is_that_of_the_quantised_target():
     """Outputs of up to 4 tokens over 3, through the real step: TV < 1e-6. That of the floats is
     further away."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        floats, inputs, warm = target_of("gpt", 3, jnp.float64), inputs_of([[1, 0]]), sampling(0.7)
+        floats, inputs, warm = target_of("gpt", 3, jnp.float64), inputs_of([[1, 0]]), Sampling(0.7)
         target = target_in_int8("gpt", 3, jnp.float64)
         drafter = ModelDrafter(target_of("gpt", 3, jnp.float64, 1).model)
         method = speculative.Speculative(

@@ -12,7 +12,7 @@ from command_line import ROOT
 from experiments.launches import programs
 from experiments.launches.programs import Part, Work
 from specjax import checkpoints, decoding
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 
 PROGRAM = """\
 HloModule jit_decode
@@ -156,9 +156,9 @@ def test_no_cache_is_copied_on_a_gpu(rows, cache):
     family = checkpoints.described(ROOT / "families/prose/draft").config
     model = checkpoints.shapes(family, dtype=jnp.bfloat16, cache=cache, platform="gpu")
     both = checkpoints.Checkpoint("prose", model, family, eos_ids=(1,))
-    options: dict[str, Any] = {"gamma": 3, "sampling": sampling(1.0), "policy": "svip"}
+    options: dict[str, Any] = {"gamma": 3, "sampling": Sampling(1.0), "policy": "svip"}
     for method in (
-        decoding.build(both, None, gamma=3, sampling=sampling(1.0)),
+        decoding.build(both, None, gamma=3, sampling=Sampling(1.0)),
         decoding.build(both, both, widths=(1, 2), **options),
     ):
         text = programs.compiled(method, both, 32, max_new_tokens=75, platform="cuda", rows=rows)

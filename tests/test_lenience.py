@@ -18,7 +18,7 @@ from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.rules import LenientArgmax, TokenRule, lenient, surviving
-from specjax.sampling import row_keys, sampling, standardize
+from specjax.sampling import Sampling, row_keys, standardize
 from table_models import inputs_of, logits_after, random_table, repeat
 
 EOS = 2
@@ -129,7 +129,7 @@ def test_enumerated_distribution_is_the_predicted_one(distribution):
     """
     with jax.enable_x64(True):
         chosen, target, draft = (
-            sampling(**SAMPLINGS[distribution]),
+            Sampling(**SAMPLINGS[distribution]),
             random_table(1),
             random_table(2),
         )
@@ -174,10 +174,10 @@ def test_planted_faults():
     residual."""
     with jax.enable_x64(True):
         target, draft, lenience = random_table(1), random_table(2), float(np.float32(0.3))
-        distributions = Distributions(target, draft, sampling())
-        everything = enumerated(target, draft, sampling(), AcceptAll())
+        distributions = Distributions(target, draft, Sampling())
+        everything = enumerated(target, draft, Sampling(), AcceptAll())
         assert worst_excess(everything, distributions, lenience) > 0.1
-        other = enumerated(target, draft, sampling(), OtherResidual())
+        other = enumerated(target, draft, Sampling(), OtherResidual())
         assert worst_excess(other, distributions, lenience) < 1e-12
         position = partial(lenient_distribution, lenience=lenience)
         assert total_variation(other, predicted(distributions, position)) > 1e-3
@@ -226,7 +226,7 @@ def test_lenience_one_is_the_token_rule():
 
 
 def greedy_rule(lenience) -> LenientArgmax:
-    rule = lenient(lenience).under(sampling(0.0))
+    rule = lenient(lenience).under(Sampling(0.0))
     assert isinstance(rule, LenientArgmax)
     return rule
 
@@ -237,7 +237,7 @@ def greedy_rule(lenience) -> LenientArgmax:
 )
 def test_greedy_by_hand(lenience, kept):
     """p/max p = 1, .714, .429, .286, .2, .114, .057, .057: kept where ≥ l; then the argmax."""
-    rule, greedy = greedy_rule(lenience), sampling(0.0)
+    rule, greedy = greedy_rule(lenience), Sampling(0.0)
     target = rule.target_distribution(
         log(P), greedy
     )  # un-standardised, where TokenRule reads one-hot
@@ -291,7 +291,7 @@ def decode(rule, distribution, batch, budget, gamma, *, target=None):
 
 def test_greedy_loop():
     """40 tokens: l = 1 gives the argmax; at l = .2 each has p ≥ l·max p, and more are accepted."""
-    greedy, target = sampling(0.0), random_table(1, dtype=jnp.float32)
+    greedy, target = Sampling(0.0), random_table(1, dtype=jnp.float32)
     states = {value: decode(lenient(value), greedy, 1, 40, 3) for value in (1.0, 0.2)}
     exact = decode(TokenRule(), greedy, 1, 40, 3)
     np.testing.assert_array_equal(states[1.0].tokens[0, :42], exact.tokens[0, :42])
@@ -309,7 +309,7 @@ def test_faults_are_still_flagged():
     target = random_table(1, dtype=jnp.float32)
     target = dataclasses.replace(target, table=target.table.at[:, 1].set(jnp.nan))
     for temperature in (0.0, 1.0):
-        state = decode(lenient(0.5), sampling(temperature), 1, 4, 2, target=target)
+        state = decode(lenient(0.5), Sampling(temperature), 1, 4, 2, target=target)
         assert not state.target_finite
 
 
@@ -322,12 +322,12 @@ def test_measured_acceptance(temperature):
 
     At temperature 0 all rows agree. The numbers for l compile nothing new.
     """
-    rows, distribution = 1 << 14, sampling(temperature)
+    rows, distribution = 1 << 14, Sampling(temperature)
     inputs = inputs_of([list(PROMPT)])
     target, draft = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))
     logits = [logits_after(model, inputs, [PROMPT], 2)[0] for model in (target, draft)]
     p, q = (
-        reference.distribution(logits[0], sampling(1.0)),
+        reference.distribution(logits[0], Sampling(1.0)),
         reference.distribution(logits[1], distribution),
     )
     rates = []
@@ -352,9 +352,9 @@ def test_overlaps_with_a_rule():
     inputs = inputs_of([tokens[:1]])
     prefixes = [tuple(tokens[:end]) for end in range(1, 7)]
     for temperature in (0.0, 1.0):
-        distribution = sampling(temperature)
+        distribution = Sampling(temperature)
         raw = [logits_after(model, inputs, prefixes, 6) for model in (target, draft)]
-        p = np.array([reference.distribution(row, sampling(1.0)) for row in raw[0]])
+        p = np.array([reference.distribution(row, Sampling(1.0)) for row in raw[0]])
         q = np.array([reference.distribution(row, distribution) for row in raw[1]])
         for value in LENIENCES:
             asked = target, ModelDrafter(draft), distribution, inputs, [tokens[1:]]
@@ -374,7 +374,7 @@ def test_out_of_range(lenience):
 def test_the_default_rule_reads_the_standardized_distribution():
     """`TokenRule` is itself under every sampling, and reads what `standardize` gives."""
     for kind in ({}, {"temperature": 0.0}, {"top_k": 2}):
-        distribution = sampling(**kind)
+        distribution = Sampling(**kind)
         rule = TokenRule()
         assert rule.under(distribution) is rule
         np.testing.assert_array_equal(

@@ -16,7 +16,7 @@ from specjax import loop, speculative
 from specjax.policies import constant
 from specjax.policies.entropy import svip
 from specjax.policies.logged import Logged, lines_of
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from table_models import inputs_of, random_table
 from toy_policies import Erratic
 
@@ -25,7 +25,7 @@ from toy_policies import Erratic
 def test_lines_are_the_rounds(policy):
     """Of three rows that end apart, stepped from Python: each number of each round."""
     tables = [random_table(seed, 3, dtype=jnp.float32) for seed in (1, 2)]
-    inputs, chosen = inputs_of([[1, 0], [0], [2, 1, 1]]), sampling(1.0)
+    inputs, chosen = inputs_of([[1, 0], [0], [2, 1, 1]]), Sampling(1.0)
     options = {"chosen": chosen, "eos_ids": jnp.int32([2, 2])}
     method = test_loops.method_of(*tables, policy=policy, **options)
     logged = test_loops.method_of(*tables, policy=Logged(policy, 12), **options)

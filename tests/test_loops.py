@@ -18,7 +18,7 @@ from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
 from specjax.rules import TokenRule
-from specjax.sampling import Purpose, draw, fold, row_keys, sampling
+from specjax.sampling import Purpose, Sampling, draw, fold, row_keys
 from specjax.speculative import Speculative
 from table_models import TableModel, chain, inputs_of, logits_after, random_table
 from toy_policies import Scripted
@@ -34,7 +34,7 @@ def method_of(
         ModelDrafter(draft),
         TokenRule(),
         constant(gamma_max) if policy is None else policy,
-        sampling(0.0) if chosen is None else chosen,
+        Sampling(0.0) if chosen is None else chosen,
         eos_ids,
         gamma_max,
     )
@@ -161,7 +161,7 @@ def poisoned(model, token, value=jnp.nan):
     return dataclasses.replace(model, table=model.table.at[token, 1].set(value))
 
 
-@pytest.mark.parametrize("chosen", [sampling(0.0), sampling(top_k=2, top_p=0.9)])
+@pytest.mark.parametrize("chosen", [Sampling(0.0), Sampling(top_k=2, top_p=0.9)])
 def test_logits_that_are_not_finite_stop_the_loop(chosen):
     """The model's own flag, and no other; the sound rows stop where they were."""
     method = counting(chosen=chosen)
@@ -269,7 +269,7 @@ def test_every_round_by_hand(script):
     """
     policy = Scripted(jnp.asarray(np.broadcast_to(SCRIPTS[script], (40, 4)), jnp.int32))
     eos = jnp.int32([4])
-    method = method_of(*alike_pair(5), chosen=sampling(0.8), policy=policy, eos_ids=eos)
+    method = method_of(*alike_pair(5), chosen=Sampling(0.8), policy=policy, eos_ids=eos)
     inputs = inputs_of([[1], [2, 0], [0, 3, 1], [1, 1, 1, 2]], [[1], [2], [1, 2], [0, 0, 3]])
     drafted, accepted = [], []
     for seed in range(6):
@@ -294,7 +294,7 @@ _step = jax.jit(speculative.step)
 def test_no_key_is_used_twice():
     """Two rounds under JAX's own checker, which does see a key that is."""
     tables = (random_table(seed, 5, dtype=jnp.float32) for seed in (1, 2))
-    method = method_of(*tables, chosen=sampling())
+    method = method_of(*tables, chosen=Sampling())
     with jax.debug_key_reuse(True):
         contexts, state = begin(method, inputs_of([[1], [2]]), 9)
         step = jax.jit(speculative.step)
@@ -321,11 +321,11 @@ def test_nothing_is_traced_again():
         return [f._cache_size() for f in (loop.start, loop.decode)]
 
     prompts = inputs_of([[1], [2, 3]])
-    decode(prompts, 0, sampling(0.7, top_k=2), 3, [4], 0, 5)
+    decode(prompts, 0, Sampling(0.7, top_k=2), 3, [4], 0, 5)
     first = traces()
-    decode(inputs_of([[2, 2], [0]]), 1, sampling(1.1, top_k=3, top_p=0.8), 1, [3], 5, [7, 1])
+    decode(inputs_of([[2, 2], [0]]), 1, Sampling(1.1, top_k=3, top_p=0.8), 1, [3], 5, [7, 1])
     assert traces() == first
-    decode(inputs_of([[1], [2, 3], [0]]), 0, sampling(0.7, top_k=2), 3, [4], 0, 5, plain_only=True)
+    decode(inputs_of([[1], [2, 3], [0]]), 0, Sampling(0.7, top_k=2), 3, [4], 0, 5, plain_only=True)
     assert traces() == [count + 1 for count in first]
 
 
@@ -385,7 +385,7 @@ def translate(sources) -> tuple:
 def greedy_tokens() -> list[list[int]]:
     """What the target says on its own. The rows differ, and vary within."""
     inputs = translate(SOURCES)
-    rows = outputs(run(Autoregressive(target(), sampling(0.0), NEVER), inputs, BUDGET), inputs)
+    rows = outputs(run(Autoregressive(target(), Sampling(0.0), NEVER), inputs, BUDGET), inputs)
     assert len({tuple(row) for row in rows}) == len(SOURCES)
     assert min(len(set(row)) for row in rows) >= 4
     return rows
@@ -457,7 +457,7 @@ def pad_more(inputs):
 @pytest.mark.parametrize("name", ["speculative", "plain"])
 def test_neighbours_and_padding_change_nothing(name):
     """Temperature 1: a row alone, among four others, and among more rows and more padding."""
-    method = method_of(target(), near(target()), chosen=sampling(1.0), gamma_max=3)
+    method = method_of(target(), near(target()), chosen=Sampling(1.0), gamma_max=3)
     method = method if name == "speculative" else alone(method)
     inputs = translate(SOURCES)
     together = run(method, inputs, BUDGET, keys=keys_of(5))
@@ -479,7 +479,7 @@ def test_neighbours_and_padding_change_nothing(name):
 
 def test_seeds_and_samples_differ():
     """Autoregressive T5 at temperature 1: another key or another sample, other tokens."""
-    method = Autoregressive(target(), sampling(1.0), NEVER)
+    method = Autoregressive(target(), Sampling(1.0), NEVER)
     inputs = translate([SOURCES[2]] * 5)
     zeros = jnp.zeros((5,), jnp.int32)
     keys = row_keys(jax.random.key(0), zeros, jnp.arange(5, dtype=jnp.int32))

@@ -27,16 +27,16 @@ from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
 from specjax.policies.heuristic import heuristic
 from specjax.rules import TokenRule
-from specjax.sampling import row_keys, sampling
+from specjax.sampling import Sampling, row_keys
 from specjax.trees import fixed
 from specjax.trees.speculative import TreeSpeculative
 from table_models import inputs_of
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 SAMPLINGS = {
-    "greedy": sampling(0.0),
-    "plain": sampling(0.7),
-    "filtered": sampling(0.7, top_k=5, top_p=0.9),
+    "greedy": Sampling(0.0),
+    "plain": Sampling(0.7),
+    "filtered": Sampling(0.7, top_k=5, top_p=0.9),
 }
 
 

@@ -32,7 +32,7 @@ from specjax.models.llama import Llama, LlamaConfig
 from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.rules import BlockRule, TokenRule
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.types import Inputs
 from table_models import TableModel, inputs_of, random_table
@@ -97,7 +97,7 @@ def method_of(drafter, rule=None, policy=None, chosen=None, gamma_max=3, eos_ids
         drafter,
         TokenRule() if rule is None else rule,
         constant(gamma_max) if policy is None else policy,
-        sampling(1.0) if chosen is None else chosen,
+        Sampling(1.0) if chosen is None else chosen,
         eos_ids,
         gamma_max,
     )
@@ -236,7 +236,7 @@ def test_the_reference_sees(fault):
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_greedy_identity(kind):
     """With what plain decoding says, EOS and budgets included; some of what is drafted is kept."""
-    inputs, greedy = inputs_for(kind), sampling(0.0)
+    inputs, greedy = inputs_for(kind), Sampling(0.0)
     alike = shaken(init(target(kind), HEADS, **OPTIONS[kind]), 0.05)
     method = method_of(alike, chosen=greedy, eos_ids=jnp.int32([5]))
     budgets = np.array([24, 9, 17])
@@ -292,7 +292,7 @@ SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not 
 def test_enumerated_distribution_is_the_targets(rule, temperature, hydra, double):
     """All outputs of up to 5 tokens over 3, with two policies, behind a prompt of two tokens and
     behind one, where the first round has no feature: TV < 1e-12."""
-    drafter, chosen = on_table(2, hydra), sampling(temperature)
+    drafter, chosen = on_table(2, hydra), Sampling(temperature)
     for prompt in ([1, 0], [1]):
         inputs = inputs_of([prompt])
         expected = sequence_distribution(drafter.target, inputs, chosen, {EOS}, 5)
@@ -306,7 +306,7 @@ def test_enumerated_distribution_is_the_targets(rule, temperature, hydra, double
 @pytest.mark.parametrize("hydra", [False, True])
 def test_samples_follow_the_target(hydra):
     """114,688 outputs of up to 4 tokens through the real loop: p > 1e-4."""
-    drafter, chosen = on_table(2, hydra, jnp.float32), sampling(0.7)
+    drafter, chosen = on_table(2, hydra, jnp.float32), Sampling(0.7)
     method = method_of(drafter, BlockRule(), None, chosen, 2, jnp.int32([EOS]))
     room = len(test_exactness.PROMPT) + test_exactness.LENGTH + 3
     counts, several = test_exactness.counts_of(loop.decode, method, room)

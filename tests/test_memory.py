@@ -19,7 +19,7 @@ from specjax.checkpoints import load, outline
 from specjax.cli import decode, defaults
 from specjax.models import memory
 from specjax.models.t5 import T5Config
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 
 
 @pytest.fixture(params=["t5", "gpt"])
@@ -58,11 +58,11 @@ def speculative(sampling, target, draft):
 @pytest.mark.parametrize(
     ("build", "sampling", "rows", "checkpoint"),
     [
-        (plain, sampling(0.0), 1, "t5"),
-        (plain, sampling(1.0, 5, 0.9), 8, "gpt"),
-        (speculative, sampling(0.0), 1, "llama"),
-        (plain, sampling(1.0), 8, "wide"),
-        (speculative, sampling(1.0), 8, "wide"),
+        (plain, Sampling(0.0), 1, "t5"),
+        (plain, Sampling(1.0, 5, 0.9), 8, "gpt"),
+        (speculative, Sampling(0.0), 1, "llama"),
+        (plain, Sampling(1.0), 8, "wide"),
+        (speculative, Sampling(1.0), 8, "wide"),
     ],
     indirect=["checkpoint"],
 )
@@ -115,7 +115,7 @@ def checkpoint(request, tmp_path, monkeypatch):
 def test_memory_is_asked_for_the_rows_that_there_are(pair, monkeypatch):
     """One input is one row, whatever batch is allowed; and samples are rows."""
     config = defaults.decode()
-    method = decoding.build(pair.target, None, gamma=1, sampling=sampling(0.0))
+    method = decoding.build(pair.target, None, gamma=1, sampling=Sampling(0.0))
     asked = []
     monkeypatch.setattr(decode, "check_fits", lambda *args: asked.append(args))
     for config.batch_size, config.samples in ((20_000, 1), (1, 1), (20_000, 3)):

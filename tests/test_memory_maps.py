@@ -10,7 +10,7 @@ import pytest
 import test_admission
 from specjax import decoding
 from specjax.measure import timing
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.support import memory_maps
 from specjax.support.memory_maps import _Process, kept, make_room
 
@@ -73,7 +73,7 @@ def test_clearing_gives_maps_back_and_is_said_once(cleared, monkeypatch):
 
 def test_a_stream_goes_on(cleared):
     """Rows are the same when programs are dropped between two of them."""
-    method, target = decoding.plain(test_admission.COUNT, sampling(0.0)), test_admission.COUNT
+    method, target = decoding.plain(test_admission.COUNT, Sampling(0.0)), test_admission.COUNT
     options = {"max_new_tokens": 3, "key": test_admission.KEY, "batch_size": 1}
     rows = decoding.stream(method, target, [[2], [3]], **options)
     assert next(rows).tokens == [3, 4, 5]

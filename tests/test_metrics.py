@@ -18,7 +18,7 @@ from specjax.measure import metrics
 from specjax.pytrees import pytree
 from specjax.results import Row
 from specjax.rules import TokenRule
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from table_models import MarkovModel
 
 BUDGET = 24
@@ -62,7 +62,7 @@ def test_alpha_is_the_mean_overlap_of_the_distributions(pair, bigram, temperatur
     options = {"temperature": temperature, "max_new_tokens": BUDGET, "key": jax.random.key(4)}
     tokens = specjax.generate(pair.target, None, TEXTS, **options).tokens
     assert len({len(row) for row in tokens}) > 1
-    chosen, table = sampling(temperature), np.asarray(bigram.model.table)
+    chosen, table = Sampling(temperature), np.asarray(bigram.model.table)
     target_logits = teacher_forced(pair.target, tokens)
     distributions = {
         "bigram": [table[[0, *row[:-1]]] for row in tokens],
@@ -97,7 +97,7 @@ def test_alpha_compiles_once(pair):
     """Whatever the lengths of texts and outputs."""
     before = metrics.overlaps._cache_size()
     texts, outputs = [TEXTS[5], " ".join(TEXTS[:3])], [[5] * 40, [5]]
-    chosen = sampling(0.0)
+    chosen = Sampling(0.0)
     metrics.alpha_of_outputs(pair.target, pair.draft, texts, outputs, sampling=chosen, batch_size=1)
     assert metrics.overlaps._cache_size() == before + 1
 

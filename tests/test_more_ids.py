@@ -19,7 +19,7 @@ from specjax.drafters.base import ModelDrafter, Resized, over
 from specjax.drafters.switch import switch
 from specjax.measure.timing import PLAIN
 from specjax.rules import BlockRule, TokenRule
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from table_models import inputs_of, random_table
 
 IDS, FEWER, EOS, BUDGET = 4, 3, 3, 4  # EOS is one of the ids that the draft lacks
@@ -39,7 +39,7 @@ def of(seed, size, **options):
 @pytest.mark.parametrize("rule", [TokenRule(), BlockRule()], ids=["token", "block"])
 def test_enumerated_distribution_is_the_targets(rule, temperature, double):
     """All outputs of up to 4 tokens over 4, with a draft over 3 and one over 5: TV < 1e-12."""
-    inputs, chosen = inputs_of([[1, 3]]), sampling(temperature)
+    inputs, chosen = inputs_of([[1, 3]]), Sampling(temperature)
     target = of(1, IDS, eos_ids=(EOS,))
     expected = sequence_distribution(target.model, inputs, chosen, {EOS}, BUDGET)
     assert any(EOS in output for output in expected) or temperature == 0

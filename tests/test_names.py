@@ -15,7 +15,7 @@ from specjax.policies.loading import NAMES as POLICIES
 from specjax.policies.loading import needs_prices
 from specjax.rules import TokenRule
 from specjax.sampling import NAMES as FILTERS
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.support import named
 from specjax.trees import shapes
 
@@ -38,7 +38,7 @@ LOADERS = {
     "rule": (rules.load, rules.NAMES),
     "tree": (shapes.load, shapes.NAMES),
     "choice": (choices.load, choices.NAMES),
-    "filter": (lambda text: sampling(1.0, filters=[text]), FILTERS),
+    "filter": (lambda text: Sampling(1.0, filters=[text]), FILTERS),
     "divergence": (divergences.load, divergences.NAMES),
     "drafter": (
         lambda text: loading.load(text, eagles.target_of("gpt", 7), counts=lambda: COUNTS),

@@ -14,7 +14,7 @@ from specjax.drafters import ngram
 from specjax.drafters.base import is_silent
 from specjax.policies import constant
 from specjax.rules import TokenRule
-from specjax.sampling import row_keys, sampling
+from specjax.sampling import Sampling, row_keys
 from table_models import chain, inputs_of, random_table
 from toy_policies import EntropyStop, Erratic
 
@@ -248,7 +248,7 @@ def decode(target, drafter, inputs, budget, *, gamma=4, eos_ids=NEVER, temperatu
     """The state after the jitted loop, on the host."""
     batch = inputs.prompt.shape[0]
     method = speculative.Speculative(
-        target, drafter, TokenRule(), constant(gamma), sampling(temperature), eos_ids, gamma
+        target, drafter, TokenRule(), constant(gamma), Sampling(temperature), eos_ids, gamma
     )
     rows = jnp.arange(batch, dtype=jnp.int32)
     keys = row_keys(jax.random.key(0), rows, rows)
@@ -299,7 +299,7 @@ def test_greedy_tokens_are_the_targets(name):
         "lookup": ngram.PromptLookup(5),
     }[name]
     state = decode(target, drafter, inputs, 24, eos_ids=jnp.int32([EOS]))
-    plain = autoregressive.Autoregressive(target, sampling(0.0), jnp.int32([EOS]))
+    plain = autoregressive.Autoregressive(target, Sampling(0.0), jnp.int32([EOS]))
     rows = jnp.arange(8, dtype=jnp.int32)
     started = loop.start(
         plain,
@@ -331,7 +331,7 @@ def test_overlap_is_zero_where_nothing_is_proposed():
     """A cycle of 3 at temperature 0: the first three prefixes have no match, then all is right."""
     target, inputs = chain([1, 2, 0]), inputs_of([[0]])
     output = [[1, 2, 0, 1, 2]]
-    betas = test_loops.betas(target, ngram.PromptLookup(3), sampling(0.0), inputs, output)
+    betas = test_loops.betas(target, ngram.PromptLookup(3), Sampling(0.0), inputs, output)
     np.testing.assert_array_equal(betas, [[0, 0, 0, 1, 1, 1]])
 
 
@@ -379,7 +379,7 @@ def bias(drafter, distribution, policy, sources) -> float:
 def test_enumerated_distribution_is_the_targets(name, distribution):
     """Three drafts, with a source and without: TV < 1e-12."""
     with jax.enable_x64(True):
-        drafter, chosen = drafters()[name], sampling(**SAMPLINGS[distribution])
+        drafter, chosen = drafters()[name], Sampling(**SAMPLINGS[distribution])
         sources = [[1, 1, 0, 0, 2]] if "lookup" in name else None
         assert bias(drafter, chosen, constant(3), sources) < 1e-12
 
@@ -389,4 +389,4 @@ def test_enumerated_distribution_is_the_targets(name, distribution):
 def test_enumerated_distribution_under_a_policy(name, policy):
     """Lengths that vary, and drafts that end before their policy's cap: TV < 1e-12."""
     with jax.enable_x64(True):
-        assert bias(drafters()[name], sampling(), POLICIES[policy](3), None) < 1e-12
+        assert bias(drafters()[name], Sampling(), POLICIES[policy](3), None) < 1e-12

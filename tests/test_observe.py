@@ -17,7 +17,7 @@ from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.replay import rollouts
 from specjax.rules import TokenRule
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.types import Model
 from table_models import inputs_of, random_table
@@ -64,7 +64,7 @@ class Reader(Drafter):
 
 
 def method_of(target: Model, drafter: Drafter, policy) -> Speculative:
-    rule, distribution = TokenRule(), sampling(1.0)
+    rule, distribution = TokenRule(), Sampling(1.0)
     return Speculative(target, drafter, rule, policy, distribution, jnp.int32([-1]), GAMMA)
 
 

@@ -133,7 +133,7 @@ def test_wrong_models(tmp_path, own):
 
 
 def test_another_number_of_a_filter_compiles_nothing():
-    from specjax.sampling import sampling, standardize
+    from specjax.sampling import Sampling, standardize
 
     traced = []
 
@@ -144,6 +144,6 @@ def test_another_number_of_a_filter_compiles_nothing():
 
     logits = jnp.log(jnp.float32([0.5, 0.3, 0.12, 0.08]))
     for share in (0.1, 0.3):
-        kept = run(logits, sampling(filters=[f"user_sampling:min_p({share})"]))
+        kept = run(logits, Sampling(filters=[f"user_sampling:min_p({share})"]))
     assert len(traced) == 1
     np.testing.assert_allclose(np.exp(kept), [0.625, 0.375, 0, 0], rtol=1e-6)

@@ -23,7 +23,7 @@ from experiments.plan.published import PUBLISHED
 from specjax import checkpoints, decoding
 from specjax.batching import bucket
 from specjax.models.memory import Need
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 
 CASES = [
     ("t5", {"data": 2, "model": 2}, "bfloat16"),
@@ -70,7 +70,7 @@ def test_what_a_call_reads_and_exchanges(found):
 
 def run_of(config, longest=64, new=48):
     target = checkpoints.Checkpoint("target", checkpoints.shapes(config, platform="cpu"), config)
-    method = decoding.build(target, None, gamma=1, sampling=sampling(0.0))
+    method = decoding.build(target, None, gamma=1, sampling=Sampling(0.0))
     return parts.Plan(method, method, target, longest, new)
 
 

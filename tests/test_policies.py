@@ -33,7 +33,7 @@ from specjax.policies.lookahead import lookahead
 from specjax.policies.together import Shared, together
 from specjax.pytrees import pytree
 from specjax.rules import TokenRule
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.state import unfinished
 from specjax.support import named
 from table_models import inputs_of, random_table
@@ -169,7 +169,7 @@ class Witness(policies.Policy):
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_what_the_loop_shows(temperature):
     """Ratios min(1, p/q) and beliefs of drafted tokens; at temperature 0 the softmax's beliefs."""
-    distribution = sampling(temperature)
+    distribution = Sampling(temperature)
     target, draft = (random_table(seed, forbidden=0, dtype=jnp.float32) for seed in (1, 2))
     method = test_loops.method_of(target, draft, chosen=distribution, policy=Witness(), gamma_max=2)
     contexts, state = test_loops.begin(method, inputs_of([[1], [0, 2]]), 9)
@@ -627,7 +627,7 @@ def small_method(policy, dtype=jnp.float32, **changes):
     """Tables over 3 tokens, γ_max = 2; the draft's logits are finite, for the head reads them."""
     target, draft = random_table(1, dtype=dtype), random_table(2, forbidden=0, dtype=dtype)
     eos = jnp.int32([test_exactness.EOS])
-    settings = {"sampling": sampling(0.8), "gamma_max": 2, "rule": TokenRule(), **changes}
+    settings = {"sampling": Sampling(0.8), "gamma_max": 2, "rule": TokenRule(), **changes}
     return speculative.Speculative(
         target=target, drafter=ModelDrafter(draft), policy=policy, eos_ids=eos, **settings
     )
@@ -653,7 +653,7 @@ def test_enumerated_distribution_is_the_targets(name):
 
 def test_a_policy_that_reads_rejected_tails_in_the_real_loop():
     """114,688 outputs of up to 4 tokens: p > 1e-4."""
-    assert test_exactness.speculative_p_value(sampling(), TailReader()) > 1e-4
+    assert test_exactness.speculative_p_value(Sampling(), TailReader()) > 1e-4
 
 
 class ByPosition(Dice):
@@ -674,7 +674,7 @@ def test_chi_square_sees_noise_by_position():
 
         return jax.lax.while_loop(unfinished, body, state)
 
-    assert test_exactness.speculative_p_value(sampling(), TailReader(), decode) < 1e-4
+    assert test_exactness.speculative_p_value(Sampling(), TailReader(), decode) < 1e-4
 
 
 def run(method, inputs, budget, index=None):
@@ -708,7 +708,7 @@ def test_rows_and_settings(name):
 # Narrower verify passes.
 
 
-@pytest.mark.parametrize("distribution", [sampling(0.9), slow((sampling(0.0),))])
+@pytest.mark.parametrize("distribution", [Sampling(0.9), slow((Sampling(0.0),))])
 def test_widths_change_no_token(distribution):
     """Drafts of 0 to 7 tokens by a script, with passes of 1, 2 and 4 positions and without: the
     same tokens and counts from tables in float64 and from T5s in float32."""
@@ -793,7 +793,7 @@ def test_a_narrower_pass_gives_the_same_round(rule, drafted):
         np.testing.assert_allclose(*each, rtol=1e-6)
 
 
-@pytest.mark.parametrize("distribution", [sampling(0.0), slow((sampling(1.0),))])
+@pytest.mark.parametrize("distribution", [Sampling(0.0), slow((Sampling(1.0),))])
 def test_nothing_is_computed_for_widths_that_do_not_run(on_cpu, distribution):
     """In the compiled loop of T5s: outside of passes and drafts, a round has no matrix products, no
     distributions at γ_max + 1 positions, and no loop beside those of its passes: draws have some.
@@ -963,8 +963,8 @@ def test_pairs_that_do_not_fit(pair):
     """Hedge with a rule that hides shorter drafts; widths that are none."""
     build = functools.partial(decoding.build, pair.target, pair.draft, gamma=4)
     with pytest.raises(ValueError, match=r"Hedge learns .* which Secretive does not show"):
-        build(sampling=sampling(1.0), rule=Secretive(), policy="hedge")
-    build(sampling=sampling(0.0), rule=Secretive(), policy="hedge")
-    build(sampling=sampling(1.0), rule=Secretive(), policy="ucb")
+        build(sampling=Sampling(1.0), rule=Secretive(), policy="hedge")
+    build(sampling=Sampling(0.0), rule=Secretive(), policy="hedge")
+    build(sampling=Sampling(1.0), rule=Secretive(), policy="ucb")
     with pytest.raises(ValueError, match="widths=0 must be a whole number ≥ 1"):
-        build(sampling=sampling(1.0), widths=(2, 0))
+        build(sampling=Sampling(1.0), widths=(2, 0))

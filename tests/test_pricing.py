@@ -17,7 +17,7 @@ from pairs import TEXTS
 from specjax import decoding, generate, loop, policies
 from specjax.measure import timing
 from specjax.policies import prices
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.support import command_line as commands
 from specjax.tuning import counting, fitting
 from specjax.tuning.counting import Always, Undecided
@@ -294,7 +294,7 @@ def test_a_poor_fit_stops_a_race():
 
 
 def build(pair, draft, gamma=1, **options):
-    return decoding.build(pair.target, draft, gamma=gamma, sampling=sampling(0.0), **options)
+    return decoding.build(pair.target, draft, gamma=gamma, sampling=Sampling(0.0), **options)
 
 
 def test_turns(pair):
@@ -502,7 +502,7 @@ def test_policies_read_ratios_alone(name):
     found = []
     for told in (table, second):
         method = test_loops.method_of(*two, policy=dataclasses.replace(policy, prices=told),
-                                      chosen=sampling(1.0))  # fmt: skip
+                                      chosen=Sampling(1.0))  # fmt: skip
         state = test_loops.run(method, inputs_of([[1, 0], [2, 1]]), 40)
         found.append((state.tokens.tolist(), state.stats.drafted.tolist()))
     assert found[0] == found[1]

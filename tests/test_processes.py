@@ -23,7 +23,7 @@ from specjax import checkpoints, decoding
 from specjax.autoregressive import Autoregressive
 from specjax.cli import decode, defaults
 from specjax.policies import constant, load, prices
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.support import files, processes
 from specjax.support.processes import ALONE, Group, SharedRows
 from specjax.tuning import fitting, trials
@@ -300,7 +300,7 @@ def test_what_decodes_is_what_process_0_found(pair, monkeypatch, capsys, wins, o
     monkeypatch.setattr(trials, "fastest", fastest)
     config = defaults.decode()
     config.policy, config.batch_size = "lookahead", 2
-    built = decoding.build(pair.target, pair.draft, gamma=3, sampling=sampling(0.0))
+    built = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
     table = prices(0.1, [1.0] * 4, token=1.0)
     method = dataclasses.replace(built, policy=load("lookahead", prices=table))
     made = together(

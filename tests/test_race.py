@@ -14,7 +14,7 @@ from experiments.race.recording import Moment, Side
 from pairs import TEXTS
 from specjax import decoding
 from specjax.measure.trace import TracedRound
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 
 BUDGET = 12
 
@@ -22,9 +22,9 @@ BUDGET = 12
 @pytest.fixture(scope="module")
 def sides(pair):
     methods = {
-        "plain": decoding.plain(pair.target, sampling(0.0)),
+        "plain": decoding.plain(pair.target, Sampling(0.0)),
         "speculative": decoding.speculative(
-            pair.target, pair.draft, gamma=3, sampling=sampling(0.0)
+            pair.target, pair.draft, gamma=3, sampling=Sampling(0.0)
         ),
     }
     sources = decoding.tokenize(pair.target, TEXTS[:3])
@@ -55,7 +55,7 @@ def test_rounds_are_those_of_generate(sides, pair):
 
 def test_a_race_with_trees(pair):
     """What is shown is what is kept."""
-    how = {"gamma": 1, "sampling": sampling(0.0), "tree": "fixed(branches=(2, 1))"}
+    how = {"gamma": 1, "sampling": Sampling(0.0), "tree": "fixed(branches=(2, 1))"}
     method = decoding.build(pair.target, pair.draft, **how)
     sources = decoding.tokenize(pair.target, TEXTS[:1])
     options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 1}
@@ -82,7 +82,7 @@ def test_rounds_are_scaled_to_the_loops_own_time(pair, monkeypatch):
     ]
     given = iter(runs * 2)
     monkeypatch.setattr(recording, "_timed", lambda *_: next(given))
-    method = decoding.plain(pair.target, sampling(0.0))
+    method = decoding.plain(pair.target, Sampling(0.0))
     options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 3}
     side = recording.record("made", method, pair.target, [[3, 1], [4, 1]], **options)
     assert [m.seconds for m in side.moments] == pytest.approx([0.5, 1.0, 2.5, 3.0, 3.5, 5.0])

@@ -12,7 +12,7 @@ from specjax.drafters.ngram import PromptLookup
 from specjax.policies import constant
 from specjax.replay import rehearse, replay
 from specjax.replay.rehearse import Rehearsed
-from specjax.sampling import row_keys, sampling
+from specjax.sampling import Sampling, row_keys
 from table_models import inputs_of, repeat
 from tiny_models import slow
 
@@ -34,7 +34,7 @@ def test_it_is_the_replay(name, guesses):
     """Outputs are the recorded ones, some ended by EOS; rounds, drafted and accepted tokens are
     those of a replay with the same key."""
     drafter = test_replay.drifting() if guesses else None
-    method = test_replay.method_of(test_replay.policy_of(name), sampling(1.0), drafter)
+    method = test_replay.method_of(test_replay.policy_of(name), Sampling(1.0), drafter)
     inputs = inputs_of(test_replay.PROMPTS * 4)
     trace, state = both(method, inputs)
     assert len(set(trace.emitted.tolist())) > 2
@@ -48,7 +48,7 @@ def test_it_is_the_replay(name, guesses):
 
 
 def test_a_drafter_that_falls_silent():
-    method = test_replay.method_of(constant(3), sampling(1.0), PromptLookup(test_replay.V))
+    method = test_replay.method_of(constant(3), Sampling(1.0), PromptLookup(test_replay.V))
     inputs = inputs_of(test_replay.PROMPTS * 4)
     trace, state = both(method, inputs)
     ours = test_replay.replayed_counts(replay.replay([method.policy], trace, KEY))
@@ -61,7 +61,7 @@ def test_a_drafter_that_falls_silent():
 
 def test_plain_decoding_reads_the_script():
     """As the races have it: one token in each round, those of the script and not its own."""
-    method = test_replay.method_of(constant(2), sampling(1.0))
+    method = test_replay.method_of(constant(2), Sampling(1.0))
     inputs = inputs_of(test_replay.PROMPTS * 4)
     trace, _ = both(method, inputs)
     drawn = rehearse.script(trace, KEY)
@@ -88,7 +88,7 @@ def test_it_has_the_distribution_of_the_real_run(skew, drafter):
     """Rounds, drafted, accepted and first tokens of 8,192 rows: p > 1e-4, and less with chances of
     other tokens than the output's."""
     rows = 8192
-    method = test_replay.method_of(constant(2), sampling(1.0), drafter)
+    method = test_replay.method_of(constant(2), Sampling(1.0), drafter)
     inputs = repeat(inputs_of([[1, 0]]), rows)
     real = test_loops.run(method, inputs, 6, keys=test_loops.keys_of(rows, seed=1))
     trace, state = both(method, inputs, 6)
@@ -111,7 +111,7 @@ def test_it_has_the_distribution_of_the_real_run(skew, drafter):
 @pytest.mark.slow
 def test_another_script_shows():
     """Rows look their own output up: with the scripts of two rows swapped, outputs are swapped."""
-    method = test_replay.method_of(constant(2), sampling(1.0))
+    method = test_replay.method_of(constant(2), Sampling(1.0))
     inputs = inputs_of([[1], [1]])
     trace, _ = both(method, inputs)
     script = rehearse.script(trace, KEY)

@@ -32,7 +32,7 @@ from specjax.replay import replay, rollouts
 from specjax.replay.replay import Replayed
 from specjax.replay.rollouts import Recorder, Rollouts
 from specjax.rules import TokenRule
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.support import named
 from table_models import inputs_of, random_table, repeat
@@ -77,7 +77,7 @@ def recorded(method, inputs, *, hidden=True, keys=None, budget=BUDGET) -> Rollou
 @functools.cache
 def greedy_trace() -> Rollouts:
     """Of all prompts, with hidden states; no policy changes it."""
-    return recorded(method_of(constant(1), sampling(0.0)), inputs_of(PROMPTS))
+    return recorded(method_of(constant(1), Sampling(0.0)), inputs_of(PROMPTS))
 
 
 def test_no_static_length_is_compared_that_has_no_price():
@@ -105,7 +105,7 @@ def replayed_counts(found: Replayed) -> tuple[np.ndarray, ...]:
 def test_greedy_replay_is_the_real_run(name):
     """Rounds, drafted and accepted tokens of six outputs, of which some end by EOS and some by
     their budget."""
-    method = method_of(policy_of(name), sampling(0.0))
+    method = method_of(policy_of(name), Sampling(0.0))
     inputs = inputs_of(PROMPTS)
     trace = greedy_trace()
     state = test_loops.run(method, inputs, BUDGET)
@@ -122,7 +122,7 @@ def test_calls_of_the_drafter(name, refuses):
     many as in the real loop. svip stops before it calls."""
     policy, refused = policy_of(name), 0
     for prompt in PROMPTS:
-        method, inputs = method_of(policy, sampling(0.0)), inputs_of([prompt])
+        method, inputs = method_of(policy, Sampling(0.0)), inputs_of([prompt])
         found = replay.replay([policy], recorded(method, inputs), jax.random.key(0))
         counting = dataclasses.replace(method, drafter=Counting(method.drafter))
         state = test_loops.run(counting, inputs, BUDGET)
@@ -136,7 +136,7 @@ def test_calls_of_the_drafter(name, refuses):
 
 def test_greedy_replay_of_a_drafter_that_falls_silent():
     """Prompt lookup: rounds in which it proposes little or nothing."""
-    method = method_of(constant(GAMMA_MAX), sampling(0.0), PromptLookup(V))
+    method = method_of(constant(GAMMA_MAX), Sampling(0.0), PromptLookup(V))
     inputs = inputs_of(PROMPTS)
     trace = recorded(method, inputs, hidden=False)
     state = test_loops.run(method, inputs, BUDGET)
@@ -167,7 +167,7 @@ class Unaware(Drifting):
 
 def drifting(kind=Drifting) -> Drifting:
     """The draft of `method_of`, with noise."""
-    model = method_of(constant(1), sampling(0.0)).drafter.model
+    model = method_of(constant(1), Sampling(0.0)).drafter.model
     return kind(model, random_table(3, V, dtype=jnp.float32).table[0])
 
 
@@ -175,7 +175,7 @@ def drifting(kind=Drifting) -> Drifting:
 @pytest.mark.parametrize("name", ["constant", "svip", "lookahead", "head", "tail reader"])
 def test_greedy_replay_of_a_drafter_that_guesses(name, kind):
     """A round of its own from each position is the real run, and one rollout for all is not."""
-    method = method_of(policy_of(name), sampling(0.0), drifting(kind))
+    method = method_of(policy_of(name), Sampling(0.0), drifting(kind))
     inputs = inputs_of(PROMPTS)
     state = test_loops.run(method, inputs, BUDGET)
     found = replay.replay([method.policy], recorded(method, inputs), jax.random.key(0))
@@ -195,7 +195,7 @@ def test_heads_say_that_they_guess(name, aware):
         drafter = test_medusa.drafter("gpt")
         model = drafter.target
     policy, never = constant(GAMMA_MAX), jnp.int32([-1])
-    method = Speculative(model, drafter, TokenRule(), policy, sampling(0.0), never, GAMMA_MAX)
+    method = Speculative(model, drafter, TokenRule(), policy, Sampling(0.0), never, GAMMA_MAX)
     inputs = inputs_of([[a, b] for a in range(1, V) for b in range(1, V)])
     state = test_loops.run(method, inputs, BUDGET)
     trace = recorded(method, inputs, hidden=False)
@@ -221,7 +221,7 @@ ROWS = 8192
 
 def sampled(policy, skew=False, drafter=None) -> float:
     """The p-value of (rounds, drafted, accepted, emitted, two tokens) of real runs and replays."""
-    method = method_of(policy, sampling(1.0), drafter)
+    method = method_of(policy, Sampling(1.0), drafter)
     inputs = repeat(inputs_of([[1, 0]]), ROWS)
     state = test_loops.run(method, inputs, 6, keys=test_loops.keys_of(ROWS, seed=1))
     real = np.stack([*counts(state), state.stats.emitted, *state.tokens[:, 2:4].T], axis=1)
@@ -259,7 +259,7 @@ def test_sampled_replay_of_a_drafter_that_guesses(name):
 def test_a_round_goes_on_behind_a_token_that_is_rejected():
     """Where acceptance ends within the output, a token that the drafter likes better than the
     target does: wherever that is in the draft."""
-    method = method_of(constant(1), sampling(1.0), drifting())
+    method = method_of(constant(1), Sampling(1.0), drifting())
     inputs = repeat(inputs_of([[1, 0]]), 64)
     trace = recorded(method, inputs, keys=test_loops.keys_of(64))
     end = np.asarray(trace.accepted)
@@ -274,7 +274,7 @@ def test_a_round_goes_on_behind_a_token_that_is_rejected():
 def test_no_token_is_accepted_that_was_not_drafted():
     """A drafter that says nothing behind its first token."""
     drafter = dataclasses.replace(drifting(), drift=jnp.full((V,), -jnp.inf))
-    method = method_of(constant(1), sampling(1.0), drafter)
+    method = method_of(constant(1), Sampling(1.0), drafter)
     trace = recorded(method, repeat(inputs_of([[1, 0]]), 64), keys=test_loops.keys_of(64))
     assert np.all(trace.length == 1)
     assert np.unique(trace.accepted).tolist() == [0, 1]
@@ -468,7 +468,7 @@ def test_what_was_not_recorded():
 
 def test_files(tmp_path):
     """What is loaded replays alike, though hidden states are rounded; other files are refused."""
-    method = method_of(constant(1), sampling(0.0), drifting())
+    method = method_of(constant(1), Sampling(0.0), drifting())
     trace = recorded(method, inputs_of(PROMPTS))
     rollouts.save(tmp_path / "trace.npz", trace)
     loaded = rollouts.load(tmp_path / "trace.npz")
@@ -501,7 +501,7 @@ def test_a_file_costs_no_more_than_it_weighs(tmp_path):
 def test_record_texts(pair, temperature):
     """Through tokenizer and batches: the real run at temperature 0; at both, the rollouts' first
     tokens are rejected ones, where the output's own might be."""
-    texts, distribution = [*TEXTS[:3], "", *TEXTS[3:5]], sampling(temperature)
+    texts, distribution = [*TEXTS[:3], "", *TEXTS[3:5]], Sampling(temperature)
     key, options = jax.random.key(3), {"max_new_tokens": 16, "batch_size": 2}
     plain, real = (
         generate(pair.target, draft, texts, gamma=3, temperature=temperature, key=key, **options)
@@ -528,7 +528,7 @@ def test_nothing_to_record(pair):
     with pytest.raises(ValueError, match="every input or output is empty"):
         rollouts.record(
             pair.target, pair.draft, ["x"], [[]],
-            gamma_max=2, sampling=sampling(0.0), max_new_tokens=4, key=jax.random.key(0),
+            gamma_max=2, sampling=Sampling(0.0), max_new_tokens=4, key=jax.random.key(0),
         )  # fmt: skip
 
 
@@ -659,7 +659,7 @@ def test_regret_by_hand():
 def test_who_prefers_plain_decodes_plainly(temperature):
     """The same tokens, in plain decoding's time."""
     table = prices(3.0, [1.1] * 4, token=0.7, call=5.0, plain_call=2.0)
-    method = method_of(lookahead(table), sampling(temperature))
+    method = method_of(lookahead(table), Sampling(temperature))
     plain = decoding.plain_if_preferred(method, BUDGET)
     assert isinstance(plain, Autoregressive)
     inputs = inputs_of(PROMPTS)
@@ -672,6 +672,6 @@ def test_who_prefers_plain_decodes_plainly(temperature):
     found, left = (replay.replay([by], trace, jax.random.key(0)) for by in (decoded, method.policy))
     assert replay.score(found, trace, own).speedup == pytest.approx(1.0)
     assert replay.score(left, trace, table).speedup < 0.7
-    drafts = method_of(constant(2), sampling(temperature))
+    drafts = method_of(constant(2), Sampling(temperature))
     assert decoding.plain_if_preferred(drafts, BUDGET) is drafts
     assert replay.as_decoded(drafts.policy, trace, table) == (drafts.policy, table)

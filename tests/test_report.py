@@ -14,7 +14,7 @@ from specjax import decoding, loop
 from specjax.measure import report
 from specjax.measure.trace import Branch, TracedRound, branches, trace
 from specjax.rounds import Round
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.trees.nodes import Nodes
 
 BUDGET = 24
@@ -23,7 +23,7 @@ BUDGET = 24
 @pytest.fixture(scope="module", params=[0.0, 1.0])
 def traced(pair, request):
     """For some texts, their rounds and their row as the jitted loop gives it, in a batch of 8."""
-    method = decoding.build(pair.target, pair.draft, gamma=4, sampling=sampling(request.param))
+    method = decoding.build(pair.target, pair.draft, gamma=4, sampling=Sampling(request.param))
 
     def prepare():
         return decoding.prepare(
@@ -64,7 +64,7 @@ def traced_trees(pair, request):
     """As `traced`, of two texts and with trees."""
     temperature, tree = request.param
     method = decoding.build(
-        pair.target, pair.draft, gamma=4, sampling=sampling(temperature), tree=tree
+        pair.target, pair.draft, gamma=4, sampling=Sampling(temperature), tree=tree
     )
 
     def prepare():

@@ -25,7 +25,7 @@ from specjax.rules import (
     residual,
     surviving,
 )
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 
 P = np.float32([0.35, 0.25, 0.15, 0.10, 0.07, 0.04, 0.02, 0.02])
 Q = np.float32([0.20, 0.20, 0.20, 0.15, 0.10, 0.08, 0.05, 0.02])
@@ -226,18 +226,18 @@ class Bare:
 )
 def test_exactness(rule, expected, said, temperature):
     """What a class declares does not pass to a subclass that decides in another way."""
-    assert exactness(rule, sampling(temperature)) is expected
-    assert remark(rule, sampling(temperature)).startswith(said)
-    assert bool(said) == bool(remark(rule, sampling(temperature)))
+    assert exactness(rule, Sampling(temperature)) is expected
+    assert remark(rule, Sampling(temperature)).startswith(said)
+    assert bool(said) == bool(remark(rule, Sampling(temperature)))
 
 
 def test_own_acceptance():
     """Every rule of the library has its own; one that only changes `stop` has another's."""
     for rule in (TokenRule(), BlockRule(), GumbelRule(), lenient(0.3), Honest(1.0), Renamed()):
-        assert own_acceptance(rule, sampling(1.0))
-        assert own_acceptance(rule, sampling(0.0))
-    assert not own_acceptance(Silent(), sampling(1.0))
-    assert not own_acceptance(Bare(), sampling(1.0))
+        assert own_acceptance(rule, Sampling(1.0))
+        assert own_acceptance(rule, Sampling(0.0))
+    assert not own_acceptance(Silent(), Sampling(1.0))
+    assert not own_acceptance(Bare(), Sampling(1.0))
 
 
 # Block verification.

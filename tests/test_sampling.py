@@ -10,7 +10,7 @@ import pytest
 
 from reference import chi_square, distribution
 from specjax import sampling as smp
-from specjax.sampling import Purpose, sampling
+from specjax.sampling import Purpose, Sampling
 
 
 def logits_of(seed: int, rows: int, vocab_size: int) -> np.ndarray:
@@ -28,7 +28,7 @@ def test_standardize_is_temperature_then_top_k_then_top_p(temperature, top_k):
     """150 distributions for each top_p: the same support, and probabilities within 1e-6."""
     logits = logits_of(0, 150, 11)
     for top_p in (1.0, 0.95, 0.6, 1e-6):
-        chosen = sampling(temperature, top_k, top_p)
+        chosen = Sampling(temperature, top_k, top_p)
         found = np.exp(smp.standardize(jnp.asarray(logits), chosen))
         expected = np.array([distribution(row, chosen) for row in logits])
         np.testing.assert_array_equal(found > 0, expected > 0)
@@ -40,7 +40,7 @@ def test_filters_by_hand():
     logits = jnp.log(jnp.float32([0.5, 0.25, 0.125, 0.125]))
 
     def probs(**kwargs):
-        return np.exp(smp.standardize(logits, sampling(**kwargs)))
+        return np.exp(smp.standardize(logits, Sampling(**kwargs)))
 
     np.testing.assert_allclose(probs(top_k=3), [0.5, 0.25, 0.125, 0.125], rtol=1e-6)
     np.testing.assert_allclose(probs(top_p=0.6), [2 / 3, 1 / 3, 0, 0], rtol=1e-6)
@@ -52,11 +52,11 @@ def test_filters_by_hand():
 def test_top_p_of_one_keeps_the_tail():
     """40,000 tokens of which the last have 1e-9 of the mass: rounding cuts none off."""
     logits = jnp.linspace(0.0, -20.0, 40_000)[None, :]
-    logprobs = smp.standardize(logits, sampling(top_k=40_000, top_p=1.0))
+    logprobs = smp.standardize(logits, Sampling(top_k=40_000, top_p=1.0))
     assert np.all(np.isfinite(logprobs))
 
 
-@pytest.mark.parametrize("chosen", [sampling(0.0), sampling(), sampling(top_k=2, top_p=0.9)])
+@pytest.mark.parametrize("chosen", [Sampling(0.0), Sampling(), Sampling(top_k=2, top_p=0.9)])
 @pytest.mark.parametrize("bad", [[np.nan, 1, 2], [1, np.inf, 0], [-np.inf] * 3])
 def test_what_is_not_finite_spreads(chosen, bad):
     """NaN in every entry of that row, and in no other."""
@@ -65,7 +65,7 @@ def test_what_is_not_finite_spreads(chosen, bad):
     assert not np.any(np.isnan(logprobs[1]))
 
 
-@pytest.mark.parametrize("chosen", [sampling(0.0), sampling(0.7), sampling(top_k=2)])
+@pytest.mark.parametrize("chosen", [Sampling(0.0), Sampling(0.7), Sampling(top_k=2)])
 def test_bfloat16_logits_give_float32_distributions(chosen):
     logits = jnp.asarray(logits_of(1, 20, 9), jnp.bfloat16)
     logprobs = smp.standardize(logits, chosen)
@@ -78,7 +78,7 @@ def test_argmax_is_the_first_of_equals():
     logits = jnp.asarray(logits_of(2, 1000, 9))
     expected = jnp.argmax(logits, axis=-1)
     np.testing.assert_array_equal(smp.argmax(logits), expected)
-    onehot = np.exp(smp.standardize(logits, sampling(0.0)))
+    onehot = np.exp(smp.standardize(logits, Sampling(0.0)))
     np.testing.assert_array_equal(onehot, np.eye(9)[expected])
 
 
@@ -97,14 +97,14 @@ def test_argmax_is_the_first_of_equals():
 )
 def test_errors_name_the_value(wrong, value):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}={value} must"):
-        sampling(**wrong)
+        Sampling(**wrong)
 
 
 def test_kinds():
     """Only what has to be filtered is sorted."""
-    assert sampling(0.0, 5, 0.5).greedy
-    assert sampling(0.0, 5, 0.5).filters == sampling(0.5).filters == ()
-    assert [len(sampling(**one).filters) for one in ({"top_k": 1}, {"top_p": 0.9})] == [1, 1]
+    assert Sampling(0.0, 5, 0.5).greedy
+    assert Sampling(0.0, 5, 0.5).filters == Sampling(0.5).filters == ()
+    assert [len(Sampling(**one).filters) for one in ({"top_k": 1}, {"top_p": 0.9})] == [1, 1]
 
 
 def sparse_distributions(rows: int, vocab_size: int) -> np.ndarray:
@@ -277,7 +277,7 @@ def test_row_keys_do_not_know_the_batch():
 def test_the_coldest_temperature():
     """Large logits divided by it are a distribution still: that of the most likely token."""
     logits = jnp.float32([[-1e6, 3e6, 2.9e6], [0.0, 1e-3, -1e-3]])
-    distribution = np.exp(smp.standardize(logits, smp.sampling(smp.COLDEST)))
+    distribution = np.exp(smp.standardize(logits, smp.Sampling(smp.COLDEST)))
     assert distribution.tolist() == [[0, 1, 0], [0, 1, 0]]
 
 

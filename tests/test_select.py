@@ -367,7 +367,7 @@ def test_counts_are_of_inputs_that_are_not_measured(pair):
     outputs = generate(TEXTS[4:]).tokens
     both = [
         metrics.alpha_of_outputs(
-            pair.target, bigram, TEXTS[4:], outputs, sampling=specjax.sampling.sampling(t)
+            pair.target, bigram, TEXTS[4:], outputs, sampling=specjax.sampling.Sampling(t)
         ).value
         for t in (1.0, 0.0)
     ]

@@ -26,7 +26,7 @@ from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.replay import rollouts
 from specjax.rules import TokenRule
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.support import named
 from table_models import chain, inputs_of, logits_after, random_table
 from test_observe import Echo
@@ -103,7 +103,7 @@ def test_enumerated_distribution_is_the_targets(choice, temperature, policy):
     """Lookup, a model and bigrams; all outputs of up to 5 tokens over 3, EOS included: TV < 1e-12.
     Rows choose for themselves, and end apart."""
     with jax.enable_x64(True):
-        target, inputs, distribution = random_table(1), inputs_of([[1, 0]]), sampling(temperature)
+        target, inputs, distribution = random_table(1), inputs_of([[1, 0]]), Sampling(temperature)
         drafter = of(CHOICES[choice], lookup(3), model(2), bigram())
         method = speculative.Speculative(
             target, drafter, TokenRule(), policy, distribution, jnp.int32([2]), 2
@@ -117,11 +117,11 @@ def test_samples_follow_the_target():
     target = random_table(1, dtype=jnp.float32)
     drafter = of(bandit(), lookup(3), model(2, dtype=jnp.float32))
     method = speculative.Speculative(
-        target, drafter, TokenRule(), constant(2), sampling(0.7), jnp.int32([2]), 2
+        target, drafter, TokenRule(), constant(2), Sampling(0.7), jnp.int32([2]), 2
     )
     counts, several = test_exactness.counts_of(loop.decode, method, 9)
     assert several > 0.3
-    assert test_exactness.p_value(sampling(0.7), counts) > 1e-4
+    assert test_exactness.p_value(Sampling(0.7), counts) > 1e-4
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -164,7 +164,7 @@ def test_every_row_gets_the_distributions_of_its_drafter(late):
     inputs = inputs_of([[1], [0, 2, 1], [2, 2]])
     drafter = of(Scripted(plan), *map(kind, tables))
     method = dataclasses.replace(
-        test_loops.method_of(target, tables[0], chosen=sampling(1.0), gamma_max=2), drafter=drafter
+        test_loops.method_of(target, tables[0], chosen=Sampling(1.0), gamma_max=2), drafter=drafter
     )
     idle, longest = np.zeros(3, int), 0
     for before, after, round_ in by_rounds(method, inputs, 30):
@@ -221,7 +221,7 @@ def test_at_batch_1_only_the_chosen_one_runs():
     plan = [0, 0, 2, 1, 1, 0]
     drafter = of(Scripted(jnp.int32(plan)[:, None]), *(Counted(Latecomer(t)) for t in tables[1:]))
     method = dataclasses.replace(
-        test_loops.method_of(tables[0], tables[1], chosen=sampling(1.0)), drafter=drafter
+        test_loops.method_of(tables[0], tables[1], chosen=Sampling(1.0)), drafter=drafter
     )
     rounds = list(by_rounds(method, inputs_of([[1, 0]]), 30))[:6]
     for which, (before, after, _) in zip(plan, rounds, strict=True):
@@ -254,7 +254,7 @@ def test_idle_drafters_see_the_target():
     plan = jnp.int32([[0, 1, 1], [1, 1, 0], [1, 0, 1], [1, 1, 1]])
     drafter = of(Scripted(plan), Echo(), Latecomer(small))
     method = dataclasses.replace(
-        test_loops.method_of(target, small, chosen=sampling(1.0)), drafter=drafter
+        test_loops.method_of(target, small, chosen=Sampling(1.0)), drafter=drafter
     )
     state = test_loops.run(method, inputs_of([[1], [0, 2, 3, 1], [4, 4]]), 20)
     assert state.draft_finite
@@ -275,7 +275,7 @@ def test_the_first_that_speaks(pair):
 def test_rollouts_of_a_switch_are_refused(pair):
     """Which drafter drafts depends on rounds before, and a rollout has none."""
     made = switch((pair.draft, "lookup"), pair.target, "recent")
-    how = {"gamma_max": 2, "sampling": sampling(0.0), "max_new_tokens": 4}
+    how = {"gamma_max": 2, "sampling": Sampling(0.0), "max_new_tokens": 4}
     with pytest.raises(ValueError, match="record its drafters one by one"):
         rollouts.record(pair.target, made, TEXTS[:1], [[1, 2]], key=jax.random.key(0), **how)
 
@@ -327,7 +327,7 @@ def test_chances_of_a_free_drafter():
         target, counts = random_table(1), bigram()
         drafter = of(bandit(memory=0.0), model(2), counts)
         method = dataclasses.replace(
-            test_loops.method_of(target, target, chosen=sampling(1.0), eos_ids=jnp.int32([2, 2])),
+            test_loops.method_of(target, target, chosen=Sampling(1.0), eos_ids=jnp.int32([2, 2])),
             drafter=drafter,
         )
         inputs = inputs_of([[1, 0], [0], [1, 1, 2], [1, 1], [0, 1], [0, 0, 1], [1, 0, 0]])

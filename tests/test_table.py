@@ -45,7 +45,7 @@ def test_draft_of_alpha_by_every_measure():
     target, draft = table.by_last_token(target_probs), table.by_last_token(draft_probs)
     np.testing.assert_allclose(rules.overlap(target.table, draft.table), alphas, atol=1e-6)
     output = [[0, 1, 1, 0]]  # after the prompt 0: the overlaps after 0, 0, 1, 1, 0
-    betas = test_loops.betas(target, ModelDrafter(draft), smp.sampling(), inputs_of([0]), output)
+    betas = test_loops.betas(target, ModelDrafter(draft), smp.Sampling(), inputs_of([0]), output)
     np.testing.assert_allclose(betas[0], alphas[[0, 0, 1, 1, 0]], atol=1e-6)
 
 

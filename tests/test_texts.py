@@ -14,7 +14,7 @@ from experiments.beam.decoding import beam_search
 from specjax import decoding
 from specjax.decoding.outputs import UNFINISHED, UNSETTLED, grown, text_of
 from specjax.measure.trace import TracedRound
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from table_models import chain
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -71,7 +71,7 @@ def test_a_race_keeps_the_first_space(monkeypatch):
     monkeypatch.setattr(recording, "_timed", lambda *_: (1.0, 2.0, [1.0, 1.0], rounds))
     options = {"max_new_tokens": 3, "key": jax.random.key(0), "repeats": 1}
     target = model()
-    method = decoding.plain(target, sampling(0.0))
+    method = decoding.plain(target, Sampling(0.0))
     moments = recording.record("made", method, target, [PROMPT], **options).moments
     assert moments[1].pieces == [(" there", "accepted"), (" ", "corrected")]
     assert moments[2].pieces == [("a", "corrected")]

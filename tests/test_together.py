@@ -22,7 +22,7 @@ from specjax.policies.goodput import Tally
 from specjax.policies.lookahead import lookahead
 from specjax.policies.together import Shared, together
 from specjax.rules import TokenRule, at_tokens
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from table_models import inputs_of, random_table
 from test_policies import keys_of, stats_of
 from toy_policies import Gossip, OneOf
@@ -59,7 +59,7 @@ def bias(name, *, eos=-1, budgets=(4, 3), step=speculative.step) -> float:
     """Total variation of the joint distribution of two rows, each with an input of its own."""
     with jax.enable_x64(True):
         policy = OneOf(tuple(POLICIES.values()), jnp.int32(list(POLICIES).index(name)))
-        method = method_of(policy, 2, sampling(1.0), eos=eos, dtype=jnp.float64)
+        method = method_of(policy, 2, Sampling(1.0), eos=eos, dtype=jnp.float64)
         found = joint_distribution(method, INPUTS, list(budgets), step=step)
         return total_variation(found, expected_of(method, budgets))
 
@@ -125,7 +125,7 @@ def outputs_of(method, index, sample):
 
 def p_value(times: int, index=(0, 1, 2)) -> float:
     """Of WORLDS batches so many times, by pairs of outputs."""
-    method = method_of(POLICIES["together"], 3, sampling(0.8), eos=2, dtype=jnp.float32)
+    method = method_of(POLICIES["together"], 3, Sampling(0.8), eos=2, dtype=jnp.float32)
     counts = collections.Counter()
     for at in range(0, times * WORLDS, WORLDS):
         samples = jnp.arange(at, at + WORLDS, dtype=jnp.int32)
@@ -271,7 +271,7 @@ def test_a_batch_drafts_as_one():
     tables = [random_table(seed, 3, dtype=jnp.float32) for seed in (1, 2)]
     policy = together(prices(0.35, [1.0] * 4), prior=0.6, weight=1.0, memory=0.8)
     inputs, budgets = inputs_of([[1, 0], [0], [2, 1, 1], [1]]), [25, 13, 19, 0]
-    method = test_loops.method_of(*tables, policy=policy, chosen=sampling(1.0))
+    method = test_loops.method_of(*tables, policy=policy, chosen=Sampling(1.0))
     contexts, state = test_loops.begin(method, inputs, budgets)
     step, found = jax.jit(speculative.step), set()
     while not np.all(state.done):
@@ -285,7 +285,7 @@ def test_a_batch_drafts_as_one():
     assert len(found) > 2
 
     besides = [inputs_of([[1, 0], [n, 0, n], [2 - n], [0]]) for n in range(3)]
-    for chosen, alike in ((sampling(0.0), True), (sampling(1.0), False)):
+    for chosen, alike in ((Sampling(0.0), True), (Sampling(1.0), False)):
         method = dataclasses.replace(method, sampling=chosen)
         states = [test_loops.run(method, beside, budgets) for beside in besides]
         assert (len({tuple(state.tokens[0]) for state in states}) == 1) == alike

@@ -13,7 +13,7 @@ from specjax.measure import report, trace
 from specjax.measure.trace import Event, Timeline, timeline
 from specjax.policies import constant
 from specjax.rules import TokenRule
-from specjax.sampling import row_keys, sampling
+from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
 from specjax.trees import fixed
 from specjax.trees.speculative import TreeSpeculative
@@ -30,7 +30,7 @@ def timed(request):
     """For both loops: a row's timeline, how much was compiled before each run, the loop's state."""
     temperature, row = request.param
     target, draft = (random_table(seed, 6, dtype=jnp.float32) for seed in (1, 2))
-    plain = Autoregressive(target, sampling(temperature), EOS)
+    plain = Autoregressive(target, Sampling(temperature), EOS)
     drafter = ModelDrafter(draft)
     both = Speculative(
         target, drafter, TokenRule(), constant(GAMMA), plain.sampling, EOS, gamma_max=GAMMA
@@ -107,7 +107,7 @@ def test_gamma_max_is_the_configs():
 
 
 def test_no_repeats():
-    method = Autoregressive(random_table(1, dtype=jnp.float32), sampling(0.0), EOS)
+    method = Autoregressive(random_table(1, dtype=jnp.float32), Sampling(0.0), EOS)
     with pytest.raises(ValueError, match="repeats=0 must be ≥ 1"):
         timeline(method, lambda: None, repeats=0)
 
@@ -115,7 +115,7 @@ def test_no_repeats():
 def test_a_timeline_is_of_chains():
     target = random_table(1, dtype=jnp.float32)
     drafter, shape = ModelDrafter(target), fixed(branches=(2,))
-    of = sampling(0.0), EOS, shape
+    of = Sampling(0.0), EOS, shape
     method = TreeSpeculative(target, drafter, TokenRule(), constant(1), *of)
     with pytest.raises(ValueError, match='tree="chain"'):
         timeline(method, lambda: None)

@@ -15,7 +15,7 @@ from pairs import TEXTS
 from specjax import decoding, generate, speculative
 from specjax.policies import head, load
 from specjax.rules import at_tokens
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.support import files
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -28,7 +28,7 @@ def config_of(pair, **changes) -> HeadConfig:
 
 def test_what_is_observed(pair):
     """Ratios min(1, p/q), how likely each token is reached, and the state after each token."""
-    method = decoding.build(pair.target, pair.draft, gamma=3, sampling=sampling(1.0))
+    method = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(1.0))
     sources = decoding.tokenize(pair.target, TEXTS[:2])
     begin = {"max_new_tokens": 3, "key": jax.random.key(0), "rows": 2}
     contexts, state = decoding.prepare(method, pair.target, sources, [(0, 0), (1, 0)], **begin)

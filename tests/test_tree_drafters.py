@@ -79,7 +79,7 @@ SELDOM = {("eagle 1", "with"), ("eagle 3", "without")}
 def test_enumerated_distribution_is_the_targets(kind, shape, double):
     """All outputs of up to 4 tokens over 3, EOS and the limit included: TV < 1e-6."""
     target, drafter = PAIRS[kind]()
-    (tree, rule), chosen = SHAPES[shape], smp.sampling(0.7)
+    (tree, rule), chosen = SHAPES[shape], smp.Sampling(0.7)
     # A T5 begins with its start token alone, and lookups find their matches in the source.
     inputs = inputs_of([PROMPT], [[1, 1, 0, 1, 2, 0]]) if kind == "lookup" else inputs_of([PROMPT])
     if kind == "eagle 1":
@@ -97,7 +97,7 @@ def test_a_round_begins_from_true_features(kind, version):
     target = test_eagle.target_of(kind)
     drafter = test_eagle.eagle_of(target, version)
     tree = fixed(branches=(2, 2))
-    method = method_of(drafter.sees(target.model), drafter, tree, smp.sampling(1.0), eos=-1)
+    method = method_of(drafter.sees(target.model), drafter, tree, smp.Sampling(1.0), eos=-1)
     assert test_eagle.disagreement(target, drafter, method=method) < test_eagle.CLOSE
 
 
@@ -105,7 +105,7 @@ def test_nodes_share_what_extend_leaves_alone():
     """The target's features, which an EAGLE keeps: no node has a copy."""
     target = test_eagle.target_of("gpt")
     drafter, tree = test_eagle.eagle_of(target, 1), fixed(branches=(2, 2))
-    method = method_of(drafter.sees(target.model), drafter, tree, smp.sampling(1.0), eos=-1)
+    method = method_of(drafter.sees(target.model), drafter, tree, smp.Sampling(1.0), eos=-1)
     contexts, state = test_loops.begin(method, inputs_of([PROMPT] * 2), 9)
     _, allowed = speculative.begin(method, state)
 

@@ -192,7 +192,7 @@ def test_acceptance_by_rank():
     draft = dataclasses.replace(target, model=shaken(target.model, 0.3))
     texts = [[3, 4, 5, 6, 7], [8, 9], [10, 3, 4, 4], [5], [6, 6, 6]] * 4
     for temperature in (0.0, 1.0):
-        chosen = smp.sampling(temperature)
+        chosen = smp.Sampling(temperature)
         plain = specjax.generate(
             target, None, texts, temperature=temperature, max_new_tokens=17, batch_size=20
         )
@@ -220,7 +220,7 @@ def test_children_that_are_not_there_are_not_accepted(temperature):
     )
     found = acceptance_by_rank(
         target, ngram.PromptLookup(12, matches=2), texts, plain.tokens,
-        sampling=smp.sampling(temperature), drawn=temperature > 0, batch_size=12,
+        sampling=smp.Sampling(temperature), drawn=temperature > 0, batch_size=12,
     )  # fmt: skip
     assert (found[:2] > 0).all()
     assert (found[2:] == 0).all()

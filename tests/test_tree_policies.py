@@ -101,7 +101,7 @@ def test_enumeration_sees_a_look_at_the_tokens(double):
 def made(shape, policy, temperature=1.0, widths=(), seed=2):
     target = random_table(0, dtype=jnp.float32)
     draft = random_table(seed, dtype=jnp.float32)
-    method = method_of(target, draft, smp.sampling(temperature), RULE, shape, policy)
+    method = method_of(target, draft, smp.Sampling(temperature), RULE, shape, policy)
     return dataclasses.replace(method, widths=widths)
 
 
@@ -249,7 +249,7 @@ def test_the_number_of_nodes_follows_the_prices():
 )
 def test_policies_that_are_refused(policy, shape, rule, said, pair):
     build = functools.partial(
-        decoding.branching, pair.target, pair.draft, shape, sampling=smp.sampling(1.0)
+        decoding.branching, pair.target, pair.draft, shape, sampling=smp.Sampling(1.0)
     )
     if said:
         with pytest.raises(ValueError, match=said):
@@ -261,7 +261,7 @@ def test_policies_that_are_refused(policy, shape, rule, said, pair):
 def test_a_chain_has_no_nodes(pair):
     with pytest.raises(ValueError, match="give a tree"):
         decoding.speculative(
-            pair.target, pair.draft, gamma=2, sampling=smp.sampling(1.0), policy=cut(1, 1)
+            pair.target, pair.draft, gamma=2, sampling=smp.Sampling(1.0), policy=cut(1, 1)
         )
 
 
@@ -281,7 +281,7 @@ def test_a_tree_that_is_not_worth_its_time(pair):
     for step, kind in ((9.0, Autoregressive), (0.01, TreeSpeculative)):
         dear = policies.load("goodput", prices=prices(step, [1.0] * 3, error=np.nan))
         method = decoding.branching(
-            pair.target, pair.draft, MIXED, sampling=smp.sampling(0.0), policy=dear
+            pair.target, pair.draft, MIXED, sampling=smp.Sampling(0.0), policy=dear
         )
         assert isinstance(decoding.plain_if_preferred(method, 10), kind)
 
@@ -295,7 +295,7 @@ def test_a_tree_is_priced_in_its_batch(pair, monkeypatch):
         return prices(0.0, [1.0] * 3)
 
     monkeypatch.setattr(tree_costs, "prices", priced)
-    method = decoding.branching(pair.target, pair.draft, MIXED, sampling=smp.sampling(0.0))
+    method = decoding.branching(pair.target, pair.draft, MIXED, sampling=smp.Sampling(0.0))
     key = jax.random.key(0)
     fitting.told("goodput", method, pair.target, TEXTS[:1], max_new_tokens=9, key=key, batch_size=5)
     assert seen == [([False] * 5 + [True], False)]
@@ -303,7 +303,7 @@ def test_a_tree_is_priced_in_its_batch(pair, monkeypatch):
 
 def test_prices_of_a_tree(pair):
     method = decoding.branching(
-        pair.target, pair.draft, MIXED, sampling=smp.sampling(1.0), widths=(2,)
+        pair.target, pair.draft, MIXED, sampling=smp.Sampling(1.0), widths=(2,)
     )
     sources = decoding.tokenize(pair.target, TEXTS[:1])
     contexts, state = decoding.prepare(

@@ -472,7 +472,7 @@ one_step = jax.jit(lambda method, contexts, state: method.step(contexts, state))
 def check_enumerated(drafter, distribution, rule, shape, policy=None, step=step_of, budget=4):
     """Total variation between the loop's outputs and the target's."""
     target, inputs = random_table(0), inputs_of([PROMPT])
-    chosen = smp.sampling(**SAMPLINGS[distribution])
+    chosen = smp.Sampling(**SAMPLINGS[distribution])
     method = method_of(target, DRAFTERS[drafter](target), chosen, rule, shape, policy)
     found = output_distribution(method, inputs, budget, step=step)
     wanted = sequence_distribution(target, inputs, chosen, [EOS], budget)
@@ -512,14 +512,14 @@ class Sure(ModelDrafter):
 
     def logits(self, hidden):
         logits = super().logits(hidden)
-        return smp.standardize(logits, smp.sampling(0.0))
+        return smp.standardize(logits, smp.Sampling(0.0))
 
 
 def test_at_temperature_0_children_come_from_the_beliefs():
     """Greedy distributions are one-hot and have no second child; the belief has."""
     target, inputs = random_table(0, dtype=jnp.float32), inputs_of([PROMPT] * 4)
     method = method_of(
-        target, random_table(2, dtype=jnp.float32), smp.sampling(0.0), CHAIN_RULES["token"],
+        target, random_table(2, dtype=jnp.float32), smp.Sampling(0.0), CHAIN_RULES["token"],
         fixed(branches=(2, 2)),
     )  # fmt: skip
     begin = begun(method, inputs, 4)
@@ -575,7 +575,7 @@ def p_value(rule, shape, distribution, decode=loop.decode, samples=SAMPLES):
 def test_samples_follow_the_target(rule, shape):
     """114,688 outputs of up to 4 tokens: p > 1e-4."""
     every = CHAIN_RULES | {"gumbel": rules.GumbelRule()}
-    assert p_value(every[rule], shape, smp.sampling(0.7)) > 1e-4
+    assert p_value(every[rule], shape, smp.Sampling(0.7)) > 1e-4
 
 
 class EverySlotAlike(Dice):
@@ -600,14 +600,14 @@ def test_chi_square_sees_reused_noise(dice):
         return jax.lax.while_loop(unfinished, again, state)
 
     shape = fixed(branches=(2, 1), draw="with")
-    found = p_value(rules.TokenRule(), shape, smp.sampling(0.7), decode)
+    found = p_value(rules.TokenRule(), shape, smp.Sampling(0.7), decode)
     assert found < 1e-6
 
 
 def test_with_coupled_noise_the_tokens_are_plain_decodings():
     target = random_table(0, dtype=jnp.float32)
     inputs = inputs_of([[1, 0], [2, 1, 1], [0]])
-    rule, chosen = rules.GumbelRule(), smp.sampling(1.0)
+    rule, chosen = rules.GumbelRule(), smp.Sampling(1.0)
     eos = jnp.array([EOS], jnp.int32)
     plain = autoregressive.Autoregressive(target, chosen, eos, rule)
     shapes = fixed(branches=(2, 2)), fixed(branches=(3,), draw="top"), BestFirst(2, 2, 4)
@@ -625,7 +625,7 @@ def test_counts_of_a_round():
     """A twin is always right where its children are the target's two best."""
     target = random_table(0, dtype=jnp.float32)
     inputs = inputs_of([PROMPT])
-    method = method_of(target, target, smp.sampling(0.0), RULE, fixed(branches=(2, 1)))
+    method = method_of(target, target, smp.Sampling(0.0), RULE, fixed(branches=(2, 1)))
     method = dataclasses.replace(method, eos_ids=jnp.zeros((0,), jnp.int32))
     state = loop.decode(method, *begun(method, inputs, 9))
     stats = jax.tree.map(lambda x: x[0].tolist(), state.stats)
@@ -641,14 +641,14 @@ def test_more_children_than_tokens(draw, double):
     for drafter in ("other", "one-hot"):
         assert check_enumerated(drafter, "plain", RULE, tree) < 1e-6
     for drafter, there in ((random_table(2, forbidden=0), 3), (one_hot(3), 1)):
-        method = method_of(random_table(0), drafter, smp.sampling(1.0), RULE, tree)
+        method = method_of(random_table(0), drafter, smp.Sampling(1.0), RULE, tree)
         _, round_ = one_step(method, *begun(method, inputs_of([PROMPT] * 4), 4))
         assert (round_.nodes.submitted.sum(1) == there).all()
 
 
 def test_the_budget_caps_the_depth():
     target = random_table(0, dtype=jnp.float32)
-    method = method_of(target, target, smp.sampling(0.0), RULE, fixed(branches=(2, 2)))
+    method = method_of(target, target, smp.Sampling(0.0), RULE, fixed(branches=(2, 2)))
     contexts, state = begun(method, inputs_of([PROMPT, PROMPT]), 9)
     state = state.replace(limit=state.length + jnp.array([2, 1]))
     _, round_ = one_step(method, contexts, state)

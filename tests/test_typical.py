@@ -13,7 +13,7 @@ from reference import sequence_distribution, total_variation
 from specjax import rules
 from specjax.pytrees import pytree
 from specjax.rules import TokenRule, surviving, typical
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from table_models import inputs_of, random_table
 from test_lenience import (
     BUDGET,
@@ -54,7 +54,7 @@ def typical_distribution(target_probs, draft_probs, epsilon, delta):
 def test_enumerated_distribution_is_the_predicted_one(distribution):
     """All outputs of up to 5 tokens, γ = 2: TV < 1e-12; and far from the target's distribution."""
     with jax.enable_x64(True):
-        chosen = sampling(**SAMPLINGS[distribution])
+        chosen = Sampling(**SAMPLINGS[distribution])
         target, draft = random_table(1), random_table(2)
         distributions, inputs = Distributions(target, draft, chosen), inputs_of([list(PROMPT)])
         exact = sequence_distribution(target, inputs, chosen, {EOS}, BUDGET)
@@ -83,11 +83,11 @@ def test_a_planted_fault():
     """Another replacement shows in the enumeration."""
     with jax.enable_x64(True):
         target, draft = random_table(1), random_table(2)
-        distributions = Distributions(target, draft, sampling())
+        distributions = Distributions(target, draft, Sampling())
         epsilon, delta = float(np.float32(0.09)), float(np.float32(0.3))
         position = partial(typical_distribution, epsilon=epsilon, delta=delta)
         after = partial(within, epsilon=epsilon, delta=delta)
-        found = enumerated(target, draft, sampling(), RejectedByTarget())
+        found = enumerated(target, draft, Sampling(), RejectedByTarget())
         assert total_variation(found, predicted(distributions, position, after)) > 1e-3
 
 
@@ -125,7 +125,7 @@ def test_the_likeliest_token_is_always_kept():
 
 def test_greedy_is_the_token_rule():
     """Of a one-hot distribution the argmax alone is kept."""
-    assert typical().under(sampling(0.0)) == TokenRule()
+    assert typical().under(Sampling(0.0)) == TokenRule()
     for token in range(3):
         kept_of = typical().acceptance(log(np.eye(3)[[token] * 3]), log(np.eye(3)))
         np.testing.assert_array_equal(kept_of, np.eye(3)[token])
@@ -135,8 +135,8 @@ def test_by_name_and_marked(pair):
     """With settings, and never counted as exact above temperature 0."""
     rule = rules.load("typical(epsilon=0.2, delta=0.5)")
     assert rules.label(rule) == "TypicalRule(epsilon=0.2, delta=0.5)"
-    assert rules.exactness(rule, sampling(1.0)) is False
-    assert rules.exactness(rule, sampling(0.0)) is True
+    assert rules.exactness(rule, Sampling(1.0)) is False
+    assert rules.exactness(rule, Sampling(0.0)) is True
     options = {"max_new_tokens": 24, "temperature": 1.0, "rule": rule, "gamma": 3}
     assert not specjax.generate(pair.target, pair.draft, TEXTS, **options).exact
 

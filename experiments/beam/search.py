@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float, Int
 
 from specjax.drafters.base import readable, resized, started
 from specjax.pytrees import pytree
-from specjax.sampling import sampling, standardize
+from specjax.sampling import Sampling, standardize
 from specjax.types import Cache, Context, Inputs, Model
 
 
@@ -446,7 +446,7 @@ def _distribution(
     method: Beam, model: Model, hidden: Float[Array, "*batch E"]
 ) -> Float[Array, "*batch V"]:
     """Of either model, over the target's ids."""
-    return standardize(resized(model.logits(hidden), method.target.vocab_size), sampling(1.0))
+    return standardize(resized(model.logits(hidden), method.target.vocab_size), Sampling(1.0))
 
 
 def _readable(method: Beam, ids: Int[Array, "..."]) -> Int[Array, "..."]:

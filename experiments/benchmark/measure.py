@@ -19,7 +19,7 @@ from specjax.measure import phases, timing
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison, quartiles
 from specjax.models.checkpoint import Checkpoint
 from specjax.results import summarize
-from specjax.sampling import row_keys, sampling
+from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
 from specjax.support import memory_maps
 
@@ -153,7 +153,7 @@ def silent(lab: Lab, case: Case) -> dict[str, Any]:
             target,
             draft,
             gamma=case.gamma,
-            sampling=sampling(case.temperature),
+            sampling=Sampling(case.temperature),
             policy=forced.Silent(),
             widths=(1,),
         ),
@@ -198,13 +198,13 @@ def turn(
 def build(case: Case, target: Checkpoint, draft: Checkpoint) -> Speculative:
     """The speculative loop with the case's rule."""
     rule = None if case.weights == "agreeing" else forced.ForcedRule(jnp.float32(case.alpha))
-    chosen = sampling(case.temperature)
+    chosen = Sampling(case.temperature)
     return decoding.speculative(target, draft, gamma=case.gamma, sampling=chosen, rule=rule)
 
 
 def plain_of(case: Case, target: Checkpoint) -> Autoregressive:
     """The loop that it is compared with."""
-    return decoding.plain(target, sampling(case.temperature))
+    return decoding.plain(target, Sampling(case.temperature))
 
 
 def begin(case: Case, target: Checkpoint, method: Method, key: int = 0):

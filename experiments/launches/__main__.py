@@ -25,7 +25,7 @@ from specjax import checkpoints, decoding
 from specjax.cli.defaults import DTYPES
 from specjax.measure import report
 from specjax.policies import Policy, load, needs_prices, prices
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.support import command_line
 
 UNDECIDED = "specjax.tuning.counting:Undecided"
@@ -50,7 +50,7 @@ def main(_) -> None:
         for name in (args.target, args.draft)
     )
     chosen, console = (
-        sampling(args.temperature),
+        Sampling(args.temperature),
         Console(width=None if sys.stdout.isatty() else 100),
     )
     rows = []

@@ -184,7 +184,7 @@ class Model:
 
     def run(self, config, draft: "Model | None") -> parts.Plan:
         """Decoding with a draft, or without."""
-        chosen = sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters)
+        chosen = sampling.Sampling(config.temperature, config.top_k, config.top_p, config.filters)
         narrow, wide = (
             decoding.build(
                 self.at(dtype),

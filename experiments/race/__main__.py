@@ -37,7 +37,7 @@ from specjax import checkpoints, decoding, drafters
 from specjax.cli.inputs import load_examples
 from specjax.loop import Method
 from specjax.measure import doubts, report
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.support import command_line
 from specjax.support.named import short
 
@@ -88,7 +88,7 @@ def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list
     sources = decoding.tokenize(
         target, [example.input for example in examples], config.max_source_len or None
     )
-    how = sampling(temperature)
+    how = Sampling(temperature)
     loaded = drafters.load(chosen(config, draft), target)
     methods: dict[str, Method] = {
         "plain": decoding.plain(target, how),

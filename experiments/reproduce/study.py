@@ -118,7 +118,7 @@ class Study:
 
     def sampling(self, temperature: float) -> Sampling:
         """The distribution of every model."""
-        return sampling.sampling(
+        return sampling.Sampling(
             temperature, self.config.top_k, self.config.top_p, self.config.filters
         )
 

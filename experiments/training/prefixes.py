@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from specjax import decoding
 from specjax.models.checkpoint import Checkpoint
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.support import files
 from specjax.support.ranges import number
 from specjax.tasks import batches
@@ -172,7 +172,7 @@ def write(
     whole = not model.config.is_encoder_decoder
     opened = [ids[ids[:1] == [model.start_id] :] if whole else [] for ids in prompts]
     rows = decoding.stream(
-        decoding.plain(model, sampling(temperature)),
+        decoding.plain(model, Sampling(temperature)),
         model,
         prompts,
         max_new_tokens=max(1, room - max(map(len, opened))),

@@ -28,7 +28,7 @@ from specjax import checkpoints, decoding, speculative, tasks
 from specjax.measure.along import reread
 from specjax.policies import head
 from specjax.policies.head import HeadParams
-from specjax.sampling import sampling
+from specjax.sampling import Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
 from specjax.support import files
@@ -106,7 +106,7 @@ def collect(
     sources = [ids for ids in decoding.tokenize(target, texts) if ids]
     found: list[Seen] = []
     for temperature in config.temperatures:
-        distribution = sampling(temperature)
+        distribution = Sampling(temperature)
         method = decoding.speculative(target, draft, gamma=config.gamma, sampling=distribution)
         for at in tqdm(
             range(0, len(sources), config.batch_size), desc=f"T={temperature:g}", disable=None

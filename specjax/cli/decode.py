@@ -208,7 +208,7 @@ def method_of(
         target,
         draft,
         gamma=config.gamma,
-        sampling=sampling.sampling(config.temperature, config.top_k, config.top_p, config.filters),
+        sampling=sampling.Sampling(config.temperature, config.top_k, config.top_p, config.filters),
         rule=config.rule or None,
         policy=None if unpriced else config.policy or None,
         tree=config.tree,

@@ -97,7 +97,7 @@ class Plan:
 
     def sampling(self, temperature: float) -> Sampling:
         """The distribution at another temperature."""
-        return smp.sampling(temperature, self.top_k, self.top_p, self.filters)
+        return smp.Sampling(temperature, self.top_k, self.top_p, self.filters)
 
 
 @dataclasses.dataclass

@@ -364,7 +364,7 @@ def proposal(logits: Float[Array, "*batch V"], sampling: Sampling) -> Proposal:
         return jnp.where(silent[..., None], flat, smp.standardize(logits, by))
 
     logprobs = said(sampling)
-    belief = said(smp.sampling(1.0)) if sampling.greedy else logprobs
+    belief = said(smp.Sampling(1.0)) if sampling.greedy else logprobs
     return Proposal(~silent, logprobs, belief, smp.argmax(logits))
 
 

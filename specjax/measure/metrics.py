@@ -116,7 +116,7 @@ def measure_alpha(
     Raises: as `specjax.generate`.
     """
     decoding.check_models(target, draft)
-    chosen = smp.sampling(temperature, top_k, top_p, filters)
+    chosen = smp.Sampling(temperature, top_k, top_p, filters)
     plain = decoding.plain(target, chosen)
     rows = decoding.stream(
         plain,

@@ -22,7 +22,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy, Prices
 from specjax.results import Row
 from specjax.rules import AcceptanceRule
-from specjax.sampling import Filter, as_key, sampling
+from specjax.sampling import Filter, Sampling, as_key
 from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.support import memory_maps
@@ -301,7 +301,7 @@ def measure_speedup(
       ValueError: every text is blank, or repeats < 1.
     """
     whole("repeats", repeats, "[1, ∞)")
-    chosen = sampling(temperature, top_k, top_p, filters)
+    chosen = Sampling(temperature, top_k, top_p, filters)
     how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths, "tree": tree}
     how["check_tokens"] = check_tokens
     method = decoding.build(target, draft, gamma=gamma, sampling=chosen, **how)

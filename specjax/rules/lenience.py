@@ -61,7 +61,7 @@ class LenientArgmax(TokenRule):
         return bool(self.lenience == 1)
 
     def target_distribution(self, logits, sampling):
-        return smp.standardize(logits, smp.sampling(1.0))
+        return smp.standardize(logits, smp.Sampling(1.0))
 
     def acceptance(self, target_logprobs, draft_logprobs):
         """The draft's mass on tokens that are kept: 0 or 1."""

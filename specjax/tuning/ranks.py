@@ -50,7 +50,7 @@ def by_rank(
         drafter_hidden, drafter = method.drafter.begin(*known, lags=False)
         logits = method.drafter.logits(drafter_hidden)
         silent = is_silent(logits)[:, None]
-        by = smp.sampling(1.0) if chosen.greedy else chosen
+        by = smp.Sampling(1.0) if chosen.greedy else chosen
         draft_logprobs = smp.standardize(jnp.where(silent, 0.0, logits), by)
         left = jnp.exp(smp.standardize(method.target.logits(last(state, hidden)), chosen))
         if not drawn:

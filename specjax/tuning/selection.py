@@ -26,7 +26,7 @@ from specjax.measure import doubts, metrics, phases, timing
 from specjax.models.memory import nbytes
 from specjax.policies import Prices
 from specjax.results import Row, summarize
-from specjax.sampling import Filter, Sampling, sampling
+from specjax.sampling import Filter, Sampling
 from specjax.speculative import Speculative
 from specjax.support.named import short
 from specjax.support.ranges import listed, whole
@@ -318,7 +318,7 @@ class Trial:
 
     @functools.cached_property
     def _sampling(self) -> Sampling:
-        return sampling(self.temperature, self.top_k, self.top_p, self.filters)
+        return Sampling(self.temperature, self.top_k, self.top_p, self.filters)
 
     @functools.cached_property
     def _plain(self) -> Autoregressive:
@@ -433,7 +433,7 @@ class Trial:
     ) -> Candidate:
         alpha = self._alpha(loaded, self._sampling)
         greedy = self._sampling.greedy
-        agreement = alpha if greedy else self._alpha(loaded, sampling(0.0))
+        agreement = alpha if greedy else self._alpha(loaded, Sampling(0.0))
         texts = decoding.tokenize(self.target, self._measured, self.max_source_len)
         key, timed = jax.random.key(self.seed), timing.spread(texts, self.timed_inputs)
         begin = functools.partial(
