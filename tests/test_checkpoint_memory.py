@@ -26,14 +26,15 @@ SMALL = {"relative_attention_max_distance": 128}
 CHUNK = 16_064  # rows of the embedding: T5X divides what is larger than 64 MiB until it is not
 PROGRAM = """
     import pathlib, re, sys
-    from specjax.models import hub, memory
+    from specjax import checkpoints
+    from specjax.models import memory
 
     def kilobytes(field):
         status = pathlib.Path("/proc/self/status").read_text()
         return int(re.search(rf"{field}:\\s+(\\d+)", status)[1])
 
     action, small, big, out = sys.argv[1:]
-    act = hub.load if action == "load" else lambda place: hub.convert(place, out)
+    act = checkpoints.load if action == "load" else lambda place: checkpoints.convert(place, out)
     act(small)
     before = kilobytes("VmRSS")
     model = act(big).model

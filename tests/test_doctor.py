@@ -488,7 +488,7 @@ def test_nothing_follows_from_timings_in_doubt(pair, monkeypatch):
     case.sources, case.rows, case.alpha = [[3, 1]], [], 0.9
     asked, told, load = [], [], 0.1
     monkeypatch.setattr(
-        checks.cost, "measure", lambda *_, repeats: asked.append(repeats) or told.pop(0)
+        checks.phases, "measure", lambda *_, repeats: asked.append(repeats) or told.pop(0)
     )
     monkeypatch.setattr(checks.doubts, "load", lambda: load)
     told += [wrong, wrong]

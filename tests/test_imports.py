@@ -28,7 +28,9 @@ def test_a_circle_is_named(monkeypatch):
 
 
 def test_imports_of_every_form(tmp_path):
-    known = dict.fromkeys(("", "files", "models.hub", "checkpoints.t5", "types"), tmp_path)
+    known = dict.fromkeys(
+        ("", "files", "models.table", "checkpoints", "checkpoints.t5", "types"), tmp_path
+    )
     (tmp_path / "some.py").write_text("""
 from typing import TYPE_CHECKING
 from specjax import files as f, nothing
@@ -36,8 +38,8 @@ from specjax.checkpoints import t5, load
 if TYPE_CHECKING:
     from specjax import types
 def later():
-    from specjax.models import hub
+    from specjax.models import table
 """)
     assert set(imports.imported(tmp_path / "some.py", known)) == {
-        "files", "", "checkpoints.t5", "models.hub",
+        "files", "", "checkpoints", "checkpoints.t5", "models.table",
     }  # fmt: skip

@@ -195,15 +195,16 @@ def test_loading_peaks_below_one_and_a_fifth_of_the_model(tmp_path):
     small = t5_variants.write(tmp_path / "small", t5_variants.VARIANTS["v1_1"], dtype=np.float16)
     program = """
         import pathlib, re, sys
-        from specjax.models import hub, memory
+        from specjax import checkpoints
+        from specjax.models import memory
 
         def kilobytes(field):
             status = pathlib.Path("/proc/self/status").read_text()
             return int(re.search(rf"{field}:\\s+(\\d+)", status)[1])
 
-        hub.load(sys.argv[1])
+        checkpoints.load(sys.argv[1])
         before = kilobytes("VmRSS")
-        model = hub.load(sys.argv[2]).model
+        model = checkpoints.load(sys.argv[2]).model
         print(memory.nbytes(model), 1024 * (kilobytes("VmHWM") - before))
     """
     arguments = [sys.executable, "-c", textwrap.dedent(program), small, big]

@@ -221,7 +221,7 @@ def test_what_cannot_be_planned(run, flags, said):
 
 
 def test_units():
-    amount = importlib.import_module("experiments.plan").amount
+    amount = importlib.import_module("experiments.plan.__main__").amount
 
     assert amount("memory", "80GiB") == 80 * 2**30
     assert amount("bandwidth", "3.35TB/s") == 3.35e12

@@ -402,7 +402,7 @@ def test_what_is_timed(pair, monkeypatch):
     monkeypatch.setattr(fitting, "fit", lambda *given, **options: seen.append((*given, options)))
     deciding, always = [], fitting.Always
     monkeypatch.setattr(
-        costs, "Always", lambda *a, **refuses: deciding.append(a) or always(*a, **refuses)
+        fitting, "Always", lambda *a, **refuses: deciding.append(a) or always(*a, **refuses)
     )
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     shared = build(pair, pair.draft, 3, widths=(1,), policy=Undecided())

@@ -104,7 +104,7 @@ WRITERS = {
 # Their rows are looked at where the whole command is run.
 ELSEWHERE = {"batch", "distil", "plan", "serve", "switch", "when"}
 # Outputs for a user and the log of a training run: no measurements.
-OTHERS = {"decode", "train"}
+OTHERS = {"decode", "train", "training"}
 
 
 def rows_of(directory):
@@ -132,7 +132,7 @@ def test_a_row_that_does_not_say_it_is_refused(name, on, tmp_path, monkeypatch):
 
 def commands():
     """Names and files: those of experiments/, and of the command `specjax`."""
-    for folder in (ROOT / "experiments", ROOT / "specjax" / "tools" / "commands"):
+    for folder in (ROOT / "experiments", ROOT / "specjax" / "cli"):
         for path in folder.rglob("*.py"):
             yield path.relative_to(folder).parts[0].removesuffix(".py"), path
 

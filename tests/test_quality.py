@@ -34,12 +34,12 @@ def test_bleu_is_sacrebleu_s():
 
 def test_bleu_s_interval_is_over_corpora_and_not_over_sentences():
     picks = np.random.default_rng(1).integers(4, size=(400, 4))
-    scores = [
+    resampled = [
         sacrebleu.corpus_bleu([OUTPUTS[i] for i in p], [[REFERENCES[i] for i in p]]).score
         for p in picks
     ]
     (found,) = scores.score("bleu", OUTPUTS, REFERENCES)
-    expected = np.quantile(scores, [0.025, 0.975])
+    expected = np.quantile(resampled, [0.025, 0.975])
     np.testing.assert_allclose([found.low, found.high], expected, atol=3)
 
 

@@ -160,7 +160,7 @@ def sources():
     """README and docs, and the docstrings of configs and commands: (where, text)."""
     for page in PAGES:
         yield page.name, page.read_text(encoding="utf-8")
-    folders = "configs/*.py", "experiments/**/*.py", "specjax/tools/**/*.py"
+    folders = "configs/*.py", "experiments/**/*.py", "specjax/cli/*.py"
     for path in sorted(path for folder in folders for path in ROOT.glob(folder)):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         yield str(path.relative_to(ROOT)), docstring

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 import specjax
 from experiments.beam.decoding import beam_search
+from experiments.race import recording
 from specjax import decoding
 from specjax.decoding.outputs import UNFINISHED, UNSETTLED, grown, text_of
 from specjax.measure.trace import TracedRound
