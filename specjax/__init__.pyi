@@ -72,6 +72,7 @@ from .sampling import (
     Greedy as Greedy,
     Sampling as Sampling,
 )
+from .settings import Settings as Settings
 from .speculative import Speculative as Speculative
 from .support.compilation_cache import enable_compilation_cache as enable_compilation_cache
 from .tuning.selection import (
@@ -79,6 +80,7 @@ from .tuning.selection import (
     Selection as Selection,
     select as select,
 )
+from .tuning.tune import tune as tune
 from .types import (
     Inputs as Inputs,
     Model as Model,

@@ -1,7 +1,4 @@
-"""What a user types: texts in, texts out.
-
-It stands above `measure`, which times what `decoding` makes: some policies are told prices first.
-"""
+"""What a user types: texts in, texts out. Nothing here reads a clock: `specjax.tune` does."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -10,16 +7,16 @@ from typing import Any
 from jax import Array
 from jaxtyping import Key
 
-from specjax import decoding, drafters
+from specjax import decoding, drafters, trees
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, needs_prices
+from specjax.policies import Policy, load_priced
 from specjax.results import Progress, Result, Row
 from specjax.rules import AcceptanceRule, exactness
 from specjax.sampling import Filter, Sampling, as_key
+from specjax.settings import Settings
 from specjax.trees import Shape
-from specjax.tuning import fitting, trials
 from specjax.types import Text
 
 
@@ -28,7 +25,8 @@ def generate(
     draft: Checkpoint | Drafter | str | None,
     texts: Sequence[Text],
     *,
-    gamma: int = 4,
+    gamma: int | None = None,
+    sampling: Sampling | None = None,
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -42,6 +40,7 @@ def generate(
     policy: Policy | str | None = None,
     widths: Sequence[int] = (),
     tree: Shape | str | None = None,
+    settings: Settings | None = None,
     rounds: bool = False,
     carry: bool = False,
     check_tokens: bool = True,
@@ -61,7 +60,10 @@ def generate(
         lists of token ids, which are taken as they are. An empty one gives an empty output and a
         warning, or text from nothing.
       gamma: drafted tokens per target call, γ ≥ 1; with a policy, the most that it can ask for.
-      temperature, top_k, top_p, filters: see `specjax.sampling.Sampling`; temperature 0 is greedy.
+        Default 4. A tree has its own depth, and takes none.
+      sampling: what is sampled, `Greedy()` or `Sampling(temperature=0.7, top_p=0.9)`.
+      temperature, top_k, top_p, filters: the arguments of `Sampling`, in its place; temperature 0
+        is greedy.
       max_new_tokens: at most this many tokens per row, EOS included.
       key: randomness, or its seed; default `jax.random.key(0)`.
       samples: draws for each input.
@@ -71,19 +73,16 @@ def generate(
       rule: acceptance rule, or its name or import path (`specjax.rules.load`); default the
         paper's `TokenRule`. With "gumbel" plain decoding draws by the same noise: both give the
         same tokens.
-      policy: draft-length policy, or its name or import path (`specjax.policies.load`); default
-        `constant(gamma)`. Import paths are code that runs. One that is named and needs prices, such
-        as "goodput", gets prices that are measured before decoding, in a few seconds
-        (`tuning.fitting.told`). What promises more than its loop decodes in its place: plain
-        decoding, or drafts of one length (`tuning.trials.fastest`). At temperatures
-        above 0 its outputs then vary from run to run, though not their distribution. For
-        reproducible tokens pass a policy with prices.
+      policy: draft-length policy, such as `specjax.policies.svip(threshold=0.3)`, or its name or
+        import path (`specjax.policies.load`); default `constant(gamma)`. Import paths are code that
+        runs. One that weighs costs comes with `settings`, or is made with costs of one's own.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper. Of trees: of fewer
         tokens, the root included.
       tree: the shape of drafts, or its name (`specjax.trees.load`): "chain" by default,
-        "fixed(branches=(3, 2, 1))", "best_first(width=4, depth=4, nodes=16)". A tree has its own
-        depth, and gamma is not read.
+        "fixed(branches=(3, 2, 1))", "best_first(width=4, depth=4, nodes=16)".
+      settings: what `specjax.tune` found, in the place of gamma, rule, policy, widths and tree.
+        With γ = 0 the draft is not used.
       rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the
         confidence and entropy at each drafted token. The tokens are the same. For chains.
       carry: begin each batch with what the policy, and a switch among drafters, learned in the one
@@ -94,12 +93,30 @@ def generate(
 
     Raises:
       ValueError: a number out of range, target and draft with different vocabularies, a policy
-        that cannot learn from this rule, or nothing that could be carried over.
+        that cannot learn from this rule or lacks its costs, gamma beside a tree, settings beside
+        what they replace, or nothing that could be carried over.
       FloatingPointError: logits that are not finite; the message names the model.
     """
-    method, options = _ready(**locals())
-    exact = draft is None or exactness(method.rule, method.sampling)
-    return Result(list(decoding.stream(method, target, texts, **options)), exact)
+    decoding.check_texts(texts)
+    how = _sampling(sampling, temperature, top_k, top_p, filters)
+    method = _method(
+        target, draft, how, gamma, rule, policy, widths, tree, settings, check_tokens=check_tokens
+    )
+    if carry:
+        decoding.check_carry(method)
+    rows = decoding.stream(
+        decoding.with_log(method, max_new_tokens) if rounds else method,
+        target,
+        texts,
+        max_new_tokens=max_new_tokens,
+        key=as_key(key),
+        samples=samples,
+        batch_size=batch_size,
+        max_source_len=max_source_len,
+        names=_names(target, draft),
+        carry=carry,
+    )
+    return Result(list(rows), draft is None or exactness(method.rule, method.sampling))
 
 
 def stream(
@@ -127,51 +144,98 @@ def stream(
     """
     given = inspect.signature(generate).bind(target, draft, texts, **options)
     given.apply_defaults()
-    method, settings = _ready(**given.arguments)
-    return decoding.as_they_end(method, target, texts, every=every, **settings)
+    of = given.arguments
+    decoding.check_texts(texts)
+    how = _sampling(of["sampling"], of["temperature"], of["top_k"], of["top_p"], of["filters"])
+    method = _method(
+        target, draft, how, of["gamma"], of["rule"], of["policy"], of["widths"], of["tree"],
+        of["settings"], check_tokens=of["check_tokens"],
+    )  # fmt: skip
+    if of["carry"]:
+        decoding.check_carry(method)
+    return decoding.as_they_end(
+        decoding.with_log(method, of["max_new_tokens"]) if of["rounds"] else method,
+        target,
+        texts,
+        max_new_tokens=of["max_new_tokens"],
+        key=as_key(of["key"]),
+        samples=of["samples"],
+        batch_size=of["batch_size"],
+        max_source_len=of["max_source_len"],
+        names=_names(target, draft),
+        carry=of["carry"],
+        every=every,
+    )
 
 
-def _ready(
-    target: Checkpoint,
-    draft: Checkpoint | Drafter | str | None,
-    texts: Sequence[Text],
-    *,
+def _sampling(
+    sampling: Sampling | None,
     temperature: float,
     top_k: int,
     top_p: float,
     filters: Sequence[Filter | str],
-    max_new_tokens: int,
-    key: Key[Array, ""] | int | None,
-    samples: int,
-    batch_size: int,
-    max_source_len: int | None,
+) -> Sampling:
+    """What is sampled, of either form; ValueError if both are given."""
+    written = Sampling(temperature, top_k, top_p, filters)
+    if sampling is None:
+        return written
+    if not isinstance(sampling, Sampling):
+        raise ValueError(f"sampling={sampling!r} must be a specjax.Sampling, or Greedy().")
+    if (temperature, top_k, top_p, len(filters)) != (0.0, 0, 1.0, 0):
+        raise ValueError(
+            f"sampling={sampling} is given beside temperature, top_k, top_p or filters: set them "
+            "in Sampling(...)."
+        )
+    return sampling
+
+
+def _method(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str | None,
+    sampling: Sampling,
+    gamma: int | None,
+    rule: AcceptanceRule | str | None,
     policy: Policy | str | None,
-    rounds: bool,
-    carry: bool,
-    **how: Any,
-) -> tuple[Method, dict[str, Any]]:
-    """The method, and what `decoding.stream` is told beside it; arguments as of `generate`."""
-    decoding.check_texts(texts)
-    how["sampling"] = Sampling(temperature, top_k, top_p, filters)
-    priced = draft is not None and isinstance(policy, str) and needs_prices(policy)
-    method: Any = decoding.build(target, draft, policy=None if priced else policy, **how)
-    options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "batch_size": batch_size,
-        "max_source_len": max_source_len,
-        "key": as_key(key),
-        "names": (target.name, "" if draft is None else drafters.name_of(draft)),
-    }
-    if isinstance(policy, str) and priced:
-        rows = min(batch_size, len(texts) * samples)
-        run = options | {"batch_size": rows}
-        prices = fitting.told(policy, method, target, texts, **run)
-        method = fitting.tell(method, policy, prices)
-        if not (carry or rounds):
-            method = trials.fastest(method, target, texts, **run)
-    if carry:
-        decoding.check_carry(method)
-        options["carry"] = True
-    if rounds:
-        method = decoding.with_log(method, max_new_tokens)
-    return method, options | {"samples": samples}
+    widths: Sequence[int],
+    tree: Shape | str | None,
+    settings: Settings | None,
+    *,
+    check_tokens: bool,
+) -> Method:
+    """The loop that decodes."""
+    if settings is not None:
+        given = {"gamma": gamma, "rule": rule, "policy": policy, "tree": tree}
+        beside = [name for name, value in given.items() if value is not None]
+        beside += ["widths"] if len(widths) else []
+        if beside:
+            raise ValueError(
+                f"settings and {beside[0]} are both given: settings already have it. Leave one "
+                "out, or change the settings with dataclasses.replace."
+            )
+        rule, tree, widths = settings.rule or None, settings.tree, settings.widths
+        gamma = settings.gamma if tree == "chain" else None
+        if settings.gamma == 0:
+            draft, gamma = None, None
+        elif settings.policy and settings.costs is not None:
+            policy = load_priced(settings.policy, settings.costs)
+        elif settings.policy:
+            policy = settings.policy
+    if gamma is not None and not isinstance(trees.load(tree), trees.Chain):
+        raise ValueError(
+            f"gamma={gamma} beside tree={tree!r}: a tree has its own depth. Leave gamma out."
+        )
+    return decoding.build(
+        target,
+        draft,
+        gamma=gamma,
+        sampling=sampling,
+        rule=rule,
+        policy=policy,
+        widths=widths,
+        tree=tree,
+        check_tokens=check_tokens,
+    )
+
+
+def _names(target: Checkpoint, draft: Checkpoint | Drafter | str | None) -> tuple[str, str]:
+    return target.name, "" if draft is None else drafters.name_of(draft)

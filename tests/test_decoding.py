@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import types
 import warnings
 
 import jax
@@ -17,7 +16,6 @@ import specjax
 from experiments.beam.decoding import beam_search
 from pairs import EOS_IDS, IDS, TEXTS
 from specjax import decoding, loop
-from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket, pack
 from specjax.checkpoints import Checkpoint
 from specjax.decoding import starting
@@ -29,8 +27,6 @@ from specjax.policies.estimating import Estimating
 from specjax.replay import rollouts
 from specjax.rules import TokenRule
 from specjax.sampling import Sampling
-from specjax.speculative import Speculative
-from specjax.tuning import fitting
 from table_models import MarkovModel
 
 BUDGET = 24
@@ -123,65 +119,6 @@ def test_who_waits_for_the_worst_row(pair, monkeypatch, policy, rows):
     made = dataclasses.replace(built, policy=load(policy, prices=prices(0.1, [1.0] * 4)))
     assert decoding.plain_if_preferred(made, 9, 4) is made
     assert asked == [rows]
-
-
-def test_a_draft_that_is_not_worth_its_time(pair, plain, monkeypatch):
-    """It is not made: no loop, no drafter. A log of rounds asks for both."""
-    dear, kinds, stream = prices(9.0, [1.0] * 4), [], decoding.stream
-
-    def watched(method, *args, **options):
-        kinds.append(type(method))
-        return stream(method, *args, **options)
-
-    monkeypatch.setattr(fitting, "told", lambda *_, **__: dear)
-    monkeypatch.setattr(decoding, "stream", watched)
-    for logged in (False, True):
-        result = generate(pair.target, pair.draft, TEXTS, gamma=3, policy="goodput", rounds=logged)
-        assert result.tokens == plain.tokens
-        assert not result.drafted.any()
-    assert kinds == [Autoregressive, Speculative]
-
-
-@pytest.mark.parametrize("fixed", [True, False])
-def test_drafts_of_one_length_that_are_faster(pair, monkeypatch, fixed):
-    """Have a loop of their own, where neither a log nor what is learned is asked for. A trial is of
-    texts from all over the run, if there are 128, and draws apart from it."""
-    loops, trials = [], []
-
-    def watched(method, *_, **options):
-        loops.append((type(method.policy).__name__, method.gamma_max))
-        return iter(())
-
-    def side_by_side(methods, target, texts, *, key, batch_size, **options):
-        trials.append((texts, batch_size))
-        assert key != jax.random.key(0)
-        per_token = dict.fromkeys(methods, 1.1) | {"preferred": 1.0}
-        per_token |= {"γ=2": 0.9} if fixed else {}
-        by = {name: np.array([[9.0], [seconds]]) for name, seconds in per_token.items()}
-        rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in by}
-        return timing.Comparison(by, {}, rows, {})
-
-    # At α = .6 two tokens bring 1.96 for 1.4, most of all.
-    table = prices(0.2, [1.0] * 4, alpha=0.6, token=1.0)
-    monkeypatch.setattr(fitting, "told", lambda *_, **__: table)
-    monkeypatch.setattr(decoding, "stream", watched)
-    monkeypatch.setattr(timing, "side_by_side", side_by_side)
-    many = TEXTS[:4] * 32
-    for texts, options in ((many, {}), (many, {"rounds": True}), (many, {"carry": True}),
-                           (many[1:], {})):  # fmt: skip
-        generate(pair.target, pair.draft, texts, gamma=3, policy="lookahead", batch_size=2,
-                 max_new_tokens=2, **options)  # fmt: skip
-    first = ("Constant", 2) if fixed else ("Lookahead", 3)
-    assert loops == [first, ("Logged", 3), ("Lookahead", 3), ("Lookahead", 3)]
-    assert trials == [(decoding.tokenize(pair.target, TEXTS[:1] * 4), 2)]
-
-
-def test_prices_of_nothing(pair):
-    """No text, or a number out of range, with a policy that is told prices."""
-    assert not generate(pair.target, pair.draft, [], policy="lookahead").rows
-    for wrong in ({"samples": 0}, {"batch_size": 0}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            generate(pair.target, pair.draft, TEXTS[:1], policy="lookahead", **wrong)
 
 
 # Samples and batches.

@@ -16,7 +16,7 @@ from specjax import tasks
 from specjax.checkpoints.tensors import read_json
 from specjax.cli import inputs
 from specjax.drafters import ngram
-from specjax.policies import head
+from specjax.policies import acceptance_head as head
 from specjax.replay import rollouts
 from specjax.support import files
 

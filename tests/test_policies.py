@@ -21,13 +21,13 @@ from specjax import sampling as smp
 from specjax.dice import Dice
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import Observation, Round, constant, prices
+from specjax.policies.acceptance_head import head, init, logit, loss
 from specjax.policies.averages import average, gammatune
 from specjax.policies.bandits import Played, Weighed, exp3, hedge, ucb
 from specjax.policies.confidence import confidence
 from specjax.policies.constant import Constant
 from specjax.policies.entropy import adaedl, svip
 from specjax.policies.goodput import Tally, first_descent, goodput
-from specjax.policies.head import head, init, logit, loss
 from specjax.policies.heuristic import heuristic
 from specjax.policies.lookahead import lookahead
 from specjax.policies.together import Shared, together

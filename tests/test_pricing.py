@@ -619,52 +619,6 @@ def test_who_needs_prices(pair, tmp_path, monkeypatch):
             policies.check(wrong)
 
 
-def test_generate_measures_prices(pair, monkeypatch):
-    """The policy gets those of its own loop, at the batch that decodes; the tokens are the same."""
-    seen, policy = [], "lookahead(prior=0.9)"
-    real = fitting.load
-    monkeypatch.setattr(fitting, "load", lambda *a, **k: seen.append(k["prices"]) or real(*a, **k))
-    deciding, always = [], fitting.Always
-    monkeypatch.setattr(fitting, "Always", lambda *a: deciding.append(a) or always(*a))
-    options = {"gamma": 3, "max_new_tokens": 12, "batch_size": 2}
-    found = generate(pair.target, pair.draft, TEXTS[:3], policy=policy, **options)
-    assert found.tokens == generate(pair.target, None, TEXTS[:3], max_new_tokens=12).tokens
-    assert {type(policy).__name__ for _, policy in deciding} == {"Lookahead"}
-    untold, table = seen
-    assert untold.gamma_max == table.gamma_max == 3
-    assert 0 < table.rounds(3)[0] < 1  # seconds
-    assert 0 < table.token < 1
-    empty = fitting.told(policy, build(pair, pair.draft, 3), pair.target, [" "],
-                         max_new_tokens=4, key=jax.random.key(0))  # fmt: skip
-    assert empty.rounds(3).tolist() == [1, 1, 1, 1]
-
-
-def test_what_is_told_depends_on_no_draw_of_the_run(pair, monkeypatch):
-    """A policy that knew its row's α before the first round would choose by tokens to come."""
-    drawn, inner = {}, decoding.starting._row_keys
-
-    def row_keys(*given):
-        keys = inner(*given)
-        said = {tuple(key) for key in jax.random.key_data(keys).tolist()}
-        drawn.setdefault(measuring[-1], set()).update(said)
-        return keys
-
-    measuring, told = [False], fitting.told
-
-    def tells(*given, **options):
-        measuring.append(True)
-        found = told(*given, **options)
-        measuring.append(False)
-        return found
-
-    monkeypatch.setattr(decoding.starting, "_row_keys", row_keys)
-    monkeypatch.setattr(fitting, "told", tells)
-    generate(pair.target, pair.draft, TEXTS, gamma=2, temperature=1.0, max_new_tokens=4,
-             policy="goodput", key=3)  # fmt: skip
-    assert min(map(len, drawn.values())) >= len(TEXTS)
-    assert not drawn[True] & drawn[False]
-
-
 def test_decode_measures_prices(pair, tmp_path, monkeypatch, capsys):
     """And says what they are; a misspelt setting is refused before models are loaded."""
     file = tmp_path / "in.txt"

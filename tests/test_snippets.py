@@ -84,6 +84,7 @@ def reader(monkeypatch, tmp_path, pair):
     monkeypatch.setattr(specjax, "select", choose)
     for module, name, limits in (
         (specjax, "generate", {"max_new_tokens": 8, "samples": 2, "gamma": 3}),
+        (specjax, "tune", {"max_new_tokens": 8}),
         (specjax, "measure_alpha", {"max_new_tokens": 8}),
         (beam, "beam_search", {"max_new_tokens": 6}),
         (specjax, "select", {"max_new_tokens": 6, "timed_inputs": 1, "repeats": 1}),
@@ -106,7 +107,7 @@ def shortened(function, limits):
         cut = {
             name: min(options.get(name, most), most)
             for name, most in limits.items()
-            if name != "gamma" or not options.get("policy")
+            if name != "gamma" or (name in options and not options.get("policy"))
         }
         return function(*args, **options | cut)
 

@@ -13,7 +13,8 @@ from experiments.training import train_head
 from experiments.training.train_head import HeadConfig, Seen
 from pairs import TEXTS
 from specjax import decoding, generate, speculative
-from specjax.policies import head, load
+from specjax.policies import acceptance_head as head
+from specjax.policies import load
 from specjax.rules import at_tokens
 from specjax.sampling import Sampling
 from specjax.support import files

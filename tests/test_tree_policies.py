@@ -267,12 +267,13 @@ def test_a_chain_has_no_nodes(pair):
 
 @pytest.mark.parametrize("policy", ["nodes", *map(slow, ("goodput", "cut(depth=1, nodes=2)"))])
 def test_generate(policy, pair):
-    """Prices are measured where a policy needs them, and greedy tokens are the target's."""
+    """With measured costs where a policy needs them, greedy tokens are the target's."""
     options = {"max_new_tokens": 10, "batch_size": 4}
     wanted = specjax.generate(pair.target, None, TEXTS, **options)
-    found = specjax.generate(
-        pair.target, pair.draft, TEXTS, tree=MIXED, policy=policy, widths=(1, 3), **options
-    )
+    given = {"tree": MIXED, "policy": policy, "widths": (1, 3)}
+    if policies.needs_prices(policy):
+        given = {"settings": specjax.tune(pair.target, pair.draft, TEXTS, **given, **options)}
+    found = specjax.generate(pair.target, pair.draft, TEXTS, **given, **options)
     assert [row.tokens for row in found.rows] == [row.tokens for row in wanted.rows]
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from jax import Array
 
 from specjax.policies import Policy, constant, prices
+from specjax.policies.acceptance_head import HeadParams, head
 from specjax.policies.averages import average, gammatune
 from specjax.policies.bandits import exp3, hedge, ucb
 from specjax.policies.confidence import confidence
 from specjax.policies.entropy import adaedl, svip
 from specjax.policies.goodput import first_descent, goodput
-from specjax.policies.head import HeadParams, head
 from specjax.policies.heuristic import heuristic
 from specjax.policies.lookahead import lookahead
 from specjax.policies.together import together

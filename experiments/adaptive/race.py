@@ -20,7 +20,7 @@ from specjax.loop import Method
 from specjax.measure import doubts, timing
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, Prices, constant, head, prices
+from specjax.policies import Policy, Prices, acceptance_head, constant, prices
 from specjax.policies.constant import Constant
 from specjax.policies.loading import load_priced, takes
 from specjax.policies.prices import mean
@@ -500,7 +500,7 @@ def policy(on: Study, draft: str, name: str, table: Prices) -> Policy:
     """With its settings, and told what it asks for."""
     settings = dict(policies(on, draft)[name])
     if takes(name, "params"):
-        settings["params"] = head.load(head_file(on, draft))
+        settings["params"] = acceptance_head.load(head_file(on, draft))
     return load_priced(name, table, **settings)
 
 

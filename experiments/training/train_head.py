@@ -26,8 +26,8 @@ from tqdm import tqdm
 
 from specjax import checkpoints, decoding, speculative, tasks
 from specjax.measure.along import reread
-from specjax.policies import head
-from specjax.policies.head import HeadParams
+from specjax.policies import acceptance_head as head
+from specjax.policies.acceptance_head import HeadParams
 from specjax.sampling import Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State

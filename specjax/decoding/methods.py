@@ -15,7 +15,7 @@ from specjax.drafters.base import Drafter, ModelDrafter, over
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, constant
+from specjax.policies import Policy, constant, needs_prices
 from specjax.policies import load as load_policy
 from specjax.policies.base import counts_nodes, within_a_draft
 from specjax.policies.logged import Logged
@@ -27,7 +27,7 @@ from specjax.support.ranges import has, listed, whole
 from specjax.trees import BestFirst, Chain, FixedTree, Shape
 from specjax.trees.speculative import TreeSpeculative
 
-MAX_GAMMA = 1024
+GAMMA, MAX_GAMMA = 4, 1024
 CHECKPOINT = ("model", "config", "eos_ids")
 A_CHECKPOINT = "a checkpoint, as specjax.load and specjax.wrap give it"
 D = TypeVar("D")
@@ -38,7 +38,7 @@ def build(
     target: Checkpoint,
     draft: Checkpoint | Drafter | str | None,
     *,
-    gamma: int,
+    gamma: int | None = None,
     sampling: Sampling,
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
@@ -46,7 +46,11 @@ def build(
     tree: Shape | str | None = None,
     check_tokens: bool = True,
 ) -> Method:
-    """`plain` where `draft` is None; else `speculative`, or `branching` if the tree is no chain."""
+    """`plain` where `draft` is None; else `speculative`, or `branching` if the tree is no chain.
+
+    Args:
+      gamma: default `GAMMA`; of a tree, which has its own depth, it is not read.
+    """
     if draft is None:
         return plain(target, sampling, rule)
     shape = trees.load(tree)
@@ -54,6 +58,7 @@ def build(
     options["check_tokens"] = check_tokens
     if not isinstance(shape, Chain):
         return branching(target, draft, shape, sampling=sampling, **options)
+    gamma = GAMMA if gamma is None else gamma
     return speculative(target, draft, gamma=gamma, sampling=sampling, **options)
 
 
@@ -195,6 +200,12 @@ def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
 
 
 def _policy(policy: Policy | str) -> Policy:
+    if isinstance(policy, str) and needs_prices(policy):
+        raise ValueError(
+            f"policy={policy!r} weighs costs, and none are given. Measure them: "
+            f"settings = specjax.tune(target, draft, texts, policy={policy!r}), then "
+            "generate(..., settings=settings)."
+        )
     policy = load_policy(policy) if isinstance(policy, str) else policy
     return has("policy", policy, ("begin", "update"), "a draft-length policy, or its name")
 

@@ -1,12 +1,23 @@
 """Draft-length policies: how long the next draft may be. `base.py` says what a policy is.
 
-policies.load("svip", threshold=0.3), or policies.load("my_module:my_policy"): code that runs
+specjax.policies.svip(threshold=0.3), or by name: policies.load("svip(threshold=0.3)"), and
+policies.load("my_module:my_policy"), which is code that runs
 """
 
+from specjax.policies.acceptance_head import head
+from specjax.policies.averages import average, gammatune
+from specjax.policies.bandits import exp3, hedge, ucb
 from specjax.policies.base import Observation, Policy, Round
+from specjax.policies.confidence import confidence
 from specjax.policies.constant import Constant, constant
-from specjax.policies.loading import NAMES, check, load, needs_prices, with_any_costs
+from specjax.policies.entropy import adaedl, svip
+from specjax.policies.goodput import first_descent, goodput
+from specjax.policies.heuristic import heuristic
+from specjax.policies.loading import NAMES, check, load, load_priced, needs_prices, with_any_costs
+from specjax.policies.lookahead import lookahead
+from specjax.policies.nodes import cut, nodes
 from specjax.policies.prices import Prices, prices
+from specjax.policies.together import together
 
 __all__ = [
     "NAMES",
@@ -15,10 +26,27 @@ __all__ = [
     "Policy",
     "Prices",
     "Round",
+    "adaedl",
+    "average",
     "check",
+    "confidence",
     "constant",
+    "cut",
+    "exp3",
+    "first_descent",
+    "gammatune",
+    "goodput",
+    "head",
+    "hedge",
+    "heuristic",
     "load",
+    "load_priced",
+    "lookahead",
     "needs_prices",
+    "nodes",
     "prices",
+    "svip",
+    "together",
+    "ucb",
     "with_any_costs",
 ]

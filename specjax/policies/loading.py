@@ -18,7 +18,7 @@ NAMES = {
         "lookahead": ["lookahead"],
         "together": ["together"],
         "bandits": ["ucb", "exp3", "hedge"],
-        "head": ["head"],
+        "acceptance_head": ["head"],
         "nodes": ["nodes", "cut"],
     }.items()
     for name in names
@@ -61,7 +61,7 @@ def with_any_costs(name: str, gamma_max: int = 0) -> Policy:
 def needs_prices(name: str) -> bool:
     """Whether a policy cannot be made without `Prices`, and is given none.
 
-    A policy says so by a parameter `prices` that has no default. `specjax.generate` and
+    A policy says so by a parameter `prices` that has no default. `specjax.tune` and
     `specjax decode` measure them.
     """
     return named.lacks("policy", NAMES, name, "prices")

@@ -178,8 +178,12 @@ def of_paths(paths: Sequence[tuple[int, ...]], draw: str = "without") -> FixedTr
     return FixedTree(tuple(number[path[:-1]] for path in paths), draw)
 
 
-def text_of(shape: FixedTree) -> str:
-    """What `load` makes the tree of."""
+def text_of(shape: "Shape") -> str:
+    """What `load` makes the shape of."""
+    if isinstance(shape, Chain):
+        return "chain"
+    if isinstance(shape, BestFirst):
+        return f"best_first(width={shape.width}, depth={shape.depth}, nodes={shape.nodes})"
     path: dict[int, tuple[int, ...]] = {0: ()}
     for node, parent in enumerate(shape.parents, start=1):
         path[node] = (*path[parent], shape.children(parent).index(node))

@@ -1,1 +1,1 @@
-"""What answers a question about a pair of models: which draft, and what is wrong."""
+"""What is worth it for a pair of models: costs, trials, the best draft, length and tree."""

@@ -45,7 +45,7 @@ from specjax.loop import Method, decode
 from specjax.measure import timing
 from specjax.measure.timing import PLAIN
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Prices, load, prices
+from specjax.policies import Prices, load_priced, prices, with_any_costs
 from specjax.policies.base import counts_nodes
 from specjax.speculative import Speculative
 from specjax.trees.speculative import TreeSpeculative
@@ -480,7 +480,7 @@ def told(
         decoding.check_room(target, sources, max_new_tokens)
         if isinstance(method, TreeSpeculative):
             return _told_of_a_tree(policy, method, target, sources, key, max(1, batch_size))
-        untold = load(policy, prices=prices(0.0, [1.0] * (method.gamma_max + 1)))
+        untold = with_any_costs(policy, method.gamma_max)
         if untold.fixed:  # by prices that it has yet to be told
             untold = Undecided()
         return measure(
@@ -515,7 +515,7 @@ def _told_of_a_tree(policy, method, target, sources, key, batch_size) -> Prices:
 
 
 def _by_nodes(policy: str) -> bool:
-    return counts_nodes(load(policy, prices=prices(0.0, [1.0])))
+    return counts_nodes(with_any_costs(policy))
 
 
 def tell(
@@ -523,7 +523,7 @@ def tell(
 ) -> Speculative | TreeSpeculative:
     """The loop with a policy by name, which is told the prices, and with the passes that they are
     of."""
-    made = load(policy, prices=table)
+    made = load_priced(policy, table)
     if isinstance(method, TreeSpeculative):
         return decoding.with_policy(method, made)
     chain = dataclasses.replace(method, widths=pruned(method.widths, table))

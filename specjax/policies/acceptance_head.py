@@ -114,7 +114,7 @@ def head(params: HeadParams, threshold: float = 0.7) -> Head:
     """SpecDec++ with a head that `training.train_head` made and `load` reads."""
     if not isinstance(params, HeadParams):
         raise ValueError(
-            f"params={params!r} must be a head, such as `load` of specjax.policies.head reads."
+            f"params={params!r} must be a head, as specjax.policies.acceptance_head.load reads it."
         )
     return Head(
         params, jnp.float32(number("threshold", threshold, "[0, 1]", "it is a probability"))

@@ -1,0 +1,74 @@
+"""What a tuned run decodes with: a value that `specjax.tune` makes and `specjax.generate` takes."""
+
+import dataclasses
+import math
+import os
+import pathlib
+from typing import Any
+
+from specjax.policies.prices import Prices, as_measured
+from specjax.support import files
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How to draft: the arguments of `generate` that one machine, pair and batch size ask for.
+
+    settings = specjax.tune(target, draft, texts)
+    settings.save("settings.json")
+    specjax.generate(target, draft, texts, settings=specjax.Settings.load("settings.json"))
+    """
+
+    gamma: int
+    """Drafted tokens per target call, with a policy at most; 0: plain decoding is the fastest."""
+    policy: str = ""
+    """Name of a draft-length policy, with its settings; empty: γ tokens in every round."""
+    costs: Prices | None = None
+    """Times of rounds and calls on the machine that measured them, for the policy. Seconds."""
+    tree: str = "chain"
+    rule: str = ""
+    """Name of the acceptance rule; empty: the paper's."""
+    widths: tuple[int, ...] = ()
+    """Verify passes of fewer positions, as in `generate`."""
+    words: str = ""
+    """What was found, and why this follows."""
+
+    def __repr__(self) -> str:
+        kept = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("costs", "words") and getattr(self, field.name) != field.default
+        }
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in kept.items())})"
+
+    def __str__(self) -> str:
+        return "\n".join(part for part in (repr(self), self.words) if part)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a JSON file; an unknown time is null."""
+        row = {name: value for name, value in vars(self).items() if name != "costs"}
+        files.write_json(pathlib.Path(path), row | {"costs": _as_json(self.costs)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Settings":
+        """Read what `save` wrote; ValueError if the file holds anything else."""
+        row = files.read_json(pathlib.Path(path))
+        known = {field.name for field in dataclasses.fields(cls)}
+        if "gamma" not in row or not set(row) <= known:
+            raise ValueError(f"{os.fspath(path)} holds no settings: `Settings.save` writes them.")
+        if (costs := row.get("costs")) is not None:
+            row["costs"] = as_measured(**_known(costs))
+        return cls(**row | {"widths": tuple(row.get("widths", ()))})
+
+
+def _as_json(costs: Prices | None) -> dict[str, Any] | None:
+    if costs is None:
+        return None
+    return {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in costs.as_row().items()
+    }
+
+
+def _known(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: math.nan if value is None else value for name, value in row.items()}

@@ -1,0 +1,113 @@
+"""How to draft on this machine: costs measured, ways tried, and what follows as `Settings`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import Array
+from jaxtyping import Key
+
+from specjax import decoding, devices, drafters, trees
+from specjax.drafters.base import Drafter
+from specjax.models.checkpoint import Checkpoint
+from specjax.policies import Prices, check
+from specjax.sampling import Greedy, Sampling, as_key
+from specjax.settings import Settings
+from specjax.tuning import fitting, trials
+from specjax.types import Text
+
+
+def tune(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str,
+    texts: Sequence[Text],
+    *,
+    gamma: int = 8,
+    policy: str | None = None,
+    tree: trees.Shape | str | None = None,
+    rule: str = "",
+    widths: Sequence[int] | None = None,
+    sampling: Sampling | None = None,
+    max_new_tokens: int = 128,
+    key: Key[Array, ""] | int = 0,
+    batch_size: int = 8,
+    max_source_len: int | None = None,
+    check_tokens: bool = True,
+) -> Settings:
+    """Measure what rounds cost on this machine, and find the fastest way to decode such texts.
+
+    Some texts are decoded with drafts of a few lengths, which gives the costs of rounds and α. Then
+    the policy with these costs, drafts of one length and plain decoding are compared: in a trial
+    where there are 128 texts or more, else by the costs and α alone. It takes a few seconds, and
+    the compilation of several loops.
+
+    Args:
+      target, draft, texts, rule, max_new_tokens, batch_size, max_source_len, check_tokens: as of
+        `generate`, and as they will be used there. The rule is a name.
+      gamma: the longest draft that is tried.
+      policy: name of a draft-length policy, with its settings if it needs any; default "lookahead",
+        and "goodput" for trees. "lookahead" and "together" are compared with drafts of one length.
+      widths: verify passes of fewer positions; those that do not pay are left out. Default: 1, 2, 4
+        and so on for chains on a CPU, and none elsewhere.
+      sampling: default `Greedy()`.
+      key: of what is decoded here. A run may have the same key: it draws apart.
+
+    Returns:
+      Settings for `generate`. `str` of it says what was found.
+
+    Raises:
+      ValueError: as `generate`.
+    """
+    decoding.check_texts(texts)
+    decoding.check_models(target, draft)
+    shape = trees.load(tree)
+    branches = not isinstance(shape, trees.Chain)
+    policy = policy or ("goodput" if branches else "lookahead")
+    check(policy)
+    if widths is None:
+        on_cpu = not devices.is_accelerator(target.model)
+        widths = [] if branches or not on_cpu else _doubling(gamma)
+    method: Any = decoding.build(
+        target,
+        draft,
+        gamma=gamma,
+        sampling=sampling or Greedy(),
+        rule=rule or None,
+        widths=widths,
+        tree=shape,
+        check_tokens=check_tokens,
+    )
+    run: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "key": as_key(key),
+        "batch_size": min(batch_size, max(1, len(texts))),
+        "max_source_len": max_source_len,
+        "names": (target.name, drafters.name_of(draft)),
+    }
+    costs = fitting.told(policy, method, target, texts, **run)
+    priced = fitting.tell(method, policy, costs)
+    fastest = trials.fastest(priced, target, texts, **run)
+    return settings_of(fastest, priced, policy, costs, tree=trees.text_of(shape), rule=rule)
+
+
+def settings_of(
+    fastest: Any, priced: Any, policy: str, costs: Prices, *, tree: str = "chain", rule: str = ""
+) -> Settings:
+    """What `trials.fastest` chose, as a value.
+
+    Args:
+      fastest: plain decoding, drafts of one length, or `priced` itself.
+      priced: the loop with the policy and its costs.
+    """
+    found = fitting.words(costs)
+    if fastest is priced:
+        said = f"{policy} decides how long drafts are, at most {priced.gamma_max} tokens. {found}"
+        return Settings(priced.gamma_max, policy, costs, tree, rule, tuple(priced.widths), said)
+    if fastest.gamma_max == 0:  # plain decoding drafts nothing
+        return Settings(0, rule=rule, words=f"No draft is worth its time. {found}")
+    said = f"Drafts of {fastest.gamma_max} in every round are faster than {policy}. {found}"
+    return Settings(fastest.gamma_max, rule=rule, words=said)
+
+
+def _doubling(gamma: int) -> list[int]:
+    """1, 2, 4, … below γ + 1."""
+    return [1 << power for power in range(max(gamma, 1).bit_length()) if 1 << power <= gamma]

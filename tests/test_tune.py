@@ -1,0 +1,235 @@
+"""`tune` measures and chooses; `generate` decodes what it is given, and reads no clock."""
+
+import dataclasses
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import specjax
+from pairs import TEXTS
+from specjax import decoding, policies
+from specjax.autoregressive import Autoregressive
+from specjax.measure import timing
+from specjax.policies import prices
+from specjax.sampling import Greedy, Sampling
+from specjax.settings import Settings
+from specjax.tuning import fitting
+
+RUN = {"max_new_tokens": 12, "batch_size": 2}
+
+
+@pytest.fixture
+def costs(monkeypatch):
+    """What is measured, without a clock: a function that sets it."""
+
+    def are(table):
+        monkeypatch.setattr(fitting, "told", lambda *_, **__: table)
+
+    return are
+
+
+def loops(monkeypatch):
+    """The loops that `generate` decodes with, as they are used."""
+    used, stream = [], decoding.stream
+
+    def watched(method, *args, **options):
+        used.append(method)
+        return stream(method, *args, **options)
+
+    monkeypatch.setattr(decoding, "stream", watched)
+    return used
+
+
+def test_generate_reads_no_clock(pair, monkeypatch):
+    """Neither `generate` nor what it imports for decoding."""
+
+    def read():
+        raise AssertionError("a clock was read")
+
+    settings = Settings(3, "goodput", prices(0.1, [1.0] * 4))
+    specjax.generate(pair.target, pair.draft, TEXTS[:2], settings=settings, **RUN)  # JAX compiles
+    for name in ("perf_counter", "monotonic", "time", "perf_counter_ns"):
+        monkeypatch.setattr(time, name, read)
+    specjax.generate(pair.target, pair.draft, TEXTS[:2], settings=settings, **RUN)
+
+
+@pytest.mark.parametrize("name", ["goodput", "lookahead(prior=0.9)", "together"])
+def test_costs_are_asked_for(pair, name):
+    with pytest.raises(ValueError, match=r"weighs costs, and none are given.*specjax\.tune\("):
+        specjax.generate(pair.target, pair.draft, TEXTS, policy=name, **RUN)
+
+
+def test_measured_and_used(pair):
+    """The policy has the costs of its own loop, in seconds; the tokens are those of the target."""
+    options = {"gamma": 3, "policy": "goodput(prior=0.9)", "widths": [1, 2], **RUN}
+    settings = specjax.tune(pair.target, pair.draft, TEXTS[:3], **options)
+    found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
+    plain = specjax.generate(pair.target, None, TEXTS, **RUN)
+    assert found.tokens == plain.tokens
+    assert " ms for the smallest round, " in str(settings)
+    if settings.gamma:
+        assert (settings.gamma, settings.policy) == (3, "goodput(prior=0.9)")
+        assert settings.costs.gamma_max == 3
+        assert 0 < settings.costs.rounds(3)[0] < 1
+        assert 0 < settings.costs.token < 1
+
+
+def test_the_batch_that_is_measured(pair, monkeypatch):
+    asked = []
+
+    def told(policy, method, target, texts, **run):
+        asked.append((policy, method.widths, run["batch_size"]))
+        return prices(0.1, [1.0] * (method.gamma_max + 1))
+
+    monkeypatch.setattr(fitting, "told", told)
+    for texts, options in ((TEXTS, {}), (TEXTS[:1], {"gamma": 3, "widths": ()})):
+        specjax.tune(pair.target, pair.draft, texts, **RUN | options)
+    assert asked == [("lookahead", (1, 2, 4, 8), 2), ("lookahead", (), 1)]
+
+
+def test_no_draft_where_none_is_worth_its_time(pair, costs, monkeypatch):
+    costs(prices(9.0, [1.0] * 4))
+    settings = specjax.tune(pair.target, pair.draft, TEXTS, gamma=3, policy="goodput", **RUN)
+    assert (settings.gamma, settings.policy, settings.costs) == (0, "", None)
+    assert "No draft is worth its time" in str(settings)
+    used = loops(monkeypatch)
+    found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
+    assert found.tokens == specjax.generate(pair.target, None, TEXTS, **RUN).tokens
+    assert type(used[0]) is Autoregressive
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
+    """Drafts of one length that are faster, or the policy. The trial's texts are from all over the
+    list, and its draws are not those of a run with the same key."""
+    trials = []
+
+    def side_by_side(methods, target, texts, *, key, batch_size, **options):
+        trials.append((texts, batch_size))
+        assert key != jax.random.key(0)
+        per_token = dict.fromkeys(methods, 1.1) | {"preferred": 1.0}
+        per_token |= {"γ=2": 0.9} if fixed else {}
+        by = {name: np.array([[9.0], [seconds]]) for name, seconds in per_token.items()}
+        rows = {name: [[types.SimpleNamespace(emitted=1)]] for name in by}
+        return timing.Comparison(by, {}, rows, {})
+
+    # At α = .6 two tokens bring 1.96 for 1.4, most of all.
+    costs(prices(0.2, [1.0] * 4, alpha=0.6, token=1.0))
+    monkeypatch.setattr(timing, "side_by_side", side_by_side)
+    many = TEXTS[:4] * 32
+    options = {"gamma": 3, "widths": (), "batch_size": 2, "max_new_tokens": 2}
+    settings = specjax.tune(pair.target, pair.draft, many, **options)
+    assert trials == [(decoding.tokenize(pair.target, TEXTS[:1] * 4), 2)]
+    assert (settings.gamma, settings.policy) == ((2, "") if fixed else (3, "lookahead"))
+    used = loops(monkeypatch)
+    specjax.generate(pair.target, pair.draft, TEXTS[:1], settings=settings, max_new_tokens=2)
+    kind = "Constant" if fixed else "Lookahead"
+    assert (type(used[0].policy).__name__, used[0].gamma_max) == (kind, settings.gamma)
+
+
+def test_what_is_measured_depends_on_no_draw_of_the_run(pair, monkeypatch):
+    """A policy that knew its row's α before the first round would choose by tokens to come."""
+    drawn, inner = [set(), set()], decoding.starting._row_keys
+
+    def row_keys(*given):
+        keys = inner(*given)
+        drawn[-1].update(tuple(key) for key in jax.random.key_data(keys).tolist())
+        return keys
+
+    monkeypatch.setattr(decoding.starting, "_row_keys", row_keys)
+    options = {"sampling": Sampling(1.0), "key": 3, "max_new_tokens": 4}
+    settings = specjax.tune(pair.target, pair.draft, TEXTS, gamma=2, policy="goodput", **options)
+    drawn.append(set())
+    specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **options)
+    assert min(len(drawn[1]), len(drawn[2])) >= len(TEXTS)
+    assert not drawn[1] & drawn[2]
+
+
+def test_nothing_to_measure(pair):
+    """Blank texts, or no new token: any costs will do, and nothing is decoded."""
+    options = {"gamma": 3, "policy": "goodput", **RUN}
+    settings = specjax.tune(pair.target, pair.draft, [" "], **options)
+    assert settings.gamma in (0, 3)
+    with pytest.raises(ValueError, match="no policy 'godput'"):
+        specjax.tune(pair.target, pair.draft, TEXTS, policy="godput")
+    with pytest.raises(ValueError, match="draft=None"):
+        specjax.tune(pair.target, None, TEXTS)
+
+
+def test_a_tree_is_tuned(pair, costs):
+    costs(prices(0.0, [1.0] * 3))
+    tree = "fixed(branches=(2, 1))"
+    settings = specjax.tune(pair.target, pair.draft, TEXTS, tree=tree, **RUN)
+    assert (settings.gamma, settings.policy) == (2, "goodput")
+    assert specjax.trees.load(settings.tree) == specjax.trees.load(tree)
+    found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
+    assert found.tokens == specjax.generate(pair.target, None, TEXTS, **RUN).tokens
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(0, words="why"),
+        Settings(3, "goodput", prices(0.1, [1.0, 1.5], alpha=0.5), widths=(1, 2), rule="block"),
+        Settings(2, "nodes", prices(0.1, [1.0, 1.5]), tree="fixed(branches=(2, 1))"),
+    ],
+)
+def test_kept_in_a_file(settings, tmp_path):
+    settings.save(tmp_path / "settings.json")
+    assert "NaN" not in (tmp_path / "settings.json").read_text()  # which is no JSON
+    again = Settings.load(tmp_path / "settings.json")
+    assert repr(again) == repr(settings)
+    assert "\n" not in repr(again)
+    assert again.words == settings.words
+    if settings.costs is not None:
+        jax.tree.map(np.testing.assert_array_equal, again.costs, settings.costs)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "{", '{"gamma": 1, "what": 2}'])
+def test_a_file_of_something_else(text, tmp_path):
+    (tmp_path / "settings.json").write_text(text)
+    with pytest.raises(ValueError, match=r"settings\.json"):
+        Settings.load(tmp_path / "settings.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"settings": Settings(2), "gamma": 2}, "settings and gamma are both given"),
+        ({"settings": Settings(2), "widths": (1,)}, "settings and widths are both given"),
+        ({"settings": Settings(2), "policy": "svip"}, "settings and policy are both given"),
+        ({"tree": "fixed(branches=(2, 1))", "gamma": 2}, "gamma=2 beside tree="),
+        ({"sampling": Greedy(), "top_k": 3}, "beside temperature, top_k"),
+        ({"sampling": 0.7}, "sampling=0.7 must be a specjax.Sampling"),
+    ],
+)
+def test_said_twice(pair, options, said):
+    for function in (specjax.generate, specjax.stream):
+        with pytest.raises(ValueError, match=said):
+            function(pair.target, pair.draft, TEXTS, **options)
+
+
+def test_sampling_is_a_value(pair):
+    """It says what temperature, top_k and top_p say."""
+    options = {"key": 5, "max_new_tokens": 6}
+    by_numbers = specjax.generate(
+        pair.target, pair.draft, TEXTS, temperature=0.7, top_p=0.9, **options
+    )
+    how = Sampling(temperature=0.7, top_p=0.9)
+    assert (
+        by_numbers.tokens
+        == specjax.generate(pair.target, pair.draft, TEXTS, sampling=how, **options).tokens
+    )
+
+
+def test_policies_are_typed_values(pair):
+    made = {name for name in policies.NAMES if callable(getattr(policies, name))}
+    assert made == set(policies.NAMES)
+    settings = dataclasses.replace(Settings(3), policy="svip(threshold=0.3)")
+    options = {"gamma": 3, "policy": policies.svip(threshold=0.3), **RUN}
+    found = specjax.generate(pair.target, pair.draft, TEXTS, **options)
+    by_name = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
+    assert found.drafted.tolist() == by_name.drafted.tolist()
