@@ -99,6 +99,7 @@ def measure(config) -> dict[str, Any]:
                 None,
                 texts,
                 temperature=temperature,
+                key=0,
                 max_new_tokens=config.max_new_tokens,
                 batch_size=32,
             )

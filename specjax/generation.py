@@ -65,7 +65,7 @@ def generate(
       temperature, top_k, top_p, filters: the arguments of `Sampling`, in its place; temperature 0
         is greedy.
       max_new_tokens: at most this many tokens per row, EOS included.
-      key: randomness, or its seed; default `jax.random.key(0)`.
+      key: randomness, `jax.random.key(seed)`, or the seed. Greedy decoding needs none.
       samples: draws for each input.
       batch_size: rows decoded at once. Where there are more inputs, each takes the place of a row
         that has ended.
@@ -93,8 +93,8 @@ def generate(
 
     Raises:
       ValueError: a number out of range, target and draft with different vocabularies, a policy
-        that cannot learn from this rule or lacks its costs, gamma beside a tree, settings beside
-        what they replace, or nothing that could be carried over.
+        that cannot learn from this rule or lacks its costs, no key where tokens are drawn, gamma
+        beside a tree, settings beside what they replace, or nothing that could be carried over.
       FloatingPointError: logits that are not finite; the message names the model.
     """
     decoding.check_texts(texts)
@@ -109,7 +109,7 @@ def generate(
         target,
         texts,
         max_new_tokens=max_new_tokens,
-        key=as_key(key),
+        key=_key(key, how),
         samples=samples,
         batch_size=batch_size,
         max_source_len=max_source_len,
@@ -158,7 +158,7 @@ def stream(
         target,
         texts,
         max_new_tokens=of["max_new_tokens"],
-        key=as_key(of["key"]),
+        key=_key(of["key"], how),
         samples=of["samples"],
         batch_size=of["batch_size"],
         max_source_len=of["max_source_len"],
@@ -187,6 +187,16 @@ def _sampling(
             "in Sampling(...)."
         )
     return sampling
+
+
+def _key(key: Key[Array, ""] | int | None, sampling: Sampling) -> Key[Array, ""]:
+    """The key; ValueError where tokens are drawn and none is given."""
+    if key is None and not sampling.greedy:
+        raise ValueError(
+            "Tokens are drawn at this temperature, and no key is given: add key=jax.random.key(0), "
+            "or a seed such as key=0."
+        )
+    return as_key(key)
 
 
 def _method(

@@ -204,6 +204,8 @@ def test_a_file_of_something_else(text, tmp_path):
         ({"tree": "fixed(branches=(2, 1))", "gamma": 2}, "gamma=2 beside tree="),
         ({"sampling": Greedy(), "top_k": 3}, "beside temperature, top_k"),
         ({"sampling": 0.7}, "sampling=0.7 must be a specjax.Sampling"),
+        ({"temperature": 0.7}, "no key is given"),
+        ({"sampling": Sampling()}, "no key is given"),
     ],
 )
 def test_said_twice(pair, options, said):
