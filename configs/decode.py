@@ -1,6 +1,6 @@
 """Decode one's own input, with any target and draft. `specjax decode` does the same by default.
 
-    python -m experiments.decode --config=configs/decode.py \\
+    specjax decode --config=configs/decode.py \\
         --config.target=google-t5/t5-3b --config.draft=google-t5/t5-small \\
         --input=prompts.txt --output=out.jsonl --config.gamma=7
 

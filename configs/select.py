@@ -1,6 +1,6 @@
 """Choose a draft for a target, on one's own inputs. `specjax select` does the same by default.
 
-    python -m experiments.select --config=configs/select.py \\
+    specjax select --config=configs/select.py \\
         --config.target=google-t5/t5-3b --config.drafts=google-t5/t5-small,lookup --input=FILE
 
 Without drafts the smaller members of the target's family are tried: those beside its directory, or

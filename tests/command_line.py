@@ -29,7 +29,13 @@ class Outcome(NamedTuple):
 def run(
     monkeypatch, capsys, module: str, *arguments: str, stdin: bytes = b"", cwd: Path = ROOT
 ) -> Outcome:
-    """`python -m module arguments`, with absl's flags and the search path as they were before."""
+    """`python -m module arguments`, with absl's flags and the search path as they were before.
+
+    Args:
+      module: dotted; or a command such as "specjax decode".
+    """
+    module, *command = module.split()
+    arguments = (*command, *arguments)
     app.define_help_flags()
     before = set(flags.FLAGS)
     capsys.readouterr()

@@ -107,7 +107,7 @@ def test_decode(tapped, pair, tmp_path, monkeypatch, capsys):
     inputs = tmp_path / "in.txt"
     inputs.write_text("".join(f"{text}\n" for text in TEXTS[:3]))
     outcome = command_line.run(
-        monkeypatch, capsys, "experiments.decode", "--config=configs/decode.py",
+        monkeypatch, capsys, "specjax decode", "--config=configs/decode.py",
         f"--config.target={pair.target.name}", f"--config.draft={tapped}", "--config.gamma=2",
         f"--config.max_new_tokens={BUDGET}", f"--input={inputs}", "--output=-",
     )  # fmt: skip
@@ -155,6 +155,7 @@ def test_a_trace(tapped, pair, examples, tmp_path):
     assert row["file"] == "run-T1.npz"
     found = rollouts.load(tmp_path / row["file"])
     options = {"max_new_tokens": BUDGET, "batch_size": config.batch_size, "temperature": 1.0}
+    options["key"] = 0
     real = specjax.generate(pair.target, None, TEXTS[:3], **options)
     np.testing.assert_array_equal(found.emitted, real.emitted)
     alpha = specjax.measure_alpha(pair.target, tapped, TEXTS[:3], **options)

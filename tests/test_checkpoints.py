@@ -21,7 +21,6 @@ import gpt_variants
 import llama_variants
 import make_checkpoint_data
 import t5_variants
-from experiments import convert as experiment
 from specjax.checkpoints import convert, load, save, spiece, t5x_files, tensors, torch_files
 from specjax.checkpoints.tensors import Held, Turned, equal, read_into
 from specjax.checkpoints.weights import FLAX, find_tensors, wanted
@@ -925,9 +924,8 @@ def test_nothing_is_left_of_a_conversion_that_fails(directory):
     assert [path.name for path in Path(directory.parent).iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize("main", [convert_command.main, experiment.main], ids=["tools", "module"])
-def test_convert_from_a_shell(main, directory, tmp_path, capsys):
-    main([str(directory), str(tmp_path / "out"), "--dtype=bfloat16"])
+def test_convert_from_a_shell(directory, tmp_path, capsys):
+    convert_command.main([str(directory), str(tmp_path / "out"), "--dtype=bfloat16"])
     said = capsys.readouterr()
     assert re.fullmatch(rf"{tmp_path / 'out'}: a t5 with 0\.0 MB of .* no tokenizer\n", said.out)
     assert said.err == ""  # the bar is for terminals

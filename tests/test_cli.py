@@ -44,11 +44,10 @@ def test_a_command_that_there_is_not(command):
 
 
 @pytest.mark.parametrize("name", [name for name in main.COMMANDS if name != "convert"])
-@pytest.mark.parametrize("door", ["specjax", "experiments"])
-def test_help(name, door, command):
-    """The same by both doors: fields of the config, and the flags."""
-    module, words = ("specjax", [name]) if door == "specjax" else (f"experiments.{name}", [])
-    outcome = command(module, *words, "--help" if door == "specjax" else "--helpshort")
+@pytest.mark.parametrize("flag", ["--help", "--helpshort"])
+def test_help(name, flag, command):
+    """Fields of the config, and the flags."""
+    outcome = command("specjax", name, flag)
     assert (outcome.status, outcome.stderr) == (0, "")
     assert f"specjax {name} --config.target=DIR" in outcome.stdout
     for flag in ("--config", "--input"):
@@ -74,10 +73,9 @@ def test_a_command_speaks_before_it_imports():
     assert found.stderr.splitlines()[0] == "loading specjax …"
 
 
-@pytest.mark.parametrize("words", [("specjax", "convert"), ("experiments.convert",)])
-def test_help_of_convert(words, command):
+def test_help_of_convert(command):
     """It has no config: a source, a directory and a dtype."""
-    outcome = command(*words, "--help")
+    outcome = command("specjax", "convert", "--help")
     assert (outcome.status, outcome.stderr) == (0, "")
     assert re.search(r"^usage: specjax convert .*\n? *SOURCE DIRECTORY", outcome.stdout)
     assert "{float32,bfloat16,float16}" in outcome.stdout
@@ -92,7 +90,7 @@ def test_decode_by_both_doors(command, pair, inputs, tmp_path):
     ]  # fmt: skip
     mine = command("specjax", "decode", *flags, "--config.rule=rule_of_mine:Mine", cwd=tmp_path)
     assert mine.status == 0, mine.stderr
-    named = command("experiments.decode", "--config=configs/decode.py", *flags,
+    named = command("specjax decode", "--config=configs/decode.py", *flags,
                     "--config.rule=block")  # fmt: skip
     assert mine.stdout == named.stdout
     assert [json.loads(row)["input"] for row in named.stdout.splitlines()] == TEXTS[:2]

@@ -371,7 +371,7 @@ def test_logits_that_are_not_finite_name_the_model(pair, temperature):
         broken = jax.tree.map(lambda x: x * jnp.nan, checkpoint.model)
         return dataclasses.replace(checkpoint, model=broken, name=name)
 
-    again = functools.partial(generate, texts=TEXTS, temperature=temperature)
+    again = functools.partial(generate, texts=TEXTS, temperature=temperature, key=0)
     bad_target, bad_draft = spoil(pair.target, "big"), spoil(pair.draft, "small")
     for draft in (pair.draft, None):
         with pytest.raises(FloatingPointError, match=r"target model \(big\) .* not finite"):

@@ -547,7 +547,7 @@ def command(monkeypatch, capsys, tmp_path):
     def run(target, draft, *arguments):
         pair = f"--config.target={target}", f"--config.draft={draft}"
         config = "--config=configs/decode.py", *pair, "--config.max_new_tokens=24"
-        return command_line.run(monkeypatch, capsys, "experiments.doctor", *config, *arguments)
+        return command_line.run(monkeypatch, capsys, "specjax doctor", *config, *arguments)
 
     return run
 

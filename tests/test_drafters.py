@@ -90,7 +90,7 @@ def test_decode_by_name(pair, tmp_path, monkeypatch, capsys):
     file = tmp_path / "in.txt"
     file.write_text("\n".join(TEXTS))
     decode = functools.partial(
-        command_line.run, monkeypatch, capsys, "experiments.decode", "--config=configs/decode.py",
+        command_line.run, monkeypatch, capsys, "specjax decode", "--config=configs/decode.py",
         f"--config.target={pair.target.name}", "--config.max_new_tokens=24", f"--input={file}",
     )  # fmt: skip
     outcome = decode("--config.draft=lookup(max_ngram=2)")

@@ -57,8 +57,8 @@ def inputs(tmp_path):
 
 @pytest.fixture
 def decode(command, pair, inputs):
-    """experiments.decode on the pair; later flags override."""
-    return functools.partial(command, "experiments.decode", *arguments(pair), f"--input={inputs}")
+    """specjax decode on the pair; later flags override."""
+    return functools.partial(command, "specjax decode", *arguments(pair), f"--input={inputs}")
 
 
 def arguments(pair):
@@ -463,7 +463,7 @@ def test_the_input_is_never_written_to(decode, command, pair, inputs, tmp_path):
     clash = decode(f"--input={mark}", f"--output={tmp_path / 'out.jsonl'}", "--overwrite")
     refused(clash, "--output would write to", mark.name)
     rows_file = mark.rename(tmp_path / "results.jsonl")
-    choose = functools.partial(command, "experiments.select", "--config=configs/select.py")
+    choose = functools.partial(command, "specjax select", "--config=configs/select.py")
     clash = choose(
         f"--config.target={pair.target.name}", f"--config.drafts={pair.draft.name}",
         f"--input={rows_file}", f"--workdir={tmp_path}",
@@ -576,11 +576,11 @@ def test_import_paths_are_said_to_be_code():
 
 @pytest.mark.parametrize("place", [slow("checkout"), "elsewhere"])
 def test_a_process_of_its_own(place, pair, inputs, cache, tmp_path):
-    """In the checkout's root as `experiments.decode`; elsewhere as `specjax decode`, with `specjax`
+    """In the checkout's root with its config; elsewhere with `specjax`
     alone on the path, as `make setup` leaves it. A config of the checkout is found there too."""
     flags = [*arguments(pair)[1:], f"--input={inputs}"]
     if place == "checkout":
-        command, cwd = ["experiments.decode", "--config=configs/decode.py"], ROOT
+        command, cwd = ["specjax", "decode", "--config=configs/decode.py"], ROOT
         path = ROOT
     else:
         command, cwd = ["specjax", "decode", "--config=configs/embedded.py"], tmp_path

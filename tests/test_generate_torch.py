@@ -1,4 +1,4 @@
-"""experiments.decode and `generate` at temperature 0 against transformers' own greedy `generate`.
+"""specjax decode and `generate` at temperature 0 against transformers' own greedy `generate`.
 
 Skipped where torch is not installed.
 """
@@ -71,7 +71,7 @@ def test_greedy_tokens_are_those_of_transformers(variant, tmp_path, monkeypatch,
         command_line.run,
         monkeypatch,
         capsys,
-        "experiments.decode",
+        "specjax decode",
         "--config=configs/decode.py",
         f"--config.target={target}",
         f"--config.draft={draft}",
@@ -159,7 +159,7 @@ def test_decode_continues_as_transformers_do(variant, tmp_path, monkeypatch, cap
     expected = greedy_causal(target)
     for method in ("autoregressive", "speculative"):
         outcome = command_line.run(
-            monkeypatch, capsys, "experiments.decode", "--config=configs/decode.py",
+            monkeypatch, capsys, "specjax decode", "--config=configs/decode.py",
             f"--config.target={target}", f"--config.draft={draft}", f"--input={file}",
             "--config.max_new_tokens=24", f"--config.method={method}",
         )  # fmt: skip

@@ -331,8 +331,8 @@ TEXTS = [[3, 1, 2], [1, 1], [4, 3, 2, 1]]
 
 def same(target, draft, **options):
     """Outputs of speculative decoding, which are those of plain decoding with the same target."""
-    options = {"max_new_tokens": 12, **options}
-    found = specjax.generate(target, draft, TEXTS, gamma=3, **options)
+    options = {"max_new_tokens": 12} | ({} if "tree" in options else {"gamma": 3}) | options
+    found = specjax.generate(target, draft, TEXTS, **options)
     options = {"max_new_tokens": options["max_new_tokens"]}
     assert found.tokens == specjax.generate(target, None, TEXTS, **options).tokens
     return found

@@ -68,7 +68,8 @@ def test_lines_are_the_rounds(policy):
 
 def test_generate(pair):
     """Rows as without a log; sums over rounds are the rows' own counts."""
-    options = {"temperature": 1.0, "gamma": 3, "policy": "svip", "max_new_tokens": 16, "samples": 2}
+    options = {"temperature": 1.0, "key": 0, "gamma": 3, "policy": "svip", "max_new_tokens": 16}
+    options |= {"samples": 2}
     plain = specjax.generate(pair.target, pair.draft, TEXTS, **options)
     logged = specjax.generate(pair.target, pair.draft, TEXTS, rounds=True, **options)
     assert (logged.tokens, plain.rounds) == (plain.tokens, [])
@@ -88,7 +89,7 @@ def test_generate(pair):
 def test_outputs_that_end_inside_a_draft(pair):
     """A draft that is its target is accepted to the end: what is drafted behind it is not tested,
     and no position has a rate below 1."""
-    options = {"temperature": 1.0, "samples": 2, "max_new_tokens": 16, "rounds": True}
+    options = {"temperature": 1.0, "key": 0, "samples": 2, "max_new_tokens": 16, "rounds": True}
     result = specjax.generate(pair.target, pair.target, TEXTS, **options)
     lines = result.rounds
     assert all(line["tested"] == line["accepted"] for line in lines)
@@ -103,7 +104,7 @@ def test_decode_writes_a_line_for_each_round(pair, tmp_path, monkeypatch, capsys
 
     def decode(*more):
         return command_line.run(
-            monkeypatch, capsys, "experiments.decode", "--config=configs/decode.py",
+            monkeypatch, capsys, "specjax decode", "--config=configs/decode.py",
             f"--config.target={pair.target.name}", f"--config.draft={pair.draft.name}",
             "--config.max_new_tokens=12", "--config.batch_size=4", f"--input={source}",
             f"--output={output}", f"--config.rounds_file={log}", *more,

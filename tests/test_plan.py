@@ -274,7 +274,7 @@ def test_what_does_not_fit_on_a_mesh_is_refused_before_it_is_loaded(
     monkeypatch.setattr("specjax.checkpoints.load", None)
     monkeypatch.setattr("specjax.models.memory.memory_free", lambda device: 200_000)
     outcome = command_line.run(
-        monkeypatch, capsys, "experiments.decode", "--config.mesh=model=1", f"--input={inputs}",
+        monkeypatch, capsys, "specjax decode", "--config.mesh=model=1", f"--input={inputs}",
         f"--config.target={pair.target.name}", f"--config.draft={pair.draft.name}",
     )  # fmt: skip
     assert outcome.status == 1

@@ -628,12 +628,12 @@ def test_decode_measures_prices(pair, tmp_path, monkeypatch, capsys):
         f"--config.draft={pair.draft.name}", f"--input={file}", "--config.max_new_tokens=8",
     ]  # fmt: skip
     run = command_line.run
-    found = run(monkeypatch, capsys, "experiments.decode", *flags, "--config.policy=goodput",
+    found = run(monkeypatch, capsys, "specjax decode", *flags, "--config.policy=goodput",
                 "--config.carry=True", "--config.batch_size=1")  # fmt: skip
     assert found.status == 0, found.stderr
     assert len(found.stdout.splitlines()) == 2
     assert "goodput: measured " in found.stderr
     assert " ms for the smallest round, " in found.stderr
-    wrong = run(monkeypatch, capsys, "experiments.decode", *flags, "--config.policy=goodput(x=1)")
+    wrong = run(monkeypatch, capsys, "specjax decode", *flags, "--config.policy=goodput(x=1)")
     assert wrong.status == 1
     assert "'x'" in wrong.stderr

@@ -50,9 +50,9 @@ def arguments(pair, tmp_path_factory):
 
 
 def start(index, port, *arguments, timeout=TIMEOUT):
-    """`experiments.decode` in a process of its own, one of two."""
+    """`specjax decode` in a process of its own, one of two."""
     flags = {"processes": 2, "process": index, "timeout": timeout}
-    command = [sys.executable, "-m", "experiments.decode", *map(str, arguments)]
+    command = [sys.executable, "-m", "specjax", "decode", *map(str, arguments)]
     command += [f"--coordinator=localhost:{port}", *(f"--{k}={v}" for k, v in flags.items())]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
@@ -98,7 +98,7 @@ def test_rows_are_neither_lost_nor_doubled_when_a_process_is_killed(
     port = free_port()
     both = [start(i, port, *arguments, f"--output={out}") for i in range(2)]
     alone = tmp_path / "alone.jsonl"
-    run = functools.partial(command_line.run, monkeypatch, capsys, "experiments.decode")
+    run = functools.partial(command_line.run, monkeypatch, capsys, "specjax decode")
     assert run(*arguments, f"--output={alone}").status == 0
     (status, stdout, stderr), other = map(ended, both)
     assert status == 0, stderr
@@ -136,7 +136,7 @@ def test_a_mesh_over_two_processes(arguments, tmp_path, monkeypatch, capsys, mes
     Prices are measured by both."""
     out, port = tmp_path / "out.jsonl", free_port()
     greedy = [flag.replace("temperature=1.0", "temperature=0.0") for flag in arguments]
-    run = functools.partial(command_line.run, monkeypatch, capsys, "experiments.decode")
+    run = functools.partial(command_line.run, monkeypatch, capsys, "specjax decode")
     flags = [*(greedy if policy == "lookahead" else arguments), "--config.batch_size=8"]
     flags.append(f"--config.policy={policy}")
     both = [start(i, port, *flags, f"--config.mesh={mesh}", f"--output={out}") for i in range(2)]

@@ -430,7 +430,7 @@ def command(monkeypatch, capsys, tmp_path):
     file = tmp_path / "in.txt"
     file.write_text("\n".join(TEXTS))
     return functools.partial(
-        command_line.run, monkeypatch, capsys, "experiments.select",
+        command_line.run, monkeypatch, capsys, "specjax select",
         "--config=configs/select.py", f"--input={file}", "--config.max_new_tokens=24",
         "--config.gammas=(1,)", "--config.timed_inputs=2", "--config.repeats=1",
     )  # fmt: skip

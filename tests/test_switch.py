@@ -263,7 +263,7 @@ def test_idle_drafters_see_the_target():
 
 def test_the_first_that_speaks(pair):
     """Fixed: tokens and drafts of the first alone, if it always speaks; else the next helps out."""
-    options = {"temperature": 1.0, "gamma": 3, "max_new_tokens": 24}
+    options = {"temperature": 1.0, "key": 0, "gamma": 3, "max_new_tokens": 24}
     first = switch((pair.draft, "lookup"), pair.target, "fixed")
     alone = specjax.generate(pair.target, pair.draft, TEXTS, **options)
     assert specjax.generate(pair.target, first, TEXTS, **options).rows == alone.rows
@@ -395,7 +395,7 @@ def test_by_name(pair, tmp_path):
     made = drafters.load(text, pair.target)
     assert made.drafters[0] == ngram.PromptLookup(pair.target.model.vocab_size, 2)
     expected = switch(("lookup(max_ngram=2)", pair.draft), pair.target)
-    options = {"max_new_tokens": 16, "temperature": 1.0}
+    options = {"max_new_tokens": 16, "temperature": 1.0, "key": 0}
     wanted = specjax.generate(pair.target, expected, TEXTS, **options)
     assert specjax.generate(pair.target, text, TEXTS, **options).rows == wanted.rows
     assert drafters.parameters(made, pair.target) == drafters.parameters(pair.draft, pair.target)

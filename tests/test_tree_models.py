@@ -194,7 +194,7 @@ def test_acceptance_by_rank():
     for temperature in (0.0, 1.0):
         chosen = smp.Sampling(temperature)
         plain = specjax.generate(
-            target, None, texts, temperature=temperature, max_new_tokens=17, batch_size=20
+            target, None, texts, temperature=temperature, key=0, max_new_tokens=17, batch_size=20
         )
         options = {"sampling": chosen, "batch_size": 20}
         known = target, draft, texts, plain.tokens
@@ -216,7 +216,7 @@ def test_children_that_are_not_there_are_not_accepted(temperature):
     target = random_model("gpt2", 12)
     texts = [[3, 4, 5, 3, 6, 3], [8, 9, 8, 10, 8], [7, 7, 3, 7]] * 4
     plain = specjax.generate(
-        target, None, texts, temperature=temperature, max_new_tokens=17, batch_size=12
+        target, None, texts, temperature=temperature, key=0, max_new_tokens=17, batch_size=12
     )
     found = acceptance_by_rank(
         target, ngram.PromptLookup(12, matches=2), texts, plain.tokens,

@@ -137,7 +137,7 @@ def test_by_name_and_marked(pair):
     assert rules.label(rule) == "TypicalRule(epsilon=0.2, delta=0.5)"
     assert rules.exactness(rule, Sampling(1.0)) is False
     assert rules.exactness(rule, Sampling(0.0)) is True
-    options = {"max_new_tokens": 24, "temperature": 1.0, "rule": rule, "gamma": 3}
+    options = {"max_new_tokens": 24, "temperature": 1.0, "key": 0, "rule": rule, "gamma": 3}
     assert not specjax.generate(pair.target, pair.draft, TEXTS, **options).exact
 
 
