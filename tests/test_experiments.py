@@ -544,13 +544,13 @@ def test_help_of_a_command_without_flags(command):
     assert outcome.stdout.startswith("What imports what in specjax")
 
 
-@pytest.mark.parametrize("name", ["decode", "reproduce"])
+@pytest.mark.parametrize("name", ["specjax decode", "experiments.reproduce"])
 def test_help(command, name):
     """The fields of the config, and the flags."""
-    outcome = command(f"experiments.{name}", "--help")
+    outcome = command(name, "--help")
     assert "--config" in outcome.stdout
     assert "A Python file, which is run" in " ".join(outcome.stdout.split())
-    if name == "decode":
+    if name == "specjax decode":
         for field in defaults.decode():
             assert re.search(rf"\b{field}\b", outcome.stdout), field
         assert "overwrite" in outcome.stdout
