@@ -67,13 +67,6 @@ def set_fields(value: Any, **fields: Any) -> None:
         object.__setattr__(value, name, field)
 
 
-def with_fields(value: T, **fields: Any) -> T:
-    """A copy with other fields: `dataclasses.replace` for a class with an `__init__` of its own."""
-    copy = object.__new__(type(value))
-    set_fields(copy, **(vars(value) | fields))
-    return copy
-
-
 def _in_one_line(value: Any) -> str:
     """The `repr` of a dataclass, with arrays by their dtypes and shapes."""
     names = (field.name for field in dataclasses.fields(value))
