@@ -105,7 +105,7 @@ def generate(
     if carry:
         decoding.check_carry(method)
     rows = decoding.stream(
-        decoding.with_log(method, max_new_tokens) if rounds else method,
+        method,
         target,
         texts,
         max_new_tokens=max_new_tokens,
@@ -115,6 +115,7 @@ def generate(
         max_source_len=max_source_len,
         names=_names(target, draft),
         carry=carry,
+        logs=rounds,
     )
     return Result(list(rows), draft is None or exactness(method.rule, method.sampling))
 
@@ -154,7 +155,7 @@ def stream(
     if of["carry"]:
         decoding.check_carry(method)
     return decoding.as_they_end(
-        decoding.with_log(method, of["max_new_tokens"]) if of["rounds"] else method,
+        method,
         target,
         texts,
         max_new_tokens=of["max_new_tokens"],
@@ -164,6 +165,7 @@ def stream(
         max_source_len=of["max_source_len"],
         names=_names(target, draft),
         carry=of["carry"],
+        logs=of["rounds"],
         every=every,
     )
 

@@ -9,6 +9,7 @@ import jax
 from jax import Array
 from jaxtyping import Int, Key
 
+from specjax import log
 from specjax.models import sharding
 from specjax.rounds import Round
 from specjax.rules import AcceptanceRule
@@ -53,7 +54,7 @@ class Method(Protocol):
         ...
 
 
-@partial(jax.jit, static_argnames="buffer_len")
+@partial(jax.jit, static_argnames=("buffer_len", "logged"))
 def start(
     method: Method,
     inputs: Inputs,
@@ -61,6 +62,7 @@ def start(
     budget: Int[Array, " B"],
     *,
     buffer_len: int,
+    logged: int = 0,
 ) -> tuple[Any, State]:
     """Encode, and read the prompt but for its last token.
 
@@ -68,15 +70,28 @@ def start(
       keys: one for each (input, sample), see `sampling.row_keys`.
       budget: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
       buffer_len: ≥ prompt + budget + slots.
+      logged: rounds of each row that `State.log` has room for; 0: no log is written.
     """
-    context, state = method.start(inputs, keys, budget, buffer_len)
+    context, state = _start(method, inputs, keys, budget, buffer_len, logged)
     return context, sharding.keep_rows(method, state, len(keys))
+
+
+def _start(method, inputs, keys, budget, buffer_len, logged) -> tuple[Any, State]:
+    context, state = method.start(inputs, keys, budget, buffer_len)
+    if logged:
+        state = state.replace(log=log.empty(len(keys), logged, method.gamma_max))
+    return context, state
 
 
 @partial(jax.jit, donate_argnames="state")
 def decode(method: Method, context: Any, state: State) -> State:
     """Run rounds until every row is done, or as `State.until` says. Donates `state`."""
-    return jax.lax.while_loop(unfinished, lambda state: method.step(context, state)[0], state)
+
+    def round_(state: State) -> State:
+        after, seen = method.step(context, state)
+        return after if state.log is None else after.replace(log=log.write(state.log, seen))
+
+    return jax.lax.while_loop(unfinished, round_, state)
 
 
 @partial(jax.jit, donate_argnames=("context", "state"))
@@ -99,7 +114,8 @@ def admit(
       inputs: as wide as those that the others were started from.
       keys, budget: as in `start`.
     """
-    begun = partial(method.start, buffer_len=state.tokens.shape[1])
+    logged = 0 if state.log is None else state.log.drafted.shape[1]
+    begun = partial(_start, method, buffer_len=state.tokens.shape[1], logged=logged)
     new = begun(inputs, keys, budget)
 
     def put(axis: int | None, old: Array, new: Array) -> Array:

@@ -16,8 +16,10 @@ class Drafts(NamedTuple):
 
     tokens: Int[Array, "B G"]
     logprobs: Float[Array, "B G V"]  # the distributions that the tokens were drawn from
-    length: Int[Array, " B"]
     confidence: Float[Array, "B G"]  # float32, see `Observation.belief_logprobs`
+    entropy: Float[Array, "B G"]  # float32, of the same belief, in nats
+    length: Int[Array, " B"]
+    allowed: Int[Array, " B"]  # the longest draft that the policy allowed
 
     @classmethod
     def empty(cls, rows: int, gamma: int, like: jax.ShapeDtypeStruct | Array) -> "Drafts":
@@ -26,29 +28,31 @@ class Drafts(NamedTuple):
         Args:
           like: shape (B, V) and dtype of a distribution.
         """
+        none, slots = jnp.zeros((rows,), jnp.int32), jnp.zeros((rows, gamma), jnp.float32)
         return cls(
-            jnp.zeros((rows, gamma), jnp.int32),
-            jnp.zeros((rows, gamma, like.shape[-1]), like.dtype),
-            jnp.zeros((rows,), jnp.int32),
-            jnp.zeros((rows, gamma), jnp.float32),
+            tokens=jnp.zeros((rows, gamma), jnp.int32),
+            logprobs=jnp.zeros((rows, gamma, like.shape[-1]), like.dtype),
+            confidence=slots,
+            entropy=slots,
+            length=none,
+            allowed=none,
         )
 
-    def put(self, slot, token, logprobs, confidence, drafted: Bool[Array, " B"]) -> "Drafts":
-        """With one token more at `slot`, which counts in the rows that `drafted` it."""
+    def put(self, slot: Int[Array, ""], drafted: Bool[Array, " B"], *columns: Array) -> "Drafts":
+        """Add one token at `slot`, which counts in the rows that `drafted` it.
+
+        Args:
+          columns: its entries in tokens, logprobs, confidence and entropy.
+        """
         put = partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=1)
-        return Drafts(
-            put(self.tokens, token),
-            put(self.logprobs, logprobs),
-            self.length + drafted.astype(jnp.int32),
-            put(self.confidence, confidence),
-        )
+        added = [put(old, new) for old, new in zip(self[:4], columns, strict=True)]
+        length = self.length + drafted.astype(jnp.int32)
+        return self._replace(**dict(zip(Drafts._fields[:4], added, strict=True)), length=length)
 
     def within(self, width: int) -> "Drafts":
         """The drafts that a pass of `width` positions verifies: the first is the known token's."""
-        tokens, logprobs, confidence = (
-            x[:, : width - 1] for x in (self.tokens, self.logprobs, self.confidence)
-        )
-        return Drafts(tokens, logprobs, self.length, confidence)
+        columns = zip(Drafts._fields[:4], self[:4], strict=True)
+        return self._replace(**{name: column[:, : width - 1] for name, column in columns})
 
 
 class Verdict(NamedTuple):

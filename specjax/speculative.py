@@ -117,10 +117,11 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
     """
     policy, allowed = method.policy.begin(state.policy, method.gamma_max)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
-    cap = jnp.where(state.done, 0, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room))
+    allowed = jnp.broadcast_to(jnp.clip(allowed, 0, method.gamma_max), room.shape)
+    cap = jnp.where(state.done, 0, jnp.minimum(allowed, room))
     known = state.tokens, state.length, context, state.drafter
     like = jax.eval_shape(partial(first_distribution, method.drafter, method.sampling), *known)
-    drafts = Drafts.empty(len(cap), method.gamma_max, like)
+    drafts = Drafts.empty(len(cap), method.gamma_max, like)._replace(allowed=allowed)
     drafts, drafter, policy, finite = passes.unless_idle(
         method.policy,
         jnp.any(cap > 0),
@@ -167,9 +168,8 @@ def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -
     going &= more
     noisy = method.rule.given_noise(said.logprobs, state.keys, state.length + slot)
     token = dice.draft(state, slot, noisy, said.best)
-    confidence = jnp.take_along_axis(said.belief, token[:, None], axis=1)[:, 0]
-    confidence = confidence.astype(jnp.float32)
-    drafts = turn.drafts.put(slot, token, said.logprobs, confidence, going)
+    confidence = at_tokens(said.belief, token).astype(jnp.float32)
+    drafts = turn.drafts.put(slot, going, token, said.logprobs, confidence, seen.entropy)
     policy, more = method.policy.go_on(policy, going, confidence)
     going &= (drafts.length < cap) & more
     return Turn(slot + 1, going, drafts, turn.drafter, policy, finite)

@@ -55,6 +55,7 @@ class State(struct.PyTreeNode):
     target_finite: Array  # [] bool, False once a live row's logits were not finite
     draft_finite: Array  # [] bool
     until: Until
+    log: Any = None  # `log.Log` of all rounds, where it was asked for
 
 
 def begin(

@@ -78,7 +78,7 @@ def made(name: str, temperature: float = 1.0):
     elif kind == "hedge":
         options["policy"] = kind
     method = decoding.build(target, draft, **options)
-    return (decoding.with_log(method, BUDGET) if kind == "hedge" else method), target
+    return method, target
 
 
 def stream(method, target, batch_size=3, **options) -> list[Row]:

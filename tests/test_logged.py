@@ -12,10 +12,9 @@ import command_line
 import specjax
 import test_loops
 from pairs import TEXTS
-from specjax import loop, speculative
+from specjax import log, loop, speculative
 from specjax.policies import constant
 from specjax.policies.entropy import svip
-from specjax.policies.logged import Logged, lines_of
 from specjax.sampling import Sampling
 from table_models import inputs_of, random_table
 from toy_policies import Erratic
@@ -28,12 +27,9 @@ def test_lines_are_the_rounds(policy):
     inputs, chosen = inputs_of([[1, 0], [0], [2, 1, 1]]), Sampling(1.0)
     options = {"chosen": chosen, "eos_ids": jnp.int32([2, 2])}
     method = test_loops.method_of(*tables, policy=policy, **options)
-    logged = test_loops.method_of(*tables, policy=Logged(policy, 12), **options)
-    assert (logged.policy.fixed, logged.policy.needs_shorter) == (policy.fixed, False)
-    state = loop.decode(logged, *test_loops.begin(logged, inputs, [12, 9, 12]))
-    found = [
-        lines_of(*jax.device_get((state.policy.written, state.policy.lines)), b) for b in range(3)
-    ]
+    contexts, state = test_loops.begin(method, inputs, [12, 9, 12])
+    state = loop.decode(method, contexts, state.replace(log=log.empty(3, 12, 3)))
+    found = [log.lines(jax.device_get(state.log), row) for row in range(3)]
     contexts, state = test_loops.begin(method, inputs, [12, 9, 12])
     expected = [[] for _ in range(3)]
     step = jax.jit(speculative.step)

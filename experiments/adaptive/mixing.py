@@ -19,14 +19,13 @@ from rich.console import Console
 from experiments.adaptive import race
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study
-from specjax import loop
+from specjax import log, loop
 from specjax import sampling as smp
 from specjax.measure import report, timing
 from specjax.measure.timing import PLAIN
 from specjax.policies import Policy
 from specjax.policies.base import salts
 from specjax.policies.loading import load_priced
-from specjax.policies.logged import Logged
 from specjax.pytrees import pytree
 from specjax.sampling import Purpose
 from specjax.tuning import fitting
@@ -74,7 +73,7 @@ def measure(on: Study, cell: dict[str, Any], name: str) -> list[dict[str, Any]]:
     def made(policy: Policy):
         return race.loop(*of, policy, config.gamma_max, widths)
 
-    marks, lengths = record(on, made(Logged(policy, config.max_new_tokens)), texts)
+    marks, lengths = record(on, made(policy), texts)
     methods: dict[str, Any] = {
         PLAIN: speedups.plain_method(on, cell["temperature"]),
         name: made(policy),
@@ -125,17 +124,18 @@ def measure(on: Study, cell: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def record(
-    on: Study, logging: Any, texts: Sequence[Sequence[int]]
+    on: Study, method: Any, texts: Sequence[Sequence[int]]
 ) -> tuple[UInt32[np.ndarray, " N"], list[list[int]]]:
     """What a policy drafted in each round of each output, and the outputs' marks."""
     marks, lengths = [], []
     for index in range(len(texts)):
         key, budget = jax.random.key(on.config.seed), on.config.max_new_tokens
-        context, state = timing.start(logging, on.target, texts, [index], budget, key)
+        context, state = timing.start(method, on.target, texts, [index], budget, key)
         own = smp.fold(state.keys, jnp.zeros_like(state.length), Purpose.POLICY)
         marks.append(np.asarray(salts(own))[0])
-        log = loop.decode(logging, context, state).policy
-        lengths.append(np.asarray(log.lines.drafted)[0, : int(log.written[0])].tolist())
+        state = state.replace(log=log.empty(len(state.done), budget, method.gamma_max))
+        found = loop.decode(method, context, state).log
+        lengths.append(np.asarray(found.drafted)[0, : int(found.written[0])].tolist())
     return np.array(marks), lengths
 
 

@@ -129,7 +129,7 @@ def decode_texts(group: Group, args, config, texts: list[str]) -> None:
     done = total - len(missing) if group.count == 1 else 0
     log = open_log(config, args, done)
     events = decoding.as_they_end(
-        decoding.with_log(method, config.max_new_tokens) if log else method,
+        method,
         target,
         texts,
         max_new_tokens=config.max_new_tokens,
@@ -142,6 +142,7 @@ def decode_texts(group: Group, args, config, texts: list[str]) -> None:
         carry=config.carry,
         eager=args.follow,
         every=following.ROUNDS if args.follow else 0,
+        logs=log is not None,
     )
     if args.follow:
         events = following.follow(events, Console(stderr=True))

@@ -15,13 +15,13 @@ from specjax.decoding.methods import (
     branching,
     build,
     check_carry,
+    check_log,
     check_models,
     plain,
     plain_if_preferred,
     plain_of,
     reads_batch,
     speculative,
-    with_log,
     with_policy,
 )
 from specjax.decoding.outputs import check_finite, read_rows, rows_of, text_of
@@ -48,6 +48,7 @@ __all__ = [
     "build",
     "check_carry",
     "check_finite",
+    "check_log",
     "check_models",
     "check_room",
     "check_texts",
@@ -69,6 +70,5 @@ __all__ = [
     "stream",
     "text_of",
     "tokenize",
-    "with_log",
     "with_policy",
 ]

@@ -18,7 +18,6 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy, constant, needs_prices
 from specjax.policies import load as load_policy
 from specjax.policies.base import counts_nodes, within_a_draft
-from specjax.policies.logged import Logged
 from specjax.rules import AcceptanceRule, TokenRule
 from specjax.rules import load as load_rule
 from specjax.sampling import Sampling
@@ -261,13 +260,12 @@ def grows_by_levels(method: Speculative | TreeSpeculative) -> bool:
     return not isinstance(method, TreeSpeculative) or not method.dynamic
 
 
-def with_log(method: Method, max_new_tokens: int) -> Speculative:
-    """The loop with a log of its rounds, `Row.rounds`; ValueError where it has no chains."""
+def check_log(method: Method) -> None:
+    """Raise ValueError unless the loop drafts chains, whose rounds can be logged."""
     if not isinstance(method, Speculative):
         raise ValueError(
             "Rounds are logged of speculative decoding with chains: give a draft, and no tree."
         )
-    return dataclasses.replace(method, policy=Logged(method.policy, max_new_tokens))
 
 
 def check_carry(method: Method) -> None:

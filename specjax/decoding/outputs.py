@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
+from specjax.log import Log, lines
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies.logged import Log, lines_of
 from specjax.results import Progress, Row
 from specjax.state import State, Stats
 
@@ -35,7 +35,7 @@ class Outputs(NamedTuple):
     length: Int[np.ndarray, " B"]
     done: Bool[np.ndarray, " B"]
     stats: Stats
-    log: Any = None  # what `lines_of` takes
+    log: Log | None = None
 
     def known(self, row: int) -> tuple[list[int], list[int]]:
         """The prompt's ids, and those that follow it."""
@@ -46,15 +46,13 @@ class Outputs(NamedTuple):
 
 def read(state: State) -> Outputs:
     """What rows hold, without labels. One transfer; caches and keys need not come back."""
-    log = state.policy if isinstance(state.policy, Log) else None
-    host = state.tokens, state.length, state.done, state.stats, log and (log.written, log.lines)
+    host = state.tokens, state.length, state.done, state.stats, state.log
     return Outputs({}, *sharding.fetch(host))
 
 
 def rows_of(outputs: Outputs, target: Checkpoint) -> list[Row]:
     """A row for each label."""
-    rows = []
-    log = outputs.log
+    rows, log = [], outputs.log
     for b, (index, sample) in outputs.labels.items():
         (prompt, ids), stats = outputs.known(b), outputs.stats
         rows.append(
@@ -69,7 +67,7 @@ def rows_of(outputs: Outputs, target: Checkpoint) -> list[Row]:
                 accepted=int(stats.accepted[b]),
                 accepted_lengths=stats.accepted_lengths[b].tolist(),
                 tested=stats.tested[b].tolist(),
-                rounds=tuple(lines_of(log[0], log[1], b)) if log else (),
+                rounds=tuple(lines(log, b)) if log else (),
             )
         )
     return rows

@@ -40,6 +40,7 @@ class Running:
         at_once: int = 1,
         names: tuple[str, str] = ("target", "draft"),
         past: Past | None = None,
+        logs: bool = False,
     ):
         """Nothing is allocated before the first requests come.
 
@@ -50,9 +51,11 @@ class Running:
           at_once: requests that one call admits.
           names: of target and draft, for errors.
           past: what the first requests begin with.
+          logs: keep a log of rounds, `Row.rounds`.
         """
         self.method, self.target, self.width, self.key = method, target, width, key
         self.max_new_tokens, self.at_once, self.names = max_new_tokens, at_once, names
+        self.logs = logs
         self.held: list[Request | None] = [None] * rows
         self.placement = sharding.placement_of(target.model)
         # Of the arrays; the rest is never used.
@@ -89,6 +92,7 @@ class Running:
                 key=self.key,
                 rows=self.size,
                 width=self.width,
+                logs=self.logs,
             )
             if self._inherited is not None:
                 self._state = heir(self.method, self._state, self._inherited)

@@ -61,12 +61,12 @@ def prepare(
     return start(method, target, requests, key=key, **size)
 
 
-def start(method, target, requests, *, max_new_tokens, key, rows, width):
-    """What `prepare` gives, of requests."""
+def start(method, target, requests, *, max_new_tokens, key, rows, width, logs=False):
+    """What `prepare` gives, of requests; with `logs` the state holds a log of rounds."""
     memory_maps.make_room()
     begun = arguments(target, requests, rows=rows, width=width, key=key)
     room = room_of(method, begun[0], max_new_tokens)
-    return loop.start(method, *begun, buffer_len=room)
+    return loop.start(method, *begun, buffer_len=room, logged=max_new_tokens if logs else 0)
 
 
 def arguments(

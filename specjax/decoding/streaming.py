@@ -8,7 +8,7 @@ from typing import Any
 from jax import Array
 from jaxtyping import Key
 
-from specjax.decoding.methods import reads_batch
+from specjax.decoding.methods import check_log, reads_batch
 from specjax.decoding.outputs import Shown, progress_of, rows_of
 from specjax.decoding.running import Running
 from specjax.decoding.starting import Request
@@ -42,6 +42,7 @@ def as_they_end(
     admits: int | None = None,
     eager: bool = True,
     every: int = 0,
+    logs: bool = False,
 ) -> Iterator[Row | Progress]:
     """Rows as they end. When some have ended and inputs wait, these are admitted in their places.
 
@@ -63,7 +64,10 @@ def as_they_end(
       eager: hand out each row as it ends, though none can be admitted yet. False: the loop returns
         less often.
       every: hand out the `Progress` of all rows that run, every so many rounds; 0: never.
+      logs: keep a log of rounds, `Row.rounds`.
     """
+    if logs:
+        check_log(method)
     for name, value in (
         ("samples", samples),
         ("batch_size", batch_size),
@@ -82,6 +86,7 @@ def as_they_end(
     ]
     wanted = requests if only is None else [requests[number] for number in dict.fromkeys(only)]
     room: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key, "names": names}
+    room["logs"] = logs
     if carry or reads_batch(method):
         each = requests if reads_batch(method) else wanted
         runs = whole_batches(method, target, each, wanted, batch_size, width, carry, **room)

@@ -109,9 +109,11 @@ def given_noise(
     return jax.vmap(rule.given_noise, in_axes=(1, None, 1), out_axes=1)(logprobs, keys, position)
 
 
-def at_tokens(logprobs: Float[Array, "B G V"], tokens: Int[Array, "B G"]) -> Float[Array, "B G"]:
+def at_tokens(
+    logprobs: Float[Array, "*batch V"], tokens: Int[Array, "*batch"]
+) -> Float[Array, "*batch"]:
     """The log-probability of each token under the distribution at its position."""
-    return jnp.take_along_axis(logprobs, tokens[:, :, None], axis=2)[:, :, 0]
+    return jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
 
 
 def at_position(logprobs: Float[Array, "B K V"], position: Int[Array, " B"]) -> Float[Array, "B V"]:

@@ -1,0 +1,78 @@
+"""A log of every round of a run, which the loop writes where it is asked for."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from specjax.rounds import Round
+
+
+class Log(NamedTuple):
+    """R rounds of each row. Those that have not come are 0."""
+
+    written: Int[Array, " B"]  # rounds so far
+    allowed: Int[Array, "B R"]  # the longest draft that the policy allowed
+    drafted: Int[Array, "B R"]
+    accepted: Int[Array, "B R"]  # of those, the ones in the output
+    emitted: Int[Array, "B R"]
+    tested: Int[Array, "B R"]  # drafted tokens up to the first rejection, or to the output's end
+    confidence: Float[Array, "B R G"]  # belief in each drafted token, a log-probability
+    entropy: Float[Array, "B R G"]  # of the belief that each token was drawn from, in nats
+
+
+def empty(rows: int, rounds: int, gamma_max: int) -> Log:
+    """Return a log of `rounds` rounds for each row; a round emits at least one token."""
+    # An array of its own for each field: the loop donates them.
+    counts = [jnp.zeros((rows, rounds), jnp.int32) for _ in range(5)]
+    slots = [jnp.zeros((rows, rounds, gamma_max), jnp.float32) for _ in range(2)]
+    return Log(jnp.zeros((rows,), jnp.int32), *counts, *slots)
+
+
+def write(log: Log, round_: Round) -> Log:
+    """Add a line for each active row. The round is one of a chain."""
+    written, *lines = log
+    line = (
+        round_.drafts.allowed,
+        round_.drafted,
+        round_.in_output,
+        round_.emitted,
+        # An output that ends inside the draft tests nothing after its last token, as in `commit`.
+        jnp.sum(round_.tested, axis=1, dtype=jnp.int32),
+        round_.confidence,
+        round_.drafts.entropy,
+    )
+    rows = jnp.arange(len(written), dtype=jnp.int32)
+    at = jnp.where(round_.active, written, log.drafted.shape[1])  # past the end: dropped
+    put = [old.at[rows, at].set(new, mode="drop") for old, new in zip(lines, line, strict=True)]
+    return Log(written + round_.active.astype(jnp.int32), *put)
+
+
+def lines(log: Log, row: int) -> list[dict[str, Any]]:
+    """Return the rounds of one row as rows of a table.
+
+    Args:
+      log: after the loop, on the host.
+
+    Returns:
+      For each round: round (from 0), allowed, drafted, accepted, emitted, tested, and for each
+      drafted token confidence, a probability, and entropy, in nats. Position i of the draft, from
+      0, was tested if i < tested, and accepted if i < accepted.
+    """
+    found = []
+    for number in range(int(log.written[row])):
+        one = jax.tree.map(lambda field, at=number: np.asarray(field)[row, at], log[1:])
+        *counts, confidence, entropy = one
+        drafted = slice(0, int(counts[1]))
+        found.append(
+            {
+                "round": number,
+                **{name: int(count) for name, count in zip(Log._fields[1:-2], counts, strict=True)},
+                "confidence": np.exp(confidence[drafted]).astype(float).round(6).tolist(),
+                "entropy": entropy[drafted].astype(float).round(6).tolist(),
+            }
+        )
+    return found
