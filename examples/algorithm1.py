@@ -4,7 +4,7 @@
 
 A model is a function from a list of tokens to the distribution of the next token, (V,) float64.
 There is no cache and no batch; `specjax/speculative.py` adds both. The output's distribution is the
-target's (Appendix A.1): `tests/test_algorithm1.py` enumerates it, here and in the jitted loop.
+target's (Appendix A.1): `tests/core/test_algorithm1.py` enumerates it, here and in the jitted loop.
 """
 
 from collections import Counter

@@ -1,6 +1,7 @@
 """The random draws of a round: the only place where the loop draws.
 
-Enumeration (`tests/enumeration.py`) replaces a `Dice` by one that takes every possible outcome.
+Enumeration (`tests/helpers/enumeration.py`) replaces a `Dice` by one that takes every possible
+outcome.
 """
 
 from typing import Any

@@ -19,7 +19,7 @@ from specjax.models.layers import KV
 from specjax.models.t5 import T5, T5Config, relative_buckets
 from specjax.types import Inputs
 
-REFERENCE = np.load(Path(__file__).parent / "data" / "t5_reference.npz")
+REFERENCE = np.load(Path(__file__).parents[1] / "data" / "t5_reference.npz")
 BUCKETS = [name for name in REFERENCE.files if name.startswith("buckets_")]
 
 

@@ -14,7 +14,7 @@ from absl import app, flags
 from specjax.support import compilation_cache
 
 PROGRESS = ("loading ", "compiling …", "comparing …")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Outcome(NamedTuple):

@@ -20,7 +20,7 @@ from toy_policies import Erratic
 
 P = np.float32([0.35, 0.25, 0.15, 0.10, 0.07, 0.04, 0.02, 0.02])
 Q = np.float32([0.20, 0.20, 0.20, 0.15, 0.10, 0.08, 0.05, 0.02])
-FAMILY = pathlib.Path(__file__).parent.parent / "families" / "parse"
+FAMILY = pathlib.Path(__file__).parents[2] / "families" / "parse"
 
 
 def log(probs):

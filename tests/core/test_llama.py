@@ -22,7 +22,7 @@ from specjax.models.llama import (
     frequencies,
 )
 
-REFERENCE = np.load(Path(__file__).parent / "data" / "llama_reference.npz")
+REFERENCE = np.load(Path(__file__).parents[1] / "data" / "llama_reference.npz")
 SMALL = {
     "vocab_size": 40,
     "hidden_size": 48,

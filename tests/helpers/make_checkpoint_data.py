@@ -1,6 +1,6 @@
 """Makes the small files in tests/data that other libraries wrote, for tests that run without those.
 
-    python tests/make_checkpoint_data.py
+    python tests/helpers/make_checkpoint_data.py
 
 Needs torch, sentencepiece and protobuf; the files are a few kilobytes, and rarely change.
 """
@@ -12,7 +12,7 @@ import tempfile
 
 import numpy as np
 
-DATA = pathlib.Path(__file__).parent / "data"
+DATA = pathlib.Path(__file__).parents[1] / "data"
 EXTRA_IDS = 5
 TEXTS = (
     "parse: return self.line",
@@ -63,7 +63,7 @@ def write_spiece() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         here = pathlib.Path(place)
-        readme = pathlib.Path(__file__).parent.parent / "README.md"
+        readme = pathlib.Path(__file__).parents[2] / "README.md"
         lines = readme.read_text(encoding="utf-8").splitlines()
         corpus = "\n".join(line for line in lines if line and line[0].isalpha())
         (here / "corpus.txt").write_text(corpus, encoding="utf-8")

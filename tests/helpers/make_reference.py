@@ -1,6 +1,6 @@
 """Writes tests/data/*_reference.npz: what transformers' own models say, for tests without torch.
 
-    pip install torch==2.13.0 && python tests/make_reference.py
+    pip install torch==2.13.0 && python tests/helpers/make_reference.py
 
 Holds float32 logits for each of `t5_variants.VARIANTS`, `gpt_variants.VARIANTS` and
 `llama_variants.VARIANTS`, and T5's relative-position buckets.
@@ -19,7 +19,7 @@ import gpt_variants
 import llama_variants
 import t5_variants
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 BUCKETS = ((True, 32, 128), (False, 32, 128), (True, 8, 20), (False, 8, 20), (False, 32, 200))
 
 

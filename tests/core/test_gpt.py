@@ -17,7 +17,7 @@ from specjax.checkpoints import load
 from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
 
-REFERENCE = np.load(Path(__file__).parent / "data" / "gpt_reference.npz")
+REFERENCE = np.load(Path(__file__).parents[1] / "data" / "gpt_reference.npz")
 IDS = {"bos_token_id": 1, "pad_token_id": 0}
 SMALL = {"vocab_size": 40, "n_positions": 16, **IDS}
 

@@ -22,6 +22,7 @@ from specjax.checkpoints.tensors import read_into
 torch = pytest.importorskip("torch")
 
 import test_parity_torch as parity  # noqa: E402  needs torch
+
 from make_reference import torch_causal_logits, torch_logits  # noqa: E402
 
 pytestmark = [

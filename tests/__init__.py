@@ -1,0 +1,1 @@
+"""Keeps `tests/` off `sys.path`: `tests/torch/` would stand for an absent torch."""
