@@ -25,14 +25,14 @@ target token and the share of exact trees among 256 greedy outputs:
 
 Reading the sources takes another minute or two. docs/training.md tells how this came about.
 
-`head` is the acceptance head of draft-small (`experiments.training.train_head`), a matter of
+`head` is the acceptance head of draft-small (`experiments.train.train_head`), a matter of
 minutes; for draft-tiny add --config.draft=families/parse/draft-tiny, and expect a weighted loss of
 .62 on held-out rounds, where a constant has .97, and a rejected token below an accepted one 88
 times in 100.
 
 `eagle-parse`, `eagle3-parse`, `medusa-parse`, `medusa2-parse`, `hydra-parse`, `kangaroo-parse` and
 the same of `prose` are drafters that belong to the shipped targets
-(`experiments.training.train_drafter`); for another add --config.target=runs/target/model. `medusa2`
+(`experiments.train.train_drafter`); for another add --config.target=runs/target/model. `medusa2`
 trains the target's last layer along, and writes that target too. docs/drafters.md tells more.
 
 `gpt-97m` and `gpt-6m` have the shapes of the paper's GPT-like pair: 8,000 tokens, heads of their
@@ -78,9 +78,9 @@ CHOICES = (
 def get_config(model: str = "target") -> ConfigDict:
     """The config of one model of the families.
 
-    `experiments.training.train.TrainConfig` explains the fields; those of `head` are in
-    `experiments.training.train_head.HeadConfig`, those of drafters in
-    `experiments.training.train_drafter.DrafterConfig`.
+    `experiments.train.train.TrainConfig` explains the fields; those of `head` are in
+    `experiments.train.train_head.HeadConfig`, those of drafters in
+    `experiments.train.train_drafter.DrafterConfig`.
 
     Raises:
       ValueError: no such model.
@@ -108,7 +108,7 @@ def _common() -> ConfigDict:
     config.exits = ()  # numbers of layers after which the model learns to exit
     config.exit_weight = 1.0  # of their mean loss, beside 1 for the model's own
     config.layer_dropout = 0.0  # with which the last layer is left out at the end
-    config.divergence = "forward_kl"  # by which it is learned: `experiments.training.divergences`
+    config.divergence = "forward_kl"  # by which it is learned: `experiments.train.divergences`
     config.prefixes = "data"  # at which: data, target, draft, or shares such as "data=1, draft=3"
     config.prefix_temperature = 1.0  # of what models write there
     config.prefix_inputs = 512  # that a model writes outputs for at once

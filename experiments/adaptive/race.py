@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from experiments.replay import evaluate
+from experiments.replay.evaluation import evaluate
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study, check_counts
 from specjax.autoregressive import Autoregressive

@@ -5,8 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from experiments import scores
-from experiments.reproduce import study
+from experiments.reproduce import scores, study
 from experiments.reproduce.pages import Section
 from experiments.reproduce.study import Study
 from specjax.measure import report

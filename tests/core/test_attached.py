@@ -10,7 +10,7 @@ import pytest
 
 import specjax
 from eagles import eagle_of, target_of
-from experiments.training import medusa
+from experiments.train import medusa
 from pairs import TEXTS
 from specjax import doctor, drafters
 from specjax.checkpoints import Checkpoint

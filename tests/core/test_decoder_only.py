@@ -11,7 +11,7 @@ from tokenizers import processors
 
 import specjax
 from experiments.beam.decoding import beam_search
-from experiments.training import train
+from experiments.train import train
 from pairs import IDS, TEXTS
 from specjax import decoding
 from specjax.checkpoints import Checkpoint

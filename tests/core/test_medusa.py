@@ -19,7 +19,7 @@ import test_exactness
 import test_loops
 from checkpoint_formats import write_torch
 from enumeration import output_distribution
-from experiments.training.medusa import init
+from experiments.train.medusa import init
 from pairs import TEXTS
 from reference import chi_square, sequence_distribution, total_variation
 from specjax import loop

@@ -7,7 +7,7 @@ import types
 import pytest
 
 import eagles
-from experiments.training import divergences
+from experiments.train import divergences
 from specjax import policies, rules
 from specjax.drafters import choices, loading, ngram
 from specjax.policies import constant, prices

@@ -9,7 +9,7 @@ import pytest
 from jax import Array
 
 import test_loops
-from experiments.training import train_head
+from experiments.train import train_head
 from specjax import loop
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.measure import along, metrics

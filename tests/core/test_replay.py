@@ -17,7 +17,7 @@ import eagles
 import test_loops
 import test_medusa
 from experiments.adaptive.race import Counting
-from experiments.replay import evaluate
+from experiments.replay.evaluation import evaluate
 from pairs import TEXTS
 from specjax import decoding, generate, tasks
 from specjax.autoregressive import Autoregressive

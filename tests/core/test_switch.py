@@ -14,7 +14,7 @@ import test_exactness
 import test_loops
 from eagles import eagle_of, target_of
 from enumeration import output_distribution
-from experiments.training import medusa
+from experiments.train import medusa
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
 from specjax import drafters, loop, speculative

@@ -9,7 +9,7 @@ import pytest
 
 import eagles
 import specjax
-from experiments.training import medusa
+from experiments.train import medusa
 from specjax import decoding, drafters
 from specjax import sampling as smp
 from specjax.drafters import ngram

@@ -10,10 +10,13 @@ import pytest
 
 import experiments.adaptive.__main__ as adaptive
 import experiments.benchmark.__main__ as benchmark
+import experiments.quantised.__main__ as quantised
+import experiments.replay.__main__ as replay
 import experiments.reproduce.__main__ as reproduce
+import experiments.trace.__main__ as trace
+import experiments.trees.__main__ as trees
 from command_line import ROOT
 from configs import embedded
-from experiments import quantised, replay, trace, trees
 from experiments.adaptive import race
 from experiments.benchmark.cases import Case
 from experiments.reproduce import pages, study

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import command_line
 import specjax
-from experiments import serve
+from experiments.serve import __main__ as serve
 from pairs import TEXTS
 from specjax import tasks
 from specjax.cli import follow

@@ -10,11 +10,11 @@ import pytest
 import command_line
 import specjax
 from configs import adaptive, embedded
-from experiments import trace
 from experiments.adaptive import race as leaderboard
 from experiments.race import __main__ as race
 from experiments.reproduce import alphas, speedups, study, timelines, traces
-from experiments.training import medusa
+from experiments.trace import __main__ as trace
+from experiments.train import medusa
 from pairs import TEXTS
 from specjax import drafters, tasks
 from specjax.drafters import attached, eagle

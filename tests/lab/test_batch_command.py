@@ -5,7 +5,7 @@ import functools
 import pytest
 
 import command_line
-from experiments import batch
+from experiments.batch import __main__ as batch
 from pairs import TEXTS
 from specjax import tasks
 from specjax.measure.timing import PLAIN

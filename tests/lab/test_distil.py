@@ -12,8 +12,8 @@ import optax
 import pytest
 
 from configs import distil as configs_distil
-from experiments import distil
-from experiments.training import divergences, prefixes, train
+from experiments.distil import __main__ as distil
+from experiments.train import divergences, prefixes, train
 from specjax import checkpoints, tasks
 from specjax.models.gpt import GPTConfig
 from specjax.support.files import Rows

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from experiments.training import divergences
+from experiments.train import divergences
 
 V = 5
 TOKENS = jnp.array([1, 4, 0], jnp.int32)

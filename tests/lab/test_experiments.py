@@ -20,8 +20,9 @@ import pytest
 import command_line
 import specjax
 from command_line import ROOT
-from experiments import card, replay
 from experiments.beam import __main__ as beam
+from experiments.card import __main__ as card
+from experiments.replay import __main__ as replay
 from experiments.reproduce import pages, study
 from pairs import TEXTS
 from specjax import decoding, policies, rules, tasks

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments.training.grow import grow
+from experiments.train.grow import grow
 from specjax.models.t5 import T5, T5Config
 
 SMALL = T5Config(

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from command_line import ROOT
-from experiments import imports
+from experiments.imports import __main__ as imports
 
 
 def test_no_circle_and_the_page_has_the_table():

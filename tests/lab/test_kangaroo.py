@@ -10,9 +10,9 @@ import optax
 import pytest
 
 import specjax
-from experiments.training.kangaroo import KangarooTrainer
-from experiments.training.train import teacher_forced
-from experiments.training.train_drafter import known_tokens, params_of, with_params
+from experiments.train.kangaroo import KangarooTrainer
+from experiments.train.train import teacher_forced
+from experiments.train.train_drafter import known_tokens, params_of, with_params
 from specjax.drafters import attached
 from specjax.drafters.kangaroo import Kangaroo, kangaroo
 from test_exits import logits_of, pointers

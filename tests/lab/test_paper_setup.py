@@ -23,8 +23,7 @@ import command_line
 import corpora
 import t5_variants
 from configs import paper as paper_config
-from experiments import scores
-from experiments.reproduce import printed
+from experiments.reproduce import printed, scores
 from specjax import checkpoints, generate, tasks
 from specjax.batching import bucket
 from specjax.models.t5 import T5, T5Config

@@ -7,7 +7,7 @@ import pytest
 import sacrebleu
 from rouge_score import rouge_scorer
 
-from experiments import scores
+from experiments.reproduce import scores
 
 REFERENCES = [
     "Das Haus ist klein und alt.",

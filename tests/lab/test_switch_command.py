@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import command_line
-from experiments import switch
+from experiments.switch import __main__ as switch
 from pairs import TEXTS
 from specjax import tasks
 from specjax.policies import prices

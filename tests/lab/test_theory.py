@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import theory as experiment
 from experiments.reproduce import printed
+from experiments.theory import __main__ as experiment
 from specjax import formulas
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from configs import adaptive, embedded
-from experiments import trace as experiment
+from experiments.trace import __main__ as experiment
 from specjax import loop
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter

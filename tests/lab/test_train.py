@@ -14,9 +14,8 @@ from flax import nnx
 from matplotlib.figure import Figure
 
 from configs import train as configured
-from experiments import train as command
-from experiments.training import divergences, train
-from experiments.training.train_drafter import DrafterConfig
+from experiments.train import divergences, train, workdirs
+from experiments.train.train_drafter import DrafterConfig
 from specjax import checkpoints, tasks
 from specjax.models.t5 import T5Config
 from specjax.support.files import Rows, only_writer
@@ -144,7 +143,7 @@ def test_a_workdir_keeps_its_settings(tmp_path):
 
     def claim(**changes):
         config = ml_collections.ConfigDict({"steps": 8, "seed": 0, "tokenizer": ""} | changes)
-        command.claim(work, config, may_grow=("steps",))
+        workdirs.claim(work, config, may_grow=("steps",))
         return json.loads((work / "config.json").read_text())["steps"]
 
     claim(seed=1)

@@ -14,10 +14,10 @@ import pairs
 import specjax
 from configs.train import CHOICES, get_config
 from eagles import eagle_of, target_of
-from experiments.training import eagle, train_drafter
-from experiments.training.eagle import EagleTrainer, unrolled
-from experiments.training.medusa import MedusaTrainer
-from experiments.training.train_drafter import DrafterConfig, known_tokens
+from experiments.train import eagle, train_drafter
+from experiments.train.eagle import EagleTrainer, unrolled
+from experiments.train.medusa import MedusaTrainer
+from experiments.train.train_drafter import DrafterConfig, known_tokens
 from pairs import TEXTS
 from specjax import drafters
 from specjax.tasks import batches

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import command_line
-from experiments.training import train_head
-from experiments.training.train_head import HeadConfig, Seen
+from experiments.train import train_head
+from experiments.train.train_head import HeadConfig, Seen
 from pairs import TEXTS
 from specjax import decoding, generate, speculative
 from specjax.policies import acceptance_head as head

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.training import medusa, train_drafter
-from experiments.training.medusa import Known, MedusaTrainer, along, init, loss
+from experiments.train import medusa, train_drafter
+from experiments.train.medusa import Known, MedusaTrainer, along, init, loss
 from table_models import inputs_of
 from test_medusa import HEADS, OPTIONS, drafter, expected_logits, hidden_states, target
 

@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 import specjax
-from experiments.training import exits, train
-from experiments.training.exits import Exits
+from experiments.train import exits, train
+from experiments.train.exits import Exits
 from specjax.tasks.batches import Batch
 from tiny_models import random_model
 

@@ -24,9 +24,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from experiments.training import divergences
-from experiments.training.divergences import Divergence
-from experiments.training.train_drafter import Known, Losses, Trainer
+from experiments.train import divergences
+from experiments.train.divergences import Divergence
+from experiments.train.train_drafter import Known, Losses, Trainer
 from specjax.drafters import eagle
 from specjax.drafters.eagle import Eagle, Source
 from specjax.models.checkpoint import Checkpoint

@@ -27,8 +27,7 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from experiments import scores
-from experiments.reproduce import pages
+from experiments.reproduce import pages, scores
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, check_counts, identity, open_results, relative
 from specjax import checkpoints, decoding

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from experiments.training import divergences
-from experiments.training.train_drafter import Known, Losses, Trainer, read
+from experiments.train import divergences
+from experiments.train.train_drafter import Known, Losses, Trainer, read
 from specjax.drafters.kangaroo import Kangaroo, kangaroo
 from specjax.models.checkpoint import Checkpoint
 

@@ -26,9 +26,9 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from experiments.reproduce.study import Study, check_counts, find, relative
-from experiments.train import claim
-from experiments.training import train
-from experiments.training.train import TrainConfig
+from experiments.train import train
+from experiments.train.train import TrainConfig
+from experiments.train.workdirs import claim
 from specjax.measure import metrics, provenance, report
 from specjax.measure.provenance import Results, dtype_of
 from specjax.support import command_line, files

@@ -34,7 +34,7 @@ SMALLEST = float(np.log(np.finfo(np.float32).tiny))  # −87.3: below, exp(x) is
 NEVER = -1e3  # where small probabilities are compared with one another
 
 NAMES = {
-    name: f"experiments.training.divergences:{maker}"
+    name: f"experiments.train.divergences:{maker}"
     for name, maker in {
         "forward_kl": "ForwardKL",
         "reverse_kl": "ReverseKL",

@@ -31,7 +31,7 @@ from ml_collections import config_flags
 from tqdm import tqdm
 
 from experiments.reproduce.study import counts_in
-from experiments.training import train
+from experiments.train import train
 from specjax import checkpoints
 from specjax.cli.inputs import load_examples, not_held_out
 from specjax.drafters import ngram

@@ -12,13 +12,13 @@ Fields of the config can be set one by one: --config.steps=100 --config.model.d_
 """
 
 import json
-import pathlib
 
 from absl import flags
 from ml_collections import config_flags
 
-from experiments.training import train, train_drafter, train_head
-from specjax.support import command_line, files, runs
+from experiments.train import train, train_drafter, train_head
+from experiments.train.workdirs import claim
+from specjax.support import command_line
 
 
 def main(_) -> None:
@@ -42,26 +42,6 @@ def main(_) -> None:
     claim(workdir, config, may_grow=("steps",))
     print(json.dumps(train.run(settings, workdir), indent=2))
     print(f"The model is in {workdir / 'model'}, its loss curve in {workdir / 'curve.png'}.")
-
-
-MADE = ("checkpoints/[0-9]*", "final.json", "results.jsonl")  # by a run that began to work
-
-
-def claim(workdir: pathlib.Path, config, may_grow: tuple[str, ...] = ()) -> None:
-    """Write config.json; ValueError if the workdir holds what was made with other settings.
-
-    A start that failed before it made anything holds nothing.
-
-    Args:
-      may_grow: fields that may be larger when a run is continued.
-    """
-    file, wanted = workdir / "config.json", runs.settings(config)
-    if any(path for pattern in MADE for path in workdir.rglob(pattern)):
-        found = runs.read_mark(file) or wanted
-        grown = {name: wanted[name] for name in may_grow if found.get(name, 0) < wanted[name]}
-        way_out = "Name another directory, or repeat those settings."
-        runs.check_same(f"--workdir={workdir}", found | grown, wanted, way_out)
-    files.write_json(file, wanted)
 
 
 if __name__ == "__main__":

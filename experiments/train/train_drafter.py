@@ -33,7 +33,7 @@ import orbax.checkpoint as ocp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from experiments.training import train
+from experiments.train import train
 from specjax import checkpoints, tasks
 from specjax.drafters import attached, loading
 from specjax.models.checkpoint import Checkpoint
@@ -44,9 +44,9 @@ from specjax.tasks.batches import Batch
 from specjax.types import Model
 
 TRAINERS = {
-    "eagle": "experiments.training.eagle:EagleTrainer",
-    "kangaroo": "experiments.training.kangaroo:KangarooTrainer",
-    "medusa": "experiments.training.medusa:MedusaTrainer",
+    "eagle": "experiments.train.eagle:EagleTrainer",
+    "kangaroo": "experiments.train.kangaroo:KangarooTrainer",
+    "medusa": "experiments.train.medusa:MedusaTrainer",
 }
 
 

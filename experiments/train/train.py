@@ -6,7 +6,7 @@ In the directory:
 
     tokenizer/      trained on the task's training pairs, or copied from another model
     checkpoints/    orbax: parameters, optimizer state and step
-    prefixes/       what models wrote for a draft to learn at, see `experiments.training.prefixes`
+    prefixes/       what models wrote for a draft to learn at, see `experiments.train.prefixes`
     metrics.jsonl   a row per `log_every` steps and per evaluation; `train_loss` is a mean over
                     `steps_in_mean` steps, which are fewer after a resume
     curve.png       loss against steps
@@ -37,11 +37,11 @@ from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.training import divergences, prefixes
-from experiments.training.divergences import Divergence
-from experiments.training.exits import Exits
-from experiments.training.grow import grow
-from experiments.training.prefixes import Prefixes
+from experiments.train import divergences, prefixes
+from experiments.train.divergences import Divergence
+from experiments.train.exits import Exits
+from experiments.train.grow import grow
+from experiments.train.prefixes import Prefixes
 from specjax import checkpoints, tasks
 from specjax.generation import generate
 from specjax.models.language_model import LanguageModel
@@ -67,13 +67,13 @@ class TrainConfig:
     max_source_len: int = 64
     family: str = "t5"  # or gpt2, which learns input and target as one text
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of T5Config, GPTConfig
-    grow: str = ""  # directory of a model to start from; a smaller T5 grows (`training.grow`)
+    grow: str = ""  # directory of a model to start from; a smaller T5 grows (`grow.py`)
     teacher: str = ""  # directory of a model to learn the probabilities of; "": learn the data
     teacher_after: int = 0  # steps on the data before the teacher's probabilities replace it
-    exits: tuple[int, ...] = ()  # layers after which the model learns to exit, `training.exits`
+    exits: tuple[int, ...] = ()  # layers after which the model learns to exit (`exits.py`)
     exit_weight: float = 1.0  # of the mean loss of the exits, beside 1 for the model's own
     layer_dropout: float = 0.0  # with which the last layer is left out at the end
-    divergence: str = "forward_kl"  # from the teacher, see `experiments.training.divergences`
+    divergence: str = "forward_kl"  # from the teacher, see `experiments.train.divergences`
     prefixes: str = "data"  # at which: data, target, draft, or shares such as "data=1, draft=3"
     prefix_temperature: float = 1.0  # of what models write
     prefix_inputs: int = 512  # that a model writes outputs for at once

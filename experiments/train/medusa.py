@@ -22,9 +22,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from experiments.training import divergences, train_drafter
-from experiments.training.divergences import Divergence
-from experiments.training.train_drafter import Losses, Trainer, read
+from experiments.train import divergences, train_drafter
+from experiments.train.divergences import Divergence
+from experiments.train.train_drafter import Losses, Trainer, read
 from specjax.drafters.exits import decoder_of, places
 from specjax.drafters.medusa import Block, Head, Medusa, width_of
 from specjax.models.checkpoint import Checkpoint
