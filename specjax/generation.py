@@ -11,7 +11,7 @@ from specjax import decoding, drafters, trees
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, load_priced
+from specjax.policies import Policy, load_with_costs
 from specjax.results import Progress, Result, Row
 from specjax.rules import AcceptanceRule, exactness
 from specjax.sampling import Filter, Sampling, as_key
@@ -229,7 +229,7 @@ def _method(
         if settings.gamma == 0:
             draft, gamma = None, None
         elif settings.policy and settings.costs is not None:
-            policy = load_priced(settings.policy, settings.costs)
+            policy = load_with_costs(settings.policy, settings.costs)
         elif settings.policy:
             policy = settings.policy
     if gamma is not None and not isinstance(trees.load(tree), trees.Chain):

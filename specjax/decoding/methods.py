@@ -15,7 +15,7 @@ from specjax.drafters.base import Drafter, ModelDrafter, over
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, constant, needs_prices
+from specjax.policies import Policy, constant, needs_costs
 from specjax.policies import load as load_policy
 from specjax.policies.base import counts_nodes, within_a_draft
 from specjax.rules import AcceptanceRule, TokenRule
@@ -199,7 +199,7 @@ def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
 
 
 def _policy(policy: Policy | str) -> Policy:
-    if isinstance(policy, str) and needs_prices(policy):
+    if isinstance(policy, str) and needs_costs(policy):
         raise ValueError(
             f"policy={policy!r} weighs costs, and none are given. Measure them: "
             f"settings = specjax.tune(target, draft, texts, policy={policy!r}), then "

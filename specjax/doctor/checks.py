@@ -30,7 +30,7 @@ from specjax.measure import doubts, metrics, phases
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.memory import dtype_of, memory_free
-from specjax.policies import Prices
+from specjax.policies import Costs
 from specjax.results import Result, Row
 from specjax.rules import exactness, remark
 from specjax.sampling import Filter, Sampling
@@ -113,7 +113,7 @@ class Case:
     greedy: list[Row] = dataclasses.field(init=False)  # the same, speculatively
     alpha: float = dataclasses.field(init=False)
     rows: list[Row] = dataclasses.field(init=False)  # at the plan's temperature
-    costs: Prices = dataclasses.field(init=False)
+    costs: Costs = dataclasses.field(init=False)
     doubts: str = ""  # why nothing follows from the costs
 
     def speculative(self, temperature: float) -> Speculative | TreeSpeculative:

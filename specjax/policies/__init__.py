@@ -10,27 +10,35 @@ from specjax.policies.bandits import exp3, hedge, ucb
 from specjax.policies.base import Observation, Policy, Round
 from specjax.policies.confidence import confidence
 from specjax.policies.constant import Constant, constant
+from specjax.policies.costs import Costs
 from specjax.policies.entropy import adaedl, svip
 from specjax.policies.goodput import first_descent, goodput
 from specjax.policies.heuristic import heuristic
-from specjax.policies.loading import NAMES, check, load, load_priced, needs_prices, with_any_costs
+from specjax.policies.loading import (
+    NAMES,
+    check,
+    load,
+    load_with_costs,
+    needs_costs,
+    with_any_costs,
+)
 from specjax.policies.lookahead import lookahead
 from specjax.policies.nodes import cut, nodes
-from specjax.policies.prices import Prices, prices
 from specjax.policies.together import together
 
 __all__ = [
     "NAMES",
     "Constant",
+    "Costs",
     "Observation",
     "Policy",
-    "Prices",
     "Round",
     "adaedl",
     "average",
     "check",
     "confidence",
     "constant",
+    "costs",
     "cut",
     "exp3",
     "first_descent",
@@ -40,11 +48,10 @@ __all__ = [
     "hedge",
     "heuristic",
     "load",
-    "load_priced",
+    "load_with_costs",
     "lookahead",
-    "needs_prices",
+    "needs_costs",
     "nodes",
-    "prices",
     "svip",
     "together",
     "ucb",

@@ -10,9 +10,9 @@ import eagles
 from experiments.train import divergences
 from specjax import policies, rules
 from specjax.drafters import choices, loading, ngram
-from specjax.policies import constant, prices
+from specjax.policies import Costs, constant
 from specjax.policies.loading import NAMES as POLICIES
-from specjax.policies.loading import needs_prices
+from specjax.policies.loading import needs_costs
 from specjax.rules import TokenRule
 from specjax.sampling import NAMES as FILTERS
 from specjax.sampling import Sampling
@@ -29,7 +29,7 @@ VALUES = [
 
 
 def load_policy(text):
-    needed = {"prices": prices(0.1, [1.0, 1.1, 1.2])} if needs_prices(text) else {}
+    needed = {"costs": Costs(0.1, [1.0, 1.1, 1.2])} if needs_costs(text) else {}
     return policies.load(text, **needed)
 
 

@@ -140,7 +140,7 @@ def test_the_oracle_bounds_all(verify):
     passes = [1 + verify * gamma for gamma in range(7)]
     tables = fitting.by_formula(0.2, passes, 0.0, range(1, 7))
     told = tables[fitting.POLICIES]
-    policies = [constant(2), load("lookahead", prices=told), load("goodput", prices=told)]
+    policies = [constant(2), load("lookahead", costs=told), load("goodput", costs=told)]
     speedups = []
     for informativeness in (0.0, 1.0):
         asked = Chances(0.7, 0.1, 0.5, 0.2, informativeness)
