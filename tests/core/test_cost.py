@@ -13,7 +13,7 @@ from specjax import loop
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import phases, timing
-from specjax.policies import constant, prices
+from specjax.policies import Costs, constant
 from specjax.pytrees import pytree
 from specjax.rules import TokenRule
 from specjax.sampling import Sampling, row_keys
@@ -114,7 +114,7 @@ def test_measure():
     found = phases.measure(method, contexts, state, [4, 1, 4], [2], steps=2, repeats=3)
     assert found.gamma_max == 4
     assert all(0 < seconds < 60 for seconds in (found.token, found.draft, *found.verify.tolist()))
-    assert 0 < found.rounds(4)[2] < 60
+    assert 0 < found.round_times(4)[2] < 60
     assert found.c > 0
     assert found.v(4) > 0
     assert int(state.rounds[0]) == 0  # not donated
@@ -127,7 +127,7 @@ def test_medians():
     found = phases.medians([took | rounds, took | rounds, dict.fromkeys(took | rounds, 99.0)])
     assert found.verify.tolist() == [2, 3, 4.5, 6]
     assert found.rest.tolist() == [0.5, 0.5, 1.75, 3]
-    assert found.rounds(3)[jnp.array([1, 3])].tolist() == [4.5, 12]
+    assert found.round_times(3)[jnp.array([1, 3])].tolist() == [4.5, 12]
     assert [found.v(gamma) for gamma in range(4)] == [1, 1.5, 2.25, 3]
     alone = phases.medians([took])
     assert np.isnan([alone.overhead(3), alone.call, alone.plain_call]).all()
@@ -136,7 +136,7 @@ def test_medians():
 
 def test_units():
     """In target steps: a round of 2 costs 4 = 2 × 0.5 + 1.5 + 1.5."""
-    found = prices(1.0, [2.0, 2.5, 3.0], rest=3.0, token=2.0)
+    found = Costs(1.0, [2.0, 2.5, 3.0], rest=3.0, token=2.0)
     assert (found.c, found.v(2), found.overhead(2)) == (0.5, 1.5, 1.5)
     assert found.speedup(2, 8, 4) == 0.5
     assert found.speedup(2, 8, 4, drafted=4) == 2 / 3.5
@@ -209,7 +209,7 @@ def test_calls_need_their_round():
 def test_overhead_with_the_fixed_times_of_calls():
     """30 tokens in 5 rounds: plain 30 · 2 + 6 = 66, speculative 5 · 8 + 4 = 44, a speedup of
     1.5."""
-    found = prices(1.0, [2.0, 2.5, 3.0], rest=3.0, token=2.0, call=4.0, plain_call=6.0)
+    found = Costs(1.0, [2.0, 2.5, 3.0], rest=3.0, token=2.0, call=4.0, plain_call=6.0)
     overhead = found.overhead(2, tokens=30, rounds=5)
     assert np.isclose(30 / 5 / (2 * found.c + found.v(2) + overhead), 66 / 44)
     assert np.isclose(found.speedup(2, 30, 5), 66 / 44)
