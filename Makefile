@@ -12,7 +12,7 @@ QUICKLY := JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
   XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow parity results lint types lock clean
+.PHONY: help setup demo quick test slow parity results lint types lock clean
 
 help:  ## what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ results: setup  ## the whole reports, of both embedded families and of the formu
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/results/parse
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:prose --workdir=runs/results/prose
 	$(BIN)/python -m experiments.theory --workdir=runs/results/theory
+
+quick: lint types  ## lint, types and the core's tests but for sweeps, in two minutes
+	$(QUICKLY) $(BIN)/python -m pytest -q -n 2 --dist loadscope -m "not slow and not sweep" tests/core
 
 test: .venv/test.stamp  ## the tests, but for those that take long
 	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow"

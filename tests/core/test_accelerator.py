@@ -164,6 +164,7 @@ def method_of(drafter: str, temperature: float, gamma: int) -> Speculative:
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("drafter", "temperature"), [("model", 1.0), ("lookup", 0.0)])
 def test_drafts_of_known_length_give_the_same_tokens(drafter, temperature, on):
     """Rows with budgets and ends of their own, and drafts that end early or never begin: by their

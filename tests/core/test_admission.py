@@ -107,6 +107,7 @@ def in_order(method, target, order, rows=3, every=0, at_once=1) -> list[Row]:
 KINDS = ["model, hedge", "switch, t5", "EAGLE", "model, best_first(width=2, depth=2, nodes=4)"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", KINDS)
 def test_a_row_is_the_same_whenever_it_was_admitted(name):
     """Tokens, counts and the log of rounds, at temperature 1 with the EOS and the budgets of each
@@ -126,6 +127,7 @@ def test_a_row_is_the_same_whenever_it_was_admitted(name):
     assert loop.admit._cache_size() == before + 1
 
 
+@pytest.mark.sweep
 def test_greedy_rows_and_any_number_of_them():
     """One at a time; several in a call, in both orders; twins too. A fixed tree."""
     method, target = made("model, fixed(branches=(2, 1))", temperature=0.0)

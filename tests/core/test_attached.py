@@ -143,6 +143,7 @@ def test_damaged_directories(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.sweep
 def test_what_takes_a_draft_takes_its_directory(pair, tmp_path):
     """generate, by name; specjax.load says how it is loaded; the doctor examines it."""
     target = pair.target

@@ -32,7 +32,10 @@ from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from table_models import MarkovModel, hopeless, inputs_of, random_table
 from test_policies import keys_of, stats_of
+from tiny_models import slow
 from toy_policies import Gossip, OneOf, library
+
+pytestmark = pytest.mark.sweep
 
 TABLE = Costs(0.3, [1.0] * 4)
 
@@ -213,7 +216,7 @@ def test_a_switch_carries_its_choice():
 # Replay.
 
 
-@pytest.mark.parametrize("policy", [goodput(TABLE, memory=0.98), hedge(TABLE, rate=8.0)])
+@pytest.mark.parametrize("policy", [goodput(TABLE, memory=0.98), slow((hedge(TABLE, rate=8.0),))])
 def test_replay_is_the_real_run(policy):
     """Outputs one after the other at temperature 0, none of which ends by EOS: rounds and drafted
     tokens of each, as in the loop at batch 1; and not those of fresh starts."""

@@ -71,8 +71,8 @@ def test_what_a_length_promises():
     assert promised == pytest.approx({2: 1.1 * 1.96 / 1.3, 1: 1.1 * 1.6}, rel=1e-4)
 
 
-@pytest.mark.parametrize("fixed", [1.01, 1.03])
-@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.sweep
+@pytest.mark.parametrize(("batch_size", "fixed"), [(1, 1.01), (2, 1.03)])
 def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
     """By seconds for a token, on real loops with a clock that is not. Decisions must bring 2%."""
     real, raced = timing.side_by_side, []

@@ -83,6 +83,7 @@ def after(phase, **options):
     return tuple(new.cache.tolist()), tuple(new.drafter.cache.tolist())
 
 
+@pytest.mark.sweep
 def test_phases():
     assert after(phases._target_step) == ((STEPS, STEPS), (0, 0))
     assert after(phases._draft_step) == ((0, 0), (STEPS, STEPS))
@@ -158,6 +159,7 @@ def test_rounds_of_calls():
     assert new.cache.tolist() == [STEPS, STEPS]
 
 
+@pytest.mark.sweep
 def test_calls_of_plain_decoding_draw_for_each_token():
     """Noise goes by position, which a call does not advance: drawn once it would cost nothing."""
     method, begin = plain_setup(1.0)

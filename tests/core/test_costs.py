@@ -191,6 +191,7 @@ def test_rounds_that_all_take_the_same():
     assert fitting.alone(found) == close(between)
 
 
+@pytest.mark.sweep
 def test_a_loop_is_timed_as_it_runs(pair, monkeypatch):
     """Whoever drafts γ tokens in every round is timed with `fixed` drafts: on an accelerator that
     is another program, whose rounds all take the same."""
@@ -377,6 +378,7 @@ def test_always_counts_no_token_behind_an_eos():
     assert 0 < found.tokens[0].sum() < found.tokens[1].sum()
 
 
+@pytest.mark.sweep
 def test_a_policy_decides_and_is_not_followed():
     """With a negative length it is followed, by the same program: so what it decides is computed
     with any length. It learns from the rounds that there are."""
@@ -476,6 +478,7 @@ def test_texts_that_are_not_timed_compile_nothing(pair, monkeypatch, order):
     assert len(widths) == 1 + 2 + 1  # to compile, timed, not timed
 
 
+@pytest.mark.sweep
 def test_a_batch_lasts_as_long_as_its_slowest_row(pair, monkeypatch):
     """Three texts fill batches of two; the rounds are those of the row that had the most."""
     seen, told = [], []
@@ -625,6 +628,7 @@ def test_who_needs_costs(pair, tmp_path, monkeypatch):
             policies.check(wrong)
 
 
+@pytest.mark.sweep
 def test_decode_measures_costs(pair, tmp_path, monkeypatch, capsys):
     """And says what they are; a misspelt setting is refused before models are loaded."""
     file = tmp_path / "in.txt"

@@ -108,6 +108,7 @@ def greedy(target, prompt):
     return known[len(prompt) :]
 
 
+@pytest.mark.sweep
 def test_greedy_outputs(target, draft, tokenizer):
     """Both loops, with every kind of drafter, for prompts of 1 to 9 tokens in one batch."""
     expected = [greedy(target, prompt_of(tokenizer, text)) for text in RAGGED]
@@ -148,6 +149,7 @@ def test_a_long_prompt_without_a_bos(target, tokenizer):
         assert decoding.tokenize(plain, [text], 3) == [whole[-3:]]
 
 
+@pytest.mark.sweep
 def test_an_empty_prompt_can_be_measured(target, draft):
     found = specjax.measure_speedup(target, draft, [""], gamma=2, max_new_tokens=4, repeats=1)
     assert found.costs.c > 0
@@ -159,6 +161,7 @@ def test_an_empty_prompt_is_the_start_token(target):
     assert decoding.tokenize(target, [""]) == [[1]]
 
 
+@pytest.mark.sweep
 def test_samples_depend_on_no_neighbour(target, draft):
     together, alone = (
         specjax.generate(
@@ -170,6 +173,7 @@ def test_samples_depend_on_no_neighbour(target, draft):
     assert len({tuple(tokens) for tokens in alone.tokens}) > len(RAGGED) / 2
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_alpha(target, draft, tokenizer, temperature):
     """Against the definition, prefix by prefix: the prompt's own tokens do not count."""
@@ -193,6 +197,7 @@ def test_alpha(target, draft, tokenizer, temperature):
     assert 0.2 < alpha.value < 0.98
 
 
+@pytest.mark.sweep
 def test_beams(target, draft):
     plain, speculative = (
         beam_search(target, d, RAGGED, width=2, draft_width=4, gamma=3, max_new_tokens=8)

@@ -73,6 +73,7 @@ def test_without_a_draft(plain):
     assert plain.block_efficiency == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("gamma", [1, 4, 8])
 def test_greedy_identity(pair, plain, gamma):
     result = generate(pair.target, pair.draft, TEXTS, gamma=gamma)
@@ -130,6 +131,7 @@ def label(result):
     return [(row.index, row.sample) for row in result.rows]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("speculates", [True, False])
 def test_rows_depend_neither_on_the_batch_nor_on_its_size(pair, speculates):
     draft = pair.draft if speculates else None
@@ -148,6 +150,7 @@ def test_rows_depend_neither_on_the_batch_nor_on_its_size(pair, speculates):
     assert not any(a == b for a, b in zip(other_key.tokens, together.tokens, strict=True))
 
 
+@pytest.mark.sweep
 def test_samples_come_in_order_and_do_not_shift_one_another(pair):
     one = sample(pair.target, pair.draft, TEXTS)
     three = sample(pair.target, pair.draft, TEXTS, samples=3)
@@ -156,6 +159,7 @@ def test_samples_come_in_order_and_do_not_shift_one_another(pair):
     assert len({tuple(row) for row in three.tokens}) == 24
 
 
+@pytest.mark.sweep
 def test_a_stream_may_begin_later(pair):
     """What comes first is left out, and nothing else changes."""
     method = decoding.build(pair.target, None, gamma=1, sampling=specjax.sampling.Sampling(1.0))
@@ -209,6 +213,7 @@ def test_long_texts_are_cut_before_their_last_id(pair, caplog):
         generate(pair.target, None, TEXTS, max_source_len=0)
 
 
+@pytest.mark.sweep
 def test_ids_past_the_tokenizers_are_never_emitted(pair):
     """Though the head prefers them, as the model with all its rows shows."""
     rows = pair.target.config.vocab_size
@@ -459,6 +464,7 @@ def test_summary_without_a_draft(plain):
     assert specjax.Result([]).summary.tokens_per_iteration == 0
 
 
+@pytest.mark.sweep
 def test_expected_and_measured_speedup(pair):
     """A blank text is left out. A policy is part of what is measured."""
     found = specjax.measure_speedup(
@@ -504,6 +510,7 @@ def test_what_cannot_be_measured(pair, texts, options, said):
         specjax.measure_speedup(pair.target, pair.draft, texts, **options)
 
 
+@pytest.mark.sweep
 def test_rules_and_policies_by_name(pair):
     options = {"temperature": 1.0, "key": jax.random.key(3)}
     plain = generate(pair.target, None, TEXTS, rule="gumbel", **options)

@@ -66,6 +66,7 @@ def test_no_such_drafter(pair, name, words):
         drafters.load(name, pair.target)
 
 
+@pytest.mark.sweep
 def test_what_takes_a_draft_takes_its_name(pair, tmp_path):
     """generate, measure_alpha, a study's drafts, and the doctor."""
     lookup = ngram.PromptLookup(pair.target.model.vocab_size, max_ngram=2)

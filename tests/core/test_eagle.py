@@ -26,7 +26,10 @@ from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
 from specjax.tuning.counting import Always
 from table_models import inputs_of, repeat
+from tiny_models import quick
 from toy_policies import Erratic, OneOf, Scripted
+
+pytestmark = pytest.mark.sweep
 
 VERSIONS = (1, 3)
 GAMMA = 3
@@ -124,7 +127,7 @@ def disagreement(target, drafter, policy=None, method=None) -> float:
     ("kind", "version", "widths"),
     [
         ("t5", 1, (1, 2)),
-        ("t5", 3, ()),
+        pytest.param("t5", 3, (), marks=SLOW),
         pytest.param("gpt", 3, (1, 2), marks=SLOW),
         pytest.param("llama", 1, (), marks=SLOW),
     ],
@@ -159,7 +162,8 @@ def test_a_round_without_a_draft_computes_nothing(drafted):
     assert values.any(axis=(1, 3)).sum(axis=1).tolist() == [2 * drafted] * 2
 
 
-@pytest.mark.parametrize("stride", [2, pytest.param(8, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("stride", [2, 8])
 def test_slots_that_lag_are_filled(stride, monkeypatch):
     """Some rounds without a draft one after the other, whose pass has one position."""
     monkeypatch.setattr(eagle.Eagle, "stride", stride)
@@ -254,7 +258,8 @@ def test_enumerated_distribution_is_the_targets(kind, version, rule, distributio
         assert total_variation(output_distribution(method, inputs, 4), expected) < 1e-6
 
 
-@pytest.mark.parametrize("version", [1, pytest.param(3, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("version", VERSIONS)
 def test_samples_follow_the_target(version):
     """65,536 outputs of up to 4 tokens of the real jitted loop, a fifth or more in several rounds:
     p > 1e-4."""
@@ -283,9 +288,8 @@ def test_samples_follow_the_target(version):
 
 @pytest.mark.parametrize(
     ("kind", "version"),
-    [("t5", 3), ("gpt", 1), ("llama", 3), *(pytest.param(*case, marks=SLOW) for case in
-     (("t5", 1), ("gpt", 3), ("llama", 1)))],
-)  # fmt: skip
+    quick(itertools.product(KINDS, VERSIONS), ("t5", 3), ("gpt", 1)),
+)
 def test_greedy_tokens_are_those_of_plain_decoding(kind, version):
     """With ragged rows, and texts that end apart."""
     target = target_of(kind, 12)
@@ -308,7 +312,7 @@ def until(row: list[int], end: int) -> list[int]:
 # --- taps ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick(KINDS, "t5", "llama"))
 def test_a_tapped_target_is_the_target(kind):
     """The same tokens and the same hidden states; each tap is what leaves a layer."""
     target = target_of(kind)

@@ -23,7 +23,7 @@ from specjax.rules import BlockRule, GumbelRule, TokenRule, at_position, at_toke
 from specjax.sampling import Purpose, Sampling
 from specjax.state import unfinished
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
-from tiny_models import pairwise, slow
+from tiny_models import covering, slow
 from toy_policies import ConfidenceStop, EntropyStop, Erratic, OneOf, TailReader, library
 
 EOS = 2
@@ -104,7 +104,10 @@ def biases(
     return found
 
 
-@pytest.mark.parametrize(("rule", "distribution", "policy"), pairwise(RULES, SAMPLINGS, POLICIES))
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("rule", "distribution", "policy"), covering(RULES, SAMPLINGS, POLICIES, count=14)
+)
 def test_enumerated_distribution_is_the_targets(rule, distribution, policy, double):
     """All outputs of up to 6 tokens over 3, EOS and the length limit included: TV < 1e-12."""
     found = biases(Sampling(**SAMPLINGS[distribution]), RULES[rule], *policy_of(policy))
@@ -114,9 +117,10 @@ def test_enumerated_distribution_is_the_targets(rule, distribution, policy, doub
 FINITE = {"finite": lambda target: random_table(2, forbidden=0)}  # logits, for the head
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("rule", "distribution", "policy"),
-    pairwise(RULES, ["greedy", "warm", "all"], ALL),  # one distribution of each kind compiled
+    covering(RULES, ["greedy", "warm", "all"], ALL),  # one distribution of each kind compiled
 )
 def test_every_rule_policy_and_sampling(rule, distribution, policy, double):
     """All outputs of up to 4 tokens over 3: TV < 1e-12. A policy that `generate` refuses with a
@@ -149,6 +153,7 @@ def test_draft_longer_than_the_budget(double):
 # Draws of the Gumbel rule are not fresh in each round, so there is more to say than a distribution.
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("policy", [*POLICIES, *ALL])
 def test_gumbel_tokens_are_those_of_plain_decoding(policy, double):
     """1,000 rows of up to 6 tokens, for each drafter: the same tokens by the same keys; of the
@@ -286,15 +291,16 @@ def speculative_p_value(
     return p_value(distribution, counts)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("rule", "distribution", "policy"),
     [
         (TokenRule(), "top-k", constant(2)),
-        (TokenRule(), "warm", Erratic()),
+        slow((TokenRule(), "warm", Erratic())),
         (BlockRule(), "warm", constant(2)),
-        (BlockRule(), "top-p", Erratic()),
+        slow((BlockRule(), "top-p", Erratic())),
         (GumbelRule(), "warm", constant(2)),
-        (GumbelRule(), "plain", TailReader()),
+        slow((GumbelRule(), "plain", TailReader())),
         slow((TokenRule(), "warm", constant(2))),
         slow((TokenRule(), "top-p", constant(2))),
         slow((BlockRule(), "plain", TailReader())),
@@ -306,6 +312,7 @@ def test_speculative_samples_follow_the_target(rule, distribution, policy):
     assert speculative_p_value(Sampling(**SAMPLINGS[distribution]), policy, rule=rule) > 1e-4
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rule", [TokenRule(), GumbelRule()])
 @pytest.mark.parametrize("distribution", ["warm", "top-k", "top-p"])
 def test_autoregressive_samples_follow_the_target(distribution, rule):
@@ -344,6 +351,7 @@ class EverySlotAlike(Dice):
         return super().draft(state, 0 * slot, logprobs, best)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dice", [NextLikeDraft, EveryRoundAlike, EverySlotAlike])
 def test_chi_square_sees_a_faulty_key(dice):
     """Each reuse of a key gives p < 1e-4 by the same loop and test, with n = 32,768 already."""
@@ -422,7 +430,8 @@ BY_POSITION = pytest.param("plain, by position", marks=pytest.mark.slow)
 BLOCK = pytest.param("block", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", ["plain", BY_POSITION, "token", BLOCK])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["plain", BY_POSITION, slow("token"), BLOCK])
 def test_the_tail_of_a_large_vocabulary(name):
     """V = 150,000 with 2% of the mass on rare ids, 1.3e-7 each; a draft that gives them 4%. Real
     loops, n = 6,000 tokens: 120 rare ones are due, within 3 deviations. Noise

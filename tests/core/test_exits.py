@@ -26,7 +26,7 @@ from specjax.policies import constant
 from specjax.rules import BlockRule, TokenRule
 from specjax.sampling import Sampling, row_keys
 from table_models import inputs_of
-from tiny_models import FAMILIES, pairwise, random_model, slow
+from tiny_models import FAMILIES, covering, random_model, slow
 from toy_policies import Erratic, OneOf
 
 EOS = 2
@@ -54,6 +54,7 @@ def _logits_of(model, inputs):
 # --- early exit ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_layers_that_run(family):
     """As a model of its own with the same weights in its layers; others change nothing."""
@@ -108,6 +109,7 @@ def pointers(arrays) -> set[int]:
     return {array.unsafe_buffer_pointer() for array in arrays}
 
 
+@pytest.mark.sweep
 def test_the_loop_makes_no_copy_of_shared_arrays():
     """Its program holds no more beside its arguments than with a draft that has copies, and the
     arguments are the target's arrays, before and after."""
@@ -265,8 +267,10 @@ def bias(case, rule, distribution, policy, **fault) -> float:
     return total_variation(output_distribution(method, inputs, BUDGET, **fault), expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("case", "rule", "distribution", "policy"), pairwise(CASES, RULES, ["greedy", "all"], POLICIES)
+    ("case", "rule", "distribution", "policy"),
+    covering(CASES, RULES, ["greedy", "all"], POLICIES),
 )
 def test_enumerated_distribution_is_the_targets(case, rule, distribution, policy, double):
     """All outputs of up to 4 tokens over 3, EOS and the length limit included: TV < 1e-6."""
@@ -278,12 +282,14 @@ def off_by_one(logprobs):
     return jnp.roll(logprobs, 1, axis=-1)
 
 
+@pytest.mark.sweep
 def test_ids_off_by_one_are_seen(double):
     """Tokens that are drawn from other ids than is said move the distribution."""
     found = bias("frequent ids, gpt2", "token", "plain", "constant", drawn_from=off_by_one)
     assert found > 1e-3
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("family", "seed"), [("t5", 1), *map(slow, (("gpt2", 2), ("llama", 2)))])
 def test_greedy_tokens_are_those_of_plain_decoding(family, seed):
     """Rows of other lengths, some of which end apart. A head over the ids that the target says

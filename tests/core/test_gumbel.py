@@ -168,6 +168,7 @@ def family():
     ]
 
 
+@pytest.mark.slow
 def test_a_trained_pair_gives_the_tokens_of_plain_decoding(family):
     """Temperature 1, γ = 1, 4 and one that goes up and down: token by token, except where the two
     best of a noisy distribution lie closer than rounding (1e-4).

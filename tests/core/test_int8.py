@@ -39,6 +39,8 @@ from specjax.sampling import Sampling, row_keys
 from specjax.types import Inputs
 from table_models import inputs_of
 
+pytestmark = pytest.mark.sweep
+
 BOTH = {"weights": "int8", "cache": "int8"}
 FAMILIES = {
     "t5": (t5_variants, "v1_1"),
@@ -149,7 +151,7 @@ def read(model, tokens, inputs):
     return model.logits(hidden)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["t5", "gpt", pytest.param("llama", marks=SLOW)])
 def test_logits_are_those_of_the_rounded_weights(kind, monkeypatch):
     """As of a model in floats with the same numbers; near those of the exact ones. In blocks too,
     of which the last overlaps the one before.
@@ -363,6 +365,7 @@ def test_enumerated_distribution_is_that_of_the_quantised_target():
         assert total_variation(found, others) > 1e-4
 
 
+@pytest.mark.slow
 def test_trees():
     """`compact` copies the scales along."""
     same(target_in_int8("llama"), target_of("llama"), tree="fixed(branches=(2, 1))")

@@ -13,6 +13,7 @@ from specjax.models.layers import KV, MASKED, CausalBias, attend_and_write, caus
 from specjax.models.llama import Llama, LlamaConfig, MistralConfig
 from specjax.models.t5 import T5, T5Config
 from specjax.types import Inputs
+from tiny_models import slow
 
 BATCH, HEADS, SIZE = 3, 2, 4
 
@@ -62,7 +63,8 @@ def test_attention(start, count):
                 np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("family", ["t5", "gpt2", "llama", "mistral"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("family", ["t5", slow("gpt2"), "llama", "mistral"])
 def test_a_long_text_in_pieces(family):
     """200 tokens, of which the cache's first block holds 128, against all of them in one call."""
     if family == "t5":

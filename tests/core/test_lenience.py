@@ -122,6 +122,7 @@ def worst_excess(distribution, distributions, lenience) -> float:
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("distribution", SAMPLINGS)
 def test_enumerated_distribution_is_the_predicted_one(distribution):
     """All outputs of up to 5 tokens, γ = 2: TV < 1e-12 for each l; no token above p/l; l < 1 is
@@ -289,6 +290,7 @@ def decode(rule, distribution, batch, budget, gamma, *, target=None):
     return jax.device_get(loop.decode(method, context, state).replace(keys=()))
 
 
+@pytest.mark.sweep
 def test_greedy_loop():
     """40 tokens: l = 1 gives the argmax; at l = .2 each has p ≥ l·max p, and more are accepted."""
     greedy, target = Sampling(0.0), random_table(1, dtype=jnp.float32)

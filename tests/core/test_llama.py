@@ -99,6 +99,7 @@ def test_a_window_reaches_back_by_its_length_in_each_layer(tmp_path):
     assert changed == [False] * 3 + [True] * 9
 
 
+@pytest.mark.sweep
 def test_a_window_as_long_as_the_text_changes_nothing(tokens):
     config = MistralConfig(**SMALL, sliding_window=12)
     narrow = MistralConfig(**SMALL, sliding_window=11)

@@ -19,6 +19,8 @@ from specjax.sampling import Sampling
 from table_models import inputs_of, random_table
 from toy_policies import Erratic
 
+pytestmark = pytest.mark.sweep
+
 
 @pytest.mark.parametrize("policy", [constant(3), svip(), Erratic()])
 def test_lines_are_the_rounds(policy):

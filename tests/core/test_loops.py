@@ -305,6 +305,7 @@ def test_no_key_is_used_twice():
             draw(keys, jnp.ones((2, 5)))
 
 
+@pytest.mark.sweep
 def test_nothing_is_traced_again():
     """Prompt, seed, distribution, budget, γ, EOS and weights are data; a wider batch is a new
     shape."""
@@ -435,6 +436,7 @@ def test_hopeless_draft(gamma):
     assert set(state.stats.accepted) == {0}
 
 
+@pytest.mark.sweep
 def test_greedy_identity_of_single_rows():
     """Batch 1, γ = γ_max = 3 and 5 different sources, padded to one width."""
     method = method_of(target(), near(target()), gamma_max=3)
@@ -454,6 +456,7 @@ def pad_more(inputs):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["speculative", "plain"])
 def test_neighbours_and_padding_change_nothing(name):
     """Temperature 1: a row alone, among four others, and among more rows and more padding."""

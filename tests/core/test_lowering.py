@@ -31,6 +31,9 @@ from specjax.sampling import Sampling, row_keys
 from specjax.trees import fixed
 from specjax.trees.speculative import TreeSpeculative
 from table_models import inputs_of
+from tiny_models import slow
+
+pytestmark = pytest.mark.sweep
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 SAMPLINGS = {
@@ -123,7 +126,7 @@ def speculative_loop(*args, **options):
     return traced(method_of(*args, **options))
 
 
-@pytest.mark.parametrize("family", ["t5", "gpt2", "llama"])
+@pytest.mark.parametrize("family", ["t5", slow("gpt2"), "llama"])
 def test_an_accelerator_reads_one_condition_a_round(family):
     """The outer loop's. There is none for a layer: 8 of them have as many as 2."""
     for layers in (2, 8):
@@ -172,7 +175,7 @@ def from_caches(method):
     return [shape for shape in found if any(math.prod(shape) % x.size == 0 for x in held)]
 
 
-@pytest.mark.parametrize("family", ["t5", "gpt2", "llama"])
+@pytest.mark.parametrize("family", [slow("t5"), slow("gpt2"), "llama"])
 def test_the_loop_of_chains_gathers_from_no_cache(family):
     """Whether lengths are fixed or not. That of trees does, and is seen: on both platforms it moves
     the accepted path together, in keys and values of two layers."""
@@ -207,9 +210,9 @@ def on_a_mesh(
     # Matrices and biases of two layers, embedding and head, keys and values; their scales in int8,
     # but for those of matrices that are split by inputs.
     [
-        ("t5", "data=2,model=2", {}, 2 * 6 + 2 + 4),
+        slow(("t5", "data=2,model=2", {}, 2 * 6 + 2 + 4)),
         ("t5", "data=2,model=2", {"weights": "int8", "cache": "int8"}, 2 * (6 + 3) + 4 + 8),
-        ("gpt2", "model=2", {}, 2 * 6 + 1 + 4),
+        slow(("gpt2", "model=2", {}, 2 * 6 + 1 + 4)),
         ("llama", "model=4", {}, 2 * 5 + 2 + 4),
     ],
 )

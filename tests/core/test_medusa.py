@@ -36,7 +36,10 @@ from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.types import Inputs
 from table_models import TableModel, inputs_of, random_table
+from tiny_models import quick, slow
 from toy_policies import Erratic, OneOf
+
+pytestmark = pytest.mark.sweep
 
 NEVER = jnp.int32([-1])
 BUDGET = 12
@@ -175,7 +178,7 @@ def proposals(method: Speculative, drafter: Medusa, inputs: Inputs, budget=BUDGE
     return Found(worst, drafted, silent, accepted)
 
 
-@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("kind", quick(OPTIONS, "t5", "llama"))
 def test_the_loop_proposes_what_the_true_hidden_states_say(kind):
     """Ragged rows, a prompt of one token, rounds without drafts, rows that end apart: within 1e-4
     of numpy."""
@@ -303,7 +306,7 @@ def test_enumerated_distribution_is_the_targets(rule, temperature, hydra, double
     assert len(expected) > 1 or temperature == 0
 
 
-@pytest.mark.parametrize("hydra", [False, True])
+@pytest.mark.parametrize("hydra", [slow((False,)), True])
 def test_samples_follow_the_target(hydra):
     """114,688 outputs of up to 4 tokens through the real loop: p > 1e-4."""
     drafter, chosen = on_table(2, hydra, jnp.float32), Sampling(0.7)

@@ -18,6 +18,8 @@ from specjax import checkpoints, drafters
 from specjax.cli import decode, defaults
 from specjax.models import sharding
 
+pytestmark = pytest.mark.sweep
+
 
 def case(kind, mesh, temperature, **options):
     return "decode", kind, {"mesh": mesh, "temperature": temperature, **options}

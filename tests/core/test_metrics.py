@@ -56,6 +56,7 @@ def overlap(target_logits, draft_logits, chosen):
     return np.minimum(distribution(target_logits, chosen), distribution(draft_logits, chosen)).sum()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_alpha_is_the_mean_overlap_of_the_distributions(pair, bigram, temperature):
     """Σ min by numpy, for a bigram with a known table and for the draft, on ragged outputs."""
@@ -124,6 +125,7 @@ def test_logits_that_are_not_finite(pair):
         measure(pair.target, broken)
 
 
+@pytest.mark.sweep
 def test_an_interval_needs_ten_outputs(pair):
     """None of one output or nine. In one line, with what it is of: never the overlaps."""
     texts = [f"x{i} = {i}" for i in range(10)]
@@ -164,6 +166,7 @@ def test_alpha_of_a_rule_that_is_not_exact(pair):
         measure(pair.target, **options, rule=Generous())
 
 
+@pytest.mark.sweep
 def test_results_say_whether_they_are_exact(pair):
     generate = functools.partial(specjax.generate, pair.target, pair.draft, TEXTS[:1])
     for rule, exact in ((None, True), ("lenient(0.3)", False), ("lenient(1)", True)):

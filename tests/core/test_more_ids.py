@@ -35,6 +35,7 @@ def of(seed, size, **options):
     return specjax.wrap(random_table(seed, size), **options)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rule", [TokenRule(), BlockRule()], ids=["token", "block"])
 def test_enumerated_distribution_is_the_targets(rule, temperature, double):
@@ -65,6 +66,7 @@ SOURCES = [[5, 9, 20, 1], [40, 307, 1], [7, 1]]
 options = {"max_new_tokens": 8, "batch_size": 3}
 
 
+@pytest.mark.sweep
 def test_every_drafter_leaves_the_targets_tokens_as_they_are(bare):
     target, draft = bare
     decode = functools.partial(specjax.generate, target, texts=SOURCES, **options)
@@ -87,6 +89,7 @@ def test_an_end_that_the_draft_lacks(bare):
     assert specjax.generate(target, draft, SOURCES, gamma=3, **options).tokens == plain
 
 
+@pytest.mark.sweep
 def test_comparisons_decode_the_whole_target(bare):
     target, draft = bare
     found = specjax.measure_speedup(

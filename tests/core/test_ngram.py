@@ -16,6 +16,7 @@ from specjax.policies import constant
 from specjax.rules import TokenRule
 from specjax.sampling import Sampling, row_keys
 from table_models import chain, inputs_of, random_table
+from tiny_models import covering
 from toy_policies import EntropyStop, Erratic
 
 START, EOS = 0, 3
@@ -374,8 +375,10 @@ def bias(drafter, distribution, policy, sources) -> float:
     return total_variation(output_distribution(method, inputs, 5), expected)
 
 
-@pytest.mark.parametrize("distribution", SAMPLINGS)
-@pytest.mark.parametrize("name", ["unigram", "bigram", "lookup", "lookup of 2"])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("name", "distribution"), covering(["unigram", "bigram", "lookup", "lookup of 2"], SAMPLINGS)
+)
 def test_enumerated_distribution_is_the_targets(name, distribution):
     """Three drafts, with a source and without: TV < 1e-12."""
     with jax.enable_x64(True):
@@ -384,6 +387,7 @@ def test_enumerated_distribution_is_the_targets(name, distribution):
         assert bias(drafter, chosen, constant(3), sources) < 1e-12
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("policy", ["erratic", "entropy"])
 @pytest.mark.parametrize("name", ["bigram", "lookup"])
 def test_enumerated_distribution_under_a_policy(name, policy):

@@ -68,6 +68,7 @@ def method_of(target: Model, drafter: Drafter, policy) -> Speculative:
     return Speculative(target, drafter, rule, policy, distribution, jnp.int32([-1]), GAMMA)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("policy", [constant(GAMMA), Erratic()])
 def test_a_drafter_sees_the_hidden_states_of_the_text(policy):
     """Of each known token but the last, prompts of 1 to 4 tokens, rounds without drafts: those that
@@ -207,6 +208,7 @@ def test_head_training_of_a_drafter_that_is_shown_the_target():
     assert several > 5
 
 
+@pytest.mark.sweep
 def test_hidden_states_that_nobody_reads_are_not_kept():
     """The compiled loop carries the target's hidden states, (B, K, E), for no drafter but one that
     keeps them.

@@ -56,6 +56,7 @@ def own():
     )
 
 
+@pytest.mark.sweep
 def test_a_flax_module_of_ones_own(own):
     """Plain and speculative greedy decoding against the module run by hand."""
     target, draft = own
@@ -68,6 +69,7 @@ def test_a_flax_module_of_ones_own(own):
     assert result.block_efficiency > 2
 
 
+@pytest.mark.sweep
 def test_a_pytree_of_ones_own():
     """A table, which is no module: every token follows the same distribution."""
     target = specjax.wrap(table.fixed([0.5, 0.3, 0.2, 0.0]), name="table")

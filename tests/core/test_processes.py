@@ -109,6 +109,7 @@ def test_rows_are_neither_lost_nor_doubled_when_a_process_is_killed(
     assert [path.name for path in tmp_path.glob(".out*")] == [".out.jsonl.run.json"]
 
 
+@pytest.mark.sweep
 def test_who_cannot_join_and_who_differs_ends_in_time(arguments, tmp_path):
     """With a message, before anything is loaded or written."""
     out, port = f"--output={tmp_path / 'out.jsonl'}", free_port()

@@ -95,6 +95,7 @@ def said(drafter, tokens, hidden):
     return drafter.logits(drafter.module(drafter.embed(tokens), before, start, None, ())[0])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_logits_are_those_of_the_reference(name, tmp_path):
     """At every slot but the first, which has no feature. As by its directory's name."""

@@ -14,7 +14,9 @@ from specjax.replay import rehearse, replay
 from specjax.replay.rehearse import Rehearsed
 from specjax.sampling import Sampling, row_keys
 from table_models import inputs_of, repeat
-from tiny_models import slow
+from tiny_models import covering, slow
+
+pytestmark = pytest.mark.sweep
 
 KEY = jax.random.key(5)
 
@@ -28,8 +30,10 @@ def both(method, inputs, budget=test_replay.BUDGET):
     return trace, test_loops.run(rehearsed, inputs, budget, keys=keys)
 
 
-@pytest.mark.parametrize("guesses", [False, True])
-@pytest.mark.parametrize("name", ["constant", "svip", "lookahead", "hedge", "tail reader"])
+@pytest.mark.parametrize(
+    ("name", "guesses"),
+    covering(["constant", "svip", "lookahead", "hedge", "tail reader"], [False, True]),
+)
 def test_it_is_the_replay(name, guesses):
     """Outputs are the recorded ones, some ended by EOS; rounds, drafted and accepted tokens are
     those of a replay with the same key."""
@@ -79,8 +83,8 @@ def test_plain_decoding_reads_the_script():
     ("skew", "drafter"),
     [
         (False, None),
-        (False, test_replay.drifting()),
-        (True, None),
+        slow((False, test_replay.drifting())),
+        slow((True, None)),
         slow((True, test_replay.drifting())),
     ],
 )

@@ -36,7 +36,7 @@ from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.support import named
 from table_models import inputs_of, random_table, repeat
-from tiny_models import slow
+from tiny_models import covering, quick, slow
 from toy_policies import EntropyStop, TailReader, library
 
 BUDGET, GAMMA_MAX, V = 12, 3, 10
@@ -80,6 +80,7 @@ def greedy_trace() -> Rollouts:
     return recorded(method_of(constant(1), Sampling(0.0)), inputs_of(PROMPTS))
 
 
+@pytest.mark.sweep
 def test_no_static_length_is_compared_that_has_no_price():
     """Of γ = 1 … 3 the first two were timed. The third would win if its pass cost as much as
     theirs; the oracle may take it in the policies' loop alone."""
@@ -101,7 +102,10 @@ def replayed_counts(found: Replayed) -> tuple[np.ndarray, ...]:
     return found.drafted.sum(-1), found.drafted @ lengths, found.accepted @ lengths
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "name", quick(NAMES, "constant", "svip", "lookahead", "hedge", "tail reader")
+)
 def test_greedy_replay_is_the_real_run(name):
     """Rounds, drafted and accepted tokens of six outputs, of which some end by EOS and some by
     their budget."""
@@ -116,6 +120,7 @@ def test_greedy_replay_is_the_real_run(name):
         assert ours[0].tolist() == theirs.tolist()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "refuses"), [("svip", False), ("adaedl", True), ("head", True)])
 def test_calls_of_the_drafter(name, refuses):
     """One for each drafted token, and one more where a policy saw the distribution and stopped: as
@@ -134,6 +139,7 @@ def test_calls_of_the_drafter(name, refuses):
     assert (refused > 0) == refuses
 
 
+@pytest.mark.sweep
 def test_greedy_replay_of_a_drafter_that_falls_silent():
     """Prompt lookup: rounds in which it proposes little or nothing."""
     method = method_of(constant(GAMMA_MAX), Sampling(0.0), PromptLookup(V))
@@ -171,8 +177,11 @@ def drifting(kind=Drifting) -> Drifting:
     return kind(model, random_table(3, V, dtype=jnp.float32).table[0])
 
 
-@pytest.mark.parametrize("kind", [Drifting, Unaware])
-@pytest.mark.parametrize("name", ["constant", "svip", "lookahead", "head", "tail reader"])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    covering(["constant", "svip", "lookahead", "head", "tail reader"], [Drifting, Unaware]),
+)
 def test_greedy_replay_of_a_drafter_that_guesses(name, kind):
     """A round of its own from each position is the real run, and one rollout for all is not."""
     method = method_of(policy_of(name), Sampling(0.0), drifting(kind))
@@ -184,6 +193,7 @@ def test_greedy_replay_of_a_drafter_that_guesses(name, kind):
     assert same == (kind is Drifting)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("aware", [True, False])
 @pytest.mark.parametrize("name", ["eagle", slow("medusa")])
 def test_heads_say_that_they_guess(name, aware):
@@ -249,13 +259,15 @@ def test_the_distribution_test_sees_a_wrong_chance():
     assert sampled(constant(2), skew=True) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["constant", slow("svip")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["constant", "svip"])
 def test_sampled_replay_of_a_drafter_that_guesses(name):
     """p > 1e-4, and less where one rollout is taken for all."""
     assert sampled(policy_of(name), drafter=drifting()) > 1e-4
     assert sampled(policy_of(name), drafter=drifting(Unaware)) < 1e-4
 
 
+@pytest.mark.sweep
 def test_a_round_goes_on_behind_a_token_that_is_rejected():
     """Where acceptance ends within the output, a token that the drafter likes better than the
     target does: wherever that is in the draft."""
@@ -303,6 +315,7 @@ def even(alpha: float, rows: int, emitted: int, gamma_max: int) -> Rollouts:
     )
 
 
+@pytest.mark.sweep
 def test_the_papers_numbers():
     """40,000 tokens at α = .8 and c = .1, v = 1: within 2% of Eq. 1, of Thm 3.8 for γ = 3, and of
     the oracle's 1/(1 − α + cα), for drafts that 24 hardly ever cut short: there the best length is
@@ -338,6 +351,7 @@ def test_calls_take_time_too():
         replay.score(found, trace, Costs(0.25, [1.0, 1.0]))
 
 
+@pytest.mark.sweep
 def test_settings_run_side_by_side():
     """Each of 40 thresholds, in chunks of 16, is what it is alone; three kinds compile thrice."""
     trace = greedy_trace()
@@ -385,6 +399,7 @@ def random_trace(longest: int, settled: bool = False) -> Rollouts:
     return made._replace(accepted=jnp.asarray(rng.integers(0, most + 1), jnp.int32))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("settled", [False, True])
 def test_the_oracle_is_a_bound(settled):
     """At 50 random tables of costs no policy, no static γ in a loop of its own and no plain
@@ -496,6 +511,7 @@ def test_a_file_costs_no_more_than_it_weighs(tmp_path):
         rollouts.load(path)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:1 empty")
 @pytest.mark.parametrize("temperature", [slow((0.0,)), 1.0])
 def test_record_texts(pair, temperature):
@@ -655,6 +671,7 @@ def test_regret_by_hand():
     np.testing.assert_allclose(lost[0, [0, 4]], [0, 0.9], atol=1e-6)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_who_prefers_plain_decodes_plainly(temperature):
     """The same tokens, in plain decoding's time."""

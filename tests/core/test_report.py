@@ -41,6 +41,7 @@ def traced(pair, request):
     return [(trace(method, *prepare(), row=i), rows[i]) for i in (0, 2, 6)]
 
 
+@pytest.mark.sweep
 def test_a_trace_is_the_run(traced):
     for rounds, row in traced:
         tokens = [token for r in rounds for token in r.accepted + r.next_token]
@@ -79,6 +80,7 @@ def traced_trees(pair, request):
     return method.slots - 1, [(trace(method, *prepare(), row=i), rows[i]) for i in range(2)]
 
 
+@pytest.mark.sweep
 def test_a_trace_of_trees_is_the_run(traced_trees):
     """Of each round every node once: on the accepted path, or in a branch that leaves it."""
     size, runs = traced_trees

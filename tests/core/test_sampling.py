@@ -228,6 +228,7 @@ def test_wide_distributions_are_drawn(name, draw):
     assert abs(z) < 4
 
 
+@pytest.mark.sweep
 @DRAWS
 def test_draws_follow_the_distribution(draw):
     """n = 100,000 from 300 tokens, a third of them impossible: chi-square p > 1e-4."""

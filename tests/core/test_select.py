@@ -159,6 +159,7 @@ class OneAhead(ModelDrafter):
         return jnp.where(hidden[..., -1:] > 0, super().logits(hidden[..., :-1]), -jnp.inf)
 
 
+@pytest.mark.sweep
 def test_gamma_by_the_rates_of_each_position(pair, monkeypatch):
     """Where the first token is as good as the target's and no other comes, one token is drafted.
     α, which asks for first tokens alone, would take the longest draft."""
@@ -351,6 +352,7 @@ def test_selection_where_the_answer_is_known(pair, monkeypatch):
     assert slow.memory == twin.memory + 4 * 256**2
 
 
+@pytest.mark.sweep
 def test_counts_are_of_inputs_that_are_not_measured(pair):
     """Over the outputs of the first half; and α at temperature 1 beside the greedy agreement."""
     trial = Trial(pair.target, ["", *TEXTS], ["bigram"], max_new_tokens=BUDGET, temperature=1.0,

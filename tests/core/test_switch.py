@@ -91,6 +91,7 @@ def bigram() -> ngram.Bigram:
 # The output's distribution.
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("choice", "temperature", "policy"),
     [
@@ -112,6 +113,7 @@ def test_enumerated_distribution_is_the_targets(choice, temperature, policy):
         assert total_variation(output_distribution(method, inputs, 5), expected) < 1e-12
 
 
+@pytest.mark.sweep
 def test_samples_follow_the_target():
     """114,688 outputs of up to 4 tokens through the jitted loop: p > 1e-4."""
     target = random_table(1, dtype=jnp.float32)
@@ -153,6 +155,7 @@ def by_rounds(method, inputs, budget):
         state = after
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("late", [True, False])
 def test_every_row_gets_the_distributions_of_its_drafter(late):
     """Three rows that choose apart, by a plan: in each round the drafts' distributions are those
@@ -230,6 +233,7 @@ def test_at_batch_1_only_the_chosen_one_runs():
         assert calls == [3 * (i == which) for i in range(3)]
 
 
+@pytest.mark.sweep
 def test_what_does_not_run_costs_nothing(on_cpu, monkeypatch):
     """In the compiled loop of T5s no cache is copied, and a round has no matrix products outside
     of passes and of loops that the choice decides about. Eight queries would make a bias as large
@@ -261,6 +265,7 @@ def test_idle_drafters_see_the_target():
     assert state.stats.accepted.sum() > 0
 
 
+@pytest.mark.sweep
 def test_the_first_that_speaks(pair):
     """Fixed: tokens and drafts of the first alone, if it always speaks; else the next helps out."""
     options = {"temperature": 1.0, "key": 0, "gamma": 3, "max_new_tokens": 24}
@@ -280,6 +285,7 @@ def test_rollouts_of_a_switch_are_refused(pair):
         rollouts.record(pair.target, made, TEXTS[:1], [[1, 2]], key=jax.random.key(0), **how)
 
 
+@pytest.mark.sweep
 def test_drafters_that_read_the_target(pair):
     """An EAGLE-3, which asks for states of more layers, beside one that reads the last, and a
     model: tokens are the target's."""
@@ -320,6 +326,7 @@ def test_what_a_round_shows():
     assert (found["bandit"].passed[0, 1], found["bandit"].tested[0, 1]) == (2, 2)
 
 
+@pytest.mark.sweep
 def test_chances_of_a_free_drafter():
     """At temperature 1 the bandit adds Σ min(p, q) at each verified position, for bigrams that are
     spread too; not beyond the first rejection, nor behind an EOS."""
@@ -389,6 +396,7 @@ def test_choices_settle_and_come_back():
 # Names.
 
 
+@pytest.mark.sweep
 def test_by_name(pair, tmp_path):
     """Everywhere a draft can be named, with what it is made of; and what is wrong with it."""
     text = f"switch(drafters=('lookup(max_ngram=2)', '{pair.draft.name}'), choice='recent')"

@@ -64,6 +64,7 @@ def bias(name, *, eos=-1, budgets=(4, 3), step=speculative.step) -> float:
         return total_variation(found, expected_of(method, budgets))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("eos", [-1, 1])
 @pytest.mark.parametrize("name", ["gossip", "together"])
 def test_enumerated_joint_distribution(name, eos):
@@ -96,6 +97,7 @@ def peeking_step(method, contexts, state, dice):
     return _finish(method, contexts, state, drafts._replace(length=length), dice)
 
 
+@pytest.mark.sweep
 def test_reading_a_neighbours_round_is_no_fault_and_peeking_is():
     """TV < 1e-12 where a row's draft depends on what its neighbour got in the same round; > 1e-3
     where it depends on tokens that are in it."""
@@ -138,6 +140,7 @@ def p_value(times: int, index=(0, 1, 2)) -> float:
     return p
 
 
+@pytest.mark.slow
 def test_samples_of_both_rows_follow_the_target():
     """32,768 batches, pairs of outputs of up to 3 tokens: p > 1e-4. Two rows with one key would
     each be right; as a pair p < 1e-4 with 8,192."""
@@ -154,6 +157,7 @@ def shared(accepted, tested, left) -> Shared:
     return Shared(Evidence(tally, tally, jnp.zeros((len(left), 3))), jnp.int32(left))
 
 
+@pytest.mark.sweep
 def test_one_length_for_all_by_hand():
     """Costs 1, 1.1, 1.8, 1.9: a second token needs a wider pass, which has room for a third.
 
@@ -188,6 +192,7 @@ def test_a_draft_is_given_up_on_evidence():
     assert int(policy.begin(shared([0.0, 0.0], [4, 100], [9, 0]), 1)[1]) == 1
 
 
+@pytest.mark.sweep
 def test_a_batch_enters_for_hope_of_all_outputs():
     """At α = .5 no draft pays. Where outputs differ by .4 they would bring 1.28 of plain decoding,
     by .2 1.17, and 1.01 if α were .2; and of four rows the worst brings nothing."""
@@ -198,6 +203,7 @@ def test_a_batch_enters_for_hope_of_all_outputs():
         assert together(table).prefers_plain(8, 200, rows) == plain
 
 
+@pytest.mark.sweep
 def test_alone_it_is_lookahead_without_beliefs():
     """A row by itself, round by round: the same α, and the length that it promises most of."""
     table = Costs(0.35, [1, 1, 1.1, 1.1], alpha=0.7)
@@ -222,6 +228,7 @@ def test_it_begins_with_the_alpha_that_was_measured(measured, drafted):
     assert int(policy.begin(policy.init(keys_of(2), 3), 3)[1]) == drafted
 
 
+@pytest.mark.sweep
 def test_the_worst_row_of_many():
     """α = .7 of which a share of .2 is between outputs: a deviation of √(.21 · .2). Of 1, 2, 4 and
     16 rows the worst is expected 0, .59, 1.05 and 1.77 of them lower, and once 95 tokens of each
@@ -264,6 +271,7 @@ def test_a_batch_learns_as_one(measured):
     assert heir.left.tolist() == [2] * 3
 
 
+@pytest.mark.sweep
 def test_a_batch_drafts_as_one():
     """In the loop: in each round all live rows draft the same, but for those with no room for it;
     lengths vary; what is left follows the rows, padding included. At temperature 0 neighbours

@@ -21,6 +21,8 @@ from specjax.trees.speculative import TreeSpeculative
 from table_models import inputs_of, random_table
 from tiny_models import slow
 
+pytestmark = pytest.mark.sweep
+
 EOS, PROMPT, RULE = 2, [1, 0], TokenRule()
 SHAPES = {
     "with": (fixed(paths=((0,), (1,), (0, 0)), draw="with"), BlockRule()),

@@ -20,6 +20,8 @@ from specjax.trees.nodes import layout, lineage, path_to
 from specjax.tuning.ranks import acceptance_by_rank
 from tiny_models import QWENS, VARIANTS, random_model, slow
 
+pytestmark = pytest.mark.sweep
+
 
 @pytest.fixture(autouse=True)
 def _programs_of_one_test():
@@ -111,7 +113,7 @@ WIDE = "best_first(width=9, depth=2, nodes=15)"
 @pytest.mark.parametrize(
     ("family", "tree", "rows"),
     [
-        ("t5", FIXED, 4), ("gpt2", BEST, 4),
+        slow(("t5", FIXED, 4)), ("gpt2", BEST, 4),
         *map(slow, (
             ("llama", FIXED, 1),
             ("t5 tied", BEST, 4), ("gpt2", FIXED, 4), ("llama", BEST, 16), ("mistral", FIXED, 4),
@@ -142,9 +144,11 @@ def shaken(model, noise=0.03):
 @pytest.mark.parametrize(
     ("family", "kind", "tree"),
     [
-        ("t5", "eagle 1", WIDE), slow(("llama", "eagle 1", FIXED)), ("llama", "eagle 3", BEST),
-        ("t5", "medusa", FIXED), ("t5", "hydra", BEST), ("llama", "lookup", FIXED),
-        ("llama", "bigram", BEST),
+        ("t5", "medusa", FIXED), ("llama", "eagle 3", BEST), ("llama", "lookup", FIXED),
+        *map(slow, (
+            ("t5", "eagle 1", WIDE), ("llama", "eagle 1", FIXED), ("t5", "hydra", BEST),
+            ("llama", "bigram", BEST),
+        )),
     ],
 )  # fmt: skip
 def test_every_drafter_that_branches(family, kind, tree):
@@ -186,31 +190,31 @@ def test_what_trees_cannot_do_is_refused(options, said):
         specjax.generate(target, draft, [[3, 4]], max_new_tokens=4, **known)
 
 
-def test_acceptance_by_rank():
+@pytest.mark.parametrize("temperature", [0.0, slow((1.0,))])
+def test_acceptance_by_rank(temperature):
     """The first child's chance is α; at temperature 0 ranks say which choice is the target's."""
     target = random_model("llama", 12)
     draft = dataclasses.replace(target, model=shaken(target.model, 0.3))
     texts = [[3, 4, 5, 6, 7], [8, 9], [10, 3, 4, 4], [5], [6, 6, 6]] * 4
-    for temperature in (0.0, 1.0):
-        chosen = smp.Sampling(temperature)
-        plain = specjax.generate(
-            target, None, texts, temperature=temperature, key=0, max_new_tokens=17, batch_size=20
-        )
-        options = {"sampling": chosen, "batch_size": 20}
-        known = target, draft, texts, plain.tokens
-        alpha = metrics.alpha_of_outputs(*known, **options).value
+    chosen = smp.Sampling(temperature)
+    plain = specjax.generate(
+        target, None, texts, temperature=temperature, key=0, max_new_tokens=17, batch_size=20
+    )
+    options = {"sampling": chosen, "batch_size": 20}
+    known = target, draft, texts, plain.tokens
+    alpha = metrics.alpha_of_outputs(*known, **options).value
+    if temperature == 0:
         top = acceptance_by_rank(*known, **options)
-        if temperature == 0:
-            assert top[0] == pytest.approx(alpha, abs=1e-6)
-            assert top.sum() <= 1 + 1e-6
-            continue
-        drawn = acceptance_by_rank(*known, drawn=True, **options)
-        assert drawn[0] == pytest.approx(alpha, abs=0.05)
-        assert 0.8 < drawn.sum() < 1 + 1e-5  # ten of twelve tokens: one is nearly always accepted
-        assert drawn[0] > drawn[1:].max()
+        assert top[0] == pytest.approx(alpha, abs=1e-6)
+        assert top.sum() <= 1 + 1e-6
+        return
+    drawn = acceptance_by_rank(*known, drawn=True, **options)
+    assert drawn[0] == pytest.approx(alpha, abs=0.05)
+    assert 0.8 < drawn.sum() < 1 + 1e-5  # ten of twelve tokens: one is nearly always accepted
+    assert drawn[0] > drawn[1:].max()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [slow((0.0,)), 1.0])
 def test_children_that_are_not_there_are_not_accepted(temperature):
     """Of ten ranks a lookup of two matches has two."""
     target = random_model("gpt2", 12)

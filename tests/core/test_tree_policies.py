@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import ClassVar
 
 import jax
@@ -24,7 +25,7 @@ from specjax.trees.speculative import TreeSpeculative
 from specjax.tuning import fitting, tree_costs
 from table_models import TableModel, inputs_of, random_table
 from test_trees import PROMPT, begun, check_enumerated, method_of, one_step
-from tiny_models import slow
+from tiny_models import quick, slow
 from toy_policies import Erratic
 
 RULE = rules.TokenRule()
@@ -60,8 +61,14 @@ def toys():
     }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("policy", ["erratic", "nodes", *map(slow, ["cut", "goodput", "ucb"])])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("policy", "shape"),
+    quick(
+        itertools.product(("erratic", "nodes", "cut", "goodput", "ucb"), SHAPES),
+        ("erratic", "mixed"), ("nodes", "best first"),
+    ),
+)  # fmt: skip
 def test_enumerated_with_a_policy(policy, shape, double):
     chosen = toys()[policy]
     # Where children are chosen there is one rule.
@@ -70,6 +77,7 @@ def test_enumerated_with_a_policy(policy, shape, double):
         assert found < 1e-6, rule
 
 
+@pytest.mark.sweep
 def test_hedge_learns_from_shallower_trees(double):
     assert check_enumerated("other", "plain", RULE, MIXED, policies.parse("hedge")) < 1e-6
 
@@ -113,6 +121,7 @@ def outputs(method, budget=12):
     return [row[:n].tolist() for row, n in zip(state.tokens, state.length.tolist(), strict=True)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", ["mixed", slow("best first")])
 def test_narrower_passes_change_no_token(shape):
     tree = SHAPES[shape]
@@ -121,6 +130,7 @@ def test_narrower_passes_change_no_token(shape):
         assert outputs(full) == outputs(dataclasses.replace(full, widths=(1, 2, 4)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_first_nodes_count(shape):
     begin = begun(made(SHAPES[shape], cut(2, 0)), inputs_of(INPUTS), 9)
@@ -148,6 +158,7 @@ class Measured(TableModel):
         return super().__call__(tokens, *args, **options)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("nodes_", "width"), [(0, 2), (1, 2), (2, 3), (3, 5), (4, 5)])
 def test_the_narrowest_pass_that_holds_the_tree(nodes_, width):
     method = made(MIXED, cut(2, nodes_), widths=(2, 3))
@@ -184,6 +195,7 @@ def test_levels_that_nobody_needs_are_left_out(policy, calls):
     assert Counted.calls == calls
 
 
+@pytest.mark.sweep
 def test_a_tree_of_one_branch_is_a_chain():
     """Same keys, same tokens, and a round that says the same."""
     policy = policies.parse("goodput", costs=Costs(0.3, [1.0, 1.1, 1.2, 1.3]))
@@ -231,6 +243,7 @@ def last_count(cost, seed):
     return float(np.mean(policy.nodes(state.policy, 4)))
 
 
+@pytest.mark.sweep
 def test_the_number_of_nodes_follows_the_costs():
     assert last_count([1.0] * 5, 2) > 3
     assert last_count([1.0, 2.0, 3.0, 4.0, 5.0], 2) == 0
@@ -265,6 +278,7 @@ def test_a_chain_has_no_nodes(pair):
         )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("policy", ["nodes", *map(slow, ("goodput", "cut(depth=1, nodes=2)"))])
 def test_generate(policy, pair):
     """With measured costs where a policy needs them, greedy tokens are the target's."""
@@ -304,6 +318,7 @@ def test_a_tree_is_timed_in_its_batch(pair, monkeypatch):
     assert seen == [([False] * 5 + [True], False)]
 
 
+@pytest.mark.sweep
 def test_costs_of_a_tree(pair):
     method = decoding.branching(
         pair.target, pair.draft, MIXED, sampling=smp.Sampling(1.0), widths=(2,)

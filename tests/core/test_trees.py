@@ -188,6 +188,7 @@ def chain_of(rows=64, count=4, size=5):
     return nodes, lineage(nodes.parent, nodes.depth, count), (target, laws, tokens, lengths)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("rule", "of_chain"), [(Sibling(), rules.TokenRule()), (Traversal(), rules.BlockRule())]
 )
@@ -485,13 +486,17 @@ def rules_of(shape, distribution):
     return CHAIN_RULES if drawn else ["token"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("shape", "distribution", "rule"),
     [
-        (name, distribution, rule)
-        for name, shape in LOOP_SHAPES.items()
-        for distribution in SAMPLINGS
-        for rule in rules_of(shape, distribution)
+        case if number % 2 == 0 else slow(case)
+        for number, case in enumerate(
+            (name, distribution, rule)
+            for name, shape in LOOP_SHAPES.items()
+            for distribution in SAMPLINGS
+            for rule in rules_of(shape, distribution)
+        )
     ],
 )
 def test_enumerated_distribution_is_the_targets(shape, distribution, rule, double):
@@ -515,6 +520,7 @@ class Sure(ModelDrafter):
         return smp.standardize(logits, smp.Sampling(0.0))
 
 
+@pytest.mark.sweep
 def test_at_temperature_0_children_come_from_the_beliefs():
     """Greedy distributions are one-hot and have no second child; the belief has."""
     target, inputs = random_table(0, dtype=jnp.float32), inputs_of([PROMPT] * 4)
@@ -561,6 +567,7 @@ def p_value(rule, shape, distribution, decode=loop.decode, samples=SAMPLES):
     return p
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("rule", "shape"),
     [
@@ -592,7 +599,8 @@ class OneUniform(Dice):
         return super().accepted(state.replace(rounds=jnp.zeros_like(state.rounds)), stop)
 
 
-@pytest.mark.parametrize("dice", [slow((EverySlotAlike,)), OneUniform])
+@pytest.mark.slow
+@pytest.mark.parametrize("dice", [EverySlotAlike, OneUniform])
 def test_chi_square_sees_reused_noise(dice):
     @functools.partial(jax.jit, donate_argnums=2)
     def decode(method, contexts, state):
@@ -604,6 +612,7 @@ def test_chi_square_sees_reused_noise(dice):
     assert found < 1e-6
 
 
+@pytest.mark.sweep
 def test_with_coupled_noise_the_tokens_are_plain_decodings():
     target = random_table(0, dtype=jnp.float32)
     inputs = inputs_of([[1, 0], [2, 1, 1], [0]])
@@ -634,6 +643,7 @@ def test_counts_of_a_round():
     assert (stats.accepted_lengths, stats.tested) == ([0, 0, 3], [3, 3])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("draw", ["without", "top"])
 def test_more_children_than_tokens(draw, double):
     """Four children over three tokens, of which the drafter may give no chance to some."""

@@ -50,6 +50,7 @@ def typical_distribution(target_probs, draft_probs, epsilon, delta):
     return accepted, (1 - accepted.sum()) * within(target_probs, epsilon, delta)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("distribution", ["plain", "top-k"])
 def test_enumerated_distribution_is_the_predicted_one(distribution):
     """All outputs of up to 5 tokens, γ = 2: TV < 1e-12; and far from the target's distribution."""
@@ -131,6 +132,7 @@ def test_greedy_is_the_token_rule():
         np.testing.assert_array_equal(kept_of, np.eye(3)[token])
 
 
+@pytest.mark.sweep
 def test_by_name_and_marked(pair):
     """With settings, and never counted as exact above temperature 0."""
     rule = rules.parse("typical(epsilon=0.2, delta=0.5)")

@@ -27,20 +27,26 @@ def slow(case):
     return pytest.param(*([case] if isinstance(case, str) else case), marks=pytest.mark.slow)
 
 
-def pairwise(*axes):
-    """All combinations of the axes' values. A few in which every two values meet are run by
-    `make test`, the others by `make slow`."""
+def quick(cases, *chosen):
+    """Cases of a parametrized test. `make test` runs the chosen ones, and `make slow` the rest."""
+    return [case if case in chosen else slow(case) for case in cases]
+
+
+def covering(*axes, count: int = 0):
+    """All combinations of the axes' values. `make test` runs `count` of them: the values of the
+    longest axis in turn, each once by default, in cases in which most pairs of values are new."""
 
     def pairs(case):
         return set(itertools.combinations(enumerate(case), 2))
 
-    cases = list(itertools.product(*axes))
-    missing, quick = set().union(*map(pairs, cases)), set()
-    while missing:
-        best = max(cases, key=lambda case: len(pairs(case) & missing))
-        quick.add(best)
-        missing -= pairs(best)
-    return [case if case in quick else slow(case) for case in cases]
+    cases, chosen, seen = list(itertools.product(*axes)), set(), set()
+    place = max(range(len(axes)), key=lambda place: len(axes[place]))
+    for value in itertools.islice(itertools.cycle(axes[place]), count or len(axes[place])):
+        some = [case for case in cases if case[place] == value]
+        best = max(some, key=lambda case: len(pairs(case) - seen))
+        chosen.add(best)
+        seen |= pairs(best)
+    return quick(cases, *chosen)
 
 
 def config_of(family: str, vocab_size: int, layers: int):

@@ -17,6 +17,7 @@ from specjax.checkpoints import gpt, llama, parameters
 from specjax.checkpoints.config_json import FIELDS
 from specjax.checkpoints.weights import SAFETENSORS
 from specjax.tuning.selection import smaller_members
+from tiny_models import quick
 
 LAYOUTS = {
     "t5": (t5_variants, "v1_1"),
@@ -58,7 +59,7 @@ def outcome(path, raw, said):
     return None
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", quick(LAYOUTS, "t5", "gpt2", "llama", "qwen3"))
 def test_every_field_of_every_kind(name, tmp_path, monkeypatch):
     path, raw = layout(name, tmp_path)
     whole = outline(tmp_path)

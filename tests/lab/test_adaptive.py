@@ -148,6 +148,7 @@ def config_file(pair, tmp_path):
     return file
 
 
+@pytest.mark.slow
 def test_where_the_time_of_a_policy_goes(pair, config_file, tmp_path, monkeypatch, capsys):
     """Told its lengths a loop has the very rounds of the policy; loops of one length have their
     own sums, and so does what was told."""

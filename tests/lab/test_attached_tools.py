@@ -31,7 +31,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=["eagle 1", slow("eagle 3"), "hydra"])
+@pytest.fixture(scope="module", params=["eagle 1", *map(slow, ("eagle 3", "hydra"))])
 def directory(request, pair, tmp_path_factory):
     """A drafter of each kind, which knows nothing yet, as its directory."""
     place = tmp_path_factory.mktemp("drafter")
@@ -145,6 +145,7 @@ def test_the_papers_tables_and_figures(tapped, pair, examples, tmp_path):
     assert traces.setting(drawn).startswith(f"run, γ={gained['gamma']}, T=0")
 
 
+@pytest.mark.slow
 def test_a_trace(tapped, pair, examples, tmp_path):
     """Rollouts of a whole config for experiments.replay, with what the calls took."""
     config = config_of(pair, tapped, embedded.get_config())

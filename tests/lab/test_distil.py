@@ -96,6 +96,7 @@ def pools(directory):
     return {path.stem: dict(np.load(path)) for path in sorted((directory / "prefixes").iterdir())}
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_has_the_same_end(of_family, tmp_path, monkeypatch):
     """In the middle of a pool of the draft's: pools begin every 4 steps, the checkpoint is at 7."""
     config, whole, cut = of_family("gpt2"), tmp_path / "whole", tmp_path / "cut"

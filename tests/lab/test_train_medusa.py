@@ -12,6 +12,7 @@ from experiments.train import medusa, train_drafter
 from experiments.train.medusa import Known, MedusaTrainer, along, init, loss
 from table_models import inputs_of
 from test_medusa import HEADS, OPTIONS, drafter, expected_logits, hidden_states, target
+from tiny_models import quick
 
 T = 10
 
@@ -36,7 +37,7 @@ def known(kind: str) -> Known:
     return Known(jnp.asarray(tokens), jnp.asarray(counts), hidden, model.logits(hidden))
 
 
-@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("kind", quick(OPTIONS, "t5", "llama"))
 def test_along_is_what_the_drafter_says(kind):
     """At every place and of every head as in numpy, from which the loop's proposals are tested
     too."""

@@ -43,12 +43,13 @@ def of_kind(request, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("of_kind", "temperature", "methods"),
     [
         ("t5", 0.0, ["chain of 1", CHOSEN]),
-        pytest.param("qwen", 0.0, ["chain of 1", CHOSEN], marks=SLOW),
-        pytest.param("t5", 1.0, SAMPLED, marks=SLOW),
+        ("qwen", 0.0, ["chain of 1", CHOSEN]),
+        ("t5", 1.0, SAMPLED),
     ],
     indirect=["of_kind"],
 )
