@@ -189,7 +189,8 @@ def look_around(model: T5, strength: float = 4.0) -> None:
 
     A decoder copies by finding the source position whose left neighbour it has just written. From
     T5's own initialisation that circuit takes a thousand steps to appear in a shallow model, and
-    did not appear at all in deep ones (docs/training.md). Two changes put its parts in place:
+    did not appear at all in deep ones (experiments/train/README.md). Two changes put its parts in
+    place:
 
     - Relative position: each head of the encoder starts with a preference for one near neighbour
       (−1, +1, −2, +2, in turn; the last two heads have none if there are more than six), each head
