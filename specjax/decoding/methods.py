@@ -16,10 +16,10 @@ from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy, constant, needs_costs
-from specjax.policies import load as load_policy
+from specjax.policies import parse as parse_policy
 from specjax.policies.base import counts_nodes, within_a_draft
 from specjax.rules import AcceptanceRule, TokenRule
-from specjax.rules import load as load_rule
+from specjax.rules import parse as parse_rule
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.support.ranges import has, listed, whole
@@ -52,7 +52,7 @@ def build(
     """
     if draft is None:
         return plain(target, sampling, rule)
-    shape = trees.load(tree)
+    shape = trees.parse(tree)
     options: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
     options["check_tokens"] = check_tokens
     if not isinstance(shape, Chain):
@@ -194,7 +194,7 @@ def _beside(target: Checkpoint, drafter: D) -> D:
 def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
     if rule is None:
         return TokenRule()
-    rule = load_rule(rule) if isinstance(rule, str) else rule
+    rule = parse_rule(rule) if isinstance(rule, str) else rule
     return has("rule", rule, ("stop", "next_probs"), "an acceptance rule, or its name")
 
 
@@ -205,7 +205,7 @@ def _policy(policy: Policy | str) -> Policy:
             f"settings = specjax.tune(target, draft, texts, policy={policy!r}), then "
             "generate(..., settings=settings)."
         )
-    policy = load_policy(policy) if isinstance(policy, str) else policy
+    policy = parse_policy(policy) if isinstance(policy, str) else policy
     return has("policy", policy, ("begin", "update"), "a draft-length policy, or its name")
 
 

@@ -59,7 +59,7 @@ def tune(
     """
     decoding.check_texts(texts)
     decoding.check_models(target, draft)
-    shape = trees.load(tree)
+    shape = trees.parse(tree)
     branches = not isinstance(shape, trees.Chain)
     policy = policy or ("goodput" if branches else "lookahead")
     check(policy)
