@@ -38,7 +38,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.static = (1, 2, 3, 5, 7, 10)  # γ
     config.gamma_max = 10  # of policies
     # Verify passes that policies can choose, and γ_max + 1. Each is compiled, and finds its code
-    # cold where the one before was another (docs/adaptive.md).
+    # cold where the one before was another (experiments/adaptive/README.md).
     config.widths = (1, 2, 3, 4, 6, 8)
     # Settings by policy; those that take costs or a trained head are given them.
     config.policies = {

@@ -2,11 +2,11 @@
 
     python -m experiments.benchmark --config=configs/benchmark_gpu.py:paper-small --workdir=runs/gpu
 
-Three of its cases have run, on an H200 (docs/benchmark.md). A command begins no case that would
-pass 8 minutes; the same command again goes on, and all parts may share a workdir. Parts: those of
-configs/benchmark_cpu.py, and paper-small, paper-base and paper-large, the rows of the paper's
-tables by draft. Needs 40 GB of the GPU's memory, twice that where torch is installed for the peers,
-and then 30 GB of disk. On a TPU, which the paper used (a TPU-v4), it runs without peers.
+Three of its cases have run, on an H200 (experiments/benchmark/README.md). A command begins no case
+that would pass 8 minutes; the same command again goes on, and all parts may share a workdir. Parts:
+those of configs/benchmark_cpu.py, and paper-small, paper-base and paper-large, the rows of the
+paper's tables by draft. Needs 40 GB of the GPU's memory, twice that where torch is installed for
+the peers, and then 30 GB of disk. On a TPU, which the paper used (a TPU-v4), it runs without peers.
 """
 
 import ml_collections

@@ -12,7 +12,7 @@ A run takes 30 to 50 s on two idle cores, and there are 33: some 25 minutes for 
 first part included. What was done is kept, run by run. `quick` has 2 × 2 of it, with 20 steps and
 few inputs, to see that it works: some 5 minutes, and figures that mean nothing.
 
-Results of both: docs/training.md.
+Results of both: experiments/distil/README.md.
 """
 
 import ml_collections

@@ -22,7 +22,8 @@ its lengths, on tiny models and corpora in the hub's layout. What to expect is t
 
 Here the checkpoints are other ones, so α will be near these and not equal; a 3B target gets a
 smaller speedup, since a step of it is cheaper beside its draft's. Memory for weights, caches and
-the largest draft, in GB; activations come on top (docs/paper_setup.md says how this was computed):
+the largest draft, in GB; activations come on top. experiments/reproduce/README.md says how this was
+computed:
 
     after configs/paper.py:                     float32   bfloat16
     t5-3b_en-de         t5-3b_cnn-dm               17         9

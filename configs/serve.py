@@ -1,4 +1,4 @@
-"""Rows admitted while others run, beside whole batches: throughput, and latency at arrival rates.
+"""Rows admitted while others run, beside whole batches: tokens per second.
 
     python -m experiments.serve --config=configs/serve.py:parse --workdir=runs/serve-parse
     python -m experiments.serve --config=configs/serve.py:prose --workdir=runs/serve-prose
@@ -29,6 +29,4 @@ def get_config(task: str = "parse") -> ml_collections.ConfigDict:
     # its budget.
     config.lengths = ("drawn",) if task == "prose" else ("own", "drawn")
     config.shortest = 8  # drawn budgets: log-uniform from here to max_new_tokens
-    config.rates = (5.0, 20.0)  # inputs that arrive, per second, as a Poisson process
-    config.every = 4  # rounds after which a running loop returns, so that tokens can be sent on
     return config

@@ -23,7 +23,7 @@ target token and the share of exact trees among 256 greedy outputs:
     gpt-target    5,587,584 3.555      –             –   6,000
     gpt-draft       272,496 4.150      –             –   3,000
 
-Reading the sources takes another minute or two. docs/training.md tells how this came about.
+Reading the sources takes another minute or two. What was learned: experiments/train/README.md.
 
 `head` is the acceptance head of draft-small (`experiments.train.train_head`), a matter of
 minutes; for draft-tiny add --config.draft=families/parse/draft-tiny, and expect a weighted loss of

@@ -5,7 +5,7 @@ target call, c time(draft step) / time(target step), v time(verify call) / time(
 Speedups are factors of walltime over plain decoding at batch 1: 2.0 is twice as fast.
 
 Every argument may be an array; arrays broadcast. Floats in give a float out, in float64. What these
-formulas assume, and where that fails, is in docs/theory.md.
+formulas assume, and where that fails, is in experiments/theory/README.md.
 """
 
 from collections.abc import Sequence

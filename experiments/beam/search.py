@@ -8,7 +8,7 @@ is one of its nodes:
 
 Each step of the walk is a step of plain beam search, with distributions looked up instead of
 computed, so the beams are the target's whatever the draft. Plain beam search is the round without a
-tree. docs/beam.md defines the search and tells what the appendix leaves open.
+tree. experiments/beam/README.md defines the search and tells what the appendix leaves open.
 
 Axes beyond those of `types`: w beams (width) · u draft beams (draft_width) · N EOS ids ·
 R = w + uγ nodes of the tree, the w live beams first. Rounds are written for one input and mapped

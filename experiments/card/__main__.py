@@ -258,7 +258,8 @@ def readme(config, card: dict[str, Any]) -> str:
             "",
             "## How it was made",
             "",
-            "Recipe: `configs/train.py`, story: `docs/training.md`. Training data: "
+            "Recipe: `configs/train.py`, and what was learned: `experiments/train/README.md`. "
+            "Training data: "
             f"{data.get('pairs', {}).get('train', '?')} pairs from the source of Python "
             f"{data.get('python', '?')} and installed packages; hashes and versions in card.json.",
             "",

@@ -27,6 +27,7 @@ from rich.console import Console
 
 from experiments.reproduce.study import Study, check_counts, find, relative
 from experiments.train import train
+from experiments.train.loop import fields_of
 from experiments.train.train import TrainConfig
 from experiments.train.workdirs import claim
 from specjax.measure import metrics, provenance, report
@@ -77,7 +78,7 @@ class Laboratory:
         self.config, self.workdir = config, workdir
         self.results = Results(workdir / "results.jsonl")
         self.study = Study(config, self.results)
-        self.settings = train.from_config_dict(config.train)
+        self.settings = TrainConfig(**fields_of(config.train))
 
     @functools.cached_property
     def start(self) -> pathlib.Path:

@@ -4,22 +4,16 @@
 
 For each temperature of the config, and outputs that end by themselves or at drawn budgets: tokens
 per second of plain and of speculative decoding, in whole batches and with admission at so many free
-rows, in turns. Then, at given rates of arrival, how long inputs wait for their first token and for
-each token. Writes results.jsonl and report.md to the workdir. A run that was cut off goes on where
-it was.
-
-Arrivals are simulated on the same loop. Time advances by what its calls take, measured, and jumps
-to the next arrival where nothing is left to do. Inputs that have arrived are admitted when the loop
-returns. It does so every few rounds, and then the tokens of these rounds are known.
+rows, in turns. Writes results.jsonl and report.md to the workdir. A run that was cut off goes on
+where it was.
 """
 
-import collections
 import functools
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,7 +43,7 @@ def main(_) -> None:
     on = Study(config, open_results(workdir, config))
     fill(on)
     rows = on.results.done
-    sections = [make(rows, cell) for cell in cells(config) for make in (throughput, latency)]
+    sections = [throughput(rows, cell) for cell in cells(config)]
     pages.write(workdir, f"{config.task}: rows admitted while others run", sections, rows)
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
     pages.show(console, sections, rows)
@@ -62,8 +56,6 @@ def check(config) -> None:
         raise ValueError(f"lengths has {wrong[0]!r}: each is one of {', '.join(LENGTHS)}.")
     if not 1 <= config.shortest <= config.max_new_tokens:
         raise ValueError(f"shortest={config.shortest} must lie in [1, max_new_tokens].")
-    if wrong := [rate for rate in config.rates if rate <= 0]:
-        raise ValueError(f"rates has {wrong[0]}: inputs per second are above 0.")
     if config.timed_inputs <= config.batch_size:
         raise ValueError(
             f"timed_inputs={config.timed_inputs} must be more than batch_size={config.batch_size}: "
@@ -89,10 +81,8 @@ def fill(on: Study) -> None:
 
 
 def measure(on: Study, temperature: float, lengths: str) -> list[dict[str, Any]]:
-    """Rows of throughput and of latency. A cell is written as a whole."""
-    methods = methods_of(on, temperature)
-    requests = requests_of(on, lengths)
-    return [*in_turn(on, methods, requests), *at_rates(on, methods, requests)]
+    """Rows of a cell, which is written as a whole."""
+    return in_turn(on, methods_of(on, temperature), requests_of(on, lengths))
 
 
 def methods_of(on: Study, temperature: float) -> dict[str, Method]:
@@ -137,9 +127,6 @@ def running(on: Study, method: Method, requests: Sequence[Request], at_once: int
     )
 
 
-# --- All inputs are there ------------------------------------------------------------------------
-
-
 def in_turn(
     on: Study, methods: Mapping[str, Method], requests: Sequence[Request]
 ) -> list[dict[str, Any]]:
@@ -170,7 +157,6 @@ def in_turn(
             rows, others = timed.outputs(way), timed.outputs(batches)
             made.append(
                 {
-                    "part": "throughput",
                     "method": name,
                     "admits": at_once,
                     **quartiles("tokens_per_s", 1 / timed.per_token(way)),
@@ -188,103 +174,9 @@ def in_turn(
 
 def setting(on: Study) -> dict[str, Any]:
     """What every row says beside its numbers."""
-    names = ("gamma", "timed_inputs", "repeats", "every")
+    names = ("gamma", "timed_inputs", "repeats")
     some = {name: on.config[name] for name in names}
     return {**some, "batch": on.config.batch_size, "load": round(os.getloadavg()[0], 2)}
-
-
-# --- Inputs arrive -------------------------------------------------------------------------------
-
-
-class Served(NamedTuple):
-    """When what happened to an input, in seconds."""
-
-    arrival: float
-    first: float  # its first token is known
-    end: float
-    tokens: int
-
-
-def at_rates(
-    on: Study, methods: Mapping[str, Method], requests: Sequence[Request]
-) -> list[dict[str, Any]]:
-    """Latency at each rate, for each method, in whole batches and with admission."""
-    config = on.config
-    ways = {"admitted": 1, "batches": config.batch_size}
-    made = []
-    for rate in config.rates:
-        gaps = np.random.default_rng(config.seed).exponential(1 / rate, size=len(requests))
-        arrivals = np.cumsum(gaps).tolist()
-        for name, method in methods.items():
-            for way, at_once in ways.items():
-                empty = functools.partial(running, on, method, requests, at_once)
-                few = requests[: 2 * config.batch_size]
-                simulate(empty(), few, [0.0] * len(few), config.every)  # compiles
-                served = simulate(empty(), requests, arrivals, config.every)
-                made.append(
-                    {
-                        "part": "latency",
-                        "method": name,
-                        "way": way,
-                        "rate": rate,
-                        **summary(served),
-                        **setting(on),
-                    }
-                )
-    return made
-
-
-def simulate(
-    running: Running, requests: Sequence[Request], arrivals: Sequence[float], every: int
-) -> list[Served]:
-    """Decode requests as they arrive; `arrivals` ascend. In the order of the requests."""
-    coming = collections.deque(zip(arrivals, requests, strict=True))
-    arrived = {request.index: arrival for arrival, request in coming}
-    first: dict[int, float] = {}
-    served: dict[int, Served] = {}
-    now = 0.0
-    while coming or running.live:
-        if not running.live:
-            now = max(now, coming[0][0])
-        begin = time.perf_counter()
-        if running.free >= running.at_once:
-            due: list[Request] = []
-            while coming and coming[0][0] <= now and len(due) < running.free:
-                due.append(coming.popleft()[1])
-            running.admit(due)
-        running.run(ended=1, rounds=every)
-        ended, going = running.read()
-        now += time.perf_counter() - begin
-        for outputs in (ended, going):
-            for row, (index, _) in outputs.labels.items():
-                if outputs.stats.emitted[row]:
-                    first.setdefault(index, now)
-        for row, (index, _) in ended.labels.items():
-            count = int(ended.stats.emitted[row])
-            served[index] = Served(arrived[index], first[index], now, count)
-    return [served[request.index] for request in requests]
-
-
-def summary(served: Sequence[Served]) -> dict[str, float]:
-    """Medians and 95th percentiles: seconds to the first token; seconds from the arrival to the end
-    for each token, as of Yu et al. (2022, Orca)."""
-    first = [one.first - one.arrival for one in served]
-    token = [(one.end - one.arrival) / one.tokens for one in served]
-    found = {}
-    for name, values in (("first", first), ("per_token", token)):
-        for share in (50, 95):
-            found[f"{name}_{share}"] = float(np.percentile(values, share))
-    whole = max(one.end for one in served) - min(one.arrival for one in served)
-    return {**found, "tokens_per_s": sum(one.tokens for one in served) / whole}
-
-
-# --- The report ----------------------------------------------------------------------------------
-
-
-def part(rows: Sequence[dict[str, Any]], cell: Mapping[str, Any], name: str) -> list[dict]:
-    """The rows of a cell."""
-    wanted = {**cell, "part": name}
-    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
 
 
 def title(cell: Mapping[str, Any]) -> str:
@@ -293,8 +185,8 @@ def title(cell: Mapping[str, Any]) -> str:
 
 
 def throughput(rows: Sequence[dict[str, Any]], cell: Mapping[str, Any]) -> Section:
-    """Tokens per second when all inputs are there."""
-    mine = part(rows, cell, "throughput")
+    """Tokens per second of a cell's rows."""
+    mine = [row for row in rows if cell.items() <= row.items()]
 
     def ratio(row) -> str:
         low, high = row["of_batches_low"], row["of_batches_high"]
@@ -323,36 +215,8 @@ def throughput(rows: Sequence[dict[str, Any]], cell: Mapping[str, Any]) -> Secti
     )
 
 
-def latency(rows: Sequence[dict[str, Any]], cell: Mapping[str, Any]) -> Section:
-    """Seconds at each rate of arrival."""
-    mine = part(rows, cell, "latency")
-
-    def both(name: str, scale: float, digits: int):
-        return lambda row: " / ".join(
-            number(scale * row[f"{name}_{share}"], digits) for share in (50, 95)
-        )
-
-    columns: list[report.Column] = [
-        ("decoding", lambda row: row["method"]),
-        ("rows are", lambda row: row["way"]),
-        ("inputs/s", lambda row: f"{row['rate']:g}"),
-        ("first token, s", both("first", 1, 3)),
-        ("per token, ms", both("per_token", 1e3, 1)),
-        ("tokens/s", lambda row: number(row["tokens_per_s"], 0)),
-    ]
-    return Section(
-        f"{title(cell)}: latency",
-        columns,
-        mine,
-        "",
-        "Median / 95th percentile over inputs that arrive as a Poisson process. first token: from "
-        "the arrival until the loop returns with it. per token: from the arrival to the end, over "
-        "the tokens. Time is virtual: it advances by what calls take.",
-    )
-
-
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "Rows, inputs, rates.", lock_config=True)
+    config_flags.DEFINE_config_file("config", None, "Rows and inputs.", lock_config=True)
     flags.DEFINE_string("workdir", None, "Directory for results and report.")
     flags.mark_flags_as_required(["config", "workdir"])
     command_line.run(main, __doc__)

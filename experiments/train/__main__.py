@@ -17,6 +17,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from experiments.train import train, train_drafter, train_head
+from experiments.train.loop import fields_of
 from experiments.train.workdirs import claim
 from specjax.support import command_line
 
@@ -25,20 +26,20 @@ def main(_) -> None:
     config = flags.FLAGS.config
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     if "draft" in config:
-        head = train_head.from_config_dict(config)
+        head = train_head.HeadConfig(**fields_of(config))
         claim(workdir, config)
         print(json.dumps(train_head.run(head, workdir), indent=2))
         print(f"The head is {workdir / 'head.npz'}; policies look for it beside the draft.")
         return
     if "drafter" in config:
-        chosen = train_drafter.from_config_dict(config)
+        chosen = train_drafter.DrafterConfig(**fields_of(config))
         claim(workdir, config, may_grow=("steps",))
         print(json.dumps(train_drafter.run(chosen, workdir), indent=2))
         made = workdir / "target"
         target = made if made.is_dir() else chosen.target
         print(f"The drafter is {workdir / 'drafter'}: name it as the draft of {target}.")
         return
-    settings = train.from_config_dict(config)
+    settings = train.TrainConfig(**fields_of(config))
     claim(workdir, config, may_grow=("steps",))
     print(json.dumps(train.run(settings, workdir), indent=2))
     print(f"The model is in {workdir / 'model'}, its loss curve in {workdir / 'curve.png'}.")

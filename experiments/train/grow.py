@@ -2,9 +2,10 @@
 
 A model of any family starts as one of its own shape.
 
-A deep or wide T5 learns to copy much more slowly than a small one (docs/training.md). So the target
-of `parse` is trained small first. What is added then counts for nothing yet, as in Net2Net (Chen et
-al. 2016): units and heads that nothing reads, and layers that add nothing to what passes by them.
+A deep or wide T5 learns to copy much more slowly than a small one (experiments/train/README.md). So
+the target of `parse` is trained small first. What is added then counts for nothing yet, as in
+Net2Net (Chen et al. 2016): units and heads that nothing reads, and layers that add nothing to what
+passes by them.
 """
 
 from typing import Any

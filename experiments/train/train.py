@@ -23,31 +23,28 @@ import json
 import os
 import pathlib
 import shutil
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 from flax import nnx
 from jaxtyping import Array, Float, Int
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from experiments.train import divergences, prefixes
+from experiments.train import divergences, loop, prefixes
 from experiments.train.divergences import Divergence
 from experiments.train.exits import Exits
 from experiments.train.grow import grow
+from experiments.train.loop import LoopConfig, Progress
 from experiments.train.prefixes import Prefixes
 from specjax import checkpoints, tasks
 from specjax.generation import generate
 from specjax.models.language_model import LanguageModel
 from specjax.models.layers import arrange
 from specjax.models.t5 import T5
-from specjax.support import command_line, files, runs
+from specjax.support import command_line, files
 from specjax.support.ranges import number, whole
 from specjax.tasks import batches, trees
 from specjax.tasks import tokenizer as tokenizers
@@ -55,13 +52,10 @@ from specjax.tasks.batches import Batch, Pair
 from specjax.tasks.examples import Example
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(LoopConfig):
     """What to train and how; `configs/train.py` has those of the embedded family."""
 
-    task: str = "parse"
-    task_file: str = ""  # of the jsonl task: "train.jsonl,validation.jsonl,test.jsonl"
-    max_examples: int = 0  # of the training split; 0: all
     tokenizer: str = ""  # directory of a model whose tokenizer to use; "": train one
     vocab_size: int = 2048  # of a tokenizer that is trained
     max_source_len: int = 64
@@ -78,22 +72,10 @@ class TrainConfig:
     prefix_temperature: float = 1.0  # of what models write
     prefix_inputs: int = 512  # that a model writes outputs for at once
     refresh_every: int = 100  # steps after which it writes others
-    steps: int = 1000
-    target_tokens: int = 1024  # of a batch, padding included
-    buckets: tuple[tuple[int, int], ...] = ((16, 24), (24, 40), (32, 64), (48, 104))
-    learning_rate: float = 1e-3
-    warmup_steps: int = 100
-    decay_share: float = 0.4  # the last share of the steps, in which the rate falls to zero
-    clip: float = 1.0  # global norm of the gradient
-    seed: int = 0
-    log_every: int = 50
-    eval_every: int = 500
-    eval_examples: int = 512  # for held-out losses
     sample_examples: int = 64  # for greedy outputs
-    checkpoint_every: int = 500
 
     def __post_init__(self):
-        check_numbers(self)
+        super().__post_init__()
         whole("prefix_inputs", self.prefix_inputs, "[1, ∞)")
         whole("refresh_every", self.refresh_every, "[1, ∞)")
         whole("sample_examples", self.sample_examples, "[0, ∞)")
@@ -134,33 +116,6 @@ def check_shape(family: str, model: Mapping[str, Any]) -> None:
     config_class(**model)
 
 
-def check_numbers(config: Any) -> None:
-    """ValueError if a number that every trained model or drafter takes is out of range."""
-    for name in ("steps", "target_tokens", "log_every", "eval_every", "eval_examples"):
-        whole(name, getattr(config, name), "[1, ∞)")
-    whole("checkpoint_every", config.checkpoint_every, "[1, ∞)")
-    for name in ("max_examples", "warmup_steps", "seed"):
-        whole(name, getattr(config, name), "[0, ∞)")
-    number("learning_rate", config.learning_rate, "[0, ∞)")
-    number("clip", config.clip, "(0, ∞)")
-    number("decay_share", config.decay_share, "[0, 1]")
-    longest = max(length for _, length in config.buckets)
-    if config.target_tokens < longest:
-        raise ValueError(
-            f"target_tokens={config.target_tokens} must be at least {longest}, so that a batch "
-            f"holds one row of the longest bucket of {config.buckets}."
-        )
-
-
-def from_config_dict(config: Mapping[str, Any]) -> TrainConfig:
-    """A TrainConfig of an ml_collections ConfigDict, lists as tuples."""
-    values = dict(config)
-    values["model"] = dict(values.get("model", {}))
-    values["buckets"] = tuple(tuple(map(int, bucket)) for bucket in values["buckets"])
-    values["exits"] = tuple(values.get("exits", ()))
-    return TrainConfig(**values)
-
-
 # --- The model and its loss ---------------------------------------------------------------------
 
 
@@ -189,7 +144,8 @@ def look_around(model: T5, strength: float = 4.0) -> None:
 
     A decoder copies by finding the source position whose left neighbour it has just written. From
     T5's own initialisation that circuit takes a thousand steps to appear in a shallow model, and
-    did not appear at all in deep ones (docs/training.md). Two changes put its parts in place:
+    did not appear at all in deep ones (experiments/train/README.md). Two changes put its parts in
+    place:
 
     - Relative position: each head of the encoder starts with a preference for one near neighbour
       (−1, +1, −2, +2, in turn; the last two heads have none if there are more than six), each head
@@ -257,26 +213,6 @@ def teacher_loss(
     log_p, log_q = (jax.nn.log_softmax(one[:, :size]) for one in logits)
     losses = divergence(log_p, log_q, target)
     return (losses * real).sum(), real.sum()
-
-
-def schedule(config: TrainConfig) -> optax.Schedule:
-    """The learning rate by step, from 0: a linear warmup, a constant rate, a linear fall.
-
-    The warmup takes `warmup_steps` from 0 to `learning_rate`; without any the first step has the
-    full rate. The fall takes the last `decay_share` of the steps, or what the warmup leaves of
-    them, and would reach 0 one step after the last.
-    """
-    rate, warmup = config.learning_rate, config.warmup_steps
-    begin = max(warmup, config.steps - round(config.steps * config.decay_share))
-    rise = optax.linear_schedule(0.0, rate, warmup) if warmup else optax.constant_schedule(rate)
-    fall = optax.linear_schedule(rate, 0.0, max(1, config.steps - begin))
-    return optax.join_schedules([rise, fall], [begin])
-
-
-def optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """Adam with clipped gradients, at the rate of `schedule`."""
-    adam = optax.adam(schedule(config), b1=0.9, b2=0.98)
-    return optax.chain(optax.clip_by_global_norm(config.clip), adam)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -418,16 +354,12 @@ def run(config: TrainConfig, directory: str | os.PathLike) -> dict[str, Any]:
 
 def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
     command_line.say(f"Reading the pairs of {config.task}.")
-    paths = [pathlib.Path(f) for f in config.task_file.split(",") if f]
-    data = {split: tasks.load(config.task, split, files=paths) for split in tasks.SPLITS}
-    if config.max_examples:
-        data["train"] = data["train"][: config.max_examples]
-    tasks.warn_of_overlap(config.task, data)
-    begin = latest_step(directory)
+    data = loop.read_data(config)
+    begin = loop.latest_step(directory)
     named = {"teacher": config.teacher, "grow": config.grow}
     models = {role: checkpoints.fingerprint(name) for role, name in named.items() if name}
     found = tasks.provenance(config.task, data) | {"models": models}
-    schedules = claim(directory, found, begin=begin, steps=config.steps)
+    schedules = loop.claim(directory, found, begin=begin, steps=config.steps)
     if not begin:
         shutil.rmtree(directory / "tokenizer", ignore_errors=True)  # of a start that failed
     command_line.say(
@@ -441,147 +373,42 @@ def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
     teacher = _other(config, "teacher", tokenizer)
     trainer = Trainer(
         graphdef,
-        optimizer(config),
+        loop.optimizer(config),
         None if teacher is None else (teacher.model.graphdef, teacher.model.params),
         divergences.parse(config.divergence),
         exits,
         config.steps,
     )
     pairs = batches.encode(data["train"], tokenizer, decoder_only=config.decoder_only)
-    say_left_out("train", pairs, config.buckets)
+    loop.say_left_out("train", pairs, config.buckets)
     order = batches.Order(batches.lengths(pairs), config.buckets, config.target_tokens, config.seed)
-    opt_state = trainer.optimizer.init(params)
-    with ocp.CheckpointManager(
-        (directory / "checkpoints").absolute(),
-        options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
-    ) as manager:
-        if begin:
-            state = jax.tree.leaves((params, opt_state))
-            treedef = jax.tree.structure((params, opt_state))
-            like = {f"{i:04d}": leaf for i, leaf in enumerate(state)}
-            found = manager.restore(begin, args=ocp.args.StandardRestore(like))
-            params, opt_state = jax.tree.unflatten(treedef, [found[name] for name in sorted(found)])
-        log = open_log(directory / "metrics.jsonl", keep_to=begin)
-        samples = open_log(directory / "samples.jsonl", keep_to=begin)
-        follow = _Evaluation(config, shape, trainer, tokenizer, data, directory, samples)
+    samples = loop.open_log(directory / "samples.jsonl", keep_to=begin)
+    follow = _Evaluation(config, shape, trainer, tokenizer, data, directory, samples)
 
-        def evaluate(step: int) -> None:
-            log.append({"step": step, **follow(params, step)})
-            draw_curve(log.done, directory / "curve.png")
-
-        evaluated = {row["step"] for row in log.done if "held_out_loss" in row}
-        if begin and begin not in evaluated and _due(begin, config.eval_every, config.steps):
-            evaluate(begin)  # it was interrupted after the checkpoint
-        losses, since = [], time.perf_counter()
-        bar = command_line.Steps(
-            initial=begin, total=config.steps, unit="step", smoothing=0.05, mininterval=1.0
-        )
-        compiled: set[Any] = set()
-        source = Prefixes(
+    def source(begin: int, current: Callable[[], Progress]) -> Iterator[Batch]:
+        return Prefixes(
             [example.input for example in data["train"]],
             pairs,
             order,
             teacher,
-            lambda: follow.checkpoint(params),
+            lambda: follow.checkpoint(current().params),
             directory / "prefixes",
             prefixes.shares(config.prefixes),
             after=config.teacher_after,
             temperature=config.prefix_temperature,
             inputs=config.prefix_inputs,
             refresh_every=config.refresh_every,
-        )
-        coming = source.from_step(begin)
-        for step in range(begin + 1, config.steps + 1):
-            batch = next(coming)
-            taught = teacher is not None and step > config.teacher_after
-            one_step = trainer.step_with_teacher if taught else trainer.step
-            shape_of_batch = batch.source.shape[1], batch.target.shape[1]
-            if (program := (shape_of_batch, taught)) not in compiled:
-                compiled.add(program)
-                bar.set_description(f"compiling for {shape_of_batch}")
-            params, opt_state, loss = one_step(params, opt_state, batch)
-            losses.append(loss)
-            bar.set_description("training", refresh=False)
-            bar.update()
-            if _due(step, config.log_every, config.steps):
-                mean = float(jnp.stack(losses).mean())
-                if not np.isfinite(mean):
-                    raise ValueError(
-                        f"the loss is {mean} at step {step}: lower learning_rate="
-                        f"{config.learning_rate} and start again from an empty workdir"
-                    )
-                seconds = (time.perf_counter() - since) / len(losses)
-                row = {"step": step, "train_loss": mean, "steps_in_mean": len(losses)}
-                log.append({**row, "seconds_per_step": seconds})
-                bar.set_postfix(loss=f"{mean:.3f}")
-                losses, since = [], time.perf_counter()
-            if _due(step, config.checkpoint_every, config.steps):
-                leaves = jax.tree.leaves((params, opt_state))
-                item = {f"{i:04d}": leaf for i, leaf in enumerate(leaves)}
-                manager.save(step, args=ocp.args.StandardSave(item))
-            if _due(step, config.eval_every, config.steps):
-                bar.set_description("evaluating")
-                evaluate(step)
-                since = time.perf_counter()
-        bar.close()
+        ).from_step(begin)
+
+    def one_step(progress: Progress, batch: Batch, at: int) -> tuple[Progress, Array]:
+        taught = teacher is not None and at > config.teacher_after
+        *progress, loss = (trainer.step_with_teacher if taught else trainer.step)(*progress, batch)
+        return Progress(*progress), loss
+
+    progress = Progress(params, trainer.optimizer.init(params))
+    progress = loop.fit(progress, one_step, source, follow, config, directory)
     command_line.say("Writing the model and measuring it on the test split.")
-    return follow.final(params, schedules)
-
-
-def latest_step(directory: pathlib.Path) -> int:
-    """The step of the latest checkpoint of a run; 0: there is none."""
-    found = (directory / "checkpoints").glob("*")  # those being written have longer names
-    return max((int(path.name) for path in found if path.name.isdecimal()), default=0)
-
-
-def claim(
-    directory: pathlib.Path, provenance: Mapping[str, Any], *, begin: int, steps: int
-) -> list[dict[str, int]]:
-    """Write provenance.json, and return the schedules of the run: the step that each began at, and
-    the steps that it was made for. A run that is continued with more steps has several.
-
-    Args:
-      provenance: of the data and models of the run.
-      begin: the step of the latest checkpoint. Without a checkpoint the run starts afresh.
-
-    Raises:
-      ValueError: the checkpoint is of other data or models, or of more steps.
-    """
-    mark = directory / "provenance.json"
-    found = runs.read_mark(mark) if begin else {}
-    if begin > steps:
-        raise ValueError(
-            f"{directory} has a checkpoint of {begin} steps, more than steps={steps}: name "
-            "another directory, or as many steps or more."
-        )
-    same_data = found.get("sha256") == provenance["sha256"]
-    free = {"schedules", *(("python", "packages") if same_data else ())}
-    was, now = (
-        {name: value for name, value in fields.items() if name not in free}
-        for fields in ({**provenance, **found}, {**found, **provenance})
-    )
-    way_out = "Name another directory, or train with what the run began with."
-    runs.check_same(directory, was, now, way_out)
-    schedules = found.get("schedules", [])
-    if not schedules or schedules[-1]["steps"] != steps:
-        schedules = [*schedules, {"from": begin, "steps": steps}]
-    files.write_json(mark, {**provenance, "schedules": schedules})
-    return schedules
-
-
-def say_left_out(split: str, pairs: Sequence[Pair], buckets: Sequence[tuple[int, int]]) -> int:
-    """Print how many pairs are longer than every bucket, if any are; return that number."""
-    count = batches.left_out(pairs, buckets)
-    if count:
-        command_line.say(
-            f"{count:,} of {len(pairs):,} pairs of {split} are longer than every bucket of "
-            f"{tuple(buckets)} and are left out."
-        )
-    return count
-
-
-def _due(step: int, every: int, last: int) -> bool:
-    return step % every == 0 or step == last
+    return follow.final(progress.params, schedules)
 
 
 class _Evaluation:
@@ -598,7 +425,7 @@ class _Evaluation:
         examples = self.data[split][:count]
         decoder_only = self.config.decoder_only
         pairs = batches.encode(examples, self.tokenizer, decoder_only=decoder_only)
-        say_left_out(split, pairs, self.config.buckets)
+        loop.say_left_out(split, pairs, self.config.buckets)
         cut = functools.partial(
             batches.in_order, buckets=self.config.buckets, target_tokens=self.config.target_tokens
         )
@@ -621,7 +448,8 @@ class _Evaluation:
             metadata=metadata,
         )
 
-    def __call__(self, params, step: int) -> dict[str, float]:
+    def __call__(self, progress: Progress, step: int) -> dict[str, float]:
+        params = progress.params
         found = {
             name: held_out_loss(self.trainer, params, held_out)
             for name, held_out in self.validation.items()
@@ -703,36 +531,3 @@ def _other(config: TrainConfig, field: str, tokenizer) -> checkpoints.Checkpoint
     if found.tokenizer.get_vocab() != tokenizer.get_vocab():
         raise ValueError(f"{field}={name!r} has another vocabulary: set tokenizer={name!r}")
     return found
-
-
-def open_log(path: pathlib.Path, keep_to: int) -> files.Rows:
-    """Rows of an earlier run, without those of steps after `keep_to`, which are run again."""
-    log = files.Rows(path)
-    log.keep(lambda row: row["step"] <= keep_to)
-    return log
-
-
-def draw_curve(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Draw training and held-out loss against the step; a short run has one point of each."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    names = {
-        "train_loss": "training",
-        "held_out_loss": "held out",
-        "shuffled_loss": "shuffled inputs",
-    }
-    for key, label in names.items():
-        points = [(row["step"], row[key]) for row in rows if key in row]
-        if points:
-            marker = "." if len(points) < 10 else ""  # one point makes no line
-            axes.plot(*zip(*points, strict=True), marker=marker, label=label)
-    axes.set(xlabel="step", ylabel="nats per target token", yscale="log")
-    values = [row[key] for row in rows for key in names if key in row]
-    if max(values, default=0) < 10 * min(values, default=1):
-        # Over a wider range, labels between powers of ten would overlap.
-        axes.yaxis.set_minor_formatter("{x:.4g}")
-    axes.yaxis.set_major_formatter("{x:.4g}")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False)
-    with files.replacing(path) as part:
-        figure.savefig(part, format="png")

@@ -20,20 +20,19 @@ import dataclasses
 import functools
 import os
 import pathlib
-import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from experiments.train import train
+from experiments.train import loop
+from experiments.train.loop import LoopConfig, Progress
 from specjax import checkpoints, tasks
 from specjax.drafters import attached, loading
 from specjax.models.checkpoint import Checkpoint
@@ -90,43 +89,22 @@ class Trainer(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterConfig:
+class DrafterConfig(LoopConfig):
     """What to train and how; `configs/train.py` has those of the embedded families."""
 
     drafter: str  # one of TRAINERS, or the import path of a trainer
     target: str  # directory of the model that it belongs to
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the trainer
-    task: str = "parse"
-    task_file: str = ""  # of the jsonl task: "train.jsonl,validation.jsonl,test.jsonl"
-    max_examples: int = 0  # of the training split; 0: all
+    _: dataclasses.KW_ONLY
     steps: int = 3000
-    target_tokens: int = 1024  # of a batch, padding included
-    buckets: tuple[tuple[int, int], ...] = ((16, 24), (24, 40), (32, 64), (48, 104))
-    learning_rate: float = 1e-3
-    warmup_steps: int = 100
-    decay_share: float = 1.0  # the last share of the steps, in which the rate falls to zero
-    clip: float = 1.0  # global norm of the gradient
-    seed: int = 0
-    log_every: int = 50
+    decay_share: float = 1.0
     eval_every: int = 1000
-    eval_examples: int = 512
     checkpoint_every: int = 250
-
-    def __post_init__(self):
-        train.check_numbers(self)
 
     @functools.cached_property
     def trainer(self) -> Trainer:
         """As `drafter` and `settings` say."""
         return named.make("trainer", TRAINERS, self.drafter, **self.settings)
-
-
-def from_config_dict(config: Mapping[str, Any]) -> DrafterConfig:
-    """A DrafterConfig of an ml_collections ConfigDict, lists as tuples."""
-    values = dict(config)
-    values["settings"] = dict(values.get("settings", {}))
-    values["buckets"] = tuple(tuple(map(int, bucket)) for bucket in values["buckets"])
-    return DrafterConfig(**values)
 
 
 def known_tokens(drafter: Any, batch: Batch) -> Known:
@@ -183,87 +161,6 @@ def _is_float(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
-# --- steps that can be gone on with --------------------------------------------------------------
-
-
-class Progress(NamedTuple):
-    """What changes from step to step."""
-
-    params: Any
-    opt_state: Any
-
-
-def fit(
-    progress: Progress,
-    step: Callable[[Progress, Any, int], tuple[Progress, Array]],
-    source: Callable[[int], Iterator[Any]],
-    evaluate: Callable[[Progress], dict[str, float]],
-    config: DrafterConfig,
-    directory: pathlib.Path,
-) -> Progress:
-    """Steps with checkpoints, a log and a curve, from the latest checkpoint on.
-
-    Args:
-      step: of progress, batch and its number; gives a loss too.
-      source: the batches from a step on.
-      evaluate: what `eval_every` steps are measured by.
-
-    Raises:
-      ValueError: a loss that is not finite.
-    """
-    with ocp.CheckpointManager(
-        (directory / "checkpoints").absolute(),
-        options=ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False),
-    ) as manager:
-        begin = manager.latest_step() or 0
-        if begin:
-            found = manager.restore(begin, args=ocp.args.StandardRestore(_named(progress)))
-            treedef = jax.tree.structure(progress)
-            progress = jax.tree.unflatten(treedef, [found[name] for name in sorted(found)])
-        log = train.open_log(directory / "metrics.jsonl", keep_to=begin)
-        losses, since, batches_ = [], time.perf_counter(), source(begin)
-        evaluated = {row["step"] for row in log.done if "held_out_loss" in row}
-
-        def due(every: int, at: int) -> bool:
-            return at % every == 0 or at == config.steps
-
-        def look(at: int) -> None:
-            log.append({"step": at, **evaluate(progress)})
-            train.draw_curve(log.done, directory / "curve.png")
-
-        if begin and begin not in evaluated and due(config.eval_every, begin):
-            look(begin)  # it was interrupted after the checkpoint
-        bar = command_line.Steps(
-            range(begin + 1, config.steps + 1),
-            initial=begin, total=config.steps, unit="step", mininterval=1.0,
-        )  # fmt: skip
-        for at in bar:
-            progress, loss = step(progress, next(batches_), at)
-            losses.append(loss)
-            if due(config.log_every, at):
-                mean = float(jnp.stack(losses).mean())
-                if not np.isfinite(mean):
-                    raise ValueError(
-                        f"the loss is {mean} at step {at}: lower learning_rate="
-                        f"{config.learning_rate} and start again from an empty workdir"
-                    )
-                seconds = (time.perf_counter() - since) / len(losses)
-                row = {"step": at, "train_loss": mean, "steps_in_mean": len(losses)}
-                log.append({**row, "seconds_per_step": seconds})
-                losses, since = [], time.perf_counter()
-            if due(config.checkpoint_every, at):
-                manager.save(at, args=ocp.args.StandardSave(_named(progress)))
-            if due(config.eval_every, at):
-                look(at)
-                since = time.perf_counter()
-    return progress
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    """Leaves by their number: what orbax restores into is as flat as what was saved."""
-    return {f"{i:04d}": leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
-
-
 # --- a run ---------------------------------------------------------------------------------------
 
 
@@ -286,39 +183,38 @@ def _run(config: DrafterConfig, directory: pathlib.Path) -> dict[str, Any]:
         raise ValueError(
             f"{config.target} has no tokenizer, which the pairs of {config.task} need."
         )
-    data = _data(config)
+    data = loop.read_data(config)
     provenance = tasks.provenance(config.task, data)
     provenance["models"] = {"target": checkpoints.fingerprint(config.target)}
-    begin = train.latest_step(directory)
-    schedules = train.claim(directory, provenance, begin=begin, steps=config.steps)
+    begin = loop.latest_step(directory)
+    schedules = loop.claim(directory, provenance, begin=begin, steps=config.steps)
     pairs = _pairs(data, target)
     for split, found in pairs.items():
-        train.say_left_out(split, found, config.buckets)
+        loop.say_left_out(split, found, config.buckets)
     ids = np.concatenate([pair.target for pair in pairs["train"]])
     counts = np.bincount(ids, minlength=target.model.vocab_size)[: target.model.vocab_size]
     drafter = config.trainer.init(target, counts, config.seed)
     params = [jnp.array(x) for x in params_of(drafter)]  # copies: a step donates them
-    optimizer = train.optimizer(config)  # type: ignore[arg-type]
+    optimizer = loop.optimizer(config)
     key = jax.random.key(config.seed)
     order = batches.Order(
         batches.lengths(pairs["train"]), config.buckets, config.target_tokens, config.seed
     )
 
-    def source(begin: int) -> Iterator[Batch]:
+    def source(begin: int, _: Any) -> Iterator[Batch]:
         for bucket, chosen in order.from_step(begin):
             members = [pairs["train"][i] for i in chosen]
             yield batches.collate(members, config.buckets[bucket])
 
-    def evaluate(progress: Progress, split: str = "validation") -> dict[str, float]:
-        kept = pairs[split][: config.eval_examples] if split == "validation" else pairs[split]
-        return measure(config, with_params(drafter, progress.params), kept)
+    def judged(progress: Progress, split: str, count: int | None = None) -> dict[str, float]:
+        return measure(config, with_params(drafter, progress.params), pairs[split][:count])
 
     one_step = functools.partial(_step, config.trainer, optimizer)
-    progress = fit(
+    progress = loop.fit(
         Progress(params, optimizer.init(params)),
         lambda progress, batch, at: one_step(progress, drafter, batch, jax.random.fold_in(key, at)),
         source,
-        evaluate,
+        lambda progress, _: judged(progress, "validation", config.eval_examples),
         config,
         directory,
     )
@@ -333,7 +229,7 @@ def _run(config: DrafterConfig, directory: pathlib.Path) -> dict[str, Any]:
         "schedules": schedules,
         "minutes": minutes(files.read_rows(directory / "metrics.jsonl")),
         "test_examples": len(pairs["test"]) - batches.left_out(pairs["test"], config.buckets),
-        **evaluate(progress, "test"),
+        **judged(progress, "test"),
     }
     files.write_json(directory / "final.json", final)
     return final
@@ -382,16 +278,6 @@ def measure(config: DrafterConfig, drafter: Any, pairs: Sequence[batches.Pair]) 
         for name in found[0].seen
     }
     return {"held_out_loss": float(sum(f.total for f in found) / counts.sum()), **shown}
-
-
-def _data(config: DrafterConfig) -> dict[str, list[tasks.Example]]:
-    """The examples of all splits."""
-    places = [pathlib.Path(part) for part in config.task_file.split(",") if part]
-    data = {split: tasks.load(config.task, split, files=places) for split in tasks.SPLITS}
-    if config.max_examples:
-        data["train"] = data["train"][: config.max_examples]
-    tasks.warn_of_overlap(config.task, data)
-    return data
 
 
 def _pairs(

@@ -13,7 +13,7 @@ and starts over if it was cut off.
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -68,11 +68,6 @@ class HeadConfig:
         number("reject_weight", self.reject_weight, "(0, ∞)")
         for temperature in listed("temperatures", self.temperatures):
             number("temperatures", temperature, "[0, ∞)")
-
-
-def from_config_dict(config: Mapping[str, Any]) -> HeadConfig:
-    """A HeadConfig of an ml_collections ConfigDict."""
-    return HeadConfig(**{**config, "temperatures": tuple(config["temperatures"])})
 
 
 class Seen(NamedTuple):

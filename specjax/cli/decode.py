@@ -27,13 +27,14 @@ counts, τ and tokens a second go to standard output, or to standard error where
 former.
 
 Several processes share the inputs of a file (docs/scale.md): the same command for each, on one
-machine or many, with --coordinator=HOST:PORT --processes=N --process=0 … N-1, or with
---coordinator=auto on a cluster that jax knows. The output is that of one process.
+machine or many, with --processes=N --process=0 … N-1. Whichever ends last writes the output, which
+is that of one process. A mesh over the devices of all needs --coordinator=HOST:PORT beside, or
+--coordinator=auto on a cluster that jax knows.
 """
 
 import contextlib
-import functools
 import json
+import math
 import pathlib
 import sys
 import time
@@ -56,11 +57,10 @@ from specjax.loop import Method
 from specjax.measure import provenance, report, timing
 from specjax.models import sharding
 from specjax.models.memory import check_fits
-from specjax.policies.costs import Costs
 from specjax.results import acceptance_rates, summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line, compilation_cache, files, processes, runs
-from specjax.support.processes import Group
+from specjax.support.processes import ALONE, Group
 from specjax.trees.speculative import TreeSpeculative
 from specjax.tuning import fitting, trials
 
@@ -69,10 +69,8 @@ METHODS = ("speculative", "autoregressive")
 
 def main(_) -> None:
     args = flags.FLAGS
-    with processes.joined(args.coordinator, args.processes, args.process, args.timeout) as group:
-        if group.index:
-            warnings.simplefilter("ignore")  # process 0 says it
-        run_in(group, args, args.config)
+    group = processes.group(args.coordinator, args.processes, args.process, args.timeout)
+    run_in(group, args, args.config)
 
 
 def run_in(group: Group, args, config) -> None:
@@ -87,39 +85,69 @@ def run_in(group: Group, args, config) -> None:
     texts = read_lines(args.input)
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
-    processes.check_alike(group, settings(args, config, texts) if group.count > 1 else {})
+    together = spans(group, config)
+    if together:
+        processes.check_alike(began_with(config, texts))
+    if together and group.index:
+        warnings.simplefilter("ignore")  # process 0 shows them
     with contextlib.ExitStack() as held:
-        if group.index == 0:
-            for file, flag in places(args, config):
-                check_place(file, flag, args.input)
-                held.enter_context(files.only_writer(file))
+        for file, flag in places(args, config) if not (together and group.index) else ():
+            check_place(file, flag, args.input)
+            own = file if group.count == 1 or together else processes.part(file, group.index)
+            held.enter_context(files.only_writer(own))
+        if not (together and group.index):
             check_resumes(args, config, texts)
-        decode_texts(group, args, config, texts)
+        decode_texts(group, together, args, config, texts)
 
 
-def decode_texts(group: Group, args, config, texts: list[str]) -> None:
-    """Decode this process's part of the inputs; process 0 holds the output."""
+def spans(group: Group, config) -> bool:
+    """Whether the mesh takes devices of all processes, which then decode each row together.
+
+    Raises:
+      ValueError: the processes have not joined.
+    """
+    if group.count == 1 or not config.mesh:
+        return False
+    found = math.prod(sharding.sizes_of(config.mesh).values()) > jax.local_device_count()
+    if found and not group.joined:
+        raise ValueError(
+            f"mesh={config.mesh} takes devices of several processes: give --coordinator=HOST:PORT "
+            "too, where process 0 can be reached."
+        )
+    return found
+
+
+def decode_texts(group: Group, together: bool, args, config, texts: list[str]) -> None:
+    """Decode this process's part of the inputs.
+
+    Args:
+      together: whether all processes decode each row together, and process 0 writes.
+    """
+    silent = together and group.index > 0
     if config.mesh:
         check_plan(config, texts)
-    if not group.index:
+    if not silent:
         names = dict.fromkeys([config.target, *([config.draft] if with_draft(config) else [])])
         command_line.say(f"loading {' and '.join(names)} …")
     target, draft = load_pair(config)
-    if not group.index:
+    if not silent:
         command_line.say("compiling …")
     method, lacks_costs = method_of(config, target, draft)
     check_memory(config, texts, target, method)
-    # A mesh that has devices of other processes: all decode each row together.
-    together = not sharding.is_local(target.model)
+    if lacks_costs and group.count > 1:
+        raise ValueError(
+            f"--config.policy={config.policy} weighs costs, which each process would measure for "
+            "itself: take another policy, or one process."
+        )
     if lacks_costs:
-        method = with_costs(group, together, method, target, texts, config)
+        method = with_costs(method, target, texts, config)
     if group.count > 1 and not together and decoding.reads_batch(method):
         raise ValueError(
             f"--config.policy={config.policy} reads its batch, which several processes would cut "
             "otherwise than one: take another policy, or one process."
         )
     if lacks_costs and not (config.carry or config.rounds_file):
-        method = chosen(group, together, method, target, texts, config)
+        method = chosen(method, target, texts, config)
     if config.carry:
         decoding.check_carry(method)
     # Only now, when nothing but decoding can fail, may an old output be replaced.
@@ -154,7 +182,7 @@ def decode_texts(group: Group, args, config, texts: list[str]) -> None:
         total=done + len(missing),
         initial=done,
         unit="row",
-        disable=True if args.follow or group.index else None,  # None: unless in a terminal
+        disable=True if args.follow or silent else None,  # None: unless in a terminal
         resumes=output is not None,
     )
     for row in bar:
@@ -177,20 +205,16 @@ def decode_texts(group: Group, args, config, texts: list[str]) -> None:
         else:
             print(json.dumps(record, ensure_ascii=False), flush=True)
     seconds, compiled = time.perf_counter() - begin, compiling.seconds()
-    own = [counted.tolist() for counted in (counts, lengths, tested)]
-    every = [json.loads(one) for one in group.exchange("counts", json.dumps(own))]
-    if group.index:
+    if silent:
         return
-    if output:
-        output.merge()
-    if not together:
-        # A process without rows knows no length of a draft: its counts are one 0 for all.
-        of_all = (functools.reduce(np.add, map(np.array, of)) for of in zip(*every, strict=True))
-        counts, lengths, tested = of_all
+    lacking = output.merge() if output else 0
     beside = sys.stdout if output else sys.stderr  # where no rows are
     if counts[3]:
         print(by_position(acceptance_rates(lengths, tested)), file=beside)
-    print(took(total - counts[0], seconds, compiled, *counts.tolist()), file=beside)
+    share = total if together else len(range(group.index, total, group.count))
+    print(took(share - counts[0], seconds, compiled, *counts.tolist()), file=beside)
+    if lacking:
+        print(f"{lacking} rows of {args.output} are still to come, from other processes.")
     if config.compare and isinstance(method, Speculative | TreeSpeculative):
         command_line.say("comparing …")
         show(method, compare(method, target, texts, config), beside)
@@ -230,24 +254,13 @@ def check_shared(args, config) -> None:
             raise ValueError(f"--{flag}=- is for one process: give several a file that all see.")
     if args.follow:
         raise ValueError("--follow is for one process: leave it out.")
+    if args.overwrite:
+        raise ValueError(
+            f"--overwrite would remove what other processes write: remove {args.output} first."
+        )
     for field in ("compare", "rounds_file", "carry"):
         if config[field]:
             raise ValueError(f"--config.{field}={config[field]} is for one process: leave it out.")
-
-
-def settings(args, config, texts: list[str]) -> dict[str, Any]:
-    """What must be the same in all processes, by name."""
-    found: dict[str, Any] = {"the commit": provenance.commit(), "jax": jax.__version__}
-    found |= {f"--config.{name}": value for name, value in runs.settings(config).items()}
-    found |= {
-        "--output": args.output,
-        "--overwrite": args.overwrite,
-        f"a hash of --input={args.input}": runs.fingerprint(texts),
-    }
-    for role, marks in models_of(config).items():
-        for file, mark in marks.items():
-            found[f"{file} of --config.{role}={config[role]}"] = mark
-    return found
 
 
 def with_draft(config) -> bool:
@@ -266,50 +279,28 @@ def rows_of(config, texts: list[str]) -> int:
     return min(config.batch_size, len(texts) * config.samples)
 
 
-def with_costs(
-    group: Group, together: bool, method, target: checkpoints.Checkpoint, texts: list[str], config
-) -> Method:
-    """The loop with its policy, which is told costs that process 0 measures now, and prints.
-
-    Args:
-      together: whether the loop runs in all processes at once.
-    """
-    row = None
-    if together or group.index == 0:
-        found = fitting.costs_for(config.policy, method, target, texts, **measuring(config, texts))
-        if group.index == 0:
-            print(f"{config.policy}: measured {fitting.words(found)}", file=sys.stderr)
-        row = found.as_row()
-    said, *_ = group.exchange("costs", json.dumps(row))
-    return fitting.with_costs(method, config.policy, Costs.measured(**json.loads(said)))
+def with_costs(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:
+    """The loop with its policy, which gets costs that are measured now, and printed."""
+    found = fitting.costs_for(config.policy, method, target, texts, **measuring(config, texts))
+    print(f"{config.policy}: measured {fitting.words(found)}", file=sys.stderr)
+    return fitting.with_costs(method, config.policy, found)
 
 
-def chosen(
-    group: Group, together: bool, method, target: checkpoints.Checkpoint, texts: list[str], config
-) -> Method:
-    """The method, plain decoding, or drafts of one length: what process 0 finds the fastest, and
-    prints. Where the loop runs in all processes at once there is no trial, for their clocks differ:
-    the costs alone say it, which all have from process 0.
+def chosen(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:
+    """The method, plain decoding, or drafts of one length: what is found the fastest, and printed.
 
     Arguments: `with_costs`.
     """
-    found, said, run = method, "", measuring(config, texts)
-    if together:
-        found = trials.fastest(method, target, [], **run)
-    elif group.index == 0:
-        found = trials.fastest(method, target, texts, **run)
-    drafted = "" if found is method else str(found.gamma_max)
-    if not together:
-        drafted, *_ = group.exchange("drafted", drafted)
-    if drafted == "0":
-        method = decoding.plain_of(method)
+    found = trials.fastest(method, target, texts, **measuring(config, texts))
+    said = ""
+    if not found.gamma_max:
         said = "no draft is worth its time, so none is made"
-    elif drafted:
-        method = trials.of_length(method, int(drafted))
-        said = f"in its place every round drafts {drafted} token{'s' * (drafted != '1')}"
-    if said and not group.index:
+    elif found is not method:
+        drafted = f"{found.gamma_max} token{'s' * (found.gamma_max != 1)}"
+        said = f"in its place every round drafts {drafted}"
+    if said:
         print(f"{config.policy}: {said}", file=sys.stderr)
-    return method
+    return found
 
 
 def measuring(config, texts: list[str]) -> dict[str, Any]:
@@ -467,7 +458,7 @@ class Output(Protocol):
 
     def append(self, number: int, row: dict[str, Any]) -> None: ...
 
-    def merge(self) -> None: ...
+    def merge(self) -> int: ...
 
 
 class Whole:
@@ -482,8 +473,9 @@ class Whole:
         del number
         self.rows.append(row)
 
-    def merge(self) -> None:
-        """It is whole."""
+    def merge(self) -> int:
+        """It is whole: no row is missing."""
+        return 0
 
 
 class Unwritten:
@@ -495,8 +487,9 @@ class Unwritten:
     def append(self, number: int, row: dict[str, Any]) -> None:
         """Nowhere."""
 
-    def merge(self) -> None:
+    def merge(self) -> int:
         """There is nothing."""
+        return 0
 
 
 def places(args, config) -> list[tuple[pathlib.Path, str]]:
@@ -551,29 +544,26 @@ def open_output(group: Group, together: bool, args, config, texts: list[str]) ->
     """
     if args.output == "-":
         return None
-    file = pathlib.Path(args.output)
-    mark = mark_of(file)
-    if group.index == 0:
-        if args.overwrite:
-            for old in (file, mark, *processes.parts(file)):
-                files.remove(old)
-        commits = [*runs.read_mark(mark).get("commits", []), provenance.commit()]
-        wanted = began_with(config, texts) | {"commits": list(dict.fromkeys(commits))}
-        files.write_json(mark, wanted)
-    total = len(texts) * config.samples
-    if group.count == 1 and not processes.parts(file):
-        return Whole(file, total)
-    group.exchange("output is there")
-    if together:
-        whole = Whole(file, total) if group.index == 0 else None
-        first = int(group.exchange("first", str(whole.missing.start if whole else 0))[0])
-        return whole or Unwritten(range(first, total))
-    if not mark.exists():
-        raise ValueError(
-            f"Process {group.index} does not see {mark}, which process 0 has written: --output "
-            "must lie in a directory that all processes share."
-        )
-    return processes.SharedRows(group, file, total)
+    file, total = pathlib.Path(args.output), len(texts) * config.samples
+    if together and group.index:
+        return Unwritten(range(len(files.read_rows(file)), total))
+    if group.count > 1 and not together:
+        with processes.beginning(file):
+            check_resumes(args, config, texts)
+            write_mark(file, config, texts)
+            return processes.SharedRows(group, file, total)
+    if args.overwrite:
+        for old in (file, mark_of(file), *processes.parts(file)):
+            files.remove(old)
+    write_mark(file, config, texts)
+    return processes.SharedRows(ALONE, file, total) if processes.parts(file) else Whole(file, total)
+
+
+def write_mark(file: pathlib.Path, config, texts: list[str]) -> None:
+    """Note beside an output what it is made with."""
+    commits = [*runs.read_mark(mark_of(file)).get("commits", []), provenance.commit()]
+    wanted = began_with(config, texts) | {"commits": list(dict.fromkeys(commits))}
+    files.write_json(mark_of(file), wanted)
 
 
 def open_log(config, args, done: int) -> files.Rows | None:
@@ -658,10 +648,10 @@ def run() -> None:
     flags.DEFINE_string("output", "-", "A file of JSON lines, or - for standard output.")
     flags.DEFINE_bool("overwrite", False, "Replace an output of another run; a regular file.")
     flags.DEFINE_bool("follow", False, "Show the rows that run in the terminal, as they grow.")
-    flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, or auto; empty: one process.")
+    flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, or auto: for a mesh over all.")
     flags.DEFINE_integer("processes", 0, "How many processes share the inputs.")
     flags.DEFINE_integer("process", 0, "Which of them this is, from 0 on.")
-    flags.DEFINE_float("timeout", 60.0, "Seconds for all to join; a silent one counts as dead.")
+    flags.DEFINE_float("timeout", 60.0, "Seconds for all to join at the coordinator.")
     flags.mark_flags_as_required(["config", "input"])
     command_line.run(
         main,

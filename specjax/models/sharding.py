@@ -494,12 +494,6 @@ def results_of(compiled: jax.stages.Compiled, shapes: T, placement: Placement | 
     )
 
 
-def is_local(model: Any) -> bool:
-    """Whether no other process has a part of a model."""
-    placement = placement_of(model)
-    return placement is None or placement.local == placement.mesh.size
-
-
 def held_by(model: Any) -> tuple[jax.Device, int]:
     """A device of this process that holds a part of a model, and how many do."""
     placement = placement_of(model)

@@ -127,7 +127,9 @@ class _ListLimited:
 
 
 @contextlib.contextmanager
-def only_writer(path: str | os.PathLike, *, within: bool = False) -> Iterator[None]:
+def only_writer(
+    path: str | os.PathLike, *, within: bool = False, wait: bool = False
+) -> Iterator[None]:
     """Hold `path`, a file or a directory, for this process alone.
 
     The lock is advisory (`flock` on `.NAME.lock` beside `path`). It ends with the process, however
@@ -136,6 +138,7 @@ def only_writer(path: str | os.PathLike, *, within: bool = False) -> Iterator[No
     Args:
       within: `path` is a directory that exists. The lock is `.lock` in it, since its parent may be
         read-only.
+      wait: until nobody else holds `path`.
 
     Raises:
       ValueError: another process, or this one elsewhere, holds `path`; the message has its id.
@@ -146,7 +149,7 @@ def only_writer(path: str | os.PathLike, *, within: bool = False) -> Iterator[No
     while True:
         stream = lock.open("a+", encoding="utf-8")
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             stream.seek(0)
             owner = stream.read().strip() or "unknown"

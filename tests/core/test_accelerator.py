@@ -2,16 +2,22 @@
 
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
 
 import test_loops
 import toy_policies
-from specjax import devices, speculative
+from command_line import ROOT
+from specjax import checkpoints, decoding, devices, loop, speculative
+from specjax.decoding.programs import blank_arguments
+from specjax.decoding.starting import room_of
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.models.gpt import GPT, GPTConfig
@@ -212,3 +218,59 @@ def test_only_a_constant_policy_is_fixed():
     """A policy that saves calls of the drafter must be able to on an accelerator as well."""
     found = toy_policies.library(4, 5)
     assert [name for name, policy in found.items() if policy.fixed] == ["constant"]
+
+
+# What XLA has to know of an H100 to compile for it.
+H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448 core_count: 132
+  threads_per_core_limit: 2048 fpus_per_core: 128 clock_rate_ghz: 1.98
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536 l2_cache_size: 52428800
+  memory_bandwidth: 3352320000000 device_memory_size: 84929347584
+  cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 13 minor: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+def compiled_for_h100(method, target, longest: int, *, max_new_tokens: int, rows: int) -> str:
+    """The text of `loop.decode`, compiled from shapes alone for a GPU that is described to XLA."""
+    described = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=H100)
+    everywhere = NamedSharding(topologies.make_mesh(described, (1,), ("device",)), PartitionSpec())
+    begun = blank_arguments(target, longest, rows)
+    room = room_of(method, begun[0], max_new_tokens)
+    args = method, *jax.eval_shape(functools.partial(loop.start, buffer_len=room), method, *begun)
+    args = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=everywhere), args
+    )
+    lowered = loop.decode.trace(*args).lower(lowering_platforms=("cuda",))
+    # Autotuning would time kernels.
+    return lowered.compile({"xla_gpu_autotune_level": 0}).as_text() or ""
+
+
+@pytest.mark.parametrize("cache", [None, "int8"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_no_cache_is_copied_on_a_gpu(rows, cache):
+    """Neither in plain decoding nor in a round with narrower passes; no GPU is needed."""
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="jax's plugin for CUDA is not installed")
+    family = checkpoints.described(ROOT / "families/prose/draft").config
+    model = checkpoints.shapes(family, dtype=jnp.bfloat16, cache=cache, platform="gpu")
+    both = checkpoints.Checkpoint("prose", model, family, eos_ids=(1,))
+    options: dict[str, Any] = {"gamma": 3, "sampling": Sampling(1.0), "policy": "svip"}
+    for method in (
+        decoding.build(both, None, gamma=3, sampling=Sampling(1.0)),
+        decoding.build(both, both, widths=(1, 2), **options),
+    ):
+        text = compiled_for_h100(method, both, 32, max_new_tokens=75, rows=rows)
+        # A cache, of 5 heads of 16 and three digits of slots, comes out of updates alone: a copy
+        # may hide in a fusion, which XLA names after its last operation.
+        cache_of = rf"\[{rows},5,(?:16,\d{{3}}|\d{{3}},16)\]"
+        made = rf"^ +(?:ROOT )?%(\S+) = [^=]*{cache_of}[^=]* (?:fusion|copy|copy-start)\("
+        names = re.findall(made, re.sub(r"/\*.*?\*/", "", text), re.MULTILINE)
+        assert len(names) >= 2
+        assert all("update_slice" in name or "scatter" in name for name in names), names

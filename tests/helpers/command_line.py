@@ -15,6 +15,12 @@ from specjax.support import compilation_cache
 
 PROGRESS = ("loading ", "compiling …", "comparing …")
 ROOT = Path(__file__).resolve().parents[2]
+# What users read: the README, the guides and concepts, and the experiments' own pages.
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "experiments").rglob("*.md")),
+]
 
 
 class Outcome(NamedTuple):

@@ -53,7 +53,7 @@ def one(inputs, b):
 
 
 def brute(model, inputs, b, budget, eos, penalty, width) -> list[tuple[list[int], float]]:
-    """The definition of docs/beam.md in slow Python, without a rule for stopping early."""
+    """The definition of the experiment's page in slow Python, without a rule for stopping early."""
     alone, prompt = one(inputs, b)
     live, ended = [((), 0.0)], []
     for length in range(1, budget + 1):

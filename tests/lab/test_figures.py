@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from command_line import ROOT
+from command_line import PAGES, ROOT
 from specjax import formulas
 
 MARKED = re.compile(r'\[([^\]]+)\]\(([^)\s]*results/[^)\s]+\.jsonl)\s+"(\w+): ([^"]+)"\)')
 IN_README = re.compile(
     r"\| `(\w+)`, ([\w-]+), T = (\d) \| (\d+) \| (\.\d+) \| ([\d.]+); with the \w+ ([\d.]+) \|"
 )
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARKS = [(page, *mark) for page in PAGES for mark in MARKED.findall(page.read_text("utf-8"))]
 
 

@@ -30,7 +30,7 @@ from specjax.models.t5 import T5, T5Config
 from specjax.types import Inputs
 from tiny_models import slow
 
-DOC = pathlib.Path(__file__).resolve().parents[2] / "docs" / "paper_setup.md"
+DOC = command_line.ROOT / "experiments" / "reproduce" / "README.md"
 
 
 # --- the configs run ---------------------------------------------------------------------------

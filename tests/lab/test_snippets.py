@@ -1,5 +1,5 @@
-"""Every snippet of README and docs runs: Python page by page, in one namespace as a reader would
-type it; commands as far as their flags and configs.
+"""Every snippet of README, docs and experiments' pages runs: Python page by page, in one namespace
+as a reader would type it; commands as far as their flags and configs. Links lead somewhere.
 
 No checkpoint can be downloaded here and none is large: hub names and embedded families stand for
 the tests' pair, tasks for a few examples, and what takes long is cut short. Everything else is as
@@ -22,7 +22,7 @@ from absl import flags
 
 import command_line
 import specjax
-from command_line import ROOT
+from command_line import PAGES, ROOT
 from experiments.beam import decoding as beam
 from pairs import TEXTS
 from specjax import tasks
@@ -31,7 +31,6 @@ from specjax.measure import phases
 from specjax.support import command_line as support
 
 NOT_RUN = "# Not run in the tests: "
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TARGETS = ("target", "t5-3b", "t5-xxl")  # last parts of names; all others are drafts
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
@@ -115,7 +114,9 @@ def shortened(function, limits):
 
 
 @pytest.mark.filterwarnings("ignore:.*were truncated:UserWarning")  # the pair reads 40 ids
-@pytest.mark.parametrize("page", sorted({b.page for b in PYTHON}), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted({b.page for b in PYTHON}), ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_python(page, reader, tmp_path):
     """Block after block; one that begins with the name of a file becomes that file."""
     for block in PYTHON:
@@ -140,6 +141,39 @@ def test_python_is_run():
         assert block.language or not code, f"{block.place} is Python, and does not say so"
 
 
+# Links.
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind #: a page's headings, as GitHub writes them."""
+    titles = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page):
+    """Files and headings of the checkout that a page links are there."""
+    for target in re.findall(r"\]\(([^)\s]+)", FENCE.sub("", page.read_text(encoding="utf-8"))):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in (ROOT / "experiments").glob("*/__main__.py")),
+    ids=lambda folder: folder.name,
+)  # fmt: skip
+def test_an_experiment_has_a_page(folder):
+    """With the question and the command that answers it."""
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"python -m experiments.{folder.name}" in page
+    assert "?" in page.partition("```")[0]
+
+
 # Commands.
 
 
@@ -158,9 +192,9 @@ def commands(text: str, place: str):
 
 
 def sources():
-    """README and docs, and the docstrings of configs and commands: (where, text)."""
+    """The pages, and the docstrings of configs and commands: (where, text)."""
     for page in PAGES:
-        yield page.name, page.read_text(encoding="utf-8")
+        yield str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")
     folders = "configs/*.py", "experiments/**/*.py", "specjax/cli/*.py"
     for path in sorted(path for folder in folders for path in ROOT.glob(folder)):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -200,7 +234,8 @@ def test_commands_are_found():
     places = {command.id.partition(":")[0] for command in COMMANDS}
     assert {
         "README.md",
-        "choosing.md",
+        "docs/choosing.md",
+        "experiments/adaptive/README.md",
         "configs/train.py",
         "specjax/cli/decode.py",
     } <= places

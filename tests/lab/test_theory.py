@@ -154,7 +154,7 @@ def test_geometric_distribution_by_simulation():
 
 
 def test_texts_of_unequal_difficulty_fall_short_of_eq_1():
-    # docs/theory.md: half of the tokens at β = .5, half at .9, in rounds of γ = 3.
+    # experiments/theory/README.md: half of the tokens at β = .5, half at .9, in rounds of γ = 3.
     calls_per_token = 1 / formulas.expected_tokens(np.array([0.5, 0.9]), 3)
     assert f"{1 / calls_per_token.mean():.2f}" == "2.43"
     assert f"{formulas.expected_tokens(0.7, 3):.2f}" == "2.53"

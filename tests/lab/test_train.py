@@ -14,7 +14,7 @@ from flax import nnx
 from matplotlib.figure import Figure
 
 from configs import train as configured
-from experiments.train import divergences, train, workdirs
+from experiments.train import divergences, loop, train, workdirs
 from experiments.train.train_drafter import DrafterConfig
 from specjax import checkpoints, tasks
 from specjax.models.t5 import T5Config
@@ -93,7 +93,7 @@ def test_the_exported_model_is_the_trained_one(whole, config):
     assert json.loads(loaded.metadata["training_data"])["pairs"]["test"] == 17
     test = tasks.load("jsonl", "test", files=config.task_file.split(","))
     cut = batches.in_order(batches.encode(test, loaded.tokenizer), config.buckets, 128)
-    trainer = train.Trainer(loaded.model.graphdef, train.optimizer(config))
+    trainer = train.Trainer(loaded.model.graphdef, loop.optimizer(config))
     loss = train.held_out_loss(trainer, loaded.model.params, cut)
     assert loss == pytest.approx(final["held_out_loss"], abs=1e-2)  # stored in half precision
 
@@ -169,7 +169,7 @@ def test_a_run_keeps_its_data_and_models(tmp_path):
         "models": {"teacher": {"model.safetensors": "8 bytes, c"}},
     }  # fmt: skip
     first, more = {"from": 0, "steps": 4}, {"from": 4, "steps": 6}
-    claim = functools.partial(train.claim, tmp_path)
+    claim = functools.partial(loop.claim, tmp_path)
     assert claim({"sha256": {"train": "b"}}, begin=0, steps=9)  # replaced: nothing was trained
     assert claim(began, begin=0, steps=4) == [first]
     assert claim({**began, "python": "3.12.0"}, begin=2, steps=4) == [first]
@@ -184,7 +184,7 @@ def test_a_run_keeps_its_data_and_models(tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             claim({**began, **other}, begin=4, steps=6)
-    assert train.runs.read_mark(tmp_path / "provenance.json")["schedules"] == [first, more]
+    assert loop.runs.read_mark(tmp_path / "provenance.json")["schedules"] == [first, more]
     (tmp_path / "provenance.json").write_text("")
     with pytest.raises(ValueError, match=r"provenance\.json is damaged"):
         claim(began, begin=4, steps=6)
@@ -278,7 +278,7 @@ def test_the_rate_of_each_step(warmup, share, expected):
     """A warmup of 0 steps loses none, and the rate falls to zero, whatever the warmup."""
     of = {"steps": 10, "learning_rate": 2.0, "warmup_steps": warmup, "decay_share": share}
     for config in (train.TrainConfig(**of), DrafterConfig("eagle", "target", **of)):
-        rates = [train.schedule(config)(step) for step in range(10)]
+        rates = [loop.schedule(config)(step) for step in range(10)]
         np.testing.assert_allclose(rates, 2 * np.array(expected), rtol=1e-6)
 
 
@@ -302,11 +302,11 @@ def test_the_curve_of_a_short_run_shows_its_points(tmp_path, monkeypatch):
         made.append(Figure(**options))
         return made[-1]
 
-    monkeypatch.setattr(train, "Figure", figure)
+    monkeypatch.setattr(loop, "Figure", figure)
     losses = {"train_loss": 7.263, "held_out_loss": 7.258}
-    train.draw_curve([{"step": 1, name: loss} for name, loss in losses.items()], tmp_path / "a.png")
+    loop.draw_curve([{"step": 1, name: loss} for name, loss in losses.items()], tmp_path / "a.png")
     many = [{"step": step, "train_loss": 10.0 / step} for step in range(1, 50)]
-    train.draw_curve(many, tmp_path / "b.png")
+    loop.draw_curve(many, tmp_path / "b.png")
     short, long = (figure.axes[0] for figure in made)
     assert [line.get_marker() for line in short.lines] == [".", "."]
     assert [line.get_marker() for line in long.lines] == [""]

@@ -16,6 +16,7 @@ from configs.train import CHOICES, get_config
 from eagles import eagle_of, target_of
 from experiments.train import eagle, train_drafter
 from experiments.train.eagle import EagleTrainer, unrolled
+from experiments.train.loop import fields_of
 from experiments.train.medusa import MedusaTrainer
 from experiments.train.train_drafter import DrafterConfig, known_tokens
 from pairs import TEXTS
@@ -216,7 +217,7 @@ def config(target, tmp_path):
 
 @pytest.mark.parametrize("choice", [name for name in CHOICES if name.endswith(TASKS)])
 def test_configs_make_their_trainers(choice):
-    made = train_drafter.from_config_dict(get_config(choice))
+    made = DrafterConfig(**fields_of(get_config(choice)))
     assert type(made.trainer).__name__.lower() == f"{made.drafter}trainer"
     assert dict(made.settings).items() <= dataclasses.asdict(made.trainer).items()
 

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import specjax
-from experiments.train import exits, train
+from experiments.train import exits, loop, train
 from experiments.train.exits import Exits
 from specjax.tasks.batches import Batch
 from tiny_models import random_model
@@ -91,7 +91,7 @@ def test_a_run_learns_to_exit(standard_promotion):
     config = train.TrainConfig(steps=60, warmup_steps=1, learning_rate=3e-2)
     found = {}
     for asked in (Exits(), Exits((1,), dropout=0.1)):
-        trainer = train.Trainer(graphdef, train.optimizer(config), exits=asked, steps=60)
+        trainer = train.Trainer(graphdef, loop.optimizer(config), exits=asked, steps=60)
         own = jax.tree.map(jnp.copy, params)
         state = trainer.optimizer.init(own)
         for _ in range(60):
