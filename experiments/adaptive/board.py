@@ -283,7 +283,8 @@ def one_race(race: Sequence[Row]) -> Section:
 def rounds_of(table: Prices) -> str:
     """What rounds of policies take. How much of a round is a draft step is known less well."""
     many = table.gamma_max
-    took = {k: float(table.rounds(many)[k] / table.token) for k in sorted({1, -(-many // 2), many})}
+    times = table.round_times(many)
+    took = {k: float(times[k] / table.token) for k in sorted({1, -(-many // 2), many})}
     each = "; ".join(f"{k} drafted: {time:.2f}" for k, time in took.items())
     return f"What a round takes, in tokens of plain decoding: {each}."
 
@@ -302,8 +303,8 @@ def drifted(race: Sequence[Row]) -> str:
 def numbers(found: Mapping[str, Prices]) -> dict[str, float]:
     """All prices by name."""
     table = found[POLICIES]
-    rounds = table.rounds(table.gamma_max).tolist()
-    full = {name: of.rounds(of.gamma_max)[-1].item() for name, of in found.items()}
+    rounds = table.round_times(table.gamma_max).tolist()
+    full = {name: of.round_times(of.gamma_max)[-1].item() for name, of in found.items()}
     return {
         "a token of plain decoding": table.token.item(),
         "a call of plain decoding": table.plain_call.item(),

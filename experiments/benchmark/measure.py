@@ -131,7 +131,7 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
             "v": prices.v(case.gamma),
             "overhead": overhead,  # with the share of what a call costs beside its rounds
             # Of an iteration, what is neither a draft step nor the verify pass.
-            "overhead_share": float(prices.rest[-1] / prices.rounds(case.gamma)[-1]),
+            "overhead_share": float(prices.rest[-1] / prices.round_times(case.gamma)[-1]),
             "predicted": formulas.walltime_speedup_from_tau(*taken, overhead),
             "predicted_c_v": formulas.walltime_speedup_from_tau(*taken),
         }

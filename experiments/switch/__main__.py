@@ -28,7 +28,7 @@ from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax import decoding
 from specjax.drafters.choices import NAMES
-from specjax.drafters.switch import switch
+from specjax.drafters.switch import Switched, switch
 from specjax.loop import Method
 from specjax.measure import provenance, report, timing
 from specjax.measure.timing import PLAIN, Comparison, quartiles
@@ -38,6 +38,7 @@ from specjax.replay.rollouts import Rollouts
 from specjax.results import summarize
 from specjax.sampling import row_keys
 from specjax.speculative import Speculative
+from specjax.state import State
 from specjax.support import command_line, named
 from specjax.support.named import short
 from specjax.tasks.examples import Example
@@ -122,7 +123,7 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
         ids,
         repeats=config.repeats,
         names=(config.target, "drafts"),
-        note=lambda state: getattr(state.drafter, "rounds", np.zeros((1, 0), int))[0].tolist(),
+        note=drafted_rounds,
         **decoded,
     )
     single, early, timed = race.choose(found, [name for name in of if not of[name]["switch"]])
@@ -161,6 +162,12 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
     return [*rows, {**bound, "batch": 1, "timed_inputs": len(texts)}]
 
 
+def drafted_rounds(state: State) -> list[int]:
+    """Rounds in which each drafter of a switch drafted for the first row; [] without a switch."""
+    own = state.drafter
+    return own.drafted_rounds[0].tolist() if isinstance(own, Switched) else []
+
+
 def loop(on: Study, draft: Any, temperature: float, gamma: int) -> Speculative:
     """The speculative loop with a drafter."""
     how = on.sampling(temperature)
@@ -170,7 +177,7 @@ def loop(on: Study, draft: Any, temperature: float, gamma: int) -> Speculative:
 def cost(table: Prices) -> float:
     """What a drafted token adds to a token of plain decoding, in such tokens: a round takes
     1 + γ · cost."""
-    longest, token = float(table.rounds(table.gamma_max)[-1]), float(table.token)
+    longest, token = float(table.round_times(table.gamma_max)[-1]), float(table.token)
     return max(longest / token - 1, 0.0) / table.gamma_max
 
 
@@ -225,7 +232,7 @@ def oracle(ways: Sequence[tuple[Rollouts, Prices]], key: Any, draws: int) -> flo
     emitted = np.asarray(first.emitted).tolist()
     # Of a drafter that guesses, silence elsewhere is that of other rounds.
     silent = [np.asarray((one.length == 0) & (one.accepted < 0)) for one, _ in ways]
-    prices = [np.asarray(loop.rounds(loop.gamma_max), np.float64) for _, loop in ways]
+    prices = [np.asarray(loop.round_times(loop.gamma_max), np.float64) for _, loop in ways]
     call = min(float(loop.call) for _, loop in ways)
     plain = draws * sum(n * float(table.token) + float(table.plain_call) for n in emitted)
     time = draws * len(emitted) * call

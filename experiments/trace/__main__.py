@@ -125,7 +125,7 @@ def priced(on: Study, draft: str, temperature: float) -> dict[str, Any]:
     table = found[fitting.POLICIES]
     return {
         "c": table.c,
-        "round": float(table.rounds(gamma_max)[-1] / table.token),
+        "round": float(table.round_times(gamma_max)[-1] / table.token),
         "prices": {name: of.as_row() for name, of in found.items()},
     }
 

@@ -92,7 +92,7 @@ def passes(tables: Tables, gamma_max: int) -> list[float]:
     """What else rounds take than draft steps, by the γ of a static loop, from 1."""
     own = [fitting.static_prices(tables, gamma) for gamma in range(1, gamma_max + 1)]
     return [
-        float(table.rounds(gamma)[gamma] - gamma * table.draft)
+        float(table.round_times(gamma)[gamma] - gamma * table.draft)
         for gamma, table in enumerate(own, 1)
     ]
 

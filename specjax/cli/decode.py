@@ -58,10 +58,8 @@ from specjax.models import sharding
 from specjax.models.memory import check_fits
 from specjax.policies.prices import as_measured
 from specjax.results import acceptance_rates, summarize
-from specjax.speculative import Speculative
 from specjax.support import command_line, compilation_cache, files, processes, runs
 from specjax.support.processes import Group
-from specjax.trees.speculative import TreeSpeculative
 from specjax.tuning import fitting, trials
 
 METHODS = ("speculative", "autoregressive")
@@ -191,7 +189,7 @@ def decode_texts(group: Group, args, config, texts: list[str]) -> None:
     if counts[3]:
         print(by_position(acceptance_rates(lengths, tested)), file=beside)
     print(took(total - counts[0], seconds, compiled, *counts.tolist()), file=beside)
-    if config.compare and isinstance(method, Speculative | TreeSpeculative):
+    if config.compare and method.drafter is not None:
         command_line.say("comparing …")
         show(method, compare(method, target, texts, config), beside)
     elif config.compare:
@@ -358,9 +356,7 @@ def took(
     )
 
 
-def compare(
-    method: Speculative | TreeSpeculative, target: checkpoints.Checkpoint, texts, config
-) -> timing.Comparison:
+def compare(method: Method, target: checkpoints.Checkpoint, texts, config) -> timing.Comparison:
     """Both methods on all inputs that are not blank, one output each."""
     kept = [text for text in texts if not decoding.is_blank(target, text)]
     sources = decoding.tokenize(target, kept, config.max_source_len or None)
@@ -375,10 +371,10 @@ def compare(
     )
 
 
-def show(method: Speculative | TreeSpeculative, found: timing.Comparison, file: TextIO) -> None:
+def show(method: Method, found: timing.Comparison, file: TextIO) -> None:
     """The comparison as a table, and what it comes to."""
     both, prices, gamma = (timing.PLAIN, timing.SPECULATIVE), found.prices, method.gamma_max
-    tree = isinstance(method, TreeSpeculative)
+    tree = method.branches
     of = (" for a level", f" for {method.slots - 1} nodes") if tree else ("", "")
     counts = [summarize(found.outputs(name)) for name in both]
 

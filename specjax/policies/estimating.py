@@ -82,7 +82,7 @@ class Estimating(Goodput):
         Args:
           rows: that wait for each other.
         """
-        price = np.asarray(self.prices.rounds(gamma_max), np.float64)
+        price = np.asarray(self.prices.round_times(gamma_max), np.float64)
         tokens = self.expected_tokens(self.lower_alpha(), gamma_max, rows)
         return self.plain_token() / float(np.mean(np.min(price / tokens, axis=1)))
 
@@ -109,7 +109,7 @@ class Estimating(Goodput):
 
     def plain_token(self) -> float:
         """What a token of plain decoding takes, or a round without a draft if that is less."""
-        return float(self.prices.outside(0.0).rounds(self.prices.gamma_max)[0])
+        return float(self.prices.outside(0.0).round_times(self.prices.gamma_max)[0])
 
     def lower_alpha(self) -> float:
         """The first α less a standard error of it."""

@@ -48,7 +48,7 @@ class Goodput(Policy):
     memory: Float[Array, ""]  # of the evidence, how much a round leaves
 
     def init(self, keys, gamma_max):
-        self.prices.rounds(gamma_max)  # checks that the table fits
+        self.prices.round_times(gamma_max)  # checks that the table fits
         none = jnp.zeros(keys.shape, jnp.float32)
         return Tally(none, none)
 
@@ -86,7 +86,7 @@ class Goodput(Policy):
 
     def rate(self, alpha: Float[Array, " B"], gamma_max: int) -> Float[Array, "B K"]:
         """Tokens per time that are expected of 0 … γ_max drafted tokens."""
-        price = self.prices.rounds(gamma_max)
+        price = self.prices.round_times(gamma_max)
         return expected(alpha[:, None], np.arange(len(price))[None]) / price[None]
 
 
@@ -151,16 +151,16 @@ class FirstDescent(Goodput):
         return self
 
     def init(self, keys, gamma_max):
-        self.prices.rounds(gamma_max)
+        self.prices.round_times(gamma_max)
         none = jnp.zeros((*keys.shape, BINS), jnp.float32)
         return self._fresh(Tally(none, none))
 
     def begin(self, state, gamma_max):
-        price = self.prices.rounds(gamma_max)
+        price = self.prices.round_times(gamma_max)
         return state, jnp.where(self._pays(state, price), len(price) - 1, 0)
 
     def go_on(self, state, drafting, confidence):
-        price = self.prices.rounds(self.prices.gamma_max)
+        price = self.prices.round_times(self.prices.gamma_max)
         at = _bin(confidence)[:, None]
         tally = jax.tree.map(lambda x: jnp.take_along_axis(x, at, axis=1)[:, 0], state.tally)
         survival = jnp.where(drafting, state.survival * self.alpha(tally), state.survival)

@@ -65,7 +65,7 @@ class Lookahead(Estimating):
         return Ahead(evidence, zeros, FIRST_SLOPE * ones, zeros, bars, none, ones)
 
     def begin(self, state, gamma_max):
-        price, alpha = self.prices.rounds(gamma_max), self.alpha(state)
+        price, alpha = self.prices.round_times(gamma_max), self.alpha(state)
         pays = argmax(self.rate(alpha, gamma_max)) > 0
         alpha = jnp.where(pays, alpha, self.hoped(state.evidence, alpha))
         rate = self.rate(alpha, gamma_max)

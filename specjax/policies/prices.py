@@ -70,7 +70,8 @@ class Prices:
 
         Raw: below 0 where phases timed apart are dearer than within a round.
         """
-        token, spent = float(self.token), float(np.asarray(self.rounds(self.gamma_max))[gamma])
+        token = float(self.token)
+        spent = float(np.asarray(self.round_times(self.gamma_max))[gamma])
         if tokens is not None and rounds is not None and not np.isnan(self.call + self.plain_call):
             token += float(self.plain_call) / tokens
             spent += float(self.call) / rounds
@@ -92,8 +93,8 @@ class Prices:
         lasts = length * self.c + self.v(gamma) + self.overhead(gamma, tokens, rounds)
         return tokens / rounds / lasts if lasts > 0 else None
 
-    def rounds(self, gamma_max: int) -> Float[Array, " K"]:
-        """Of whole rounds, by 0 … γ_max drafted tokens."""
+    def round_times(self, gamma_max: int) -> Float[Array, " K"]:
+        """What whole rounds take, by 0 … γ_max drafted tokens."""
         if self.verify.shape != (gamma_max + 1,):
             raise ValueError(
                 f"The prices are for γ_max={len(self.verify) - 1} and not for {gamma_max}: make "
@@ -204,5 +205,7 @@ def checked(table: Prices | None) -> Prices | None:
 
 
 def round_prices(table: Prices | None, gamma_max: int) -> Float[Array, " K"]:
-    """`Prices.rounds`; without a table every round takes one target step, whatever it drafts."""
-    return jnp.ones((gamma_max + 1,), jnp.float32) if table is None else table.rounds(gamma_max)
+    """`Prices.round_times`; without a table every round takes one target step."""
+    if table is None:
+        return jnp.ones((gamma_max + 1,), jnp.float32)
+    return table.round_times(gamma_max)

@@ -55,8 +55,8 @@ class Together(Estimating):
     def update(self, state, round_):
         return Shared(self.learned(state.evidence, self.held(state), round_), round_.left)
 
-    def inherit(self, fresh, past, rows):
-        return Shared(super().inherit(fresh.evidence, past.evidence, rows), fresh.left)
+    def resume(self, fresh, past, rows):
+        return Shared(super().resume(fresh.evidence, past.evidence, rows), fresh.left)
 
     def alpha(self, state: Shared) -> Float[Array, " B"]:  # type: ignore[override]
         """The estimate for each row."""
@@ -84,7 +84,7 @@ class Together(Estimating):
         chance = alpha[:, None] ** place.astype(jnp.float32)
         emitted = jnp.cumsum(jnp.where(place < left, chance, 0.0), axis=1)
         share = jnp.where(left > 0, emitted / jnp.maximum(left, 1).astype(emitted.dtype), jnp.inf)
-        return jnp.min(share, axis=0) / self.prices.rounds(gamma_max)
+        return jnp.min(share, axis=0) / self.prices.round_times(gamma_max)
 
 
 def together(

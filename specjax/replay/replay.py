@@ -191,7 +191,7 @@ def walk(
     none = jnp.zeros((len(emitted), gamma_max + 1), jnp.int32)
     state = first_state(policy, keys, gamma_max)
     if past is not None:
-        state = policy.inherit(state, past, jnp.ones((1,), bool))
+        state = policy.resume(state, past, jnp.ones((1,), bool))
     unmarked = jnp.full(rollouts.tokens.shape, -1, jnp.int32)
     start = zeros, state, Replayed(none, none, zeros, zeros, jnp.ones_like(emitted), unmarked)
     _, state, found = jax.lax.while_loop(more, one_round, start)
@@ -347,7 +347,7 @@ def times(replayed: Replayed, prices: Prices) -> Float[np.ndarray, "*S N"]:
 
 
 def _rounds(prices: Prices) -> Float[np.ndarray, " K"]:
-    return np.asarray(prices.rounds(prices.gamma_max), np.float64)
+    return np.asarray(prices.round_times(prices.gamma_max), np.float64)
 
 
 def oracle(

@@ -478,13 +478,14 @@ def told(
     sources = tokenize(target, some, max_source_len)
     if sources and max_new_tokens >= 1:
         decoding.check_room(target, sources, max_new_tokens)
-        if isinstance(method, TreeSpeculative):
+        if method.branches:
             return _told_of_a_tree(policy, method, target, sources, key, max(1, batch_size))
         untold = with_any_costs(policy, method.gamma_max)
         if untold.fixed:  # by prices that it has yet to be told
             untold = Undecided()
+        loop: Any = dataclasses.replace(method, policy=untold)
         return measure(
-            {"loop": dataclasses.replace(method, policy=untold)},
+            {"loop": loop},
             target,
             sources[:timed],
             untimed=sources[timed:],
@@ -524,10 +525,9 @@ def tell(
     """The loop with a policy by name, which is told the prices, and with the passes that they are
     of."""
     made = load_priced(policy, table)
-    if isinstance(method, TreeSpeculative):
-        return decoding.with_policy(method, made)
-    chain = dataclasses.replace(method, widths=pruned(method.widths, table))
-    return decoding.with_policy(chain, made)
+    if not method.branches:
+        method = dataclasses.replace(method, widths=pruned(method.widths, table))
+    return decoding.with_policy(method, made)
 
 
 # --- prices by loop: of `POLICIES`, whose passes are shared, of static γ, of policies by name -----
@@ -557,7 +557,7 @@ def static_prices(found: Mapping[str, Prices], gamma: int) -> Prices:
 
 def alone(found: Mapping[str, Prices]) -> dict[int, float]:
     """Of a round in the loop of each static γ that has a price, all of it drafted."""
-    return {k: float(static_prices(found, k).rounds(k)[k]) for k in priced(found)}
+    return {k: float(static_prices(found, k).round_times(k)[k]) for k in priced(found)}
 
 
 def priced(found: Mapping[str, Prices]) -> range:
@@ -599,7 +599,7 @@ def by_formula(
 
 def words(table: Prices) -> str:
     """What rounds take, if prices are in seconds, and how good the fit is."""
-    first, *_, last = (1e3 * table.rounds(table.gamma_max)).tolist()
+    first, *_, last = (1e3 * table.round_times(table.gamma_max)).tolist()
     rounds = f"{first:.3g} ms for the smallest round, {last:.3g} for the largest."
     return rounds if np.isnan(table.error) else f"{rounds} {goodness(table)}"
 

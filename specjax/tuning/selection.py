@@ -21,6 +21,7 @@ from specjax.checkpoints.tensors import read_json
 from specjax.checkpoints.weights import find_tensors
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
+from specjax.drafters.observing import guesses
 from specjax.loop import Method
 from specjax.measure import doubts, metrics, phases, timing
 from specjax.models.memory import nbytes
@@ -395,7 +396,7 @@ class Trial:
         # Each round that is measured is one more program to compile: those between, by the ends.
         contexts, state = begin(longest)
         prices = phases.measure(longest, contexts, state, self.gammas, ends)
-        rounds = np.asarray(prices.rounds(max(self.gammas))) / float(prices.token)
+        rounds = np.asarray(prices.round_times(max(self.gammas))) / float(prices.token)
         steps = {gamma: float(rounds[gamma]) for gamma in self.gammas}
         gamma = max(steps, key=lambda gamma: tokens[gamma] / steps[gamma])
         method = self._method(loaded, gamma)
@@ -425,7 +426,7 @@ class Trial:
         depth, size = best.shape.depth, best.shape.nodes
         contexts, state = begin(method)
         taken = phases.measure(method, contexts, state, [depth], [depth])
-        steps = {depth: float(taken.rounds(depth)[depth] / taken.token)}
+        steps = {depth: float(taken.round_times(depth)[depth] / taken.token)}
         return prices, Choice(method, depth, size, steps, best.tokens)
 
     def _measure(
@@ -495,7 +496,7 @@ class Trial:
             v=prices.v(chosen.nodes),
             steps={str(gamma): time for gamma, time in chosen.steps.items()},
             promised=chosen.tokens,
-            guesses=longest.drafter.guesses,
+            guesses=guesses(longest.drafter),
             expected={str(gamma): tokens for gamma, tokens in expected.items()},
             unended=longest_drafted[chosen.method.gamma_max],
             tau=tau,
@@ -512,7 +513,7 @@ class Trial:
 
     def _expected(self, name: str, longest: Speculative, alpha: float) -> dict[int, float]:
         """Tokens for each call of the target, by γ."""
-        if longest.drafter.guesses:
+        if guesses(longest.drafter):
             return metrics.tokens_by_position(
                 self._rows(longest, self._measured, name), self.gammas
             )

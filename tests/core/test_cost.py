@@ -113,7 +113,7 @@ def test_measure():
     found = phases.measure(method, contexts, state, [4, 1, 4], [2], steps=2, repeats=3)
     assert found.gamma_max == 4
     assert all(0 < seconds < 60 for seconds in (found.token, found.draft, *found.verify.tolist()))
-    assert 0 < found.rounds(4)[2] < 60
+    assert 0 < found.round_times(4)[2] < 60
     assert found.c > 0
     assert found.v(4) > 0
     assert int(state.rounds[0]) == 0  # not donated
@@ -126,7 +126,7 @@ def test_medians():
     found = phases.medians([took | rounds, took | rounds, dict.fromkeys(took | rounds, 99.0)])
     assert found.verify.tolist() == [2, 3, 4.5, 6]
     assert found.rest.tolist() == [0.5, 0.5, 1.75, 3]
-    assert found.rounds(3)[jnp.array([1, 3])].tolist() == [4.5, 12]
+    assert found.round_times(3)[jnp.array([1, 3])].tolist() == [4.5, 12]
     assert [found.v(gamma) for gamma in range(4)] == [1, 1.5, 2.25, 3]
     alone = phases.medians([took])
     assert np.isnan([alone.overhead(3), alone.call, alone.plain_call]).all()

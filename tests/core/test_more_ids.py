@@ -15,7 +15,8 @@ from reference import sequence_distribution, total_variation
 from specjax import decoding
 from specjax.doctor import verdicts
 from specjax.drafters import ngram
-from specjax.drafters.base import ModelDrafter, Resized, over
+from specjax.drafters.base import ModelDrafter
+from specjax.drafters.resizing import Resized, over
 from specjax.drafters.switch import switch
 from specjax.measure.timing import PLAIN
 from specjax.rules import BlockRule, TokenRule

@@ -609,7 +609,7 @@ def test_finished_rows_learn_nothing():
 def test_prices():
     """Rounds by what they draft; a table for another γ_max; what no table can be made of."""
     table = prices(0.25, [1.2, 1.2, 1.4, 1.4])
-    np.testing.assert_allclose(table.rounds(3), [1.2, 1.45, 1.9, 2.15], rtol=1e-6)
+    np.testing.assert_allclose(table.round_times(3), [1.2, 1.45, 1.9, 2.15], rtol=1e-6)
     with pytest.raises(ValueError, match="γ_max=3 and not for 4"):
         goodput(table).init(keys_of(1), 4)
     with pytest.raises(ValueError, match=r"verify=0\.0 must be .* one for each of 0"):

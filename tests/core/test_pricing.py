@@ -87,7 +87,7 @@ def test_fit():
     found = fitting.fit(LOOPS, calls())
     for name, table in found.items():
         gamma = LOOPS[name][-1] - 1
-        assert table.rounds(gamma).tolist() == close([TOOK[name, k] for k in range(gamma + 1)])
+        assert table.round_times(gamma).tolist() == close([TOOK[name, k] for k in range(gamma + 1)])
         assert (table.draft, table.call) == (close(1.0), close(10.0))
         assert (table.token, table.plain_call) == (close(2.0), close(6.0))
         assert max(table.error, table.largest_error, table.drop) < 1e-6
@@ -107,8 +107,10 @@ def test_a_policy_of_its_own():
             seconds = 13 + sum(n * decided[kind[1]] for kind, n in work.items() if kind != CALL)
             works.append((work, seconds))
     found = fitting.fit(LOOPS, works, passes_of={"mine": "policies"})
-    assert found["mine"].rounds(7).tolist() == close(list(decided.values()))
-    assert found["policies"].rounds(7).tolist() == close([ROUNDS["policies", k] for k in range(8)])
+    assert found["mine"].round_times(7).tolist() == close(list(decided.values()))
+    assert found["policies"].round_times(7).tolist() == close(
+        [ROUNDS["policies", k] for k in range(8)]
+    )
     assert found["mine"].call == close(10 + 3)
     assert found["policies"].call == close(10)
     assert found["mine"].error < 1e-6
@@ -132,7 +134,8 @@ def test_a_refused_call():
     assert [float(table.refused) for table in found.values()] == close([1.5] * 3)
     for name, table in found.items():
         gamma = LOOPS[name][-1] - 1
-        assert table.rounds(gamma).tolist() == close([ROUNDS[name, k] for k in range(gamma + 1)])
+        expected = [ROUNDS[name, k] for k in range(gamma + 1)]
+        assert table.round_times(gamma).tolist() == close(expected)
 
 
 def test_a_first_round_that_finds_its_pass_cold():
@@ -145,7 +148,8 @@ def test_a_first_round_that_finds_its_pass_cold():
     found = fitting.fit(LOOPS, works + refused_calls())
     for name, table in found.items():
         gamma = LOOPS[name][-1] - 1
-        assert table.rounds(gamma).tolist() == close([ROUNDS[name, k] for k in range(gamma + 1)])
+        expected = [ROUNDS[name, k] for k in range(gamma + 1)]
+        assert table.round_times(gamma).tolist() == close(expected)
         assert (table.draft, table.call) == (close(1.0), close(10.0 + cold.get(name, 0.0)))
 
 
@@ -168,7 +172,7 @@ def test_a_policy_of_its_own_beside_refused_calls():
     assert {name: table.call for name, table in found.items()} == {
         name: close(call) for name, call in own.items()
     }
-    assert found["mine"].rounds(7).tolist() == close([took["mine", k] for k in range(8)])
+    assert found["mine"].round_times(7).tolist() == close([took["mine", k] for k in range(8)])
 
 
 def test_rounds_that_all_take_the_same():
@@ -178,7 +182,7 @@ def test_rounds_that_all_take_the_same():
     found = fitting.fit(LOOPS, calls(took=took), steady={"γ=3", "γ=7"})
     for name, expected in (("γ=3", [7.5] * 4), ("γ=7", [9.25] * 8), ("policies", None)):
         expected = expected or [TOOK[name, k] for k in range(8)]
-        assert found[name].rounds(len(expected) - 1).tolist() == close(expected)
+        assert found[name].round_times(len(expected) - 1).tolist() == close(expected)
     assert found["policies"].draft == close(1.0)
     assert max(found["γ=3"].error, found["γ=3"].drop) < 1e-6
     between = {3: 7.5, 4: 7.9375, 5: 8.375, 6: 8.8125, 7: 9.25}
@@ -231,7 +235,7 @@ def test_a_longer_draft_is_never_cheaper():
     """Where it was timed as cheaper, by a fifth, the prices keep the order and say so."""
     found = fitting.fit(LOOPS, calls(took=TOOK | {("policies", 7): 0.8 * TOOK["policies", 4]}))
     for name, table in found.items():
-        assert np.all(np.diff(table.rounds(table.gamma_max)) >= 0), name
+        assert np.all(np.diff(table.round_times(table.gamma_max)) >= 0), name
         assert table.drop == close(0.2)
         assert table.largest_error > 0.05
     # A pass of eight positions, by itself, below one of four.
@@ -331,7 +335,7 @@ def test_always_counts_its_rounds():
     for n in range(4):
         method = test_loops.method_of(*two, policy=Always(jnp.int32(n)))
         state = test_loops.run(method, inputs_of([[1, 0], [2, 1]]), [30, 7])
-        counts = state.policy.rounds
+        counts = state.policy.rounds_by_length
         assert counts.sum(1).tolist() == state.stats.target_calls.tolist()
         lasted = counts @ np.arange(4) - state.stats.drafted
         assert lasted[0] == 0 <= lasted[1]
@@ -350,7 +354,8 @@ def test_always_counts_its_rounds():
     )
     assert loop.decode._cache_size() == before + 2  # that which counts is another
     assert state.stats.drafted.tolist() == [0, 0]
-    assert state.policy.rounds[:, 0].tolist() == state.stats.target_calls.tolist() == [30, 30]
+    assert state.stats.target_calls.tolist() == [30, 30]
+    assert state.policy.rounds_by_length[:, 0].tolist() == [30, 30]
     assert called.drafter[1] == 29  # there is no room behind the last token
 
 
@@ -387,7 +392,7 @@ def test_a_policy_decides_and_is_not_followed():
     jax.tree.map(np.testing.assert_array_equal, told[-1].stats, free.stats)
     jax.tree.map(np.testing.assert_array_equal, told[-1].policy.policy, free.policy)
     assert told[0].stats.drafted.tolist() == [0, 0]
-    assert told[3].policy.rounds[:, 1:3].sum() <= 2  # at the end
+    assert told[3].policy.rounds_by_length[:, 1:3].sum() <= 2  # at the end
     for state in (told[-1], told[3]):
         tested = state.policy.policy.evidence.lasting.tested
         assert np.all(tested > 0.5 * state.policy.tested)
@@ -509,7 +514,7 @@ def test_policies_read_ratios_alone(name):
 
 
 def rounds(table, gamma_max=3):
-    return close(np.asarray(table.rounds(gamma_max)).tolist())
+    return close(np.asarray(table.round_times(gamma_max)).tolist())
 
 
 def test_rows_and_static_loops():
@@ -578,7 +583,7 @@ def test_given(said, widths, shared):
     assert commands.widths(said.split(","), 3) == widths
     made = fitting.by_formula(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
     assert rounds(made["policies"]) == shared
-    full = [fitting.static_prices(made, gamma).rounds(gamma)[-1] for gamma in (1, 2, 3)]
+    full = [fitting.static_prices(made, gamma).round_times(gamma)[-1] for gamma in (1, 2, 3)]
     assert full == close([1.5, 1.8, 2.1])
     with pytest.raises(ValueError, match="--widths=1,x"):
         commands.widths(["1", "x"], 3)

@@ -441,7 +441,7 @@ def test_the_oracle_is_the_fastest_of_all_ways(settled):
         plain = np.asarray(trace.emitted) * of_plain["token"] + of_plain["plain_call"]
         times = [plain[None]]
         for table, fits in zip(loops, (short | True, short), strict=True):
-            rounds = np.asarray(table.rounds(table.gamma_max))
+            rounds = np.asarray(table.round_times(table.gamma_max))
             counts = ways.drafted[fits][:, :, : len(rounds)]
             refused = ways.refused[fits] * float(table.draft)
             times.append(counts @ rounds + refused + float(table.call))
@@ -634,7 +634,7 @@ def test_the_trail_and_what_was_lost_on_it():
         assert np.all(lost[:, 0] == 0)
         assert np.all(np.diff(lost, axis=1) >= -1e-9)
         last = marked.shape[1] - 1 - marked[:, ::-1].argmax(1)
-        ends = np.asarray(table.rounds(GAMMA_MAX))[found.trail[s][np.arange(len(last)), last]]
+        ends = np.asarray(table.round_times(GAMMA_MAX))[found.trail[s][np.arange(len(last)), last]]
         _, ways = replay.oracle_ways(trace, key, [table])
         spent = replay.times(found, table)[s]
         fastest = ways[0, :, 0]

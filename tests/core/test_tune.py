@@ -73,7 +73,7 @@ def test_measured_and_used(pair, monkeypatch):
     assert " ms for the smallest round, " in str(settings)
     assert (settings.gamma, settings.policy) == (3, "goodput(prior=0.9)")
     assert settings.costs.gamma_max == 3
-    assert 0 < settings.costs.rounds(3)[0] < 1
+    assert 0 < settings.costs.round_times(3)[0] < 1
     assert 0 < settings.costs.token < 1
 
 
@@ -153,7 +153,7 @@ def test_nothing_to_measure(pair):
     options = {"gamma": 3, "policy": "goodput", **RUN}
     settings = specjax.tune(pair.target, pair.draft, [" "], **options)
     assert settings.gamma == 3
-    assert settings.costs.rounds(3).tolist() == [1, 1, 1, 1]
+    assert settings.costs.round_times(3).tolist() == [1, 1, 1, 1]
     with pytest.raises(ValueError, match="no policy 'godput'"):
         specjax.tune(pair.target, pair.draft, TEXTS, policy="godput")
     with pytest.raises(ValueError, match="draft=None"):

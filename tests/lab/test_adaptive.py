@@ -99,7 +99,7 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
     assert racing["lookahead"].gamma_max == own["lookahead"].gamma_max == 2
     assert isinstance(racing["dear"], Autoregressive)
     assert race.drafts_nothing(decide["dear"])
-    assert own["dear"].rounds(3).tolist() == [1.0] * 4
+    assert own["dear"].round_times(3).tolist() == [1.0] * 4
     config.timed_inputs = 15  # none of these is tried
     race.prefer(on, made, known)
     assert seen[-1][0] == [[i] for i in range(15, 20)]
@@ -196,7 +196,7 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
         own = row["static"] or row["method"] == "goodput"  # which is told its own
         assert list(row["prices"]) == ["policies", row["method"]][: 1 + own]
         if row["method"] == "goodput":  # the same passes, and decisions besides
-            shared, told = (prices(**table).rounds(2) for table in row["prices"].values())
+            shared, told = (prices(**table).round_times(2) for table in row["prices"].values())
             assert np.all(told >= shared)
         assert row["prices"]["policies"]["error"] == row["price_error"] > 0
         assert row["replayed_speedup"] <= row["oracle_speedup"] * (1 + 1e-6)
@@ -205,10 +205,10 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     assert first["draft_calls"] == first["drafted"]
     was, now = (prices(**first[when]["γ=1"]) for when in ("prices", "prices_after"))
     between = mean(was, now)  # replay is by
-    full = [(table.rounds(1)[1] / table.token).item() for table in (was, now)]
+    full = [(table.round_times(1)[1] / table.token).item() for table in (was, now)]
     assert first["price_drift"] == pytest.approx(full[1] / full[0] - 1, rel=1e-3) != 0
     drafted, outputs = first["drafted"], first["timed_inputs"]
-    rounds = np.dot(between.rounds(1), [first["target_calls"] - drafted, drafted])
+    rounds = np.dot(between.round_times(1), [first["target_calls"] - drafted, drafted])
     took = rounds + outputs * between.call
     plain = first["tokens"] * between.token + outputs * between.plain_call
     assert first["predicted"] == pytest.approx(float(plain / took), rel=1e-4)

@@ -126,7 +126,7 @@ def test_narrow_passes():
     tables = fitting.by_formula(0.1, [1.0, 1.3, 1.5, 1.9], 0.2, ())
     assert points.passes(tables, 3) == pytest.approx([1.5, 1.7, 2.1])
     found = points.narrow(tables, 3)[fitting.POLICIES]
-    assert found.rounds(3).tolist() == pytest.approx([1.0, 1.6, 1.9, 2.4])
+    assert found.round_times(3).tolist() == pytest.approx([1.0, 1.6, 1.9, 2.4])
     assert points.costs(tables, 3) == pytest.approx(
         {"c": 0.1, "first": 1.4667, "verify": 0.3}, abs=1e-3
     )
