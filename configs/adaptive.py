@@ -40,7 +40,7 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     # Verify passes that policies can choose, and γ_max + 1. Each is compiled, and finds its code
     # cold where the one before was another (docs/adaptive.md).
     config.widths = (1, 2, 3, 4, 6, 8)
-    # Settings by policy; those that take prices or a trained head are given them.
+    # Settings by policy; those that take costs or a trained head are given them.
     config.policies = {
         "heuristic": {},
         "confidence": {"threshold": 0.1} if parse else {},
@@ -66,13 +66,13 @@ def get_config(choice: str = "parse") -> ml_collections.ConfigDict:
     config.turn = 24 if parse else 1
     # Of the race: half choose the best static γ, half compare. Outputs of parse are short.
     config.repeats = 24 if parse else 8
-    config.price_inputs = 8  # on which prices are measured, before each race and behind it
-    config.price_repeats = 5  # of the calls that prices are fitted to
-    # How far a typical timed call may be from its price. A longer draft may seem cheaper by twice
-    # as much. Methods of a race are some 5% apart: with worse prices noise would decide. Where they
+    config.cost_inputs = 8  # on which costs are measured, before each race and behind it
+    config.cost_repeats = 5  # of the calls that costs are fitted to
+    # How far a typical timed call may be from its cost. A longer draft may seem cheaper by twice
+    # as much. Methods of a race are some 5% apart: with worse costs noise would decide. Where they
     # are worse, they are measured again.
-    config.price_error = 0.05
-    config.price_tries = 3
+    config.cost_error = 0.05
+    config.cost_tries = 3
     if choice == "quick":
         config.drafts, config.temperatures = config.drafts[:1], (0.0,)
         config.static, config.widths = (2, 3, 5), (1, 2, 4)

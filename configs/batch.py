@@ -30,10 +30,10 @@ def get_config(family: str = "prose") -> ml_collections.ConfigDict:
     config.policies = {
         "together": {},
         "goodput": {"memory": 0.98},
-    }  # those that take prices get them
+    }  # those that take costs get them
     config.max_new_tokens = 120 if prose else 96
     config.timed_inputs = 32
     config.repeats = 4  # half choose the best static γ, half compare
-    config.price_inputs = 8  # or two batches: of one, any prices fit
-    config.price_repeats = 5
+    config.cost_inputs = 8  # or two batches: of one, any costs fit
+    config.cost_repeats = 5
     return config

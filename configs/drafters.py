@@ -1,4 +1,4 @@
-"""All drafters of an embedded family side by side: α, τ, prices and speedups at batch 1.
+"""All drafters of an embedded family side by side: α, τ, costs and speedups at batch 1.
 
     python -m experiments.train --config=configs/train.py:eagle-prose --workdir=runs/eagle-prose
     …

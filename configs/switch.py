@@ -21,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.copied_words = 80  # of a text that is to be written again
     config.timed_inputs = 8  # of each kind
     config.max_new_tokens = 120
-    config.price_repeats = 5
+    config.cost_repeats = 5
     config.repeats = 4  # every other one chooses, the rest judges
     config.draws = 16  # of the oracle's chances, at temperatures above 0
     return config

@@ -51,7 +51,7 @@ def get_config(choice: str = "all") -> ml_collections.ConfigDict:
     config.c = (0.02, 0.1, 0.3)
     config.verify = (0.0, 0.1)
     config.narrow = (False, True)
-    # Settings by policy; those that take prices are told them.
+    # Settings by policy; those that take costs are told them.
     config.policies = {
         "heuristic": {},
         "confidence": {},

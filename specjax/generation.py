@@ -11,7 +11,7 @@ from specjax import decoding, drafters, trees
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, load_priced
+from specjax.policies import Policy, parse_with_costs
 from specjax.results import Progress, Result, Row
 from specjax.rules import AcceptanceRule, exactness
 from specjax.sampling import Filter, Sampling, as_key
@@ -70,16 +70,16 @@ def generate(
       batch_size: rows decoded at once. Where there are more inputs, each takes the place of a row
         that has ended.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
-      rule: acceptance rule, or its name or import path (`specjax.rules.load`); default the
+      rule: acceptance rule, or its name or import path (`specjax.rules.parse`); default the
         paper's `TokenRule`. With "gumbel" plain decoding draws by the same noise: both give the
         same tokens.
       policy: draft-length policy, such as `specjax.policies.svip(threshold=0.3)`, or its name or
-        import path (`specjax.policies.load`); default `constant(gamma)`. Import paths are code that
-        runs. One that weighs costs comes with `settings`, or is made with costs of one's own.
+        import path (`specjax.policies.parse`); default `constant(gamma)`. Import paths are code
+        that runs. One that weighs costs comes with `settings`, or is made with costs of one's own.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper. Of trees: of fewer
         tokens, the root included.
-      tree: the shape of drafts, or its name (`specjax.trees.load`): "chain" by default,
+      tree: the shape of drafts, or its name (`specjax.trees.parse`): "chain" by default,
         "fixed(branches=(3, 2, 1))", "best_first(width=4, depth=4, nodes=16)".
       settings: what `specjax.tune` found, in the place of gamma, rule, policy, widths and tree.
         With γ = 0 the draft is not used.
@@ -229,10 +229,10 @@ def _method(
         if settings.gamma == 0:
             draft, gamma = None, None
         elif settings.policy and settings.costs is not None:
-            policy = load_priced(settings.policy, settings.costs)
+            policy = parse_with_costs(settings.policy, settings.costs)
         elif settings.policy:
             policy = settings.policy
-    if gamma is not None and not isinstance(trees.load(tree), trees.Chain):
+    if gamma is not None and not isinstance(trees.parse(tree), trees.Chain):
         raise ValueError(
             f"gamma={gamma} beside tree={tree!r}: a tree has its own depth. Leave gamma out."
         )

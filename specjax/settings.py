@@ -6,7 +6,7 @@ import os
 import pathlib
 from typing import Any
 
-from specjax.policies.prices import Prices, as_measured
+from specjax.policies.costs import Costs
 from specjax.support import files
 
 
@@ -23,7 +23,7 @@ class Settings:
     """Drafted tokens per target call, with a policy at most; 0: plain decoding is the fastest."""
     policy: str = ""
     """Name of a draft-length policy, with its settings; empty: γ tokens in every round."""
-    costs: Prices | None = None
+    costs: Costs | None = None
     """Times of rounds and calls on the machine that measured them, for the policy. Seconds."""
     tree: str = "chain"
     rule: str = ""
@@ -57,11 +57,11 @@ class Settings:
         if "gamma" not in row or not set(row) <= known:
             raise ValueError(f"{os.fspath(path)} holds no settings: `Settings.save` writes them.")
         if (costs := row.get("costs")) is not None:
-            row["costs"] = as_measured(**_known(costs))
+            row["costs"] = Costs.measured(**_known(costs))
         return cls(**row | {"widths": tuple(row.get("widths", ()))})
 
 
-def _as_json(costs: Prices | None) -> dict[str, Any] | None:
+def _as_json(costs: Costs | None) -> dict[str, Any] | None:
     if costs is None:
         return None
     return {

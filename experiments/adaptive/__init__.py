@@ -1,10 +1,10 @@
 """A leaderboard of draft-length policies: each against every static γ, in the real loop.
 
     python -m experiments.adaptive --config=configs/adaptive.py:prose --workdir=runs/prose
-    python -m experiments.adaptive --config=configs/adaptive.py:prose --workdir=runs/prices \\
-        --only_prices
+    python -m experiments.adaptive --config=configs/adaptive.py:prose --workdir=runs/costs \\
+        --only_costs
 
-For each draft and temperature prices are measured first, in seconds: of plain decoding, calls,
+For each draft and temperature costs are measured first, in seconds: of plain decoding, calls,
 draft steps and rounds. Where they fit badly nothing is raced. Policies that weigh time are told
 them. Then all methods decode the same inputs at batch 1, taking turns. A static γ has a loop of its
 own, whose verify pass has γ+1 positions; policies share γ_max and the verify widths of the config.
@@ -12,13 +12,13 @@ At temperatures above 0 the loops are given the draws of a replay, so that all m
 same outputs there too. Every other repeat chooses the best static γ, which the rest compare. Beside
 what was measured stands a replay of the same methods on rollouts along the target's outputs, with
 the oracle, which no policy can exceed there, and the share of the time between the best static γ
-and the oracle that each policy saves. Prices are measured again behind the race: replay is by the
+and the oracle that each policy saves. Costs are measured again behind the race: replay is by the
 mean of both.
 
 Writes results.jsonl (a row for each method, draft and temperature), report.md and figures to the
 workdir. A run that was cut off goes on with the first draft and temperature that is not complete.
 
---only_prices measures all prices twice and prints their ratios. What differs by more than 5% would
+--only_costs measures all costs twice and prints their ratios. What differs by more than 5% would
 decide a race by noise.
 
 --only_mixing=lookahead measures where a policy's time goes: beside it, loops that are told its

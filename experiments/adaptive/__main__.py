@@ -26,12 +26,12 @@ def main(_) -> None:
         report(console, workdir, gather(workdir, flags.FLAGS.only_report), config.shown)
         return
     on = Study(config, open_results(workdir, config))
-    if flags.FLAGS.only_prices:
+    if flags.FLAGS.only_costs:
         for cell in study.keys(config, config.drafts):
             title = " ".join(short(str(part)) for part in cell.values())
             deciding = race.untold(on, cell["draft"])
-            both = [race.price(on, cell, deciding) for _ in range(2)]
-            board.compare_prices(console, title, *both)
+            both = [race.cost(on, cell, deciding) for _ in range(2)]
+            board.compare_costs(console, title, *both)
         return
     if flags.FLAGS.only_mixing:
         results = Results(workdir / "mixing.jsonl")
@@ -108,7 +108,7 @@ def fill(on: Study) -> list[dict]:
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "What to measure.", lock_config=True)
     flags.DEFINE_string("workdir", None, "Directory for results, report and figures.")
-    flags.DEFINE_bool("only_prices", False, "Measure prices twice, compare them, and race nothing.")
+    flags.DEFINE_bool("only_costs", False, "Measure costs twice, compare them, and race nothing.")
     flags.DEFINE_string("only_mixing", "", "A policy: tell where its time goes, and race nothing.")
     flags.DEFINE_list(
         "only_report", [], "Directories of races run apart: one report of all, and race nothing."

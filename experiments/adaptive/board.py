@@ -8,7 +8,7 @@ from rich.console import Console
 
 from experiments.reproduce.pages import Section, number
 from specjax.measure import provenance, report
-from specjax.policies import Prices, prices
+from specjax.policies import Costs
 from specjax.support.named import short
 from specjax.tuning.fitting import POLICIES, goodness
 
@@ -21,10 +21,10 @@ LEGEND = (
     "of each call, where the median counts elsewhere. Every other repeat chose the best γ and "
     "the best policy, and all figures are of the rest. end to end: with the encoder and prefill. "
     "τ: tokens per target call. target, draft: calls of either model; drafted: tokens that were "
-    "submitted. predicted: the speedup of these very rounds by the mean of the prices that were "
+    "submitted. predicted: the speedup of these very rounds by the mean of the costs that were "
     "measured before the race, which policies were told, and of those behind it; and what the "
     "clock showed beyond it. replay: the same for many more outputs. oracle: the best length in "
-    "every round and the best loop for every output, at these prices, which no policy can exceed "
+    "every round and the best loop for every output, at these costs, which no policy can exceed "
     "in replay. closed: the share of the time between the best static γ and the oracle that is "
     "saved, by the clock and in replay; – where all of it is no more than the noise."
 )
@@ -53,7 +53,7 @@ def best(race: Iterable[Row]) -> Row:
 
 
 MAX_UNKNOWN = 0.1  # how far the interval of a policy that is called level may reach below 1
-POOR_FIT = 0.05  # error of a typical call; the default of price_error
+POOR_FIT = 0.05  # error of a typical call; the default of cost_error
 
 
 def is_level(row: Row) -> bool:
@@ -212,7 +212,7 @@ def words(lines: Sequence[dict[str, Row]]) -> str:
         for line in lines
         if is_level(line["best"]) and line["best"]["of_best_low"] < 1 - MAX_UNKNOWN
     ]
-    poor = [row for line in lines for row in line.values() if row.get("price_error", 0) > POOR_FIT]
+    poor = [row for line in lines for row in line.values() if row.get("cost_error", 0) > POOR_FIT]
     shares = [line["closing"] for line in lines if line["closing"]["closed"] is not None]
     closing = max(shares, key=lambda row: row["closed"], default=None)
     said = [
@@ -226,7 +226,7 @@ def words(lines: Sequence[dict[str, Row]]) -> str:
         f"{', '.join(unknown)}."
         if unknown
         else "",
-        f"Costs were taken that fit poorly, off by {max(r['price_error'] for r in poor):.0%} for "
+        f"Costs were taken that fit poorly, off by {max(r['cost_error'] for r in poor):.0%} for "
         "a typical call: policies that weigh them decided by noise."
         if poor
         else "",
@@ -259,7 +259,7 @@ def one_race(race: Sequence[Row]) -> Section:
         ("in replay", lambda row: percent(row["closed"])),
     ]
     first = race[0]
-    table = prices(**first["prices"][POLICIES])
+    table = Costs(**first["costs"][POLICIES])
     lost = [r["method"] for r in race if not r["static"] and r["of_best_high"] < 1]
     lost = [] if provenance.busy(race) else lost
     differ = [row["method"] for row in race if row["identical"] is False]
@@ -280,7 +280,7 @@ def one_race(race: Sequence[Row]) -> Section:
     return Section(label(first), columns, race, " ".join(s for s in said if s), LEGEND)
 
 
-def rounds_of(table: Prices) -> str:
+def rounds_of(table: Costs) -> str:
     """What rounds of policies take. How much of a round is a draft step is known less well."""
     many = table.gamma_max
     times = table.round_times(many)
@@ -290,8 +290,8 @@ def rounds_of(table: Prices) -> str:
 
 
 def drifted(race: Sequence[Row]) -> str:
-    """Whether prices were of another minute; "" of races of before that was measured."""
-    drifts = [row["price_drift"] for row in race if "price_drift" in row]
+    """Whether costs were of another minute; "" of races of before that was measured."""
+    drifts = [row["cost_drift"] for row in race if "cost_drift" in row]
     return (
         f"From before the race to behind it a method's longest round changed by "
         f"{np.median(drifts):+.1%}, in tokens of plain decoding (median)."
@@ -300,8 +300,8 @@ def drifted(race: Sequence[Row]) -> str:
     )
 
 
-def numbers(found: Mapping[str, Prices]) -> dict[str, float]:
-    """All prices by name."""
+def numbers(found: Mapping[str, Costs]) -> dict[str, float]:
+    """All costs by name."""
     table = found[POLICIES]
     rounds = table.round_times(table.gamma_max).tolist()
     full = {name: of.round_times(of.gamma_max)[-1].item() for name, of in found.items()}
@@ -310,13 +310,13 @@ def numbers(found: Mapping[str, Prices]) -> dict[str, float]:
         "a call of plain decoding": table.plain_call.item(),
         "a speculative call": table.call.item(),
         "a draft step": table.draft.item(),
-        **{f"a round of {k} drafted tokens": price for k, price in enumerate(rounds)},
-        **{f"a round of {name}": price for name, price in full.items() if name != POLICIES},
+        **{f"a round of {k} drafted tokens": cost for k, cost in enumerate(rounds)},
+        **{f"a round of {name}": cost for name, cost in full.items() if name != POLICIES},
     }
 
 
-def compare_prices(
-    console: Console, title: str, first: Mapping[str, Prices], second: Mapping[str, Prices]
+def compare_costs(
+    console: Console, title: str, first: Mapping[str, Costs], second: Mapping[str, Costs]
 ) -> None:
     """Print two measurements side by side, each in its own tokens of plain decoding. So a machine
     that is slower throughout changes nothing.

@@ -25,7 +25,7 @@ from specjax.measure import report, timing
 from specjax.measure.timing import PLAIN
 from specjax.policies import Policy
 from specjax.policies.base import salts
-from specjax.policies.loading import load_priced
+from specjax.policies.loading import parse_with_costs
 from specjax.pytrees import pytree
 from specjax.sampling import Purpose
 from specjax.tuning import fitting
@@ -66,9 +66,9 @@ def measure(on: Study, cell: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """
     config, texts = on.config, speedups.timed_texts(on)
     of = on, cell["draft"], cell["temperature"]
-    prices = race.price(on, cell)[POLICIES]
-    policy = load_priced(name, prices)
-    widths = fitting.pruned(config.widths, prices)
+    costs = race.cost(on, cell)[POLICIES]
+    policy = parse_with_costs(name, costs)
+    widths = fitting.pruned(config.widths, costs)
 
     def made(policy: Policy):
         return race.loop(*of, policy, config.gamma_max, widths)
@@ -103,7 +103,7 @@ def measure(on: Study, cell: dict[str, Any], name: str) -> list[dict[str, Any]]:
         for rounds, seconds in zip(notes, took[label], strict=True)
     ]
     table = fitting.fit({POLICIES: fitting.passes(methods[name])}, calls)[POLICIES]
-    price = np.asarray(table.round_times(config.gamma_max))
+    cost = np.asarray(table.round_times(config.gamma_max))
     rows = []
     for label in methods:
         outputs = found.outputs(label)
@@ -116,9 +116,9 @@ def measure(on: Study, cell: dict[str, Any], name: str) -> list[dict[str, Any]]:
         }
         by_input = alone.get(label)
         if label in (name, TOLD):
-            by_input = [np.bincount(each, minlength=len(price)) for each in lengths]
+            by_input = [np.bincount(each, minlength=len(cost)) for each in lengths]
         if by_input is not None:
-            row["sum"] = float(sum(table.call + np.dot(rounds, price) for rounds in by_input))
+            row["sum"] = float(sum(table.call + np.dot(rounds, cost) for rounds in by_input))
         rows.append({**row, "batch": 1, "timed_inputs": len(texts), "repeats": config.repeats})
     return rows
 

@@ -21,10 +21,10 @@ from specjax.loop import Method
 from specjax.measure import doubts, timing
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, Prices, acceptance_head, constant, prices
+from specjax.policies import Costs, Policy, acceptance_head, constant
 from specjax.policies.constant import Constant
-from specjax.policies.loading import load_priced, takes
-from specjax.policies.prices import mean
+from specjax.policies.costs import mean
+from specjax.policies.loading import parse_with_costs, takes
 from specjax.pytrees import pytree
 from specjax.replay import rehearse, replay, rollouts
 from specjax.replay.rehearse import Rehearsed
@@ -34,7 +34,7 @@ from specjax.support import command_line
 from specjax.support.ranges import whole
 from specjax.tuning import fitting, trials
 from specjax.tuning.counting import Undecided
-from specjax.tuning.fitting import static, static_prices
+from specjax.tuning.fitting import static, static_costs
 
 ORACLE = "oracle"  # in replay only
 
@@ -112,13 +112,13 @@ def head_file(on: Study, draft: str) -> pathlib.Path:
     return pathlib.Path(on.path(draft)) / "head.npz"
 
 
-def price(
+def cost(
     on: Study, cell: dict[str, Any], deciding: Mapping[str, Policy] | None = None
-) -> dict[str, Prices]:
+) -> dict[str, Costs]:
     """What rounds and calls of all loops take.
 
     Args:
-      deciding: policies, each of which gets prices that its own decisions are part of.
+      deciding: policies, each of which gets costs that its own decisions are part of.
     """
     of, config = (on, cell["draft"], cell["temperature"]), on.config
     shared = loop(*of, Undecided(), config.gamma_max, config.widths)
@@ -127,11 +127,11 @@ def price(
         for name, policy in (deciding or {}).items()
     }
     loops = {fitting.POLICIES: shared, **static_loops(*of), **own}
-    return speedups.price(
+    return speedups.cost(
         *of,
         loops,
-        config.price_repeats,
-        inputs=config.price_inputs,
+        config.cost_repeats,
+        inputs=config.cost_inputs,
         turn=config.turn,
         alpha_inputs=config.alpha_inputs,
         passes_of=dict.fromkeys(own, fitting.POLICIES),
@@ -139,15 +139,15 @@ def price(
     )
 
 
-def tried_prices(on: Study, cell: dict[str, Any]) -> tuple[dict[str, Prices], str]:
-    """The first prices of `price_tries` that fit well enough, or the last; and their `flaw`."""
+def tried_costs(on: Study, cell: dict[str, Any]) -> tuple[dict[str, Costs], str]:
+    """The first costs of `cost_tries` that fit well enough, or the last; and their `flaw`."""
     config, deciding = on.config, untold(on, cell["draft"])
     of = f"{cell['draft']} at T={cell['temperature']:g}"
-    for _ in range(config.price_tries):
-        found = price(on, cell, deciding)
-        if not (wrong := flaw(of, found[fitting.POLICIES], config.price_error)):
+    for _ in range(config.cost_tries):
+        found = cost(on, cell, deciding)
+        if not (wrong := flaw(of, found[fitting.POLICIES], config.cost_error)):
             break
-        command_line.say(f"{wrong} {doubts.busy([doubts.load()])}".rstrip())
+        command_line.say(f"{wrong} {doubts.busy([doubts.load_average()])}".rstrip())
     return found, wrong
 
 
@@ -155,15 +155,15 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for each method.
 
     A machine is not as fast in one minute as in the next, and wide passes change more than narrow
-    ones. So prices are measured before the race, which policies are told, and again behind it.
+    ones. So costs are measured before the race, which policies are told, and again behind it.
     Replay is by their mean.
 
     Raises:
-      ValueError: prices that fit poorly, before anything is raced.
+      ValueError: costs that fit poorly, before anything is raced.
     """
     config, draft, temperature = on.config, cell["draft"], cell["temperature"]
     texts = speedups.timed_texts(on)
-    before, wrong = tried_prices(on, cell)
+    before, wrong = tried_costs(on, cell)
     if wrong:
         raise ValueError(
             f"{wrong} Policies would be told noise, so nothing is raced. Run again on a machine "
@@ -189,9 +189,9 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
         turn=config.turn,
         note=lambda state: int(state.drafter[1]) if state.drafter else 0,
     )
-    after, _ = tried_prices(on, cell)
+    after, _ = tried_costs(on, cell)
     known = {loop: mean(of, after[loop]) for loop, of in before.items()}
-    table, own = known[fitting.POLICIES], prices_of(decide, made, known)
+    table, own = known[fitting.POLICIES], costs_of(decide, made, known)
     best, early, timed = choose(everything, [static(gamma) for gamma in config.static])
     alpha = on.alpha(draft, temperature, on.outputs(temperature)).value
     draws = 1 if temperature == 0 else config.draws
@@ -224,13 +224,13 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             "c": table.c,
             # In seconds: of the loop that policies share, and the method's own. As policies were
             # told them before the race, and as they were behind it.
-            "prices": prices_row(before, name),
-            "prices_after": prices_row(after, name),
-            "price_error": float(before[fitting.POLICIES].error),
-            "price_drift": drift(before, after, name),
+            "costs": costs_row(before, name),
+            "costs_after": costs_row(after, name),
+            "cost_error": float(before[fitting.POLICIES].error),
+            "cost_drift": drift(before, after, name),
             "gamma_max": config.gamma_max,
             "widths": list(fitting.pruned(config.widths, before[fitting.POLICIES])),
-            "plain": isinstance(racing.get(name), Autoregressive),  # by prices or by trial
+            "plain": isinstance(racing.get(name), Autoregressive),  # by costs or by trial
             # Or drafts of so many tokens in every round.
             "fixed": 0
             if decide.get(name) is made.get(name) or drafts_nothing(decide[name])
@@ -254,12 +254,12 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def prices_row(found: Mapping[str, Prices], name: str) -> dict[str, dict[str, Any]]:
+def costs_row(found: Mapping[str, Costs], name: str) -> dict[str, dict[str, Any]]:
     """Of the loop that policies share, and of the method's own."""
     return {loop: of.as_row() for loop, of in found.items() if loop in (fitting.POLICIES, name)}
 
 
-def drift(before: Mapping[str, Prices], after: Mapping[str, Prices], name: str) -> float:
+def drift(before: Mapping[str, Costs], after: Mapping[str, Costs], name: str) -> float:
     """By how much a round with the method's longest draft became dearer over the race, in tokens of
     plain decoding, as a share."""
     was, now = (found.get(name, found[fitting.POLICIES]) for found in (before, after))
@@ -268,13 +268,13 @@ def drift(before: Mapping[str, Prices], after: Mapping[str, Prices], name: str) 
 
 
 def prefer(
-    on: Study, made: Mapping[str, Speculative], known: Mapping[str, Prices]
+    on: Study, made: Mapping[str, Speculative], known: Mapping[str, Costs]
 ) -> tuple[dict[str, Method], dict[str, Speculative]]:
     """What decodes for each policy (`choice`); and the loops of policies, those of one length in
     the place of policies that lost to them.
 
     Trials are of the last inputs that α is counted on, and never of those of the race: where there
-    are no others, prices and α alone choose.
+    are no others, costs and α alone choose.
     """
     config, decide = on.config, dict[str, Any](made)
     racing: dict[str, Method] = {}
@@ -283,7 +283,7 @@ def prefer(
     for name, loop in made.items():
         found = racing[name] = trials.faster(
             loop, on.target, texts, max_new_tokens=config.max_new_tokens,
-            key=fitting.apart(jax.random.key(config.seed)), price=fitting.alone(known),
+            key=fitting.apart(jax.random.key(config.seed)), cost=fitting.alone(known),
         )  # fmt: skip
         if found.drafter is None:
             decide[name] = dataclasses.replace(loop, policy=Constant(jnp.int32(0)))
@@ -297,17 +297,17 @@ def drafts_nothing(loop: Speculative) -> bool:
     return isinstance(loop.policy, Constant) and int(loop.policy.gamma) == 0
 
 
-def prices_of(
+def costs_of(
     decide: Mapping[str, Speculative],
     made: Mapping[str, Speculative],
-    known: Mapping[str, Prices],
-) -> dict[str, Prices]:
+    known: Mapping[str, Costs],
+) -> dict[str, Costs]:
     """By name, with those of the static loops and of plain decoding that decode in the place of
     policies."""
     others = {
         name: (known.get(name) or known[fitting.POLICIES]).of_plain()
         if drafts_nothing(loop)
-        else static_prices(known, loop.gamma_max)
+        else static_costs(known, loop.gamma_max)
         for name, loop in decide.items()
         if loop is not made[name]
     }
@@ -334,14 +334,14 @@ def losses(
     on: Study,
     made: Mapping[str, Speculative],
     recorded: Rollouts,
-    known: Mapping[str, Prices],
+    known: Mapping[str, Costs],
     key: Key[Array, ""],
 ) -> dict[str, dict[str, Any]]:
     """In replay, for each method: `regret`, what was lost to the fastest way by the time there are
     `regret_at` tokens, in tokens of plain decoding, a mean over outputs; and `trail`, what each
     round of the first output drafted, by position, with its end."""
     table = known[fitting.POLICIES]
-    decoded: dict[str, tuple[Policy, Prices]] = {
+    decoded: dict[str, tuple[Policy, Costs]] = {
         static(gamma): (constant(gamma), known[static(gamma)]) for gamma in on.config.static
     }
     decoded |= {
@@ -368,11 +368,11 @@ def losses(
     return found
 
 
-def flaw(of: str, table: Prices, limit: float) -> str:
-    """What is wrong with prices that explain the calls badly that they were fitted to; or "".
+def flaw(of: str, table: Costs, limit: float) -> str:
+    """What is wrong with costs that explain the calls badly that they were fitted to; or "".
 
     Args:
-      of: what they are prices of.
+      of: what they are costs of.
       limit: for the error of a typical call; a longer draft may seem cheaper by twice as much,
         the worst of many differences.
     """
@@ -380,9 +380,9 @@ def flaw(of: str, table: Prices, limit: float) -> str:
     if error <= limit and drop <= 2 * limit:
         return ""
     return (
-        f"The prices of {of} fit poorly: a typical call is off by {error:.0%} (the worst by "
+        f"The costs of {of} fit poorly: a typical call is off by {error:.0%} (the worst by "
         f"{float(table.largest_error):.0%}), and a longer draft was timed as cheaper by up to "
-        f"{drop:.0%}, where price_error={limit:g} allows {limit:.0%} and {2 * limit:.0%}."
+        f"{drop:.0%}, where cost_error={limit:g} allows {limit:.0%} and {2 * limit:.0%}."
     )
 
 
@@ -478,7 +478,7 @@ def static_loops(on: Study, draft: str, temperature: float) -> dict[str, Specula
 
 
 def build(
-    on: Study, draft: str, temperature: float, known: Mapping[str, Prices]
+    on: Study, draft: str, temperature: float, known: Mapping[str, Costs]
 ) -> dict[str, Speculative]:
     """The loops of the policies, by name."""
     config, table = on.config, known[fitting.POLICIES]
@@ -491,25 +491,25 @@ def build(
 
 
 def untold(on: Study, draft: str) -> dict[str, Policy]:
-    """The policies that are told prices, before there are any: their own decisions are part of
+    """The policies that are told costs, before there are any: their own decisions are part of
     them."""
-    none, those = prices(0.0, [1.0] * (on.config.gamma_max + 1)), policies(on, draft)
-    return {name: policy(on, draft, name, none) for name in those if takes(name, "prices")}
+    none, those = Costs(0.0, [1.0] * (on.config.gamma_max + 1)), policies(on, draft)
+    return {name: policy(on, draft, name, none) for name in those if takes(name, "costs")}
 
 
-def policy(on: Study, draft: str, name: str, table: Prices) -> Policy:
+def policy(on: Study, draft: str, name: str, table: Costs) -> Policy:
     """With its settings, and told what it asks for."""
     settings = dict(policies(on, draft)[name])
     if takes(name, "params"):
         settings["params"] = acceptance_head.load(head_file(on, draft))
-    return load_priced(name, table, **settings)
+    return parse_with_costs(name, table, **settings)
 
 
 def replay_all(
     on: Study,
     made: dict[str, Speculative],
     recorded: Rollouts,
-    known: Mapping[str, Prices],
+    known: Mapping[str, Costs],
     key: Key[Array, ""],
     draws: int,
 ) -> dict[str, dict[str, float]]:

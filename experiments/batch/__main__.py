@@ -32,8 +32,8 @@ from experiments.reproduce.study import Study, identity, open_results
 from specjax.loop import Method
 from specjax.measure import provenance, report, timing
 from specjax.measure.timing import PLAIN, quartiles
-from specjax.policies import prices
-from specjax.policies.loading import load_priced, takes
+from specjax.policies import Costs
+from specjax.policies.loading import parse_with_costs, takes
 from specjax.results import summarize
 from specjax.support import command_line, files
 from specjax.support.named import short
@@ -90,21 +90,21 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
         "names": (config.target, draft),
     }
     measuring = {**decoded, "key": fitting.apart(decoded["key"])}  # not the draws of the race
-    none = prices(0.0, [1.0] * (config.gamma_max + 1))
+    none = Costs(0.0, [1.0] * (config.gamma_max + 1))
     chosen = config.policies.to_dict()
     own = {
-        name: dataclasses.replace(shared, policy=load_priced(name, none, **settings))
+        name: dataclasses.replace(shared, policy=parse_with_costs(name, none, **settings))
         for name, settings in chosen.items()
-        if takes(name, "prices")
+        if takes(name, "costs")
     }
-    priced = max(2 * batch, config.price_inputs)
+    timed = max(2 * batch, config.cost_inputs)
     known = fitting.measure(
         {fitting.POLICIES: shared, **own},
         on.target,
-        texts[:priced],
-        untimed=texts[priced:],
+        texts[:timed],
+        untimed=texts[timed:],
         plain=plain,
-        repeats=config.price_repeats,
+        repeats=config.cost_repeats,
         passes_of=dict.fromkeys(own, fitting.POLICIES),
         **measuring,
     )
@@ -120,7 +120,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     others = others[: len(others) // batch * batch]
     for name, settings in chosen.items():
         loop = dataclasses.replace(
-            shared, policy=load_priced(name, known.get(name, none), **settings)
+            shared, policy=parse_with_costs(name, known.get(name, none), **settings)
         )
         methods[name] = trials.faster(loop, on.target, others, **measuring)
         if methods[name].drafter is not None and methods[name] is not loop:
@@ -148,7 +148,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
                 "accepted": counts.accepted,
                 "identical": timed.identical(name) if not temperature else None,
                 # In seconds: what the policy was told, or of the loop that policies share.
-                "prices": known.get(name, known[fitting.POLICIES]).as_row(),
+                "costs": known.get(name, known[fitting.POLICIES]).as_row(),
                 "fixed": method.gamma_max if name in fixed else 0,  # drafted in every round
                 "gamma_max": config.gamma_max,
                 "widths": list(shared.widths),

@@ -115,23 +115,23 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
         | _against(ours, PLAIN, theirs.get("generate"), said.get("generate")),
     }
     if samples:
-        prices, counts = phases.medians(samples), _counts(case, ours)
+        costs, counts = phases.medians(samples), _counts(case, ours)
         read = case.gamma * _bytes(case, case.draft, case.share) + _bytes(case, case.target)
         floor = 1e3 * read / speed / counts["tau"]
         row["speculative"] = _pace(case, ours, SPECULATIVE, floor) | _against(
             ours, SPECULATIVE, theirs.get("assisted"), said.get("assisted")
         )
-        taken = counts["tau"], counts["gamma_mean"], prices.c, prices.v(case.gamma)
-        overhead = prices.overhead(case.gamma, case.tokens, counts["rounds"])
+        taken = counts["tau"], counts["gamma_mean"], costs.c, costs.v(case.gamma)
+        overhead = costs.overhead(case.gamma, case.tokens, counts["rounds"])
         row |= counts | _speedup(ours, SPECULATIVE)
         row |= forced.expected(case.cell | row)
         row |= {
-            "target_step_ms": 1e3 * float(prices.token),
-            "c": prices.c,
-            "v": prices.v(case.gamma),
+            "target_step_ms": 1e3 * float(costs.token),
+            "c": costs.c,
+            "v": costs.v(case.gamma),
             "overhead": overhead,  # with the share of what a call costs beside its rounds
             # Of an iteration, what is neither a draft step nor the verify pass.
-            "overhead_share": float(prices.rest[-1] / prices.round_times(case.gamma)[-1]),
+            "overhead_share": float(costs.rest[-1] / costs.round_times(case.gamma)[-1]),
             "predicted": formulas.walltime_speedup_from_tau(*taken, overhead),
             "predicted_c_v": formulas.walltime_speedup_from_tau(*taken),
         }
@@ -327,16 +327,16 @@ def verify(lab: Lab, case: Case) -> dict[str, Any]:
     for _ in range(config.repeats):
         samples.append(take())
         speeds.append(bandwidth(config.bandwidth_mb))
-    prices, speed = phases.medians(samples), float(np.median(speeds))
+    costs, speed = phases.medians(samples), float(np.median(speeds))
     floor_ms = 1e3 * _bytes(case, case.target) / speed
     return {
         "bandwidth_gb_s": speed / 1e9,
-        "target_step_ms": 1e3 * float(prices.token),
-        "draft_step_ms": 1e3 * float(prices.draft),
+        "target_step_ms": 1e3 * float(costs.token),
+        "draft_step_ms": 1e3 * float(costs.draft),
         "floor_ms": floor_ms,
-        "of_floor": floor_ms / (1e3 * float(prices.token)),
-        "c": prices.c,
-        "v_by_gamma": {str(gamma): prices.v(gamma) for gamma in gammas},
+        "of_floor": floor_ms / (1e3 * float(costs.token)),
+        "c": costs.c,
+        "v_by_gamma": {str(gamma): costs.v(gamma) for gamma in gammas},
     }
 
 

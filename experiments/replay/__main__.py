@@ -8,7 +8,7 @@
 
 Every policy is compared with the best constant γ and with the oracle, which no policy can exceed:
 it knows what will be accepted, and takes the best length in every round and the best loop for every
-output, plain decoding included. Constants run with a verify pass of their own width. Prices are
+output, plain decoding included. Constants run with a verify pass of their own width. Costs are
 those that the trace was timed with, or given in target steps: --c, --verify (one number, or one for
 each of 0 … γ_max drafted tokens), --overhead and --widths. Policies that weigh tokens against time
 are told them. With --carry policies have a second line: outputs one after the other, each beginning
@@ -32,8 +32,8 @@ from rich.console import Console
 
 from experiments.replay.evaluation import evaluate
 from specjax.measure import provenance, report
-from specjax.policies import Prices, prices
-from specjax.policies.loading import load_priced
+from specjax.policies import Costs
+from specjax.policies.loading import parse_with_costs
 from specjax.replay import rollouts
 from specjax.support import command_line, files, named
 from specjax.support.named import short
@@ -48,14 +48,14 @@ def main(_) -> None:
     found = rollouts.load(directory / row["file"])
     if args.c is None and args["widths"].present:
         raise ValueError(
-            f"--widths={','.join(args.widths)} goes with --c: a trace has the prices of the widths "
+            f"--widths={','.join(args.widths)} goes with --c: a trace has the costs of the widths "
             "that it was timed with. Give them to experiments.trace."
         )
-    known = {name: prices(**table) for name, table in row["prices"].items()}
+    known = {name: Costs(**table) for name, table in row["costs"].items()}
     if args.c is not None:
         known = given(args, found.gamma_max)
     table = known[fitting.POLICIES]
-    chosen = {text: load_priced(text, table) for text in named.split(args.policies)}
+    chosen = {text: parse_with_costs(text, table) for text in named.split(args.policies)}
     key, draws = jax.random.key(args.seed), 1 if row["temperature"] == 0 else args.draws
     begin = time.perf_counter()
     lines = evaluate(chosen, found, known, key, draws, carry=args.carry)
@@ -97,7 +97,7 @@ def find_row(directory: pathlib.Path, draft: str, temperature: float) -> dict[st
     )
 
 
-def given(args, gamma_max: int) -> dict[str, Prices]:
+def given(args, gamma_max: int) -> dict[str, Costs]:
     """Costs from the command line."""
     verify = [float(v) for v in args.verify]
     if len(verify) not in (1, gamma_max + 1):

@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
-from specjax.policies import Policy, Prices, constant
+from specjax.policies import Costs, Policy, constant
 from specjax.replay import replay
 from specjax.replay.replay import Score
 from specjax.replay.rollouts import Rollouts
@@ -20,22 +20,22 @@ CARRIED = ", carried over"
 def evaluate(
     chosen: Mapping[str, Policy],
     found: Rollouts,
-    known: Mapping[str, Prices],
+    known: Mapping[str, Costs],
     key: Key[Array, ""],
     draws: int,
     *,
     carry: bool = False,
 ) -> list[dict[str, Any]]:
-    """A line for each constant γ that has a price, the oracle and each policy.
+    """A line for each constant γ that has a cost, the oracle and each policy.
 
     Args:
       chosen: policies by the name that their lines have.
-      known: prices by loop, as in `specjax.tuning.fitting`; policies without their own have those
+      known: costs by loop, as in `specjax.tuning.fitting`; policies without their own have those
         of the loop that they share.
       carry: and one for each policy that carries over what it learned, CARRIED behind its name.
     """
-    table, gammas = known[fitting.POLICIES], fitting.priced(known)
-    own = [fitting.static_prices(known, gamma) for gamma in gammas]
+    table, gammas = known[fitting.POLICIES], fitting.gammas(known)
+    own = [fitting.static_costs(known, gamma) for gamma in gammas]
     decoded = {
         name: replay.as_decoded(policy, found, known.get(name, table))
         for name, policy in chosen.items()
@@ -49,7 +49,7 @@ def evaluate(
         replayed = jax.tree.map(lambda *counts: np.concatenate(counts), replayed, also)
     lines: list[dict[str, Any]] = []
     # Constants with a verify pass of γ + 1 positions, as they would run.
-    own += [prices for _, prices in decoded.values()]
+    own += [costs for _, costs in decoded.values()]
     own += [known.get(name, table) for name in heirs]  # carried over
     for i, name in enumerate(everyone):
         one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)

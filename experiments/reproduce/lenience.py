@@ -115,7 +115,7 @@ def _paper(config, draft: str, temperature: float) -> tuple[float, ...]:
 
 
 def words(rows: Sequence[dict[str, Any]]) -> str:
-    """Whether α grows as lenience falls, whether the loop accepts as often, and the price."""
+    """Whether α grows as lenience falls, whether the loop accepts as often, and the cost."""
     falling, grown = [], []
     for key in dict.fromkeys((row["draft"], row["temperature"]) for row in rows):
         alphas = [r["alpha"] for r in rows if (r["draft"], r["temperature"]) == key]
@@ -143,7 +143,7 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
     if exact and any(exact.values()):
         last = short(rows[-1]["draft"])
         said.append(
-            f"The price: with {last} at T=0, {exact[max(exact)]:.0%} of the outputs are exact at "
+            f"The cost: with {last} at T=0, {exact[max(exact)]:.0%} of the outputs are exact at "
             f"l=1 and {exact[min(exact)]:.0%} at l={min(exact):g}."
         )
     return " ".join(said)

@@ -41,7 +41,7 @@ def section(
         columns,
         order,
         legend="parameters: its own, without what it shares with the target. minutes: of training, "
-        "where its run says so. γ: the best by its α and prices. The other columns are those of "
+        "where its run says so. γ: the best by its α and costs. The other columns are those of "
         "the tables below, batch 1; the picture has the rate at which the n-th drafted token is "
         "accepted, given that those before it were.",
         images=("positions.png",),

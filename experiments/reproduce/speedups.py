@@ -14,7 +14,7 @@ from specjax.autoregressive import Autoregressive
 from specjax.drafters import parameters
 from specjax.measure import doubts, metrics, phases, provenance, report, timing
 from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
-from specjax.policies import Prices
+from specjax.policies import Costs
 from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support.named import short
@@ -40,11 +40,11 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     texts = timed_texts(on)
     longest = method(on, draft, temperature, max(config.gammas))
     contexts, state = start(on, longest, texts)
-    prices = phases.measure(longest, contexts, state, config.gammas)
+    costs = phases.measure(longest, contexts, state, config.gammas)
     tokens = {gamma: formulas.expected_tokens(alpha, gamma) for gamma in config.gammas}
     if config.gamma_by_position:
         tokens = tokens_by_position(on, draft, temperature)
-    gamma = max(tokens, key=lambda g: tokens[g] / (g * prices.c + prices.v(g)))
+    gamma = max(tokens, key=lambda g: tokens[g] / (g * costs.c + costs.v(g)))
     length = known["tokens"] / known["outputs"]
     found = timing.compare(
         method(on, draft, temperature, gamma),
@@ -62,9 +62,9 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         "alpha": alpha,
         "smaller": parameters(on.draft(draft), on.target) < whole,
         "tau_expected": formulas.expected_tokens(alpha, gamma),
-        "v_by_gamma": {str(g): prices.v(g) for g in config.gammas},
+        "v_by_gamma": {str(g): costs.v(g) for g in config.gammas},
         **outcome(found),
-        "predicted_paper": formulas.walltime_speedup(alpha, gamma, found.prices.c),
+        "predicted_paper": formulas.walltime_speedup(alpha, gamma, found.costs.c),
         "identical": found.identical() if temperature == 0 else None,
         "batch": 1,
         "timed_inputs": len(texts),
@@ -80,12 +80,12 @@ def tokens_by_position(on: Study, draft: str, temperature: float) -> dict[int, f
 
 
 def outcome(found: Comparison) -> dict[str, Any]:
-    """What the comparison showed, as a row: counts, prices, and the speedup measured and predicted.
+    """What the comparison showed, as a row: counts, costs, and the speedup measured and predicted.
 
     `overhead` is with the fixed times of calls; `round_overhead` is a round's own.
     """
-    prices, counts = found.prices, summarize(found.outputs())
-    gamma, texts = prices.gamma_max, counts.outputs
+    costs, counts = found.costs, summarize(found.outputs())
+    gamma, texts = costs.gamma_max, counts.outputs
     return {
         "tau": counts.tokens_per_iteration,
         "drafted": counts.drafted,
@@ -93,12 +93,12 @@ def outcome(found: Comparison) -> dict[str, Any]:
         "acceptance_by_position": [
             None if rate is None else round(rate, 4) for rate in counts.acceptance
         ],
-        "c": prices.c,
-        "v": prices.v(gamma),
-        "round_overhead": prices.overhead(gamma),
-        "overhead": prices.overhead(gamma, counts.tokens / texts, counts.iterations / texts),
-        "target_step_ms": 1e3 * float(prices.token),
-        "draft_step_ms": 1e3 * float(prices.draft),
+        "c": costs.c,
+        "v": costs.v(gamma),
+        "round_overhead": costs.overhead(gamma),
+        "overhead": costs.overhead(gamma, counts.tokens / texts, counts.iterations / texts),
+        "target_step_ms": 1e3 * float(costs.token),
+        "draft_step_ms": 1e3 * float(costs.draft),
         "predicted": found.predicted,
         **found.speedups(),
         "autoregressive_ms_per_token": 1e3 * float(np.median(found.per_token(PLAIN))),
@@ -119,7 +119,7 @@ def ids(on: Study, count: int) -> list[list[int]]:
     return decoding.tokenize(on.target, on.texts(count), on.config.max_source_len or None)
 
 
-def price(
+def cost(
     on: Study,
     draft: str,
     temperature: float,
@@ -130,7 +130,7 @@ def price(
     alpha_inputs: int = 0,
     passes_of: Mapping[str, str] | None = None,
     refusals: bool = False,
-) -> dict[str, Prices]:
+) -> dict[str, Costs]:
     """Of plain decoding and of the loops, at batch 1, on the inputs that are timed.
 
     Args:

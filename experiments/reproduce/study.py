@@ -27,8 +27,8 @@ from specjax.tasks.examples import Example
 
 NGRAMS = tuple(drafters.NAMES)
 COUNTS = (  # fields of experiments' configs that are whole numbers ≥ 1
-    "alpha_inputs", "timed_inputs", "tau_inputs", "price_inputs", "repeats", "price_repeats",
-    "price_tries", "keys_per_repeat", "steps", "batch_size", "max_new_tokens", "gamma",
+    "alpha_inputs", "timed_inputs", "tau_inputs", "cost_inputs", "repeats", "cost_repeats",
+    "cost_tries", "keys_per_repeat", "steps", "batch_size", "max_new_tokens", "gamma",
     "gamma_max", "verify_gamma", "every", "outputs", "tokens", "resamples",
 )  # fmt: skip
 LISTS = ("gammas", "static", "batch_sizes", "admits")  # and lists of such numbers
@@ -237,7 +237,7 @@ def check_chain(config, what: str) -> None:
     Args:
       what: is for chains, and why.
     """
-    if not isinstance(trees.load(config.tree), trees.Chain):
+    if not isinstance(trees.parse(config.tree), trees.Chain):
         raise ValueError(
             f"{what}, and --config.tree={config.tree!r} is no chain: leave it out. "
             "experiments.trees compares trees, experiments.reproduce draws their rounds (Figure 1)."

@@ -32,7 +32,7 @@ from specjax.drafters.switch import Switched, switch
 from specjax.loop import Method
 from specjax.measure import provenance, report, timing
 from specjax.measure.timing import PLAIN, Comparison, quartiles
-from specjax.policies import Prices
+from specjax.policies import Costs
 from specjax.replay import replay, rollouts
 from specjax.replay.rollouts import Rollouts
 from specjax.results import summarize
@@ -93,13 +93,13 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
         name: {fitting.static(gamma): loop(on, made, temperature, gamma) for gamma in config.gammas}
         for name, made in zip(config.drafts, drafters, strict=True)
     }
-    prices = {
+    tables = {
         name: fitting.measure(
             each,
             on.target,
             ids,
             plain=plain,
-            repeats=config.price_repeats,
+            repeats=config.cost_repeats,
             names=(config.target, name),
             **decoded,
         )
@@ -108,7 +108,7 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
     methods: dict[str, Method] = {PLAIN: plain}
     of: dict[str, dict[str, Any]] = {}
     for gamma in config.gammas:
-        costs = [cost(tables[fitting.static(gamma)]) for tables in prices.values()]
+        costs = [cost(each[fitting.static(gamma)]) for each in tables.values()]
         made = {short(name): by[fitting.static(gamma)] for name, by in loops.items()}
         for choice in config.choices:
             chosen = switch(drafters, on.target, told(choice, costs))
@@ -156,7 +156,7 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
             max_source_len=config.max_source_len or None,
             **decoded,
         )
-        ways += [(recorded, table) for table in prices[name].values()]
+        ways += [(recorded, table) for table in tables[name].values()]
     draws = 1 if temperature == 0 else config.draws
     bound = {"method": "oracle", "speedup_decode": oracle(ways, key, draws), "draws": draws}
     return [*rows, {**bound, "batch": 1, "timed_inputs": len(texts)}]
@@ -174,7 +174,7 @@ def loop(on: Study, draft: Any, temperature: float, gamma: int) -> Speculative:
     return decoding.speculative(on.target, draft, gamma=gamma, sampling=how)
 
 
-def cost(table: Prices) -> float:
+def cost(table: Costs) -> float:
     """What a drafted token adds to a token of plain decoding, in such tokens: a round takes
     1 + γ · cost."""
     longest, token = float(table.round_times(table.gamma_max)[-1]), float(table.token)
@@ -216,11 +216,11 @@ def some(timed: Comparison, inputs: slice) -> Comparison:
     )
 
 
-def oracle(ways: Sequence[tuple[Rollouts, Prices]], key: Any, draws: int) -> float:
-    """The speedup that no choice of drafters and lengths can exceed, by prices and by what each
+def oracle(ways: Sequence[tuple[Rollouts, Costs]], key: Any, draws: int) -> float:
+    """The speedup that no choice of drafters and lengths can exceed, by costs and by what each
     drafter would get at each position: with a_i(t) of its tokens accepted at t of n,
 
-        time(t) = min over drafters i, k ≤ a_i(t) of  price_i(k) + time(min(t + k + 1, n))
+        time(t) = min over drafters i, k ≤ a_i(t) of  cost_i(k) + time(min(t + k + 1, n))
 
     An idle drafter catches up for nothing.
 
@@ -232,7 +232,7 @@ def oracle(ways: Sequence[tuple[Rollouts, Prices]], key: Any, draws: int) -> flo
     emitted = np.asarray(first.emitted).tolist()
     # Of a drafter that guesses, silence elsewhere is that of other rounds.
     silent = [np.asarray((one.length == 0) & (one.accepted < 0)) for one, _ in ways]
-    prices = [np.asarray(loop.round_times(loop.gamma_max), np.float64) for _, loop in ways]
+    times = [np.asarray(loop.round_times(loop.gamma_max), np.float64) for _, loop in ways]
     call = min(float(loop.call) for _, loop in ways)
     plain = draws * sum(n * float(table.token) + float(table.plain_call) for n in emitted)
     time = draws * len(emitted) * call
@@ -243,11 +243,11 @@ def oracle(ways: Sequence[tuple[Rollouts, Prices]], key: Any, draws: int) -> flo
             left = np.zeros(count + 1)
             for t in reversed(range(count)):
                 found = []
-                for quiet, price, reject in zip(silent, prices, rejected, strict=True):
-                    most = min(len(price) - 1, reject[row, t] - t)
+                for quiet, spent, reject in zip(silent, times, rejected, strict=True):
+                    most = min(len(spent) - 1, reject[row, t] - t)
                     says = int(np.argmax(np.append(quiet[row, t : t + most], True)))
                     for k in range(says + 1):
-                        found.append(price[k] + left[min(t + k + 1, count)])
+                        found.append(spent[k] + left[min(t + k + 1, count)])
                 left[t] = min(found)
             time += left[0]
     return plain / time
@@ -278,7 +278,7 @@ def section(rows: Sequence[dict[str, Any]], temperature: float) -> Section:
         "Speedups over plain decoding of the loops alone, on the whole stream and on each kind of "
         "inputs; medians of repeats in turns. of best single: ratio within a repeat to the best "
         "drafter by itself, with quartiles. *: the best single drafter and the best switch on the "
-        "repeats that chose. oracle: by prices and replay, the best drafter and the best length in "
+        "repeats that chose. oracle: by costs and replay, the best drafter and the best length in "
         "every round.",
         measured=timed,
     )

@@ -37,7 +37,7 @@ COLUMNS: list[report.Column] = [
     ("α", lambda row: f"{row['alpha']:.3f}"),
     ("c", lambda row: f"{row['c']:.3f}"),
     ("round of γ_max", lambda row: f"{row['round']:.2f}"),
-    ("prices off by", lambda row: f"{row['prices']['policies']['error']:.1%}"),
+    ("costs off by", lambda row: f"{row['costs']['policies']['error']:.1%}"),
     ("MB", lambda row: f"{row['bytes'] / 1e6:.1f}"),
     ("s", lambda row: f"{row['seconds']:.0f}"),
 ]
@@ -105,13 +105,13 @@ def measure(on: Study, cell: dict[str, Any], workdir) -> dict[str, Any]:
         "alpha": float(np.asarray(found.overlap)[:, :, 0][tokens].mean()),
         "bytes": file.stat().st_size,
         "seconds": seconds,
-        **priced(on, draft, temperature),
+        **costs_of(on, draft, temperature),
         "batch": 1,  # of what was timed
     }
 
 
-def priced(on: Study, draft: str, temperature: float) -> dict[str, Any]:
-    """At batch 1, from calls of the loops: prices in seconds; c and the longest round in tokens of
+def costs_of(on: Study, draft: str, temperature: float) -> dict[str, Any]:
+    """At batch 1, from calls of the loops: costs in seconds; c and the longest round in tokens of
     plain decoding."""
     gamma_max, widths = on.config.trace.gamma_max, tuple(on.config.trace.widths)
     cell = on, draft, temperature
@@ -121,12 +121,12 @@ def priced(on: Study, draft: str, temperature: float) -> dict[str, Any]:
         fitting.POLICIES: dataclasses.replace(shared, policy=Undecided(), widths=widths),
         **{fitting.static(gamma): speedups.method(*cell, gamma) for gamma in gammas},
     }
-    found = speedups.price(*cell, loops, on.config.repeats, refusals=True)
+    found = speedups.cost(*cell, loops, on.config.repeats, refusals=True)
     table = found[fitting.POLICIES]
     return {
         "c": table.c,
         "round": float(table.round_times(gamma_max)[-1] / table.token),
-        "prices": {name: of.as_row() for name, of in found.items()},
+        "costs": {name: of.as_row() for name, of in found.items()},
     }
 
 

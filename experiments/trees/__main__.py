@@ -105,10 +105,10 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
     }
     longest = speedups.method(on, draft, temperature, max(config.sizes))
     contexts, state = speedups.start(on, longest, texts)
-    prices = phases.measure(longest, contexts, state, config.sizes)
+    costs = phases.measure(longest, contexts, state, config.sizes)
 
     def verify(tokens: int) -> float:
-        return prices.v(tokens - 1)
+        return costs.v(tokens - 1)
 
     plain = speedups.plain_method(on, temperature)
     methods: dict[str, Method] = {}
@@ -116,7 +116,7 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         methods[f"chain of {gamma}"] = speedups.method(on, draft, temperature, gamma)
     trees: dict[str, tuple[Choice, list[float]]] = {}
     for drawn, by_rank in chances.items():
-        for one in choose(by_rank, config.sizes, config.depth, prices.c, verify):
+        for one in choose(by_rank, config.sizes, config.depth, costs.c, verify):
             for name, tree in variants(on, draft, temperature, one, drawn):
                 methods[name], trees[name] = tree, (one, by_rank)
     tokens, rows = float(np.mean([len(output) for output in outputs])), []
@@ -137,7 +137,7 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
                 "accepted": counts.accepted,
                 **found.speedups(name),
                 "identical": found.identical(name) if temperature == 0 else None,
-                "on_accelerator": tau / (method.gamma_max * prices.c + ACCELERATOR),
+                "on_accelerator": tau / (method.gamma_max * costs.c + ACCELERATOR),
                 **times(method, samples[name], counts),
                 "batch": 1,
                 "timed_inputs": len(texts),
@@ -235,12 +235,12 @@ def stopwatch(
 def times(method: Method, samples: Sequence[phases.Sample], counts: Summary) -> dict[str, Any]:
     """What a round costs in steps, and the speedup that follows from it and from τ."""
     tokens, rounds = (n / counts.outputs for n in (counts.tokens, counts.iterations))
-    gamma, prices = method.gamma_max, phases.medians(samples)
+    gamma, costs = method.gamma_max, phases.medians(samples)
     return {
-        "draft_steps": gamma * prices.c,
-        "verify_steps": prices.v(gamma),
-        "overhead": prices.overhead(gamma),
-        "predicted": prices.speedup(gamma, tokens, rounds),
+        "draft_steps": gamma * costs.c,
+        "verify_steps": costs.v(gamma),
+        "overhead": costs.overhead(gamma),
+        "predicted": costs.speedup(gamma, tokens, rounds),
     }
 
 

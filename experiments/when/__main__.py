@@ -5,7 +5,7 @@ much the drafter's belief tells of it, c and v. Simulated by replay, and measure
     python -m experiments.trace --config=configs/embedded.py:prose --workdir=runs/prose
     python -m experiments.when --config=configs/when.py --workdir=runs/when --traces=runs/prose
 
-For every point of the config's sweeps and every price: outputs whose chances of acceptance vary so,
+For every point of the config's sweeps and every cost: outputs whose chances of acceptance vary so,
 every static γ in a loop of its own, every policy and the oracle, replayed. For each trace that
 experiments.trace wrote: where it stands among the points, what policies do there, and what they do
 in a simulation with its numbers. Writes results.jsonl, report.md and pictures to the workdir. A run

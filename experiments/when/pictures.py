@@ -51,17 +51,15 @@ def sections(workdir: pathlib.Path, rows: Sequence[Row], config) -> list[Section
 
 
 def draw_maps(space: Sequence[Row], traces: Sequence[tuple[str, Row]]) -> Figure:
-    """A column for each price, a row for each informativeness, and one for the oracle."""
-    prices = columns(space)
+    """A column for each cost, a row for each informativeness, and one for the oracle."""
+    costs = columns(space)
     informed = [i for i in INFORMED if any(row["informativeness"] == i for row in space)]
     between = min(row["between"] for row in space)
     figure = Figure(
-        figsize=(2.5 * len(prices) + 0.6, 2.1 * (len(informed) + 1)), layout="constrained"
+        figsize=(2.5 * len(costs) + 0.6, 2.1 * (len(informed) + 1)), layout="constrained"
     )
-    panels = figure.subplots(
-        len(informed) + 1, len(prices), squeeze=False, sharex=True, sharey=True
-    )
-    for column, (verify, narrow, c) in enumerate(prices):
+    panels = figure.subplots(len(informed) + 1, len(costs), squeeze=False, sharex=True, sharey=True)
+    for column, (verify, narrow, c) in enumerate(costs):
         where = {"verify": verify, "narrow": narrow, "c": c, "between": between}
         there = [row for row in space if where.items() <= row.items()]
         for axes, level in zip(panels[:-1, column], informed, strict=True):
@@ -73,11 +71,11 @@ def draw_maps(space: Sequence[Row], traces: Sequence[tuple[str, Row]]) -> Figure
         draw_map(axes, at_level(there, informed[-1]), ORACLE)
         axes.set_title(ORACLE, fontsize=8)
         for letter, row in traces:
-            if nearest(row, prices) == (verify, narrow, c):
+            if nearest(row, costs) == (verify, narrow, c):
                 put(list(panels[:, column]), letter, row, there)
-        price = f"c = {c:g}, v = 1" + (f" + {verify:g}γ, narrow" if narrow else
+        cost = f"c = {c:g}, v = 1" + (f" + {verify:g}γ, narrow" if narrow else
                                        f" + {verify:g}γ" if verify else "")  # fmt: skip
-        panels[0, column].annotate(price, (0.5, 1.22), xycoords="axes fraction", ha="center",
+        panels[0, column].annotate(cost, (0.5, 1.22), xycoords="axes fraction", ha="center",
                                    fontsize=9, fontweight="bold")  # fmt: skip
     figure.supxlabel("α", fontsize=9)
     figure.supylabel("variance of the chance within outputs, as a share of α(1 − α)", fontsize=9)
@@ -85,11 +83,11 @@ def draw_maps(space: Sequence[Row], traces: Sequence[tuple[str, Row]]) -> Figure
 
 
 def columns(space: Sequence[Row]) -> list[tuple[float, bool, float]]:
-    """Prices to show: v = 1 with each c, and narrow passes with the middle one."""
-    costs = sorted({row["c"] for row in space})
-    middle = costs[len(costs) // 2]
-    prices = sorted({(row["verify"], row["narrow"], row["c"]) for row in space})
-    return [(v, narrow, c) for v, narrow, c in prices if v == 0 or (narrow and c == middle)]
+    """Costs to show: v = 1 with each c, and narrow passes with the middle one."""
+    ratios = sorted({row["c"] for row in space})
+    middle = ratios[len(ratios) // 2]
+    costs = sorted({(row["verify"], row["narrow"], row["c"]) for row in space})
+    return [(v, narrow, c) for v, narrow, c in costs if v == 0 or (narrow and c == middle)]
 
 
 def at_level(rows: Sequence[Row], informativeness: float) -> list[Row]:
@@ -124,10 +122,10 @@ def draw_map(axes: Axes, rows: Sequence[Row], method: str) -> None:
     axes.set_yticks(range(len(withins)), [f"{within:g}" for within in withins], fontsize=7)
 
 
-def nearest(trace: Row, prices: Sequence[tuple[float, bool, float]]) -> tuple[float, bool, float]:
+def nearest(trace: Row, costs: Sequence[tuple[float, bool, float]]) -> tuple[float, bool, float]:
     """The column that a trace stands in: the nearest v, and among those the nearest c."""
     return min(
-        prices,
+        costs,
         key=lambda at: (abs(at[0] - trace["verify"]), abs(np.log(at[2] / max(trace["c"], 1e-3)))),
     )
 
@@ -146,11 +144,11 @@ def put(column: Sequence[Axes], letter: str, trace: Row, rows: Sequence[Row]) ->
 
 def draw_curves(rows: Sequence[Row], config) -> Figure | None:
     """A panel for each thing that varies alone, at the middle c and v = 1; None where none does."""
-    costs = sorted(config.c)
-    price = {"c": costs[len(costs) // 2], "verify": 0.0, "narrow": False}
+    ratios = sorted(config.c)
+    cost = {"c": ratios[len(ratios) // 2], "verify": 0.0, "narrow": False}
 
     def of(sweep: str, **where: float) -> list[Row]:
-        fixed: dict[str, Any] = {"sweep": sweep, "alpha": config.base.alpha, **price, **where}
+        fixed: dict[str, Any] = {"sweep": sweep, "alpha": config.base.alpha, **cost, **where}
         return [row for row in rows if fixed.items() <= row.items()]
 
     panels: list[tuple[str, str, list[Row]]] = [
@@ -204,7 +202,7 @@ def inside(rows: Sequence[Row], config) -> list[Row]:
 
 
 def fits(rows: Sequence[Row], config) -> list[dict[str, Any]]:
-    """For each price: closed = slope · foretold, by least squares through 0."""
+    """For each cost: closed = slope · foretold, by least squares through 0."""
     lines = []
     every = inside(rows, config)
     for verify, c in sorted({(row["verify"], row["c"]) for row in every}):

@@ -13,7 +13,7 @@ from experiments.when.sweep import ORACLE, Tables
 from experiments.when.synthetic import Chances
 from specjax.measure import report
 from specjax.measure.provenance import Results
-from specjax.policies import Prices, prices
+from specjax.policies import Costs
 from specjax.replay import rollouts
 from specjax.replay.rollouts import Rollouts
 from specjax.support import files
@@ -51,17 +51,17 @@ def name_of(trace: Mapping[str, Any]) -> str:
 def measure(trace: Mapping[str, Any], file: pathlib.Path, config) -> dict[str, Any]:
     """What the trace is like; what methods do there, and in simulations of it."""
     found = rollouts.load(file)
-    tables = {name: prices(**table) for name, table in trace["prices"].items()}
+    tables = {name: Costs(**table) for name, table in trace["costs"].items()}
     chances, mean = synthetic.describe(found), int(np.asarray(found.emitted).mean().round())
     calibrated = dataclasses.replace(chances, slope=1.0, offset=0.0)
     knowing = dataclasses.replace(calibrated, informativeness=1.0)
 
-    def figures(of: Rollouts, prices: Sequence[Tables], draws: int = 1) -> list[dict[str, Any]]:
-        return sweep.compare(of, prices, config, sweep.bound(of, prices, config, draws), draws)
+    def figures(of: Rollouts, costs: Sequence[Tables], draws: int = 1) -> list[dict[str, Any]]:
+        return sweep.compare(of, costs, config, sweep.bound(of, costs, config, draws), draws)
 
-    def simulated(like: Chances, *prices: Tables) -> list[dict[str, Any]]:
+    def simulated(like: Chances, *costs: Tables) -> list[dict[str, Any]]:
         sizes = config.outputs, max(mean, 1), found.gamma_max
-        return figures(sweep.simulated(like, config, *sizes), prices)
+        return figures(sweep.simulated(like, config, *sizes), costs)
 
     close = narrow(tables, found.gamma_max)
     draws = 1 if trace["temperature"] == 0 else config.draws
@@ -73,7 +73,7 @@ def measure(trace: Mapping[str, Any], file: pathlib.Path, config) -> dict[str, A
         "sd_within": round(chances.sd_within, 3),
         "told": round(synthetic.told(found), 4),
         "errors": rounded(synthetic.errors(found, seed=config.seed)),
-        **rounded(costs(tables, found.gamma_max)),
+        **rounded(cost_columns(tables, found.gamma_max)),
         "measured": measured[0],
         "simulated": twins[0],
         "narrow": measured[1],
@@ -90,18 +90,18 @@ def measure(trace: Mapping[str, Any], file: pathlib.Path, config) -> dict[str, A
 
 def passes(tables: Tables, gamma_max: int) -> list[float]:
     """What else rounds take than draft steps, by the γ of a static loop, from 1."""
-    own = [fitting.static_prices(tables, gamma) for gamma in range(1, gamma_max + 1)]
+    own = [fitting.static_costs(tables, gamma) for gamma in range(1, gamma_max + 1)]
     return [
         float(table.round_times(gamma)[gamma] - gamma * table.draft)
         for gamma, table in enumerate(own, 1)
     ]
 
 
-def narrow(tables: Tables, gamma_max: int) -> dict[str, Prices]:
+def narrow(tables: Tables, gamma_max: int) -> dict[str, Costs]:
     """The same, were policies' passes as narrow as drafts, and one without a draft a plain step."""
     shared = tables[fitting.POLICIES].as_row()
     shared |= {"verify": [shared["token"], *passes(tables, gamma_max)], "rest": 0.0}
-    return {**tables, fitting.POLICIES: prices(**shared)}
+    return {**tables, fitting.POLICIES: Costs(**shared)}
 
 
 def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
@@ -109,7 +109,7 @@ def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in numbers.items()}
 
 
-def costs(tables: Tables, gamma_max: int) -> dict[str, float]:
+def cost_columns(tables: Tables, gamma_max: int) -> dict[str, float]:
     """c, and the line first + verify·(γ − 1) through what else rounds of each static γ take, in
     target steps."""
     shared = tables[fitting.POLICIES]
@@ -208,13 +208,13 @@ _LIKE = (
     "round."
 )
 _DOES = (
-    "Replayed at the trace's own prices. The best γ and the best policy are chosen on every other "
+    "Replayed at the trace's own costs. The best γ and the best policy are chosen on every other "
     "output, speedups are of the others. simulated: the same in a simulation with the numbers of "
-    "the table above, at the same prices; its own best γ. off by: the mean distance of simulated "
+    "the table above, at the same costs; its own best γ. off by: the mean distance of simulated "
     "ratios from those of the trace, over all policies and the oracle."
 )
 _COULD = (
-    "Replayed at the same prices but for policies' verify passes: they are as narrow as the draft, "
+    "Replayed at the same costs but for policies' verify passes: they are as narrow as the draft, "
     "and a plain step without one. simulated: the same policy in the simulation. foretold: between "
     "+ informativeness · within. closed: of the time between the best static γ and the oracle, "
     "what the best policy saves. calibrated belief: the best policy in the simulation with slope 1 "

@@ -1,4 +1,4 @@
-"""Rows of the sweep: a simulated trace, a price, and what every method would have done there."""
+"""Rows of the sweep: a simulated trace, a cost, and what every method would have done there."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from experiments.when import synthetic
 from experiments.when.synthetic import Chances
 from specjax.measure.provenance import Results
-from specjax.policies import Policy, Prices, constant, load
+from specjax.policies import Costs, Policy, constant, parse
 from specjax.policies.loading import takes
 from specjax.replay import replay
 from specjax.replay.rollouts import Rollouts
@@ -20,16 +20,16 @@ from specjax.tuning import fitting
 
 CHANCES = ("alpha", "between", "within", "autocorrelation", "informativeness", "slope", "offset")
 ORACLE = "oracle"
-Tables = Mapping[str, Prices]  # by loop, as in `specjax.tuning.fitting`
+Tables = Mapping[str, Costs]  # by loop, as in `specjax.tuning.fitting`
 Times = Float[np.ndarray, " N"]  # of each output
 Bound = tuple[Times, Times]  # of plain decoding and the oracle
 
 
 def fill(results: Results, config, facts: Mapping[str, Any]) -> None:
-    """Simulate what is missing: a row for each price at each point of each sweep."""
+    """Simulate what is missing: a row for each cost at each point of each sweep."""
     done = {(row["sweep"], *(row.get(name) for name in CHANCES)) for row in results.done}
-    prices = list(costs(config))
-    tables = [table(**cost, gamma_max=config.gamma_max) for cost in prices]
+    costs = list(cost_grid(config))
+    tables = [table(**cost, gamma_max=config.gamma_max) for cost in costs]
     missing = [(s, p) for s, p in points(config) if (s, *(p[name] for name in CHANCES)) not in done]
     bounds: dict[tuple[float, ...], list[Bound]] = {}  # whatever the drafter knows
     for sweep, point in command_line.Steps(missing, disable=not missing):
@@ -43,7 +43,7 @@ def fill(results: Results, config, facts: Mapping[str, Any]) -> None:
             "sd_between": round(chances.sd_between, 3),
             "sd_within": round(chances.sd_within, 3),
         }
-        for cost, row in zip(prices, rows, strict=True):
+        for cost, row in zip(costs, rows, strict=True):
             results.append({"sweep": sweep, **point, **spread, **cost, **row, **facts})
 
 
@@ -67,8 +67,8 @@ def points(config) -> Iterator[tuple[str, dict[str, float]]]:
                 yield sweep, point
 
 
-def costs(config) -> Iterator[dict[str, Any]]:
-    """Of all prices. A pass that grows by nothing cannot be narrower."""
+def cost_grid(config) -> Iterator[dict[str, Any]]:
+    """Of all costs. A pass that grows by nothing cannot be narrower."""
     for c, verify, narrow in itertools.product(config.c, config.verify, config.narrow):
         if verify > 0 or not narrow:
             yield {"c": c, "verify": verify, "narrow": narrow}
@@ -81,25 +81,25 @@ def table(*, c: float, verify: float, narrow: bool, gamma_max: int) -> Tables:
 
 
 def bound(found: Rollouts, tables: Sequence[Tables], config, draws: int = 1) -> list[Bound]:
-    """For each table of prices: what plain decoding and the oracle take."""
+    """For each table of costs: what plain decoding and the oracle take."""
     key, bounds = jax.random.key(config.seed), []
-    for prices in tables:
-        loops = [prices[fitting.POLICIES], *static_prices(found, prices).values()]
+    for costs in tables:
+        loops = [costs[fitting.POLICIES], *static_costs(found, costs).values()]
         plain, ways = replay.oracle_ways(found, key, loops, draws=draws)
         bounds.append((plain * draws, ways[..., 0].sum(axis=0)))
     return bounds
 
 
-def static_prices(found: Rollouts, prices: Tables) -> dict[int, Prices]:
+def static_costs(found: Rollouts, costs: Tables) -> dict[int, Costs]:
     """By γ: each in a loop of its own."""
     gammas = range(1, found.gamma_max + 1)
-    return {gamma: fitting.static_prices(prices, gamma) for gamma in gammas}
+    return {gamma: fitting.static_costs(costs, gamma) for gamma in gammas}
 
 
 def compare(
     found: Rollouts, tables: Sequence[Tables], config, bounds: Sequence[Bound], draws: int = 1
 ) -> list[dict[str, Any]]:
-    """For each table of prices: the best static γ, and each method's speedup over it.
+    """For each table of costs: the best static γ, and each method's speedup over it.
 
     The best γ, 0 for plain decoding, and the best policy are chosen on every other output. All
     speedups are of the other outputs, with standard errors by bootstrap over these.
@@ -107,20 +107,20 @@ def compare(
     made: list[Policy] = [constant(gamma) for gamma in range(1, found.gamma_max + 1)]
     where: list[dict[str, int]] = [{} for _ in tables]
     for name, settings in config.policies.to_dict().items():
-        for at, prices in zip(where, tables, strict=True):
-            told = {"prices": prices[fitting.POLICIES]} if takes(name, "prices") else {}
-            if told or at is where[0]:  # without prices it does the same at all
-                made.append(load(name, **settings, **told))
+        for at, costs in zip(where, tables, strict=True):
+            told = {"costs": costs[fitting.POLICIES]} if takes(name, "costs") else {}
+            if told or at is where[0]:  # without costs it does the same at all
+                made.append(parse(name, **settings, **told))
             at[name] = len(made) - 1
     replayed = replay.replay(made, found, jax.random.key(config.seed), draws=draws)
 
-    def took(i: int, prices: Prices) -> Times:
-        return replay.times(jax.tree.map(lambda counts: counts[i], replayed), prices)
+    def took(i: int, costs: Costs) -> Times:
+        return replay.times(jax.tree.map(lambda counts: counts[i], replayed), costs)
 
     rows = []
-    for prices, at, (plain, oracle) in zip(tables, where, bounds, strict=True):
-        static = {g: took(g - 1, table) for g, table in static_prices(found, prices).items()}
-        policies = {name: took(i, prices[fitting.POLICIES]) for name, i in at.items()}
+    for costs, at, (plain, oracle) in zip(tables, where, bounds, strict=True):
+        static = {g: took(g - 1, table) for g, table in static_costs(found, costs).items()}
+        policies = {name: took(i, costs[fitting.POLICIES]) for name, i in at.items()}
         rows.append(judge({0: plain, **static}, policies, oracle, config))
     return rows
 

@@ -56,7 +56,7 @@ from specjax.loop import Method
 from specjax.measure import provenance, report, timing
 from specjax.models import sharding
 from specjax.models.memory import check_fits
-from specjax.policies.prices import as_measured
+from specjax.policies.costs import Costs
 from specjax.results import acceptance_rates, summarize
 from specjax.support import command_line, compilation_cache, files, processes, runs
 from specjax.support.processes import Group
@@ -105,18 +105,18 @@ def decode_texts(group: Group, args, config, texts: list[str]) -> None:
     target, draft = load_pair(config)
     if not group.index:
         command_line.say("compiling …")
-    method, unpriced = method_of(config, target, draft)
+    method, lacks_costs = method_of(config, target, draft)
     check_memory(config, texts, target, method)
     # A mesh that has devices of other processes: all decode each row together.
     together = not sharding.is_local(target.model)
-    if unpriced:
-        method = with_prices(group, together, method, target, texts, config)
+    if lacks_costs:
+        method = with_costs(group, together, method, target, texts, config)
     if group.count > 1 and not together and decoding.reads_batch(method):
         raise ValueError(
             f"--config.policy={config.policy} reads its batch, which several processes would cut "
             "otherwise than one: take another policy, or one process."
         )
-    if unpriced and not (config.carry or config.rounds_file):
+    if lacks_costs and not (config.carry or config.rounds_file):
         method = chosen(group, together, method, target, texts, config)
     if config.carry:
         decoding.check_carry(method)
@@ -201,19 +201,19 @@ def decode_texts(group: Group, args, config, texts: list[str]) -> None:
 def method_of(
     config, target: checkpoints.Checkpoint, draft: checkpoints.Checkpoint | Drafter | None
 ) -> tuple[Method, bool]:
-    """The loop, and whether its policy is still to come, for it must be told prices."""
-    unpriced = draft is not None and bool(config.policy) and policies.needs_prices(config.policy)
+    """The loop, and whether its policy is still to come, for it must be told costs."""
+    lacks_costs = draft is not None and bool(config.policy) and policies.needs_costs(config.policy)
     method = decoding.build(
         target,
         draft,
         gamma=config.gamma,
         sampling=sampling.Sampling(config.temperature, config.top_k, config.top_p, config.filters),
         rule=config.rule or None,
-        policy=None if unpriced else config.policy or None,
+        policy=None if lacks_costs else config.policy or None,
         tree=config.tree,
         check_tokens=config.get("check_tokens", True),
     )
-    return method, unpriced
+    return method, lacks_costs
 
 
 def same_file(one: str, other: str) -> bool:
@@ -264,22 +264,22 @@ def rows_of(config, texts: list[str]) -> int:
     return min(config.batch_size, len(texts) * config.samples)
 
 
-def with_prices(
+def with_costs(
     group: Group, together: bool, method, target: checkpoints.Checkpoint, texts: list[str], config
 ) -> Method:
-    """The loop with its policy, which is told prices that process 0 measures now, and prints.
+    """The loop with its policy, which is told costs that process 0 measures now, and prints.
 
     Args:
       together: whether the loop runs in all processes at once.
     """
     row = None
     if together or group.index == 0:
-        found = fitting.told(config.policy, method, target, texts, **measuring(config, texts))
+        found = fitting.costs_for(config.policy, method, target, texts, **measuring(config, texts))
         if group.index == 0:
             print(f"{config.policy}: measured {fitting.words(found)}", file=sys.stderr)
         row = found.as_row()
-    said, *_ = group.exchange("prices", json.dumps(row))
-    return fitting.tell(method, config.policy, as_measured(**json.loads(said)))
+    said, *_ = group.exchange("costs", json.dumps(row))
+    return fitting.with_costs(method, config.policy, Costs.measured(**json.loads(said)))
 
 
 def chosen(
@@ -287,9 +287,9 @@ def chosen(
 ) -> Method:
     """The method, plain decoding, or drafts of one length: what process 0 finds the fastest, and
     prints. Where the loop runs in all processes at once there is no trial, for their clocks differ:
-    the prices alone say it, which all have from process 0.
+    the costs alone say it, which all have from process 0.
 
-    Arguments: `with_prices`.
+    Arguments: `with_costs`.
     """
     found, said, run = method, "", measuring(config, texts)
     if together:
@@ -373,7 +373,7 @@ def compare(method: Method, target: checkpoints.Checkpoint, texts, config) -> ti
 
 def show(method: Method, found: timing.Comparison, file: TextIO) -> None:
     """The comparison as a table, and what it comes to."""
-    both, prices, gamma = (timing.PLAIN, timing.SPECULATIVE), found.prices, method.gamma_max
+    both, costs, gamma = (timing.PLAIN, timing.SPECULATIVE), found.costs, method.gamma_max
     tree = method.branches
     of = (" for a level", f" for {method.slots - 1} nodes") if tree else ("", "")
     counts = [summarize(found.outputs(name)) for name in both]
@@ -407,7 +407,7 @@ def show(method: Method, found: timing.Comparison, file: TextIO) -> None:
     for line in (
         by_position(rates),
         f"Speedup {found.speedup:.2f}, with prefill {found.speedup_end_to_end:.2f}; expected of "
-        f"c = {prices.c:.3f}{of[0]} and v = {prices.v(gamma):.2f}{of[1]}: {expected}.",
+        f"c = {costs.c:.3f}{of[0]} and v = {costs.v(gamma):.2f}{of[1]}: {expected}.",
         f"Speculative phases, estimated: {phases}.",
         likeness(method, found),
     ):
@@ -444,7 +444,7 @@ def check(config) -> None:
         raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
     if config.rounds_file and config.method != "speculative":
         raise ValueError("rounds_file needs --config.method=speculative: it logs its rounds.")
-    if config.rounds_file and not isinstance(trees.load(config.tree), trees.Chain):
+    if config.rounds_file and not isinstance(trees.parse(config.tree), trees.Chain):
         raise ValueError(f"rounds_file is for chains, and tree={config.tree!r} is none.")
     if config.mesh:
         sharding.mesh_of(config.mesh)
@@ -452,7 +452,7 @@ def check(config) -> None:
     if config.policy:
         policies.check(config.policy)  # misspelt, it fails before models are loaded
     if config.rule:
-        rules.load(config.rule)
+        rules.parse(config.rule)
 
 
 class Output(Protocol):

@@ -19,11 +19,11 @@ from specjax.drafters.resizing import over
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, constant, needs_prices
-from specjax.policies import load as load_policy
+from specjax.policies import Policy, constant, needs_costs
+from specjax.policies import parse as parse_policy
 from specjax.policies.base import counts_nodes, within_a_draft
 from specjax.rules import AcceptanceRule, TokenRule
-from specjax.rules import load as load_rule
+from specjax.rules import parse as parse_rule
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.support.ranges import has, listed, whole
@@ -73,7 +73,7 @@ def with_draft(
       gamma: default `GAMMA`; a tree has its own depth and does not read it.
       options: the arguments that both take.
     """
-    shape = trees.load(tree)
+    shape = trees.parse(tree)
     if not isinstance(shape, Chain):
         return branching(target, draft, shape, **options)
     return speculative(target, draft, gamma=GAMMA if gamma is None else gamma, **options)
@@ -212,18 +212,18 @@ def _beside(target: Checkpoint, drafter: D) -> D:
 def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
     if rule is None:
         return TokenRule()
-    rule = load_rule(rule) if isinstance(rule, str) else rule
+    rule = parse_rule(rule) if isinstance(rule, str) else rule
     return has("rule", rule, ("stop", "next_probs"), "an acceptance rule, or its name")
 
 
 def _policy(policy: Policy | str) -> Policy:
-    if isinstance(policy, str) and needs_prices(policy):
+    if isinstance(policy, str) and needs_costs(policy):
         raise ValueError(
             f"policy={policy!r} weighs costs, and none are given. Measure them: "
             f"settings = specjax.tune(target, draft, texts, policy={policy!r}), then "
             "generate(..., settings=settings)."
         )
-    policy = load_policy(policy) if isinstance(policy, str) else policy
+    policy = parse_policy(policy) if isinstance(policy, str) else policy
     return has("policy", policy, ("begin", "update"), "a draft-length policy, or its name")
 
 

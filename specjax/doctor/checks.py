@@ -32,7 +32,7 @@ from specjax.measure import doubts, metrics, phases
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.memory import dtype_of, memory_free
-from specjax.policies import Prices
+from specjax.policies import Costs
 from specjax.results import Result, Row
 from specjax.rules import exactness, remark
 from specjax.sampling import Filter, Sampling
@@ -115,7 +115,7 @@ class Case:
     greedy: list[Row] = dataclasses.field(init=False)  # the same, speculatively
     alpha: float = dataclasses.field(init=False)
     rows: list[Row] = dataclasses.field(init=False)  # at the plan's temperature
-    costs: Prices = dataclasses.field(init=False)
+    costs: Costs = dataclasses.field(init=False)
     doubts: str = ""  # why nothing follows from the costs
 
     def speculative(self, temperature: float) -> Speculative | TreeSpeculative:
@@ -125,7 +125,7 @@ class Case:
         options["check_tokens"] = self.plan.check_tokens
         # The checks are of tokens, which follow from no cost: any costs will do.
         if self.plan.policy:
-            depth = getattr(trees.load(self.plan.tree), "depth", self.plan.gamma)
+            depth = getattr(trees.parse(self.plan.tree), "depth", self.plan.gamma)
             options["policy"] = policies.with_any_costs(self.plan.policy, depth)
         options["rule"] = self.plan.rule or None
         return decoding.with_draft(self.target, self.draft, sampling=chosen, **options)
@@ -440,7 +440,7 @@ def speed(case: Case) -> Finding:
         wrong = doubts.contradictions(gamma, *costs, smaller=smaller)
         if not wrong:
             break
-    case.doubts = verdicts.doubtful(wrong, doubts.busy([doubts.load()]))
+    case.doubts = verdicts.doubtful(wrong, doubts.busy([doubts.load_average()]))
     return verdicts.speed(case.costs, gamma, _size(method), case.doubts)
 
 

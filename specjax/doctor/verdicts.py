@@ -15,7 +15,7 @@ from specjax.checkpoints.compatibility import MAX_PADDING, Check
 from specjax.measure.doubts import AGAIN
 from specjax.measure.metrics import Alpha
 from specjax.models.memory import Need, gigabytes
-from specjax.policies import Prices
+from specjax.policies import Costs
 
 Verdict = Literal["pass", "warn", "fail", "skip"]
 
@@ -244,7 +244,7 @@ def doubtful(contradictions: Sequence[str], busy: str) -> str:
     return busy
 
 
-def speed(costs: Prices, gamma: int, size: str, doubts: str = "") -> Finding:
+def speed(costs: Costs, gamma: int, size: str, doubts: str = "") -> Finding:
     """What a draft step, or a level of a tree, and a verify pass take, in target steps.
 
     Args:

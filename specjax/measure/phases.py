@@ -7,7 +7,7 @@ A tree has a level where a chain has a token: its drafting is timed as a whole a
 levels, and its verify pass sees all of its nodes.
 
 A call also takes a fixed time: dispatch, and first rounds on weights that the encoder has driven
-out of the caches. It is measured too, on calls that are made for it (`Prices.overhead`).
+out of the caches. It is measured too, on calls that are made for it (`Costs.overhead`).
 """
 
 import dataclasses
@@ -26,8 +26,7 @@ from specjax import sampling as smp
 from specjax.dice import dice_for
 from specjax.drafters.base import proposal
 from specjax.loop import Method
-from specjax.policies import Prices, constant
-from specjax.policies.prices import as_measured
+from specjax.policies import Costs, constant
 from specjax.sampling import Purpose
 from specjax.speculative import Contexts
 from specjax.state import State
@@ -119,8 +118,8 @@ def stopwatch(
     return take
 
 
-def medians(samples: Sequence[Sample]) -> Prices:
-    """Prices from what a `stopwatch` showed: medians.
+def medians(samples: Sequence[Sample]) -> Costs:
+    """Costs from what a `stopwatch` showed: medians.
 
     Between the draft lengths that were timed, and up to the whole of a tree, `verify` and `rest`
     grow evenly; a pass of one position is a target step. Without a round `rest` is NaN, and without
@@ -142,7 +141,7 @@ def medians(samples: Sequence[Sample]) -> Prices:
             step = took["round", gamma] if gamma else token
             fixed["call" if gamma else "plain_call"] = t - count[0] * step
     lengths = range(max(verify) + 1)
-    return as_measured(
+    return Costs.measured(
         draft=draft,
         verify=np.interp(lengths, list(verify), list(verify.values())),
         rest=np.interp(lengths, list(rest), list(rest.values())) if rest else float("nan"),
@@ -174,8 +173,8 @@ def measure(
     *,
     steps: int = 20,
     repeats: int = 9,
-) -> Prices:
-    """Prices of `repeats` timings of every phase; see `stopwatch` for the arguments."""
+) -> Costs:
+    """Costs of `repeats` timings of every phase; see `stopwatch` for the arguments."""
     take = stopwatch(method, contexts, state, gammas, rounds, steps=steps)
     return medians([take() for _ in range(repeats)])
 

@@ -19,7 +19,7 @@ from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import phases
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, Prices
+from specjax.policies import Costs, Policy
 from specjax.results import Row
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Filter, Sampling, as_key
@@ -54,8 +54,8 @@ class Comparison:
     """By batch, of the last repeat."""
     notes: Mapping[str, list[Any]]
     """By batch, of the last repeat too."""
-    priced: Prices | None = None
-    """`prices`, where the phases were timed."""
+    _costs: Costs | None = None
+    """`costs`, where the phases were timed."""
 
     def outputs(self, name: str = SPECULATIVE) -> list[Row]:
         """Of all batches, in the order of the inputs."""
@@ -88,16 +88,16 @@ class Comparison:
         return self.speedups()["speedup_end_to_end"]
 
     @property
-    def prices(self) -> Prices:
+    def costs(self) -> Costs:
         """Of the speculative loop, whose phases `compare` times one by one: c, v(γ), overhead."""
-        if self.priced is None:
+        if self._costs is None:
             raise ValueError("No phases were timed beside these methods: `compare` does it.")
-        return self.priced
+        return self._costs
 
     @property
     def predicted(self) -> float | None:
-        """The speedup that the prices promise for these rounds, see `Prices.speedup`."""
-        return self.prices.speedup(self.prices.gamma_max, *self._lasting())
+        """The speedup that the costs promise for these rounds, see `Costs.speedup`."""
+        return self.costs.speedup(self.costs.gamma_max, *self._lasting())
 
     @property
     def phases(self) -> dict[str, float]:
@@ -105,9 +105,9 @@ class Comparison:
         were timed by themselves, since within the jitted loop nothing can be."""
         _, rounds, levels = (count * len(self.rows[SPECULATIVE]) for count in self._lasting())
         return {
-            "draft": levels * self.prices.draft.item(),
-            "verify": rounds * self.prices.verify[-1].item(),
-            "rest": max(rounds * self.prices.rest[-1].item(), 0.0),
+            "draft": levels * self.costs.draft.item(),
+            "verify": rounds * self.costs.verify[-1].item(),
+            "rest": max(rounds * self.costs.rest[-1].item(), 0.0),
         }
 
     def _lasting(self) -> list[float]:
@@ -293,7 +293,7 @@ def measure_speedup(
 
     Both loops decode every text in turns, `repeats` times after a first time that compiles. Blank
     sources of an encoder-decoder are left out. For the arguments and errors see `specjax.generate`;
-    a policy that needs prices must be given them.
+    a policy that needs costs must be given them.
 
     Raises:
       ValueError: every text is blank, or repeats < 1.
@@ -372,4 +372,4 @@ def compare(
     if take is None:
         take = stopwatch()
         samples += [take() for _ in range(9)]
-    return dataclasses.replace(found, priced=phases.medians(samples))
+    return dataclasses.replace(found, _costs=phases.medians(samples))

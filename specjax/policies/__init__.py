@@ -1,7 +1,7 @@
 """Draft-length policies: how long the next draft may be. `base.py` says what a policy is.
 
-specjax.policies.svip(threshold=0.3), or by name: policies.load("svip(threshold=0.3)"), and
-policies.load("my_module:my_policy"), which is code that runs
+specjax.policies.svip(threshold=0.3), or by name: policies.parse("svip(threshold=0.3)"), and
+policies.parse("my_module:my_policy"), which is code that runs
 """
 
 from specjax.policies.acceptance_head import head
@@ -10,27 +10,35 @@ from specjax.policies.bandits import exp3, hedge, ucb
 from specjax.policies.base import Observation, Policy, Round
 from specjax.policies.confidence import confidence
 from specjax.policies.constant import Constant, constant
+from specjax.policies.costs import Costs
 from specjax.policies.entropy import adaedl, svip
 from specjax.policies.goodput import first_descent, goodput
 from specjax.policies.heuristic import heuristic
-from specjax.policies.loading import NAMES, check, load, load_priced, needs_prices, with_any_costs
+from specjax.policies.loading import (
+    NAMES,
+    check,
+    needs_costs,
+    parse,
+    parse_with_costs,
+    with_any_costs,
+)
 from specjax.policies.lookahead import lookahead
 from specjax.policies.nodes import cut, nodes
-from specjax.policies.prices import Prices, prices
 from specjax.policies.together import together
 
 __all__ = [
     "NAMES",
     "Constant",
+    "Costs",
     "Observation",
     "Policy",
-    "Prices",
     "Round",
     "adaedl",
     "average",
     "check",
     "confidence",
     "constant",
+    "costs",
     "cut",
     "exp3",
     "first_descent",
@@ -39,12 +47,11 @@ __all__ = [
     "head",
     "hedge",
     "heuristic",
-    "load",
-    "load_priced",
     "lookahead",
-    "needs_prices",
+    "needs_costs",
     "nodes",
-    "prices",
+    "parse",
+    "parse_with_costs",
     "svip",
     "together",
     "ucb",

@@ -1,7 +1,7 @@
 """Lengths as arms of a bandit: what each gives is learned from playing it.
 
-The speedup of a round that drafts k tokens is tokens per time, emitted/price(k), divided by the
-most that any arm can give, so that it lies in [0, 1]. Without prices every round costs the same,
+The speedup of a round that drafts k tokens is tokens per time, emitted/cost(k), divided by the
+most that any arm can give, so that it lies in [0, 1]. Without costs every round costs the same,
 and long drafts win.
 """
 
@@ -13,7 +13,7 @@ from jax import Array
 from jaxtyping import Float, Int, UInt32
 
 from specjax.policies.base import Policy, noise_keys, salts
-from specjax.policies.prices import Prices, checked, round_prices
+from specjax.policies.costs import Costs, checked, round_costs
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 from specjax.sampling import draw
@@ -21,15 +21,15 @@ from specjax.support.ranges import number
 
 
 def speedups(
-    prices: Prices | None,
+    costs: Costs | None,
     tokens: Int[Array, "*batch"],
     drafted: Int[Array, "*batch"],
     gamma_max: int,
 ) -> Float[Array, "*batch"]:
     """Tokens per time of rounds that drafted so many, in units of the most that is possible."""
-    price = round_prices(prices, gamma_max)
-    most = jnp.max(jnp.arange(1, gamma_max + 2, dtype=jnp.float32) / price)
-    return tokens.astype(jnp.float32) / price[drafted] / most
+    cost = round_costs(costs, gamma_max)
+    most = jnp.max(jnp.arange(1, gamma_max + 2, dtype=jnp.float32) / cost)
+    return tokens.astype(jnp.float32) / cost[drafted] / most
 
 
 def _one_hot(arm: Int[Array, " B"], arms: int) -> Float[Array, "B K"]:
@@ -61,11 +61,11 @@ class Ucb(_Bandit):
     Arms that were never played come first, in random order.
     """
 
-    prices: Prices | None
+    costs: Costs | None
     width: Float[Array, ""]
 
     def init(self, keys, gamma_max):
-        round_prices(self.prices, gamma_max)
+        round_costs(self.costs, gamma_max)
         none = jnp.zeros((*keys.shape, gamma_max), jnp.float32)
         return Played(jnp.zeros(keys.shape, jnp.int32), none, none, salts(keys))
 
@@ -82,16 +82,16 @@ class Ucb(_Bandit):
 
     def update(self, state, round_):
         played = _one_hot(state.arm, round_.gamma_max)
-        speedup = speedups(self.prices, round_.emitted, round_.drafted, round_.gamma_max)
+        speedup = speedups(self.costs, round_.emitted, round_.drafted, round_.gamma_max)
         new = state._replace(
             plays=state.plays + played, speedup=state.speedup + played * speedup[:, None]
         )
         return where_active(round_, new, state)
 
 
-def ucb(prices: Prices | None = None, width: float = 1.0) -> Ucb:
+def ucb(costs: Costs | None = None, width: float = 1.0) -> Ucb:
     """UCB1 over lengths."""
-    return Ucb(checked(prices), jnp.float32(number("width", width, "[0, ∞)")))
+    return Ucb(checked(costs), jnp.float32(number("width", width, "[0, ∞)")))
 
 
 class Weighed(NamedTuple):
@@ -111,11 +111,11 @@ class Exp3(_Bandit):
     divided by its probability, so that the sums have the right mean for every arm.
     """
 
-    prices: Prices | None
+    costs: Costs | None
     rate: Float[Array, ""]
 
     def init(self, keys, gamma_max):
-        round_prices(self.prices, gamma_max)
+        round_costs(self.costs, gamma_max)
         zeros = jnp.zeros(keys.shape, jnp.int32)
         return Weighed(zeros, jnp.zeros((*keys.shape, gamma_max), jnp.float32), zeros, salts(keys))
 
@@ -125,7 +125,7 @@ class Exp3(_Bandit):
 
     def update(self, state, round_):
         played = _one_hot(state.arm, round_.gamma_max)
-        speedup = speedups(self.prices, round_.emitted, round_.drafted, round_.gamma_max)
+        speedup = speedups(self.costs, round_.emitted, round_.drafted, round_.gamma_max)
         loss = played * (1 - speedup)[:, None] / self.probs(state)
         new = state._replace(
             loss=state.loss + jnp.where(played > 0, loss, 0.0), counted=state.counted + 1
@@ -140,9 +140,9 @@ class Exp3(_Bandit):
         return jax.nn.softmax(-eta * state.loss, axis=1)
 
 
-def exp3(prices: Prices | None = None, rate: float = 1.0) -> Exp3:
+def exp3(costs: Costs | None = None, rate: float = 1.0) -> Exp3:
     """EXP3 over lengths."""
-    return Exp3(checked(prices), jnp.float32(number("rate", rate, "[0, ∞)")))
+    return Exp3(checked(costs), jnp.float32(number("rate", rate, "[0, ∞)")))
 
 
 @pytree
@@ -159,11 +159,11 @@ class Hedge(_Bandit):
 
     needs_shorter = True
 
-    prices: Prices | None
+    costs: Costs | None
     rate: Float[Array, ""]
 
     def init(self, keys, gamma_max):
-        round_prices(self.prices, gamma_max)
+        round_costs(self.costs, gamma_max)
         zeros = jnp.zeros(keys.shape, jnp.int32)
         loss = jnp.zeros((*keys.shape, gamma_max + 1), jnp.float32)
         return Weighed(zeros, loss, zeros, salts(keys))
@@ -187,7 +187,7 @@ class Hedge(_Bandit):
         at_least = jnp.cumsum(self.probs(state)[:, ::-1], axis=1)[:, ::-1]
         chance = jnp.take_along_axis(at_least, needed, axis=1)
         tokens = jnp.minimum(jnp.minimum(accepted, would_draft) + 1, emitted)
-        loss = (1 - speedups(self.prices, tokens, would_draft, round_.gamma_max)) / chance
+        loss = (1 - speedups(self.costs, tokens, would_draft, round_.gamma_max)) / chance
         new = state._replace(
             loss=state.loss + jnp.where(arm >= needed, loss, 0.0), counted=state.counted + 1
         )
@@ -200,6 +200,6 @@ class Hedge(_Bandit):
         return jax.nn.softmax(-eta * state.loss, axis=1)
 
 
-def hedge(prices: Prices | None = None, rate: float = 1.0) -> Hedge:
+def hedge(costs: Costs | None = None, rate: float = 1.0) -> Hedge:
     """Exponential weights with the feedback that token verification gives for free."""
-    return Hedge(checked(prices), jnp.float32(number("rate", rate, "[0, ∞)")))
+    return Hedge(checked(costs), jnp.float32(number("rate", rate, "[0, ∞)")))

@@ -40,7 +40,7 @@ class Estimating(Goodput):
     there are three estimates, in which the lasting α is worth `weight`/8, `weight` and 8 · `weight`
     recent tests, and each counts by how likely it held what came (Bayes). So where outputs change,
     α follows; where all tokens are alike it stays. The lasting α begins at the one that was
-    measured with the prices, or else at the prior, and fades towards it.
+    measured with the costs, or else at the prior, and fades towards it.
 
     Where no draft pays at that α, drafts are as if it were α + width/√n: what is given up is given
     up on evidence, after n tested tokens. The n include the (1 − b)/b which the measured α is worth
@@ -71,49 +71,49 @@ class Estimating(Goodput):
         """Over plain decoding, if the α of each output were known, and their mean were a standard
         error below the measured α.
 
-        Their α are of the Beta distribution of that mean and of `Prices.between`. Each output
-        drafts the length that is best for it, or nothing for the price of an idle round. Where a
+        Their α are of the Beta distribution of that mean and of `Costs.between`. Each output
+        drafts the length that is best for it, or nothing for the cost of an idle round. Where a
         batch waits for its last row, it lasts as long as its worst output. So a token takes
 
-            E_α [ min_k price(k)/(1 + α + … + αᵏ) ]
+            E_α [ min_k cost(k)/(1 + α + … + αᵏ) ]
 
         where α is the least of as many draws as there are rows.
 
         Args:
           rows: that wait for each other.
         """
-        price = np.asarray(self.prices.round_times(gamma_max), np.float64)
+        cost = np.asarray(self.costs.round_times(gamma_max), np.float64)
         tokens = self.expected_tokens(self.lower_alpha(), gamma_max, rows)
-        return self.plain_token() / float(np.mean(np.min(price / tokens, axis=1)))
+        return self.plain_token() / float(np.mean(np.min(cost / tokens, axis=1)))
 
-    def promised_alone(self, price: Mapping[int, float], rows: int = 1) -> dict[int, float]:
+    def promised_alone(self, cost: Mapping[int, float], rows: int = 1) -> dict[int, float]:
         """The `promised_speedup` of each draft length if all rounds have it, the best first.
 
         A token takes
 
-            price(k) · E_α [ 1/(1 + α + … + αᵏ) ]
+            cost(k) · E_α [ 1/(1 + α + … + αᵏ) ]
 
         Their order is by the measured α; what each promises is of the lower one.
 
         Args:
-          price: of a round, by the lengths to choose from.
+          cost: of a round, by the lengths to choose from.
         """
 
         def takes(length: int, alpha: float) -> float:
             tokens = self.expected_tokens(alpha, length, rows)[:, length]
-            return float(price[length] * np.mean(1 / tokens))
+            return float(cost[length] * np.mean(1 / tokens))
 
-        ordered = sorted(price, key=lambda length: takes(length, float(self.first()[0])))
+        ordered = sorted(cost, key=lambda length: takes(length, float(self.first()[0])))
         token, lower = self.plain_token(), self.lower_alpha()
         return {length: token / takes(length, lower) for length in ordered}
 
     def plain_token(self) -> float:
         """What a token of plain decoding takes, or a round without a draft if that is less."""
-        return float(self.prices.outside(0.0).round_times(self.prices.gamma_max)[0])
+        return float(self.costs.outside(0.0).round_times(self.costs.gamma_max)[0])
 
     def lower_alpha(self) -> float:
         """The first α less a standard error of it."""
-        return float(self.first()[0] - jnp.nan_to_num(self.prices.alpha_error))
+        return float(self.first()[0] - jnp.nan_to_num(self.costs.alpha_error))
 
     def expected_tokens(self, mean: float, gamma_max: int, rows: int) -> Float[np.ndarray, "N K"]:
         """1 + α + … + αᵏ for 0 … γ_max drafted tokens, of N equally likely outputs, or of the worst
@@ -144,7 +144,7 @@ class Estimating(Goodput):
 
     def first(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """α before any round, and the tested tokens that it is worth; these never fade."""
-        measured = self.prices.alpha
+        measured = self.costs.alpha
         unknown = jnp.isnan(measured)
         known = jnp.where(unknown, PRIOR_WEIGHT, MEASURED_WEIGHT)
         return jnp.where(unknown, self.prior, measured), known
@@ -173,7 +173,7 @@ class Estimating(Goodput):
         """Of the Beta distribution of the outputs' α, (1 − b)/b: as many tested tokens the first α
         is worth to an output. A million where it is not known how far outputs differ; and a
         thousandth at least, for at 0 there is no distribution."""
-        between = jnp.clip(jnp.nan_to_num(self.prices.between), 1e-6, 1 - LEAST_CHANCE)
+        between = jnp.clip(jnp.nan_to_num(self.costs.between), 1e-6, 1 - LEAST_CHANCE)
         return (1 - between) / between
 
 

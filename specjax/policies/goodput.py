@@ -1,4 +1,4 @@
-"""Tokens for the time they take: the length that promises most, by a table of prices.
+"""Tokens for the time they take: the length that promises most, by a table of costs.
 
 Where this round's drafts are judged by what this round shows, the best of all lengths, found after
 the fact, would depend on tokens that it throws away. So the search must stop at the first descent,
@@ -15,7 +15,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.policies.base import Policy
-from specjax.policies.prices import Prices, required
+from specjax.policies.costs import Costs, required
 from specjax.pytrees import pytree
 from specjax.rounds import Round, idle, where_active
 from specjax.sampling import argmax
@@ -34,7 +34,7 @@ LEAST_MARGIN = 0.02  # that drafts must promise over plain decoding
 
 @pytree
 class Goodput(Policy):
-    """Drafts the k in 0 … γ_max of largest (1 + α + … + αᵏ)/price(k), as SmartSpec does.
+    """Drafts the k in 0 … γ_max of largest (1 + α + … + αᵏ)/cost(k), as SmartSpec does.
 
     α is estimated from past rounds. Evidence fades round by round towards a prior, so that a row
     that stopped drafting tries again.
@@ -42,13 +42,13 @@ class Goodput(Policy):
 
     carries = True
 
-    prices: Prices
+    costs: Costs
     prior: Float[Array, ""]  # α before any evidence
     weight: Float[Array, ""]  # how many tested tokens the prior is worth
     memory: Float[Array, ""]  # of the evidence, how much a round leaves
 
     def init(self, keys, gamma_max):
-        self.prices.round_times(gamma_max)  # checks that the table fits
+        self.costs.round_times(gamma_max)  # checks that the table fits
         none = jnp.zeros(keys.shape, jnp.float32)
         return Tally(none, none)
 
@@ -73,12 +73,12 @@ class Goodput(Policy):
 
     def outside(self) -> "Goodput":
         """Itself, where a draft must bring more than plain decoding outside of the loop."""
-        return dataclasses.replace(self, prices=self.prices.outside(self.margin()))
+        return dataclasses.replace(self, costs=self.costs.outside(self.margin()))
 
     def margin(self) -> Float[Array, ""]:
-        """What drafts must promise over plain decoding: as much as prices are off, if that is
+        """What drafts must promise over plain decoding: as much as costs are off, if that is
         known."""
-        return jnp.fmax(self.prices.error, LEAST_MARGIN)
+        return jnp.fmax(self.costs.error, LEAST_MARGIN)
 
     def alpha(self, state: Tally) -> Float[Array, " B"]:
         """The estimate for each row."""
@@ -86,8 +86,8 @@ class Goodput(Policy):
 
     def rate(self, alpha: Float[Array, " B"], gamma_max: int) -> Float[Array, "B K"]:
         """Tokens per time that are expected of 0 … γ_max drafted tokens."""
-        price = self.prices.round_times(gamma_max)
-        return expected(alpha[:, None], np.arange(len(price))[None]) / price[None]
+        cost = self.costs.round_times(gamma_max)
+        return expected(alpha[:, None], np.arange(len(cost))[None]) / cost[None]
 
 
 def add(tally: Tally, memory: Float[Array, ""], round_: Round) -> Tally:
@@ -106,19 +106,17 @@ def expected(alpha: Float[Array, "..."], drafted: np.ndarray) -> Float[Array, ".
     return jnp.where(short > 0, ratio, count)
 
 
-def goodput(
-    prices: Prices, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9
-) -> Goodput:
-    """SmartSpec's rule for each row, with a table from `specjax.policies.prices`."""
-    return Goodput(*checked(prices, prior, weight, memory))
+def goodput(costs: Costs, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9) -> Goodput:
+    """SmartSpec's rule for each row, with a table from `specjax.policies.costs`."""
+    return Goodput(*checked(costs, prior, weight, memory))
 
 
 def checked(
-    prices: Prices | None, prior: float, weight: float, memory: float
-) -> tuple[Prices, Array, Array, Array]:
+    costs: Costs | None, prior: float, weight: float, memory: float
+) -> tuple[Costs, Array, Array, Array]:
     """The fields of `Goodput`; ValueError for a number out of range."""
     return (
-        required(prices),
+        required(costs),
         jnp.float32(number("prior", prior, "[0, 1]")),
         jnp.float32(number("weight", weight, "(0, ∞)")),
         jnp.float32(number("memory", memory, "[0, 1]")),
@@ -151,16 +149,16 @@ class FirstDescent(Goodput):
         return self
 
     def init(self, keys, gamma_max):
-        self.prices.round_times(gamma_max)
+        self.costs.round_times(gamma_max)
         none = jnp.zeros((*keys.shape, BINS), jnp.float32)
         return self._fresh(Tally(none, none))
 
     def begin(self, state, gamma_max):
-        price = self.prices.round_times(gamma_max)
-        return state, jnp.where(self._pays(state, price), len(price) - 1, 0)
+        cost = self.costs.round_times(gamma_max)
+        return state, jnp.where(self._pays(state, cost), len(cost) - 1, 0)
 
     def go_on(self, state, drafting, confidence):
-        price = self.prices.round_times(self.prices.gamma_max)
+        cost = self.costs.round_times(self.costs.gamma_max)
         at = _bin(confidence)[:, None]
         tally = jax.tree.map(lambda x: jnp.take_along_axis(x, at, axis=1)[:, 0], state.tally)
         survival = jnp.where(drafting, state.survival * self.alpha(tally), state.survival)
@@ -170,7 +168,7 @@ class FirstDescent(Goodput):
             survival,
             state.expected + jnp.where(drafting, survival, 0.0),
         )
-        return state, drafting & self._pays(state, price)
+        return state, drafting & self._pays(state, cost)
 
     def update(self, state, round_):
         bins = jnp.arange(BINS, dtype=jnp.int32)[None, None, :]
@@ -182,13 +180,13 @@ class FirstDescent(Goodput):
         )
         return self._fresh(where_active(round_, tally, state.tally))
 
-    def _pays(self, state, price):
+    def _pays(self, state, cost):
         """Whether one token more is expected to raise tokens per time."""
         overall = jax.tree.map(lambda x: jnp.sum(x, axis=1), state.tally)
-        now = jnp.minimum(state.drafted, len(price) - 1)
-        then = jnp.minimum(now + 1, len(price) - 1)
+        now = jnp.minimum(state.drafted, len(cost) - 1)
+        then = jnp.minimum(now + 1, len(cost) - 1)
         expected = state.expected + state.survival * self.alpha(overall)
-        return expected * price[now] > state.expected * price[then]
+        return expected * cost[now] > state.expected * cost[then]
 
     def _fresh(self, tally):
         ones = jnp.ones(tally.tested.shape[:1], jnp.float32)
@@ -202,7 +200,7 @@ def _bin(confidence: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
 
 
 def first_descent(
-    prices: Prices, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9
+    costs: Costs, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9
 ) -> FirstDescent:
-    """Goodput by this round's confidences, with a table from `specjax.policies.prices`."""
-    return FirstDescent(*checked(prices, prior, weight, memory))
+    """Goodput by this round's confidences, with a table from `specjax.policies.costs`."""
+    return FirstDescent(*checked(costs, prior, weight, memory))

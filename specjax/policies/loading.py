@@ -3,7 +3,7 @@
 from typing import Any
 
 from specjax.policies.base import Policy
-from specjax.policies.prices import Prices, prices
+from specjax.policies.costs import Costs
 from specjax.support import named
 
 NAMES = {
@@ -25,11 +25,11 @@ NAMES = {
 }
 
 
-def load(name: str, **settings: Any) -> Policy:
+def parse(name: str, **settings: Any) -> Policy:
     """The policy that a name or an import path stands for.
 
-        load("svip", threshold=0.3), or load("svip(threshold=0.3)")
-        load("my_module:my_policy", patience=2)
+        parse("svip", threshold=0.3), or parse("svip(threshold=0.3)")
+        parse("my_module:my_policy", patience=2)
 
     Args:
       name: one of `NAMES`, or "module:attribute" of a function or class that makes a policy. That
@@ -42,29 +42,29 @@ def load(name: str, **settings: Any) -> Policy:
     return named.make("policy", NAMES, name, Policy, **settings)
 
 
-def load_priced(name: str, table: Prices, **settings: Any) -> Policy:
-    """As `load`, with the prices if the policy takes any."""
-    return load(name, **settings, **({"prices": table} if takes(name, "prices") else {}))
+def parse_with_costs(name: str, table: Costs, **settings: Any) -> Policy:
+    """As `parse`, with the costs if the policy takes any."""
+    return parse(name, **settings, **({"costs": table} if takes(name, "costs") else {}))
 
 
 def check(name: str) -> None:
-    """ValueError where `load` would refuse the name or its settings, before any price is known."""
+    """ValueError where `parse` would refuse the name or its settings, before any cost is known."""
     with_any_costs(name)
 
 
 def with_any_costs(name: str, gamma_max: int = 0) -> Policy:
     """The policy of a name, with costs that nobody measured where it needs some."""
-    free = {"prices": prices(0.0, [1.0] * (gamma_max + 1))} if needs_prices(name) else {}
-    return load(name, **free)
+    free = {"costs": Costs(0.0, [1.0] * (gamma_max + 1))} if needs_costs(name) else {}
+    return parse(name, **free)
 
 
-def needs_prices(name: str) -> bool:
-    """Whether a policy cannot be made without `Prices`, and is given none.
+def needs_costs(name: str) -> bool:
+    """Whether a policy cannot be made without `Costs`, and is given none.
 
-    A policy says so by a parameter `prices` that has no default. `specjax.tune` and
+    A policy says so by a parameter `costs` that has no default. `specjax.tune` and
     `specjax decode` measure them.
     """
-    return named.lacks("policy", NAMES, name, "prices")
+    return named.lacks("policy", NAMES, name, "costs")
 
 
 def takes(name: str, setting: str) -> bool:

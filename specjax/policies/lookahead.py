@@ -10,9 +10,9 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
 
+from specjax.policies.costs import Costs
 from specjax.policies.estimating import Estimating, Evidence, mixed
 from specjax.policies.goodput import checked, expected
-from specjax.policies.prices import Prices
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 from specjax.sampling import argmax
@@ -50,8 +50,8 @@ class Lookahead(Estimating):
     own log-odds, which tested tokens soon outweigh.
 
     With n tokens drafted, all of which are accepted with the chance S, k more are expected to bring
-    S·(α + … + αᵏ) tokens and take price(n + k) − price(n). Time is worth what `goodput` would make
-    of it, max (1 + α + … + αᵏ)/price(k). In a round where it would draft nothing nothing is
+    S·(α + … + αᵏ) tokens and take cost(n + k) − cost(n). Time is worth what `goodput` would make
+    of it, max (1 + α + … + αᵏ)/cost(k). In a round where it would draft nothing nothing is
     drafted.
     """
 
@@ -65,20 +65,20 @@ class Lookahead(Estimating):
         return Ahead(evidence, zeros, FIRST_SLOPE * ones, zeros, bars, none, ones)
 
     def begin(self, state, gamma_max):
-        price, alpha = self.prices.round_times(gamma_max), self.alpha(state)
+        cost, alpha = self.costs.round_times(gamma_max), self.alpha(state)
         pays = argmax(self.rate(alpha, gamma_max)) > 0
         alpha = jnp.where(pays, alpha, self.hoped(state.evidence, alpha))
         rate = self.rate(alpha, gamma_max)
         best = jnp.max(rate, axis=1)
-        now = np.arange(len(price))[:, None]
+        now = np.arange(len(cost))[:, None]
         more = now.T - now  # k, by n and n + k
-        time = jnp.where(more > 0, price[None, :] - price[:, None], jnp.inf)
+        time = jnp.where(more > 0, cost[None, :] - cost[:, None], jnp.inf)
         brought = expected(alpha[:, None, None], np.maximum(more, 1)[None]) - 1
         bars = jnp.min(time[None] / brought, axis=2) * best[:, None]
         offset = _odds(alpha, 1 - alpha) - state.slope * _mean_odds(state, alpha)
         none, certain = jnp.zeros_like(state.drafted), jnp.ones_like(alpha)
         state = state._replace(offset=offset, bars=bars, drafted=none, survival=certain)
-        return state, jnp.where(best > rate[:, 0], len(price) - 1, 0)
+        return state, jnp.where(best > rate[:, 0], len(cost) - 1, 0)
 
     def go_on(self, state, drafting, confidence):
         survival = state.survival * _chance(state, confidence[:, None])[:, 0]
@@ -128,7 +128,7 @@ def _chance(state: Ahead, confidence: Float[Array, "B K"]) -> Float[Array, "B K"
 
 
 def lookahead(
-    prices: Prices,
+    costs: Costs,
     prior: float = 0.7,
     weight: float = 8.0,
     memory: float = 0.9,
@@ -136,7 +136,7 @@ def lookahead(
     learning_rate: float = 0.05,
     width: float = 0.4,
 ) -> Lookahead:
-    """Our own, with a table from `specjax.policies.prices`.
+    """Our own, with a table from `specjax.policies.costs`.
 
     It is lossless: whether a token is drafted depends on tokens before it, which stay, and on past
     rounds.
@@ -150,7 +150,7 @@ def lookahead(
       width: how much is hoped for; with 0 a row gives up on the α of other outputs.
     """
     return Lookahead(
-        *checked(prices, prior, weight, memory),
+        *checked(costs, prior, weight, memory),
         jnp.float32(number("lasting", lasting, "[0, 1]")),
         jnp.float32(number("width", width, "[0, ∞)")),
         jnp.float32(number("learning_rate", learning_rate, "[0, ∞)")),

@@ -7,7 +7,7 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from specjax.policies.base import Policy
-from specjax.policies.prices import Prices, required
+from specjax.policies.costs import Costs, required
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 from specjax.sampling import argmax
@@ -44,7 +44,7 @@ class Reached(NamedTuple):
 
 @pytree
 class BestNodes(Policy):
-    """As many nodes n as promise most: (1 + Σ P(node i is accepted), i ≤ n) / price(n).
+    """As many nodes n as promise most: (1 + Σ P(node i is accepted), i ≤ n) / cost(n).
 
     A round tells of all its nodes: P(i is accepted), given the tokens, is the chance that
     acceptance ends there or below. Their fading means stand for the next round. Now and then all
@@ -53,19 +53,19 @@ class BestNodes(Policy):
 
     carries = True
 
-    prices: Prices  # of rounds, by nodes
+    costs: Costs  # of rounds, by nodes
     memory: Float[Array, ""]  # of the evidence, how much a round leaves
     every: Int[Array, ""]  # rounds from one whole tree to the next
 
     def init(self, keys, gamma_max):
-        none = jnp.zeros((*keys.shape, self.prices.gamma_max), jnp.float32)
+        none = jnp.zeros((*keys.shape, self.costs.gamma_max), jnp.float32)
         return Reached(none, none, jnp.zeros(keys.shape, jnp.int32))
 
     def nodes(self, state, most):
-        price = self.prices.round_times(most)
+        cost = self.costs.round_times(most)
         chance = state.accepted / jnp.where(state.seen > 0, state.seen, 1.0)
         tokens = 1.0 + jnp.pad(jnp.cumsum(chance, axis=1), ((0, 0), (1, 0)))
-        return jnp.where(state.counted % self.every == 0, most, argmax(tokens / price[None]))
+        return jnp.where(state.counted % self.every == 0, most, argmax(tokens / cost[None]))
 
     def update(self, state, round_):
         had = round_.nodes.submitted
@@ -75,10 +75,10 @@ class BestNodes(Policy):
         return where_active(round_.uncut, known, state)
 
 
-def nodes(prices: Prices, memory: float = 0.9, every: int = 16) -> BestNodes:
+def nodes(costs: Costs, memory: float = 0.9, every: int = 16) -> BestNodes:
     """Our own, for trees, with a table of what rounds of 0 … N nodes take."""
     return BestNodes(
-        required(prices),
+        required(costs),
         jnp.float32(number("memory", memory, "[0, 1]")),
         jnp.int32(whole("every", every, "[1, ∞)")),
     )

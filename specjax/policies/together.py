@@ -7,9 +7,9 @@ from jax import Array
 from jax.scipy.special import ndtri
 from jaxtyping import Float, Int
 
+from specjax.policies.costs import Costs
 from specjax.policies.estimating import Estimating, Evidence, mixed
 from specjax.policies.goodput import checked
-from specjax.policies.prices import Prices
 from specjax.pytrees import pytree
 from specjax.sampling import argmax
 from specjax.support.ranges import number
@@ -24,12 +24,12 @@ class Shared(NamedTuple):
 
 @pytree
 class Together(Estimating):
-    """All rows draft the k of largest min_r (1 + α_r + … + α_rᵏ) / left_r / price(k).
+    """All rows draft the k of largest min_r (1 + α_r + … + α_rᵏ) / left_r / cost(k).
 
     A batch lasts as long as its slowest row, so the row counts that will be done last: the least
     over rows that are alive of the share of what is left that a round brings. What others would
     gain is worth nothing, for nobody takes their place. A row with n tokens left counts for n terms
-    at most. The verify pass is as wide as the longest draft asks for, so a price may rise by steps.
+    at most. The verify pass is as wide as the longest draft asks for, so a cost may rise by steps.
 
     α_r is a row's own rate. Its lasting part is drawn towards that of the other live rows: a batch
     of n rows learns what a draft is worth n times as fast as one. What is not known yet of a row is
@@ -84,11 +84,11 @@ class Together(Estimating):
         chance = alpha[:, None] ** place.astype(jnp.float32)
         emitted = jnp.cumsum(jnp.where(place < left, chance, 0.0), axis=1)
         share = jnp.where(left > 0, emitted / jnp.maximum(left, 1).astype(emitted.dtype), jnp.inf)
-        return jnp.min(share, axis=0) / self.prices.round_times(gamma_max)
+        return jnp.min(share, axis=0) / self.costs.round_times(gamma_max)
 
 
 def together(
-    prices: Prices,
+    costs: Costs,
     prior: float = 0.7,
     weight: float = 8.0,
     memory: float = 0.9,
@@ -101,7 +101,7 @@ def together(
       prior, weight, memory, lasting, width: as of `lookahead`.
     """
     return Together(
-        *checked(prices, prior, weight, memory),
+        *checked(costs, prior, weight, memory),
         jnp.float32(number("lasting", lasting, "[0, 1]")),
         jnp.float32(number("width", width, "[0, ∞)")),
     )

@@ -20,7 +20,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from specjax import sampling as smp
-from specjax.policies import Observation, Policy, Prices, Round
+from specjax.policies import Costs, Observation, Policy, Round
 from specjax.policies.constant import Constant
 from specjax.replay.rollouts import Rollouts, acceptance_point
 from specjax.sampling import Purpose
@@ -299,59 +299,59 @@ class Score(NamedTuple):
     drafted: Float[np.ndarray, "*S"]  # tokens per round
 
 
-def score(replayed: Replayed, rollouts: Rollouts, prices: Prices) -> Score:
-    """What `replay` returned, at these prices: of rounds, calls, and calls of the drafter after
+def score(replayed: Replayed, rollouts: Rollouts, costs: Costs) -> Score:
+    """What `replay` returned, at these costs: of rounds, calls, and calls of the drafter after
     which no token was drafted.
 
     Raises:
-      ValueError: drafts that are longer than those that have a price.
+      ValueError: drafts that are longer than those that have a cost.
     """
-    spent = times(replayed, prices).sum(axis=-1)
+    spent = times(replayed, costs).sum(axis=-1)
     lengths = np.asarray(replayed.drafted, np.float64).sum(axis=-2)
     runs = np.asarray(replayed.runs, np.float64)
     tokens, calls = runs @ np.asarray(rollouts.emitted, np.float64), runs.sum(axis=-1)
     rounds = lengths.sum(axis=-1)
     return Score(
-        speedup=(tokens * float(prices.token) + calls * float(prices.plain_call)) / spent,
+        speedup=(tokens * float(costs.token) + calls * float(costs.plain_call)) / spent,
         tau=tokens / rounds,
         drafted=lengths @ np.arange(lengths.shape[-1]) / rounds,
     )
 
 
-def as_decoded(policy: Policy, rollouts: Rollouts, prices: Prices) -> tuple[Policy, Prices]:
-    """What decodes, and its prices: plain decoding, as rounds that draft nothing, where the policy
+def as_decoded(policy: Policy, rollouts: Rollouts, costs: Costs) -> tuple[Policy, Costs]:
+    """What decodes, and its costs: plain decoding, as rounds that draft nothing, where the policy
     prefers that (`decoding.plain_if_preferred`)."""
     rounds = int(np.max(rollouts.budget))
     if not policy.reads_batch and policy.prefers_plain(rollouts.gamma_max, rounds):
-        return Constant(jnp.int32(0)), prices.of_plain()
-    return policy, prices
+        return Constant(jnp.int32(0)), costs.of_plain()
+    return policy, costs
 
 
-def times(replayed: Replayed, prices: Prices) -> Float[np.ndarray, "*S N"]:
+def times(replayed: Replayed, costs: Costs) -> Float[np.ndarray, "*S N"]:
     """What each output took, summed over draws: its rounds, its calls, and the drafter's calls
     after which no token was drafted.
 
     Raises:
-      ValueError: drafts that are longer than those that have a price.
+      ValueError: drafts that are longer than those that have a cost.
     """
     counts = np.asarray(replayed.drafted, np.float64)
-    lengths, beyond = np.split(counts, [prices.gamma_max + 1], axis=-1)
+    lengths, beyond = np.split(counts, [costs.gamma_max + 1], axis=-1)
     if beyond.any():
         raise ValueError(
-            f"The prices are for γ_max={prices.gamma_max}, and longer drafts were replayed."
+            f"The costs are for γ_max={costs.gamma_max}, and longer drafts were replayed."
         )
-    first = float(prices.draft if np.isnan(prices.refused) else prices.refused)
-    fixed = replayed.runs * float(prices.call) + replayed.vain * first
-    fixed = fixed + (replayed.refused - replayed.vain) * float(prices.draft)
-    return lengths @ _rounds(prices) + fixed
+    first = float(costs.draft if np.isnan(costs.refused) else costs.refused)
+    fixed = replayed.runs * float(costs.call) + replayed.vain * first
+    fixed = fixed + (replayed.refused - replayed.vain) * float(costs.draft)
+    return lengths @ _rounds(costs) + fixed
 
 
-def _rounds(prices: Prices) -> Float[np.ndarray, " K"]:
-    return np.asarray(prices.round_times(prices.gamma_max), np.float64)
+def _rounds(costs: Costs) -> Float[np.ndarray, " K"]:
+    return np.asarray(costs.round_times(costs.gamma_max), np.float64)
 
 
 def oracle(
-    rollouts: Rollouts, key: Key[Array, ""], loops: Sequence[Prices], *, draws: int = 1
+    rollouts: Rollouts, key: Key[Array, ""], loops: Sequence[Costs], *, draws: int = 1
 ) -> Score:
     """What no policy can exceed: each output decoded in the least time that there is.
 
@@ -359,17 +359,17 @@ def oracle(
     plain decoding or one of the loops, and in every round the best draft length of all: with
     a(t) the tokens that would be accepted at position t of an output of n,
 
-        time(t) = min over k ≤ γ_max of  price(k) + time(min(t + min(k, a(t)) + 1, n)),  time(n) = 0
+        time(t) = min over k ≤ γ_max of  cost(k) + time(min(t + min(k, a(t)) + 1, n)),  time(n) = 0
 
     for k that the drafter and the budget have room for. A replayed run is one of these ways, so its
-    `score` at prices among these is never above this one.
+    `score` at costs among these is never above this one.
 
     Args:
       key, draws: those of the `replay` that it is to bound.
-      loops: prices of each loop that may be taken. Plain decoding is priced by the first.
+      loops: costs of each loop that may be taken. Plain decoding is table by the first.
 
     Raises:
-      ValueError: prices of longer drafts than were recorded.
+      ValueError: costs of longer drafts than were recorded.
     """
     plain, ways = oracle_ways(rollouts, key, loops, draws=draws)
     time, rounds, drafted = ways.sum(axis=(0, 1))
@@ -381,7 +381,7 @@ def oracle(
 
 
 def oracle_ways(
-    rollouts: Rollouts, key: Key[Array, ""], loops: Sequence[Prices], *, draws: int = 1
+    rollouts: Rollouts, key: Key[Array, ""], loops: Sequence[Costs], *, draws: int = 1
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, "D N 3"]]:
     """Of each output the time of plain decoding, and the oracle's time, rounds and drafted tokens.
 
@@ -395,9 +395,9 @@ def oracle_ways(
         np.stack([plain, emitted, 0 * plain], axis=-1), (draws, len(plain), 3)
     )
     rejections = np.asarray(_rejections(rollouts, _draw_keys(rollouts, key, draws)))
-    priced = _not_dominated(loops)
-    ways = _ways(rollouts, rejections, priced[:, 1:])[:, :, :, 0]
-    ways[..., 0] += priced[:, 0, None, None]
+    table = _not_dominated(loops)
+    ways = _ways(rollouts, rejections, table[:, 1:])[:, :, :, 0]
+    ways[..., 0] += table[:, 0, None, None]
     each = np.concatenate([nothing[None], ways])
     best = np.argmin(each[..., 0], axis=0)
     return plain, np.take_along_axis(each, best[None, ..., None], axis=0)[0]
@@ -406,34 +406,34 @@ def oracle_ways(
 _rejections = jax.jit(jax.vmap(first_rejections, (None, 0)))
 
 
-def _not_dominated(loops: Sequence[Prices]) -> Float[np.ndarray, "L 2+G"]:
-    """Each loop's price of a call, and of rounds of 0 … γ_max tokens, ∞ where it has none; without
+def _not_dominated(loops: Sequence[Costs]) -> Float[np.ndarray, "L 2+G"]:
+    """Each loop's cost of a call, and of rounds of 0 … γ_max tokens, ∞ where it has none; without
     loops than which another is nowhere dearer."""
-    priced = np.full((len(loops), 2 + max(loop.gamma_max for loop in loops)), np.inf)
-    for row, loop in zip(priced, loops, strict=True):
+    table = np.full((len(loops), 2 + max(loop.gamma_max for loop in loops)), np.inf)
+    for row, loop in zip(table, loops, strict=True):
         row[: 2 + loop.gamma_max] = [float(loop.call), *_rounds(loop)]
     kept: list[Float[np.ndarray, " K"]] = []
-    for row in sorted(priced, key=lambda row: np.isinf(row).sum()):
+    for row in sorted(table, key=lambda row: np.isinf(row).sum()):
         if not any(np.all(other <= row) for other in kept):
             kept.append(row)
     return np.stack(kept)
 
 
 def _ways(
-    rollouts: Rollouts, rejections: Int[np.ndarray, "D N T"], price: Float[np.ndarray, "L K"]
+    rollouts: Rollouts, rejections: Int[np.ndarray, "D N T"], cost: Float[np.ndarray, "L K"]
 ) -> Float[np.ndarray, "L D N T 3"]:
     """The recursion of `oracle`, from the last token back: from each position on the time, rounds
     and drafted tokens of the fastest way.
 
     Args:
-      price: of each loop's rounds, by drafted tokens; ∞ where it drafts no so many.
+      cost: of each loop's rounds, by drafted tokens; ∞ where it drafts no so many.
     """
     draws, rows, _ = rejections.shape
     emitted, budget = np.asarray(rollouts.emitted), np.asarray(rollouts.budget)
     length, index = np.asarray(rollouts.length), np.arange(rows)
     settled = np.asarray(rollouts.accepted) >= 0
-    last, lengths = int(emitted.max()), np.arange(price.shape[1])
-    ways = np.zeros((len(price), draws, rows, last + 1, 3))
+    last, lengths = int(emitted.max()), np.arange(cost.shape[1])
+    ways = np.zeros((len(cost), draws, rows, last + 1, 3))
     # The first position on the output from which nothing is drafted.
     silent = np.where(length > 0, length.shape[1], np.arange(length.shape[1]))
     silent = np.minimum.accumulate(silent[:, ::-1], axis=1)[:, ::-1]
@@ -445,13 +445,13 @@ def _ways(
         room = np.minimum(end - t, budget - t - 1)[..., None]
         after = np.minimum(t + np.minimum(lengths, (rejected - t)[..., None]) + 1, emitted[:, None])
         rest = np.take_along_axis(ways[..., 0], after[None], axis=3)
-        cost = np.where(lengths <= room, price[:, None, None] + rest, np.inf)
-        best = np.argmin(cost, axis=3)[..., None]
-        to = np.take_along_axis(np.broadcast_to(after, cost.shape), best, axis=3)
+        spent = np.where(lengths <= room, cost[:, None, None] + rest, np.inf)
+        best = np.argmin(spent, axis=3)[..., None]
+        to = np.take_along_axis(np.broadcast_to(after, spent.shape), best, axis=3)
         counted = np.take_along_axis(ways[..., 1:], to[..., None], axis=3)[..., 0, :]
         found = np.concatenate(
             [
-                np.take_along_axis(cost, best, axis=3),
+                np.take_along_axis(spent, best, axis=3),
                 counted + np.concatenate([0 * best + 1, best], 3),
             ],
             axis=3,
@@ -464,8 +464,8 @@ def regret(
     trail: Int[np.ndarray, "N T"],
     rollouts: Rollouts,
     key: Key[Array, ""],
-    loop: Prices,
-    loops: Sequence[Prices],
+    loop: Costs,
+    loops: Sequence[Costs],
 ) -> Float[np.ndarray, "N T"]:
     """Time that a run has lost by the time it has so many tokens, for good: what it spent, and the
     fastest way from there, beyond the fastest way of all. Calls of the loop are left out, and
@@ -473,7 +473,7 @@ def regret(
 
     Args:
       trail: of `replay` with this key; a run has lost so much where a round began, until the next.
-      loop: its prices.
+      loop: its costs.
       loops: of which the fastest way may take the cheapest in every round.
     """
     cheapest = _not_dominated(loops)[:, 1:].min(axis=0, keepdims=True)

@@ -17,7 +17,7 @@ from specjax.rules.block import BlockRule
 from specjax.rules.declared import exactness, label, own_acceptance, remark
 from specjax.rules.gumbel import GumbelRule, coupled_overlap
 from specjax.rules.lenience import LenientArgmax, LenientRule, lenient
-from specjax.rules.loading import NAMES, load
+from specjax.rules.loading import NAMES, parse
 from specjax.rules.token import TokenRule
 from specjax.rules.typical_acceptance import TypicalRule, typical
 
@@ -39,9 +39,9 @@ __all__ = [
     "given_noise",
     "label",
     "lenient",
-    "load",
     "overlap",
     "own_acceptance",
+    "parse",
     "remark",
     "residual",
     "resolve_rule",

@@ -1,7 +1,8 @@
 """Shapes of a round's draft: a chain, a tree that is fixed, or one that follows the beliefs.
 
-    load("chain"), load("fixed(branches=(3, 2, 1, 1))"), load("fixed(paths=((0,), (0, 0), (1,)))"),
-    load("best_first(width=4, depth=4, nodes=16)")
+    parse("chain")
+    parse("fixed(branches=(3, 2, 1, 1))"), parse("fixed(paths=((0,), (0, 0), (1,)))")
+    parse("best_first(width=4, depth=4, nodes=16)")
 
 Shapes are static: they are part of what is compiled.
 """
@@ -179,7 +180,7 @@ def of_paths(paths: Sequence[tuple[int, ...]], draw: str = "without") -> FixedTr
 
 
 def text_of(shape: "Shape") -> str:
-    """What `load` makes the shape of."""
+    """What `parse` makes the shape of."""
     if isinstance(shape, Chain):
         return "chain"
     if isinstance(shape, BestFirst):
@@ -190,7 +191,7 @@ def text_of(shape: "Shape") -> str:
     return f"fixed(paths={tuple(path[node] for node in range(1, len(path)))}, draw={shape.draw!r})"
 
 
-def load(shape: "Shape | str | None") -> "Shape":
+def parse(shape: "Shape | str | None") -> "Shape":
     """A shape by name, or as it is; None is a chain.
 
     Raises:

@@ -13,14 +13,14 @@ Calls of one token stand beside calls of whole outputs, or the fixed time of a c
 told from that of its rounds: outputs of one length fit any split of the two. Drafts have fixed
 lengths, but what a loop's policy decides is computed too, which takes time. The parts are fitted by
 non-negative least squares on medians over repeats in turns. How far the calls are from the fit, and
-by how much a longer draft was cheaper, stands in the prices.
+by how much a longer draft was cheaper, stands in the costs.
 
 On an accelerator a loop whose drafts are `fixed` runs without waiting for the host, and takes as
-long for a round that the budget cuts short. Its rounds have one price, which tells nothing of other
+long for a round that the budget cuts short. Its rounds have one cost, which tells nothing of other
 loops.
 
 A wider pass can be the faster one: a matrix product has sizes that suit the machine. A loop is
-priced as if it had only those passes that are faster than all wider ones, and `pruned` leaves it
+counted as if it had only those passes that are faster than all wider ones, and `pruned` leaves it
 these. So no draft is cheaper than a shorter one.
 """
 
@@ -45,7 +45,7 @@ from specjax.loop import Method, decode
 from specjax.measure import timing
 from specjax.measure.timing import PLAIN
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Prices, load_priced, prices, with_any_costs
+from specjax.policies import Costs, parse_with_costs, with_any_costs
 from specjax.policies.base import counts_nodes
 from specjax.speculative import Speculative
 from specjax.trees.speculative import TreeSpeculative
@@ -83,7 +83,7 @@ def measure(
     untimed: Sequence[Sequence[int]] = (),
     refusals: bool = False,
     names: tuple[str, str] = ("target", "draft"),
-) -> dict[str, Prices]:
+) -> dict[str, Costs]:
     """Time calls of the loops, all in turns, and fit.
 
     α is counted by output, in the first loop, with drafts of a length in the middle.
@@ -91,12 +91,12 @@ def measure(
     Args:
       loops: by name, of one target and one drafter; each with its own γ_max and widths. Their
         policies decide, and are not followed: drafts have lengths that are given. They are those of
-        `lengths_of`; γ_max where drafts are `fixed`, so that these prices say nothing of shorter
+        `lengths_of`; γ_max where drafts are `fixed`, so that these costs say nothing of shorter
         drafts; and 1 and γ_max in a loop that has the passes of another.
       texts: ids from `decoding.tokenize`, none empty. They are repeated to fill a batch.
       max_new_tokens: the budget of real calls, which the shapes follow.
       passes_of: loops that differ from another in their policy alone, and that other.
-      plain: the loop whose tokens are to be priced too; without it `token` is NaN.
+      plain: the loop whose tokens are to be timed too; without it `token` is NaN.
       longest: the budget of the timed calls that are not of one token; default max_new_tokens.
       batch_size: rows of a call; a batch lasts as long as the row with the most rounds.
       turn: calls of a turn, as in `timing.in_turns`.
@@ -174,7 +174,7 @@ FEW = 2  # outputs that it is worth
 
 
 def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float, float]:
-    """α, how far outputs differ (`Prices.between`), and the standard error of α. All are NaN if
+    """α, how far outputs differ (`Costs.between`), and the standard error of α. All are NaN if
     nothing was tested.
 
     How far they differ is the correlation b of two acceptances of one output, from mean squares
@@ -242,15 +242,15 @@ def fit(
     alpha_error: float = float("nan"),
     passes_of: Mapping[str, str] | None = None,
     steady: Collection[str] = (),
-) -> dict[str, Prices]:
-    """Prices of each loop, from calls that are known sums.
+) -> dict[str, Costs]:
+    """Costs of each loop, from calls that are known sums.
 
     Args:
       loops: the widths of their verify passes, ascending, γ_max + 1 the last. Loops of a single
         pass share it where it is as wide.
       calls: what each is made of, and the seconds that it took.
-      alpha, between, alpha_error: see `Prices`.
-      passes_of: more loops, and the one whose prices they have but for what their policies take, by
+      alpha, between, alpha_error: see `Costs`.
+      passes_of: more loops, and the one whose costs they have but for what their policies take, by
         call, by round and by drafted token.
       steady: those of `loops` whose rounds all take the same, whatever they draft.
 
@@ -304,18 +304,18 @@ def fit(
         least = 0.01 * _mean_round(name, works, seconds)
         facts["call"] = took.get(CALL, 0.0) + took.get((CALL, name), 0.0)
         if name in steady:
-            found[name] = prices(0.0, [max(took[name, "round"], least)] * widths[-1], **facts)
+            found[name] = Costs(0.0, [max(took[name, "round"], least)] * widths[-1], **facts)
             continue
         took_by = {width: took.get(_pass(name, widths, width)) for width in widths}
         verify = [max(time, least) for time in _verify(took_by, took.get(BEGIN, 0.0))]
-        found[name] = prices(took.get(DRAFT, 0.0), verify, **facts)
+        found[name] = Costs(took.get(DRAFT, 0.0), verify, **facts)
     for name, other in passes_of.items():
         each, once, call = (took.get((what, name), 0.0) for what in (DECIDE_TOKEN, DECIDE, CALL))
         row = found[other].as_row()
         row["draft"] += each
         row["verify"] = [verify + once for verify in row["verify"]]
         row["call"] += call
-        found[name] = prices(**row)
+        found[name] = Costs(**row)
     return found
 
 
@@ -348,8 +348,8 @@ def _verify(took: Mapping[int, float | None], begin: float) -> list[float]:
     return [rounds[first] - begin, *drafts]
 
 
-def pruned(widths: Sequence[int], table: Prices) -> tuple[int, ...]:
-    """Of a loop's passes those that its prices are of: one that a wider one undercuts is left out.
+def pruned(widths: Sequence[int], table: Costs) -> tuple[int, ...]:
+    """Of a loop's passes those that its costs are of: one that a wider one undercuts is left out.
 
     Args:
       widths: of the loop that was timed, as in `Speculative`.
@@ -381,7 +381,7 @@ def _drop(
     loops: Mapping[str, Sequence[int]], works: Sequence[Work], seconds: Sequence[float]
 ) -> float:
     """The largest share by which a longer draft, or a wider pass, is cheaper if each kind of round
-    may have any price. Kinds that no call is mainly made of are left out, and so are rounds without
+    may have any cost. Kinds that no call is mainly made of are left out, and so are rounds without
     a draft: where a drafter has nothing to say they are among others, and searching in vain takes
     its own time."""
     free = unit_times(works, seconds, ordered=False)
@@ -446,7 +446,7 @@ def tokenize(
         return decoding.tokenize(target, texts, max_source_len)
 
 
-def told(
+def costs_for(
     policy: str,
     method: Speculative | TreeSpeculative,
     target: Checkpoint,
@@ -457,16 +457,16 @@ def told(
     batch_size: int = 1,
     max_source_len: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
-) -> Prices:
-    """What a policy is told: the prices of this loop and of plain decoding, measured now.
+) -> Costs:
+    """What a policy is told: the costs of this loop and of plain decoding, measured now.
 
     Some texts, `batch_size` or four, are decoded up to 32 tokens, three times with drafts of each
     of a few lengths: a few seconds, and the compilation of two loops. More texts, up to
     `ALPHA_TEXTS` in all, are decoded once, for α. Of a tree single rounds are timed
-    (`tree_costs.prices`), by depth, or by nodes for a policy that sets their number.
+    (`tree_costs.measure`), by depth, or by nodes for a policy that sets their number.
 
     Args:
-      policy: one that needs prices (`policies.needs_prices`), with or without its other settings.
+      policy: one that needs costs (`policies.needs_costs`), with or without its other settings.
       method: the loop that it is for, whatever its policy is.
       key: that of the run, which draws apart from what is decoded here.
       batch_size: rows decoded at once.
@@ -479,11 +479,11 @@ def told(
     if sources and max_new_tokens >= 1:
         decoding.check_room(target, sources, max_new_tokens)
         if method.branches:
-            return _told_of_a_tree(policy, method, target, sources, key, max(1, batch_size))
-        untold = with_any_costs(policy, method.gamma_max)
-        if untold.fixed:  # by prices that it has yet to be told
-            untold = Undecided()
-        loop: Any = dataclasses.replace(method, policy=untold)
+            return _costs_of_a_tree(policy, method, target, sources, key, max(1, batch_size))
+        deciding = with_any_costs(policy, method.gamma_max)
+        if deciding.fixed:  # by costs that it has yet to be told
+            deciding = Undecided()
+        loop: Any = dataclasses.replace(method, policy=deciding)
         return measure(
             {"loop": loop},
             target,
@@ -498,11 +498,11 @@ def told(
             names=names,
         )["loop"]
     # Nothing will be decoded.
-    return prices(0.0, [1.0] * (method.slots if _by_nodes(policy) else method.gamma_max + 1))
+    return Costs(0.0, [1.0] * (method.slots if _by_nodes(policy) else method.gamma_max + 1))
 
 
-def _told_of_a_tree(policy, method, target, sources, key, batch_size) -> Prices:
-    """See `told`. Sources are repeated to fill the batch."""
+def _costs_of_a_tree(policy, method, target, sources, key, batch_size) -> Costs:
+    """See `costs_for`. Sources are repeated to fill the batch."""
     contexts, state = decoding.prepare(
         method,
         target,
@@ -512,25 +512,25 @@ def _told_of_a_tree(policy, method, target, sources, key, batch_size) -> Prices:
         key=key,
         rows=bucket(batch_size),
     )
-    return tree_costs.prices(method, contexts, state, _by_nodes(policy))
+    return tree_costs.measure(method, contexts, state, _by_nodes(policy))
 
 
 def _by_nodes(policy: str) -> bool:
     return counts_nodes(with_any_costs(policy))
 
 
-def tell(
-    method: Speculative | TreeSpeculative, policy: str, table: Prices
+def with_costs(
+    method: Speculative | TreeSpeculative, policy: str, table: Costs
 ) -> Speculative | TreeSpeculative:
-    """The loop with a policy by name, which is told the prices, and with the passes that they are
+    """The loop with a policy by name, which is told the costs, and with the passes that they are
     of."""
-    made = load_priced(policy, table)
+    made = parse_with_costs(policy, table)
     if not method.branches:
         method = dataclasses.replace(method, widths=pruned(method.widths, table))
     return decoding.with_policy(method, made)
 
 
-# --- prices by loop: of `POLICIES`, whose passes are shared, of static γ, of policies by name -----
+# --- costs by loop: of `POLICIES`, whose passes are shared, of static γ, of policies by name -----
 
 
 def static(gamma: int) -> str:
@@ -538,7 +538,7 @@ def static(gamma: int) -> str:
     return f"γ={gamma}"
 
 
-def static_prices(found: Mapping[str, Prices], gamma: int) -> Prices:
+def static_costs(found: Mapping[str, Costs], gamma: int) -> Costs:
     """Of the loop of a static γ. Between those that were timed the verify pass grows evenly.
 
     Raises:
@@ -549,24 +549,24 @@ def static_prices(found: Mapping[str, Prices], gamma: int) -> Prices:
     timed = _timed(found)
     known = [of.gamma_max for of in timed]
     if not known[0] <= gamma <= known[-1]:
-        raise ValueError(f"γ={gamma} has no price: those of {known[0]} … {known[-1]} were timed.")
+        raise ValueError(f"γ={gamma} has no cost: those of {known[0]} … {known[-1]} were timed.")
     passes = [np.asarray(of.verify + of.rest) for of in timed]
     first, full = (float(np.interp(gamma, known, [of[at] for of in passes])) for at in (0, -1))
-    return prices(**timed[0].as_row() | {"verify": [first, *[full] * gamma], "rest": 0.0})
+    return Costs(**timed[0].as_row() | {"verify": [first, *[full] * gamma], "rest": 0.0})
 
 
-def alone(found: Mapping[str, Prices]) -> dict[int, float]:
-    """Of a round in the loop of each static γ that has a price, all of it drafted."""
-    return {k: float(static_prices(found, k).round_times(k)[k]) for k in priced(found)}
+def alone(found: Mapping[str, Costs]) -> dict[int, float]:
+    """Of a round in the loop of each static γ that has a cost, all of it drafted."""
+    return {k: float(static_costs(found, k).round_times(k)[k]) for k in gammas(found)}
 
 
-def priced(found: Mapping[str, Prices]) -> range:
-    """The static γ that `static_prices` has: from the shortest that was timed to the longest."""
+def gammas(found: Mapping[str, Costs]) -> range:
+    """The static γ that `static_costs` has: from the shortest that was timed to the longest."""
     timed = _timed(found)
     return range(timed[0].gamma_max, timed[-1].gamma_max + 1)
 
 
-def _timed(found: Mapping[str, Prices]) -> list[Prices]:
+def _timed(found: Mapping[str, Costs]) -> list[Costs]:
     """Of static γ, ascending."""
     timed = [of for name, of in found.items() if name == static(of.gamma_max)]
     return sorted(timed, key=lambda of: of.gamma_max)
@@ -574,7 +574,7 @@ def _timed(found: Mapping[str, Prices]) -> list[Prices]:
 
 def by_formula(
     c: float, verify: Sequence[float], overhead: float, widths: Sequence[int]
-) -> dict[str, Prices]:
+) -> dict[str, Costs]:
     """γc + v + overhead, in target steps.
 
     Args:
@@ -587,27 +587,27 @@ def by_formula(
         for n in range(gamma_max + 1)
     ]
     own = {
-        static(gamma): prices(c, [v] * (gamma + 1), rest=overhead)
+        static(gamma): Costs(c, [v] * (gamma + 1), rest=overhead)
         for gamma, v in enumerate(verify)
         if gamma
     }
-    return {POLICIES: prices(c, [verify[fits] for fits in room], rest=overhead), **own}
+    return {POLICIES: Costs(c, [verify[fits] for fits in room], rest=overhead), **own}
 
 
 # --- in words ------------------------------------------------------------------------------------
 
 
-def words(table: Prices) -> str:
-    """What rounds take, if prices are in seconds, and how good the fit is."""
+def words(table: Costs) -> str:
+    """What rounds take, if costs are in seconds, and how good the fit is."""
     first, *_, last = (1e3 * table.round_times(table.gamma_max)).tolist()
     rounds = f"{first:.3g} ms for the smallest round, {last:.3g} for the largest."
     return rounds if np.isnan(table.error) else f"{rounds} {goodness(table)}"
 
 
-def goodness(table: Prices) -> str:
+def goodness(table: Costs) -> str:
     """How good a fit is, in a sentence."""
     return (
-        f"A timed call is {float(table.error):.1%} from its price in the middle and at most "
+        f"A timed call is {float(table.error):.1%} from its cost in the middle and at most "
         f"{float(table.largest_error):.0%}; a longer draft was timed as cheaper by at most "
         f"{float(table.drop):.0%}."
     )

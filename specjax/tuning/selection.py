@@ -25,7 +25,7 @@ from specjax.drafters.observing import guesses
 from specjax.loop import Method
 from specjax.measure import doubts, metrics, phases, timing
 from specjax.models.memory import nbytes
-from specjax.policies import Prices
+from specjax.policies import Costs
 from specjax.results import Row, summarize
 from specjax.sampling import Filter, Sampling
 from specjax.speculative import Speculative
@@ -390,23 +390,23 @@ class Trial:
         tokens: Mapping[int, float],
         longest: Speculative,
         begin: Callable[[Any], Any],
-    ) -> tuple[Prices, "Choice"]:
+    ) -> tuple[Costs, "Choice"]:
         """Args: tokens for each call of the target, by γ."""
         ends = {min(self.gammas), max(self.gammas)}
         # Each round that is measured is one more program to compile: those between, by the ends.
         contexts, state = begin(longest)
-        prices = phases.measure(longest, contexts, state, self.gammas, ends)
-        rounds = np.asarray(prices.round_times(max(self.gammas))) / float(prices.token)
+        costs = phases.measure(longest, contexts, state, self.gammas, ends)
+        rounds = np.asarray(costs.round_times(max(self.gammas))) / float(costs.token)
         steps = {gamma: float(rounds[gamma]) for gamma in self.gammas}
         gamma = max(steps, key=lambda gamma: tokens[gamma] / steps[gamma])
         method = self._method(loaded, gamma)
-        return prices, Choice(method, gamma, gamma, steps, tokens[gamma])
+        return costs, Choice(method, gamma, gamma, steps, tokens[gamma])
 
     def _best_tree(
         self, loaded: Checkpoint | Drafter, longest: Speculative, begin: Callable[[Any], Any]
-    ) -> tuple[Prices, "Choice"]:
+    ) -> tuple[Costs, "Choice"]:
         contexts, state = begin(longest)
-        prices = phases.measure(longest, contexts, state, self.nodes)
+        costs = phases.measure(longest, contexts, state, self.nodes)
         chances = acceptance_by_rank(
             self.target,
             loaded,
@@ -419,7 +419,7 @@ class Trial:
             max_source_len=self.max_source_len,
         ).tolist()
         found = best_tree.choose(
-            chances, self.nodes, DEPTH, prices.c, lambda tokens: prices.v(tokens - 1)
+            chances, self.nodes, DEPTH, costs.c, lambda tokens: costs.v(tokens - 1)
         )
         best = max(found, key=lambda one: one.speedup)
         method = self._branching(loaded, best.shape)
@@ -427,7 +427,7 @@ class Trial:
         contexts, state = begin(method)
         taken = phases.measure(method, contexts, state, [depth], [depth])
         steps = {depth: float(taken.round_times(depth)[depth] / taken.token)}
-        return prices, Choice(method, depth, size, steps, best.tokens)
+        return costs, Choice(method, depth, size, steps, best.tokens)
 
     def _measure(
         self, name: str, loaded: Checkpoint | Drafter, longest: Speculative, tree: bool
@@ -446,9 +446,9 @@ class Trial:
         expected = {} if tree else self._expected(name, longest, alpha.value)
         for _ in range(TRIES):
             if tree:
-                prices, chosen = self._best_tree(loaded, longest, phased)
+                costs, chosen = self._best_tree(loaded, longest, phased)
             else:
-                prices, chosen = self._best_chain(loaded, expected, longest, phased)
+                costs, chosen = self._best_chain(loaded, expected, longest, phased)
             raced = timing.side_by_side(
                 {timing.PLAIN: self._plain, timing.SPECULATIVE: chosen.method},
                 self.target,
@@ -461,9 +461,9 @@ class Trial:
             tau, steps = summarize(raced.outputs()).tokens_per_iteration, chosen.steps[chosen.gamma]
             wrong = doubts.contradictions(
                 chosen.gamma,
-                prices.c,
-                prices.v(chosen.nodes),
-                steps - chosen.gamma * prices.c - prices.v(chosen.nodes),
+                costs.c,
+                costs.v(chosen.nodes),
+                steps - chosen.gamma * costs.c - costs.v(chosen.nodes),
                 smaller=parameters < sum(x.size for x in jax.tree.leaves(self.target.model)),
                 measured=raced.speedup,
                 predicted=tau / steps,
@@ -474,7 +474,7 @@ class Trial:
         chooses, rest = (raced.part(batches=slice(at, None, 1 + several)) for at in (0, several))
         found = rest.speedups()
         longest_drafted = metrics.tokens_by_position(raced.outputs(), [chosen.method.gamma_max])
-        load = doubts.load()
+        load = doubts.load_average()
         batch = range(min(self.batch_size, len(texts)))
         contexts, state = jax.eval_shape(
             lambda: begin(longest, texts=texts, batch=batch, rows=self.batch_size)
@@ -489,11 +489,11 @@ class Trial:
             alpha_low=alpha.low,
             alpha_high=alpha.high,
             agreement=agreement.value,
-            c=prices.c,
+            c=costs.c,
             gamma=chosen.gamma,
             tree=text_of(chosen.method.shape) if tree else "",
             nodes=chosen.nodes,
-            v=prices.v(chosen.nodes),
+            v=costs.v(chosen.nodes),
             steps={str(gamma): time for gamma, time in chosen.steps.items()},
             promised=chosen.tokens,
             guesses=guesses(longest.drafter),

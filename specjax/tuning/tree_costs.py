@@ -10,7 +10,7 @@ import numpy as np
 
 from specjax import policies
 from specjax.measure import phases
-from specjax.policies import Prices
+from specjax.policies import Costs
 from specjax.policies.nodes import cut
 from specjax.speculative import Contexts
 from specjax.state import State
@@ -18,7 +18,7 @@ from specjax.trees.shapes import FixedTree
 from specjax.trees.speculative import TreeSpeculative
 
 
-def prices(
+def measure(
     method: TreeSpeculative,
     contexts: Contexts,
     state: State,
@@ -26,7 +26,7 @@ def prices(
     *,
     steps: int = 10,
     repeats: int = 5,
-) -> Prices:
+) -> Costs:
     """What whole rounds take, in seconds, by the number of their nodes, or else by their depth.
 
     Of numbers of nodes only those are timed after which a wider verify pass or a deeper level
@@ -59,4 +59,4 @@ def prices(
     sizes = sorted(methods)
     rounds = [medians[min(s for s in sizes if s >= n)] for n in range(sizes[-1] + 1)]
     # Nothing is fitted, so there is no error.
-    return policies.prices(0.0, rounds, token=medians["token"], error=np.nan)
+    return policies.Costs(0.0, rounds, token=medians["token"], error=np.nan)

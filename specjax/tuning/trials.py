@@ -3,7 +3,7 @@
 Decisions take time: a few percent of a round, more on an accelerator. What they bring depends on
 how far tokens and outputs differ, which no α says. So some texts are decoded in turns by plain
 decoding, by drafts of one length, and of another if it promises about as much, and by the policy's
-decisions if its prices prefer these; and the fastest stays. Where there are few texts, prices and
+decisions if its costs prefer these; and the fastest stays. Where there are few texts, costs and
 α alone say which.
 """
 
@@ -19,7 +19,7 @@ from specjax import decoding, devices
 from specjax.loop import Method
 from specjax.measure import timing
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Prices, constant
+from specjax.policies import Costs, constant
 from specjax.policies.estimating import Estimating
 from specjax.speculative import Speculative
 from specjax.tuning import fitting
@@ -27,12 +27,12 @@ from specjax.types import Text
 
 TEXTS = 16  # that are decoded in each way, or a batch: at least `LEAST`, and at most one in `PART`
 LEAST, PART = 4, 32
-PRICED = 4  # texts that prices are measured on, or a batch
-# How much more a length must promise where no trial says so: its price may be a tenth too low
-# (`own_prices`), and beliefs, of which no promise knows, may bring a policy more.
+TIMED_TEXTS = 4  # texts that costs are measured on, or a batch
+# How much more a length must promise where no trial says so: its cost may be a tenth too low
+# (`own_costs`), and beliefs, of which no promise knows, may bring a policy more.
 CLEARLY = 1.25
 WORTH = 1.02  # how much faster decisions must be in a trial: few outputs tell little
-# A second length is tried if it promises this share of what the first does: prices and α are no
+# A second length is tried if it promises this share of what the first does: costs and α are no
 # better known. And if it is longer or shorter by this factor: lengths side by side differ little.
 CLOSE, APART = 0.95, 4 / 3
 
@@ -80,7 +80,7 @@ def faster(
     key: Key[Array, ""],
     batch_size: int = 1,
     names: tuple[str, str] = ("target", "draft"),
-    price: Mapping[int, float] | None = None,
+    cost: Mapping[int, float] | None = None,
 ) -> Method:
     """The method, or plain decoding where its policy prefers that; or, if the policy is one of
     `Estimating`, drafts of one length, if these decode the texts in less time for a token, or if
@@ -97,8 +97,8 @@ def faster(
     Args:
       texts: ids from `decoding.tokenize`, none empty, for the trial.
       key: which way decodes must not depend on draws of a run: this is not its key.
-      price: of rounds in loops of their own, by the lengths to choose from, in the unit of the
-        policy's prices; default `own_prices`, or on an accelerator, before a trial, `timed_alone`,
+      cost: of rounds in loops of their own, by the lengths to choose from, in the unit of the
+        policy's costs; default `own_costs`, or on an accelerator, before a trial, `timed_alone`,
         in seconds.
     """
     preferred = decoding.plain_if_preferred(method, max_new_tokens, batch_size)
@@ -108,15 +108,15 @@ def faster(
     run: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "key": key, "batch_size": batch_size, "names": names,
     }  # fmt: skip
-    if price is None and len(texts) and devices.is_accelerator(target.model):
-        price = timed_alone(method, target, texts[: max(PRICED, batch_size)], **run)
-    price = price or own_prices(policy.prices, method.widths)  # type: ignore[attr-defined]
+    if cost is None and len(texts) and devices.is_accelerator(target.model):
+        cost = timed_alone(method, target, texts[: max(TIMED_TEXTS, batch_size)], **run)
+    cost = cost or own_costs(policy.costs, method.widths)  # type: ignore[attr-defined]
     rows = batch_size if policy.reads_batch else 1
-    promised = policy.promised_alone(price, rows)
+    promised = policy.promised_alone(cost, rows)
     first, *others = promised
     bar = policy.promised_speedup(method.gamma_max, rows) if preferred is method else 1.0
     if not len(texts):
-        clear = not np.isnan(policy.prices.alpha) and promised[first] > CLEARLY * bar
+        clear = not np.isnan(policy.costs.alpha) and promised[first] > CLEARLY * bar
         return of_length(method, first) if clear else preferred
     close = [
         length for length in others
@@ -129,7 +129,7 @@ def faster(
     if not tried:
         return preferred
     ways = {"preferred": preferred}
-    if preferred is method:  # prices may be off by more than they say
+    if preferred is method:  # costs may be off by more than they say
         ways[timing.PLAIN] = decoding.plain_of(method)
     ways |= {fitting.static(length): of_length(method, length) for length in tried}
     found = timing.side_by_side(ways, target, texts, repeats=2, **run)
@@ -163,7 +163,7 @@ def timed_alone(
     round. Two such loops are timed, the shortest and the longest: between them rounds grow evenly.
 
     For an accelerator. There a policy's drafts wait for the host at each token and those of one
-    length do not, so the prices of the one say little of the other.
+    length do not, so the costs of the one say little of the other.
 
     Args:
       run: as in `faster`.
@@ -174,9 +174,9 @@ def timed_alone(
     return fitting.alone(fitting.measure(loops, target, texts, longest=longest, repeats=3, **run))
 
 
-def own_prices(table: Prices, widths: Sequence[int]) -> dict[int, float]:
+def own_costs(table: Costs, widths: Sequence[int]) -> dict[int, float]:
     """Of a round with 1 … γ_max drafted tokens whose verify pass has room for no more: between the
-    widths of passes that have a price, the first of which is a token's, it grows evenly. Passes of
+    widths of passes that have a cost, the first of which is a token's, it grows evenly. Passes of
     a few positions may take a tenth more than that. What the policy decides is in it."""
     gamma, verify = table.gamma_max, np.asarray(table.verify + table.rest, np.float64)
     known = sorted({width - 1 for width in widths if 1 < width <= gamma} | {gamma})

@@ -9,7 +9,7 @@ from jaxtyping import Key
 from specjax import decoding, devices, drafters, trees
 from specjax.drafters.base import Drafter
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Prices, check
+from specjax.policies import Costs, check
 from specjax.sampling import Greedy, Sampling, as_key
 from specjax.settings import Settings
 from specjax.tuning import fitting, trials
@@ -59,7 +59,7 @@ def tune(
     """
     decoding.check_texts(texts)
     decoding.check_models(target, draft)
-    shape = trees.load(tree)
+    shape = trees.parse(tree)
     branches = not isinstance(shape, trees.Chain)
     policy = policy or ("goodput" if branches else "lookahead")
     check(policy)
@@ -83,25 +83,25 @@ def tune(
         "max_source_len": max_source_len,
         "names": (target.name, drafters.name_of(draft)),
     }
-    costs = fitting.told(policy, method, target, texts, **run)
-    priced = fitting.tell(method, policy, costs)
-    fastest = trials.fastest(priced, target, texts, **run)
-    return settings_of(fastest, priced, policy, costs, tree=trees.text_of(shape), rule=rule)
+    costs = fitting.costs_for(policy, method, target, texts, **run)
+    tuned = fitting.with_costs(method, policy, costs)
+    fastest = trials.fastest(tuned, target, texts, **run)
+    return settings_of(fastest, tuned, policy, costs, tree=trees.text_of(shape), rule=rule)
 
 
 def settings_of(
-    fastest: Any, priced: Any, policy: str, costs: Prices, *, tree: str = "chain", rule: str = ""
+    fastest: Any, tuned: Any, policy: str, costs: Costs, *, tree: str = "chain", rule: str = ""
 ) -> Settings:
     """What `trials.fastest` chose, as a value.
 
     Args:
-      fastest: plain decoding, drafts of one length, or `priced` itself.
-      priced: the loop with the policy and its costs.
+      fastest: plain decoding, drafts of one length, or `tuned` itself.
+      tuned: the loop with the policy and its costs.
     """
     found = fitting.words(costs)
-    if fastest is priced:
-        said = f"{policy} decides how long drafts are, at most {priced.gamma_max} tokens. {found}"
-        return Settings(priced.gamma_max, policy, costs, tree, rule, tuple(priced.widths), said)
+    if fastest is tuned:
+        said = f"{policy} decides how long drafts are, at most {tuned.gamma_max} tokens. {found}"
+        return Settings(tuned.gamma_max, policy, costs, tree, rule, tuple(tuned.widths), said)
     if fastest.gamma_max == 0:  # plain decoding drafts nothing
         return Settings(0, rule=rule, words=f"No draft is worth its time. {found}")
     said = f"Drafts of {fastest.gamma_max} in every round are faster than {policy}. {found}"

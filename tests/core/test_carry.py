@@ -20,7 +20,7 @@ from specjax.decoding import starting
 from specjax.decoding.starting import Past
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.choices import recent
-from specjax.policies import Policy, constant, prices
+from specjax.policies import Costs, Policy, constant
 from specjax.policies.bandits import Hedge, hedge
 from specjax.policies.goodput import goodput
 from specjax.policies.heuristic import heuristic
@@ -34,7 +34,7 @@ from table_models import MarkovModel, hopeless, inputs_of, random_table
 from test_policies import keys_of, stats_of
 from toy_policies import Gossip, OneOf, library
 
-TABLE = prices(0.3, [1.0] * 4)
+TABLE = Costs(0.3, [1.0] * 4)
 
 
 def test_means_over_rows():
@@ -112,7 +112,7 @@ def test_enumerated_distribution_of_the_second_input():
         target, inputs = random_table(1), inputs_of([[1, 0]])
         drafter = ModelDrafter(random_table(2, forbidden=0))
         each = tuple(
-            dataclasses.replace(library(2, 3)[name], prices=prices(0.217, [1.0] * 3))
+            dataclasses.replace(library(2, 3)[name], costs=Costs(0.217, [1.0] * 3))
             for name in names
         )
         chosen, eos = Sampling(0.8), jnp.int32([2])

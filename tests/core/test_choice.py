@@ -11,7 +11,7 @@ from pairs import TEXTS
 from specjax import decoding, devices
 from specjax.autoregressive import Autoregressive
 from specjax.measure import timing
-from specjax.policies import load, prices
+from specjax.policies import Costs, parse
 from specjax.policies.constant import Constant
 from specjax.policies.estimating import Estimating
 from specjax.sampling import Sampling
@@ -25,29 +25,29 @@ def method_of(pair, policy, gamma=3, **options):
     return dataclasses.replace(built, policy=policy)
 
 
-def test_prices_of_loops_of_their_own():
+def test_costs_of_loops_of_their_own():
     """Passes of five positions take 4, of two 1.5, and a token 1: between them they grow evenly. A
     draft step takes .1."""
-    table = prices(0.1, [1.5, 1.5, 4.0, 4.0, 4.0], token=1.0)
+    table = Costs(0.1, [1.5, 1.5, 4.0, 4.0, 4.0], token=1.0)
     for widths, passes in (
         ((), [1.75, 2.5, 3.25, 4.0]),
         ((2, 9), [1.5, 1.5 + 2.5 / 3, 4 - 2.5 / 3, 4.0]),
     ):
         expected = {k: passes[k - 1] + 0.1 * k for k in range(1, 5)}
-        assert trials.own_prices(table, widths) == pytest.approx(expected)
-    untold = prices(0.1, [2.0] * 3, token=np.nan)
-    assert trials.own_prices(untold, ()) == pytest.approx({1: 2.1, 2: 2.2})
+        assert trials.own_costs(table, widths) == pytest.approx(expected)
+    untold = Costs(0.1, [2.0] * 3, token=np.nan)
+    assert trials.own_costs(untold, ()) == pytest.approx({1: 2.1, 2: 2.2})
 
 
 def test_the_length_that_is_tried():
     """Of batches of four rows the worst counts: shorter drafts."""
-    policy, found = load("lookahead", prices=prices(0.05, [1.0] * 9, alpha=0.8, between=0.2)), []
-    price = 1 + 0.05 * np.arange(9)
+    policy, found = parse("lookahead", costs=Costs(0.05, [1.0] * 9, alpha=0.8, between=0.2)), []
+    cost = 1 + 0.05 * np.arange(9)
     for rows in (1, 4):
         worst = np.random.default_rng(0).beta(3.2, 0.8, (100_000, rows)).min(axis=1)
         tokens = np.cumsum(worst[:, None] ** np.arange(9), axis=1)
-        time = price * np.mean(1 / tokens, axis=0)
-        promised = policy.promised_alone(dict(enumerate(price[1:], 1)), rows)
+        time = cost * np.mean(1 / tokens, axis=0)
+        promised = policy.promised_alone(dict(enumerate(cost[1:], 1)), rows)
         assert promised == pytest.approx({k: 1 / time[k] for k in range(1, 9)}, rel=5e-3)
         assert list(promised.values()) == sorted(promised.values(), reverse=True)
         found.append(next(iter(promised)))
@@ -60,8 +60,8 @@ def test_what_a_length_promises():
     with one length to draft, and outputs that are alike, both promise the same. α is chosen by, and
     promised a standard error lower."""
     for token in (1.0, 1.5, np.nan):
-        table = prices(0.2, [1.1, 1.1], token=token, alpha=0.8, alpha_error=0.2, between=0.0)
-        policy = load("lookahead", prices=table)
+        table = Costs(0.2, [1.1, 1.1], token=token, alpha=0.8, alpha_error=0.2, between=0.0)
+        policy = parse("lookahead", costs=table)
         promised = policy.promised_alone({1: 1.3})[1]
         assert promised == pytest.approx(np.fmin(token, 1.1) * 1.6 / 1.3, rel=1e-4)
         assert promised == pytest.approx(policy.promised_speedup(1), rel=1e-4)
@@ -86,8 +86,8 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
         return dataclasses.replace(found, decode=decode)
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
-    table = prices(0.1, [1.0, 1.0, 1.0, 9.0], alpha=0.6, token=1.0)
-    method = method_of(pair, load("lookahead", prices=table), widths=(3,))
+    table = Costs(0.1, [1.0, 1.0, 1.0, 9.0], alpha=0.6, token=1.0)
+    method = method_of(pair, parse("lookahead", costs=table), widths=(3,))
     texts = decoding.tokenize(pair.target, TEXTS[:4])
     options = {"max_new_tokens": 8, "key": KEY, "batch_size": batch_size}
     found = trials.faster(method, pair.target, texts, **options)
@@ -96,7 +96,7 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
     assert isinstance(plain, Autoregressive)
     assert (other.gamma_max, other.widths, type(other.policy)) == (2, (), Constant)
     assert found is (other if fixed < 1.02 else method)
-    found = trials.faster(method, pair.target, texts, price={1: 1.0, 3: 1.0}, **options)
+    found = trials.faster(method, pair.target, texts, cost={1: 1.0, 3: 1.0}, **options)
     other = raced[1]["γ=3"]
     assert (other.gamma_max, other.policy.gamma) == (3, 3)
     assert found is (other if fixed < 1.02 else method)
@@ -127,7 +127,7 @@ def test_a_second_length_is_tried(pair, monkeypatch, promise, tried, stays):
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     monkeypatch.setattr(Estimating, "promised_alone", lambda *_: promise)
-    method = method_of(pair, load("lookahead", prices=prices(0.0, [1.0] * 9, alpha=0.6)), gamma=8)
+    method = method_of(pair, parse("lookahead", costs=Costs(0.0, [1.0] * 9, alpha=0.6)), gamma=8)
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
     assert raced == [("preferred", timing.PLAIN, *(f"γ={length}" for length in tried))]
     assert (found.gamma_max, found.policy.gamma) == (stays, stays)
@@ -145,7 +145,7 @@ def test_the_fastest_of_three_losers_does_not_stay(pair, monkeypatch, plain):
         return timing.Comparison(took, {}, rows, {})
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
-    method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
+    method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
     assert isinstance(found, Autoregressive)
     monkeypatch.setattr(trials, "WORTH", 1.0)
@@ -166,8 +166,8 @@ def test_time_is_for_a_token(pair, monkeypatch, emitted):
         )  # fmt: skip
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
-    method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
-    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, price={2: 1.2})
+    method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
+    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, cost={2: 1.2})
     assert (found is method) == (emitted == 4)
 
 
@@ -190,7 +190,7 @@ def test_how_many_texts_are_tried(pair, monkeypatch, texts, rows, tried):
     monkeypatch.setattr(
         trials, "faster", lambda method, target, some, **o: seen.append((some, o["batch_size"]))
     )
-    method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
+    method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     given = [[3 + index // 100, 3 + index % 100] for index in range(texts)]
     trials.fastest(method, pair.target, given, max_new_tokens=4, key=KEY, batch_size=rows)
     assert [len(some) for some, _ in seen] == [tried]
@@ -206,25 +206,25 @@ def test_who_is_not_tried(pair, monkeypatch):
     monkeypatch.setattr(timing, "side_by_side", None)
     options = {"max_new_tokens": 8, "key": KEY}
     texts = decoding.tokenize(pair.target, TEXTS[:4])
-    table = prices(0.1, [1.0] * 4, alpha=0.6)
-    for policy in (load("goodput", prices=table), load("svip")):
+    table = Costs(0.1, [1.0] * 4, alpha=0.6)
+    for policy in (parse("goodput", costs=table), parse("svip")):
         method = method_of(pair, policy)
         assert trials.faster(method, pair.target, texts, **options) is method
-    method = method_of(pair, load("lookahead", prices=table))
+    method = method_of(pair, parse("lookahead", costs=table))
     assert trials.faster(method, pair.target, [], **options) is method
     assert trials.fastest(method, pair.target, [*TEXTS[:3] * 42, "", TEXTS[0]], **options) is method
-    dear = method_of(pair, load("lookahead", prices=prices(9.0, [1.0] * 4)))
+    dear = method_of(pair, parse("lookahead", costs=Costs(9.0, [1.0] * 4)))
     found = trials.fastest(dear, pair.target, TEXTS[:4] * 32, **options)
     assert isinstance(found, Autoregressive)
     for policy in ("lookahead", "goodput"):
-        dear = method_of(pair, load(policy, prices=prices(9.0, [1.0] * 4)))
+        dear = method_of(pair, parse(policy, costs=Costs(9.0, [1.0] * 4)))
         for texts_ in (texts, []):
             found = trials.faster(dear, pair.target, texts_, **options)
             assert isinstance(found, Autoregressive)
 
 
-@pytest.mark.parametrize(("price", "fixed"), [(1.5, 0.99), (1.5, 1.01), (1.7, 0.0)])
-def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
+@pytest.mark.parametrize(("cost", "fixed"), [(1.5, 0.99), (1.5, 1.01), (1.7, 0.0)])
+def test_a_length_beside_plain_decoding(pair, monkeypatch, cost, fixed):
     """Where the policy prefers that, a length is tried if it promises more: at α = .6 a token
     brings 1.6, for 1.5 or for 1.7."""
     raced = []
@@ -236,10 +236,10 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
         return timing.Comparison(took, {}, rows, {})
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
-    dear = load("lookahead", prices=prices(9.0, [1.0] * 4, alpha=0.6, between=0.0))
+    dear = parse("lookahead", costs=Costs(9.0, [1.0] * 4, alpha=0.6, between=0.0))
     method = method_of(pair, dear)
-    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, price={1: price})
-    assert len(raced) == (price < 1.6)
+    found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, cost={1: cost})
+    assert len(raced) == (cost < 1.6)
     for both in raced:
         assert isinstance(both["preferred"], Autoregressive)
     assert getattr(found, "gamma_max", 0) == (1 if fixed == 0.99 else 0)
@@ -258,12 +258,12 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, price, fixed):
         ([3.0, 3.0, 3.0, 3.0], 1.25, {"alpha_error": 0.1}, "plain"),
     ],
 )
-def test_prices_alone_where_there_are_few_texts(pair, monkeypatch, passes, own, facts, way):
+def test_costs_alone_where_there_are_few_texts(pair, monkeypatch, passes, own, facts, way):
     """A policy whose rounds are dear is left for a length that promises a quarter more."""
     monkeypatch.setattr(timing, "side_by_side", None)
-    monkeypatch.setattr(trials, "own_prices", lambda *_: {1: own})
-    table = prices(0.0, passes, **{"alpha": 0.6, "between": 0.0} | facts)
-    method = method_of(pair, load("lookahead", prices=table))
+    monkeypatch.setattr(trials, "own_costs", lambda *_: {1: own})
+    table = Costs(0.0, passes, **{"alpha": 0.6, "between": 0.0} | facts)
+    method = method_of(pair, parse("lookahead", costs=table))
     for texts in (TEXTS[:4] * 8, []):
         found = trials.fastest(method, pair.target, texts, max_new_tokens=8, key=KEY)
         kind = "decides" if found is method else "fixed" if found.policy else "plain"
@@ -279,18 +279,18 @@ def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
     def measure(loops, target, texts, **options):
         timed.append((loops, texts, options["longest"]))
         took = {1: 2.0, 3: 5.0}
-        return {name: prices(0.0, [took[by.gamma_max]] * (by.gamma_max + 1))
+        return {name: Costs(0.0, [took[by.gamma_max]] * (by.gamma_max + 1))
                 for name, by in loops.items()}  # fmt: skip
 
     monkeypatch.setattr(fitting, "measure", measure)
-    monkeypatch.setattr(Estimating, "promised_alone", lambda _, price, rows: given.append(price))
-    method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
+    monkeypatch.setattr(Estimating, "promised_alone", lambda _, cost, rows: given.append(cost))
+    method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     for accelerator in (False, True):
         monkeypatch.setattr(devices, "is_accelerator", lambda _, there=accelerator: there)
         for texts in (TEXTS[:4], TEXTS[:4] * 128):
             with pytest.raises(TypeError):  # of what follows
                 trials.fastest(method, pair.target, texts, max_new_tokens=40, key=KEY)
-    assert given == [trials.own_prices(method.policy.prices, ())] * 3 + [{1: 2.0, 2: 3.5, 3: 5.0}]
+    assert given == [trials.own_costs(method.policy.costs, ())] * 3 + [{1: 2.0, 2: 3.5, 3: 5.0}]
     ((loops, texts, longest),) = timed
     assert [(by.policy.gamma, by.gamma_max, by.widths) for by in loops.values()] == [
         (1, 1, ()), (3, 3, ())
@@ -310,19 +310,19 @@ def test_the_worst_row_counts_where_all_wait_for_it(pair, monkeypatch):
         )
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
-    table = prices(0.05, [1.0] * 9, alpha=0.8, between=0.2)
+    table = Costs(0.05, [1.0] * 9, alpha=0.8, between=0.2)
     for name in ("lookahead", "together"):
-        method = method_of(pair, load(name, prices=table), gamma=8)
+        method = method_of(pair, parse(name, costs=table), gamma=8)
         for rows in (1, 8):
             trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, batch_size=rows)
     assert lengths[0] == lengths[1] == lengths[2] > lengths[3]
 
 
 def test_room_is_checked_before_a_trial(pair, monkeypatch):
-    """The texts are not those that prices were measured on."""
+    """The texts are not those that costs were measured on."""
     checked = []
     monkeypatch.setattr(decoding, "check_room", lambda *given: checked.append(given))
     monkeypatch.setattr(trials, "faster", lambda *_, **__: None)
-    method = method_of(pair, load("lookahead", prices=prices(0.1, [1.0] * 4, alpha=0.6)))
+    method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     trials.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=7, key=KEY)
     assert checked == [(pair.target, decoding.tokenize(pair.target, TEXTS[:1] * 4), 7)]

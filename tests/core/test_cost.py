@@ -13,7 +13,7 @@ from specjax import loop
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import phases, timing
-from specjax.policies import constant, prices
+from specjax.policies import Costs, constant
 from specjax.pytrees import pytree
 from specjax.rules import TokenRule
 from specjax.sampling import Sampling, row_keys
@@ -135,7 +135,7 @@ def test_medians():
 
 def test_units():
     """In target steps: a round of 2 costs 4 = 2 × 0.5 + 1.5 + 1.5."""
-    found = prices(1.0, [2.0, 2.5, 3.0], rest=3.0, token=2.0)
+    found = Costs(1.0, [2.0, 2.5, 3.0], rest=3.0, token=2.0)
     assert (found.c, found.v(2), found.overhead(2)) == (0.5, 1.5, 1.5)
     assert found.speedup(2, 8, 4) == 0.5
     assert found.speedup(2, 8, 4, drafted=4) == 2 / 3.5
@@ -207,7 +207,7 @@ def test_calls_need_their_round():
 def test_overhead_with_the_fixed_times_of_calls():
     """30 tokens in 5 rounds: plain 30 · 2 + 6 = 66, speculative 5 · 8 + 4 = 44, a speedup of
     1.5."""
-    found = prices(1.0, [2.0, 2.5, 3.0], rest=3.0, token=2.0, call=4.0, plain_call=6.0)
+    found = Costs(1.0, [2.0, 2.5, 3.0], rest=3.0, token=2.0, call=4.0, plain_call=6.0)
     overhead = found.overhead(2, tokens=30, rounds=5)
     assert np.isclose(30 / 5 / (2 * found.c + found.v(2) + overhead), 66 / 44)
     assert np.isclose(found.speedup(2, 30, 5), 66 / 44)

@@ -150,7 +150,7 @@ def test_a_long_prompt_without_a_bos(target, tokenizer):
 
 def test_an_empty_prompt_can_be_measured(target, draft):
     found = specjax.measure_speedup(target, draft, [""], gamma=2, max_new_tokens=4, repeats=1)
-    assert found.prices.c > 0
+    assert found.costs.c > 0
 
 
 def test_an_empty_prompt_is_the_start_token(target):

@@ -22,7 +22,7 @@ from specjax.decoding import starting
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.measure import timing
-from specjax.policies import load, prices
+from specjax.policies import Costs, parse
 from specjax.policies.estimating import Estimating
 from specjax.replay import rollouts
 from specjax.rules import TokenRule
@@ -116,7 +116,7 @@ def test_who_waits_for_the_worst_row(pair, monkeypatch, policy, rows):
     asked = []
     monkeypatch.setattr(Estimating, "prefers_plain", lambda *given: asked.append(given[3]))
     built = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
-    made = dataclasses.replace(built, policy=load(policy, prices=prices(0.1, [1.0] * 4)))
+    made = dataclasses.replace(built, policy=parse(policy, costs=Costs(0.1, [1.0] * 4)))
     assert decoding.plain_if_preferred(made, 9, 4) is made
     assert asked == [rows]
 
@@ -465,7 +465,7 @@ def test_expected_and_measured_speedup(pair):
         pair.target, pair.draft, [*TEXTS[:2], ""], batch_size=2, policy="heuristic", repeats=1
     )
     assert set(found.phases) == {"draft", "verify", "rest"}
-    assert min(found.prices.c, found.prices.v(4), found.speedup, found.speedup_end_to_end) > 0
+    assert min(found.costs.c, found.costs.v(4), found.speedup, found.speedup_end_to_end) > 0
     assert found.predicted is None or found.predicted > 0
     assert found.identical()
 
@@ -482,12 +482,12 @@ def test_estimates_by_hand():
     batches = [[row(3, 12, 9), row(5, 20, 7)], [row(2, 8, 8), row(2, 0, 2)]]
     none: dict = {}
     found = timing.Comparison(none, none, {timing.SPECULATIVE: batches}, none,
-                              prices(0.1, [1.5] * 5, rest=0.1))  # fmt: skip
+                              Costs(0.1, [1.5] * 5, rest=0.1))  # fmt: skip
     # 5 + 2 calls, 9 + 8 tokens and 20 + 8 draft steps; a round's rest is 0.1.
     assert dict(found.phases) == pytest.approx({"draft": 2.8, "verify": 10.5, "rest": 0.7})
     assert found.predicted == pytest.approx(17 / 14)
     with pytest.raises(ValueError, match="`compare` does it"):
-        dataclasses.replace(found, priced=None).predicted  # noqa: B018
+        dataclasses.replace(found, _costs=None).predicted  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -511,12 +511,12 @@ def test_rules_and_policies_by_name(pair):
     assert gumbel.tokens == plain.tokens
     short = generate(pair.target, pair.draft, TEXTS, policy="constant(gamma=2)", **options)
     assert max(np.flatnonzero(short.accepted_lengths.sum(axis=0))) <= 2
-    rule = specjax.rules.load("lenient(0.25)")
+    rule = specjax.rules.parse("lenient(0.25)")
     assert float(rule.lenience) == 0.25
-    assert rule == specjax.rules.load("lenient", lenience=0.25)
+    assert rule == specjax.rules.parse("lenient", lenience=0.25)
     for name in specjax.rules.NAMES:
         needed = {"lenience": 0.5} if name == "lenient" else {}
-        assert name in type(specjax.rules.load(name, **needed)).__name__.lower()
+        assert name in type(specjax.rules.parse(name, **needed)).__name__.lower()
 
 
 @pytest.mark.parametrize(
@@ -533,4 +533,4 @@ def test_rules_and_policies_by_name(pair):
 )
 def test_rules_that_are_not_there(name, message):
     with pytest.raises(ValueError, match=message):
-        specjax.rules.load(name)
+        specjax.rules.parse(name)

@@ -10,9 +10,9 @@ import eagles
 from experiments.train import divergences
 from specjax import policies, rules
 from specjax.drafters import choices, loading, ngram
-from specjax.policies import constant, prices
+from specjax.policies import Costs, constant
 from specjax.policies.loading import NAMES as POLICIES
-from specjax.policies.loading import needs_prices
+from specjax.policies.loading import needs_costs
 from specjax.rules import TokenRule
 from specjax.sampling import NAMES as FILTERS
 from specjax.sampling import Sampling
@@ -29,17 +29,17 @@ VALUES = [
 
 
 def load_policy(text):
-    needed = {"prices": prices(0.1, [1.0, 1.1, 1.2])} if needs_prices(text) else {}
-    return policies.load(text, **needed)
+    needed = {"costs": Costs(0.1, [1.0, 1.1, 1.2])} if needs_costs(text) else {}
+    return policies.parse(text, **needed)
 
 
 LOADERS = {
     "policy": (load_policy, POLICIES),
-    "rule": (rules.load, rules.NAMES),
-    "tree": (shapes.load, shapes.NAMES),
-    "choice": (choices.load, choices.NAMES),
+    "rule": (rules.parse, rules.NAMES),
+    "tree": (shapes.parse, shapes.NAMES),
+    "choice": (choices.parse, choices.NAMES),
     "filter": (lambda text: Sampling(1.0, filters=[text]), FILTERS),
-    "divergence": (divergences.load, divergences.NAMES),
+    "divergence": (divergences.parse, divergences.NAMES),
     "drafter": (
         lambda text: loading.load(text, eagles.target_of("gpt", 7), counts=lambda: COUNTS),
         loading.NAMES,
@@ -108,11 +108,11 @@ def test_the_message_names_what_was_made(mine):
         "mine:number": r"Policy 'mine:number': 3 is no function",
     }.items():
         with pytest.raises(ValueError, match=said):
-            policies.load(text)
+            policies.parse(text)
     with pytest.raises(ValueError, match="is no rule: it is a class and no value"):
-        rules.load("mine:kind")
-    assert rules.load("mine:rule") == TokenRule()
-    assert policies.load("mine:policy").gamma == 2
+        rules.parse("mine:kind")
+    assert rules.parse("mine:rule") == TokenRule()
+    assert policies.parse("mine:policy").gamma == 2
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_the_message_names_what_was_made(mine):
 )
 def test_trees_of_any_size(text, said):
     with pytest.raises(ValueError, match=said):
-        shapes.load(text)
+        shapes.parse(text)
 
 
 def test_the_largest_trees():
-    assert shapes.load("fixed(branches=(1024,))").nodes == 1024
-    assert shapes.load("best_first(width=64, depth=4, nodes=1024)").candidates == 12_352
+    assert shapes.parse("fixed(branches=(1024,))").nodes == 1024
+    assert shapes.parse("best_first(width=64, depth=4, nodes=1024)").candidates == 12_352

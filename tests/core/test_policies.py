@@ -20,7 +20,7 @@ from specjax import decoding, generate, loop, policies, rules, speculative
 from specjax import sampling as smp
 from specjax.dice import Dice
 from specjax.drafters.base import ModelDrafter
-from specjax.policies import Observation, Round, constant, prices
+from specjax.policies import Costs, Observation, Round, constant
 from specjax.policies.acceptance_head import head, init, logit, loss
 from specjax.policies.averages import average, gammatune
 from specjax.policies.bandits import Played, Weighed, exp3, hedge, ucb
@@ -255,25 +255,25 @@ def test_adaedl():
 
 
 def test_goodput():
-    """Prices 1, 1.1, 1.2, 1.3. α = ½: 1, 1.364, 1.458, 1.442, so 2. After a rejection at once
+    """Costs 1, 1.1, 1.2, 1.3. α = ½: 1, 1.364, 1.458, 1.442, so 2. After a rejection at once
     α = ⅓: 1, 1.212, 1.204, so 1. At .6 a draft, 1.5/1.6 < 1: none. α = 1 and 0 are no exceptions.
     """
-    policy = goodput(prices(0.1, [1, 1, 1, 1]), prior=0.5, weight=2, memory=0.5)
+    policy = goodput(Costs(0.1, [1, 1, 1, 1]), prior=0.5, weight=2, memory=0.5)
     state, allowed = policy.begin(policy.init(keys_of(1), 3), 3)
     assert allowed.tolist() == [2]
     state = policy.update(state, stats_of(2, 0, 3))
     np.testing.assert_allclose(policy.alpha(state), [1 / 3], rtol=1e-6)
     assert policy.begin(state, 3)[1].tolist() == [1]
-    assert lengths(goodput(prices(0.6, [1, 1]), prior=0.5), 1, []) == [0]
+    assert lengths(goodput(Costs(0.6, [1, 1]), prior=0.5), 1, []) == [0]
     for prior, tokens in ((1.0, [1, 2, 3, 4]), (0.0, [1, 1, 1, 1])):
-        extreme = goodput(prices(0.1, [1, 1, 1, 1]), prior=prior)
+        extreme = goodput(Costs(0.1, [1, 1, 1, 1]), prior=prior)
         rate = extreme.rate(extreme.alpha(extreme.init(keys_of(1), 3)), 3)
         np.testing.assert_allclose(rate[0], np.divide(tokens, [1, 1.1, 1.2, 1.3]), rtol=1e-6)
 
 
 def test_goodput_tries_again():
-    """Prices 1, 1.3: α = ½, then ¼ after a rejection, so none; then ⅓, so one."""
-    policy = goodput(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
+    """Costs 1, 1.3: α = ½, then ¼ after a rejection, so none; then ⅓, so one."""
+    policy = goodput(Costs(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
     state = policy.init(keys_of(1), 1)
     state = policy.update(state, stats_of(1, 0, 1))
     assert policy.begin(state, 1)[1].tolist() == [0]
@@ -282,12 +282,12 @@ def test_goodput_tries_again():
 
 
 def test_first_descent():
-    """Prices 1, 1.3, 1.6. Tokens of high belief were accepted 6 of 6 times, others never of 2.
+    """Costs 1, 1.3, 1.6. Tokens of high belief were accepted 6 of 6 times, others never of 2.
 
     A token above: 1 + .875 expected, and .875·.7 more with another: 2.4875·1.3 > 1.875·1.6.
     A token below: 1.25, and 1.425·1.3 < 1.25·1.6.
     """
-    policy = first_descent(prices(0.3, [1, 1, 1]), prior=0.5, weight=2)
+    policy = first_descent(Costs(0.3, [1, 1, 1]), prior=0.5, weight=2)
     state = policy.init(keys_of(1), 2)
     zeros = jnp.zeros((1, 8), jnp.float32)
     tally = Tally(zeros.at[0, 7].set(6), zeros.at[0, 7].set(6).at[0, 0].set(2))
@@ -295,13 +295,13 @@ def test_first_descent():
     assert allowed.tolist() == [2]
     assert drafts(policy, state, [0.95, 0.05], 0)[1:] == (True, True)
     assert drafts(policy, state, [0.95, 0.05], 1)[1:] == (True, False)
-    dear = first_descent(prices(0.6, [1, 1]), prior=0.5)
+    dear = first_descent(Costs(0.6, [1, 1]), prior=0.5)
     assert lengths(dear, 1, []) == [0]
 
 
 def test_first_descent_learns_by_belief():
     """Beliefs .95, .05 with ratios 1, .2; the third was never reached. Old evidence halves."""
-    policy = first_descent(prices(0.1, [1, 1, 1, 1]), memory=0.5)
+    policy = first_descent(Costs(0.1, [1, 1, 1, 1]), memory=0.5)
     state = policy.init(keys_of(1), 3)
     for _ in range(2):
         round_ = stats_of(3, 1, 3, ratio=[1.0, 0.2, 0.7], probs=[0.95, 0.05, 0.5])
@@ -311,13 +311,13 @@ def test_first_descent_learns_by_belief():
 
 
 def test_lookahead():
-    """Prices 1, 1.1, 1.8, 2 and α = .9: time is worth 1.9/1.1 a step, what one token gives. A
+    """Costs 1, 1.1, 1.8, 2 and α = .9: time is worth 1.9/1.1 a step, what one token gives. A
     second token takes .7 for .9·S, but two take .9 for 1.71·S: S must exceed .909.
 
     The odds are 9 at a belief of .9, which is too little. Elsewhere they are 9^.4 times those of
     the belief to the power of .6.
     """
-    policy = lookahead(prices(0.1, [1, 1, 1.6, 1.7]), prior=0.9)
+    policy = lookahead(Costs(0.1, [1, 1, 1.6, 1.7]), prior=0.9)
     state, allowed = policy.begin(policy.init(keys_of(1), 3), 3)
     assert allowed.tolist() == [3]
     bars = 1.9 / 1.1 * np.array([0.1 / 0.9, 0.9 / 1.71, 0.2 / 0.9, np.inf])
@@ -332,7 +332,7 @@ def test_lookahead():
 
 def test_lookahead_falls_back_to_what_was_measured():
     """α = .1 or .6 by 40 tested tokens, which do not fade."""
-    tables = [prices(0.3, [1, 1], alpha=alpha, between=0.01) for alpha in (0.1, 0.6)]
+    tables = [Costs(0.3, [1, 1], alpha=alpha, between=0.01) for alpha in (0.1, 0.6)]
     bad, good = map(lookahead, tables)
     for policy, alpha in ((bad, 0.1), (good, 0.6)):
         update, nothing = jax.jit(policy.update), stats_of([0, 0], [0, 0], 1)
@@ -345,39 +345,39 @@ def test_lookahead_falls_back_to_what_was_measured():
             state = update(state, nothing)
         np.testing.assert_allclose(policy.alpha(state), [alpha] * 2, rtol=0.05)
         assert policy.begin(state, 1)[1].tolist() == [int(policy is good)] * 2
-    unknown = lookahead(prices(0.3, [1, 1]))
+    unknown = lookahead(Costs(0.3, [1, 1]))
     np.testing.assert_allclose(unknown.alpha(unknown.init(keys_of(1), 1)), 0.7, rtol=1e-6)
 
 
 def test_who_prefers_plain():
     """At α = .1 a draft for .3 steps is not worth it."""
-    assert lookahead(prices(0.3, [1, 1], alpha=0.1, between=0.01)).prefers_plain(1, 1500)
-    assert not lookahead(prices(0.3, [1, 1], alpha=0.6)).prefers_plain(1, 1)
-    assert not lookahead(prices(0.3, [1, 1])).prefers_plain(1, 1)
-    # A token for .5 brings .7: 1.7 for 1.5, and prices may be off by .1, or by .2.
-    assert not goodput(prices(0.5, [1, 1], error=0.1)).prefers_plain(1, 1)
-    assert goodput(prices(0.5, [1, 1], error=0.2)).prefers_plain(1, 1)
+    assert lookahead(Costs(0.3, [1, 1], alpha=0.1, between=0.01)).prefers_plain(1, 1500)
+    assert not lookahead(Costs(0.3, [1, 1], alpha=0.6)).prefers_plain(1, 1)
+    assert not lookahead(Costs(0.3, [1, 1])).prefers_plain(1, 1)
+    # A token for .5 brings .7: 1.7 for 1.5, and costs may be off by .1, or by .2.
+    assert not goodput(Costs(0.5, [1, 1], error=0.1)).prefers_plain(1, 1)
+    assert goodput(Costs(0.5, [1, 1], error=0.2)).prefers_plain(1, 1)
     for make in (goodput, first_descent, together, lookahead):
         for error in (0.0, np.nan):  # where nothing was fitted, none is known
-            assert make(prices(2, [1, 1, 1], error=error)).prefers_plain(2, 500)
-            assert not make(prices(0.1, [1, 1, 1], error=error)).prefers_plain(2, 500)
+            assert make(Costs(2, [1, 1, 1], error=error)).prefers_plain(2, 500)
+            assert not make(Costs(0.1, [1, 1, 1], error=error)).prefers_plain(2, 500)
         # In its loop, at α = .6, one token brings 1.6/1.6 for 1/1.05; outside 1 for 1/1. A token
         # for .56 is worth the loop, and one for .6 is not. `first_descent` judges as in its loop.
         for step, plain in ((0.56, False), (0.6, make != first_descent)):
-            measured = prices(step, [1.05, 1, 1], alpha=0.6, between=0.0)
+            measured = Costs(step, [1.05, 1, 1], alpha=0.6, between=0.0)
             policy = make(measured, **({} if make in (together, lookahead) else {"prior": 0.6}))
             assert policy.prefers_plain(2, 500) == plain, make
             assert np.any(policy.begin(policy.init(keys_of(1), 2), 2)[1] > 0)
     assert not constant(2).prefers_plain(2, 1)
     # Outputs that are all of one token's kind or another.
-    apart = prices(0.3, [1, 1], alpha=0.1, between=1.0)
+    apart = Costs(0.3, [1, 1], alpha=0.1, between=1.0)
     assert lookahead(apart, width=0.0).prefers_plain(1, 1500)
 
 
 @pytest.mark.parametrize("telling", [True, False])
 def test_lookahead_learns_what_beliefs_tell(telling):
     """Tokens of belief .8 and .2, both accepted half of the time, or as often as is believed."""
-    policy, rng = lookahead(prices(0.1, [1, 1])), np.random.default_rng(0)
+    policy, rng = lookahead(Costs(0.1, [1, 1])), np.random.default_rng(0)
     state = policy.init(keys_of(1), 1)
     update = jax.jit(lambda state, round_: policy.update(policy.begin(state, 1)[0], round_))
     for _ in range(400):
@@ -388,9 +388,9 @@ def test_lookahead_learns_what_beliefs_tell(telling):
 
 
 def test_lookahead_passes_over_a_jump():
-    """Prices 1, 3, 3.1, 3.2, α = .95: one token gives 1.95/3 < 1 and three 3.71/3.2. It drafts,
+    """Costs 1, 3, 3.1, 3.2, α = .95: one token gives 1.95/3 < 1 and three 3.71/3.2. It drafts,
     where the first descent is at once."""
-    table = prices(0.1, [1, 2.9, 2.9, 2.9])
+    table = Costs(0.1, [1, 2.9, 2.9, 2.9])
     assert lengths(lookahead(table, prior=0.95), 3, []) == [3]
     assert lengths(first_descent(table, prior=0.95), 3, []) == [0]
 
@@ -398,7 +398,7 @@ def test_lookahead_passes_over_a_jump():
 @pytest.mark.parametrize("stretches", [True, False])
 def test_lookahead_learns_how_far_to_trust_recent_rounds(stretches):
     """Half of the tokens are accepted: 24 in a row and then none of 24, or by a coin."""
-    policy, rng = lookahead(prices(0.1, [1, 1], alpha=0.5)), np.random.default_rng(0)
+    policy, rng = lookahead(Costs(0.1, [1, 1], alpha=0.5)), np.random.default_rng(0)
     state, update = policy.init(keys_of(1), 1), jax.jit(policy.update)
     for at in range(240):
         kept = at // 24 % 2 == 0 if stretches else rng.random() < 0.5
@@ -414,12 +414,12 @@ def test_lookahead_learns_how_far_to_trust_recent_rounds(stretches):
 
 
 def test_lookahead_gives_up_on_evidence():
-    """Prices 1, 1.4: one token pays from α = .4 on. Where .2 was measured, and one in five is
+    """Costs 1, 1.4: one token pays from α = .4 on. Where .2 was measured, and one in five is
     accepted, it is drafted while α + .63/√n is more, n ≤ 9: of these there are (1 − b)/b from the
     start. Then, and where outputs are alike, nothing is drafted; with a width of 0 nothing at
     all."""
     for between, width, tests in ((0.2, 0.63, 6), (0.1, 0.63, 1), (0.05, 0.63, 0), (0.2, 0.0, 0)):
-        table = prices(0.4, [1, 1], alpha=0.2, between=between)
+        table = Costs(0.4, [1, 1], alpha=0.2, between=between)
         policy = lookahead(table, weight=1e3, lasting=1.0, width=width)
         state, found = policy.init(keys_of(1), 1), []
         for _ in range(40):
@@ -432,7 +432,7 @@ def test_lookahead_gives_up_on_evidence():
 def test_a_loop_for_the_best_outputs_alone():
     """At α = .5 no draft pays. Where outputs differ enough, the best of them bring more than plain
     decoding, over all outputs; but not by idle rounds that take as much longer, nor where α may as
-    well be lower, or prices are off by as much."""
+    well be lower, or costs are off by as much."""
     for idle, between, error, off, plain in (
         (1.0, 0.003, 0.0, 0.0, True), (1.0, 0.1, 0.0, 0.0, False), (1.0, 0.1, np.nan, 0.0, False),
         (1.0, 0.1, 0.3, 0.0, True), (1.0, 0.4, 0.2, 0.0, False), (1.2, 0.1, 0.0, 0.0, True),
@@ -440,16 +440,16 @@ def test_a_loop_for_the_best_outputs_alone():
     ):  # fmt: skip
         passes = [idle] + [1.8] * 8
         known = {"alpha": 0.5, "between": between, "alpha_error": error, "error": off}
-        policy = lookahead(prices(0.05, passes, **known))
+        policy = lookahead(Costs(0.05, passes, **known))
         assert policy.prefers_plain(8, 200) == plain
-        assert lookahead(policy.prices, width=0.0).prefers_plain(8, 200)
-        price = np.array(passes) + 0.05 * np.arange(9)
+        assert lookahead(policy.costs, width=0.0).prefers_plain(8, 200)
+        cost = np.array(passes) + 0.05 * np.arange(9)
         worth = 1e6 if np.isnan(between) else 1 / between - 1
         mean = 0.5 - np.nan_to_num(error)
         alphas = np.random.default_rng(0).beta(mean * worth, (1 - mean) * worth, 100_000)
         tokens = np.cumsum(alphas[:, None] ** np.arange(9), axis=1)
         found = policy.promised_speedup(8)
-        np.testing.assert_allclose(found, 1 / np.mean(np.min(price / tokens, axis=1)), rtol=5e-3)
+        np.testing.assert_allclose(found, 1 / np.mean(np.min(cost / tokens, axis=1)), rtol=5e-3)
         assert plain == (found < 1 + max(0.02, off))
 
 
@@ -458,7 +458,7 @@ def test_a_loop_for_the_best_outputs_alone():
 def test_promises_at_the_ends(alpha, between):
     """At 1 a token takes 1.1/2, at 0 a plain one; of .7, the prior, if outputs are alike, 1.1/1.7;
     if all of an output is accepted or none, 1.1/2 in seven of ten."""
-    policy = lookahead(prices(0.1, [1, 1], alpha=alpha, between=between))
+    policy = lookahead(Costs(0.1, [1, 1], alpha=alpha, between=between))
     expected = {0.0: 1.0, 1.0: 2 / 1.1}.get(
         alpha, 1 / (0.7 * 0.55 + 0.3) if between == 1 else 1.7 / 1.1
     )
@@ -466,8 +466,8 @@ def test_promises_at_the_ends(alpha, between):
 
 
 def test_lookahead_tries_again():
-    """Prices 1, 1.3: after a rejection two rounds pass without a draft, and more after the next."""
-    policy = lookahead(prices(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
+    """Costs 1, 1.3: after a rejection two rounds pass without a draft, and more after the next."""
+    policy = lookahead(Costs(0.3, [1, 1]), prior=0.5, weight=1, memory=0.5)
     state, found = policy.init(keys_of(1), 1), []
     for _ in range(40):
         state, allowed = policy.begin(state, 1)
@@ -486,8 +486,8 @@ def test_ucb():
     )
     assert ucb(width=1.0).begin(state, 2)[1].tolist() == [2]
     assert ucb(width=0.0).begin(state, 2)[1].tolist() == [1]
-    # Prices 1, 1, 2: at most 2 tokens per time; 2 of 2 accepted give 3/2.
-    policy = ucb(prices(0.0, [1, 1, 2]))
+    # Costs 1, 1, 2: at most 2 tokens per time; 2 of 2 accepted give 3/2.
+    policy = ucb(Costs(0.0, [1, 1, 2]))
     state = policy.update(state._replace(arm=jnp.int32([1])), stats_of(2, 2, 2))
     np.testing.assert_allclose(state.speedup, [[1.5, 0.4 + 0.75]], rtol=1e-6)
     assert state.plays.tolist() == [[3, 2]]
@@ -540,7 +540,7 @@ def test_hedge_estimates_every_loss_without_bias(run, eos):
     """A draft whose first `run` tokens would be accepted, of which the one numbered `eos` ends the
     row: over the arms that may be played, the estimated losses of all lengths have the true losses
     as their means."""
-    gamma_max, table = 4, prices(0.2, [1.0, 1.1, 1.2, 1.4, 1.3])
+    gamma_max, table = 4, Costs(0.2, [1.0, 1.1, 1.2, 1.4, 1.3])
     policy = hedge(table, rate=1.0)
     arm = jnp.arange(gamma_max + 1, dtype=jnp.int32)
     start = jnp.broadcast_to(jnp.float32([[0.3, 1.0, 0.0, 2.0, 0.7]]), (5, 5))
@@ -549,10 +549,10 @@ def test_hedge_estimates_every_loss_without_bias(run, eos):
     accepted = jnp.minimum(arm, run)
     emitted = jnp.where(accepted >= eos, eos, accepted + 1)
     new = policy.update(state, stats_of(arm, accepted, gamma_max, emitted=emitted))
-    price = 0.2 * np.arange(5) + [1.0, 1.1, 1.2, 1.4, 1.3]
+    cost = 0.2 * np.arange(5) + [1.0, 1.1, 1.2, 1.4, 1.3]
     kept = np.minimum(run, np.arange(5))
     tokens = np.where(kept >= eos, eos, kept + 1)
-    speedup = tokens / price / np.max(np.arange(1, 6) / price)
+    speedup = tokens / cost / np.max(np.arange(1, 6) / cost)
     np.testing.assert_allclose(probs @ np.asarray(new.loss - start), 1 - speedup, rtol=1e-4)
     assert new.rounds.tolist() == [4] * 5
 
@@ -606,16 +606,16 @@ def test_finished_rows_learn_nothing():
             assert np.array_equal(before[1], after[1]), name
 
 
-def test_prices():
+def test_costs():
     """Rounds by what they draft; a table for another γ_max; what no table can be made of."""
-    table = prices(0.25, [1.2, 1.2, 1.4, 1.4])
+    table = Costs(0.25, [1.2, 1.2, 1.4, 1.4])
     np.testing.assert_allclose(table.round_times(3), [1.2, 1.45, 1.9, 2.15], rtol=1e-6)
     with pytest.raises(ValueError, match="γ_max=3 and not for 4"):
         goodput(table).init(keys_of(1), 4)
     with pytest.raises(ValueError, match=r"verify=0\.0 must be .* one for each of 0"):
-        prices(0.1, [1.0, 0.0])
+        Costs(0.1, [1.0, 0.0])
     with pytest.raises(ValueError, match="call=-1"):
-        prices(0.1, [1.0], call=-1)
+        Costs(0.1, [1.0], call=-1)
 
 
 # All policies, in the loop.
@@ -775,7 +775,7 @@ def test_a_narrower_pass_gives_the_same_round(rule, drafted):
     drafted tokens, and how it ends."""
     with jax.enable_x64(True):
         method = small_method(
-            Constant(jnp.int32(drafted)), jnp.float64, gamma_max=5, rule=rules.load(rule)
+            Constant(jnp.int32(drafted)), jnp.float64, gamma_max=5, rule=rules.parse(rule)
         )
         inputs = inputs_of([[1, 0]] * 40)
         narrow, wide = (
@@ -859,7 +859,7 @@ def patient(tmp_path, monkeypatch):
 
 def test_a_policy_in_one_file(patient):
     """Found by its import path, and exact."""
-    policy = policies.load("patient:Patient", patience=2)
+    policy = policies.parse("patient:Patient", patience=2)
     assert lengths(policy, 2, [(2, 1), (2, 0), (1, 0), (1, 1)]) == [2, 2, 1, 1, 2]
     with jax.enable_x64(True):
         assert bias(small_method(policy, jnp.float64), 4) < 1e-12
@@ -868,9 +868,9 @@ def test_a_policy_in_one_file(patient):
 def test_names():
     """Every name stands for its maker, with its settings; those of trees are tested there."""
     names = set(policies.NAMES) - {"nodes", "cut"}
-    kinds = {type(policies.load(name, **NEEDED.get(name, {}))) for name in names}
+    kinds = {type(policies.parse(name, **NEEDED.get(name, {}))) for name in names}
     assert kinds == {type(policy) for policy in library(1, 3).values()}
-    assert float(policies.load("svip", threshold=0.5).threshold) == 0.5
+    assert float(policies.parse("svip", threshold=0.5).threshold) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -887,7 +887,7 @@ def test_names():
         ("average", {"every": 0}, "every=0"),
         ("confidence", {"threshold": 2}, "threshold=2 must be a number in"),
         ("adaedl", {"goal": 2}, "goal=2 must be"),
-        ("goodput", {"prices": prices(0.1, [1, 1]), "memory": 2}, "memory=2 must be"),
+        ("goodput", {"costs": Costs(0.1, [1, 1]), "memory": 2}, "memory=2 must be"),
         ("ucb", {"width": -1}, "width=-1 must be"),
         ("hedge", {"rate": -1}, "rate=-1 must be"),
         ("head", {"params": linear_head(3), "threshold": 2}, "threshold=2 must be a number in"),
@@ -895,15 +895,15 @@ def test_names():
 )
 def test_errors(name, settings, message, patient):
     with pytest.raises(ValueError, match=message):
-        policies.load(name, **settings)
+        policies.parse(name, **settings)
 
 
 NEEDED = {
     "constant": {"gamma": 3},
-    "goodput": {"prices": prices(0.1, [1, 1])},
-    "first_descent": {"prices": prices(0.1, [1, 1])},
-    "lookahead": {"prices": prices(0.1, [1, 1])},
-    "together": {"prices": prices(0.1, [1, 1])},
+    "goodput": {"costs": Costs(0.1, [1, 1])},
+    "first_descent": {"costs": Costs(0.1, [1, 1])},
+    "lookahead": {"costs": Costs(0.1, [1, 1])},
+    "together": {"costs": Costs(0.1, [1, 1])},
     "head": {"params": linear_head(3)},
 }
 SETTINGS = [
@@ -922,17 +922,17 @@ def test_settings_of_a_wrong_type(name, setting):
     for value in ("x", [], {}, b"1", True, math.nan, 1j, (1, "x"), math.inf, -math.inf):
         if (name, setting, value) not in PASSED_BY_ALL:
             with pytest.raises(ValueError, match=setting):
-                policies.load(name, **NEEDED.get(name, {}) | {setting: value})
+                policies.parse(name, **NEEDED.get(name, {}) | {setting: value})
 
 
 @pytest.mark.parametrize("value", [3, 3.0, np.int64(3), np.float32(3), jnp.int32(3), np.array(3)])
 def test_numbers_of_any_kind(value):
-    assert policies.load("constant", gamma=value) == policies.load("constant", gamma=3)
+    assert policies.parse("constant", gamma=value) == policies.parse("constant", gamma=3)
 
 
 def test_an_import_error_inside_a_policy_is_shown(patient):
     with pytest.raises(ModuleNotFoundError, match="no_such_thing_at_all"):
-        policies.load("broken:Policy")
+        policies.parse("broken:Policy")
 
 
 # Through `generate`.

@@ -22,7 +22,7 @@ from pairs import TEXTS
 from specjax import checkpoints, decoding
 from specjax.autoregressive import Autoregressive
 from specjax.cli import decode, defaults
-from specjax.policies import constant, load, prices
+from specjax.policies import Costs, constant, parse
 from specjax.sampling import Sampling
 from specjax.support import files, processes
 from specjax.support.processes import ALONE, Group, SharedRows
@@ -133,7 +133,7 @@ def test_who_cannot_join_and_who_differs_ends_in_time(arguments, tmp_path):
 @pytest.mark.parametrize("mesh", ["data=2", "model=2"])
 def test_a_mesh_over_two_processes(arguments, tmp_path, monkeypatch, capsys, mesh, policy):
     """Each reads its part of the target and has its part of a batch or model; process 0 writes.
-    Prices are measured by both."""
+    Costs are measured by both."""
     out, port = tmp_path / "out.jsonl", free_port()
     greedy = [flag.replace("temperature=1.0", "temperature=0.0") for flag in arguments]
     run = functools.partial(command_line.run, monkeypatch, capsys, "specjax decode")
@@ -146,7 +146,7 @@ def test_a_mesh_over_two_processes(arguments, tmp_path, monkeypatch, capsys, mes
         assert status == 0, stderr
     tokens = [[row["tokens"] for row in files.Rows(file).done] for file in (out, alone)]
     assert tokens[0] == tokens[1]
-    if policy != "lookahead":  # whose prices are of the clock
+    if policy != "lookahead":  # whose costs are of the clock
         assert out.read_bytes() == alone.read_bytes()
 
 
@@ -259,23 +259,23 @@ def test_a_large_file_is_not_read_whole(tmp_path, monkeypatch):
     assert second != first
 
 
-def test_prices_are_those_of_process_0(pair, monkeypatch):
+def test_costs_are_those_of_process_0(pair, monkeypatch):
     """Measured once: all processes decide alike."""
     measured = []
 
     def told(*args, **options):
         measured.append(args)
-        return prices(0.1, [1.0, 1.5, 2.0], token=float("nan"))
+        return Costs(0.1, [1.0, 1.5, 2.0], token=float("nan"))
 
-    monkeypatch.setattr(fitting, "told", told)
-    monkeypatch.setattr(fitting, "tell", lambda _, name, told: load(name, prices=told))
+    monkeypatch.setattr(fitting, "costs_for", told)
+    monkeypatch.setattr(fitting, "with_costs", lambda _, name, told: parse(name, costs=told))
     config = defaults.decode()
     config.policy = "goodput"
-    made = together(3, lambda group: decode.with_prices(group, False, None, None, ["text"], config))
+    made = together(3, lambda group: decode.with_costs(group, False, None, None, ["text"], config))
     assert len(measured) == 1
     for policy in made:
-        np.testing.assert_array_equal(policy.prices.verify, np.float32([1.0, 1.5, 2.0]))
-        assert np.isnan(policy.prices.token)
+        np.testing.assert_array_equal(policy.costs.verify, np.float32([1.0, 1.5, 2.0]))
+        assert np.isnan(policy.costs.token)
 
 
 NO_DRAFT = "no draft is worth its time, so none is made"
@@ -287,7 +287,7 @@ TWO = "in its place every round drafts 2 tokens"
     [(2, False, TWO), (0, False, ""), (2, True, TWO), (-1, False, NO_DRAFT), (-1, True, NO_DRAFT)],
 )  # fmt: skip
 def test_what_decodes_is_what_process_0_found(pair, monkeypatch, capsys, wins, one_loop, said):
-    """By a trial of its own. Where all run one loop there is none: what the prices say is the same
+    """By a trial of its own. Where all run one loop there is none: what the costs say is the same
     for all."""
     tried = []
 
@@ -301,8 +301,8 @@ def test_what_decodes_is_what_process_0_found(pair, monkeypatch, capsys, wins, o
     config = defaults.decode()
     config.policy, config.batch_size = "lookahead", 2
     built = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
-    table = prices(0.1, [1.0] * 4, token=1.0)
-    method = dataclasses.replace(built, policy=load("lookahead", prices=table))
+    table = Costs(0.1, [1.0] * 4, token=1.0)
+    method = dataclasses.replace(built, policy=parse("lookahead", costs=table))
     made = together(
         3, lambda group: decode.chosen(group, one_loop, method, pair.target, TEXTS, config)
     )

@@ -24,7 +24,7 @@ from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.measure import along
-from specjax.policies import Policy, constant, prices
+from specjax.policies import Costs, Policy, constant
 from specjax.policies.entropy import svip
 from specjax.policies.lookahead import lookahead
 from specjax.pytrees import pytree
@@ -84,8 +84,8 @@ def test_no_static_length_is_compared_that_has_no_price():
     """Of γ = 1 … 3 the first two were timed. The third would win if its pass cost as much as
     theirs; the oracle may take it in the policies' loop alone."""
     found = greedy_trace()
-    dear = prices(0.0, [1.0, 1.0, 1.0, 9.0][: found.gamma_max + 1])
-    known = {"policies": dear} | {f"γ={g}": prices(0.0, [1.0] * (g + 1)) for g in (1, 2)}
+    dear = Costs(0.0, [1.0, 1.0, 1.0, 9.0][: found.gamma_max + 1])
+    known = {"policies": dear} | {f"γ={g}": Costs(0.0, [1.0] * (g + 1)) for g in (1, 2)}
     lines = evaluate({"svip": svip(0.5)}, found, known, jax.random.key(0), 1)
     assert [line["policy"] for line in lines] == ["γ=1", "γ=2", "oracle", "svip"]
 
@@ -309,7 +309,7 @@ def test_the_papers_numbers():
     just what will be accepted."""
     alpha, c, gamma_max = 0.8, 0.1, 24
     trace, key = even(alpha, 40, 1000, gamma_max), jax.random.key(0)
-    table = prices(c, [1.0] * (gamma_max + 1))
+    table = Costs(c, [1.0] * (gamma_max + 1))
     (fixed,) = np.stack(replay.score(replay.replay([constant(3)], trace, key), trace, table), 1)
     tau = (1 - alpha**4) / (1 - alpha)
     np.testing.assert_allclose(fixed, [tau / (3 * c + 1), tau, 3], rtol=0.02)
@@ -324,7 +324,7 @@ def test_calls_take_time_too():
     found = replay.replay([constant(2)], trace, jax.random.key(0), draws=2)
     assert found.runs.tolist() == [[2, 2]]
     assert found.drafted.tolist() == found.accepted.tolist() == [[[0, 0, 4]] * 2]
-    table = prices(0.25, [1.0, 0.95, 1.0], call=0.5, plain_call=1.0)
+    table = Costs(0.25, [1.0, 0.95, 1.0], call=0.5, plain_call=1.0)
     assert replay.score(found, trace, table).speedup.tolist() == [2.0]
     refused = found._replace(refused=np.array([[3, 5]]))  # 2 steps more
     assert replay.score(refused, trace, table).speedup.tolist() == [28 / 16]
@@ -332,10 +332,10 @@ def test_calls_take_time_too():
     vain = refused._replace(vain=np.array([[1, 1]]))
     assert replay.score(vain, trace, dear).speedup.tolist() == [28 / 18]
     assert replay.score(vain, trace, table).speedup.tolist() == [28 / 16]
-    slow = prices(0.25, [1.0, 0.95, 1.0], call=0.5, token=2.0, plain_call=1.0)
+    slow = Costs(0.25, [1.0, 0.95, 1.0], call=0.5, token=2.0, plain_call=1.0)
     assert replay.score(found, trace, slow).speedup.tolist() == [(2 * 24 + 4) / 14]
     with pytest.raises(ValueError, match="γ_max=1"):
-        replay.score(found, trace, prices(0.25, [1.0, 1.0]))
+        replay.score(found, trace, Costs(0.25, [1.0, 1.0]))
 
 
 def test_settings_run_side_by_side():
@@ -356,10 +356,10 @@ def test_settings_run_side_by_side():
 # The oracle.
 
 
-def random_prices(rng, gamma_max, **of_plain):
+def random_costs(rng, gamma_max, **of_plain):
     """Of one loop; longer drafts may well be cheaper, and calls dear."""
     draft, call = rng.uniform(0, 0.3), rng.uniform(0, 2)
-    return prices(draft, rng.uniform(0.3, 3.0, gamma_max + 1).tolist(), call=call, **of_plain)
+    return Costs(draft, rng.uniform(0.3, 3.0, gamma_max + 1).tolist(), call=call, **of_plain)
 
 
 def random_trace(longest: int, settled: bool = False) -> Rollouts:
@@ -387,7 +387,7 @@ def random_trace(longest: int, settled: bool = False) -> Rollouts:
 
 @pytest.mark.parametrize("settled", [False, True])
 def test_the_oracle_is_a_bound(settled):
-    """At 50 random tables of prices no policy, no static γ in a loop of its own and no plain
+    """At 50 random tables of costs no policy, no static γ in a loop of its own and no plain
     decoding is faster, and some come near."""
     trace, key, draws = random_trace(9, settled), jax.random.key(5), 3
     everyone = [policy_of(name) for name in ("goodput", "adaedl")]
@@ -401,7 +401,7 @@ def test_the_oracle_is_a_bound(settled):
     rng, near = np.random.default_rng(0), []
     for _ in range(50):
         of_plain = {"token": rng.uniform(0.5, 2.5), "plain_call": rng.uniform(0, 2)}
-        loops = [random_prices(rng, gamma, **of_plain) for gamma in (GAMMA_MAX, 1, 2, 3)]
+        loops = [random_costs(rng, gamma, **of_plain) for gamma in (GAMMA_MAX, 1, 2, 3)]
         oracle = replay.oracle(trace, key, loops, draws=draws)
         speedups = [*replay.score(found, trace, loops[0]).speedup, 1.0]
         for own, table in zip(static, loops[1:], strict=True):
@@ -437,7 +437,7 @@ def test_the_oracle_is_the_fastest_of_all_ways(settled):
     rng, took = np.random.default_rng(1), set()
     for _ in range(20):
         of_plain = {"token": rng.uniform(0.5, 1.5), "plain_call": rng.uniform(0, 2)}
-        loops = [random_prices(rng, gamma, **of_plain) for gamma in (GAMMA_MAX, 2)]
+        loops = [random_costs(rng, gamma, **of_plain) for gamma in (GAMMA_MAX, 2)]
         plain = np.asarray(trace.emitted) * of_plain["token"] + of_plain["plain_call"]
         times = [plain[None]]
         for table, fits in zip(loops, (short | True, short), strict=True):
@@ -454,7 +454,7 @@ def test_the_oracle_is_the_fastest_of_all_ways(settled):
 
 def test_the_oracle_needs_the_drafts():
     with pytest.raises(ValueError, match="at most 3 tokens"):
-        replay.oracle(greedy_trace(), jax.random.key(0), [prices(0.1, [1.0] * 5)])
+        replay.oracle(greedy_trace(), jax.random.key(0), [Costs(0.1, [1.0] * 5)])
 
 
 def test_what_was_not_recorded():
@@ -566,15 +566,15 @@ def test_commas_within_settings_part_nothing():
 
 @pytest.mark.slow
 def test_trace_and_replay(command, tmp_path):
-    """What they write; going on where all is done; given prices; refusals in one sentence."""
+    """What they write; going on where all is done; given costs; refusals in one sentence."""
     run, config = command
     work = tmp_path / "trace"
     job = functools.partial(run, "experiments.trace", config, f"--workdir={work}")
     outcome = job("--gamma_max=2", "--inputs=4")
     assert outcome.status == 0, outcome.stderr
     (row,) = lines_of(work / "results.jsonl")
-    assert (list(row["prices"]), row["outputs"]) == (["policies", "γ=1", "γ=2"], 4)
-    assert len(row["prices"]["policies"]["verify"]) == 3
+    assert (list(row["costs"]), row["outputs"]) == (["policies", "γ=1", "γ=2"], 4)
+    assert len(row["costs"]["policies"]["verify"]) == 3
     assert row["c"] >= 0
     assert rollouts.load(work / row["file"]).emitted.sum() == row["positions"]
     assert job("--gamma_max=2", "--inputs=4").status == 0
@@ -620,7 +620,7 @@ def test_trace_and_replay(command, tmp_path):
 def test_the_trail_and_what_was_lost_on_it():
     """Rounds by where they began add up to the counts. What γ=3 lost by its last round, and in
     that round, is what its whole run took beyond the oracle's; nothing that is lost comes back."""
-    trace, key, table = greedy_trace(), jax.random.key(0), prices(0.1, [1.0, 1.1, 1.2, 1.3])
+    trace, key, table = greedy_trace(), jax.random.key(0), Costs(0.1, [1.0, 1.1, 1.2, 1.3])
     found = replay.replay([constant(3), constant(1)], trace, key)
     for s in range(2):
         marked = found.trail[s] >= 0
@@ -648,7 +648,7 @@ def test_regret_by_hand():
     """All of 7 tokens are accepted. Rounds of 3 take 1.3 for 4 tokens. One token a round takes 1.1
     for 2: by token 4 they have taken 2.2, and .9 are lost."""
     trace = even(1.0, 1, 8, 3)._replace(budget=jnp.int32([8]))
-    table, key = prices(0.1, [1.0, 1.0, 1.0, 1.0]), jax.random.key(0)
+    table, key = Costs(0.1, [1.0, 1.0, 1.0, 1.0]), jax.random.key(0)
     found = replay.replay([constant(1)], trace, key)
     assert found.trail[0, 0, :8].tolist() == [1, -1, 1, -1, 1, -1, 1, -1]
     lost = replay.regret(found.trail[0], trace, key, table, [table])
@@ -658,7 +658,7 @@ def test_regret_by_hand():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_who_prefers_plain_decodes_plainly(temperature):
     """The same tokens, in plain decoding's time."""
-    table = prices(3.0, [1.1] * 4, token=0.7, call=5.0, plain_call=2.0)
+    table = Costs(3.0, [1.1] * 4, token=0.7, call=5.0, plain_call=2.0)
     method = method_of(lookahead(table), Sampling(temperature))
     plain = decoding.plain_if_preferred(method, BUDGET)
     assert isinstance(plain, Autoregressive)

@@ -18,7 +18,7 @@ from specjax import checkpoints, drafters, formulas, trees
 from specjax.drafters.base import ModelDrafter
 from specjax.measure import doubts, metrics, phases
 from specjax.models.language_model import LanguageModel
-from specjax.policies import prices
+from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.support import named
 from specjax.support.named import short
@@ -167,7 +167,7 @@ def test_gamma_by_the_rates_of_each_position(pair, monkeypatch):
     longest = trial._method(drafter, 4)
     expected = trial._expected("one ahead", longest, alpha=1.0)
     assert expected == {1: 2.0, 2: 2.0, 4: 2.0}
-    monkeypatch.setattr(phases, "measure", lambda *_, **__: prices(0.1, [1.0] * 5))
+    monkeypatch.setattr(phases, "measure", lambda *_, **__: Costs(0.1, [1.0] * 5))
     monkeypatch.setattr(trial, "_method", lambda _, gamma: gamma)
     chosen = trial._best_chain(drafter, expected, longest, lambda _: (None, None))[1]
     assert (chosen.gamma, chosen.tokens) == (1, 2.0)
@@ -220,7 +220,7 @@ def test_trees_are_tried_beside_chains(pair):
     chosen = specjax.select(pair.target, drafts, TEXTS[:6], nodes=(1, 3), **options)
     chain, tree, lookup, refused = chosen.candidates
     assert (chain.tree, lookup.tree) == ("", "")
-    assert trees.load(tree.tree).nodes == tree.nodes
+    assert trees.parse(tree.tree).nodes == tree.nodes
     assert tree.nodes in (1, 3)
     assert (chain.alpha, chain.name) == (tree.alpha, tree.name)
     assert min(tree.speedup, tree.predicted, tree.tau) > 0

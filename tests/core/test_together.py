@@ -16,7 +16,7 @@ from reference import chi_square, sequence_distribution, total_variation
 from specjax import loop, speculative
 from specjax import sampling as smp
 from specjax.drafters.base import ModelDrafter
-from specjax.policies import constant, prices
+from specjax.policies import Costs, constant
 from specjax.policies.estimating import Evidence
 from specjax.policies.goodput import Tally
 from specjax.policies.lookahead import lookahead
@@ -30,7 +30,7 @@ from toy_policies import Gossip, OneOf
 INPUTS = inputs_of([[1, 0], [0, 1, 1]])
 POLICIES = {
     "gossip": Gossip(),
-    "together": together(prices(0.3, [1.0] * 3), prior=0.6, weight=1.0, memory=0.5),
+    "together": together(Costs(0.3, [1.0] * 3), prior=0.6, weight=1.0, memory=0.5),
     "constant": constant(2),
 }
 
@@ -155,15 +155,15 @@ def shared(accepted, tested, left) -> Shared:
 
 
 def test_one_length_for_all_by_hand():
-    """Prices 1, 1.1, 1.8, 1.9: a second token needs a wider pass, which has room for a third.
+    """Costs 1, 1.1, 1.8, 1.9: a second token needs a wider pass, which has room for a third.
 
     α of .9 and .2, with hardly any prior, as much left of both: the second is slower, and its 1,
-    1.2, 1.24 and 1.25 over the price are 1, 1.09, .69 and .66. One of .9 and one of .95: 1, 1.73,
+    1.2, 1.24 and 1.25 over the cost are 1, 1.09, .69 and .66. One of .9 and one of .95: 1, 1.73,
     1.51 and 1.81 of the first, so three. Where rows have two tokens left a third term is worth
     nothing. Where the second row has ended, or will be done before the first, the first counts
     alone.
     """
-    policy = together(prices(0.1, [1, 1, 1.6, 1.6]), weight=1e-6)
+    policy = together(Costs(0.1, [1, 1, 1.6, 1.6]), weight=1e-6)
 
     def length(*state):
         return int(policy.begin(shared(*state), 3)[1])
@@ -178,10 +178,10 @@ def test_one_length_for_all_by_hand():
 
 
 def test_a_draft_is_given_up_on_evidence():
-    """Prices 1, 1.5: one token pays from α = .5 on. Where .05 was measured, outputs differ by .2,
+    """Costs 1, 1.5: one token pays from α = .5 on. Where .05 was measured, outputs differ by .2,
     and no token of n was accepted, it is drafted while .05/(1 + n/40) + 1.6/√(4 + n) is more:
     n ≤ 8. A row of much evidence ends it for all."""
-    policy = together(prices(0.5, [1, 1], alpha=0.05, between=0.2), weight=1e4, width=1.6)
+    policy = together(Costs(0.5, [1, 1], alpha=0.05, between=0.2), weight=1e4, width=1.6)
     for tested, drafted in ((0, 1), (4, 1), (8, 1), (9, 0), (100, 0)):
         assert int(policy.begin(shared([0.0], [tested], [9]), 1)[1]) == drafted
     assert int(policy.begin(shared([0.0, 0.0], [4, 100], [9, 9]), 1)[1]) == 0
@@ -194,13 +194,13 @@ def test_a_batch_enters_for_hope_of_all_outputs():
     for between, error, rows, plain in (
         (0.4, 0.0, 1, False), (0.2, 0.0, 1, False), (0.2, 0.3, 1, True), (0.4, 0.0, 4, True),
     ):  # fmt: skip
-        table = prices(0.05, [1.0] + [1.8] * 8, alpha=0.5, between=between, alpha_error=error)
+        table = Costs(0.05, [1.0] + [1.8] * 8, alpha=0.5, between=between, alpha_error=error)
         assert together(table).prefers_plain(8, 200, rows) == plain
 
 
 def test_alone_it_is_lookahead_without_beliefs():
     """A row by itself, round by round: the same α, and the length that it promises most of."""
-    table = prices(0.35, [1, 1, 1.1, 1.1], alpha=0.7)
+    table = Costs(0.35, [1, 1, 1.1, 1.1], alpha=0.7)
     one, other = lookahead(table), together(table)
     states = [policy.init(keys_of(1), 3) for policy in (one, other)]
     rng, found = np.random.default_rng(0), []
@@ -216,18 +216,18 @@ def test_alone_it_is_lookahead_without_beliefs():
 
 @pytest.mark.parametrize(("measured", "drafted"), [(0.95, 3), (0.3, 0), (np.nan, 2)])
 def test_it_begins_with_the_alpha_that_was_measured(measured, drafted):
-    """Prices 1, 1.4, 1.8, 2.2: at α = .95 three tokens pay best, at .7, where nothing was measured,
+    """Costs 1, 1.4, 1.8, 2.2: at α = .95 three tokens pay best, at .7, where nothing was measured,
     two, at .3 none."""
-    policy = together(prices(0.4, [1.0] * 4, alpha=measured))
+    policy = together(Costs(0.4, [1.0] * 4, alpha=measured))
     assert int(policy.begin(policy.init(keys_of(2), 3), 3)[1]) == drafted
 
 
 def test_the_worst_row_of_many():
     """α = .7 of which a share of .2 is between outputs: a deviation of √(.21 · .2). Of 1, 2, 4 and
     16 rows the worst is expected 0, .59, 1.05 and 1.77 of them lower, and once 95 tokens of each
-    were tested a 20th of the variance is left. Prices 1, 1.52: one token pays for one or two rows,
+    were tested a 20th of the variance is left. Costs 1, 1.52: one token pays for one or two rows,
     and may pay for four. Where nothing is known of outputs, all are alike."""
-    table = prices(0.52, [1, 1], alpha=0.7, between=0.2)
+    table = Costs(0.52, [1, 1], alpha=0.7, between=0.2)
     for rows, lower in ((1, 0.0), (2, 0.589), (4, 1.049), (16, 1.768)):
         policy, own = together(table), np.full(rows, 9)
         worst = policy.slowest(shared(0.0 * own, 0.0 * own, own))
@@ -250,7 +250,7 @@ def test_a_batch_learns_as_one(measured):
     worth 40 tested tokens if it was measured, and else 6. Ended rows do not count."""
     known = 6 if np.isnan(measured) else 40
     for count in (1, 4, 16):
-        policy = together(prices(0.1, [1, 1], alpha=measured))
+        policy = together(Costs(0.1, [1, 1], alpha=measured))
         state = shared(np.zeros(count), np.ones(count), np.full(count, 9))
         others = 0.7 * known / (count - 1 + known)
         lasting = others * known / (1 + known)
@@ -269,7 +269,7 @@ def test_a_batch_drafts_as_one():
     lengths vary; what is left follows the rows, padding included. At temperature 0 neighbours
     change no token; at others they do, which is why it is declared."""
     tables = [random_table(seed, 3, dtype=jnp.float32) for seed in (1, 2)]
-    policy = together(prices(0.35, [1.0] * 4), prior=0.6, weight=1.0, memory=0.8)
+    policy = together(Costs(0.35, [1.0] * 4), prior=0.6, weight=1.0, memory=0.8)
     inputs, budgets = inputs_of([[1, 0], [0], [2, 1, 1], [1]]), [25, 13, 19, 0]
     method = test_loops.method_of(*tables, policy=policy, chosen=Sampling(1.0))
     contexts, state = test_loops.begin(method, inputs, budgets)

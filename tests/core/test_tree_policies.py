@@ -15,7 +15,7 @@ from specjax import decoding, loop, policies, rules, speculative
 from specjax import sampling as smp
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import ModelDrafter
-from specjax.policies import constant, prices
+from specjax.policies import Costs, constant
 from specjax.policies.nodes import cut, nodes
 from specjax.pytrees import pytree
 from specjax.trees import BestFirst, FixedTree, fixed
@@ -54,9 +54,9 @@ def toys():
     return {
         "cut": cut(2, 3),
         "erratic": ErraticNodes(),
-        "nodes": nodes(prices(0.0, flat), every=3),
-        "goodput": policies.load("goodput", prices=prices(0.2, [1.0, 1.1, 1.2])),
-        "ucb": policies.load("ucb"),
+        "nodes": nodes(Costs(0.0, flat), every=3),
+        "goodput": policies.parse("goodput", costs=Costs(0.2, [1.0, 1.1, 1.2])),
+        "ucb": policies.parse("ucb"),
     }
 
 
@@ -71,7 +71,7 @@ def test_enumerated_with_a_policy(policy, shape, double):
 
 
 def test_hedge_learns_from_shallower_trees(double):
-    assert check_enumerated("other", "plain", RULE, MIXED, policies.load("hedge")) < 1e-6
+    assert check_enumerated("other", "plain", RULE, MIXED, policies.parse("hedge")) < 1e-6
 
 
 def peeking(method, contexts, state, dice):
@@ -116,7 +116,7 @@ def outputs(method, budget=12):
 @pytest.mark.parametrize("shape", ["mixed", slow("best first")])
 def test_narrower_passes_change_no_token(shape):
     tree = SHAPES[shape]
-    for policy in (ErraticNodes(), nodes(prices(0.0, [1.0, 1.1, 1.2, 1.3, 1.4]), every=2)):
+    for policy in (ErraticNodes(), nodes(Costs(0.0, [1.0, 1.1, 1.2, 1.3, 1.4]), every=2)):
         full = made(tree, policy)
         assert outputs(full) == outputs(dataclasses.replace(full, widths=(1, 2, 4)))
 
@@ -186,7 +186,7 @@ def test_levels_that_nobody_needs_are_left_out(policy, calls):
 
 def test_a_tree_of_one_branch_is_a_chain():
     """Same keys, same tokens, and a round that says the same."""
-    policy = policies.load("goodput", prices=prices(0.3, [1.0, 1.1, 1.2, 1.3]))
+    policy = policies.parse("goodput", costs=Costs(0.3, [1.0, 1.1, 1.2, 1.3]))
     tree = made(fixed(branches=(1, 1, 1)), policy)
     chain = speculative.Speculative(
         tree.target, tree.drafter, RULE, policy, tree.sampling, tree.eos_ids, gamma_max=3
@@ -222,16 +222,16 @@ def test_reach_is_the_chance_that_a_node_is_accepted():
         np.testing.assert_allclose(round_.reach[row], wanted, atol=1e-6)
 
 
-def last_count(price, seed):
+def last_count(cost, seed):
     """How many nodes the policy asks for after some rounds, on average over rows."""
-    policy = nodes(prices(0.0, price), every=100)
+    policy = nodes(Costs(0.0, cost), every=100)
     method = made(fixed(branches=(2, 1)), policy, seed=seed)
     method = dataclasses.replace(method, eos_ids=jnp.zeros((0,), jnp.int32))
     state = loop.decode(method, *begun(method, inputs_of(INPUTS), 40))
     return float(np.mean(policy.nodes(state.policy, 4)))
 
 
-def test_the_number_of_nodes_follows_the_prices():
+def test_the_number_of_nodes_follows_the_costs():
     assert last_count([1.0] * 5, 2) > 3
     assert last_count([1.0, 2.0, 3.0, 4.0, 5.0], 2) == 0
     # The target itself is always right: two levels of one node are worth it, siblings are not.
@@ -271,38 +271,40 @@ def test_generate(policy, pair):
     options = {"max_new_tokens": 10, "batch_size": 4}
     wanted = specjax.generate(pair.target, None, TEXTS, **options)
     given = {"tree": MIXED, "policy": policy, "widths": (1, 3)}
-    if policies.needs_prices(policy):
+    if policies.needs_costs(policy):
         given = {"settings": specjax.tune(pair.target, pair.draft, TEXTS, **given, **options)}
     found = specjax.generate(pair.target, pair.draft, TEXTS, **given, **options)
     assert [row.tokens for row in found.rows] == [row.tokens for row in wanted.rows]
 
 
 def test_a_tree_that_is_not_worth_its_time(pair):
-    """Plain decoding, by prices of single rounds, whose error is not known."""
+    """Plain decoding, by costs of single rounds, whose error is not known."""
     for step, kind in ((9.0, Autoregressive), (0.01, TreeSpeculative)):
-        dear = policies.load("goodput", prices=prices(step, [1.0] * 3, error=np.nan))
+        dear = policies.parse("goodput", costs=Costs(step, [1.0] * 3, error=np.nan))
         method = decoding.branching(
             pair.target, pair.draft, MIXED, sampling=smp.Sampling(0.0), policy=dear
         )
         assert isinstance(decoding.plain_if_preferred(method, 10), kind)
 
 
-def test_a_tree_is_priced_in_its_batch(pair, monkeypatch):
+def test_a_tree_is_timed_in_its_batch(pair, monkeypatch):
     """One text fills five rows, which run as six."""
     seen = []
 
-    def priced(method, contexts, state, by_nodes):
+    def measured(method, contexts, state, by_nodes):
         seen.append((state.done.tolist(), by_nodes))
-        return prices(0.0, [1.0] * 3)
+        return Costs(0.0, [1.0] * 3)
 
-    monkeypatch.setattr(tree_costs, "prices", priced)
+    monkeypatch.setattr(tree_costs, "measure", measured)
     method = decoding.branching(pair.target, pair.draft, MIXED, sampling=smp.Sampling(0.0))
     key = jax.random.key(0)
-    fitting.told("goodput", method, pair.target, TEXTS[:1], max_new_tokens=9, key=key, batch_size=5)
+    fitting.costs_for(
+        "goodput", method, pair.target, TEXTS[:1], max_new_tokens=9, key=key, batch_size=5
+    )
     assert seen == [([False] * 5 + [True], False)]
 
 
-def test_prices_of_a_tree(pair):
+def test_costs_of_a_tree(pair):
     method = decoding.branching(
         pair.target, pair.draft, MIXED, sampling=smp.Sampling(1.0), widths=(2,)
     )
@@ -310,18 +312,18 @@ def test_prices_of_a_tree(pair):
     contexts, state = decoding.prepare(
         method, pair.target, sources, [(0, 0)], max_new_tokens=8, key=jax.random.key(0), rows=1
     )
-    by_nodes = tree_costs.prices(method, contexts, state, True, steps=2, repeats=1)
+    by_nodes = tree_costs.measure(method, contexts, state, True, steps=2, repeats=1)
     assert by_nodes.verify.shape == (5,)
     # Timed: 0 nodes, 1 (a pass of two tokens, and the end of a level), and all.
     assert len(np.unique(by_nodes.verify)) == 3
-    by_depth = tree_costs.prices(method, contexts, state, False, steps=2, repeats=1)
+    by_depth = tree_costs.measure(method, contexts, state, False, steps=2, repeats=1)
     assert by_depth.verify.shape == (3,)
     assert (by_depth.verify > 0).all()
 
 
 def test_unknown_prefixes_are_not_learned_from():
     """Rows that have finished leave the policy as it was."""
-    policy = nodes(prices(0.0, [1.0] * 5))
+    policy = nodes(Costs(0.0, [1.0] * 5))
     method = dataclasses.replace(made(MIXED, policy), eos_ids=jnp.int32([-1]))
     contexts, state = begun(method, inputs_of(INPUTS), 9)
     state = state.replace(done=jnp.array([True, False, True, False]))

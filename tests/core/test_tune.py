@@ -13,7 +13,7 @@ from pairs import TEXTS
 from specjax import decoding, policies
 from specjax.autoregressive import Autoregressive
 from specjax.measure import timing
-from specjax.policies import prices
+from specjax.policies import Costs
 from specjax.sampling import Greedy, Sampling
 from specjax.settings import Settings
 from specjax.tuning import fitting, trials
@@ -26,7 +26,7 @@ def costs(monkeypatch):
     """What is measured, without a clock: a function that sets it."""
 
     def are(table):
-        monkeypatch.setattr(fitting, "told", lambda *_, **__: table)
+        monkeypatch.setattr(fitting, "costs_for", lambda *_, **__: table)
 
     return are
 
@@ -49,7 +49,7 @@ def test_generate_reads_no_clock(pair, monkeypatch):
     def read():
         raise AssertionError("a clock was read")
 
-    settings = Settings(3, "goodput", prices(0.1, [1.0] * 4))
+    settings = Settings(3, "goodput", Costs(0.1, [1.0] * 4))
     specjax.generate(pair.target, pair.draft, TEXTS[:2], settings=settings, **RUN)  # JAX compiles
     for name in ("perf_counter", "monotonic", "time", "perf_counter_ns"):
         monkeypatch.setattr(time, name, read)
@@ -82,16 +82,16 @@ def test_the_batch_that_is_measured(pair, monkeypatch):
 
     def told(policy, method, target, texts, **run):
         asked.append((policy, method.widths, run["batch_size"]))
-        return prices(0.1, [1.0] * (method.gamma_max + 1))
+        return Costs(0.1, [1.0] * (method.gamma_max + 1))
 
-    monkeypatch.setattr(fitting, "told", told)
+    monkeypatch.setattr(fitting, "costs_for", told)
     for texts, options in ((TEXTS, {}), (TEXTS[:1], {"gamma": 3, "widths": ()})):
         specjax.tune(pair.target, pair.draft, texts, **RUN | options)
     assert asked == [("lookahead", (1, 2, 4, 8), 2), ("lookahead", (), 1)]
 
 
 def test_no_draft_where_none_is_worth_its_time(pair, costs, monkeypatch):
-    costs(prices(9.0, [1.0] * 4))
+    costs(Costs(9.0, [1.0] * 4))
     settings = specjax.tune(pair.target, pair.draft, TEXTS, gamma=3, policy="goodput", **RUN)
     assert (settings.gamma, settings.policy, settings.costs) == (0, "", None)
     assert "No draft is worth its time" in str(settings)
@@ -117,7 +117,7 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
         return timing.Comparison(by, {}, rows, {})
 
     # At α = .6 two tokens bring 1.96 for 1.4, most of all.
-    costs(prices(0.2, [1.0] * 4, alpha=0.6, token=1.0))
+    costs(Costs(0.2, [1.0] * 4, alpha=0.6, token=1.0))
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     many = TEXTS[:4] * 32
     options = {"gamma": 3, "widths": (), "batch_size": 2, "max_new_tokens": 2}
@@ -161,11 +161,11 @@ def test_nothing_to_measure(pair):
 
 
 def test_a_tree_is_tuned(pair, costs):
-    costs(prices(0.0, [1.0] * 3))
+    costs(Costs(0.0, [1.0] * 3))
     tree = "fixed(branches=(2, 1))"
     settings = specjax.tune(pair.target, pair.draft, TEXTS, tree=tree, **RUN)
     assert (settings.gamma, settings.policy) == (2, "goodput")
-    assert specjax.trees.load(settings.tree) == specjax.trees.load(tree)
+    assert specjax.trees.parse(settings.tree) == specjax.trees.parse(tree)
     found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
     assert found.tokens == specjax.generate(pair.target, None, TEXTS, **RUN).tokens
 
@@ -174,8 +174,8 @@ def test_a_tree_is_tuned(pair, costs):
     "settings",
     [
         Settings(0, words="why"),
-        Settings(3, "goodput", prices(0.1, [1.0, 1.5], alpha=0.5), widths=(1, 2), rule="block"),
-        Settings(2, "nodes", prices(0.1, [1.0, 1.5]), tree="fixed(branches=(2, 1))"),
+        Settings(3, "goodput", Costs(0.1, [1.0, 1.5], alpha=0.5), widths=(1, 2), rule="block"),
+        Settings(2, "nodes", Costs(0.1, [1.0, 1.5]), tree="fixed(branches=(2, 1))"),
     ],
 )
 def test_kept_in_a_file(settings, tmp_path):

@@ -19,7 +19,7 @@ HIGHLIGHTS = {
     "A bridge closed on Monday. Engineers found a crack in it.": "Bridge closed .\nIt cracked .",
     "The mayor spoke for an hour. Few people came to listen.": "Mayor spoke .\nFew listened .",
     "Two boats met in the fog. No one was hurt.": "Boats met in fog .\nNone hurt .",
-    "Prices rose again in May. Bread costs more than ever.": "Prices rose .\nBread is dear .",
+    "Costs rose again in May. Bread costs more than ever.": "Costs rose .\nBread is dear .",
 }
 CARD = """---
 configs:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.policies import Policy, constant, prices
+from specjax.policies import Costs, Policy, constant
 from specjax.policies.acceptance_head import HeadParams, head
 from specjax.policies.averages import average, gammatune
 from specjax.policies.bandits import exp3, hedge, ucb
@@ -155,7 +155,7 @@ def library(gamma_max: int, width: int) -> dict[str, Policy]:
 
     The settings make each of them vary its lengths on the tables of the tests.
     """
-    table = prices(0.217, [1.0] * (gamma_max + 1))  # no two lengths are equally good
+    table = Costs(0.217, [1.0] * (gamma_max + 1))  # no two lengths are equally good
     return {
         "constant": constant(gamma_max),
         "heuristic": heuristic(1),

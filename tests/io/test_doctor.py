@@ -20,7 +20,7 @@ from specjax.checkpoints.compatibility import Check
 from specjax.doctor import checks, distributions, verdicts
 from specjax.measure.metrics import Alpha
 from specjax.models.memory import Need
-from specjax.policies import prices
+from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.results import Row
 from specjax.rules import TokenRule
@@ -473,15 +473,15 @@ def test_acceptance_verdicts(alpha, rates, said):
 
 
 def test_speed_verdicts():
-    assert verdicts.speed(prices(0.1, [1.2] * 5, rest=0.2), 4, "γ=4").verdict == "pass"
-    found = verdicts.speed(prices(0.5, [1.2] * 5, rest=0.2), 4, "γ=4")
+    assert verdicts.speed(Costs(0.1, [1.2] * 5, rest=0.2), 4, "γ=4").verdict == "pass"
+    found = verdicts.speed(Costs(0.5, [1.2] * 5, rest=0.2), 4, "γ=4")
     assert (found.verdict, "overhead 0.20" in found.seen) == ("warn", True)
 
 
 def test_nothing_follows_from_timings_in_doubt(pair, monkeypatch):
     """A draft step of 2.9 target steps by a smaller model, and a round that takes less than its
     parts: they are taken again, and then no speedup is named. On a busy machine neither."""
-    wrong, fine = prices(2.919, [3.37] * 4, rest=-1.89), prices(0.1, [1.2] * 4)
+    wrong, fine = Costs(2.919, [3.37] * 4, rest=-1.89), Costs(0.1, [1.2] * 4)
     plan = doctor.Plan(pair.target.name, pair.draft.name, gamma=3, max_new_tokens=4)
     case = checks.Case(plan)
     case.target, case.draft = pair.target, pair.draft

@@ -22,8 +22,8 @@ from pairs import TEXTS
 from specjax import Row, decoding, tasks
 from specjax.autoregressive import Autoregressive
 from specjax.measure.timing import PLAIN, Comparison
-from specjax.policies import Policy, constant, head, load, prices
-from specjax.policies.prices import mean
+from specjax.policies import Costs, Policy, constant, head, parse
+from specjax.policies.costs import mean
 from specjax.pytrees import pytree
 from specjax.sampling import Sampling
 from specjax.tuning import trials
@@ -69,12 +69,12 @@ def test_some_of_the_policies(monkeypatch):
 
 
 def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
-    """The trial is of the last inputs, by prices of the static loops. What wins races and is
-    replayed, at its own prices; plain decoding races, and is replayed as its policy says."""
+    """The trial is of the last inputs, by costs of the static loops. What wins races and is
+    replayed, at its own costs; plain decoding races, and is replayed as its policy says."""
     seen = []
 
-    def faster(method, target, texts, *, price, max_new_tokens, **options):
-        seen.append((texts, price))
+    def faster(method, target, texts, *, cost, max_new_tokens, **options):
+        seen.append((texts, cost))
         preferred = decoding.plain_if_preferred(method, max_new_tokens)
         return trials.of_length(method, 2) if preferred is method else preferred
 
@@ -83,16 +83,16 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
     config = types.SimpleNamespace(alpha_inputs=20, timed_inputs=2, max_new_tokens=8, seed=0)
     on = types.SimpleNamespace(config=config, target=pair.target)
     known = {
-        "lookahead": prices(0.1, [1.2] * 4, token=1.0), "dear": prices(9.0, [1.0] * 4, token=1.0),
-        "γ=1": prices(0.1, [1.0] * 2), "γ=3": prices(0.1, [1.4] * 4),
+        "lookahead": Costs(0.1, [1.2] * 4, token=1.0), "dear": Costs(9.0, [1.0] * 4, token=1.0),
+        "γ=1": Costs(0.1, [1.0] * 2), "γ=3": Costs(0.1, [1.4] * 4),
     }  # fmt: skip
     built = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
     made = {
-        name: dataclasses.replace(built, policy=load("lookahead", prices=known[name]))
+        name: dataclasses.replace(built, policy=parse("lookahead", costs=known[name]))
         for name in ("lookahead", "dear")
     }
     racing, decide = race.prefer(on, made, known)
-    own = race.prices_of(decide, made, known)
+    own = race.costs_of(decide, made, known)
     assert [texts for texts, _ in seen] == [[[i] for i in range(4, 20)]] * 2
     assert seen[0][1] == pytest.approx({1: 1.1, 2: 1.4, 3: 1.7})
     assert racing["lookahead"] is decide["lookahead"]
@@ -105,11 +105,11 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
     assert seen[-1][0] == [[i] for i in range(15, 20)]
 
 
-def test_prices_over_a_race():
+def test_costs_over_a_race():
     """Their mean, by which replay predicts; and how much dearer the longest round became, in plain
     tokens, of a method's own loop or of the shared one."""
-    before = {"policies": prices(0.5, [1.0, 1.5], token=1.0), "γ=1": prices(0.5, [1.0, 1.5])}
-    after = {"policies": prices(0.5, [1.0, 2.5], token=2.0), "γ=1": prices(1.0, [1.0, 2.0])}
+    before = {"policies": Costs(0.5, [1.0, 1.5], token=1.0), "γ=1": Costs(0.5, [1.0, 1.5])}
+    after = {"policies": Costs(0.5, [1.0, 2.5], token=2.0), "γ=1": Costs(1.0, [1.0, 2.0])}
     between = mean(before["policies"], after["policies"])
     assert (between.verify.tolist(), between.token.item()) == ([1.0, 2.0], 1.5)
     assert race.drift(before, after, "γ=1") == pytest.approx(0.5)
@@ -118,9 +118,9 @@ def test_prices_over_a_race():
 
 def test_parts_that_a_fit_leaves_no_time(capsys):
     """Of two measurements they are never called the farthest apart."""
-    first = {"policies": prices(0.0, [1.0, 1.0], token=1.0)}  # a call takes 0
-    second = {"policies": prices(0.5, [1.0, 1.5], token=1.0, call=0.3, plain_call=0.2)}
-    board.compare_prices(Console(), "both", first, second)
+    first = {"policies": Costs(0.0, [1.0, 1.0], token=1.0)}  # a call takes 0
+    second = {"policies": Costs(0.5, [1.0, 1.5], token=1.0, call=0.3, plain_call=0.2)}
+    board.compare_costs(Console(), "both", first, second)
     said = capsys.readouterr().out
     assert "Farthest apart: a round of 1 drafted tokens, +100.0%." in said
     assert board.rounds_of(second["policies"]).endswith("plain decoding: 1 drafted: 2.00.")
@@ -140,8 +140,8 @@ def config_file(pair, tmp_path):
         "    config.temperatures, config.max_new_tokens = (0.0,), 12\n"
         "    config.policies = {'svip': {'threshold': 0.1}, 'goodput': {}, 'head': {}}\n"
         "    config.timed_inputs = config.alpha_inputs = 2\n"
-        "    config.repeats, config.price_repeats = 2, 1\n"
-        "    config.price_error = 1e-6 if seed == 'strict' else 1e6\n"
+        "    config.repeats, config.cost_repeats = 2, 1\n"
+        "    config.cost_error = 1e-6 if seed == 'strict' else 1e6\n"
         "    config.seed = int(seed.replace('strict', '0'))\n"
         "    return config\n"
     )
@@ -194,19 +194,19 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
         assert row["replayed_speedup"] > 0
         assert row["predicted"] == pytest.approx(row["replayed_speedup"])  # all inputs are timed
         own = row["static"] or row["method"] == "goodput"  # which is told its own
-        assert list(row["prices"]) == ["policies", row["method"]][: 1 + own]
+        assert list(row["costs"]) == ["policies", row["method"]][: 1 + own]
         if row["method"] == "goodput":  # the same passes, and decisions besides
-            shared, told = (prices(**table).round_times(2) for table in row["prices"].values())
+            shared, told = (Costs(**table).round_times(2) for table in row["costs"].values())
             assert np.all(told >= shared)
-        assert row["prices"]["policies"]["error"] == row["price_error"] > 0
+        assert row["costs"]["policies"]["error"] == row["cost_error"] > 0
         assert row["replayed_speedup"] <= row["oracle_speedup"] * (1 + 1e-6)
     by = {row["method"]: row for row in rows}
     first = by["γ=1"]
     assert first["draft_calls"] == first["drafted"]
-    was, now = (prices(**first[when]["γ=1"]) for when in ("prices", "prices_after"))
+    was, now = (Costs(**first[when]["γ=1"]) for when in ("costs", "costs_after"))
     between = mean(was, now)  # replay is by
     full = [(table.round_times(1)[1] / table.token).item() for table in (was, now)]
-    assert first["price_drift"] == pytest.approx(full[1] / full[0] - 1, rel=1e-3) != 0
+    assert first["cost_drift"] == pytest.approx(full[1] / full[0] - 1, rel=1e-3) != 0
     drafted, outputs = first["drafted"], first["timed_inputs"]
     rounds = np.dot(between.round_times(1), [first["target_calls"] - drafted, drafted])
     took = rounds + outputs * between.call
@@ -241,7 +241,7 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     assert (none.status, none.stderr.count("has no rows of races")) == (1, 1)
     same = command(flags[0], apart[0], f"--only_report={work},{work}")
     assert (same.status, same.stderr.count("both have the race of")) == (1, 1)
-    twice = command(flags[0], f"--workdir={tmp_path / 'twice'}", "--only_prices")
+    twice = command(flags[0], f"--workdir={tmp_path / 'twice'}", "--only_costs")
     assert twice.status == 0, twice.stderr
     assert "second / first" in twice.stdout
     assert "Farthest apart: " in twice.stdout
@@ -309,7 +309,7 @@ def test_what_is_closed():
         ({"gamma_max": 2}, r"static=\(.*\) has 3, and gamma_max=2 allows 2 at most"),
         ({"widths": (1, 40)}, r"widths=\(1, 40\) has 40, and gamma_max=\d+ allows"),
         ({"timed_inputs": 0}, "timed_inputs=0 must be a whole number ≥ 1"),
-        ({"price_tries": 0}, "price_tries=0 must be a whole number ≥ 1"),
+        ({"cost_tries": 0}, "cost_tries=0 must be a whole number ≥ 1"),
     ],
 )
 def test_fields_that_do_not_go_together(fields, said):
@@ -325,13 +325,13 @@ def test_fields_that_do_not_go_together(fields, said):
 def row_of(method, speedup, of_best, closed=None, **changes):
     """A row of a race in which γ=3 is the best static length."""
     spread = {"speedup_decode": speedup, "of_best": of_best}
-    table = prices(0.1, [1.0] * 6, error=0.012, largest_error=0.2, drop=0.034)
+    table = Costs(0.1, [1.0] * 6, error=0.012, largest_error=0.2, drop=0.034)
     return {
         "draft": "families/x/draft", "temperature": 0.0, "method": method, "alpha": 0.8,
         "static": method.startswith("γ"), "best_static": "γ=3", "closed": closed,
         "closed_timed": closed, "oracle_timed": 2.0, "oracle_speedup": 2.0,
         "replayed_speedup": speedup, "predicted": speedup, "identical": True,
-        "tokens": 30, "timed_inputs": 2, "c": 0.1, "prices": {"policies": table.as_row()},
+        "tokens": 30, "timed_inputs": 2, "c": 0.1, "costs": {"policies": table.as_row()},
         "target_calls": 10, "drafted": 30, "accepted": 20, "speedup_choosing": speedup,
         **spread, **{f"{name}_{end}": value + by for name, value in spread.items()
                      for end, by in (("low", -0.02), ("high", 0.02))},
@@ -389,7 +389,7 @@ def test_words():
     assert [name for name, _ in every.columns][1:3] == ["draft, T=0", "draft, T=1"]
     assert [row["method"] for row in rest[0].rows] == ["svip", "γ=3", "ucb"]
     assert "Slower than γ=3, by more than the interval: ucb." in rest[0].words
-    assert "1.2% from its price in the middle and at most 20%" in rest[0].words
+    assert "1.2% from its cost in the middle and at most 20%" in rest[0].words
     said = "in tokens of plain decoding: 1 drafted: 1.10; 3 drafted: 1.30; 5 drafted: 1.50."
     assert said in rest[0].words
     # A policy that was lucky in the figures that are shown is not the best for that.
@@ -399,7 +399,7 @@ def test_words():
     lost = board.sections([still, behind])[0].words
     assert lost.startswith("The best policy is behind the best static γ for draft, T=0.")
     # An interval that reaches far below 1 says nothing; costs that fit poorly are said.
-    wide = {**ahead, "of_best_low": 0.58, "of_best_high": 1.66, "price_error": 0.21}
+    wide = {**ahead, "of_best_low": 0.58, "of_best_high": 1.66, "cost_error": 0.21}
     unknown = board.sections([still, wide])[0].words
     assert unknown.startswith("Too little was measured to compare the best policy with the best")
     assert "draft, T=0 (1.08 (0.58–1.66))" in unknown

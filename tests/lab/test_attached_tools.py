@@ -161,7 +161,7 @@ def test_a_trace(tapped, pair, examples, tmp_path):
     alpha = specjax.measure_alpha(pair.target, tapped, TEXTS[:3], **options)
     assert row["alpha"] == pytest.approx(alpha.value)
     assert row["alpha"] > 0.01
-    assert set(row["prices"]) == {"policies", "γ=1"}
+    assert set(row["costs"]) == {"policies", "γ=1"}
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_the_leaderboard(pair, examples, tmp_path):
     with config.unlocked():
         config.static, config.gamma_max, config.widths = (1, 2), 2, ()
         config.policies = {"svip": {"threshold": 0.1}}
-        config.price_repeats, config.price_error = 1, 1e6
+        config.cost_repeats, config.cost_error = 1, 1e6
     on = study_of(config, tmp_path)
     for temperature in (0.0, 1.0):
         rows = leaderboard.measure(on, {"draft": place, "temperature": temperature})

@@ -26,7 +26,7 @@ def test_batch(pair, tmp_path, monkeypatch, capsys):
         "    config.batch_sizes, config.static, config.gamma_max = (1, 2), (1, 2), 2\n"
         "    config.widths, config.max_new_tokens = (1,), 12\n"
         "    config.timed_inputs, config.repeats = 4, 2\n"
-        "    config.price_inputs, config.price_repeats = 2, 1\n"
+        "    config.cost_inputs, config.cost_repeats = 2, 1\n"
         "    return config\n"
     )
     run = functools.partial(
@@ -44,7 +44,7 @@ def test_batch(pair, tmp_path, monkeypatch, capsys):
         assert row["identical"] is True
         assert row["tokens_per_second"] > 0
         assert row["speedup_decode_low"] <= row["speedup_decode"] <= row["speedup_decode_high"]
-        assert len(row["prices"]["verify"]) == 3
+        assert len(row["costs"]["verify"]) == 3
         assert {"commit", "device", "load", "dtype"} <= set(row)
     assert {row["tokens"] for row in rows} == {rows[0]["tokens"]}
     assert [row["speedup_decode"] for row in rows if row["method"] == PLAIN] == [1, 1]

@@ -11,7 +11,7 @@ import command_line
 from experiments.switch import __main__ as switch
 from pairs import TEXTS
 from specjax import tasks
-from specjax.policies import prices
+from specjax.policies import Costs
 from specjax.support import files
 
 
@@ -24,7 +24,7 @@ def command(monkeypatch, capsys, tmp_path):
 def test_cost():
     """So that a round takes 1 + γ · cost tokens of plain decoding, and never less than one."""
     for token, cost in ((1.0, 0.5 / 3), (1.2, 0.25 / 3), (2.0, 0.0)):
-        table = prices(0.1, [0.9, 1.2, 1.2, 1.2], token=token)
+        table = Costs(0.1, [0.9, 1.2, 1.2, 1.2], token=token)
         assert switch.cost(table) == pytest.approx(cost, abs=1e-6)
 
 
@@ -41,7 +41,7 @@ def test_switch(command, pair, tmp_path, monkeypatch):
         f"    config.target = {pair.target.name!r}\n"
         f"    config.drafts = 'lookup', {pair.draft.name!r}\n"
         "    config.temperatures, config.max_new_tokens, config.batch_size = (0.0,), 12, 2\n"
-        "    config.timed_inputs, config.repeats, config.price_repeats = 1, 2, 1\n"
+        "    config.timed_inputs, config.repeats, config.cost_repeats = 1, 2, 1\n"
         "    config.gammas, config.choices, config.copied_words = (2,), ('bandit',), 3\n"
         "    return config\n"
     )
@@ -81,7 +81,7 @@ def test_oracle_by_hand():
     model = types.SimpleNamespace(**of, acceptance=erring, length=jnp.int32([[2, 2, 2, 2, 2]]))
     lookup = types.SimpleNamespace(**of, acceptance=right, length=jnp.int32([[0, 2, 2, 2, 2]]))
     times = {"rest": 0.0, "call": 0.5, "plain_call": 1.0}
-    ways = [(model, prices(0.5, [1, 1, 1], **times)), (lookup, prices(0.1, [1, 1, 1], **times))]
+    ways = [(model, Costs(0.5, [1, 1, 1], **times)), (lookup, Costs(0.1, [1, 1, 1], **times))]
     found = switch.oracle(ways, jax.random.key(0), 2)
     assert found == pytest.approx(5 / (1 + 1.2 + 0.5))
     alone = switch.oracle(ways[:1], jax.random.key(0), 1)  # two tokens, then none

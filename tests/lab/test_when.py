@@ -59,7 +59,7 @@ def traces(tmp_path):
     tables = fitting.by_formula(0.1, [1.2, 1.3, 1.4, 1.5], 0.0, ())
     trace = {
         "draft": "families/prose/draft", "task": "prose", "temperature": 1.0, "dtype": "float32",
-        "file": "draft-T1.npz", "prices": {name: of.as_row() for name, of in tables.items()},
+        "file": "draft-T1.npz", "costs": {name: of.as_row() for name, of in tables.items()},
     }  # fmt: skip
     (directory / "results.jsonl").write_text(json.dumps(trace) + "\n")
     return directory
@@ -70,7 +70,7 @@ def test_when(command, traces, tmp_path):
     outcome = run()
     assert outcome.status == 0, outcome.stderr
     rows = files.Rows(work / "results.jsonl").done
-    # Where nothing varies one informativeness stands for both; three prices.
+    # Where nothing varies one informativeness stands for both; three costs.
     assert len(rows) == 3 * (2 * 3 + 2)
     names = {"goodput", "toy_policies:TailReader", "oracle"}
     for row in rows:
@@ -122,18 +122,18 @@ def test_judged_by_hand():
 
 
 def test_narrow_passes():
-    """Of three lengths: a pass for each length at the price of its static loop, and plain steps."""
+    """Of three lengths: a pass for each length at the cost of its static loop, and plain steps."""
     tables = fitting.by_formula(0.1, [1.0, 1.3, 1.5, 1.9], 0.2, ())
     assert points.passes(tables, 3) == pytest.approx([1.5, 1.7, 2.1])
     found = points.narrow(tables, 3)[fitting.POLICIES]
     assert found.round_times(3).tolist() == pytest.approx([1.0, 1.6, 1.9, 2.4])
-    assert points.costs(tables, 3) == pytest.approx(
+    assert points.cost_columns(tables, 3) == pytest.approx(
         {"c": 0.1, "first": 1.4667, "verify": 0.3}, abs=1e-3
     )
 
 
 def test_a_trace_stands_in_the_nearest_column():
-    prices = [(0.0, False, 0.02), (0.0, False, 0.1), (0.1, True, 0.1)]
-    assert pictures.nearest({"c": 0.09, "verify": 0.01}, prices) == prices[1]
-    assert pictures.nearest({"c": 0.03, "verify": 0.0}, prices) == prices[0]
-    assert pictures.nearest({"c": 0.02, "verify": 0.08}, prices) == prices[2]
+    costs = [(0.0, False, 0.02), (0.0, False, 0.1), (0.1, True, 0.1)]
+    assert pictures.nearest({"c": 0.09, "verify": 0.01}, costs) == costs[1]
+    assert pictures.nearest({"c": 0.03, "verify": 0.0}, costs) == costs[0]
+    assert pictures.nearest({"c": 0.02, "verify": 0.08}, costs) == costs[2]

@@ -1,4 +1,4 @@
-"""What calls and rounds take: the one table of times, in one unit.
+"""Costs: what calls and rounds take on one machine, the one table of times.
 
 Nothing can read a clock inside a jitted loop. The table is made outside it, in seconds, in one of
 two ways: `measure.phases.measure` times the phases of a round one by one, and
@@ -17,13 +17,18 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from specjax.pytrees import pytree
+from specjax.pytrees import pytree, set_fields
 from specjax.support.ranges import listed, number
+
+_UNKNOWN = float("nan")
 
 
 @pytree
-class Prices:
-    """Times on one machine at one batch size, all in one unit; float32. NaN: not measured."""
+class Costs:
+    """Times on one machine at one batch size, all in one unit; float32. NaN: not measured.
+
+    Costs(draft=0.1, verify=[1.0, 1.1, 1.2])  # in target steps, for drafts of up to 2 tokens
+    """
 
     draft: Float[Array, ""]  # of one call of the drafter, its distribution and draw
     verify: Float[Array, " K"]  # of a round's target call, by 0 … γ_max drafted tokens
@@ -33,7 +38,7 @@ class Prices:
     plain_call: Float[Array, ""]  # of a call of plain decoding, beyond its tokens
     # Of a round's first call of the drafter where nothing is drafted after it. NaN: not known.
     refused: Float[Array, ""]
-    # How far the timed calls are from these prices, as shares; 0 where nothing was fitted.
+    # How far the timed calls are from these costs, as shares; 0 where nothing was fitted.
     error: Float[Array, ""]  # of a call in the middle: the median
     largest_error: Float[Array, ""]
     drop: Float[Array, ""]  # by how much a longer draft or a wider pass was timed as cheaper
@@ -43,9 +48,63 @@ class Prices:
     between: Float[Array, ""]
     alpha_error: Float[Array, ""]  # the standard error of alpha. NaN: not known
 
+    def __init__(
+        self,
+        draft: float | Array,
+        verify: Sequence[float] | Array,
+        *,
+        rest: float | Sequence[float] | Array = 0.0,
+        token: float | Array = 1.0,
+        call: float | Array = 0.0,
+        plain_call: float | Array = 0.0,
+        refused: float | Array = _UNKNOWN,
+        error: float | Array = 0.0,
+        largest_error: float | Array = 0.0,
+        drop: float | Array = 0.0,
+        alpha: float | Array = _UNKNOWN,
+        between: float | Array = _UNKNOWN,
+        alpha_error: float | Array = _UNKNOWN,
+    ):
+        """Make a table from plain numbers, by default in target steps.
+
+        JAX arrays are taken as they are: differences of timings, `rest` or `call`, may be negative.
+
+        Args:
+          verify: by 0 … γ_max drafted tokens.
+          rest: the same, or one number for all of them.
+          refused, alpha, between, alpha_error: NaN if not known.
+
+        Raises:
+          ValueError: a negative number but for `rest`, verify empty or not positive throughout, or
+            a share outside [0, 1].
+        """
+        shares = {"alpha": alpha, "between": between, "alpha_error": alpha_error}
+        times = {"token": token, "call": call, "plain_call": plain_call, "refused": refused}
+        for given, interval in ((shares, "[0, 1]"), (times, "[0, ∞)")):
+            for name, value in given.items():
+                if not isinstance(value, Array) and value == value:  # NaN: not known
+                    number(name, value, interval)
+        if not isinstance(draft, Array):
+            number("draft", draft, "[0, ∞)")
+        if not isinstance(verify, Array):
+            why = "one for each of 0 … γ_max drafted tokens"
+            verify = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
+        each = rest if isinstance(rest, Array) else np.broadcast_to(rest, len(verify))
+        errors = {"error": error, "largest_error": largest_error, "drop": drop}
+        fields: dict[str, Any] = {"draft": draft, "verify": verify, "rest": each}
+        fields |= times | errors | shares
+        set_fields(self, **{name: jnp.asarray(x, jnp.float32) for name, x in fields.items()})
+
+    @classmethod
+    def measured(cls, **times: Any) -> "Costs":
+        """Make a table as a clock gave it: differences of timings may be negative."""
+        times["rest"] = np.broadcast_to(times.get("rest", 0.0), len(times["verify"]))
+        arrays: Any = {name: jnp.asarray(time, jnp.float32) for name, time in times.items()}
+        return cls(**arrays)
+
     @property
     def gamma_max(self) -> int:
-        """The longest draft that has a price."""
+        """The longest draft that has a cost."""
         return len(self.verify) - 1
 
     @property
@@ -68,10 +127,9 @@ class Prices:
 
             overhead = (round + call/rounds) / (token + plain_call/tokens) − γc − v
 
-        Raw: below 0 where phases timed apart are dearer than within a round.
+        Not clipped: it is negative where phases that were timed apart take longer than together.
         """
-        token = float(self.token)
-        spent = float(np.asarray(self.round_times(self.gamma_max))[gamma])
+        token, spent = float(self.token), float(np.asarray(self.round_times(self.gamma_max))[gamma])
         if tokens is not None and rounds is not None and not np.isnan(self.call + self.plain_call):
             token += float(self.plain_call) / tokens
             spent += float(self.call) / rounds
@@ -94,118 +152,64 @@ class Prices:
         return tokens / rounds / lasts if lasts > 0 else None
 
     def round_times(self, gamma_max: int) -> Float[Array, " K"]:
-        """What whole rounds take, by 0 … γ_max drafted tokens."""
+        """Times of whole rounds, by 0 … γ_max drafted tokens.
+
+        Raises:
+          ValueError: the table is for another γ_max.
+        """
         if self.verify.shape != (gamma_max + 1,):
             raise ValueError(
-                f"The prices are for γ_max={len(self.verify) - 1} and not for {gamma_max}: make "
+                f"The costs are for γ_max={len(self.verify) - 1} and not for {gamma_max}: measure "
                 "them for the γ_max that decodes."
             )
         drafts = self.draft * jnp.arange(gamma_max + 1, dtype=jnp.float32)
         return drafts + self.verify + self.rest
 
-    def of_plain(self) -> "Prices":
-        """Those of plain decoding, as a loop whose rounds draft nothing."""
+    def of_plain(self) -> "Costs":
+        """Costs of plain decoding, as a loop whose rounds draft nothing."""
         verify, zero = jnp.full_like(self.verify, self.token), jnp.zeros_like(self.draft)
         return dataclasses.replace(
             self, draft=zero, verify=verify, rest=0 * self.rest, call=self.plain_call
         )
 
-    def outside(self, more: float | Array) -> "Prices":
-        """For whoever asks whether to enter the loop: a round without a draft takes what a token of
-        plain decoding does, if that is known and less, and drafts must bring this share more."""
+    def outside(self, more: float | Array) -> "Costs":
+        """Costs for the decision whether to enter the loop.
+
+        A round without a draft takes what a token of plain decoding does, if that is known and
+        less, and drafts must bring this share more.
+        """
         first = jnp.fmin(self.verify[0] + self.rest[0], self.token) / (1 + more)
         return dataclasses.replace(
             self, verify=self.verify.at[0].set(first), rest=self.rest.at[0].set(0.0)
         )
 
     def as_row(self) -> dict[str, Any]:
-        """For a file of results: `prices(**row)` reads it."""
+        """The fields as plain numbers, for a file of results: `Costs(**row)` reads them."""
         return {name: np.asarray(value).tolist() for name, value in vars(self).items()}
 
 
-def prices(
-    draft: float,
-    verify: Sequence[float],
-    *,
-    rest: float | Sequence[float] = 0.0,
-    token: float = 1.0,
-    call: float = 0.0,
-    plain_call: float = 0.0,
-    refused: float = float("nan"),
-    error: float = 0.0,
-    largest_error: float = 0.0,
-    drop: float = 0.0,
-    alpha: float = float("nan"),
-    between: float = float("nan"),
-    alpha_error: float = float("nan"),
-) -> Prices:
-    """Prices from plain numbers, all in one unit: by default that of a target step.
-
-    Args:
-      verify: by 0 … γ_max drafted tokens.
-      rest: the same, or one number for all of them.
-      refused, alpha, between, alpha_error: see `Prices`; NaN: not known.
-
-    Raises:
-      ValueError: a negative price but for `rest`, verify empty or not positive throughout, or a
-        share outside [0, 1].
-    """
-    shares = {"alpha": alpha, "between": between, "alpha_error": alpha_error}
-    for name, share in shares.items():
-        if share == share:
-            number(name, share, "[0, 1]")
-    why = "one for each of 0 … γ_max drafted tokens"
-    times = [number("verify", time, "(0, ∞)", why) for time in listed("verify", verify)]
-    draft = number("draft", draft, "[0, ∞)")
-    fixed = {"token": token, "call": call, "plain_call": plain_call, "refused": refused}
-    for name, value in fixed.items():
-        if value == value:  # NaN: not known
-            number(name, value, "[0, ∞)")
-    return as_measured(
-        draft=draft, verify=times, rest=rest, **fixed,
-        error=error, largest_error=largest_error, drop=drop, **shares,
-    )  # fmt: skip
-
-
-def as_measured(
-    *,
-    verify: Sequence[float],
-    rest: float | Sequence[float],
-    refused: float = float("nan"),
-    alpha: float = float("nan"),
-    between: float = float("nan"),
-    alpha_error: float = float("nan"),
-    **times: float,
-) -> Prices:
-    """The table as a clock gave it: differences of timings, `rest` or `call`, may be below 0."""
-    shares = {"alpha": alpha, "between": between, "alpha_error": alpha_error}
-    each = {"verify": verify, "rest": np.broadcast_to(rest, len(verify))}
-    fields: dict[str, Any] = times | shares | each | {"refused": refused}
-    return Prices(**{name: jnp.asarray(value, jnp.float32) for name, value in fields.items()})
-
-
-def mean(one: Prices, other: Prices) -> Prices:
-    """Of two measurements of the same loop, field by field."""
+def mean(one: Costs, other: Costs) -> Costs:
+    """Average two measurements of the same loop, field by field."""
     return jax.tree.map(lambda a, b: (a + b) / 2, one, other)
 
 
-def required(table: Prices | None) -> Prices:
-    """The table; ValueError if it is none."""
-    if isinstance(table, Prices):
+def required(table: Costs | None) -> Costs:
+    """Return the table; ValueError if it is none."""
+    if isinstance(table, Costs):
         return table
     raise ValueError(
-        f"prices={table!r} must be a table: `specjax.policies.prices` makes one of plain numbers, "
-        "and `specjax.tuning.fitting.measure` of timings."
+        f"costs={table!r} must be a table: `specjax.policies.Costs` makes one of plain numbers, "
+        "and `specjax.tune` of timings."
     )
 
 
-def checked(table: Prices | None) -> Prices | None:
-    """The table, if one was given; ValueError for anything else."""
+def checked(table: Costs | None) -> Costs | None:
+    """Return the table, if one was given; ValueError for anything else."""
     return None if table is None else required(table)
 
 
-def round_prices(table: Prices | None, gamma_max: int) -> Float[Array, " K"]:
-    """`Prices.round_times`; without a table every round takes one target step."""
+def round_costs(table: Costs | None, gamma_max: int) -> Float[Array, " K"]:
+    """Times of whole rounds; without a table each takes one target step, whatever it drafts."""
     if table is None:
         return jnp.ones((gamma_max + 1,), jnp.float32)
     return table.round_times(gamma_max)

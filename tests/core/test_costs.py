@@ -16,7 +16,7 @@ from experiments.adaptive import board, race
 from pairs import TEXTS
 from specjax import decoding, generate, loop, policies
 from specjax.measure import timing
-from specjax.policies import prices
+from specjax.policies import Costs
 from specjax.sampling import Sampling
 from specjax.support import command_line as commands
 from specjax.tuning import counting, fitting
@@ -97,7 +97,7 @@ def test_fit():
 
 
 def test_a_policy_of_its_own():
-    """A loop with the passes of another has its prices, and what its decisions take besides."""
+    """A loop with the passes of another has its costs, and what its decisions take besides."""
     decided = {k: ROUNDS["policies", k] + 0.25 + 0.5 * k for k in range(8)}
     works = calls()
     for count in (1, 9):
@@ -115,7 +115,7 @@ def test_a_policy_of_its_own():
     assert found["policies"].call == close(10)
     assert found["mine"].error < 1e-6
     # It has no place among static γ, which lie between those that were timed.
-    assert fitting.priced(found) == range(3, 8)
+    assert fitting.gammas(found) == range(3, 8)
 
 
 def refused_calls(counts=(5, 9, 12)):
@@ -176,7 +176,7 @@ def test_a_policy_of_its_own_beside_refused_calls():
 
 
 def test_rounds_that_all_take_the_same():
-    """As of drafts of one length on an accelerator, where a token's price is another. What they
+    """As of drafts of one length on an accelerator, where a token's cost is another. What they
     take says nothing of a loop with a pass as wide."""
     took = dict(TOOK) | {("γ=3", k): 7.5 for k in range(4)} | {("γ=7", k): 9.25 for k in range(8)}
     found = fitting.fit(LOOPS, calls(took=took), steady={"γ=3", "γ=7"})
@@ -214,12 +214,12 @@ def test_a_loop_is_timed_as_it_runs(pair, monkeypatch):
 
 
 def spread(found, name):
-    """How far measurements of a price are apart, as a share of their mean."""
+    """How far measurements of a cost are apart, as a share of their mean."""
     values = [board.numbers(each)[name] for each in found]
     return (max(values) - min(values)) / np.mean(values)
 
 
-def test_prices_reproduce():
+def test_costs_reproduce():
     """Five measurements with 2% of noise on each call are within 5% of each other. Without calls
     of one round the fixed time of a call is anyone's guess."""
     found = [fitting.fit(LOOPS, calls(noise=0.02, seed=seed)) for seed in range(5)]
@@ -232,7 +232,7 @@ def test_prices_reproduce():
 
 
 def test_a_longer_draft_is_never_cheaper():
-    """Where it was timed as cheaper, by a fifth, the prices keep the order and say so."""
+    """Where it was timed as cheaper, by a fifth, the costs keep the order and say so."""
     found = fitting.fit(LOOPS, calls(took=TOOK | {("policies", 7): 0.8 * TOOK["policies", 4]}))
     for name, table in found.items():
         assert np.all(np.diff(table.round_times(table.gamma_max)) >= 0), name
@@ -247,7 +247,7 @@ def test_a_longer_draft_is_never_cheaper():
 
 
 def test_a_pass_that_a_wider_one_undercuts():
-    """It is left out, and so is one that saves less than 2%; drafts that it had room for are priced
+    """It is left out, and so is one that saves less than 2%; drafts that it had room for are timed
     by the next one that is kept. A pass that never ran takes no more for a position."""
     widths, begin = (1, 2, 3, 4, 6, 8), 0.5
     passes = {1: 2.5, 2: 4.0, 3: 4.2, 4: 3.9, 6: 5.9, 8: 6.0}
@@ -271,7 +271,7 @@ def test_a_pass_that_a_wider_one_undercuts():
 
 
 def test_calls_that_say_nothing():
-    """No rounds, no prices. Rounds that noise leaves no time still have some: a policy needs prices
+    """No rounds, no costs. Rounds that noise leaves no time still have some: a policy needs costs
     that are positive, and the error says what they are worth."""
     with pytest.raises(ValueError, match="has a round of 'policies'"):
         fitting.fit(LOOPS, [({CALL: 1}, 1.0), ({CALL: 1}, 2.0)])
@@ -287,7 +287,7 @@ def test_a_poor_fit_stops_a_race():
     found = fitting.fit(LOOPS, calls(noise=0.02))
     assert race.flaw("draft at T=0", found["policies"], 0.05) == ""
     poor = race.flaw("draft at T=0", found["policies"], 0.001)
-    assert re.search(r"prices of draft at T=0 fit poorly.*price_error=0.001", poor)
+    assert re.search(r"costs of draft at T=0 fit poorly.*cost_error=0.001", poor)
     noisy = fitting.fit(LOOPS, calls(noise=0.3))
     assert "fit poorly" in race.flaw("draft at T=0", noisy["policies"], 0.05)
     odd = dataclasses.replace(found["policies"], drop=jnp.float32(0.2))
@@ -380,7 +380,7 @@ def test_a_policy_decides_and_is_not_followed():
     """With a negative length it is followed, by the same program: so what it decides is computed
     with any length. It learns from the rounds that there are."""
     two = [random_table(seed, dtype=jnp.float32) for seed in (1, 2)]
-    policy = policies.load("lookahead", prices=policies.prices(0.3, [1.0] * 4, alpha=0.5))
+    policy = policies.parse("lookahead", costs=policies.Costs(0.3, [1.0] * 4, alpha=0.5))
     told, before = {}, loop.decode._cache_size()
     for n in (-1, 0, 3):
         method = test_loops.method_of(*two, policy=Always(jnp.int32(n), policy))
@@ -412,7 +412,7 @@ def test_what_is_timed(pair, monkeypatch):
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     shared = build(pair, pair.draft, 3, widths=(1,), policy=Undecided())
     loops = {"policies": shared, "γ=2": build(pair, pair.draft, 2)}
-    loops["svip"] = dataclasses.replace(loops["policies"], policy=policies.load("svip"))
+    loops["svip"] = dataclasses.replace(loops["policies"], policy=policies.parse("svip"))
     fitting.measure(
         loops, pair.target, texts[:2], max_new_tokens=12, key=jax.random.key(0), repeats=1,
         passes_of={"svip": "policies"}, plain=build(pair, None),
@@ -502,11 +502,11 @@ def test_policies_read_ratios_alone(name):
     """In seconds or in target steps: the same drafts."""
     two = [random_table(seed, dtype=jnp.float32) for seed in (1, 1)]
     policy = library(3, 3)[name]
-    table = prices(0.3, [1.0, 1.4, 1.5, 1.7])
+    table = Costs(0.3, [1.0, 1.4, 1.5, 1.7])
     second = dataclasses.replace(table, draft=table.draft / 1024, verify=table.verify / 1024)
     found = []
     for told in (table, second):
-        method = test_loops.method_of(*two, policy=dataclasses.replace(policy, prices=told),
+        method = test_loops.method_of(*two, policy=dataclasses.replace(policy, costs=told),
                                       chosen=Sampling(1.0))  # fmt: skip
         state = test_loops.run(method, inputs_of([[1, 0], [2, 1]]), 40)
         found.append((state.tokens.tolist(), state.stats.drafted.tolist()))
@@ -518,18 +518,18 @@ def rounds(table, gamma_max=3):
 
 
 def test_rows_and_static_loops():
-    """Prices come back from a row; between two timed γ the pass grows evenly."""
+    """Costs come back from a row; between two timed γ the pass grows evenly."""
     facts = {"call": 3.0, "refused": 0.2, "alpha": 0.6, "between": 0.1, "alpha_error": 0.02}
     found = {
-        "policies": prices(0.1, [1.5, 1.7, 1.9, 2.2], error=0.01, **facts),
-        "γ=1": prices(0.1, [1.8, 1.9], **facts),
-        "γ=3": prices(0.1, [2.4, 2.7, 2.7, 2.7], **facts),
+        "policies": Costs(0.1, [1.5, 1.7, 1.9, 2.2], error=0.01, **facts),
+        "γ=1": Costs(0.1, [1.8, 1.9], **facts),
+        "γ=3": Costs(0.1, [2.4, 2.7, 2.7, 2.7], **facts),
     }
     for table in found.values():
-        again = prices(**json.loads(json.dumps(table.as_row())))
+        again = Costs(**json.loads(json.dumps(table.as_row())))
         assert jax.tree.all(jax.tree.map(np.array_equal, table, again))
-    assert fitting.static_prices(found, 3) is found["γ=3"]
-    between = fitting.static_prices(found, 2)
+    assert fitting.static_costs(found, 3) is found["γ=3"]
+    between = fitting.static_costs(found, 2)
     assert rounds(between, 2) == [2.1, 2.4, 2.5]
     assert between.call == 3
 
@@ -562,12 +562,12 @@ def test_what_outputs_tell_of_acceptance():
 
 def test_static_loops_that_nothing_is_known_of():
     """Beyond those that were timed a pass would seem to cost as much as the widest of them."""
-    found = {f"γ={g}": prices(0.1, [1.0] * (g + 1)) for g in (4, 2)}
-    found["policies"] = prices(0.1, [1.0] * 9)
-    assert list(fitting.priced(found)) == [2, 3, 4]
+    found = {f"γ={g}": Costs(0.1, [1.0] * (g + 1)) for g in (4, 2)}
+    found["policies"] = Costs(0.1, [1.0] * 9)
+    assert list(fitting.gammas(found)) == [2, 3, 4]
     for gamma in (1, 5):
-        with pytest.raises(ValueError, match=rf"γ={gamma} has no price: those of 2 … 4"):
-            fitting.static_prices(found, gamma)
+        with pytest.raises(ValueError, match=rf"γ={gamma} has no cost: those of 2 … 4"):
+            fitting.static_costs(found, gamma)
 
 
 @pytest.mark.parametrize(
@@ -583,34 +583,34 @@ def test_given(said, widths, shared):
     assert commands.widths(said.split(","), 3) == widths
     made = fitting.by_formula(0.1, [1.0, 1.2, 1.4, 1.6], 0.2, widths)
     assert rounds(made["policies"]) == shared
-    full = [fitting.static_prices(made, gamma).round_times(gamma)[-1] for gamma in (1, 2, 3)]
+    full = [fitting.static_costs(made, gamma).round_times(gamma)[-1] for gamma in (1, 2, 3)]
     assert full == close([1.5, 1.8, 2.1])
     with pytest.raises(ValueError, match="--widths=1,x"):
         commands.widths(["1", "x"], 3)
 
 
-# --- prices for those who give none ------------------------------------------------------------
+# --- costs for those who give none ------------------------------------------------------------
 
 
-def test_who_needs_prices(pair, tmp_path, monkeypatch):
-    """Whose `prices` have no default and are not given; also of one's own."""
-    needing = [name for name in policies.NAMES if policies.needs_prices(name)]
+def test_who_needs_costs(pair, tmp_path, monkeypatch):
+    """Whose `costs` have no default and are not given; also of one's own."""
+    needing = [name for name in policies.NAMES if policies.needs_costs(name)]
     assert needing == ["goodput", "first_descent", "lookahead", "together", "nodes"]
-    assert policies.needs_prices("goodput(prior=0.5)")
-    assert not policies.needs_prices("svip(threshold=0.3)")
-    (tmp_path / "priced_policy.py").write_text(
-        "from specjax.policies import constant\n\ndef mine(prices, gamma=1):\n"
+    assert policies.needs_costs("goodput(prior=0.5)")
+    assert not policies.needs_costs("svip(threshold=0.3)")
+    (tmp_path / "policy_with_costs.py").write_text(
+        "from specjax.policies import constant\n\ndef mine(costs, gamma=1):\n"
         "    return constant(gamma)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert policies.needs_prices("priced_policy:mine(gamma=2)")
-    assert not policies.needs_prices("priced_policy:mine(None)")
+    assert policies.needs_costs("policy_with_costs:mine(gamma=2)")
+    assert not policies.needs_costs("policy_with_costs:mine(None)")
     # What it is told is of all lengths, of which it will take one.
     timed = []
     monkeypatch.setattr(fitting, "measure", lambda loops, *_, **__: timed.append(loops) or loops)
-    for name in ("priced_policy:mine", "goodput"):
-        fitting.told(name, build(pair, pair.draft, 3), pair.target, TEXTS[:1], max_new_tokens=4,
-                     key=jax.random.key(0))  # fmt: skip
+    for name in ("policy_with_costs:mine", "goodput"):
+        method, key = build(pair, pair.draft, 3), jax.random.key(0)
+        fitting.costs_for(name, method, pair.target, TEXTS[:1], max_new_tokens=4, key=key)
     assert [type(each["loop"].policy).__name__ for each in timed] == ["Undecided", "Goodput"]
     policies.check("goodput")
     policies.check("svip")
@@ -624,7 +624,7 @@ def test_who_needs_prices(pair, tmp_path, monkeypatch):
             policies.check(wrong)
 
 
-def test_decode_measures_prices(pair, tmp_path, monkeypatch, capsys):
+def test_decode_measures_costs(pair, tmp_path, monkeypatch, capsys):
     """And says what they are; a misspelt setting is refused before models are loaded."""
     file = tmp_path / "in.txt"
     file.write_text("\n".join(TEXTS[:2]))
