@@ -34,6 +34,9 @@ class Autoregressive:
     eos_ids: Int[Array, " N"]
     rule: AcceptanceRule = dataclasses.field(default_factory=TokenRule)
 
+    drafter: ClassVar[None] = None
+    policy: ClassVar[None] = None
+    branches: ClassVar[bool] = False
     gamma_max: ClassVar[int] = 0
     slots: ClassVar[int] = 1
 

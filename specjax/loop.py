@@ -10,7 +10,9 @@ from jax import Array
 from jaxtyping import Int, Key
 
 from specjax import log
+from specjax.drafters.base import Drafter
 from specjax.models import sharding
+from specjax.policies import Policy
 from specjax.rounds import Round
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling
@@ -32,6 +34,21 @@ class Method(Protocol):
 
     @property
     def eos_ids(self) -> Int[Array, " N"]: ...
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Proposes tokens; None in plain decoding."""
+        ...
+
+    @property
+    def policy(self) -> Policy | None:
+        """Says how much a round drafts; None in plain decoding."""
+        ...
+
+    @property
+    def branches(self) -> bool:
+        """Whether drafts are trees."""
+        ...
 
     @property
     def gamma_max(self) -> int:

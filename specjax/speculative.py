@@ -22,7 +22,8 @@ from jaxtyping import Bool, Float, Int, Key
 from specjax import passes
 from specjax import sampling as smp
 from specjax.dice import Dice, dice_for
-from specjax.drafters.base import Drafter, chances_of, first_distribution, prefill, proposal
+from specjax.drafters.base import Drafter, first_distribution, prefill, proposal
+from specjax.drafters.learning import learn_from
 from specjax.policies import Observation, Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round, Verdict, round_of
@@ -45,6 +46,7 @@ class Speculative:
     gamma_max: int = dataclasses.field(metadata={"static": True})
     # Positions of narrower verify passes, for `passes.narrowed`.
     widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+    branches = dynamic = False  # drafts are chains
 
     def __post_init__(self):
         resolve_rule(self)
@@ -244,7 +246,5 @@ def conclude(
     tokens = drafts.tokens, drafts.length, verdict.accepted, verdict.next_token
     after = commit(state, *tokens, method.eos_ids)
     round_ = round_of(state, after, drafts, verdict)
-    chances = partial(chances_of, method.rule, method.sampling, verdict.target_logprobs)
-    known = after.tokens, state.length, round_, chances
-    drafter = method.drafter.learn(*known, context, after.drafter)
+    drafter = learn_from(method, after.tokens, state.length, round_, context, after.drafter)
     return after.replace(drafter=drafter, policy=method.policy.update(after.policy, round_)), round_

@@ -283,9 +283,8 @@ def one_race(race: Sequence[Row]) -> Section:
 def rounds_of(table: Costs) -> str:
     """What rounds of policies take. How much of a round is a draft step is known less well."""
     many = table.gamma_max
-    took = {
-        k: float(table.round_times(many)[k] / table.token) for k in sorted({1, -(-many // 2), many})
-    }
+    times = table.round_times(many)
+    took = {k: float(times[k] / table.token) for k in sorted({1, -(-many // 2), many})}
     each = "; ".join(f"{k} drafted: {time:.2f}" for k, time in took.items())
     return f"What a round takes, in tokens of plain decoding: {each}."
 

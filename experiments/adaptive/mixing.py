@@ -92,7 +92,7 @@ def measure(on: Study, cell: dict[str, Any], name: str) -> list[dict[str, Any]]:
         names=(config.target, cell["draft"]),
         turn=config.turn,
         note=lambda state: (
-            state.policy.rounds[0].tolist() if isinstance(state.policy, Counts) else None
+            state.policy.rounds_by_length[0].tolist() if isinstance(state.policy, Counts) else None
         ),
     )
     took = {label: np.median(seconds, axis=0) for label, seconds in found.decode.items()}

@@ -16,6 +16,7 @@ from experiments.reproduce import speedups
 from experiments.reproduce.study import Study, check_counts
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.base import Drafter
+from specjax.drafters.learning import learn
 from specjax.loop import Method
 from specjax.measure import doubts, timing
 from specjax.measure.timing import PLAIN, Comparison
@@ -59,7 +60,7 @@ class Counting(Drafter):
 
     def learn(self, tokens, length, round_, judge, context, state):
         told = tokens, length, round_, judge
-        return self.inner.learn(*told, context, state[0]), state[1]
+        return learn(self.inner, *told, context, state[0]), state[1]
 
     def begin(self, tokens, length, context, state, *, lags=True):
         hidden, inner = self.inner.begin(tokens, length, context, state[0], lags=lags)
@@ -275,7 +276,7 @@ def prefer(
     Trials are of the last inputs that α is counted on, and never of those of the race: where there
     are no others, costs and α alone choose.
     """
-    config, decide = on.config, dict(made)
+    config, decide = on.config, dict[str, Any](made)
     racing: dict[str, Method] = {}
     others = speedups.ids(on, config.alpha_inputs)[config.timed_inputs :]
     texts = others[-trials.TEXTS :]
@@ -284,10 +285,10 @@ def prefer(
             loop, on.target, texts, max_new_tokens=config.max_new_tokens,
             key=fitting.apart(jax.random.key(config.seed)), cost=fitting.alone(known),
         )  # fmt: skip
-        if isinstance(found, Speculative) and found is not loop:
-            decide[name] = found
-        elif isinstance(found, Autoregressive):
+        if found.drafter is None:
             decide[name] = dataclasses.replace(loop, policy=Constant(jnp.int32(0)))
+        elif found is not loop:
+            decide[name] = found
     return racing, decide
 
 

@@ -35,7 +35,6 @@ from specjax.measure.timing import PLAIN, quartiles
 from specjax.policies import Costs
 from specjax.policies.loading import parse_with_costs, takes
 from specjax.results import summarize
-from specjax.speculative import Speculative
 from specjax.support import command_line, files
 from specjax.support.named import short
 from specjax.tuning import fitting, trials
@@ -124,7 +123,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
             shared, policy=parse_with_costs(name, known.get(name, none), **settings)
         )
         methods[name] = trials.faster(loop, on.target, others, **measuring)
-        if isinstance(methods[name], Speculative) and methods[name] is not loop:
+        if methods[name].drafter is not None and methods[name] is not loop:
             fixed.add(name)
     found = timing.side_by_side(methods, on.target, texts, repeats=config.repeats, **decoded)
     best, early, timed = race.choose(found, [static(gamma) for gamma in config.static])
@@ -135,7 +134,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
             {
                 "method": name,
                 "draft": study.relative(draft),
-                "static": isinstance(method, Speculative) and name not in config.policies,
+                "static": method.drafter is not None and name not in config.policies,
                 "settings": dict(config.policies.get(name, {})),
                 "tokens_per_second": float(np.median(1 / timed.per_token(name))),
                 **timed.speedups(name),

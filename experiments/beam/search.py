@@ -26,7 +26,8 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from specjax.drafters.base import readable, resized, started
+from specjax.drafters.base import started
+from specjax.drafters.resizing import readable, resized
 from specjax.pytrees import pytree
 from specjax.sampling import Sampling, standardize
 from specjax.types import Cache, Context, Inputs, Model
@@ -71,7 +72,7 @@ class Stats(struct.PyTreeNode):
     kept_lengths: Array  # [B, γ+1] int32, rounds by number of kept steps
 
 
-class State(struct.PyTreeNode):
+class BeamState(struct.PyTreeNode):
     """The loop's carry."""
 
     beams: Beams
@@ -108,7 +109,7 @@ def search(
     *,
     width: int,
     buffer_len: int,
-) -> State:
+) -> BeamState:
     """Plain beam search.
 
     Args:
@@ -142,7 +143,7 @@ def speculative(
     gamma: int,
     buffer_len: int,
     nested: bool = True,
-) -> State:
+) -> BeamState:
     """Speculative beam search: the hypotheses of `search`, in the same order.
 
     Args:
@@ -168,7 +169,7 @@ def speculative(
     return _run(method, inputs, budget, buffer_len)
 
 
-def _run(method: Beam, inputs: Inputs, budget: Int[Array, " B"], buffer_len: int) -> State:
+def _run(method: Beam, inputs: Inputs, budget: Int[Array, " B"], buffer_len: int) -> BeamState:
     width, vocab_size = method.width, method.target.vocab_size
     if not 1 <= width <= vocab_size:
         raise ValueError(f"width={width} must lie in 1 … {vocab_size}, the size of the vocabulary.")
@@ -184,7 +185,9 @@ def _run(method: Beam, inputs: Inputs, budget: Int[Array, " B"], buffer_len: int
     return state.replace(cache=(), draft_cache=())
 
 
-def _start(method: Beam, buffer_len: int, inputs: Inputs, budget: Array) -> tuple[Contexts, State]:
+def _start(
+    method: Beam, buffer_len: int, inputs: Inputs, budget: Array
+) -> tuple[Contexts, BeamState]:
     """Encode and prefill one input. Its beams share the context, whose B = 1 broadcasts."""
     width, zero = method.width, jnp.int32(0)
     one = jax.tree.map(lambda x: x[None], inputs)
@@ -217,11 +220,13 @@ def _start(method: Beam, buffer_len: int, inputs: Inputs, budget: Array) -> tupl
         done=budget <= 0,
     )
     stats = Stats(zero, zero, zero, zero, zero, jnp.zeros((method.gamma + 1,), jnp.int32))
-    state = State(beams, take(cache, same), draft_cache, stats, jnp.bool_(True), jnp.bool_(True))
+    state = BeamState(
+        beams, take(cache, same), draft_cache, stats, jnp.bool_(True), jnp.bool_(True)
+    )
     return Contexts(context, draft_context), state
 
 
-def step(method: Beam, contexts: Contexts, state: State) -> State:
+def step(method: Beam, contexts: Contexts, state: BeamState) -> BeamState:
     """One round for one input, between 1 and γ+1 steps of its search; none once it is done."""
     old, draft_cache, draft_finite = state.beams, state.draft_cache, jnp.bool_(True)
     if method.draft is None:
@@ -230,7 +235,7 @@ def step(method: Beam, contexts: Contexts, state: State) -> State:
         tree, draft_cache, draft_finite = draft(method, contexts.draft, old, draft_cache)
     logprobs, cache = verify(method, contexts.target, old, tree, state.cache)
     beams, node, target_finite = walk(method, old, tree, logprobs)
-    return State(
+    return BeamState(
         beams=beams,
         cache=take(cache, node),
         draft_cache=take(draft_cache, tree.root[node]),
@@ -491,7 +496,7 @@ class Hypothesis:
     text: str = ""  # without special tokens
 
 
-def n_best(state: State) -> list[list[Hypothesis]]:
+def n_best(state: BeamState) -> list[list[Hypothesis]]:
     """Each input's hypotheses, best first, without texts."""
     beams = jax.device_get(state.beams)
     return [

@@ -12,9 +12,7 @@ from experiments.reproduce.study import Study
 from specjax import decoding
 from specjax.measure import report
 from specjax.measure.trace import trace
-from specjax.speculative import Speculative
 from specjax.support.named import short
-from specjax.trees.speculative import TreeSpeculative
 
 
 def keys(_) -> list[dict[str, Any]]:
@@ -28,8 +26,7 @@ def measure(on: Study, _) -> dict[str, Any]:
     best, tree = speedups.best(on), on.config.tree
     sampling = on.sampling(best["temperature"])
     draft, gamma = on.draft(best["draft"]), best["gamma"]
-    method = decoding.build(on.target, draft, gamma=gamma, sampling=sampling, tree=tree)
-    assert isinstance(method, Speculative | TreeSpeculative)
+    method = decoding.with_draft(on.target, draft, gamma=gamma, sampling=sampling, tree=tree)
     texts, index = on.longest
     rounds = trace(method, *speedups.start(on, method, texts, index))
     decode = partial(decoding.text_of, on.target, texts[index], skip_special_tokens=False)

@@ -28,7 +28,7 @@ from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax import decoding
 from specjax.drafters.choices import NAMES
-from specjax.drafters.switch import switch
+from specjax.drafters.switch import Switched, switch
 from specjax.loop import Method
 from specjax.measure import provenance, report, timing
 from specjax.measure.timing import PLAIN, Comparison, quartiles
@@ -38,6 +38,7 @@ from specjax.replay.rollouts import Rollouts
 from specjax.results import summarize
 from specjax.sampling import row_keys
 from specjax.speculative import Speculative
+from specjax.state import State
 from specjax.support import command_line, named
 from specjax.support.named import short
 from specjax.tasks.examples import Example
@@ -122,7 +123,7 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
         ids,
         repeats=config.repeats,
         names=(config.target, "drafts"),
-        note=lambda state: getattr(state.drafter, "rounds", np.zeros((1, 0), int))[0].tolist(),
+        note=drafted_rounds,
         **decoded,
     )
     single, early, timed = race.choose(found, [name for name in of if not of[name]["switch"]])
@@ -159,6 +160,12 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
     draws = 1 if temperature == 0 else config.draws
     bound = {"method": "oracle", "speedup_decode": oracle(ways, key, draws), "draws": draws}
     return [*rows, {**bound, "batch": 1, "timed_inputs": len(texts)}]
+
+
+def drafted_rounds(state: State) -> list[int]:
+    """Rounds in which each drafter of a switch drafted for the first row; [] without a switch."""
+    own = state.drafter
+    return own.drafted_rounds[0].tolist() if isinstance(own, Switched) else []
 
 
 def loop(on: Study, draft: Any, temperature: float, gamma: int) -> Speculative:

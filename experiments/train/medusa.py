@@ -130,10 +130,6 @@ class WithLayers:
     layers: dict[int, Params]  # of the target, as they have become, by their number
     norm: Params  # that follows them, likewise
 
-    def sees(self, target: LanguageModel) -> LanguageModel:
-        """As `Drafter.sees`."""
-        return target
-
     def drafter(self) -> Medusa:
         """Of the target as it has become, whose other parameters are still the same arrays."""
         params = self.target.params

@@ -35,6 +35,7 @@ from experiments.train import loop
 from experiments.train.loop import LoopConfig, Progress
 from specjax import checkpoints, tasks
 from specjax.drafters import attached, loading
+from specjax.drafters.observing import seen_by
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.support import command_line, files, named
@@ -114,7 +115,7 @@ def known_tokens(drafter: Any, batch: Batch) -> Known:
     source, source_len = jnp.asarray(batch.source), jnp.asarray(batch.source_len)
     start_id = jnp.full((len(following), 1), target.module().config.start_id, jnp.int32)
     tokens = jnp.concatenate([start_id, following[:, :-1]], axis=1)
-    seen = drafter.sees(target)
+    seen = seen_by(drafter, target)
     hidden, logprobs = read(target, tokens, source, source_len, seen=seen)
     real = jnp.asarray(batch.real, jnp.float32)
     return Known(tokens, following, real, hidden, logprobs, source, source_len)

@@ -32,10 +32,8 @@ from specjax.cli.inputs import read_lines
 from specjax.loop import Method
 from specjax.measure import phases, provenance, report, timing
 from specjax.results import Summary, summarize
-from specjax.speculative import Speculative
 from specjax.support import command_line, memory_maps
 from specjax.support.named import short
-from specjax.trees.speculative import TreeSpeculative
 from specjax.tuning.best_tree import Choice, choose
 from specjax.tuning.ranks import acceptance_by_rank
 
@@ -113,7 +111,7 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
         return costs.v(tokens - 1)
 
     plain = speedups.plain_method(on, temperature)
-    methods: dict[str, Speculative | TreeSpeculative] = {}
+    methods: dict[str, Method] = {}
     for gamma in config.gammas:
         methods[f"chain of {gamma}"] = speedups.method(on, draft, temperature, gamma)
     trees: dict[str, tuple[Choice, list[float]]] = {}
@@ -154,15 +152,15 @@ def measure(on: Study, draft: str, temperature: float) -> list[dict[str, Any]]:
     return rows
 
 
-def group(method: Speculative | TreeSpeculative) -> int:
+def group(method: Method) -> int:
     """All chains are one, and all trees of a size."""
-    return method.shape.nodes if isinstance(method, TreeSpeculative) else 0
+    return method.slots if method.branches else 0
 
 
 def timed(
     on: Study,
     plain: Method,
-    methods: Mapping[str, Speculative | TreeSpeculative],
+    methods: Mapping[str, Method],
     texts: Sequence[Sequence[int]],
     tokens: float,
     names: tuple[str, str],
@@ -214,7 +212,7 @@ def variants(on: Study, draft: str, temperature: float, one: Choice, drawn: bool
 
 def stopwatch(
     on: Study,
-    method: Speculative | TreeSpeculative,
+    method: Method,
     plain: Method,
     texts: Sequence[Sequence[int]],
     tokens: float,

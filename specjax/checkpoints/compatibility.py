@@ -1,9 +1,9 @@
 """Whether a draft may propose for a target: the same ids, for the same text.
 
 Whatever a draft proposes, the output's distribution is the target's, as long as both give a
-distribution over the target's ids (`drafters.base.over`). So a wrong draft shows in nothing but the
-speed: it reads the target's ids as other text, and is hardly ever right. Therefore it is refused
-unless the user insists (`check_tokens=False`).
+distribution over the target's ids (`drafters.resizing.over`). So a wrong draft shows in nothing but
+the speed: it reads the target's ids as other text, and is hardly ever right. Therefore it is
+refused unless the user insists (`check_tokens=False`).
 """
 
 import dataclasses

@@ -58,10 +58,8 @@ from specjax.measure import provenance, report, timing
 from specjax.models import sharding
 from specjax.models.memory import check_fits
 from specjax.results import acceptance_rates, summarize
-from specjax.speculative import Speculative
 from specjax.support import command_line, compilation_cache, files, processes, runs
 from specjax.support.processes import ALONE, Group
-from specjax.trees.speculative import TreeSpeculative
 from specjax.tuning import fitting, trials
 
 METHODS = ("speculative", "autoregressive")
@@ -215,7 +213,7 @@ def decode_texts(group: Group, together: bool, args, config, texts: list[str]) -
     print(took(share - counts[0], seconds, compiled, *counts.tolist()), file=beside)
     if lacking:
         print(f"{lacking} rows of {args.output} are still to come, from other processes.")
-    if config.compare and isinstance(method, Speculative | TreeSpeculative):
+    if config.compare and method.drafter is not None:
         command_line.say("comparing …")
         show(method, compare(method, target, texts, config), beside)
     elif config.compare:
@@ -349,9 +347,7 @@ def took(
     )
 
 
-def compare(
-    method: Speculative | TreeSpeculative, target: checkpoints.Checkpoint, texts, config
-) -> timing.Comparison:
+def compare(method: Method, target: checkpoints.Checkpoint, texts, config) -> timing.Comparison:
     """Both methods on all inputs that are not blank, one output each."""
     kept = [text for text in texts if not decoding.is_blank(target, text)]
     sources = decoding.tokenize(target, kept, config.max_source_len or None)
@@ -366,10 +362,10 @@ def compare(
     )
 
 
-def show(method: Speculative | TreeSpeculative, found: timing.Comparison, file: TextIO) -> None:
+def show(method: Method, found: timing.Comparison, file: TextIO) -> None:
     """The comparison as a table, and what it comes to."""
     both, costs, gamma = (timing.PLAIN, timing.SPECULATIVE), found.costs, method.gamma_max
-    tree = isinstance(method, TreeSpeculative)
+    tree = method.branches
     of = (" for a level", f" for {method.slots - 1} nodes") if tree else ("", "")
     counts = [summarize(found.outputs(name)) for name in both]
 

@@ -11,7 +11,11 @@ from specjax import drafters, trees
 from specjax.autoregressive import Autoregressive
 from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.drafters import attached
-from specjax.drafters.base import Drafter, ModelDrafter, over
+from specjax.drafters.base import Drafter, ModelDrafter
+from specjax.drafters.branching import branches
+from specjax.drafters.carrying import carries
+from specjax.drafters.observing import seen_by
+from specjax.drafters.resizing import over
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
@@ -30,7 +34,8 @@ GAMMA, MAX_GAMMA = 4, 1024
 CHECKPOINT = ("model", "config", "eos_ids")
 A_CHECKPOINT = "a checkpoint, as specjax.load and specjax.wrap give it"
 D = TypeVar("D")
-M = TypeVar("M", Speculative, TreeSpeculative)
+M = TypeVar("M", bound=Speculative | TreeSpeculative)
+DRAFTER = ("vocab_size", "start", "begin", "extend", "logits", "observe")
 
 
 def build(
@@ -45,20 +50,33 @@ def build(
     tree: Shape | str | None = None,
     check_tokens: bool = True,
 ) -> Method:
-    """`plain` where `draft` is None; else `speculative`, or `branching` if the tree is no chain.
-
-    Args:
-      gamma: default `GAMMA`; of a tree, which has its own depth, it is not read.
-    """
+    """`plain` where `draft` is None, else `with_draft`."""
     if draft is None:
         return plain(target, sampling, rule)
+    return with_draft(
+        target, draft, gamma=gamma, sampling=sampling, rule=rule, policy=policy, widths=widths,
+        tree=tree, check_tokens=check_tokens,
+    )  # fmt: skip
+
+
+def with_draft(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str,
+    *,
+    gamma: int | None = None,
+    tree: Shape | str | None = None,
+    **options: Any,
+) -> Speculative | TreeSpeculative:
+    """`speculative`, or `branching` where the tree is no chain.
+
+    Args:
+      gamma: default `GAMMA`; a tree has its own depth and does not read it.
+      options: the arguments that both take.
+    """
     shape = trees.parse(tree)
-    options: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
-    options["check_tokens"] = check_tokens
     if not isinstance(shape, Chain):
-        return branching(target, draft, shape, sampling=sampling, **options)
-    gamma = GAMMA if gamma is None else gamma
-    return speculative(target, draft, gamma=gamma, sampling=sampling, **options)
+        return branching(target, draft, shape, **options)
+    return speculative(target, draft, gamma=GAMMA if gamma is None else gamma, **options)
 
 
 def plain(
@@ -124,7 +142,7 @@ def branching(
             f"{target.name} cannot score a tree: its model takes no `layout` "
             '(specjax.types.BranchingModel). Take tree="chain".'
         )
-    if not drafter.branches:
+    if not branches(drafter):
         raise ValueError(
             f'{type(drafter).__name__} drafts chains alone. Take another drafter, or tree="chain".'
         )
@@ -157,7 +175,7 @@ def check_models(target: Any, draft: Any) -> None:
     """ValueError that names the argument, if one is nothing that decodes or drafts."""
     has("target", target, CHECKPOINT, A_CHECKPOINT)
     if not isinstance(draft, str | Checkpoint):
-        has("draft", draft, ("begin", "extend", "logits"), "a checkpoint, a drafter, or a name")
+        has("draft", draft, DRAFTER, "a checkpoint, a drafter, or a name")
 
 
 def pair(
@@ -184,7 +202,7 @@ def pair(
         name, size = drafters.name_of(draft), draft.vocab_size
         check_ids(name, size, target, check_tokens=check_tokens)
     drafter = over(draft, target.model.vocab_size)
-    return drafter.sees(target.model), _beside(target, drafter)
+    return seen_by(drafter, target.model), _beside(target, drafter)
 
 
 def _beside(target: Checkpoint, drafter: D) -> D:
@@ -211,19 +229,20 @@ def _policy(policy: Policy | str) -> Policy:
 
 def with_policy(method: M, policy: Policy) -> M:
     """The loop with another policy; ValueError if it cannot learn from the loop's rule."""
-    name, branches = type(policy).__name__, isinstance(method, TreeSpeculative)
-    if branches and within_a_draft(policy):
+    name = type(policy).__name__
+    if method.branches and within_a_draft(policy):
         raise ValueError(
             f"{name} decides token by token whether a chain goes on. Trees go with policies that "
             'decide before a draft, such as "goodput" and "nodes".'
         )
-    if counts_nodes(policy) and not branches:
+    if counts_nodes(policy) and not method.branches:
         raise ValueError(f"{name} sets the number of a tree's nodes: give a tree, or leave it out.")
-    if policy.needs_shorter and not (method.rule.reveals_shorter and grows_by_levels(method)):
+    # Where rows have trees of their own, a shorter draft is not the beginning of a longer one.
+    if policy.needs_shorter and (method.dynamic or not method.rule.reveals_shorter):
         raise ValueError(
             f"{name} learns from a round what shorter drafts would have got, which "
-            f"{type(method.rule).__name__}{' with this tree' if branches else ''} does not show: "
-            "take another policy, or TokenRule."
+            f"{type(method.rule).__name__}{' with this tree' if method.branches else ''} does not "
+            "show: take another policy, or TokenRule."
         )
     return dataclasses.replace(method, policy=policy)
 
@@ -237,7 +256,7 @@ def plain_if_preferred(method: Method, rounds: int, rows: int = 1) -> Method:
       rows: of a batch. They count where a policy reads it: all of them wait for the last one. Else
         another input takes the place of a row that is done.
     """
-    if not isinstance(method, Speculative | TreeSpeculative):
+    if method.policy is None:
         return method
     rows = rows if method.policy.reads_batch else 1
     prefers = method.policy.prefers_plain(method.gamma_max, rounds, rows)
@@ -251,18 +270,12 @@ def plain_of(method: Method) -> Autoregressive:
 
 def reads_batch(method: Method) -> bool:
     """Whether a row's tokens may depend on its neighbours."""
-    policy = getattr(method, "policy", None)
-    return policy is not None and policy.reads_batch
-
-
-def grows_by_levels(method: Speculative | TreeSpeculative) -> bool:
-    """Whether a shorter draft is the beginning of a longer one."""
-    return not isinstance(method, TreeSpeculative) or not method.dynamic
+    return method.policy is not None and method.policy.reads_batch
 
 
 def check_log(method: Method) -> None:
     """Raise ValueError unless the loop drafts chains, whose rounds can be logged."""
-    if not isinstance(method, Speculative):
+    if method.drafter is None or method.branches:
         raise ValueError(
             "Rounds are logged of speculative decoding with chains: give a draft, and no tree."
         )
@@ -270,8 +283,8 @@ def check_log(method: Method) -> None:
 
 def check_carry(method: Method) -> None:
     """ValueError if nothing that this loop learns could carry over from batch to batch."""
-    policy, drafter = (getattr(method, name, None) for name in ("policy", "drafter"))
-    if not (policy and policy.carries) and not (drafter and drafter.carries):
+    policy, drafter = method.policy, method.drafter
+    if not (policy and policy.carries) and not (drafter and carries(drafter)):
         of = f"{type(policy).__name__} learns nothing" if policy else "plain decoding has no policy"
         raise ValueError(
             f"carry=True: {of} that later inputs could begin with. Leave it out, or take a policy "

@@ -10,7 +10,8 @@ from jaxtyping import Key
 from specjax import loop
 from specjax.batching import bucket
 from specjax.decoding.outputs import Outputs, check_finite, read
-from specjax.decoding.starting import Past, Request, arguments, heir, start
+from specjax.decoding.starting import Past, Request, arguments, resume, start
+from specjax.drafters.carrying import carry_over
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
@@ -95,7 +96,7 @@ class Running:
                 logs=self.logs,
             )
             if self._inherited is not None:
-                self._state = heir(self.method, self._state, self._inherited)
+                self._state = resume(self.method, self._state, self._inherited)
             return
         vacant = [row for row, request in enumerate(self.held) if request is None]
         for at in range(0, len(requests), self.at_once):
@@ -139,5 +140,5 @@ class Running:
 
     def past(self, count: int) -> Past:
         """What the first `count` rows leave to those that come after them."""
-        lessons = self.method.drafter.lessons(self._state.drafter)  # type: ignore[attr-defined]
-        return Past(self._state.policy, lessons, jnp.arange(self.size) < count)
+        drafter = self.method.drafter and carry_over(self.method.drafter, self._state.drafter)
+        return Past(self._state.policy, drafter, jnp.arange(self.size) < count)

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int, Key
 from specjax import loop
 from specjax.batching import bucket
 from specjax.decoding.texts import check_budget, pack_for
+from specjax.drafters import carrying
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
@@ -110,15 +111,15 @@ class Past(NamedTuple):
     """What a batch leaves to the next one of a run."""
 
     policy: Any  # its state
-    drafter: Any  # `Drafter.lessons`
+    drafter: Any  # what `carrying.carry_over` took of its state
     rows: Bool[Array, " A"]  # those that were no padding
 
 
 @partial(jax.jit, donate_argnames="state")
-def heir(method: Any, state: State, past: Past) -> State:
+def resume(method: Any, state: State, past: Past) -> State:
     """The state before the first round, with what the last batch learned. Donates `state`."""
     state = state.replace(
-        policy=method.policy.inherit(state.policy, past.policy, past.rows),
-        drafter=method.drafter.inherit(state.drafter, past.drafter, past.rows),
+        policy=method.policy.resume(state.policy, past.policy, past.rows),
+        drafter=carrying.resume(method.drafter, state.drafter, past.drafter, past.rows),
     )
     return sharding.keep_rows(method, state, len(state.done))

@@ -26,6 +26,8 @@ from specjax.devices import device_of
 from specjax.doctor import distributions, verdicts
 from specjax.doctor.verdicts import Finding
 from specjax.drafters.base import ByModel, Drafter
+from specjax.drafters.observing import guesses
+from specjax.loop import Method
 from specjax.measure import doubts, metrics, phases
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
@@ -126,9 +128,7 @@ class Case:
             depth = getattr(trees.parse(self.plan.tree), "depth", self.plan.gamma)
             options["policy"] = policies.with_any_costs(self.plan.policy, depth)
         options["rule"] = self.plan.rule or None
-        made = decoding.build(self.target, self.draft, sampling=chosen, **options)
-        assert isinstance(made, Speculative | TreeSpeculative)
-        return made
+        return decoding.with_draft(self.target, self.draft, sampling=chosen, **options)
 
     def autoregressive(self, temperature: float) -> Autoregressive:
         """Plain decoding."""
@@ -456,25 +456,26 @@ def speedup(case: Case) -> Finding:
     expected = formulas.walltime_speedup_from_tau(
         counts.tokens_per_iteration, levels, costs.c, costs.v(gamma), overhead
     )
-    if isinstance(method, TreeSpeculative):
+    if method.branches:
         return verdicts.speedup(float(expected), gamma, gamma, _size(method))
     # v between 1 and γ on a straight line: two verify passes are enough to compile.
     v = np.interp(range(gamma + 1), [0, 1, gamma], [1.0, costs.v(1), costs.v(gamma)])
-    best = best_gamma(case.alpha, case.rows, costs.c, v + overhead, method.drafter.guesses)
+    by_position = guesses(method.drafter)
+    best = best_gamma(case.alpha, case.rows, costs.c, v + overhead, by_position)
     return verdicts.speedup(float(expected), gamma, best, _size(method))
 
 
 def best_gamma(
-    alpha: float, rows: Sequence[Row], c: float, passes: np.ndarray, guesses: bool
+    alpha: float, rows: Sequence[Row], c: float, passes: np.ndarray, by_position: bool
 ) -> int:
     """The draft length that promises most; 0: none is faster than plain decoding.
 
     Args:
       rows: outputs with drafts of the longest length.
       passes: what a round takes beside its draft steps, by 0 … γ_max drafted tokens.
-      guesses: of the drafter.
+      by_position: whether the rates of each position count, and not α.
     """
-    if not guesses:
+    if not by_position:
         return int(formulas.optimal_gamma(alpha, c, passes))
     tokens = metrics.tokens_by_position(rows, range(1, len(passes)))
     speedups = {0: 1.0} | {k: tokens[k] / (k * c + passes[k]) for k in tokens}
@@ -502,9 +503,9 @@ CHECKS = (
 )
 
 
-def _size(method: Speculative | TreeSpeculative) -> str:
+def _size(method: Method) -> str:
     nodes = method.slots - 1
-    return f"{nodes} nodes" if isinstance(method, TreeSpeculative) else f"γ={nodes}"
+    return f"{nodes} nodes" if method.branches else f"γ={nodes}"
 
 
 def _dtype(checkpoint: Checkpoint) -> str:

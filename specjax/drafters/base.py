@@ -1,6 +1,5 @@
 """Drafters: where proposals come from. A model drafts by decoding autoregressively itself."""
 
-import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -14,8 +13,6 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from specjax import sampling as smp
 from specjax.pytrees import pytree
-from specjax.rounds import Round
-from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling
 from specjax.types import Cache, Context, Inputs, Model
 
@@ -28,6 +25,9 @@ class Drafter(Protocol):
 
     A row of logits that is −inf throughout proposes nothing, and the row's draft ends there. Like
     all logits it depends on the known tokens alone, so the output's distribution stays as it is.
+
+    A class need not inherit from this one, but then it defines `observe` too. What a drafter may do
+    beyond it: `learning`, `branching`, `carrying` and `observing`.
     """
 
     if TYPE_CHECKING:  # a property here would be in the way of a field of this name
@@ -37,32 +37,10 @@ class Drafter(Protocol):
             """Width of its logits."""
             ...
 
-    branches: ClassVar[bool] = True
-    """Whether more than one token may come after a text; if not, drafts cannot be trees."""
-
-    free: ClassVar[bool] = False
-    """Whether `begin` reads the source and the known tokens alone, at hardly any cost: it can be
-    asked at any of them, in any order."""
-
-    guesses: ClassVar[bool] = False
-    """Whether what it says of a token depends on where the round began, and not on the text alone:
-    behind drafted tokens EAGLE reads its own guesses, and Medusa looks further ahead. Replay needs
-    a rollout of its own from each beginning."""
-
-    carries: ClassVar[bool] = False
-    """Whether what it has learned may begin the next batch of a run (`lessons`, `inherit`)."""
-
     @abstractmethod
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Any]:
         """A read-only context, and the state before the first round. The prompt is in `inputs`."""
         ...
-
-    def sees(self, target: Model) -> Model:
-        """The target as it must be wrapped for `observe`, with the same distributions; as it is.
-
-        EAGLE-3 asks for the states of more layers.
-        """
-        return target
 
     def observe(
         self,
@@ -73,7 +51,7 @@ class Drafter(Protocol):
         context: Context,
         state: Any,
     ) -> Any:
-        """The state with what the target's hidden states tell; by default as it was.
+        """The state with what the target's hidden states show; unchanged by default.
 
         Called once after the prompt has been read, unless it is a single token, and after every
         round, including rounds without drafts. Values that are not read are not computed.
@@ -83,50 +61,6 @@ class Drafter(Protocol):
           hidden: the target's, after reading each of them; width E of the target.
           count: how many of them, from the first, are part of the text. The rest was rejected, or
             is padding: a prompt of one token beside longer ones has none to show, and a count of 0.
-        """
-        return state
-
-    def learn(
-        self,
-        tokens: Int[Array, "B T"],
-        length: Int[Array, " B"],
-        round_: Round,
-        judge: Callable[..., Float[Array, "B K"]],
-        context: Context,
-        state: Any,
-    ) -> Any:
-        """The state with what a round taught; by default as it was.
-
-        Called after `observe`, in every round of a chain. Values that are not read are not
-        computed.
-
-        Args:
-          tokens: with those of the round.
-          length: how many were known before it.
-          judge: takes logits of the tokens after 0 … γ_max drafted ones, (B, γ_max+1, V), and gives
-            the chance that a token drawn from them is accepted, float32; 0 where they propose
-            nothing. With `certain=True` they are log-probabilities of one token each already.
-        """
-        return state
-
-    def fork(self, state: Any) -> tuple[Any, Any]:
-        """The state as the branches of a tree have it, a copy for each node, and what `extend`
-        neither reads nor changes; by default all of it, and nothing."""
-        return state, ()
-
-    def join(self, state: Any, rest: Any) -> Any:
-        """The state of a branch with what `fork` left out."""
-        return state
-
-    def lessons(self, state: Any) -> Any:
-        """What of its state the next batch of a run may begin with, if it `carries`: no caches."""
-        return ()
-
-    def inherit(self, state: Any, lessons: Any, rows: Bool[Array, " A"]) -> Any:
-        """The state before the first round, with the lessons of the last batch.
-
-        Args:
-          rows: of the last batch's A rows, the ones that were no padding.
         """
         return state
 
@@ -229,93 +163,6 @@ class ModelDrafter(ByModel):
     model: Model
 
 
-@pytree
-class Resized(Drafter):
-    """A drafter over the ids of a target that has more or fewer of them. Made by `over`.
-
-    Ids that the drafter lacks are never drafted; where the text has one, the drafter reads its own
-    last id in that place. Ids that the target lacks are cut off.
-    """
-
-    inner: Drafter
-    vocab_size: int = dataclasses.field(metadata={"static": True})
-
-    @property
-    def branches(self) -> bool:  # type: ignore[override]
-        return self.inner.branches
-
-    @property
-    def free(self) -> bool:  # type: ignore[override]
-        return self.inner.free
-
-    @property
-    def guesses(self) -> bool:  # type: ignore[override]
-        return self.inner.guesses
-
-    @property
-    def carries(self) -> bool:  # type: ignore[override]
-        return self.inner.carries
-
-    def start(self, inputs, buffer_len):
-        known = self._read(inputs.source), self._read(inputs.prompt)
-        return self.inner.start(inputs._replace(source=known[0], prompt=known[1]), buffer_len)
-
-    def sees(self, target):
-        return self.inner.sees(target)
-
-    def observe(self, tokens, start, hidden, count, context, state):
-        return self.inner.observe(self._read(tokens), start, hidden, count, context, state)
-
-    def learn(self, tokens, length, round_, judge, context, state):
-        def judged(logits, **options):
-            return judge(resized(logits, self.vocab_size), **options)
-
-        return self.inner.learn(self._read(tokens), length, round_, judged, context, state)
-
-    def fork(self, state):
-        return self.inner.fork(state)
-
-    def join(self, state, rest):
-        return self.inner.join(state, rest)
-
-    def lessons(self, state):
-        return self.inner.lessons(state)
-
-    def inherit(self, state, lessons, rows):
-        return self.inner.inherit(state, lessons, rows)
-
-    def begin(self, tokens, length, context, state, *, lags=True):
-        return self.inner.begin(self._read(tokens), length, context, state, lags=lags)
-
-    def extend(self, token, position, context, state):
-        return self.inner.extend(self._read(token), position, context, state)
-
-    def logits(self, hidden):
-        return resized(self.inner.logits(hidden), self.vocab_size)
-
-    def _read(self, ids: Int[Array, "..."]) -> Int[Array, "..."]:
-        return readable(ids, self.inner.vocab_size)
-
-
-def over(drafter: Drafter, vocab_size: int) -> Drafter:
-    """The drafter with logits over `vocab_size` ids; as it is where it has as many."""
-    return drafter if drafter.vocab_size == vocab_size else Resized(drafter, vocab_size)
-
-
-def resized(logits: Float[Array, "*batch W"], vocab_size: int) -> Float[Array, "*batch V"]:
-    """Logits over the first `vocab_size` ids: −inf for those that are missing."""
-    room = vocab_size - logits.shape[-1]
-    if room <= 0:
-        return logits[..., :vocab_size]
-    padding = [(0, 0)] * (logits.ndim - 1) + [(0, room)]
-    return jnp.pad(logits, padding, constant_values=-jnp.inf)
-
-
-def readable(ids: Int[Array, "..."], vocab_size: int) -> Int[Array, "..."]:
-    """Ids as a model of `vocab_size` ids can read them: those past its last become the last."""
-    return jnp.minimum(ids, vocab_size - 1)
-
-
 def prefill(
     model: Model, inputs: Inputs, context: Context, cache: Cache
 ) -> tuple[Float[Array, "B P E"] | None, Cache]:
@@ -379,21 +226,6 @@ def first_distribution(
     """Log-probabilities of the token after the known ones."""
     hidden, _ = drafter.begin(tokens, length, context, state)
     return smp.standardize(drafter.logits(hidden), sampling)
-
-
-def chances_of(
-    rule: AcceptanceRule,
-    sampling: Sampling,
-    target_logprobs: Float[Array, "B K V"],
-    logits: Float[Array, "B K V"],
-    *,
-    certain: bool = False,
-) -> Float[Array, "B K"]:
-    """The chance that a token drawn from these logits is accepted: `judge` of `Drafter.learn`."""
-    logits = logits.astype(target_logprobs.dtype)
-    said = proposal(logits, sampling)
-    chance = rule.acceptance(target_logprobs, logits if certain else said.logprobs)
-    return jnp.where(said.speaks, chance, 0.0).astype(jnp.float32)
 
 
 def catch_up(

@@ -49,8 +49,8 @@ class Choice(Protocol):
         """After a round: what was learned."""
         return state
 
-    def inherit(self, fresh: Any, past: Any, rows: Bool[Array, " A"]) -> Any:
-        """See `Policy.inherit`."""
+    def resume(self, fresh: Any, past: Any, rows: Bool[Array, " A"]) -> Any:
+        """See `Policy.resume`."""
         return averaged(fresh, past, rows) if self.carries else fresh
 
 

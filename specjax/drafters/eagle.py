@@ -191,7 +191,7 @@ class Network(nnx.Module):
         return project(self.norm(hidden), self.head.weight[...], self.head.input_first, wide)
 
 
-class State(NamedTuple):
+class EagleState(NamedTuple):
     """What an EAGLE keeps of a row."""
 
     cache: KV  # of the one layer
@@ -253,7 +253,7 @@ class Eagle(Drafter):
         end = jnp.zeros((batch,), jnp.int32)
         # Slot 0 at once: a prompt of two tokens has a pass of one position.
         cache = self.module.remember(self.embed(inputs.prompt[:, :1]), first[:, None], end, cache)
-        state = State(cache, end + 1, features, first)
+        state = EagleState(cache, end + 1, features, first)
         return self.read(inputs.source, inputs.source_len), state
 
     def read(self, source: Int[Array, "B S"], source_len: Int[Array, " B"]) -> Source | tuple[()]:
@@ -274,7 +274,7 @@ class Eagle(Drafter):
         cache = self._remember(tokens, features, start, state.cache)
         # A row that lags has no pairs between its end and the block.
         end = jnp.where(state.end < start, state.end, jnp.maximum(state.end, start + count))
-        return State(cache, end, features, state.guess)
+        return EagleState(cache, end, features, state.guess)
 
     def begin(self, tokens, length, context, state, *, lags=True):
         """The slots that lag, `stride` at a time, and then the newest token's."""
@@ -305,8 +305,8 @@ class Eagle(Drafter):
     def fork(self, state):
         return state._replace(features=()), state.features
 
-    def join(self, state, rest):
-        return state._replace(features=rest)
+    def join(self, own, shared):
+        return own._replace(features=shared)
 
     def features(self, hidden: Float[Array, "*batch F"]) -> Float[Array, "*batch E"]:
         """The target's hidden states as pairs have them."""

@@ -269,8 +269,8 @@ class PromptLookup(Drafter):
     matches: int = dataclasses.field(default=1, metadata={"static": True})
 
     @property
-    def branches(self) -> bool:  # type: ignore[override]
-        """See `Drafter.branches`."""
+    def branches(self) -> bool:
+        """See `branching.branches`."""
         return self.matches > 1
 
     def __post_init__(self):

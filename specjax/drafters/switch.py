@@ -23,8 +23,12 @@ from jaxtyping import Bool, Float, Int
 
 from specjax.checkpoints.compatibility import check_ids, check_pair
 from specjax.drafters import attached, choices, loading
-from specjax.drafters.base import Drafter, ModelDrafter, is_silent, over
+from specjax.drafters.base import Drafter, ModelDrafter, is_silent
+from specjax.drafters.branching import branches
 from specjax.drafters.choices import Choice, Evidence
+from specjax.drafters.learning import is_free, learn
+from specjax.drafters.observing import seen_by
+from specjax.drafters.resizing import over
 from specjax.models.checkpoint import Checkpoint
 from specjax.pytrees import pytree
 from specjax.rounds import Round, where_active
@@ -38,7 +42,7 @@ class Switched(NamedTuple):
     states: tuple[Any, ...]  # of its drafters
     chosen: Int[Array, " B"]  # the number of the one that drafts in this round
     live: Bool[Array, " B"]  # rows that had not ended before the last round
-    rounds: Int[Array, "B N"]  # in which each has drafted a token
+    drafted_rounds: Int[Array, "B N"]  # in which each has drafted a token
     choice: Any
 
 
@@ -58,13 +62,13 @@ class Switch(Drafter):
     branches = False  # a tree has no round of one drafter that could be learned from
 
     @property
-    def carries(self) -> bool:  # type: ignore[override]
-        """See `Drafter`: which drafters were worth it."""
+    def carries(self) -> bool:
+        """See `Carries`. What is carried over is which drafters were worth it."""
         return self.choice.carries
 
     def sees(self, target: Model) -> Model:
-        """As the one drafter asks for it that asks for more than others."""
-        views = (drafter.sees(target) for drafter in self.drafters)
+        """The widest view that any drafter needs."""
+        views = (seen_by(drafter, target) for drafter in self.drafters)
         return next((view for view in views if view is not target), target)
 
     def start(self, inputs, buffer_len):
@@ -113,26 +117,26 @@ class Switch(Drafter):
         states = []
         each = zip(self.drafters, context, state.states, strict=True)
         for i, (drafter, its, before) in enumerate(each):
-            if self.choice.watches and drafter.free:
+            if self.choice.watches and is_free(drafter):
                 found = _watched(drafter, tokens, length, round_, judge, its, before)
                 seen = Evidence(*(x.at[:, i].set(new) for x, new in zip(seen, found, strict=True)))
             own_round = round_._replace(active=round_.active & mine[:, i])
-            states.append(drafter.learn(tokens, length, own_round, judge, its, before))
+            states.append(learn(drafter, tokens, length, own_round, judge, its, before))
         choice = self.choice.update(state.choice, seen, round_.gamma_max)
         drafted = mine & (round_.active & (round_.drafted > 0))[:, None]
         return Switched(
             states=tuple(states),
             chosen=state.chosen,
             live=round_.active,
-            rounds=state.rounds + drafted.astype(jnp.int32),
+            drafted_rounds=state.drafted_rounds + drafted.astype(jnp.int32),
             choice=where_active(round_, choice, state.choice),
         )
 
-    def lessons(self, state):
+    def carry_over(self, state):
         return state.choice
 
-    def inherit(self, state, lessons, rows):
-        return state._replace(choice=self.choice.inherit(state.choice, lessons, rows))
+    def resume(self, fresh, past, rows):
+        return fresh._replace(choice=self.choice.resume(fresh.choice, past, rows))
 
     def _speaks(
         self, tokens: Int[Array, "B T"], length: Int[Array, " B"], contexts: Any, states: Any
@@ -141,7 +145,7 @@ class Switch(Drafter):
         found = []
         for drafter, context, state in zip(self.drafters, contexts, states, strict=True):
             speaks = jnp.ones(length.shape, bool)
-            if drafter.free:
+            if is_free(drafter):
                 hidden, _ = drafter.begin(tokens, length, context, state)
                 speaks = ~is_silent(drafter.logits(hidden))
             found.append(speaks)
@@ -190,7 +194,7 @@ def _watched(
     state: Any,
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """Of a free drafter, at the verified positions that belong to the text and where it has
-    something to propose: the sum of the chances, and how many there are. See `Drafter.learn`."""
+    something to propose: the sum of the chances, and how many there are. See `Learns`."""
     places = jnp.arange(round_.gamma_max + 1, dtype=jnp.int32)
 
     def at(place):
@@ -198,7 +202,7 @@ def _watched(
 
     logits = jax.vmap(at, out_axes=1)(places)
     speaks = (places[None, :] < round_.emitted[:, None]) & ~is_silent(logits)
-    chance = judge(logits, certain=not drafter.branches)
+    chance = judge(logits, certain=not branches(drafter))
     passed = jnp.sum(jnp.where(speaks, chance, 0.0), axis=1)
     return passed, jnp.sum(speaks, axis=1, dtype=jnp.float32)
 
@@ -248,7 +252,7 @@ def switch(
             attached.check_target(loaded, target)
             check_ids(loading.name_of(one), loaded.vocab_size, target, check_tokens=check_tokens)
         made.append(over(loaded, size))
-    more = [drafter.sees(target.model) is not target.model for drafter in made]
+    more = [seen_by(drafter, target.model) is not target.model for drafter in made]
     if sum(more) > 1:
         raise ValueError(
             "Two of the drafters read states of more layers of the target than the last: a switch "

@@ -28,11 +28,11 @@ from specjax.drafters.base import proposal
 from specjax.loop import Method
 from specjax.policies import Costs, constant
 from specjax.sampling import Purpose
-from specjax.speculative import Contexts, Speculative
+from specjax.speculative import Contexts
 from specjax.state import State
 from specjax.trees.drafting import Allowed
 from specjax.trees.nodes import layout, lineage
-from specjax.trees.speculative import TreeSpeculative, grow
+from specjax.trees.speculative import grow
 
 # Seconds of ("target", 0), ("draft", 0), ("verify", γ) and ("round", γ), each of one step, and of
 # whole calls ("call", γ, rounds).
@@ -42,7 +42,7 @@ Call = tuple[Method, Callable[[], tuple[Any, State]], int]
 
 
 def stopwatch(
-    method: Speculative | TreeSpeculative,
+    method: Method,
     contexts: Contexts,
     state: State,
     gammas: Iterable[int] = (),
@@ -71,7 +71,7 @@ def stopwatch(
     Raises:
       ValueError: a speculative call whose γ_max is not among `rounds`.
     """
-    tree, size = isinstance(method, TreeSpeculative), {method.gamma_max}
+    tree, size = method.branches, {method.gamma_max}
     passes, whole = ({*of} & size if tree else {*of} for of in (gammas, rounds))
     levels = method.gamma_max if tree else 1  # that a drafting phase makes
     made = {("call", loop.gamma_max, count): (loop, begin) for loop, begin, count in calls}
@@ -165,7 +165,7 @@ def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> None:
 
 
 def measure(
-    method: Speculative | TreeSpeculative,
+    method: Method,
     contexts: Contexts,
     state: State,
     gammas: Iterable[int] = (),
@@ -254,7 +254,7 @@ def _verify_tree(method, contexts, state):
 
 
 def _round(method, contexts, state, *, gamma):
-    size = {} if isinstance(method, TreeSpeculative) else {"gamma_max": gamma}
+    size = {} if method.branches else {"gamma_max": gamma}
     method = dataclasses.replace(method, policy=constant(gamma), **size)
     return _same_round(method, contexts, _resized(state, gamma), state)
 

@@ -23,12 +23,10 @@ from specjax.policies import Costs, Policy
 from specjax.results import Row
 from specjax.rules import AcceptanceRule
 from specjax.sampling import Filter, Sampling, as_key
-from specjax.speculative import Speculative
 from specjax.state import State
 from specjax.support import memory_maps
 from specjax.support.ranges import whole
 from specjax.trees import Shape
-from specjax.trees.speculative import TreeSpeculative
 from specjax.types import Text
 
 PLAIN, SPECULATIVE = "plain decoding", "speculative"
@@ -304,8 +302,7 @@ def measure_speedup(
     chosen = Sampling(temperature, top_k, top_p, filters)
     how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths, "tree": tree}
     how["check_tokens"] = check_tokens
-    method = decoding.build(target, draft, gamma=gamma, sampling=chosen, **how)
-    assert isinstance(method, Speculative | TreeSpeculative)
+    method = decoding.with_draft(target, draft, gamma=gamma, sampling=chosen, **how)
     decoding.check_texts(texts)
     kept = [text for text in texts if not decoding.is_blank(target, text)]
     if not kept:
@@ -324,7 +321,7 @@ def measure_speedup(
 
 @memory_maps.kept(methods=4)  # both loops, and as many programs for their phases
 def compare(
-    method: Speculative | TreeSpeculative,
+    method: Method,
     target: Checkpoint,
     sources: Sequence[Sequence[int]],
     *,

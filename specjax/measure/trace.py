@@ -11,10 +11,9 @@ from specjax import speculative
 from specjax.dice import dice_for
 from specjax.loop import Method
 from specjax.rounds import Round
-from specjax.speculative import Contexts, Speculative
+from specjax.speculative import Contexts
 from specjax.state import State, unfinished
 from specjax.support import memory_maps
-from specjax.trees.speculative import TreeSpeculative
 
 
 @jax.jit
@@ -63,9 +62,7 @@ class TracedRound(NamedTuple):
     branches: Sequence[Branch] = ()  # of a tree, in the place of `rejected`: see `branches`
 
 
-def trace(
-    method: Speculative | TreeSpeculative, contexts: Contexts, state: State, row: int = 0
-) -> list[TracedRound]:
+def trace(method: Method, contexts: Contexts, state: State, row: int = 0) -> list[TracedRound]:
     """Step the loop's own body from Python and record one row of the batch."""
     rounds = []
     while _alive(state, row):
@@ -187,7 +184,7 @@ def timeline(
     """
     if repeats < 1:
         raise ValueError(f"repeats={repeats} must be ≥ 1.")
-    if isinstance(method, TreeSpeculative):
+    if method.branches:
         raise ValueError('A timeline has the phases of a chain: give a method with tree="chain".')
     runs = [_stepped(method, prepare, row) for _ in range(1 + repeats)][1:]
     lasted = np.median([[ms for *_, ms in phases] for phases, _ in runs], axis=0).tolist()
@@ -236,7 +233,7 @@ def _stepped(method, prepare, row) -> tuple[list[tuple[str, int, int, float]], l
 
 def _by_phases(method, context, state, timed) -> tuple[State, Round]:
     """One round, each phase called through `timed(name, function, *arguments)`."""
-    if not isinstance(method, Speculative):
+    if method.drafter is None:
         return timed("step", _step, method, context, state)
     drafts, state = timed("draft", _draft, method, context.drafter, state)
     known = method, context.target, state, drafts

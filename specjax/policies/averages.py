@@ -55,7 +55,7 @@ def gammatune(gamma: int = 4, memory: float = 0.7) -> GammaTune:
 class Tier(NamedTuple):
     tier: Int[Array, " B"]  # an index
     average: Float[Array, " B"]
-    rounds: Int[Array, " B"]
+    counted: Int[Array, " B"]  # rounds
 
 
 @pytree
@@ -86,15 +86,15 @@ class Average(Policy):
     def update(self, state, round_):
         accepted = round_.accepted.astype(jnp.float32)
         average = self.memory * state.average + (1 - self.memory) * accepted
-        rounds = state.rounds + 1
+        counted = state.counted + 1
         tiers = self.tiers[None, :].astype(jnp.float32)
         # Tiers ascend: how many are below the average is where going down, or up, would end.
         down = jnp.sum(average[:, None] > tiers - 0.75, axis=1, dtype=jnp.int32)
         up = jnp.sum(average[:, None] > tiers - 0.5, axis=1, dtype=jnp.int32)
         moved = jnp.where(down < state.tier, down, jnp.maximum(state.tier, up))
         moved = jnp.minimum(moved, self._last(round_.gamma_max))
-        tier = jnp.where(rounds % self.every == 0, moved, state.tier)
-        return where_active(round_.uncut, Tier(tier, average, rounds), state)
+        tier = jnp.where(counted % self.every == 0, moved, state.tier)
+        return where_active(round_.uncut, Tier(tier, average, counted), state)
 
     def _last(self, gamma_max: int) -> Int[Array, ""]:
         """The longest tier that γ_max allows, or the first."""

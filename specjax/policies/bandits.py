@@ -41,8 +41,8 @@ class _Bandit(Policy):
 
     carries = True
 
-    def inherit(self, fresh, past, rows):
-        return super().inherit(fresh, past, rows)._replace(salt=fresh.salt)
+    def resume(self, fresh, past, rows):
+        return super().resume(fresh, past, rows)._replace(salt=fresh.salt)
 
 
 class Played(NamedTuple):
@@ -99,7 +99,7 @@ class Weighed(NamedTuple):
 
     arm: Int[Array, " B"]
     loss: Float[Array, "B K"]  # estimated sums of 1 − speedup
-    rounds: Int[Array, " B"]
+    counted: Int[Array, " B"]  # rounds
     salt: UInt32[Array, " B"]
 
 
@@ -120,7 +120,7 @@ class Exp3(_Bandit):
         return Weighed(zeros, jnp.zeros((*keys.shape, gamma_max), jnp.float32), zeros, salts(keys))
 
     def begin(self, state, gamma_max):
-        arm = draw(noise_keys(state.salt, state.rounds), self.probs(state))
+        arm = draw(noise_keys(state.salt, state.counted), self.probs(state))
         return state._replace(arm=arm), arm + 1
 
     def update(self, state, round_):
@@ -128,14 +128,14 @@ class Exp3(_Bandit):
         speedup = speedups(self.costs, round_.emitted, round_.drafted, round_.gamma_max)
         loss = played * (1 - speedup)[:, None] / self.probs(state)
         new = state._replace(
-            loss=state.loss + jnp.where(played > 0, loss, 0.0), rounds=state.rounds + 1
+            loss=state.loss + jnp.where(played > 0, loss, 0.0), counted=state.counted + 1
         )
         return where_active(round_, new, state)
 
     def probs(self, state: Weighed) -> Float[Array, "B K"]:
         """The distribution that this round's arm is drawn from."""
         arms = state.loss.shape[1]
-        rounds = (state.rounds + 1).astype(jnp.float32)[:, None]
+        rounds = (state.counted + 1).astype(jnp.float32)[:, None]
         eta = self.rate * jnp.sqrt(jnp.log(jnp.float32(arms)) / (arms * rounds))
         return jax.nn.softmax(-eta * state.loss, axis=1)
 
@@ -169,7 +169,7 @@ class Hedge(_Bandit):
         return Weighed(zeros, loss, zeros, salts(keys))
 
     def begin(self, state, gamma_max):
-        arm = draw(noise_keys(state.salt, state.rounds), self.probs(state))
+        arm = draw(noise_keys(state.salt, state.counted), self.probs(state))
         return state._replace(arm=arm), arm
 
     def update(self, state, round_):
@@ -189,13 +189,13 @@ class Hedge(_Bandit):
         tokens = jnp.minimum(jnp.minimum(accepted, would_draft) + 1, emitted)
         loss = (1 - speedups(self.costs, tokens, would_draft, round_.gamma_max)) / chance
         new = state._replace(
-            loss=state.loss + jnp.where(arm >= needed, loss, 0.0), rounds=state.rounds + 1
+            loss=state.loss + jnp.where(arm >= needed, loss, 0.0), counted=state.counted + 1
         )
         return where_active(round_, new, state)
 
     def probs(self, state: Weighed) -> Float[Array, "B K"]:
         """The distribution that this round's arm is drawn from."""
-        rounds = (state.rounds + 1).astype(jnp.float32)[:, None]
+        rounds = (state.counted + 1).astype(jnp.float32)[:, None]
         eta = self.rate * jnp.sqrt(jnp.log(jnp.float32(state.loss.shape[1])) / rounds)
         return jax.nn.softmax(-eta * state.loss, axis=1)
 

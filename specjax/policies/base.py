@@ -52,7 +52,7 @@ class Policy(Protocol):
     reads_batch: whether what it decides for a row depends on past rounds of other rows. At
       temperatures above 0 the row's tokens then depend on its neighbours; its distribution does
       not.
-    carries: whether what it has learned may begin the next batch of a run (`inherit`).
+    carries: whether what it has learned may begin the next batch of a run (`resume`).
     """
 
     needs_shorter: ClassVar[bool] = False
@@ -111,7 +111,7 @@ class Policy(Protocol):
         """
         return False
 
-    def inherit(self, fresh: Any, past: Any, rows: Bool[Array, " A"]) -> Any:
+    def resume(self, fresh: Any, past: Any, rows: Bool[Array, " A"]) -> Any:
         """The state before the first round, where a run carries over what earlier batches taught.
 
         By default the means over the rows of the last batch, if the policy `carries`.

@@ -39,7 +39,7 @@ class Reached(NamedTuple):
 
     accepted: Float[Array, "B N"]  # the chances that it was
     seen: Float[Array, "B N"]
-    rounds: Int[Array, " B"]
+    counted: Int[Array, " B"]  # rounds
 
 
 @pytree
@@ -65,13 +65,13 @@ class BestNodes(Policy):
         cost = self.costs.round_times(most)
         chance = state.accepted / jnp.where(state.seen > 0, state.seen, 1.0)
         tokens = 1.0 + jnp.pad(jnp.cumsum(chance, axis=1), ((0, 0), (1, 0)))
-        return jnp.where(state.rounds % self.every == 0, most, argmax(tokens / cost[None]))
+        return jnp.where(state.counted % self.every == 0, most, argmax(tokens / cost[None]))
 
     def update(self, state, round_):
         had = round_.nodes.submitted
         old, new = jnp.where(had, self.memory, 1.0), had.astype(jnp.float32)
         chance = new * round_.reach[:, 1:].astype(jnp.float32)
-        known = Reached(old * state.accepted + chance, old * state.seen + new, state.rounds + 1)
+        known = Reached(old * state.accepted + chance, old * state.seen + new, state.counted + 1)
         return where_active(round_.uncut, known, state)
 
 

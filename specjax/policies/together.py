@@ -55,8 +55,8 @@ class Together(Estimating):
     def update(self, state, round_):
         return Shared(self.learned(state.evidence, self.held(state), round_), round_.left)
 
-    def inherit(self, fresh, past, rows):
-        return Shared(super().inherit(fresh.evidence, past.evidence, rows), fresh.left)
+    def resume(self, fresh, past, rows):
+        return Shared(super().resume(fresh.evidence, past.evidence, rows), fresh.left)
 
     def alpha(self, state: Shared) -> Float[Array, " B"]:  # type: ignore[override]
         """The estimate for each row."""

@@ -83,6 +83,19 @@ class Rehearsed:
         return self.inner.eos_ids
 
     @property
+    def drafter(self):
+        return self.inner.drafter
+
+    @property
+    def policy(self):
+        return self.inner.policy
+
+    @property
+    def branches(self) -> bool:
+        """See `Method.branches`."""
+        return self.inner.branches
+
+    @property
     def gamma_max(self) -> int:
         """See `Method.gamma_max`."""
         return self.inner.gamma_max

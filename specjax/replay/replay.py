@@ -191,7 +191,7 @@ def walk(
     none = jnp.zeros((len(emitted), gamma_max + 1), jnp.int32)
     state = first_state(policy, keys, gamma_max)
     if past is not None:
-        state = policy.inherit(state, past, jnp.ones((1,), bool))
+        state = policy.resume(state, past, jnp.ones((1,), bool))
     unmarked = jnp.full(rollouts.tokens.shape, -1, jnp.int32)
     start = zeros, state, Replayed(none, none, zeros, zeros, jnp.ones_like(emitted), unmarked)
     _, state, found = jax.lax.while_loop(more, one_round, start)

@@ -31,6 +31,8 @@ from specjax import decoding, speculative
 from specjax import sampling as smp
 from specjax.dice import Dice
 from specjax.drafters.base import Drafter, block_at
+from specjax.drafters.learning import Learns
+from specjax.drafters.observing import guesses
 from specjax.measure.along import along, batches
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy
@@ -168,11 +170,11 @@ def roll_out(
             rounds=state.length - first,  # noise of its own for each position
             policy=_nothing(own[:, 0], gamma_max, width),
         )
-        read = block_at(hidden, state.length - 1, gamma_max if method.drafter.guesses else 1)
+        read = block_at(hidden, state.length - 1, gamma_max if guesses(method.drafter) else 1)
         target = rule.target_distribution(method.target.logits(read), method.sampling)
         distribution = target[:, 0]
         accepted = jnp.zeros_like(emitted)
-        if method.drafter.guesses:
+        if guesses(method.drafter):
             accepted = count_accepted(start, own, target)
             rejected = jnp.minimum(accepted, gamma_max - 1)
             distribution = block_at(target, rejected, 1)[:, 0]
@@ -199,7 +201,7 @@ def roll_out(
             "top1": noted.top1,
             "target_entropy": -jnp.sum(jnp.where(probs > 0, probs * distributions, 0.0), axis=-1),
             "hidden": noted.hidden,
-            "accepted": accepted if method.drafter.guesses else jnp.full_like(accepted, -1),
+            "accepted": accepted if guesses(method.drafter) else jnp.full_like(accepted, -1),
         }
         return after, found
 
@@ -254,7 +256,7 @@ def record(
         target, draft, gamma=gamma_max, sampling=sampling, policy=Recorder(hidden)
     )
     names = target.name, getattr(draft, "name", type(draft).__name__)
-    if type(method.drafter).learn is not Drafter.learn:
+    if isinstance(method.drafter, Learns):
         raise ValueError(
             f"The drafter {names[1]} learns from round to round, and no rounds come before a "
             "rollout: record its drafters one by one."

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from specjax import sampling as smp
 from specjax.drafters.base import Drafter, proposal
+from specjax.drafters.branching import fork
 from specjax.sampling import Sampling
 from specjax.state import State, is_finite
 from specjax.trees.nodes import Nodes, taken
@@ -33,7 +34,7 @@ class Level(NamedTuple):
     """The nodes of one depth that have children, M of them."""
 
     nodes: Int[Array, "B M"]  # −1: no node of the tree, or the drafter was left out
-    states: Any  # the drafter's after each, as `Drafter.fork` gives them; leaves (B, M, …)
+    states: Any  # the drafter's after each, as `fork` gives them; leaves (B, M, …)
     logprobs: Float[Array, "B M V"]  # of the next token, under the sampling
     belief: Float[Array, "B M V"]  # at temperature 1 where decoding is greedy, else the same
     speaks: Bool[Array, "B M"]  # False: the drafter proposes nothing
@@ -44,7 +45,7 @@ class Drafted(NamedTuple):
 
     nodes: Nodes
     levels: list[Level]  # from the root's on
-    rest: Any  # of the drafter's state what all branches share (`Drafter.fork`)
+    rest: Any  # of the drafter's state what all branches share (`Forks`)
     finite: Bool[Array, ""]
 
 
@@ -52,7 +53,7 @@ def root(method: Any, context: Context, state: State) -> tuple[Level, Any]:
     """The known tokens, and what all branches share of the drafter's state."""
     known = state.tokens, state.length, context, state.drafter
     hidden, drafter = method.drafter.begin(*known)
-    own, rest = method.drafter.fork(drafter)
+    own, rest = fork(method.drafter, drafter)
     states = jax.tree.map(lambda x: x[:, None], own)
     return level(method, jnp.zeros_like(state.length)[:, None], states, hidden[:, None]), rest
 

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from specjax import passes
 from specjax.dice import Dice, dice_for
 from specjax.drafters.base import Drafter
+from specjax.drafters.branching import join
 from specjax.policies import Policy
 from specjax.pytrees import pytree
 from specjax.rounds import Round
@@ -47,6 +48,8 @@ class TreeSpeculative:
     shape: FixedTree | BestFirst = dataclasses.field(metadata={"static": True})
     # Numbers < `slots` of tokens that the verify pass may have where no row's tree is larger.
     widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    branches = True
 
     def __post_init__(self):
         resolve_rule(self)
@@ -215,7 +218,8 @@ def conclude(
         node=verdict.node,
         reach=reached,
     )
-    drafter = method.drafter.join(drafting.state_at(drafted.levels, path, accepted), drafted.rest)
+    own = drafting.state_at(drafted.levels, path, accepted)
+    drafter = join(method.drafter, own, drafted.rest)
     read = taken(tokens, seen), state.length - 1, hidden, accepted + 1
     return after.replace(
         drafter=method.drafter.observe(*read, context, drafter),

@@ -17,7 +17,7 @@ from specjax.state import State
 class Counts(NamedTuple):
     """What was done in each row."""
 
-    rounds: Int[Array, "B K"]  # by the batch's longest draft, which is what they take
+    rounds_by_length: Int[Array, "B K"]  # the batch's longest draft, which is what they take
     accepted: Int[Array, " B"]  # tokens, none behind an EOS
     tested: Int[Array, " B"]
     policy: Any  # the state of the one that decides
@@ -70,9 +70,10 @@ class Always(Policy):
         return jnp.where(self.length < 0, decided, otherwise)
 
     def update(self, state, round_):
-        lengths = jnp.arange(state.rounds.shape[1], dtype=jnp.int32)[None, :]
+        lengths = jnp.arange(state.rounds_by_length.shape[1], dtype=jnp.int32)[None, :]
         new = state._replace(
-            rounds=state.rounds + (jnp.max(round_.drafted) == lengths).astype(jnp.int32),
+            rounds_by_length=state.rounds_by_length
+            + (jnp.max(round_.drafted) == lengths).astype(jnp.int32),
             accepted=state.accepted + round_.in_output,
             tested=state.tested + jnp.sum(round_.tested, axis=1, dtype=jnp.int32),
         )
@@ -94,5 +95,5 @@ def note(state: State) -> Note:
     if not state.policy:
         return Note([int(calls[row])], np.zeros((2, len(calls)), int))
     counts: Counts = state.policy
-    rounds, accepted, tested = sharding.fetch((counts.rounds, counts.accepted, counts.tested))
+    rounds, accepted, tested = sharding.fetch(counts[:3])
     return Note(rounds[row].tolist(), np.stack([accepted, tested]))

@@ -478,13 +478,14 @@ def costs_for(
     sources = tokenize(target, some, max_source_len)
     if sources and max_new_tokens >= 1:
         decoding.check_room(target, sources, max_new_tokens)
-        if isinstance(method, TreeSpeculative):
+        if method.branches:
             return _costs_of_a_tree(policy, method, target, sources, key, max(1, batch_size))
         deciding = with_any_costs(policy, method.gamma_max)
         if deciding.fixed:  # by costs that it has yet to be told
             deciding = Undecided()
+        loop: Any = dataclasses.replace(method, policy=deciding)
         return measure(
-            {"loop": dataclasses.replace(method, policy=deciding)},
+            {"loop": loop},
             target,
             sources[:timed],
             untimed=sources[timed:],
@@ -524,10 +525,9 @@ def with_costs(
     """The loop with a policy by name, which is told the costs, and with the passes that they are
     of."""
     made = parse_with_costs(policy, table)
-    if isinstance(method, TreeSpeculative):
-        return decoding.with_policy(method, made)
-    chain = dataclasses.replace(method, widths=pruned(method.widths, table))
-    return decoding.with_policy(chain, made)
+    if not method.branches:
+        method = dataclasses.replace(method, widths=pruned(method.widths, table))
+    return decoding.with_policy(method, made)
 
 
 # --- costs by loop: of `POLICIES`, whose passes are shared, of static γ, of policies by name -----

@@ -21,6 +21,7 @@ from specjax.checkpoints.tensors import read_json
 from specjax.checkpoints.weights import find_tensors
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
+from specjax.drafters.observing import guesses
 from specjax.loop import Method
 from specjax.measure import doubts, metrics, phases, timing
 from specjax.models.memory import nbytes
@@ -495,7 +496,7 @@ class Trial:
             v=costs.v(chosen.nodes),
             steps={str(gamma): time for gamma, time in chosen.steps.items()},
             promised=chosen.tokens,
-            guesses=longest.drafter.guesses,
+            guesses=guesses(longest.drafter),
             expected={str(gamma): tokens for gamma, tokens in expected.items()},
             unended=longest_drafted[chosen.method.gamma_max],
             tau=tau,
@@ -512,7 +513,7 @@ class Trial:
 
     def _expected(self, name: str, longest: Speculative, alpha: float) -> dict[int, float]:
         """Tokens for each call of the target, by γ."""
-        if longest.drafter.guesses:
+        if guesses(longest.drafter):
             return metrics.tokens_by_position(
                 self._rows(longest, self._measured, name), self.gammas
             )

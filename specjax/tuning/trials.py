@@ -62,7 +62,7 @@ def fastest(
     given = fitting.not_blank(target, texts)
     count = min(max(TEXTS, rows), len(given) // PART) // rows * rows
     some: list[list[int]] = []
-    if count >= LEAST and max_new_tokens >= 1 and _estimates(method):
+    if count >= LEAST and max_new_tokens >= 1 and _estimating(method):
         some = fitting.tokenize(target, timing.spread(given, count), max_source_len)
         decoding.check_room(target, some, max_new_tokens)
     return faster(
@@ -102,9 +102,9 @@ def faster(
         in seconds.
     """
     preferred = decoding.plain_if_preferred(method, max_new_tokens, batch_size)
-    if not _estimates(method):
+    policy = _estimating(method)
+    if policy is None:
         return preferred
-    policy = method.policy  # type: ignore[attr-defined]
     run: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "key": key, "batch_size": batch_size, "names": names,
     }  # fmt: skip
@@ -139,8 +139,10 @@ def faster(
     return ways[min(takes, key=lambda name: takes[name])]
 
 
-def _estimates(method: Method) -> bool:
-    return isinstance(method, Speculative) and isinstance(method.policy, Estimating)
+def _estimating(method: Method) -> Estimating | None:
+    """The policy, if it estimates what chains of each length promise."""
+    policy = method.policy
+    return policy if isinstance(policy, Estimating) and not method.branches else None
 
 
 def _per_token(found: timing.Comparison, name: str) -> float:

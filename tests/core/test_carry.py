@@ -56,7 +56,7 @@ def test_every_policy():
         past, fresh = (
             jax.eval_shape(functools.partial(policy.init, gamma_max=2), keys_of(n)) for n in (2, 3)
         )
-        found = jax.eval_shape(policy.inherit, fresh, past, rows)
+        found = jax.eval_shape(policy.resume, fresh, past, rows)
         same = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), found, fresh)
         assert jax.tree.all(same), name
     carrying = [name for name, policy in library(2, 3).items() if policy.carries]
@@ -72,12 +72,12 @@ def test_a_row_begins_where_the_last_one_ended(policy):
     for _ in range(3):
         past = policy.update(past, stats_of(3, 0, 3))
     fresh = policy.init(test_loops.keys_of(1, index=[7]), 3)
-    heir = policy.inherit(fresh, past, jnp.ones((1,), bool))
+    resumed = policy.resume(fresh, past, jnp.ones((1,), bool))
     if isinstance(policy, Hedge):
-        assert heir.salt.tolist() == fresh.salt.tolist() != past.salt.tolist()
-        begun, ended, before = (policy.probs(state).tolist() for state in (heir, past, fresh))
+        assert resumed.salt.tolist() == fresh.salt.tolist() != past.salt.tolist()
+        begun, ended, before = (policy.probs(state).tolist() for state in (resumed, past, fresh))
     else:
-        begun, ended, before = (np.ravel(policy.begin(s, 3)[1])[0] for s in (heir, past, fresh))
+        begun, ended, before = (np.ravel(policy.begin(s, 3)[1])[0] for s in (resumed, past, fresh))
     assert begun == ended != before
 
 
@@ -85,14 +85,14 @@ def test_a_row_begins_where_the_last_one_ended(policy):
 
 
 @pytree
-class Heir(Policy):
+class Resumed(Policy):
     """Begins with what another run has learned."""
 
     inner: Policy
     past: object
 
     def init(self, keys, gamma_max):
-        return self.inner.inherit(self.inner.init(keys, gamma_max), self.past, jnp.ones((1,), bool))
+        return self.inner.resume(self.inner.init(keys, gamma_max), self.past, jnp.ones((1,), bool))
 
     def begin(self, state, gamma_max):
         return self.inner.begin(state, gamma_max)
@@ -124,11 +124,11 @@ def test_enumerated_distribution_of_the_second_input():
             one_of = OneOf(each, jnp.int32(which))
             method = Speculative(target, drafter, TokenRule(), one_of, chosen, eos, 2)
             first = test_loops.run(method, inputs_of([[0, 1]]), 9)
-            heirs = tuple(
-                Heir(policy, jax.tree.map(jnp.asarray, past))
+            resumeds = tuple(
+                Resumed(policy, jax.tree.map(jnp.asarray, past))
                 for policy, past in zip(each, first.policy, strict=True)
             )
-            method = dataclasses.replace(method, policy=OneOf(heirs, jnp.int32(which)))
+            method = dataclasses.replace(method, policy=OneOf(resumeds, jnp.int32(which)))
             start = method.policy.init(keys_of(1), 2)[which]
             fresh = each[which].init(keys_of(1), 2)
             same = (
@@ -201,16 +201,16 @@ def test_a_switch_carries_its_choice():
     assert not test_switch.of(test_switch.fixed(), *drafter.drafters).carries
     inputs = inputs_of([[0], [1]])
     state = test_loops.run(method, inputs, 12)
-    lessons = drafter.lessons(state.drafter)
-    past = Past((), jax.tree.map(jnp.asarray, lessons), jnp.ones((2,), bool))
+    carried = drafter.carry_over(state.drafter)
+    past = Past((), jax.tree.map(jnp.asarray, carried), jnp.ones((2,), bool))
     found = []
-    for heir in (False, True):
+    for resumed in (False, True):
         contexts, begun = test_loops.begin(method, inputs, 12)
-        begun = starting.heir(method, begun, past) if heir else begun
+        begun = starting.resume(method, begun, past) if resumed else begun
         after, _ = jax.jit(specjax.speculative.step)(method, contexts, begun)
         found.append(after.drafter.chosen.tolist())
     assert found == [[0, 0], [1, 1]]
-    assert max(leaf.size for leaf in jax.tree.leaves(lessons)) == 4  # no caches
+    assert max(leaf.size for leaf in jax.tree.leaves(carried)) == 4  # no caches
 
 
 # Replay.
@@ -233,7 +233,7 @@ def test_replay_is_the_real_run(policy):
         inputs = jax.tree.map(lambda x: x[1:], inputs)  # padded alike
         contexts, state = test_loops.begin(method, inputs, budget, keys=keys, buffer_len=32)
         if past is not None:
-            state = starting.heir(method, state, past)
+            state = starting.resume(method, state, past)
         state = specjax.loop.decode(method, contexts, state)
         past = Past(state.policy, (), jnp.ones((1,), bool))
         expected.append([int(x[0]) for x in test_replay.counts(state)])

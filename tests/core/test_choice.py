@@ -266,7 +266,7 @@ def test_costs_alone_where_there_are_few_texts(pair, monkeypatch, passes, own, f
     method = method_of(pair, parse("lookahead", costs=table))
     for texts in (TEXTS[:4] * 8, []):
         found = trials.fastest(method, pair.target, texts, max_new_tokens=8, key=KEY)
-        kind = "decides" if found is method else "fixed" if hasattr(found, "policy") else "plain"
+        kind = "decides" if found is method else "fixed" if found.policy else "plain"
         assert kind == way
         assert way != "fixed" or (found.gamma_max, found.widths) == (1, ())
     trials.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=0, key=KEY)  # no trial

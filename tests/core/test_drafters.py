@@ -1,5 +1,6 @@
-"""Drafters by name, and everywhere a draft can be named."""
+"""Drafters by name, and everywhere a draft can be named; a drafter without a base class."""
 
+import dataclasses
 import functools
 import json
 
@@ -11,14 +12,21 @@ import pytest
 
 import command_line
 import specjax
+from enumeration import output_distribution
 from experiments.reproduce.study import Study
 from pairs import TEXTS
-from specjax import doctor, drafters
+from reference import sequence_distribution, total_variation
+from specjax import decoding, doctor, drafters
 from specjax.checkpoints import Checkpoint
 from specjax.drafters import ngram
 from specjax.drafters.base import proposal
+from specjax.drafters.switch import switch
+from specjax.pytrees import pytree
+from specjax.replay import rollouts
 from specjax.sampling import Sampling
 from specjax.support import files
+from specjax.trees import fixed
+from table_models import inputs_of, random_table
 
 
 def loud(target, sharpness):
@@ -131,3 +139,63 @@ def test_a_greedy_proposal_reduces_the_logits_three_times():
     made = jax.jit(lambda logits: proposal(logits, Sampling(0.0)))
     program = made.lower(jnp.zeros((1, 48))).compile().as_text()
     assert program.count(" reduce(") == 3
+
+
+@pytree
+class NextId:
+    """Prefers the id after the last one: `vocab_size` and five functions, and no base class."""
+
+    sharpness: jax.Array
+    vocab_size: int = dataclasses.field(metadata={"static": True})
+
+    def start(self, inputs, buffer_len):
+        return (), ()
+
+    def observe(self, tokens, start, hidden, count, context, state):
+        return state
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        last = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]
+        return self._after(last), state
+
+    def extend(self, token, position, context, state):
+        return self._after(token), state
+
+    def logits(self, hidden):
+        return hidden
+
+    def _after(self, last):
+        ids = jnp.arange(self.vocab_size, dtype=jnp.int32)[None, :]
+        hit = ids == (last[:, None] + 1) % self.vocab_size
+        return jnp.where(hit, self.sharpness, 0)
+
+
+@pytest.mark.parametrize("how", ["chain", "tree", "switch"])
+def test_five_functions_are_a_drafter(how):
+    """In chains, in trees and in a switch. All outputs of up to 4 tokens over 3: TV < 1e-12."""
+    with jax.enable_x64(True):
+        target, inputs, sampling = random_table(1, 3), inputs_of([[1, 0]]), Sampling(0.7)
+        checkpoint, drafter = specjax.wrap(target, eos_ids=(2,)), NextId(jnp.float64(1), 3)
+        if how == "switch":
+            drafter = switch([drafter, ngram.PromptLookup(3)], checkpoint)
+        tree = fixed(paths=((0,), (1,), (1, 0))) if how == "tree" else None
+        method = decoding.build(checkpoint, drafter, gamma=2, tree=tree, sampling=sampling)
+        assert method.branches == (how == "tree")
+        found = output_distribution(method, inputs, 4, step=type(method).step)
+        assert (
+            total_variation(found, sequence_distribution(target, inputs, sampling, {2}, 4)) < 1e-12
+        )
+
+
+def test_what_five_functions_leave_out():
+    """Replay records such a drafter; nothing carries over; and no function may be missing."""
+    target = specjax.wrap(random_table(1, 3, dtype=jnp.float32))
+    drafter = NextId(jnp.float32(1), 3)
+    how = {"gamma_max": 2, "sampling": Sampling(0.0), "max_new_tokens": 4, "key": jax.random.key(0)}
+    plain = specjax.generate(target, None, [[1]], max_new_tokens=4)
+    trace = rollouts.record(target, drafter, [[1]], plain.tokens, **how)
+    assert trace.length[0, 0] == 2
+    with pytest.raises(ValueError, match="Constant learns nothing"):
+        specjax.generate(target, drafter, [[1]], carry=True)
+    with pytest.raises(ValueError, match=r"draft=.* must be a checkpoint, a drafter"):
+        specjax.generate(target, Sampling(0.0), [[1]])

@@ -15,9 +15,11 @@ from reference import sequence_distribution, total_variation
 from specjax import decoding
 from specjax.doctor import verdicts
 from specjax.drafters import ngram
-from specjax.drafters.base import ModelDrafter, Resized, over
+from specjax.drafters.base import ModelDrafter
+from specjax.drafters.resizing import Resized, ResizedLearner, over
 from specjax.drafters.switch import switch
 from specjax.measure.timing import PLAIN
+from specjax.replay import rollouts
 from specjax.rules import BlockRule, TokenRule
 from specjax.sampling import Sampling
 from table_models import inputs_of, random_table
@@ -133,6 +135,19 @@ def test_a_drafter_of_more_ids(bare):
         with pytest.raises(ValueError, match=r"drafts 321 ids, and .* has 320.*check_tokens=False"):
             make()
         make(check_tokens=False)
+
+
+def test_rollouts_of_a_drafter_of_fewer_ids(bare):
+    """Recorded like those of any other; a switch learns from rounds, and is refused."""
+    target, draft = bare
+    tokens = specjax.generate(target, None, SOURCES[:1], max_new_tokens=4).tokens
+    run = {"gamma_max": 2, "sampling": Sampling(0.0), "max_new_tokens": 4, "key": jax.random.key(0)}
+    trace = rollouts.record(target, draft, SOURCES[:1], tokens, **run)
+    assert trace.emitted.tolist() == [len(tokens[0])]
+    several = over(switch([draft, ngram.PromptLookup(320)], target), 321)
+    assert isinstance(several, ResizedLearner)
+    with pytest.raises(ValueError, match="learns from round to round"):
+        rollouts.record(target, over(several, 320), SOURCES[:1], tokens, **run)
 
 
 def test_the_doctor_counts_what_is_lost():

@@ -266,9 +266,9 @@ def test_a_batch_learns_as_one(measured):
         first = jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), state.evidence)
         ended = Shared(first, jnp.append(state.left, 0))
         np.testing.assert_allclose(policy.alpha(ended)[:-1], policy.alpha(state), rtol=1e-5)
-    heir = policy.inherit(policy.init(keys_of(3), 1), state, jnp.ones(16, bool))
-    assert heir.evidence.lasting.tested.tolist() == [1.0] * 3
-    assert heir.left.tolist() == [2] * 3
+    resumed = policy.resume(policy.init(keys_of(3), 1), state, jnp.ones(16, bool))
+    assert resumed.evidence.lasting.tested.tolist() == [1.0] * 3
+    assert resumed.left.tolist() == [2] * 3
 
 
 @pytest.mark.sweep

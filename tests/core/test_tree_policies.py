@@ -343,5 +343,5 @@ def test_unknown_prefixes_are_not_learned_from():
     contexts, state = begun(method, inputs_of(INPUTS), 9)
     state = state.replace(done=jnp.array([True, False, True, False]))
     after, _ = one_step(method, contexts, state)
-    assert after.policy.rounds.tolist() == [0, 1, 0, 1]
+    assert after.policy.counted.tolist() == [0, 1, 0, 1]
     assert (np.asarray(after.policy.seen).sum(1) > 0).tolist() == [False, True, False, True]

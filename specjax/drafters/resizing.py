@@ -1,0 +1,111 @@
+"""Drafters over the ids of a target that has more or fewer of them."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Float, Int
+
+from specjax.drafters import branching, carrying, learning, observing
+from specjax.drafters.base import Drafter
+from specjax.pytrees import pytree
+
+
+@pytree
+class Resized(Drafter):
+    """A drafter over the ids of a target that has more or fewer of them. Made by `over`.
+
+    Ids that the drafter lacks are never drafted; where the text has one, the drafter reads its own
+    last id in that place. Ids that the target lacks are cut off.
+    """
+
+    inner: Drafter
+    vocab_size: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def branches(self) -> bool:
+        """See `branching.branches`."""
+        return branching.branches(self.inner)
+
+    @property
+    def free(self) -> bool:
+        """See `learning.is_free`."""
+        return learning.is_free(self.inner)
+
+    @property
+    def guesses(self) -> bool:
+        """See `observing.guesses`."""
+        return observing.guesses(self.inner)
+
+    @property
+    def carries(self) -> bool:
+        """See `Carries`."""
+        return carrying.carries(self.inner)
+
+    def start(self, inputs, buffer_len):
+        known = self._read(inputs.source), self._read(inputs.prompt)
+        return self.inner.start(inputs._replace(source=known[0], prompt=known[1]), buffer_len)
+
+    def sees(self, target):
+        return observing.seen_by(self.inner, target)
+
+    def observe(self, tokens, start, hidden, count, context, state):
+        return self.inner.observe(self._read(tokens), start, hidden, count, context, state)
+
+    def fork(self, state):
+        return branching.fork(self.inner, state)
+
+    def join(self, own, shared):
+        return branching.join(self.inner, own, shared)
+
+    def carry_over(self, state):
+        return carrying.carry_over(self.inner, state)
+
+    def resume(self, fresh, past, rows):
+        return carrying.resume(self.inner, fresh, past, rows)
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        return self.inner.begin(self._read(tokens), length, context, state, lags=lags)
+
+    def extend(self, token, position, context, state):
+        return self.inner.extend(self._read(token), position, context, state)
+
+    def logits(self, hidden):
+        return resized(self.inner.logits(hidden), self.vocab_size)
+
+    def _read(self, ids: Int[Array, "..."]) -> Int[Array, "..."]:
+        return readable(ids, self.inner.vocab_size)
+
+
+@pytree
+class ResizedLearner(Resized):
+    """A resized drafter that `Learns`."""
+
+    def learn(self, tokens, length, round_, judge, context, state):
+        def judged(logits, **options):
+            return judge(resized(logits, self.vocab_size), **options)
+
+        known = self._read(tokens), length
+        return learning.learn(self.inner, *known, round_, judged, context, state)
+
+
+def over(drafter: Drafter, vocab_size: int) -> Drafter:
+    """The drafter with logits over `vocab_size` ids; as it is where it has as many."""
+    if drafter.vocab_size == vocab_size:
+        return drafter
+    kind = ResizedLearner if isinstance(drafter, learning.Learns) else Resized
+    return kind(drafter, vocab_size)
+
+
+def resized(logits: Float[Array, "*batch W"], vocab_size: int) -> Float[Array, "*batch V"]:
+    """Logits over the first `vocab_size` ids: −inf for those that are missing."""
+    room = vocab_size - logits.shape[-1]
+    if room <= 0:
+        return logits[..., :vocab_size]
+    padding = [(0, 0)] * (logits.ndim - 1) + [(0, room)]
+    return jnp.pad(logits, padding, constant_values=-jnp.inf)
+
+
+def readable(ids: Int[Array, "..."], vocab_size: int) -> Int[Array, "..."]:
+    """Ids as a model of `vocab_size` ids can read them: those past its last become the last."""
+    return jnp.minimum(ids, vocab_size - 1)
