@@ -8,13 +8,14 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax import decoding, drafters, trees
+from specjax.defaults import BATCH_SIZE, NEW_TOKENS, TEMPERATURE, TOP_K, TOP_P
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy, load_with_costs
 from specjax.results import Progress, Result, Row
 from specjax.rules import AcceptanceRule, exactness
-from specjax.sampling import Filter, Sampling, as_key
+from specjax.sampling import Filter, Sampling, as_sampling, key_for
 from specjax.settings import Settings
 from specjax.trees import Shape
 from specjax.types import Text
@@ -27,14 +28,14 @@ def generate(
     *,
     gamma: int | None = None,
     sampling: Sampling | None = None,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    temperature: float = TEMPERATURE,
+    top_k: int = TOP_K,
+    top_p: float = TOP_P,
     filters: Sequence[Filter | str] = (),
-    max_new_tokens: int = 128,
+    max_new_tokens: int = NEW_TOKENS,
     key: Key[Array, ""] | int | None = None,
     samples: int = 1,
-    batch_size: int = 8,
+    batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
@@ -109,7 +110,7 @@ def generate(
         target,
         texts,
         max_new_tokens=max_new_tokens,
-        key=_key(key, how),
+        key=key_for(how, key),
         samples=samples,
         batch_size=batch_size,
         max_source_len=max_source_len,
@@ -159,7 +160,7 @@ def stream(
         target,
         texts,
         max_new_tokens=of["max_new_tokens"],
-        key=_key(of["key"], how),
+        key=key_for(how, of["key"]),
         samples=of["samples"],
         batch_size=of["batch_size"],
         max_source_len=of["max_source_len"],
@@ -181,24 +182,13 @@ def _sampling(
     written = Sampling(temperature, top_k, top_p, filters)
     if sampling is None:
         return written
-    if not isinstance(sampling, Sampling):
-        raise ValueError(f"sampling={sampling!r} must be a specjax.Sampling, or Greedy().")
-    if (temperature, top_k, top_p, len(filters)) != (0.0, 0, 1.0, 0):
+    sampling = as_sampling(sampling)
+    if (temperature, top_k, top_p, len(filters)) != (TEMPERATURE, TOP_K, TOP_P, 0):
         raise ValueError(
             f"sampling={sampling} is given beside temperature, top_k, top_p or filters: set them "
             "in Sampling(...)."
         )
     return sampling
-
-
-def _key(key: Key[Array, ""] | int | None, sampling: Sampling) -> Key[Array, ""]:
-    """The key; ValueError where tokens are drawn and none is given."""
-    if key is None and not sampling.greedy:
-        raise ValueError(
-            "Tokens are drawn at this temperature, and no key is given: add key=jax.random.key(0), "
-            "or a seed such as key=0."
-        )
-    return as_key(key)
 
 
 def _method(

@@ -47,7 +47,7 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from specjax import checkpoints, decoding, drafters, policies, rules, sampling, trees
+from specjax import checkpoints, decoding, drafters, policies, rules, trees
 from specjax.cli import defaults
 from specjax.cli import follow as following
 from specjax.cli.inputs import read_lines
@@ -209,7 +209,7 @@ def method_of(
         target,
         draft,
         gamma=config.gamma,
-        sampling=sampling.Sampling(config.temperature, config.top_k, config.top_p, config.filters),
+        sampling=defaults.sampling(config),
         rule=config.rule or None,
         policy=None if lacks_costs else config.policy or None,
         tree=config.tree,

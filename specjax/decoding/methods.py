@@ -10,6 +10,7 @@ import numpy as np
 from specjax import drafters, trees
 from specjax.autoregressive import Autoregressive
 from specjax.checkpoints.compatibility import check_ids, check_pair
+from specjax.defaults import GAMMA
 from specjax.drafters import attached
 from specjax.drafters.base import Drafter, ModelDrafter, over
 from specjax.loop import Method
@@ -26,7 +27,7 @@ from specjax.support.ranges import has, listed, whole
 from specjax.trees import BestFirst, Chain, FixedTree, Shape
 from specjax.trees.speculative import TreeSpeculative
 
-GAMMA, MAX_GAMMA = 4, 1024
+MAX_GAMMA = 1024
 CHECKPOINT = ("model", "config", "eos_ids")
 A_CHECKPOINT = "a checkpoint, as specjax.load and specjax.wrap give it"
 D = TypeVar("D")
@@ -48,7 +49,7 @@ def build(
     """`plain` where `draft` is None; else `speculative`, or `branching` if the tree is no chain.
 
     Args:
-      gamma: default `GAMMA`; of a tree, which has its own depth, it is not read.
+      gamma: default `defaults.GAMMA`; of a tree, which has its own depth, it is not read.
     """
     if draft is None:
         return plain(target, sampling, rule)

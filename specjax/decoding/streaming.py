@@ -13,6 +13,7 @@ from specjax.decoding.outputs import Shown, progress_of, rows_of
 from specjax.decoding.running import Running
 from specjax.decoding.starting import Request
 from specjax.decoding.texts import check_room, common_width, tokenize
+from specjax.defaults import BATCH_SIZE
 from specjax.loop import Method
 from specjax.models.checkpoint import Checkpoint
 from specjax.results import Progress, Row
@@ -32,7 +33,7 @@ def as_they_end(
     max_new_tokens: int,
     key: Key[Array, ""],
     samples: int = 1,
-    batch_size: int = 8,
+    batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     only: Sequence[int] | None = None,
     width: int | None = None,

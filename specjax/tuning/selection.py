@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import Array
+from jaxtyping import Key
 
 from specjax import checkpoints, decoding, drafters, formulas, trees
 from specjax.autoregressive import Autoregressive
 from specjax.checkpoints import Checkpoint, compatibility
 from specjax.checkpoints.tensors import read_json
 from specjax.checkpoints.weights import find_tensors
+from specjax.defaults import BATCH_SIZE, GAMMAS, NEW_TOKENS, REPEATS, TIMED_INPUTS
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
@@ -26,7 +29,7 @@ from specjax.measure import doubts, metrics, phases, timing
 from specjax.models.memory import nbytes
 from specjax.policies import Costs
 from specjax.results import Row, summarize
-from specjax.sampling import Filter, Sampling
+from specjax.sampling import Greedy, Sampling, as_sampling, key_for
 from specjax.speculative import Speculative
 from specjax.support.named import short
 from specjax.support.ranges import listed, whole
@@ -58,7 +61,6 @@ FAMILIES = (
     ),
 )
 
-GAMMAS = (1, 2, 3, 5, 7, 10)
 DEPTH = 8  # of trees, at most
 
 # When a speedup is missing, what is to blame for it.
@@ -178,7 +180,18 @@ def select(
     target: Checkpoint,
     drafts: Sequence[str | Checkpoint | Drafter],
     texts: Sequence[str],
-    **options: Any,
+    *,
+    sampling: Sampling | None = None,
+    max_new_tokens: int = NEW_TOKENS,
+    key: Key[Array, ""] | int | None = None,
+    max_source_len: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    gammas: Sequence[int] = GAMMAS,
+    nodes: Sequence[int] = (),
+    timed_inputs: int = TIMED_INPUTS,
+    repeats: int = REPEATS,
+    dtype: Any = None,
+    check_tokens: bool = True,
 ) -> Selection:
     """Measure each candidate on these inputs, and say which to use.
 
@@ -189,15 +202,37 @@ def select(
         target's family that are smaller, see `smaller_members`. Plain decoding is compared with
         all of them.
       texts: inputs of the kind that will be decoded; some 50 are enough.
-      options: fields of `Trial`: temperature, max_new_tokens, batch_size, ...
+      sampling, max_new_tokens, key, max_source_len, batch_size, check_tokens: as of `generate`,
+        and as they will be used there. Timings are of batch 1 all the same.
+      gammas: draft lengths to choose from.
+      nodes: sizes of trees to try too, such as (8, 16, 32).
+      timed_inputs: how many of the texts are timed.
+      repeats: of each timing.
+      dtype: of drafts that are named, as `specjax.load` takes it.
 
     Raises:
-      ValueError: `drafts` is no list, none is known for this target, or options out of range.
+      ValueError: `drafts` is no list, none is known for this target, a number out of range, too
+        few texts, or no key where tokens are drawn.
     """
     if isinstance(drafts, str) or not isinstance(drafts, Sequence):
         raise ValueError(f"drafts={drafts!r} should be a list, such as [{drafts!r}].")
     drafts = list(drafts) or smaller_members(target.name)
-    trial = Trial(target, texts, drafts, **options)
+    trial = Trial(
+        target,
+        texts,
+        drafts,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        key=key,
+        max_source_len=max_source_len,
+        batch_size=batch_size,
+        gammas=gammas,
+        nodes=nodes,
+        timed_inputs=timed_inputs,
+        repeats=repeats,
+        dtype=dtype,
+        check_tokens=check_tokens,
+    )
     candidates = [trial.measure(draft, tree) for draft in drafts for tree in trial.shapes]
     return Selection(candidates, recommend(candidates))
 
@@ -277,23 +312,22 @@ class Trial:
     target: Checkpoint
     texts: Sequence[str]
     drafts: Sequence[str | Checkpoint | Drafter] = ()
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    filters: Sequence[Filter | str] = ()
-    max_new_tokens: int = 128
+    sampling: Sampling | None = None  # None: greedy
+    max_new_tokens: int = NEW_TOKENS
+    key: Key[Array, ""] | int | None = None  # needed where tokens are drawn
     max_source_len: int | None = None
-    batch_size: int = 8
+    batch_size: int = BATCH_SIZE
     gammas: Sequence[int] = GAMMAS
     nodes: Sequence[int] = ()  # of trees, which are tried too
-    timed_inputs: int = 16
-    repeats: int = 5
-    seed: int = 0
+    timed_inputs: int = TIMED_INPUTS
+    repeats: int = REPEATS
     dtype: Any = None  # of the drafts, as `specjax.load` takes it
     check_tokens: bool = True  # False: drafts whose tokens are not the target's are tried too
 
     def __post_init__(self):
         check_numbers(self.gammas, self.nodes, self.timed_inputs, self.repeats)
+        self._sampling = as_sampling(self.sampling)
+        self._key = key_for(self._sampling, self.key)
         decoding.check_texts(self.texts)
         kept = [text for text in self.texts if text.strip()]
         different = list({text.strip(): text for text in kept}.values())
@@ -317,10 +351,6 @@ class Trial:
         return [False, True] if self.nodes else [False]
 
     @functools.cached_property
-    def _sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p, self.filters)
-
-    @functools.cached_property
     def _plain(self) -> Autoregressive:
         return decoding.plain(self.target, self._sampling)
 
@@ -330,7 +360,7 @@ class Trial:
             self.target,
             texts,
             max_new_tokens=self.max_new_tokens,
-            key=jax.random.key(self.seed),
+            key=self._key,
             batch_size=self.batch_size,
             max_source_len=self.max_source_len,
             names=(self.target.name, name),
@@ -433,9 +463,9 @@ class Trial:
     ) -> Candidate:
         alpha = self._alpha(loaded, self._sampling)
         greedy = self._sampling.greedy
-        agreement = alpha if greedy else self._alpha(loaded, Sampling(0.0))
+        agreement = alpha if greedy else self._alpha(loaded, Greedy())
         texts = decoding.tokenize(self.target, self._measured, self.max_source_len)
-        key, timed = jax.random.key(self.seed), timing.spread(texts, self.timed_inputs)
+        key, timed = self._key, timing.spread(texts, self.timed_inputs)
         begin = functools.partial(
             timing.start, target=self.target, max_new_tokens=self.max_new_tokens, key=key
         )

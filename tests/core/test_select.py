@@ -353,8 +353,10 @@ def test_selection_where_the_answer_is_known(pair, monkeypatch):
 
 def test_counts_are_of_inputs_that_are_not_measured(pair):
     """Over the outputs of the first half; and α at temperature 1 beside the greedy agreement."""
-    trial = Trial(pair.target, ["", *TEXTS], ["bigram"], max_new_tokens=BUDGET, temperature=1.0,
-                  gammas=(1,), timed_inputs=2, repeats=1)  # fmt: skip
+    trial = Trial(
+        pair.target, ["", *TEXTS], ["bigram"], sampling=specjax.Sampling(), key=0,
+        max_new_tokens=BUDGET, gammas=(1,), timed_inputs=2, repeats=1,
+    )  # fmt: skip
     found = trial.measure("bigram")
     key = jax.random.key(0)
     generate = functools.partial(

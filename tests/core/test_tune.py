@@ -10,7 +10,7 @@ import pytest
 
 import specjax
 from pairs import TEXTS
-from specjax import decoding, policies
+from specjax import decoding, doctor, policies
 from specjax.autoregressive import Autoregressive
 from specjax.measure import timing
 from specjax.policies import Costs
@@ -204,9 +204,7 @@ def test_a_file_of_something_else(text, tmp_path):
         ({"settings": Settings(2), "policy": "svip"}, "settings and policy are both given"),
         ({"tree": "fixed(branches=(2, 1))", "gamma": 2}, "gamma=2 beside tree="),
         ({"sampling": Greedy(), "top_k": 3}, "beside temperature, top_k"),
-        ({"sampling": 0.7}, "sampling=0.7 must be a specjax.Sampling"),
         ({"temperature": 0.7}, "no key is given"),
-        ({"sampling": Sampling()}, "no key is given"),
     ],
 )
 def test_said_twice(pair, options, said):
@@ -236,3 +234,32 @@ def test_policies_are_typed_values(pair):
     found = specjax.generate(pair.target, pair.draft, TEXTS, **options)
     by_name = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
     assert found.drafted.tolist() == by_name.drafted.tolist()
+
+
+DRAWS = {
+    "generate": lambda pair, **how: specjax.generate(pair.target, pair.draft, TEXTS, **how),
+    "stream": lambda pair, **how: specjax.stream(pair.target, pair.draft, TEXTS, **how),
+    "tune": lambda pair, **how: specjax.tune(pair.target, pair.draft, TEXTS, **how),
+    "select": lambda pair, **how: specjax.select(pair.target, [pair.draft], TEXTS, **how),
+    "measure_alpha": lambda pair, **how: specjax.measure_alpha(
+        pair.target, pair.draft, TEXTS, **how
+    ),
+    "measure_speedup": lambda pair, **how: specjax.measure_speedup(
+        pair.target, pair.draft, TEXTS, **how
+    ),
+    "doctor": lambda pair, **how: doctor.Plan(pair.target.name, pair.draft.name, **how),
+}
+
+
+@pytest.mark.parametrize("function", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"sampling": Sampling(0.7)}, "no key is given"),
+        ({"sampling": 0.7}, "sampling=0.7 must be a specjax.Sampling"),
+        ({"sampling": Sampling(0.7), "key": "seed"}, "key='seed' must be"),
+    ],
+)
+def test_whatever_draws_asks_for_a_sampling_and_a_key(pair, function, how, message):
+    with pytest.raises(ValueError, match=message):
+        function(pair, **how)

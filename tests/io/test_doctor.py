@@ -24,9 +24,10 @@ from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.results import Row
 from specjax.rules import TokenRule
-from specjax.sampling import argmax
+from specjax.sampling import Sampling, argmax
 
 NAMES = [check.name for check in doctor.CHECKS]
+DRAWN = {"sampling": Sampling(0.3), "key": 0}
 LAST = NAMES[NAMES.index("outputs") :]  # what needs a pair that decodes
 
 
@@ -76,7 +77,12 @@ def edit_config(directory, **fields):
 def test_a_draft_as_good_as_its_target(pair):
     """Sampling, with filters: everything is accepted."""
     names = but("greedy identity", "draws", "speed", "speedup")
-    found = examine(pair.target.name, pair.twin.name, names=names, temperature=0.8, top_k=50)
+    found = examine(
+        pair.target.name,
+        pair.twin.name,
+        names=names,
+        **DRAWN | {"sampling": Sampling(0.8, top_k=50)},
+    )
     assert found["acceptance"].verdict == "pass"
     assert "by position 1.00 1.00 1.00" in found["acceptance"].seen
 
@@ -275,7 +281,7 @@ def accept_everything(self, target_logprobs, draft_logprobs, drafts, draft_len):
 @pytest.mark.slow
 def test_a_loop_that_keeps_every_draft(pair, planted):
     planted(TokenRule, "stop", accept_everything)
-    found = examine(pair.target.name, pair.draft.name, names=but("speed"), temperature=0.3)
+    found = examine(pair.target.name, pair.draft.name, names=but("speed"), **DRAWN)
     assert found["greedy identity"].verdict == "fail"
     assert found["draws"].verdict == "fail"
     assert found["acceptance"].verdict == "skip"
@@ -300,7 +306,7 @@ def test_a_rule_and_a_policy_of_ones_own(pair, monkeypatch):
         checks.decoding, "build", lambda *pair, **all_: made.append(all_) or build(*pair, **all_)
     )
     names = [*NAMES[: NAMES.index("weights") + 1], "draws"]
-    given = {"names": names, "temperature": 0.3, "policy": "svip(threshold=9.0)"}
+    given = {"names": names, "policy": "svip(threshold=9.0)"} | DRAWN
     directories = pair.target.name, pair.draft.name
     found = examine(*directories, rule=f"{__name__}:KeepsEveryDraft", **given)["draws"]
     assert found.verdict == "fail"
