@@ -2,6 +2,7 @@
 
 chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
 print(chosen.words)
+specjax.generate(target, chosen.draft, texts, settings=chosen.settings)
 """
 
 import dataclasses
@@ -30,6 +31,7 @@ from specjax.models.memory import nbytes
 from specjax.policies import Costs
 from specjax.results import Row, summarize
 from specjax.sampling import Greedy, Sampling, as_sampling, key_for
+from specjax.settings import Settings
 from specjax.speculative import Speculative
 from specjax.support.named import short
 from specjax.support.ranges import listed, whole
@@ -154,26 +156,20 @@ PLAIN = Candidate(
 """A candidate like any other, which needs no draft: whatever is not faster loses to it."""
 
 
-class Recommendation(NamedTuple):
-    """What to do."""
-
-    draft: str | None  # None: plain decoding
-    gamma: int  # 0 without a draft
-    words: str  # the same in words, and why
-    tree: str = ""  # where one is faster than a chain
-
-
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """All candidates, in the order given, and what follows."""
+    """All candidates, in the order given, and the draft and settings to decode with."""
 
     candidates: list[Candidate]
-    recommendation: Recommendation
+    settings: Settings
+    """For `generate`, with the chosen draft. γ = 0: plain decoding."""
+    draft: str | Checkpoint | Drafter | None = None
+    """The chosen one; None: plain decoding."""
 
     @property
     def words(self) -> str:
-        """The recommendation, in sentences."""
-        return self.recommendation.words
+        """What to use and why, in sentences."""
+        return self.settings.words
 
 
 def select(
@@ -193,7 +189,11 @@ def select(
     dtype: Any = None,
     check_tokens: bool = True,
 ) -> Selection:
-    """Measure each candidate on these inputs, and say which to use.
+    """Measure each candidate on these inputs, and choose one, or plain decoding.
+
+        chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
+        print(chosen.words)
+        specjax.generate(target, chosen.draft, texts, settings=chosen.settings)
 
     Args:
       target: whose outputs are to come sooner.
@@ -233,8 +233,10 @@ def select(
         dtype=dtype,
         check_tokens=check_tokens,
     )
-    candidates = [trial.measure(draft, tree) for draft in drafts for tree in trial.shapes]
-    return Selection(candidates, recommend(candidates))
+    tried = [(draft, tree) for draft in drafts for tree in trial.shapes]
+    candidates = [trial.measure(draft, tree) for draft, tree in tried]
+    chosen = recommend(candidates, [draft for draft, _ in tried])
+    return chosen if chosen.draft is None else trial.ready(chosen)
 
 
 def smaller_members(target: str) -> list[str]:
@@ -388,6 +390,12 @@ class Trial:
         if not isinstance(draft, str):
             return draft
         return drafters.load(draft, self.target, dtype=self.dtype, counts=lambda: self._counts)
+
+    def ready(self, chosen: Selection) -> Selection:
+        """The selection with a draft that `generate` can take: a name stays one, unless it was
+        loaded with this trial's counts or dtype."""
+        made = counts_ngrams(chosen.draft) or self.dtype is not None
+        return dataclasses.replace(chosen, draft=self._load(chosen.draft)) if made else chosen
 
     def measure(self, draft: str | Checkpoint | Drafter, tree: bool = False) -> Candidate:
         """One candidate, with its best chain or its best tree. A model that cannot be loaded, does
@@ -592,16 +600,25 @@ def counts_ngrams(draft: str | Checkpoint | Drafter) -> bool:
 # --- what follows from the numbers ---------------------------------------------------------------
 
 
-def recommend(candidates: Sequence[Candidate]) -> Recommendation:
-    """The candidate whose outputs come soonest, of equals the one that needs the least memory.
+def recommend(
+    candidates: Sequence[Candidate], drafts: Sequence[str | Checkpoint | Drafter] = ()
+) -> Selection:
+    """Choose the candidate whose outputs come soonest, of equals the one with the least memory.
 
     Plain decoding is one of them and needs the least: a draft is recommended if it beats that by
     more than timings vary, on the inputs that choose and on the others. Nothing follows from
     timings that contradict themselves, or of a busy machine.
+
+    Args:
+      drafts: the draft of each candidate; default: its name.
     """
+
+    def plain(*words: str) -> Selection:
+        return Selection(list(candidates), Settings(0, words=_join(*words)))
+
     usable = [candidate for candidate in candidates if not candidate.problem]
     if busy := doubts.busy(candidate.load for candidate in usable):
-        return Recommendation(None, 0, f"No draft is recommended. {busy}")
+        return plain(f"No draft is recommended. {busy}")
     refused = [
         f"{short(c.name)} cannot {'branch' if c.tree else 'draft'}: {c.problem}"
         for c in candidates
@@ -610,7 +627,7 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
     sound = [candidate for candidate in usable if not candidate.doubts]
     if usable and not sound:
         said = "No draft is recommended: the timings contradict themselves."
-        return Recommendation(None, 0, _join(said, *map(why_not, usable), *refused))
+        return plain(said, *map(why_not, usable), *refused)
     faster = [candidate for candidate in sound if beats_plain(candidate)]
     if not faster:
         why = (
@@ -619,12 +636,16 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
             else "no draft can be used"
         )
         said = f"Use {PLAIN.name}: {why}."
-        return Recommendation(None, 0, _join(said, *map(why_not, usable), *refused))
+        return plain(said, *map(why_not, usable), *refused)
     best = max(candidate.chosen_by for candidate in faster)
     equals = [candidate for candidate in faster if candidate.chosen_by > (1 - SAME) * best]
     winner = min(equals, key=lambda candidate: (candidate.memory, bool(candidate.tree)))
     words = _praise(winner, equals, usable, refused)
-    return Recommendation(winner.name, winner.gamma, words, winner.tree)
+    settings = Settings(winner.gamma, tree=winner.tree or "chain", words=words)
+    of_each = drafts or [candidate.name for candidate in candidates]
+    pairs = zip(candidates, of_each, strict=True)
+    draft = next(draft for candidate, draft in pairs if candidate is winner)
+    return Selection(list(candidates), settings, draft)
 
 
 def beats_plain(candidate: Candidate) -> bool:
