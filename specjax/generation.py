@@ -1,8 +1,6 @@
 """What a user types: texts in, texts out. Nothing here reads a clock: `specjax.tune` does."""
 
-import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from jax import Array
 from jaxtyping import Key
@@ -12,7 +10,7 @@ from specjax.defaults import BATCH_SIZE, NEW_TOKENS, TEMPERATURE, TOP_K, TOP_P
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, load_with_costs
+from specjax.policies import Policy
 from specjax.results import Progress, Result, Row
 from specjax.rules import AcceptanceRule, exactness
 from specjax.sampling import Filter, Sampling, as_sampling, key_for
@@ -98,27 +96,30 @@ def generate(
         beside a tree, settings beside what they replace, or nothing that could be carried over.
       FloatingPointError: logits that are not finite; the message names the model.
     """
-    decoding.check_texts(texts)
-    how = _sampling(sampling, temperature, top_k, top_p, filters)
-    method = _method(
-        target, draft, how, gamma, rule, policy, widths, tree, settings, check_tokens=check_tokens
-    )
-    if carry:
-        decoding.check_carry(method)
-    rows = decoding.stream(
-        method,
+    events, method = _decode(
         target,
+        draft,
         texts,
+        gamma=gamma,
+        sampling=_sampling(sampling, temperature, top_k, top_p, filters),
         max_new_tokens=max_new_tokens,
-        key=key_for(how, key),
+        key=key,
         samples=samples,
         batch_size=batch_size,
         max_source_len=max_source_len,
-        names=_names(target, draft),
+        rule=rule,
+        policy=policy,
+        widths=widths,
+        tree=tree,
+        settings=settings,
+        rounds=rounds,
         carry=carry,
-        logs=rounds,
+        check_tokens=check_tokens,
+        eager=False,
+        every=0,
     )
-    return Result(list(rows), draft is None or exactness(method.rule, method.sampling))
+    rows = list(decoding.in_order(events, samples))
+    return Result(rows, draft is None or exactness(method.rule, method.sampling))
 
 
 def stream(
@@ -127,7 +128,25 @@ def stream(
     texts: Sequence[Text],
     *,
     every: int = 0,
-    **options: Any,
+    gamma: int | None = None,
+    sampling: Sampling | None = None,
+    temperature: float = TEMPERATURE,
+    top_k: int = TOP_K,
+    top_p: float = TOP_P,
+    filters: Sequence[Filter | str] = (),
+    max_new_tokens: int = NEW_TOKENS,
+    key: Key[Array, ""] | int | None = None,
+    samples: int = 1,
+    batch_size: int = BATCH_SIZE,
+    max_source_len: int | None = None,
+    rule: AcceptanceRule | str | None = None,
+    policy: Policy | str | None = None,
+    widths: Sequence[int] = (),
+    tree: Shape | str | None = None,
+    settings: Settings | None = None,
+    rounds: bool = False,
+    carry: bool = False,
+    check_tokens: bool = True,
 ) -> Iterator[Row | Progress]:
     """The rows of `generate` one by one, as they end, and on request how far the others are.
 
@@ -139,36 +158,127 @@ def stream(
 
     Args:
       every: hand out a `Progress` of each row that runs, every so many rounds; 0: never.
-      options: the other arguments of `generate`.
+      gamma, …, check_tokens: as of `generate`.
 
     Raises:
       As `generate`.
     """
-    given = inspect.signature(generate).bind(target, draft, texts, **options)
-    given.apply_defaults()
-    of = given.arguments
+    events, _ = _decode(
+        target,
+        draft,
+        texts,
+        gamma=gamma,
+        sampling=_sampling(sampling, temperature, top_k, top_p, filters),
+        max_new_tokens=max_new_tokens,
+        key=key,
+        samples=samples,
+        batch_size=batch_size,
+        max_source_len=max_source_len,
+        rule=rule,
+        policy=policy,
+        widths=widths,
+        tree=tree,
+        settings=settings,
+        rounds=rounds,
+        carry=carry,
+        check_tokens=check_tokens,
+        eager=True,
+        every=every,
+    )
+    return events
+
+
+def _decode(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str | None,
+    texts: Sequence[Text],
+    *,
+    gamma: int | None,
+    sampling: Sampling,
+    max_new_tokens: int,
+    key: Key[Array, ""] | int | None,
+    samples: int,
+    batch_size: int,
+    max_source_len: int | None,
+    rule: AcceptanceRule | str | None,
+    policy: Policy | str | None,
+    widths: Sequence[int],
+    tree: Shape | str | None,
+    settings: Settings | None,
+    rounds: bool,
+    carry: bool,
+    check_tokens: bool,
+    eager: bool,
+    every: int,
+) -> tuple[Iterator[Row | Progress], Method]:
+    """The rows as they end, and the loop that decodes them.
+
+    Args:
+      eager, every: as of `decoding.as_they_end`. For the others see `generate`.
+    """
     decoding.check_texts(texts)
-    how = _sampling(of["sampling"], of["temperature"], of["top_k"], of["top_p"], of["filters"])
-    method = _method(
-        target, draft, how, of["gamma"], of["rule"], of["policy"], of["widths"], of["tree"],
-        of["settings"], check_tokens=of["check_tokens"],
-    )  # fmt: skip
-    if of["carry"]:
+    if settings is None:
+        _check_depth(gamma, tree)
+        method = decoding.build(
+            target,
+            draft,
+            gamma=gamma,
+            sampling=sampling,
+            rule=rule,
+            policy=policy,
+            widths=widths,
+            tree=tree,
+            check_tokens=check_tokens,
+        )
+    else:
+        _check_alone(gamma, rule, policy, widths, tree)
+        method = decoding.tuned(
+            target, draft, settings, sampling=sampling, check_tokens=check_tokens
+        )
+    if carry:
         decoding.check_carry(method)
-    return decoding.as_they_end(
+    events = decoding.as_they_end(
         method,
         target,
         texts,
-        max_new_tokens=of["max_new_tokens"],
-        key=key_for(how, of["key"]),
-        samples=of["samples"],
-        batch_size=of["batch_size"],
-        max_source_len=of["max_source_len"],
-        names=_names(target, draft),
-        carry=of["carry"],
-        logs=of["rounds"],
+        max_new_tokens=max_new_tokens,
+        key=key_for(sampling, key),
+        samples=samples,
+        batch_size=batch_size,
+        max_source_len=max_source_len,
+        names=(target.name, "" if draft is None else drafters.name_of(draft)),
+        carry=carry,
+        logs=rounds,
+        eager=eager,
         every=every,
     )
+    return events, method
+
+
+def _check_depth(gamma: int | None, tree: Shape | str | None) -> None:
+    """ValueError if a tree, which has its own depth, is given a draft length."""
+    if gamma is not None and not isinstance(trees.load(tree), trees.Chain):
+        raise ValueError(
+            f"gamma={gamma} beside tree={tree!r}: a tree has its own depth. Leave gamma out."
+        )
+
+
+def _check_alone(
+    gamma: int | None,
+    rule: AcceptanceRule | str | None,
+    policy: Policy | str | None,
+    widths: Sequence[int],
+    tree: Shape | str | None,
+) -> None:
+    """ValueError if one of these is given beside the settings that hold it."""
+    given = {"gamma": gamma, "rule": rule, "policy": policy, "tree": tree}
+    beside = [name for name, value in given.items() if value is not None]
+    beside += ["widths"] if len(widths) else []
+    if beside:
+        raise ValueError(
+            f"settings and {beside[0]} are both given: settings already have it. Leave one "
+            "out, or change the settings with dataclasses.replace."
+        )
 
 
 def _sampling(
@@ -189,55 +299,3 @@ def _sampling(
             "in Sampling(...)."
         )
     return sampling
-
-
-def _method(
-    target: Checkpoint,
-    draft: Checkpoint | Drafter | str | None,
-    sampling: Sampling,
-    gamma: int | None,
-    rule: AcceptanceRule | str | None,
-    policy: Policy | str | None,
-    widths: Sequence[int],
-    tree: Shape | str | None,
-    settings: Settings | None,
-    *,
-    check_tokens: bool,
-) -> Method:
-    """The loop that decodes."""
-    if settings is not None:
-        given = {"gamma": gamma, "rule": rule, "policy": policy, "tree": tree}
-        beside = [name for name, value in given.items() if value is not None]
-        beside += ["widths"] if len(widths) else []
-        if beside:
-            raise ValueError(
-                f"settings and {beside[0]} are both given: settings already have it. Leave one "
-                "out, or change the settings with dataclasses.replace."
-            )
-        rule, tree, widths = settings.rule or None, settings.tree, settings.widths
-        gamma = settings.gamma if tree == "chain" else None
-        if settings.gamma == 0:
-            draft, gamma = None, None
-        elif settings.policy and settings.costs is not None:
-            policy = load_with_costs(settings.policy, settings.costs)
-        elif settings.policy:
-            policy = settings.policy
-    if gamma is not None and not isinstance(trees.load(tree), trees.Chain):
-        raise ValueError(
-            f"gamma={gamma} beside tree={tree!r}: a tree has its own depth. Leave gamma out."
-        )
-    return decoding.build(
-        target,
-        draft,
-        gamma=gamma,
-        sampling=sampling,
-        rule=rule,
-        policy=policy,
-        widths=widths,
-        tree=tree,
-        check_tokens=check_tokens,
-    )
-
-
-def _names(target: Checkpoint, draft: Checkpoint | Drafter | str | None) -> tuple[str, str]:
-    return target.name, "" if draft is None else drafters.name_of(draft)

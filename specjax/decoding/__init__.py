@@ -22,6 +22,7 @@ from specjax.decoding.methods import (
     plain_of,
     reads_batch,
     speculative,
+    tuned,
     with_policy,
 )
 from specjax.decoding.outputs import check_finite, read_rows, rows_of, text_of
@@ -70,5 +71,6 @@ __all__ = [
     "stream",
     "text_of",
     "tokenize",
+    "tuned",
     "with_policy",
 ]

@@ -16,12 +16,13 @@ from specjax.drafters.base import Drafter, ModelDrafter, over
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, constant, needs_costs
+from specjax.policies import Policy, constant, load_with_costs, needs_costs
 from specjax.policies import load as load_policy
 from specjax.policies.base import counts_nodes, within_a_draft
 from specjax.rules import AcceptanceRule, TokenRule
 from specjax.rules import load as load_rule
 from specjax.sampling import Sampling
+from specjax.settings import Settings
 from specjax.speculative import Speculative
 from specjax.support.ranges import has, listed, whole
 from specjax.trees import BestFirst, Chain, FixedTree, Shape
@@ -54,12 +55,55 @@ def build(
     if draft is None:
         return plain(target, sampling, rule)
     shape = trees.load(tree)
-    options: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths}
-    options["check_tokens"] = check_tokens
     if not isinstance(shape, Chain):
-        return branching(target, draft, shape, sampling=sampling, **options)
-    gamma = GAMMA if gamma is None else gamma
-    return speculative(target, draft, gamma=gamma, sampling=sampling, **options)
+        return branching(
+            target,
+            draft,
+            shape,
+            sampling=sampling,
+            rule=rule,
+            policy=policy,
+            widths=widths,
+            check_tokens=check_tokens,
+        )
+    return speculative(
+        target,
+        draft,
+        gamma=GAMMA if gamma is None else gamma,
+        sampling=sampling,
+        rule=rule,
+        policy=policy,
+        widths=widths,
+        check_tokens=check_tokens,
+    )
+
+
+def tuned(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str | None,
+    settings: Settings,
+    *,
+    sampling: Sampling,
+    check_tokens: bool = True,
+) -> Method:
+    """The loop that `settings` describe; plain decoding where their γ is 0.
+
+    Raises: as `generate`.
+    """
+    policy: Policy | str | None = settings.policy or None
+    if settings.policy and settings.costs is not None:
+        policy = load_with_costs(settings.policy, settings.costs)
+    return build(
+        target,
+        draft if settings.gamma else None,
+        gamma=settings.gamma,
+        sampling=sampling,
+        rule=settings.rule or None,
+        policy=policy,
+        widths=settings.widths,
+        tree=settings.tree,
+        check_tokens=check_tokens,
+    )
 
 
 def plain(

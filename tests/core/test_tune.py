@@ -1,6 +1,9 @@
 """`tune` measures and chooses; `generate` decodes what it is given, and reads no clock."""
 
+import ast
 import dataclasses
+import inspect
+import textwrap
 import time
 import types
 
@@ -10,8 +13,9 @@ import pytest
 
 import specjax
 from pairs import TEXTS
-from specjax import decoding, doctor, policies
+from specjax import decoding, doctor, generation, policies
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import running, starting, streaming
 from specjax.measure import timing
 from specjax.policies import Costs
 from specjax.sampling import Greedy, Sampling
@@ -33,13 +37,13 @@ def costs(monkeypatch):
 
 def loops(monkeypatch):
     """The loops that `generate` decodes with, as they are used."""
-    used, stream = [], decoding.stream
+    used, as_they_end = [], decoding.as_they_end
 
     def watched(method, *args, **options):
         used.append(method)
-        return stream(method, *args, **options)
+        return as_they_end(method, *args, **options)
 
-    monkeypatch.setattr(decoding, "stream", watched)
+    monkeypatch.setattr(decoding, "as_they_end", watched)
     return used
 
 
@@ -263,3 +267,39 @@ DRAWS = {
 def test_whatever_draws_asks_for_a_sampling_and_a_key(pair, function, how, message):
     with pytest.raises(ValueError, match=message):
         function(pair, **how)
+
+
+WAY = (
+    generation.generate,
+    generation.stream,
+    generation._decode,
+    decoding.build,
+    decoding.tuned,
+    decoding.speculative,
+    decoding.branching,
+    decoding.as_they_end,
+    streaming.admitted,
+    streaming.whole_batches,
+    running.Running.__init__,
+    running.Running.admit,
+    starting.start,
+    starting.arguments,
+)
+
+
+@pytest.mark.parametrize("function", WAY, ids=lambda one: one.__qualname__)
+def test_arguments_go_by_name_from_generate_to_the_loop(function):
+    """An editor finds each where it goes: nothing is packed into a dict, or unpacked."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    nodes = list(ast.walk(tree))
+    assert not [one for one in nodes if isinstance(one, ast.keyword | ast.arg) and one.arg is None]
+    assert not [
+        one for one in nodes if isinstance(one, ast.arguments) and (one.kwarg or one.vararg)
+    ]
+    assert not {"locals", "inspect"} & {one.id for one in nodes if isinstance(one, ast.Name)}
+
+
+def test_stream_takes_what_generate_takes():
+    both = [dict(inspect.signature(one).parameters) for one in (specjax.generate, specjax.stream)]
+    assert both[1].pop("every").default == 0
+    assert list(map(str, both[0].values())) == list(map(str, both[1].values()))
