@@ -15,7 +15,7 @@ NARROW = ("", "int8")  # of the fields weights and cache
 
 def get_config(command: str) -> ml_collections.ConfigDict:
     """As --config=FILE:COMMAND calls it."""
-    return {"decode": decode, "select": select}[command]()
+    return {"decode": decode, "select": select, "tune": tune}[command]()
 
 
 Fields = dict[str, tuple[Any, str]]
@@ -61,6 +61,15 @@ DOCTOR: Fields = {
 }
 """Of `specjax doctor`."""
 
+TUNE: Fields = DOCTOR | {
+    "gamma": (defaults.LONGEST, "the longest draft that is tried"),
+    "policy": ("", "how long drafts are; empty: lookahead, or goodput with a tree"),
+}
+"""Of `specjax tune`."""
+
+TUNED = ("gamma", "tree", "policy", "rule")
+"""Fields that a file of `specjax tune` holds."""
+
 SELECT: Fields = (
     {
         "target": ("", "the model whose outputs are to come sooner: a directory or hub name"),
@@ -86,6 +95,11 @@ def decode() -> ml_collections.ConfigDict:
 def select() -> ml_collections.ConfigDict:
     """The config of `specjax select`."""
     return _config(SELECT)
+
+
+def tune() -> ml_collections.ConfigDict:
+    """The config of `specjax tune`: that of `specjax decode`, with a longer draft."""
+    return _config(DECODE | TUNE)
 
 
 def shared() -> ml_collections.ConfigDict:
