@@ -69,17 +69,18 @@ def generate(
       batch_size: rows decoded at once. Where there are more inputs, each takes the place of a row
         that has ended.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
-      rule: acceptance rule, or its name or import path (`specjax.rules.load`); default the
-        paper's `TokenRule`. With "gumbel" plain decoding draws by the same noise: both give the
-        same tokens.
+      rule: acceptance rule, such as `specjax.rules.Block()`, or its name or import path
+        (`specjax.rules.load`); default the paper's `rules.Token()`. With `rules.Gumbel()` plain
+        decoding draws by the same noise: both give the same tokens.
       policy: draft-length policy, such as `specjax.policies.svip(threshold=0.3)`, or its name or
         import path (`specjax.policies.load`); default `constant(gamma)`. Import paths are code that
         runs. One that weighs costs comes with `settings`, or is made with costs of one's own.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper. Of trees: of fewer
         tokens, the root included.
-      tree: the shape of drafts, or its name (`specjax.trees.load`): "chain" by default,
-        "fixed(branches=(3, 2, 1))", "best_first(width=4, depth=4, nodes=16)".
+      tree: the shape of drafts, `specjax.trees.fixed(3, 2, 1)` or
+        `specjax.trees.best_first(width=4, depth=4, nodes=16)`, or its name (`specjax.trees.load`);
+        default `specjax.trees.chain()`.
       settings: what `specjax.tune` found, in the place of gamma, rule, policy, widths and tree.
         With γ = 0 the draft is not used.
       rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the

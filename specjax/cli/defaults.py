@@ -43,7 +43,7 @@ DECODE: Fields = {
     "draft": ("", "the same; or unigram, bigram, lookup, lookup(max_ngram=2), an import path"),
     "method": ("speculative", "or autoregressive, which needs no draft"),
     "gamma": (defaults.GAMMA, "drafted tokens per target call; with a policy the most"),
-    "tree": ("chain", "or fixed(branches=(3, 2)), best_first(width=4, depth=4, nodes=16)"),
+    "tree": ("chain", "or fixed(3, 2), best_first(width=4, depth=4, nodes=16)"),
     "policy": ("", "how long drafts are: svip(threshold=0.3), an import path; empty: gamma"),
     "rule": ("", "what is accepted: block, gumbel, lenient(lenience=0.3), an import path"),
     "compare": (False, "decode without the draft too, and print both side by side"),

@@ -19,7 +19,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy, constant, load_with_costs, needs_costs
 from specjax.policies import load as load_policy
 from specjax.policies.base import counts_nodes, within_a_draft
-from specjax.rules import AcceptanceRule, TokenRule
+from specjax.rules import AcceptanceRule, Token
 from specjax.rules import load as load_rule
 from specjax.sampling import Sampling
 from specjax.settings import Settings
@@ -238,7 +238,7 @@ def _beside(target: Checkpoint, drafter: D) -> D:
 
 def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
     if rule is None:
-        return TokenRule()
+        return Token()
     rule = load_rule(rule) if isinstance(rule, str) else rule
     return has("rule", rule, ("stop", "next_probs"), "an acceptance rule, or its name")
 
@@ -268,7 +268,7 @@ def with_policy(method: M, policy: Policy) -> M:
         raise ValueError(
             f"{name} learns from a round what shorter drafts would have got, which "
             f"{type(method.rule).__name__}{' with this tree' if branches else ''} does not show: "
-            "take another policy, or TokenRule."
+            "take another policy, or rules.Token()."
         )
     return dataclasses.replace(method, policy=policy)
 

@@ -235,8 +235,7 @@ def select(
     )
     tried = [(draft, tree) for draft in drafts for tree in trial.shapes]
     candidates = [trial.measure(draft, tree) for draft, tree in tried]
-    chosen = recommend(candidates, [draft for draft, _ in tried])
-    return chosen if chosen.draft is None else trial.ready(chosen)
+    return trial.ready(recommend(candidates, [draft for draft, _ in tried]))
 
 
 def smaller_members(target: str) -> list[str]:
@@ -394,8 +393,10 @@ class Trial:
     def ready(self, chosen: Selection) -> Selection:
         """The selection with a draft that `generate` can take: a name stays one, unless it was
         loaded with this trial's counts or dtype."""
-        made = counts_ngrams(chosen.draft) or self.dtype is not None
-        return dataclasses.replace(chosen, draft=self._load(chosen.draft)) if made else chosen
+        draft = chosen.draft
+        if draft is None or not (counts_ngrams(draft) or self.dtype is not None):
+            return chosen
+        return dataclasses.replace(chosen, draft=self._load(draft))
 
     def measure(self, draft: str | Checkpoint | Drafter, tree: bool = False) -> Candidate:
         """One candidate, with its best chain or its best tree. A model that cannot be loaded, does
@@ -405,7 +406,7 @@ class Trial:
             loaded = self._load(draft)
             longest = self._method(loaded, max(self.nodes if tree else self.gammas))
             if tree:
-                self._branching(loaded, trees.fixed(branches=(1,)))
+                self._branching(loaded, trees.fixed(1))
         except (ValueError, OSError) as error:
             return Candidate(name, problem=str(error), tree="none" if tree else "")
         found = self._measure(name, loaded, longest, tree)

@@ -17,7 +17,7 @@ from specjax.drafters.base import ModelDrafter
 from specjax.measure import metrics
 from specjax.pytrees import pytree
 from specjax.results import Row
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling
 from table_models import MarkovModel
 
@@ -144,7 +144,7 @@ def test_an_interval_needs_ten_outputs(pair):
 
 
 @pytree
-class Generous(TokenRule):
+class Generous(Token):
     """Keeps everything, by another's chance of acceptance."""
 
     exact = False
@@ -156,10 +156,10 @@ class Generous(TokenRule):
 def test_alpha_of_a_rule_that_is_not_exact(pair):
     """It has the rule's name; α of a rule that inherits another's is refused."""
     options = {"sampling": Sampling(), "draft": pair.draft}
-    assert measure(pair.target, **options, rule=rules.BlockRule()).rule == ""
-    assert measure(pair.target, **options, rule=rules.lenient(1.0)).rule == ""
-    found = measure(pair.target, **options, rule=rules.lenient(0.25))
-    assert "of LenientRule(lenience=0.25), 95%" in repr(found)
+    assert measure(pair.target, **options, rule=rules.Block()).rule == ""
+    assert measure(pair.target, **options, rule=rules.Lenient(1.0)).rule == ""
+    found = measure(pair.target, **options, rule=rules.Lenient(0.25))
+    assert "of Lenient(lenience=0.25), 95%" in repr(found)
     with pytest.raises(ValueError, match=r"Generous\(\) .* inherits `acceptance`"):
         measure(pair.target, **options, rule=Generous())
 

@@ -166,7 +166,7 @@ def test_nothing_to_measure(pair):
 
 def test_a_tree_is_tuned(pair, costs):
     costs(Costs(0.0, [1.0] * 3))
-    tree = "fixed(branches=(2, 1))"
+    tree = "fixed(2, 1)"
     settings = specjax.tune(pair.target, pair.draft, TEXTS, tree=tree, **RUN)
     assert (settings.gamma, settings.policy) == (2, "goodput")
     assert specjax.trees.load(settings.tree) == specjax.trees.load(tree)
@@ -179,7 +179,7 @@ def test_a_tree_is_tuned(pair, costs):
     [
         Settings(0, words="why"),
         Settings(3, "goodput", Costs(0.1, [1.0, 1.5], alpha=0.5), widths=(1, 2), rule="block"),
-        Settings(2, "nodes", Costs(0.1, [1.0, 1.5]), tree="fixed(branches=(2, 1))"),
+        Settings(2, "nodes", Costs(0.1, [1.0, 1.5]), tree="fixed(2, 1)"),
     ],
 )
 def test_kept_in_a_file(settings, tmp_path):
@@ -206,7 +206,7 @@ def test_a_file_of_something_else(text, tmp_path):
         ({"settings": Settings(2), "gamma": 2}, "settings and gamma are both given"),
         ({"settings": Settings(2), "widths": (1,)}, "settings and widths are both given"),
         ({"settings": Settings(2), "policy": "svip"}, "settings and policy are both given"),
-        ({"tree": "fixed(branches=(2, 1))", "gamma": 2}, "gamma=2 beside tree="),
+        ({"tree": "fixed(2, 1)", "gamma": 2}, "gamma=2 beside tree="),
         ({"sampling": Greedy(), "top_k": 3}, "beside temperature, top_k"),
         ({"temperature": 0.7}, "no key is given"),
     ],

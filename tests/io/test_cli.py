@@ -89,7 +89,7 @@ def test_help_of_convert(command):
 
 def test_decode_by_both_doors(command, pair, inputs, tmp_path):
     """The same rows with and without the config's file; a rule may lie in the working directory."""
-    (tmp_path / "rule_of_mine.py").write_text("from specjax import BlockRule as Mine\n")
+    (tmp_path / "rule_of_mine.py").write_text("from specjax.rules import Block as Mine\n")
     flags = [
         f"--config.target={pair.target.name}", f"--config.draft={pair.draft.name}", inputs,
         "--config.max_new_tokens=8", "--config.temperature=1.0",
@@ -205,7 +205,7 @@ def test_decode_with_a_tree(command, pair, inputs):
         "specjax", "decode", f"--config.target={pair.target.name}",
         f"--config.draft={pair.draft.name}", inputs, "--config.max_new_tokens=12",
     ]  # fmt: skip
-    of_tree = ["--config.tree=fixed(branches=(3, 2))", "--config.compare=True"]
+    of_tree = ["--config.tree=fixed(3, 2)", "--config.compare=True"]
     outcomes = [command(*flags, *more) for more in (["--config.gamma=2"], of_tree)]
     chain, tree = ([json.loads(row) for row in of.stdout.splitlines()] for of in outcomes)
     assert [row["tokens"] for row in tree] == [row["tokens"] for row in chain]

@@ -23,7 +23,7 @@ from specjax.models.memory import Need
 from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.results import Row
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling, argmax
 
 NAMES = [check.name for check in doctor.CHECKS]
@@ -90,7 +90,7 @@ def test_a_draft_as_good_as_its_target(pair):
 @pytest.mark.slow
 def test_a_tree(pair):
     """Both loops draw from one distribution, and what it costs is said of levels and nodes."""
-    found = examine(pair.target.name, pair.draft.name, tree="fixed(branches=(3, 2))")
+    found = examine(pair.target.name, pair.draft.name, tree="fixed(3, 2)")
     assert {found[name].verdict for name in ("greedy identity", "draws")} == {"pass"}
     assert re.search(r"by position \S+ \S+( \(|$)", found["acceptance"].seen)
     assert "v(9 nodes)" in found["speed"].seen
@@ -99,7 +99,7 @@ def test_a_tree(pair):
 
 def test_a_drafter_that_cannot_branch(pair):
     names = ["target files", "draft files", "compatibility"]
-    found = examine(pair.target.name, "lookup", names=names, tree="fixed(branches=(3, 2))")
+    found = examine(pair.target.name, "lookup", names=names, tree="fixed(3, 2)")
     assert found["compatibility"].verdict == "fail"
     assert 'tree="chain"' in found["compatibility"].seen
 
@@ -280,7 +280,7 @@ def accept_everything(self, target_logprobs, draft_logprobs, drafts, draft_len):
 
 @pytest.mark.slow
 def test_a_loop_that_keeps_every_draft(pair, planted):
-    planted(TokenRule, "stop", accept_everything)
+    planted(Token, "stop", accept_everything)
     found = examine(pair.target.name, pair.draft.name, names=but("speed"), **DRAWN)
     assert found["greedy identity"].verdict == "fail"
     assert found["draws"].verdict == "fail"
@@ -290,7 +290,7 @@ def test_a_loop_that_keeps_every_draft(pair, planted):
 
 
 @pytree
-class KeepsEveryDraft(TokenRule):
+class KeepsEveryDraft(Token):
     """Calls itself exact, and is not."""
 
     exact = True

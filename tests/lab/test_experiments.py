@@ -206,7 +206,7 @@ def test_decode_by_policy_and_rule(decode, pair):
     found = rows(outcome.stdout)
     expected = specjax.generate(
         pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET,
-        rule=rules.lenient(0.3), policy=policies.load("svip", threshold=0.4),
+        rule=rules.Lenient(0.3), policy=policies.load("svip", threshold=0.4),
     )  # fmt: skip
     assert [row["tokens"] for row in found] == expected.tokens
     assert sum(row["drafted"] for row in found) == sum(expected.drafted)
@@ -239,7 +239,7 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
             (
                 1.0,
                 "lenient(0.3)",
-                r"different samples. LenientRule\(lenience=0.3\) is not exact.$",
+                r"different samples. Lenient\(lenience=0.3\) is not exact.$",
             )
         ),
         (0.0, "lenient(0.3)", r"outputs are the same tokens. LenientArgmax\(lenience=0.3\) is not"),
