@@ -119,7 +119,7 @@ def test_the_message_names_what_was_made(mine):
     ("text", "said"),
     [
         ("fixed((3, 2))", r"branches=\(3, 2\) must be a whole number ≥ 1"),
-        ("fixed(3, 2)", r"it is fixed\(\*branches: int"),
+        ("fixed(branches=[3, 2])", r"it is fixed\(\*branches: int"),
         ("fixed(paths=(0,))", r"paths\[0\]=0 must be a list .*: write \(0,\) for one number"),
         ("fixed(1000, 1000, 1000)", "is too large: a tree may have at most 1,024"),
         ("fixed(2147483647)", "is too large: a tree may have at most 1,024 nodes"),
