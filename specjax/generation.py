@@ -70,16 +70,16 @@ def generate(
         that has ended.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
       rule: acceptance rule, such as `specjax.rules.Block()`, or its name or import path
-        (`specjax.rules.load`); default the paper's `rules.Token()`. With `rules.Gumbel()` plain
+        (`specjax.rules.parse`); default the paper's `rules.Token()`. With `rules.Gumbel()` plain
         decoding draws by the same noise: both give the same tokens.
       policy: draft-length policy, such as `specjax.policies.svip(threshold=0.3)`, or its name or
-        import path (`specjax.policies.load`); default `constant(gamma)`. Import paths are code that
-        runs. One that weighs costs comes with `settings`, or is made with costs of one's own.
+        import path (`specjax.policies.parse`); default `constant(gamma)`. Import paths are code
+        that runs. One that weighs costs comes with `settings`, or is made with costs of one's own.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper. Of trees: of fewer
         tokens, the root included.
       tree: the shape of drafts, `specjax.trees.fixed(3, 2, 1)` or
-        `specjax.trees.best_first(width=4, depth=4, nodes=16)`, or its name (`specjax.trees.load`);
+        `specjax.trees.best_first(width=4, depth=4, nodes=16)`, or its name (`specjax.trees.parse`);
         default `specjax.trees.chain()`.
       settings: what `specjax.tune` found, in the place of gamma, rule, policy, widths and tree.
         With γ = 0 the draft is not used.
@@ -258,7 +258,7 @@ def _decode(
 
 def _check_depth(gamma: int | None, tree: Shape | str | None) -> None:
     """ValueError if a tree, which has its own depth, is given a draft length."""
-    if gamma is not None and not isinstance(trees.load(tree), trees.Chain):
+    if gamma is not None and not isinstance(trees.parse(tree), trees.Chain):
         raise ValueError(
             f"gamma={gamma} beside tree={tree!r}: a tree has its own depth. Leave gamma out."
         )

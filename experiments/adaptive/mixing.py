@@ -25,7 +25,7 @@ from specjax.measure import report, timing
 from specjax.measure.timing import PLAIN
 from specjax.policies import Policy
 from specjax.policies.base import salts
-from specjax.policies.loading import load_with_costs
+from specjax.policies.loading import parse_with_costs
 from specjax.pytrees import pytree
 from specjax.sampling import Purpose
 from specjax.tuning import fitting
@@ -67,7 +67,7 @@ def measure(on: Study, cell: dict[str, Any], name: str) -> list[dict[str, Any]]:
     config, texts = on.config, speedups.timed_texts(on)
     of = on, cell["draft"], cell["temperature"]
     costs = race.cost(on, cell)[POLICIES]
-    policy = load_with_costs(name, costs)
+    policy = parse_with_costs(name, costs)
     widths = fitting.pruned(config.widths, costs)
 
     def made(policy: Policy):

@@ -23,7 +23,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, Policy, acceptance_head, constant
 from specjax.policies.constant import Constant
 from specjax.policies.costs import mean
-from specjax.policies.loading import load_with_costs, takes
+from specjax.policies.loading import parse_with_costs, takes
 from specjax.pytrees import pytree
 from specjax.replay import rehearse, replay, rollouts
 from specjax.replay.rehearse import Rehearsed
@@ -146,7 +146,7 @@ def tried_costs(on: Study, cell: dict[str, Any]) -> tuple[dict[str, Costs], str]
         found = cost(on, cell, deciding)
         if not (wrong := flaw(of, found[fitting.POLICIES], config.cost_error)):
             break
-        command_line.say(f"{wrong} {doubts.busy([doubts.load()])}".rstrip())
+        command_line.say(f"{wrong} {doubts.busy([doubts.load_average()])}".rstrip())
     return found, wrong
 
 
@@ -501,7 +501,7 @@ def policy(on: Study, draft: str, name: str, table: Costs) -> Policy:
     settings = dict(policies(on, draft)[name])
     if takes(name, "params"):
         settings["params"] = acceptance_head.load(head_file(on, draft))
-    return load_with_costs(name, table, **settings)
+    return parse_with_costs(name, table, **settings)
 
 
 def replay_all(

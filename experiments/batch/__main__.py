@@ -33,7 +33,7 @@ from specjax.loop import Method
 from specjax.measure import provenance, report, timing
 from specjax.measure.timing import PLAIN, quartiles
 from specjax.policies import Costs
-from specjax.policies.loading import load_with_costs, takes
+from specjax.policies.loading import parse_with_costs, takes
 from specjax.results import summarize
 from specjax.speculative import Speculative
 from specjax.support import command_line, files
@@ -94,7 +94,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     none = Costs(0.0, [1.0] * (config.gamma_max + 1))
     chosen = config.policies.to_dict()
     own = {
-        name: dataclasses.replace(shared, policy=load_with_costs(name, none, **settings))
+        name: dataclasses.replace(shared, policy=parse_with_costs(name, none, **settings))
         for name, settings in chosen.items()
         if takes(name, "costs")
     }
@@ -121,7 +121,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
     others = others[: len(others) // batch * batch]
     for name, settings in chosen.items():
         loop = dataclasses.replace(
-            shared, policy=load_with_costs(name, known.get(name, none), **settings)
+            shared, policy=parse_with_costs(name, known.get(name, none), **settings)
         )
         methods[name] = trials.faster(loop, on.target, others, **measuring)
         if isinstance(methods[name], Speculative) and methods[name] is not loop:

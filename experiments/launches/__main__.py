@@ -24,7 +24,7 @@ from experiments.plan.published import PUBLISHED
 from specjax import checkpoints, decoding
 from specjax.cli.defaults import DTYPES
 from specjax.measure import report
-from specjax.policies import Costs, Policy, load, needs_costs
+from specjax.policies import Costs, Policy, needs_costs, parse
 from specjax.sampling import Sampling
 from specjax.support import command_line
 
@@ -82,9 +82,9 @@ def main(_) -> None:
 def policy_of(name: str, gamma: int) -> Policy:
     """By its name; what it is told of costs does not change its program."""
     if name == "constant":
-        return load(name, gamma=gamma)
+        return parse(name, gamma=gamma)
     table = Costs(0.1, [1.0] * (gamma + 1))
-    return load(name, **({"costs": table} if needs_costs(name) else {}))
+    return parse(name, **({"costs": table} if needs_costs(name) else {}))
 
 
 if __name__ == "__main__":

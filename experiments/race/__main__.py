@@ -62,7 +62,7 @@ def main(_) -> None:
     elif console.is_terminal:
         show(console, sides, args.slow)
     print(recording.outcome(sides))
-    if busy := doubts.busy([doubts.load()]):
+    if busy := doubts.busy([doubts.load_average()]):
         print(busy)
 
 

@@ -33,7 +33,7 @@ from rich.console import Console
 from experiments.replay.evaluation import evaluate
 from specjax.measure import provenance, report
 from specjax.policies import Costs
-from specjax.policies.loading import load_with_costs
+from specjax.policies.loading import parse_with_costs
 from specjax.replay import rollouts
 from specjax.support import command_line, files, named
 from specjax.support.named import short
@@ -55,7 +55,7 @@ def main(_) -> None:
     if args.c is not None:
         known = given(args, found.gamma_max)
     table = known[fitting.POLICIES]
-    chosen = {text: load_with_costs(text, table) for text in named.split(args.policies)}
+    chosen = {text: parse_with_costs(text, table) for text in named.split(args.policies)}
     key, draws = jax.random.key(args.seed), 1 if row["temperature"] == 0 else args.draws
     begin = time.perf_counter()
     lines = evaluate(chosen, found, known, key, draws, carry=args.carry)

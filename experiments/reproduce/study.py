@@ -237,7 +237,7 @@ def check_chain(config, what: str) -> None:
     Args:
       what: is for chains, and why.
     """
-    if not isinstance(trees.load(config.tree), trees.Chain):
+    if not isinstance(trees.parse(config.tree), trees.Chain):
         raise ValueError(
             f"{what}, and --config.tree={config.tree!r} is no chain: leave it out. "
             "experiments.trees compares trees, experiments.reproduce draws their rounds (Figure 1)."

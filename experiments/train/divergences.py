@@ -1,6 +1,6 @@
 """How far a draft is from its target, for training: pure functions of two distributions.
 
-    divergence = load("kl_ce(weight=0.1)")
+    divergence = parse("kl_ce(weight=0.1)")
     divergence(target_logprobs, draft_logprobs, tokens)  # (N, V), (N, V), (N,) → (N,)
 
 Each row is the distribution of one token, p the target's and q the draft's; `tokens` are those that
@@ -47,7 +47,7 @@ NAMES = {
 }
 
 
-def load(name: str) -> Divergence:
+def parse(name: str) -> Divergence:
     """The divergence of a name, with settings if need be: "kl_tv(rate=3)".
 
     An import path "module:attribute" of a function that makes one is code that runs.

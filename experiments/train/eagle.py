@@ -115,7 +115,7 @@ class EagleTrainer(Trainer):
     """Both of EAGLE-1; EAGLE-3 has tokens alone."""
     noise: float = 0.1
     divergence: str = "forward_kl"
-    """From the target's distribution: see `divergences.load`."""
+    """From the target's distribution: see `divergences.parse`."""
 
     def __post_init__(self):
         object.__setattr__(self, "taps", tuple(self.taps))
@@ -147,7 +147,7 @@ class EagleTrainer(Trainer):
             drafter,
             known,
             key,
-            divergence=divergences.load(self.divergence),
+            divergence=divergences.parse(self.divergence),
             steps=self.steps or (1 if one else 4),
             decay=self.decay,
             feature_weight=self.feature_weight if one else 0.0,

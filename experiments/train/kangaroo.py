@@ -20,7 +20,7 @@ class KangarooTrainer(Trainer):
     layers: int = 2
     """Of the target that run before the adapter."""
     divergence: str = "forward_kl"
-    """From the target's distribution: see `divergences.load`. Kangaroo's own is the cross-entropy
+    """From the target's distribution: see `divergences.parse`. Kangaroo's own is the cross-entropy
     with it, forward KL but for a constant."""
 
     def init(self, target: Checkpoint, counts: Int[np.ndarray, " V"], seed: int) -> Kangaroo:
@@ -33,7 +33,7 @@ class KangarooTrainer(Trainer):
         del key
         _, draft = read(drafter.model, known.tokens, known.source, known.source_len)
         p, q = (x.reshape(-1, x.shape[-1]) for x in (known.logprobs, draft))
-        each = divergences.load(self.divergence)(p, q, known.following.reshape(-1))
+        each = divergences.parse(self.divergence)(p, q, known.following.reshape(-1))
         overlap = jnp.minimum(jnp.exp(known.logprobs), jnp.exp(draft)).sum(-1)
         count = known.real.sum()
         alpha = (overlap * known.real).sum() / jnp.maximum(count, 1)

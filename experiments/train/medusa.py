@@ -162,7 +162,7 @@ class MedusaTrainer(Trainer):
     """These four are those of `init`."""
     decay: float = DECAY
     divergence: str = "forward_kl"
-    """From the target's distribution: see `divergences.load`."""
+    """From the target's distribution: see `divergences.parse`."""
     train_layers: int = 0
     """How many of the target's last layers are trained along; 0: the target stays as it is."""
     heads_weight: float = 0.2
@@ -219,7 +219,7 @@ class MedusaTrainer(Trainer):
             hidden=known.hidden,
             logits=known.logprobs,
         )
-        divergence = divergences.load(self.divergence)
+        divergence = divergences.parse(self.divergence)
         value, each = loss(drafter, text, divergence, self.decay)
         return value, {f"loss_{k}": x for k, x in enumerate(each, start=1)}
 

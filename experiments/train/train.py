@@ -104,7 +104,7 @@ class TrainConfig:
             )
         check_shape(self.family, self.model)
         Exits(self.exits, self.exit_weight, self.layer_dropout)
-        divergences.load(self.divergence)
+        divergences.parse(self.divergence)
         number("prefix_temperature", self.prefix_temperature, "[0, ∞)")
         if prefixes.shares(self.prefixes).keys() != {"data"} and not self.teacher:
             raise ValueError(
@@ -443,7 +443,7 @@ def _run(config: TrainConfig, directory: pathlib.Path) -> dict[str, Any]:
         graphdef,
         optimizer(config),
         None if teacher is None else (teacher.model.graphdef, teacher.model.params),
-        divergences.load(config.divergence),
+        divergences.parse(config.divergence),
         exits,
         config.steps,
     )

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from experiments.when import synthetic
 from experiments.when.synthetic import Chances
 from specjax.measure.provenance import Results
-from specjax.policies import Costs, Policy, constant, load
+from specjax.policies import Costs, Policy, constant, parse
 from specjax.policies.loading import takes
 from specjax.replay import replay
 from specjax.replay.rollouts import Rollouts
@@ -110,7 +110,7 @@ def compare(
         for at, costs in zip(where, tables, strict=True):
             told = {"costs": costs[fitting.POLICIES]} if takes(name, "costs") else {}
             if told or at is where[0]:  # without costs it does the same at all
-                made.append(load(name, **settings, **told))
+                made.append(parse(name, **settings, **told))
             at[name] = len(made) - 1
     replayed = replay.replay(made, found, jax.random.key(config.seed), draws=draws)
 

@@ -499,7 +499,7 @@ def check(config) -> None:
         raise ValueError("compare=True needs --config.method=speculative: it does the other too.")
     if config.rounds_file and config.method != "speculative":
         raise ValueError("rounds_file needs --config.method=speculative: it logs its rounds.")
-    if config.rounds_file and not isinstance(trees.load(config.tree), trees.Chain):
+    if config.rounds_file and not isinstance(trees.parse(config.tree), trees.Chain):
         raise ValueError(f"rounds_file is for chains, and tree={config.tree!r} is none.")
     if config.mesh:
         sharding.mesh_of(config.mesh)
@@ -507,7 +507,7 @@ def check(config) -> None:
     if config.policy:
         policies.check(config.policy)  # misspelt, it fails before models are loaded
     if config.rule:
-        rules.load(config.rule)
+        rules.parse(config.rule)
 
 
 class Output(Protocol):

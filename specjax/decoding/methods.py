@@ -16,11 +16,11 @@ from specjax.drafters.base import Drafter, ModelDrafter, over
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, constant, load_with_costs, needs_costs
-from specjax.policies import load as load_policy
+from specjax.policies import Policy, constant, needs_costs, parse_with_costs
+from specjax.policies import parse as parse_policy
 from specjax.policies.base import counts_nodes, within_a_draft
 from specjax.rules import AcceptanceRule, Token
-from specjax.rules import load as load_rule
+from specjax.rules import parse as parse_rule
 from specjax.sampling import Sampling
 from specjax.settings import Settings
 from specjax.speculative import Speculative
@@ -54,7 +54,7 @@ def build(
     """
     if draft is None:
         return plain(target, sampling, rule)
-    shape = trees.load(tree)
+    shape = trees.parse(tree)
     if not isinstance(shape, Chain):
         return branching(
             target,
@@ -92,7 +92,7 @@ def tuned(
     """
     policy: Policy | str | None = settings.policy or None
     if settings.policy and settings.costs is not None:
-        policy = load_with_costs(settings.policy, settings.costs)
+        policy = parse_with_costs(settings.policy, settings.costs)
     return build(
         target,
         draft if settings.gamma else None,
@@ -239,7 +239,7 @@ def _beside(target: Checkpoint, drafter: D) -> D:
 def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
     if rule is None:
         return Token()
-    rule = load_rule(rule) if isinstance(rule, str) else rule
+    rule = parse_rule(rule) if isinstance(rule, str) else rule
     return has("rule", rule, ("stop", "next_probs"), "an acceptance rule, or its name")
 
 
@@ -250,7 +250,7 @@ def _policy(policy: Policy | str) -> Policy:
             f"settings = specjax.tune(target, draft, texts, policy={policy!r}), then "
             "generate(..., settings=settings)."
         )
-    policy = load_policy(policy) if isinstance(policy, str) else policy
+    policy = parse_policy(policy) if isinstance(policy, str) else policy
     return has("policy", policy, ("begin", "update"), "a draft-length policy, or its name")
 
 

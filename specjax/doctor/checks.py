@@ -125,7 +125,7 @@ class Case:
         options["check_tokens"] = self.plan.check_tokens
         # The checks are of tokens, which follow from no cost: any costs will do.
         if self.plan.policy:
-            depth = getattr(trees.load(self.plan.tree), "depth", self.plan.gamma)
+            depth = getattr(trees.parse(self.plan.tree), "depth", self.plan.gamma)
             options["policy"] = policies.with_any_costs(self.plan.policy, depth)
         options["rule"] = self.plan.rule or None
         made = decoding.build(self.target, self.draft, sampling=sampling, **options)
@@ -441,7 +441,7 @@ def speed(case: Case) -> Finding:
         wrong = doubts.contradictions(gamma, *costs, smaller=smaller)
         if not wrong:
             break
-    case.doubts = verdicts.doubtful(wrong, doubts.busy([doubts.load()]))
+    case.doubts = verdicts.doubtful(wrong, doubts.busy([doubts.load_average()]))
     return verdicts.speed(case.costs, gamma, _size(method), case.doubts)
 
 

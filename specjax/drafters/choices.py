@@ -189,7 +189,7 @@ def _rated(costs: Sequence[float], memory: float) -> tuple[Array, Array]:
     return jnp.asarray(each, jnp.float32), jnp.float32(number("memory", memory, "[0, 1]"))
 
 
-def load(choice: str | Choice) -> Choice:
+def parse(choice: str | Choice) -> Choice:
     """The choice that a name of `NAMES` or an import path stands for, "recent(memory=0.8)".
 
     A `Choice` is returned as it is. An import path is code that runs.

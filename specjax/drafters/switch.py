@@ -256,7 +256,7 @@ def switch(
         )
     width = attached.width(target.model) if any(more) else 0
     shown = tuple(0 if own else width for own in more)
-    return Switch(tuple(made), choices.load(choice), size, shown)
+    return Switch(tuple(made), choices.parse(choice), size, shown)
 
 
 def _loader(target: Checkpoint) -> Callable[[str], Checkpoint | Drafter]:

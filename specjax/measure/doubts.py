@@ -51,7 +51,7 @@ def contradictions(
     return tuple(found)
 
 
-def load() -> float:
+def load_average() -> float:
     """The load average of the last minute for each processor; NaN where the system has none."""
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)

@@ -55,7 +55,7 @@ def complete(row: dict[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
             f"A row of results lacks {', '.join(lacking)}: whoever measures must say it. The row "
             f"has {', '.join(row)}."
         )
-    load = doubts.load()  # NaN is no JSON
+    load = doubts.load_average()  # NaN is no JSON
     return {"load_per_core": None if math.isnan(load) else round(load, 2), **row, **facts}
 
 

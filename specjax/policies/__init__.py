@@ -1,7 +1,7 @@
 """Draft-length policies: how long the next draft may be. `base.py` says what a policy is.
 
-specjax.policies.svip(threshold=0.3), or by name: policies.load("svip(threshold=0.3)"), and
-policies.load("my_module:my_policy"), which is code that runs
+specjax.policies.svip(threshold=0.3), or by name: policies.parse("svip(threshold=0.3)"), and
+policies.parse("my_module:my_policy"), which is code that runs
 """
 
 from specjax.policies.acceptance_head import head
@@ -17,9 +17,9 @@ from specjax.policies.heuristic import heuristic
 from specjax.policies.loading import (
     NAMES,
     check,
-    load,
-    load_with_costs,
     needs_costs,
+    parse,
+    parse_with_costs,
     with_any_costs,
 )
 from specjax.policies.lookahead import lookahead
@@ -47,11 +47,11 @@ __all__ = [
     "head",
     "hedge",
     "heuristic",
-    "load",
-    "load_with_costs",
     "lookahead",
     "needs_costs",
     "nodes",
+    "parse",
+    "parse_with_costs",
     "svip",
     "together",
     "ucb",

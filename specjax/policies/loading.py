@@ -25,11 +25,11 @@ NAMES = {
 }
 
 
-def load(name: str, **settings: Any) -> Policy:
+def parse(name: str, **settings: Any) -> Policy:
     """The policy that a name or an import path stands for.
 
-        load("svip", threshold=0.3), or load("svip(threshold=0.3)")
-        load("my_module:my_policy", patience=2)
+        parse("svip", threshold=0.3), or parse("svip(threshold=0.3)")
+        parse("my_module:my_policy", patience=2)
 
     Args:
       name: one of `NAMES`, or "module:attribute" of a function or class that makes a policy. That
@@ -42,20 +42,20 @@ def load(name: str, **settings: Any) -> Policy:
     return named.make("policy", NAMES, name, Policy, **settings)
 
 
-def load_with_costs(name: str, table: Costs, **settings: Any) -> Policy:
-    """As `load`, with the costs if the policy takes any."""
-    return load(name, **settings, **({"costs": table} if takes(name, "costs") else {}))
+def parse_with_costs(name: str, table: Costs, **settings: Any) -> Policy:
+    """As `parse`, with the costs if the policy takes any."""
+    return parse(name, **settings, **({"costs": table} if takes(name, "costs") else {}))
 
 
 def check(name: str) -> None:
-    """ValueError where `load` would refuse the name or its settings, before any cost is known."""
+    """ValueError where `parse` would refuse the name or its settings, before any cost is known."""
     with_any_costs(name)
 
 
 def with_any_costs(name: str, gamma_max: int = 0) -> Policy:
     """The policy of a name, with costs that nobody measured where it needs some."""
     free = {"costs": Costs(0.0, [1.0] * (gamma_max + 1))} if needs_costs(name) else {}
-    return load(name, **free)
+    return parse(name, **free)
 
 
 def needs_costs(name: str) -> bool:

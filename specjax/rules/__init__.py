@@ -1,8 +1,8 @@
 """Acceptance rules: how many drafted tokens are kept, and the distribution of the token that
 follows. `base` says what a rule is; each rule has a file.
 
-specjax.rules.Lenient(0.3), or by name: rules.load("lenient(0.3)"), and
-rules.load("my_module:MyRule"), which is code that runs
+specjax.rules.Lenient(0.3), or by name: rules.parse("lenient(0.3)"), and
+rules.parse("my_module:MyRule"), which is code that runs
 """
 
 from specjax.rules.base import (
@@ -21,7 +21,7 @@ from specjax.rules.block import Block
 from specjax.rules.declared import exactness, label, own_acceptance, remark
 from specjax.rules.gumbel import Gumbel, coupled_overlap
 from specjax.rules.lenience import Lenient, LenientArgmax
-from specjax.rules.loading import NAMES, load
+from specjax.rules.loading import NAMES, parse
 from specjax.rules.token import Token
 from specjax.rules.typical_acceptance import Typical
 
@@ -42,9 +42,9 @@ __all__ = [
     "exactness",
     "given_noise",
     "label",
-    "load",
     "overlap",
     "own_acceptance",
+    "parse",
     "remark",
     "residual",
     "resolve_rule",

@@ -14,10 +14,11 @@ NAMES = {
 }
 
 
-def load(name: str, **settings: Any) -> AcceptanceRule:
+def parse(name: str, **settings: Any) -> AcceptanceRule:
     """The rule that a name or an import path stands for.
 
-        load("lenient", lenience=0.3), or load("lenient(lenience=0.3)"), or load("my_module:MyRule")
+        parse("lenient", lenience=0.3), or parse("lenient(lenience=0.3)")
+        parse("my_module:MyRule")
 
     An import path is code that runs: the module is imported.
 

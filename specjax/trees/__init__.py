@@ -8,7 +8,7 @@ from specjax.trees.shapes import (
     best_first,
     chain,
     fixed,
-    load,
+    parse,
     text_of,
 )
 
@@ -20,6 +20,6 @@ __all__ = [
     "best_first",
     "chain",
     "fixed",
-    "load",
+    "parse",
     "text_of",
 ]

@@ -1,7 +1,7 @@
 """Shapes of a round's draft: a chain, a tree that is fixed, or one that follows the beliefs.
 
     chain(), fixed(3, 2, 1, 1), fixed(paths=((0,), (0, 0), (1,))),
-    best_first(width=4, depth=4, nodes=16), or by name: load("fixed(3, 2, 1, 1)")
+    best_first(width=4, depth=4, nodes=16), or by name: parse("fixed(3, 2, 1, 1)")
 
 Shapes are static: they are part of what is compiled.
 """
@@ -190,7 +190,7 @@ def of_paths(paths: Sequence[tuple[int, ...]], draw: str = "without") -> FixedTr
 
 
 def text_of(shape: "Shape") -> str:
-    """What `load` makes the shape of."""
+    """What `parse` makes the shape of."""
     if isinstance(shape, Chain):
         return "chain"
     if isinstance(shape, BestFirst):
@@ -201,7 +201,7 @@ def text_of(shape: "Shape") -> str:
     return f"fixed(paths={tuple(path[node] for node in range(1, len(path)))}, draw={shape.draw!r})"
 
 
-def load(shape: "Shape | str | None") -> "Shape":
+def parse(shape: "Shape | str | None") -> "Shape":
     """A shape by name, or as it is; None is a chain.
 
     Raises:

@@ -45,7 +45,7 @@ from specjax.loop import Method, decode
 from specjax.measure import timing
 from specjax.measure.timing import PLAIN
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Costs, load_with_costs, with_any_costs
+from specjax.policies import Costs, parse_with_costs, with_any_costs
 from specjax.policies.base import counts_nodes
 from specjax.speculative import Speculative
 from specjax.trees.speculative import TreeSpeculative
@@ -523,7 +523,7 @@ def with_costs(
 ) -> Speculative | TreeSpeculative:
     """The loop with a policy by name, which is told the costs, and with the passes that they are
     of."""
-    made = load_with_costs(policy, table)
+    made = parse_with_costs(policy, table)
     if isinstance(method, TreeSpeculative):
         return decoding.with_policy(method, made)
     chain = dataclasses.replace(method, widths=pruned(method.widths, table))

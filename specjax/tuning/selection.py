@@ -512,7 +512,7 @@ class Trial:
         chooses, rest = (raced.part(batches=slice(at, None, 1 + several)) for at in (0, several))
         found = rest.speedups()
         longest_drafted = metrics.tokens_by_position(raced.outputs(), [chosen.method.gamma_max])
-        load = doubts.load()
+        load = doubts.load_average()
         batch = range(min(self.batch_size, len(texts)))
         contexts, state = jax.eval_shape(
             lambda: begin(longest, texts=texts, batch=batch, rows=self.batch_size)

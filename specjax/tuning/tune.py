@@ -62,7 +62,7 @@ def tune(
     decoding.check_models(target, draft)
     chosen = as_sampling(sampling)
     key = key_for(chosen, key)
-    shape = trees.load(tree)
+    shape = trees.parse(tree)
     branches = not isinstance(shape, trees.Chain)
     policy = policy or ("goodput" if branches else "lookahead")
     check(policy)

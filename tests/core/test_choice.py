@@ -11,7 +11,7 @@ from pairs import TEXTS
 from specjax import decoding, devices
 from specjax.autoregressive import Autoregressive
 from specjax.measure import timing
-from specjax.policies import Costs, load
+from specjax.policies import Costs, parse
 from specjax.policies.constant import Constant
 from specjax.policies.estimating import Estimating
 from specjax.sampling import Sampling
@@ -41,7 +41,7 @@ def test_costs_of_loops_of_their_own():
 
 def test_the_length_that_is_tried():
     """Of batches of four rows the worst counts: shorter drafts."""
-    policy, found = load("lookahead", costs=Costs(0.05, [1.0] * 9, alpha=0.8, between=0.2)), []
+    policy, found = parse("lookahead", costs=Costs(0.05, [1.0] * 9, alpha=0.8, between=0.2)), []
     cost = 1 + 0.05 * np.arange(9)
     for rows in (1, 4):
         worst = np.random.default_rng(0).beta(3.2, 0.8, (100_000, rows)).min(axis=1)
@@ -61,7 +61,7 @@ def test_what_a_length_promises():
     promised a standard error lower."""
     for token in (1.0, 1.5, np.nan):
         table = Costs(0.2, [1.1, 1.1], token=token, alpha=0.8, alpha_error=0.2, between=0.0)
-        policy = load("lookahead", costs=table)
+        policy = parse("lookahead", costs=table)
         promised = policy.promised_alone({1: 1.3})[1]
         assert promised == pytest.approx(np.fmin(token, 1.1) * 1.6 / 1.3, rel=1e-4)
         assert promised == pytest.approx(policy.promised_speedup(1), rel=1e-4)
@@ -87,7 +87,7 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     table = Costs(0.1, [1.0, 1.0, 1.0, 9.0], alpha=0.6, token=1.0)
-    method = method_of(pair, load("lookahead", costs=table), widths=(3,))
+    method = method_of(pair, parse("lookahead", costs=table), widths=(3,))
     texts = decoding.tokenize(pair.target, TEXTS[:4])
     options = {"max_new_tokens": 8, "key": KEY, "batch_size": batch_size}
     found = trials.faster(method, pair.target, texts, **options)
@@ -127,7 +127,7 @@ def test_a_second_length_is_tried(pair, monkeypatch, promise, tried, stays):
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     monkeypatch.setattr(Estimating, "promised_alone", lambda *_: promise)
-    method = method_of(pair, load("lookahead", costs=Costs(0.0, [1.0] * 9, alpha=0.6)), gamma=8)
+    method = method_of(pair, parse("lookahead", costs=Costs(0.0, [1.0] * 9, alpha=0.6)), gamma=8)
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
     assert raced == [("preferred", timing.PLAIN, *(f"γ={length}" for length in tried))]
     assert (found.gamma_max, found.policy.gamma) == (stays, stays)
@@ -145,7 +145,7 @@ def test_the_fastest_of_three_losers_does_not_stay(pair, monkeypatch, plain):
         return timing.Comparison(took, {}, rows, {})
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
-    method = method_of(pair, load("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
+    method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
     assert isinstance(found, Autoregressive)
     monkeypatch.setattr(trials, "WORTH", 1.0)
@@ -166,7 +166,7 @@ def test_time_is_for_a_token(pair, monkeypatch, emitted):
         )  # fmt: skip
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
-    method = method_of(pair, load("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
+    method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, cost={2: 1.2})
     assert (found is method) == (emitted == 4)
 
@@ -190,7 +190,7 @@ def test_how_many_texts_are_tried(pair, monkeypatch, texts, rows, tried):
     monkeypatch.setattr(
         trials, "faster", lambda method, target, some, **o: seen.append((some, o["batch_size"]))
     )
-    method = method_of(pair, load("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
+    method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     given = [[3 + index // 100, 3 + index % 100] for index in range(texts)]
     trials.fastest(method, pair.target, given, max_new_tokens=4, key=KEY, batch_size=rows)
     assert [len(some) for some, _ in seen] == [tried]
@@ -207,17 +207,17 @@ def test_who_is_not_tried(pair, monkeypatch):
     options = {"max_new_tokens": 8, "key": KEY}
     texts = decoding.tokenize(pair.target, TEXTS[:4])
     table = Costs(0.1, [1.0] * 4, alpha=0.6)
-    for policy in (load("goodput", costs=table), load("svip")):
+    for policy in (parse("goodput", costs=table), parse("svip")):
         method = method_of(pair, policy)
         assert trials.faster(method, pair.target, texts, **options) is method
-    method = method_of(pair, load("lookahead", costs=table))
+    method = method_of(pair, parse("lookahead", costs=table))
     assert trials.faster(method, pair.target, [], **options) is method
     assert trials.fastest(method, pair.target, [*TEXTS[:3] * 42, "", TEXTS[0]], **options) is method
-    dear = method_of(pair, load("lookahead", costs=Costs(9.0, [1.0] * 4)))
+    dear = method_of(pair, parse("lookahead", costs=Costs(9.0, [1.0] * 4)))
     found = trials.fastest(dear, pair.target, TEXTS[:4] * 32, **options)
     assert isinstance(found, Autoregressive)
     for policy in ("lookahead", "goodput"):
-        dear = method_of(pair, load(policy, costs=Costs(9.0, [1.0] * 4)))
+        dear = method_of(pair, parse(policy, costs=Costs(9.0, [1.0] * 4)))
         for texts_ in (texts, []):
             found = trials.faster(dear, pair.target, texts_, **options)
             assert isinstance(found, Autoregressive)
@@ -236,7 +236,7 @@ def test_a_length_beside_plain_decoding(pair, monkeypatch, cost, fixed):
         return timing.Comparison(took, {}, rows, {})
 
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
-    dear = load("lookahead", costs=Costs(9.0, [1.0] * 4, alpha=0.6, between=0.0))
+    dear = parse("lookahead", costs=Costs(9.0, [1.0] * 4, alpha=0.6, between=0.0))
     method = method_of(pair, dear)
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, cost={1: cost})
     assert len(raced) == (cost < 1.6)
@@ -263,7 +263,7 @@ def test_costs_alone_where_there_are_few_texts(pair, monkeypatch, passes, own, f
     monkeypatch.setattr(timing, "side_by_side", None)
     monkeypatch.setattr(trials, "own_costs", lambda *_: {1: own})
     table = Costs(0.0, passes, **{"alpha": 0.6, "between": 0.0} | facts)
-    method = method_of(pair, load("lookahead", costs=table))
+    method = method_of(pair, parse("lookahead", costs=table))
     for texts in (TEXTS[:4] * 8, []):
         found = trials.fastest(method, pair.target, texts, max_new_tokens=8, key=KEY)
         kind = "decides" if found is method else "fixed" if hasattr(found, "policy") else "plain"
@@ -284,7 +284,7 @@ def test_lengths_have_loops_of_their_own_on_an_accelerator(pair, monkeypatch):
 
     monkeypatch.setattr(fitting, "measure", measure)
     monkeypatch.setattr(Estimating, "promised_alone", lambda _, cost, rows: given.append(cost))
-    method = method_of(pair, load("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
+    method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     for accelerator in (False, True):
         monkeypatch.setattr(devices, "is_accelerator", lambda _, there=accelerator: there)
         for texts in (TEXTS[:4], TEXTS[:4] * 128):
@@ -312,7 +312,7 @@ def test_the_worst_row_counts_where_all_wait_for_it(pair, monkeypatch):
     monkeypatch.setattr(timing, "side_by_side", side_by_side)
     table = Costs(0.05, [1.0] * 9, alpha=0.8, between=0.2)
     for name in ("lookahead", "together"):
-        method = method_of(pair, load(name, costs=table), gamma=8)
+        method = method_of(pair, parse(name, costs=table), gamma=8)
         for rows in (1, 8):
             trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY, batch_size=rows)
     assert lengths[0] == lengths[1] == lengths[2] > lengths[3]
@@ -323,6 +323,6 @@ def test_room_is_checked_before_a_trial(pair, monkeypatch):
     checked = []
     monkeypatch.setattr(decoding, "check_room", lambda *given: checked.append(given))
     monkeypatch.setattr(trials, "faster", lambda *_, **__: None)
-    method = method_of(pair, load("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
+    method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     trials.fastest(method, pair.target, TEXTS[:4] * 32, max_new_tokens=7, key=KEY)
     assert checked == [(pair.target, decoding.tokenize(pair.target, TEXTS[:1] * 4), 7)]

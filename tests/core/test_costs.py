@@ -381,7 +381,7 @@ def test_a_policy_decides_and_is_not_followed():
     """With a negative length it is followed, by the same program: so what it decides is computed
     with any length. It learns from the rounds that there are."""
     two = [random_table(seed, dtype=jnp.float32) for seed in (1, 2)]
-    policy = policies.load("lookahead", costs=policies.Costs(0.3, [1.0] * 4, alpha=0.5))
+    policy = policies.parse("lookahead", costs=policies.Costs(0.3, [1.0] * 4, alpha=0.5))
     told, before = {}, loop.decode._cache_size()
     for n in (-1, 0, 3):
         method = test_loops.method_of(*two, policy=Always(jnp.int32(n), policy))
@@ -413,7 +413,7 @@ def test_what_is_timed(pair, monkeypatch):
     texts = decoding.tokenize(pair.target, TEXTS[:3])
     shared = build(pair, pair.draft, 3, widths=(1,), policy=Undecided())
     loops = {"policies": shared, "γ=2": build(pair, pair.draft, 2)}
-    loops["svip"] = dataclasses.replace(loops["policies"], policy=policies.load("svip"))
+    loops["svip"] = dataclasses.replace(loops["policies"], policy=policies.parse("svip"))
     fitting.measure(
         loops, pair.target, texts[:2], max_new_tokens=12, key=jax.random.key(0), repeats=1,
         passes_of={"svip": "policies"}, plain=build(pair, None),

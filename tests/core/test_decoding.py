@@ -22,7 +22,7 @@ from specjax.decoding import starting
 from specjax.drafters.base import ModelDrafter
 from specjax.drafters.ngram import PromptLookup
 from specjax.measure import timing
-from specjax.policies import Costs, load
+from specjax.policies import Costs, parse
 from specjax.policies.estimating import Estimating
 from specjax.replay import rollouts
 from specjax.rules import Token
@@ -116,7 +116,7 @@ def test_who_waits_for_the_worst_row(pair, monkeypatch, policy, rows):
     asked = []
     monkeypatch.setattr(Estimating, "prefers_plain", lambda *given: asked.append(given[3]))
     built = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
-    made = dataclasses.replace(built, policy=load(policy, costs=Costs(0.1, [1.0] * 4)))
+    made = dataclasses.replace(built, policy=parse(policy, costs=Costs(0.1, [1.0] * 4)))
     assert decoding.plain_if_preferred(made, 9, 4) is made
     assert asked == [rows]
 
@@ -511,12 +511,12 @@ def test_rules_and_policies_by_name(pair):
     assert gumbel.tokens == plain.tokens
     short = generate(pair.target, pair.draft, TEXTS, policy="constant(gamma=2)", **options)
     assert max(np.flatnonzero(short.accepted_lengths.sum(axis=0))) <= 2
-    rule = specjax.rules.load("lenient(0.25)")
+    rule = specjax.rules.parse("lenient(0.25)")
     assert float(rule.lenience) == 0.25
-    assert rule == specjax.rules.load("lenient", lenience=0.25)
+    assert rule == specjax.rules.parse("lenient", lenience=0.25)
     for name in specjax.rules.NAMES:
         needed = {"lenience": 0.5} if name == "lenient" else {}
-        assert name in type(specjax.rules.load(name, **needed)).__name__.lower()
+        assert name in type(specjax.rules.parse(name, **needed)).__name__.lower()
 
 
 @pytest.mark.parametrize(
@@ -533,4 +533,4 @@ def test_rules_and_policies_by_name(pair):
 )
 def test_rules_that_are_not_there(name, message):
     with pytest.raises(ValueError, match=message):
-        specjax.rules.load(name)
+        specjax.rules.parse(name)

@@ -30,16 +30,16 @@ VALUES = [
 
 def load_policy(text):
     needed = {"costs": Costs(0.1, [1.0, 1.1, 1.2])} if needs_costs(text) else {}
-    return policies.load(text, **needed)
+    return policies.parse(text, **needed)
 
 
 LOADERS = {
     "policy": (load_policy, POLICIES),
-    "rule": (rules.load, rules.NAMES),
-    "tree": (shapes.load, shapes.NAMES),
-    "choice": (choices.load, choices.NAMES),
+    "rule": (rules.parse, rules.NAMES),
+    "tree": (shapes.parse, shapes.NAMES),
+    "choice": (choices.parse, choices.NAMES),
     "filter": (lambda text: Sampling(1.0, filters=[text]), FILTERS),
-    "divergence": (divergences.load, divergences.NAMES),
+    "divergence": (divergences.parse, divergences.NAMES),
     "drafter": (
         lambda text: loading.load(text, eagles.target_of("gpt", 7), counts=lambda: COUNTS),
         loading.NAMES,
@@ -108,11 +108,11 @@ def test_the_message_names_what_was_made(mine):
         "mine:number": r"Policy 'mine:number': 3 is no function",
     }.items():
         with pytest.raises(ValueError, match=said):
-            policies.load(text)
+            policies.parse(text)
     with pytest.raises(ValueError, match="is no rule: it is a class and no value"):
-        rules.load("mine:kind")
-    assert rules.load("mine:rule") == Token()
-    assert policies.load("mine:policy").gamma == 2
+        rules.parse("mine:kind")
+    assert rules.parse("mine:rule") == Token()
+    assert policies.parse("mine:policy").gamma == 2
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,12 @@ def test_the_message_names_what_was_made(mine):
 )
 def test_trees_of_any_size(text, said):
     with pytest.raises(ValueError, match=said):
-        shapes.load(text)
+        shapes.parse(text)
 
 
 def test_the_largest_trees():
-    assert shapes.load("fixed(1024)").nodes == 1024
-    assert shapes.load("best_first(width=64, depth=4, nodes=1024)").candidates == 12_352
+    assert shapes.parse("fixed(1024)").nodes == 1024
+    assert shapes.parse("best_first(width=64, depth=4, nodes=1024)").candidates == 12_352
 
 
 def test_a_name_and_a_value_are_the_same():
@@ -147,16 +147,16 @@ def test_a_name_and_a_value_are_the_same():
         "lenient(0.3)": rules.Lenient(0.3),
         "typical(epsilon=0.2)": rules.Typical(epsilon=0.2),
     }.items():
-        assert rules.load(text) == value
-        assert repr(rules.load(text)) == repr(value)
+        assert rules.parse(text) == value
+        assert repr(rules.parse(text)) == repr(value)
     for text, value in {
         "chain": trees.chain(),
         "fixed(3, 2, 1)": trees.fixed(3, 2, 1),
         "fixed(paths=((0,), (1,)), draw='top')": trees.fixed(paths=((0,), (1,)), draw="top"),
         "best_first(4, 4, 16)": trees.best_first(width=4, depth=4, nodes=16),
     }.items():
-        assert trees.load(text) == value
-        assert trees.load(trees.text_of(value)) == value
+        assert trees.parse(text) == value
+        assert trees.parse(trees.text_of(value)) == value
     for room in (rules, trees, policies):
         kinds = trees.shapes.NAMES if room is trees else room.NAMES
         assert all(getattr(room, path.rpartition(":")[2]) for path in kinds.values())

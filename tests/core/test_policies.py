@@ -775,7 +775,7 @@ def test_a_narrower_pass_gives_the_same_round(rule, drafted):
     drafted tokens, and how it ends."""
     with jax.enable_x64(True):
         method = small_method(
-            Constant(jnp.int32(drafted)), jnp.float64, gamma_max=5, rule=rules.load(rule)
+            Constant(jnp.int32(drafted)), jnp.float64, gamma_max=5, rule=rules.parse(rule)
         )
         inputs = inputs_of([[1, 0]] * 40)
         narrow, wide = (
@@ -859,7 +859,7 @@ def patient(tmp_path, monkeypatch):
 
 def test_a_policy_in_one_file(patient):
     """Found by its import path, and exact."""
-    policy = policies.load("patient:Patient", patience=2)
+    policy = policies.parse("patient:Patient", patience=2)
     assert lengths(policy, 2, [(2, 1), (2, 0), (1, 0), (1, 1)]) == [2, 2, 1, 1, 2]
     with jax.enable_x64(True):
         assert bias(small_method(policy, jnp.float64), 4) < 1e-12
@@ -868,9 +868,9 @@ def test_a_policy_in_one_file(patient):
 def test_names():
     """Every name stands for its maker, with its settings; those of trees are tested there."""
     names = set(policies.NAMES) - {"nodes", "cut"}
-    kinds = {type(policies.load(name, **NEEDED.get(name, {}))) for name in names}
+    kinds = {type(policies.parse(name, **NEEDED.get(name, {}))) for name in names}
     assert kinds == {type(policy) for policy in library(1, 3).values()}
-    assert float(policies.load("svip", threshold=0.5).threshold) == 0.5
+    assert float(policies.parse("svip", threshold=0.5).threshold) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -895,7 +895,7 @@ def test_names():
 )
 def test_errors(name, settings, message, patient):
     with pytest.raises(ValueError, match=message):
-        policies.load(name, **settings)
+        policies.parse(name, **settings)
 
 
 NEEDED = {
@@ -922,17 +922,17 @@ def test_settings_of_a_wrong_type(name, setting):
     for value in ("x", [], {}, b"1", True, math.nan, 1j, (1, "x"), math.inf, -math.inf):
         if (name, setting, value) not in PASSED_BY_ALL:
             with pytest.raises(ValueError, match=setting):
-                policies.load(name, **NEEDED.get(name, {}) | {setting: value})
+                policies.parse(name, **NEEDED.get(name, {}) | {setting: value})
 
 
 @pytest.mark.parametrize("value", [3, 3.0, np.int64(3), np.float32(3), jnp.int32(3), np.array(3)])
 def test_numbers_of_any_kind(value):
-    assert policies.load("constant", gamma=value) == policies.load("constant", gamma=3)
+    assert policies.parse("constant", gamma=value) == policies.parse("constant", gamma=3)
 
 
 def test_an_import_error_inside_a_policy_is_shown(patient):
     with pytest.raises(ModuleNotFoundError, match="no_such_thing_at_all"):
-        policies.load("broken:Policy")
+        policies.parse("broken:Policy")
 
 
 # Through `generate`.

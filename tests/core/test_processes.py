@@ -22,7 +22,7 @@ from pairs import TEXTS
 from specjax import checkpoints, decoding
 from specjax.autoregressive import Autoregressive
 from specjax.cli import decode, defaults
-from specjax.policies import Costs, constant, load
+from specjax.policies import Costs, constant, parse
 from specjax.sampling import Sampling
 from specjax.support import files, processes
 from specjax.support.processes import ALONE, Group, SharedRows
@@ -268,7 +268,7 @@ def test_costs_are_those_of_process_0(pair, monkeypatch):
         return Costs(0.1, [1.0, 1.5, 2.0], token=float("nan"))
 
     monkeypatch.setattr(fitting, "costs_for", told)
-    monkeypatch.setattr(fitting, "with_costs", lambda _, name, told: load(name, costs=told))
+    monkeypatch.setattr(fitting, "with_costs", lambda _, name, told: parse(name, costs=told))
     config = defaults.decode()
     config.policy = "goodput"
     made = together(3, lambda group: decode.with_costs(group, False, None, None, ["text"], config))
@@ -302,7 +302,7 @@ def test_what_decodes_is_what_process_0_found(pair, monkeypatch, capsys, wins, o
     config.policy, config.batch_size = "lookahead", 2
     built = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
     table = Costs(0.1, [1.0] * 4, token=1.0)
-    method = dataclasses.replace(built, policy=load("lookahead", costs=table))
+    method = dataclasses.replace(built, policy=parse("lookahead", costs=table))
     made = together(
         3, lambda group: decode.chosen(group, one_loop, method, pair.target, TEXTS, config)
     )

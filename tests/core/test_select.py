@@ -220,7 +220,7 @@ def test_trees_are_tried_beside_chains(pair):
     chosen = specjax.select(pair.target, drafts, TEXTS[:6], nodes=(1, 3), **options)
     chain, tree, lookup, refused = chosen.candidates
     assert (chain.tree, lookup.tree) == ("", "")
-    assert trees.load(tree.tree).nodes == tree.nodes
+    assert trees.parse(tree.tree).nodes == tree.nodes
     assert tree.nodes in (1, 3)
     assert (chain.alpha, chain.name) == (tree.alpha, tree.name)
     assert min(tree.speedup, tree.predicted, tree.tau) > 0

@@ -20,7 +20,7 @@ from reference import sequence_distribution, total_variation
 from specjax import drafters, loop, speculative
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter, ModelDrafter
-from specjax.drafters.choices import Choice, Evidence, bandit, fixed, load, recent
+from specjax.drafters.choices import Choice, Evidence, bandit, fixed, parse, recent
 from specjax.drafters.switch import Latecomer, Switch, switch
 from specjax.policies import constant
 from specjax.pytrees import pytree
@@ -402,7 +402,7 @@ def test_by_name(pair, tmp_path):
     assert not drafters.counts_ngrams(text)
     assert drafters.counts_ngrams(text.replace("lookup(max_ngram=2)", "bigram"))
     assert named.split(f"unigram, {text}") == ["unigram", text]
-    assert load("recent(memory=0.5)").memory == 0.5
+    assert parse("recent(memory=0.5)").memory == 0.5
     with pytest.raises(ValueError, match=r"ngram\.npz"):
         drafters.load(text.replace("lookup(max_ngram=2)", "bigram"), pair.target)
     for wrong, words in {

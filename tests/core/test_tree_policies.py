@@ -55,8 +55,8 @@ def toys():
         "cut": cut(2, 3),
         "erratic": ErraticNodes(),
         "nodes": nodes(Costs(0.0, flat), every=3),
-        "goodput": policies.load("goodput", costs=Costs(0.2, [1.0, 1.1, 1.2])),
-        "ucb": policies.load("ucb"),
+        "goodput": policies.parse("goodput", costs=Costs(0.2, [1.0, 1.1, 1.2])),
+        "ucb": policies.parse("ucb"),
     }
 
 
@@ -71,7 +71,7 @@ def test_enumerated_with_a_policy(policy, shape, double):
 
 
 def test_hedge_learns_from_shallower_trees(double):
-    assert check_enumerated("other", "plain", RULE, MIXED, policies.load("hedge")) < 1e-6
+    assert check_enumerated("other", "plain", RULE, MIXED, policies.parse("hedge")) < 1e-6
 
 
 def peeking(method, contexts, state, dice):
@@ -186,7 +186,7 @@ def test_levels_that_nobody_needs_are_left_out(policy, calls):
 
 def test_a_tree_of_one_branch_is_a_chain():
     """Same keys, same tokens, and a round that says the same."""
-    policy = policies.load("goodput", costs=Costs(0.3, [1.0, 1.1, 1.2, 1.3]))
+    policy = policies.parse("goodput", costs=Costs(0.3, [1.0, 1.1, 1.2, 1.3]))
     tree = made(fixed(1, 1, 1), policy)
     chain = speculative.Speculative(
         tree.target, tree.drafter, RULE, policy, tree.sampling, tree.eos_ids, gamma_max=3
@@ -280,7 +280,7 @@ def test_generate(policy, pair):
 def test_a_tree_that_is_not_worth_its_time(pair):
     """Plain decoding, by costs of single rounds, whose error is not known."""
     for step, kind in ((9.0, Autoregressive), (0.01, TreeSpeculative)):
-        dear = policies.load("goodput", costs=Costs(step, [1.0] * 3, error=np.nan))
+        dear = policies.parse("goodput", costs=Costs(step, [1.0] * 3, error=np.nan))
         method = decoding.branching(
             pair.target, pair.draft, MIXED, sampling=smp.Sampling(0.0), policy=dear
         )

@@ -402,10 +402,10 @@ def test_how_nodes_hang_together():
 def test_paths_of_ranks():
     by_paths = fixed(paths=((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)))
     assert by_paths == fixed(2, 2)
-    assert trees.load("fixed(paths=((0,), (0, 0), (1,)))").parents == (0, 1, 0)
-    for tree in (by_paths, trees.load("fixed(paths=((0,), (0, 0), (1,)), draw='with')")):
-        assert trees.load(text_of(tree)) == tree
-    assert trees.load("best_first(width=2, depth=3, nodes=4)") == BestFirst(2, 3, 4)
+    assert trees.parse("fixed(paths=((0,), (0, 0), (1,)))").parents == (0, 1, 0)
+    for tree in (by_paths, trees.parse("fixed(paths=((0,), (0, 0), (1,)), draw='with')")):
+        assert trees.parse(text_of(tree)) == tree
+    assert trees.parse("best_first(width=2, depth=3, nodes=4)") == BestFirst(2, 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_paths_of_ranks():
 )
 def test_shapes_that_are_refused(text, said):
     with pytest.raises(ValueError, match=said):
-        trees.load(text)
+        trees.parse(text)
 
 
 # --- the real loop, enumerated --------------------------------------------------------------------

@@ -169,7 +169,7 @@ def test_a_tree_is_tuned(pair, costs):
     tree = "fixed(2, 1)"
     settings = specjax.tune(pair.target, pair.draft, TEXTS, tree=tree, **RUN)
     assert (settings.gamma, settings.policy) == (2, "goodput")
-    assert specjax.trees.load(settings.tree) == specjax.trees.load(tree)
+    assert specjax.trees.parse(settings.tree) == specjax.trees.parse(tree)
     found = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
     assert found.tokens == specjax.generate(pair.target, None, TEXTS, **RUN).tokens
 

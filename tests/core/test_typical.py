@@ -133,7 +133,7 @@ def test_greedy_is_the_token_rule():
 
 def test_by_name_and_marked(pair):
     """With settings, and never counted as exact above temperature 0."""
-    rule = rules.load("typical(epsilon=0.2, delta=0.5)")
+    rule = rules.parse("typical(epsilon=0.2, delta=0.5)")
     assert rules.label(rule) == "Typical(epsilon=0.2, delta=0.5)"
     assert rules.exactness(rule, Sampling(1.0)) is False
     assert rules.exactness(rule, Sampling(0.0)) is True

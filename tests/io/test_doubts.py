@@ -38,6 +38,6 @@ def test_a_busy_machine(monkeypatch):
     assert "a load average of up to 5.2 for each processor" in doubts.busy([0.1, 5.2, None])
     monkeypatch.setattr(os, "getloadavg", lambda: (21.0, 1.0, 1.0))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert doubts.load() == 5.25
+    assert doubts.load_average() == 5.25
     monkeypatch.delattr(os, "getloadavg")
-    assert np.isnan(doubts.load())
+    assert np.isnan(doubts.load_average())

@@ -22,7 +22,7 @@ from pairs import TEXTS
 from specjax import Row, decoding, tasks
 from specjax.autoregressive import Autoregressive
 from specjax.measure.timing import PLAIN, Comparison
-from specjax.policies import Costs, Policy, constant, head, load
+from specjax.policies import Costs, Policy, constant, head, parse
 from specjax.policies.costs import mean
 from specjax.pytrees import pytree
 from specjax.sampling import Sampling
@@ -88,7 +88,7 @@ def test_drafts_of_one_length_in_a_race(pair, monkeypatch):
     }  # fmt: skip
     built = decoding.build(pair.target, pair.draft, gamma=3, sampling=Sampling(0.0))
     made = {
-        name: dataclasses.replace(built, policy=load("lookahead", costs=known[name]))
+        name: dataclasses.replace(built, policy=parse("lookahead", costs=known[name]))
         for name in ("lookahead", "dear")
     }
     racing, decide = race.prefer(on, made, known)

@@ -270,7 +270,7 @@ def test_each_divergence_teaches():
     target = np.random.default_rng(0).integers(2, 11, (4, 8), np.int32)
     lengths = np.zeros(4, np.int32), np.full(4, 8, np.int32)
     batch = batches.Batch(np.zeros((4, 0), np.int32), lengths[0], target, lengths[1])
-    everyone = [divergences.load(name) for name in divergences.NAMES]
+    everyone = [divergences.parse(name) for name in divergences.NAMES]
     adam = optax.adam(1e-2)
 
     def loss(params, which):

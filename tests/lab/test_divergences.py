@@ -54,7 +54,7 @@ def test_values(name):
     # Reverse KL needs p > 0 where q is.
     p, q = (Q[:2], P[:2]) if name == "reverse_kl" else (P, Q)
     tokens = TOKENS[: len(p)]
-    found = divergences.load(name)(p, q, tokens)
+    found = divergences.parse(name)(p, q, tokens)
     assert found.shape == (len(p),)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected(name, p, q, tokens), rtol=1e-5, atol=1e-6)
@@ -64,7 +64,7 @@ def test_values(name):
 def test_equal_distributions(name):
     """Nothing is left to learn, but for the tokens of kl_ce."""
     logits = jax.random.normal(jax.random.key(0), (3, V)) * 3
-    divergence = divergences.load("kl_ce(weight=0)" if name == "kl_ce" else name)
+    divergence = divergences.parse("kl_ce(weight=0)" if name == "kl_ce" else name)
 
     def of(logits):
         return divergence(target, jax.nn.log_softmax(logits), TOKENS).sum()
@@ -81,11 +81,11 @@ def test_gradients_against_differences(name):
     with jax.enable_x64():
         p, logits = jax.random.normal(jax.random.key(1), (2, 3, V), jnp.float64) * 2
         p = jax.nn.log_softmax(p)
-        divergence = divergences.load(name)
+        divergence = divergences.parse(name)
         if name == "kl_tv":
             q = jax.nn.log_softmax(logits)
             share = jnp.exp(-3 * jnp.minimum(jnp.exp(p), jnp.exp(q)).sum(-1))
-            kl, tv = (divergences.load(part) for part in ("forward_kl", "tv"))
+            kl, tv = (divergences.parse(part) for part in ("forward_kl", "tv"))
 
             def held(p, q, tokens):
                 return share * kl(p, q, tokens) + (1 - share) * tv(p, q, tokens)
@@ -119,7 +119,7 @@ def test_hard_distributions(name):
     tokens = jnp.ones(len(HARD), jnp.int32)
 
     def of(logits):
-        found = divergences.load(name)(p, jax.nn.log_softmax(logits), tokens)
+        found = divergences.parse(name)(p, jax.nn.log_softmax(logits), tokens)
         return found.sum(), found
 
     gradient, values = jax.grad(of, has_aux=True)(logits)
@@ -139,7 +139,7 @@ def test_an_id_that_the_draft_has_not_moves_the_others_as_if_it_were_not_there()
     own = jnp.array([0, 1, 2, 4])
 
     def kl(p, x):
-        return divergences.load("forward_kl")(p, jax.nn.log_softmax(x), TOKENS[:1])[0]
+        return divergences.parse("forward_kl")(p, jax.nn.log_softmax(x), TOKENS[:1])[0]
 
     whole = jax.grad(kl, argnums=1)(p, logits)[0, own]
     part = jax.grad(kl, argnums=1)(p[:, own], logits[:, own])[0]
@@ -148,19 +148,19 @@ def test_an_id_that_the_draft_has_not_moves_the_others_as_if_it_were_not_there()
 
 def test_no_gradient_reaches_the_target():
     for name in divergences.NAMES:
-        gradient = jax.grad(lambda p, name=name: divergences.load(name)(p, Q, TOKENS).sum())(P)
+        gradient = jax.grad(lambda p, name=name: divergences.parse(name)(p, Q, TOKENS).sum())(P)
         np.testing.assert_array_equal(gradient, 0.0)
 
 
 def test_names():
-    assert divergences.load("kl_tv(rate=1.5)") == divergences.KLTV(1.5)
-    zero = divergences.load("kl_tv(rate=0)")(P[:2], Q[:2], TOKENS[:2])
-    kl = divergences.load("forward_kl")(P[:2], Q[:2], TOKENS[:2])
+    assert divergences.parse("kl_tv(rate=1.5)") == divergences.KLTV(1.5)
+    zero = divergences.parse("kl_tv(rate=0)")(P[:2], Q[:2], TOKENS[:2])
+    kl = divergences.parse("forward_kl")(P[:2], Q[:2], TOKENS[:2])
     np.testing.assert_allclose(zero, kl, rtol=1e-6)
     with pytest.raises(ValueError, match=r"no divergence 'kl': it is one of forward_kl, reverse"):
-        divergences.load("kl")
+        divergences.parse("kl")
     with pytest.raises(ValueError, match=r"Divergence 'tv'.*rate"):
-        divergences.load("tv(rate=1)")
+        divergences.parse("tv(rate=1)")
     for text in ("kl_tv(rate=-1)", "kl_ce(weight=-1)", "kl_ce(weight='x')"):
         with pytest.raises(ValueError, match=r"(rate|weight)=.*must be a number"):
-            divergences.load(text)
+            divergences.parse(text)

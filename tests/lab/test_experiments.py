@@ -206,7 +206,7 @@ def test_decode_by_policy_and_rule(decode, pair):
     found = rows(outcome.stdout)
     expected = specjax.generate(
         pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET,
-        rule=rules.Lenient(0.3), policy=policies.load("svip", threshold=0.4),
+        rule=rules.Lenient(0.3), policy=policies.parse("svip", threshold=0.4),
     )  # fmt: skip
     assert [row["tokens"] for row in found] == expected.tokens
     assert sum(row["drafted"] for row in found) == sum(expected.drafted)
@@ -567,7 +567,7 @@ def test_import_paths_are_said_to_be_code():
     texts = {path.name: path.read_text() for path in PAGES}
     for module in (decode_command, replay):
         texts[module.__name__.split(".")[-1]] = module.__doc__
-    for function in (rules.load, policies.load, specjax.generate, specjax.support.named.make):
+    for function in (rules.parse, policies.parse, specjax.generate, specjax.support.named.make):
         texts[function.__qualname__] = function.__doc__
     told = {name: text for name, text in texts.items() if re.search(r"import path|my_module", text)}
     assert {"policies.md", "rules.md", "choosing.md", "decode", "generate", "make"} <= set(told)

@@ -10,7 +10,7 @@ import pytest
 from experiments.when import synthetic
 from experiments.when.synthetic import Chances
 from specjax import formulas
-from specjax.policies import constant, load
+from specjax.policies import constant, parse
 from specjax.replay import replay
 from specjax.tuning import fitting
 
@@ -140,7 +140,7 @@ def test_the_oracle_bounds_all(verify):
     passes = [1 + verify * gamma for gamma in range(7)]
     tables = fitting.by_formula(0.2, passes, 0.0, range(1, 7))
     told = tables[fitting.POLICIES]
-    policies = [constant(2), load("lookahead", costs=told), load("goodput", costs=told)]
+    policies = [constant(2), parse("lookahead", costs=told), parse("goodput", costs=told)]
     speedups = []
     for informativeness in (0.0, 1.0):
         asked = Chances(0.7, 0.1, 0.5, 0.2, informativeness)

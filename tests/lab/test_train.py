@@ -244,7 +244,7 @@ def test_losses_against_plain_formulas():
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     padded = T5Config(vocab_size=13, **TINY)  # whose last two ids the draft has not
     teacher = train.make_model(padded, seed=1)
-    kl = divergences.load("forward_kl")
+    kl = divergences.parse("forward_kl")
     found, count = train.teacher_loss(graphdef, params, teacher, batch, kl)
     theirs = jax.nn.log_softmax(train.teacher_forced(*teacher, batch)[:, :11]).reshape(2, 5, 11)
     real = np.array([2 * [True] + 3 * [False], 3 * [True] + 2 * [False]])[..., None]

@@ -14,7 +14,7 @@ from experiments.train.train_head import HeadConfig, Seen
 from pairs import TEXTS
 from specjax import decoding, generate, speculative
 from specjax.policies import acceptance_head as head
-from specjax.policies import load
+from specjax.policies import parse
 from specjax.rules import at_tokens
 from specjax.sampling import Sampling
 from specjax.support import files
@@ -129,7 +129,7 @@ def test_the_command(pair, tmp_path, monkeypatch, capsys):
     }  # fmt: skip
     final = json.loads((tmp_path / "run" / "final.json").read_text())
     assert 0 <= final["held_out"]["ranked"] <= 1
-    policy = load("head", params=head.load(tmp_path / "run" / "head.npz"), threshold=0.9)
+    policy = parse("head", params=head.load(tmp_path / "run" / "head.npz"), threshold=0.9)
     found = generate(pair.target, pair.draft, TEXTS[:2], gamma=3, policy=policy)
     plain = generate(pair.target, None, TEXTS[:2])
     assert found.tokens == plain.tokens

@@ -108,7 +108,7 @@ def test_what_is_plugged_in_is_exported():
         "Round", "Sampling", "Speculative", "generate", "load", "measure_alpha",
         "measure_speedup", "save", "select",
     } <= set(specjax.__all__)  # fmt: skip
-    assert specjax.policies.load("svip", threshold=0.3)
+    assert specjax.policies.parse("svip", threshold=0.3)
 
 
 @pytest.mark.slow
