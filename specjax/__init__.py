@@ -5,7 +5,9 @@
     print(specjax.select(target, ["google-t5/t5-small", "lookup"], texts).words)
 
 The names here are those that a user types, as above, and those that plug into the loop: methods,
-protocols, rules and drafters. Policies are in `specjax.policies`, by name.
+protocols and drafters. Rules, policies and the shapes of trees are values, `specjax.rules.Block()`,
+`specjax.policies.svip(threshold=0.3)`, `specjax.trees.fixed(3, 2, 1)`; flags and configs name them
+in strings.
 
 `import specjax` alone imports nothing else and sets nothing; a module is imported when one of its
 names is first used. `__init__.pyi` has the list. `enable_compilation_cache()` keeps compiled

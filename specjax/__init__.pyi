@@ -56,17 +56,7 @@ from .results import (
     Summary as Summary,
 )
 from .rounds import Round as Round
-from .rules import (
-    AcceptanceRule as AcceptanceRule,
-    BlockRule as BlockRule,
-    GumbelRule as GumbelRule,
-    LenientArgmax as LenientArgmax,
-    LenientRule as LenientRule,
-    TokenRule as TokenRule,
-    TypicalRule as TypicalRule,
-    lenient as lenient,
-    typical as typical,
-)
+from .rules import AcceptanceRule as AcceptanceRule
 from .sampling import (
     Filter as Filter,
     Greedy as Greedy,

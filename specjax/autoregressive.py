@@ -14,7 +14,7 @@ from specjax.dice import Dice
 from specjax.drafters.base import started
 from specjax.pytrees import pytree
 from specjax.rounds import Drafts, Round, Verdict, round_of
-from specjax.rules import AcceptanceRule, TokenRule, resolve_rule
+from specjax.rules import AcceptanceRule, Token, resolve_rule
 from specjax.sampling import Sampling
 from specjax.state import State, begin, block, commit, is_finite
 from specjax.types import Context, Model
@@ -24,7 +24,7 @@ from specjax.types import Context, Model
 class Autoregressive:
     """What to decode with: a model, how its tokens are chosen, and the ids that end a row.
 
-    Nothing is drafted, so a rule has an effect only if it defines noise. With `GumbelRule` the
+    Nothing is drafted, so a rule has an effect only if it defines noise. With `rules.Gumbel` the
     tokens are those of speculative decoding under that rule with the same key. Its noise costs V
     numbers a token, so it is no baseline for the time of other rules.
     """
@@ -32,7 +32,7 @@ class Autoregressive:
     target: Model
     sampling: Sampling
     eos_ids: Int[Array, " N"]
-    rule: AcceptanceRule = dataclasses.field(default_factory=TokenRule)
+    rule: AcceptanceRule = dataclasses.field(default_factory=Token)
 
     drafter: ClassVar[None] = None
     policy: ClassVar[None] = None

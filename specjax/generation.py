@@ -1,20 +1,19 @@
 """What a user types: texts in, texts out. Nothing here reads a clock: `specjax.tune` does."""
 
-import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from jax import Array
 from jaxtyping import Key
 
 from specjax import decoding, drafters, trees
+from specjax.defaults import BATCH_SIZE, NEW_TOKENS, TEMPERATURE, TOP_K, TOP_P
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, parse_with_costs
+from specjax.policies import Policy
 from specjax.results import Progress, Result, Row
 from specjax.rules import AcceptanceRule, exactness
-from specjax.sampling import Filter, Sampling, as_key
+from specjax.sampling import Filter, Sampling, as_sampling, key_for
 from specjax.settings import Settings
 from specjax.trees import Shape
 from specjax.types import Text
@@ -27,14 +26,14 @@ def generate(
     *,
     gamma: int | None = None,
     sampling: Sampling | None = None,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    temperature: float = TEMPERATURE,
+    top_k: int = TOP_K,
+    top_p: float = TOP_P,
     filters: Sequence[Filter | str] = (),
-    max_new_tokens: int = 128,
+    max_new_tokens: int = NEW_TOKENS,
     key: Key[Array, ""] | int | None = None,
     samples: int = 1,
-    batch_size: int = 8,
+    batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     rule: AcceptanceRule | str | None = None,
     policy: Policy | str | None = None,
@@ -70,17 +69,18 @@ def generate(
       batch_size: rows decoded at once. Where there are more inputs, each takes the place of a row
         that has ended.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
-      rule: acceptance rule, or its name or import path (`specjax.rules.parse`); default the
-        paper's `TokenRule`. With "gumbel" plain decoding draws by the same noise: both give the
-        same tokens.
+      rule: acceptance rule, such as `specjax.rules.Block()`, or its name or import path
+        (`specjax.rules.parse`); default the paper's `rules.Token()`. With `rules.Gumbel()` plain
+        decoding draws by the same noise: both give the same tokens.
       policy: draft-length policy, such as `specjax.policies.svip(threshold=0.3)`, or its name or
         import path (`specjax.policies.parse`); default `constant(gamma)`. Import paths are code
         that runs. One that weighs costs comes with `settings`, or is made with costs of one's own.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
         longer. Each is compiled; worth it where a narrower pass is cheaper. Of trees: of fewer
         tokens, the root included.
-      tree: the shape of drafts, or its name (`specjax.trees.parse`): "chain" by default,
-        "fixed(branches=(3, 2, 1))", "best_first(width=4, depth=4, nodes=16)".
+      tree: the shape of drafts, `specjax.trees.fixed(3, 2, 1)` or
+        `specjax.trees.best_first(width=4, depth=4, nodes=16)`, or its name (`specjax.trees.parse`);
+        default `specjax.trees.chain()`.
       settings: what `specjax.tune` found, in the place of gamma, rule, policy, widths and tree.
         With γ = 0 the draft is not used.
       rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the
@@ -97,27 +97,30 @@ def generate(
         beside a tree, settings beside what they replace, or nothing that could be carried over.
       FloatingPointError: logits that are not finite; the message names the model.
     """
-    decoding.check_texts(texts)
-    how = _sampling(sampling, temperature, top_k, top_p, filters)
-    method = _method(
-        target, draft, how, gamma, rule, policy, widths, tree, settings, check_tokens=check_tokens
-    )
-    if carry:
-        decoding.check_carry(method)
-    rows = decoding.stream(
-        method,
+    events, method = _decode(
         target,
+        draft,
         texts,
+        gamma=gamma,
+        sampling=_sampling(sampling, temperature, top_k, top_p, filters),
         max_new_tokens=max_new_tokens,
-        key=_key(key, how),
+        key=key,
         samples=samples,
         batch_size=batch_size,
         max_source_len=max_source_len,
-        names=_names(target, draft),
+        rule=rule,
+        policy=policy,
+        widths=widths,
+        tree=tree,
+        settings=settings,
+        rounds=rounds,
         carry=carry,
-        logs=rounds,
+        check_tokens=check_tokens,
+        eager=False,
+        every=0,
     )
-    return Result(list(rows), draft is None or exactness(method.rule, method.sampling))
+    rows = list(decoding.in_order(events, samples))
+    return Result(rows, draft is None or exactness(method.rule, method.sampling))
 
 
 def stream(
@@ -126,7 +129,25 @@ def stream(
     texts: Sequence[Text],
     *,
     every: int = 0,
-    **options: Any,
+    gamma: int | None = None,
+    sampling: Sampling | None = None,
+    temperature: float = TEMPERATURE,
+    top_k: int = TOP_K,
+    top_p: float = TOP_P,
+    filters: Sequence[Filter | str] = (),
+    max_new_tokens: int = NEW_TOKENS,
+    key: Key[Array, ""] | int | None = None,
+    samples: int = 1,
+    batch_size: int = BATCH_SIZE,
+    max_source_len: int | None = None,
+    rule: AcceptanceRule | str | None = None,
+    policy: Policy | str | None = None,
+    widths: Sequence[int] = (),
+    tree: Shape | str | None = None,
+    settings: Settings | None = None,
+    rounds: bool = False,
+    carry: bool = False,
+    check_tokens: bool = True,
 ) -> Iterator[Row | Progress]:
     """The rows of `generate` one by one, as they end, and on request how far the others are.
 
@@ -138,36 +159,127 @@ def stream(
 
     Args:
       every: hand out a `Progress` of each row that runs, every so many rounds; 0: never.
-      options: the other arguments of `generate`.
+      gamma, …, check_tokens: as of `generate`.
 
     Raises:
       As `generate`.
     """
-    given = inspect.signature(generate).bind(target, draft, texts, **options)
-    given.apply_defaults()
-    of = given.arguments
+    events, _ = _decode(
+        target,
+        draft,
+        texts,
+        gamma=gamma,
+        sampling=_sampling(sampling, temperature, top_k, top_p, filters),
+        max_new_tokens=max_new_tokens,
+        key=key,
+        samples=samples,
+        batch_size=batch_size,
+        max_source_len=max_source_len,
+        rule=rule,
+        policy=policy,
+        widths=widths,
+        tree=tree,
+        settings=settings,
+        rounds=rounds,
+        carry=carry,
+        check_tokens=check_tokens,
+        eager=True,
+        every=every,
+    )
+    return events
+
+
+def _decode(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str | None,
+    texts: Sequence[Text],
+    *,
+    gamma: int | None,
+    sampling: Sampling,
+    max_new_tokens: int,
+    key: Key[Array, ""] | int | None,
+    samples: int,
+    batch_size: int,
+    max_source_len: int | None,
+    rule: AcceptanceRule | str | None,
+    policy: Policy | str | None,
+    widths: Sequence[int],
+    tree: Shape | str | None,
+    settings: Settings | None,
+    rounds: bool,
+    carry: bool,
+    check_tokens: bool,
+    eager: bool,
+    every: int,
+) -> tuple[Iterator[Row | Progress], Method]:
+    """The rows as they end, and the loop that decodes them.
+
+    Args:
+      eager, every: as of `decoding.as_they_end`. For the others see `generate`.
+    """
     decoding.check_texts(texts)
-    how = _sampling(of["sampling"], of["temperature"], of["top_k"], of["top_p"], of["filters"])
-    method = _method(
-        target, draft, how, of["gamma"], of["rule"], of["policy"], of["widths"], of["tree"],
-        of["settings"], check_tokens=of["check_tokens"],
-    )  # fmt: skip
-    if of["carry"]:
+    if settings is None:
+        _check_depth(gamma, tree)
+        method = decoding.build(
+            target,
+            draft,
+            gamma=gamma,
+            sampling=sampling,
+            rule=rule,
+            policy=policy,
+            widths=widths,
+            tree=tree,
+            check_tokens=check_tokens,
+        )
+    else:
+        _check_alone(gamma, rule, policy, widths, tree)
+        method = decoding.tuned(
+            target, draft, settings, sampling=sampling, check_tokens=check_tokens
+        )
+    if carry:
         decoding.check_carry(method)
-    return decoding.as_they_end(
+    events = decoding.as_they_end(
         method,
         target,
         texts,
-        max_new_tokens=of["max_new_tokens"],
-        key=_key(of["key"], how),
-        samples=of["samples"],
-        batch_size=of["batch_size"],
-        max_source_len=of["max_source_len"],
-        names=_names(target, draft),
-        carry=of["carry"],
-        logs=of["rounds"],
+        max_new_tokens=max_new_tokens,
+        key=key_for(sampling, key),
+        samples=samples,
+        batch_size=batch_size,
+        max_source_len=max_source_len,
+        names=(target.name, "" if draft is None else drafters.name_of(draft)),
+        carry=carry,
+        logs=rounds,
+        eager=eager,
         every=every,
     )
+    return events, method
+
+
+def _check_depth(gamma: int | None, tree: Shape | str | None) -> None:
+    """ValueError if a tree, which has its own depth, is given a draft length."""
+    if gamma is not None and not isinstance(trees.parse(tree), trees.Chain):
+        raise ValueError(
+            f"gamma={gamma} beside tree={tree!r}: a tree has its own depth. Leave gamma out."
+        )
+
+
+def _check_alone(
+    gamma: int | None,
+    rule: AcceptanceRule | str | None,
+    policy: Policy | str | None,
+    widths: Sequence[int],
+    tree: Shape | str | None,
+) -> None:
+    """ValueError if one of these is given beside the settings that hold it."""
+    given = {"gamma": gamma, "rule": rule, "policy": policy, "tree": tree}
+    beside = [name for name, value in given.items() if value is not None]
+    beside += ["widths"] if len(widths) else []
+    if beside:
+        raise ValueError(
+            f"settings and {beside[0]} are both given: settings already have it. Leave one "
+            "out, or change the settings with dataclasses.replace."
+        )
 
 
 def _sampling(
@@ -181,73 +293,10 @@ def _sampling(
     written = Sampling(temperature, top_k, top_p, filters)
     if sampling is None:
         return written
-    if not isinstance(sampling, Sampling):
-        raise ValueError(f"sampling={sampling!r} must be a specjax.Sampling, or Greedy().")
-    if (temperature, top_k, top_p, len(filters)) != (0.0, 0, 1.0, 0):
+    sampling = as_sampling(sampling)
+    if (temperature, top_k, top_p, len(filters)) != (TEMPERATURE, TOP_K, TOP_P, 0):
         raise ValueError(
             f"sampling={sampling} is given beside temperature, top_k, top_p or filters: set them "
             "in Sampling(...)."
         )
     return sampling
-
-
-def _key(key: Key[Array, ""] | int | None, sampling: Sampling) -> Key[Array, ""]:
-    """The key; ValueError where tokens are drawn and none is given."""
-    if key is None and not sampling.greedy:
-        raise ValueError(
-            "Tokens are drawn at this temperature, and no key is given: add key=jax.random.key(0), "
-            "or a seed such as key=0."
-        )
-    return as_key(key)
-
-
-def _method(
-    target: Checkpoint,
-    draft: Checkpoint | Drafter | str | None,
-    sampling: Sampling,
-    gamma: int | None,
-    rule: AcceptanceRule | str | None,
-    policy: Policy | str | None,
-    widths: Sequence[int],
-    tree: Shape | str | None,
-    settings: Settings | None,
-    *,
-    check_tokens: bool,
-) -> Method:
-    """The loop that decodes."""
-    if settings is not None:
-        given = {"gamma": gamma, "rule": rule, "policy": policy, "tree": tree}
-        beside = [name for name, value in given.items() if value is not None]
-        beside += ["widths"] if len(widths) else []
-        if beside:
-            raise ValueError(
-                f"settings and {beside[0]} are both given: settings already have it. Leave one "
-                "out, or change the settings with dataclasses.replace."
-            )
-        rule, tree, widths = settings.rule or None, settings.tree, settings.widths
-        gamma = settings.gamma if tree == "chain" else None
-        if settings.gamma == 0:
-            draft, gamma = None, None
-        elif settings.policy and settings.costs is not None:
-            policy = parse_with_costs(settings.policy, settings.costs)
-        elif settings.policy:
-            policy = settings.policy
-    if gamma is not None and not isinstance(trees.parse(tree), trees.Chain):
-        raise ValueError(
-            f"gamma={gamma} beside tree={tree!r}: a tree has its own depth. Leave gamma out."
-        )
-    return decoding.build(
-        target,
-        draft,
-        gamma=gamma,
-        sampling=sampling,
-        rule=rule,
-        policy=policy,
-        widths=widths,
-        tree=tree,
-        check_tokens=check_tokens,
-    )
-
-
-def _names(target: Checkpoint, draft: Checkpoint | Drafter | str | None) -> tuple[str, str]:
-    return target.name, "" if draft is None else drafters.name_of(draft)

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
+from specjax.defaults import TOP_K, TOP_P
 from specjax.pytrees import pytree, set_fields
 from specjax.support import named
 from specjax.support.ranges import number, whole
@@ -53,7 +54,7 @@ class Truncation(Filter):
     top_k: Array  # () int32, 0: off
     top_p: Array  # () float32, in (0, 1], 1: off
 
-    def __init__(self, top_k: int = 0, top_p: float = 1.0):
+    def __init__(self, top_k: int = TOP_K, top_p: float = TOP_P):
         """From plain numbers; ValueError if top_k < 0 or ≥ 2³¹, or top_p is outside (0, 1]."""
         top_k = whole("top_k", top_k, "[0, ∞)", "0 switches it off")
         top_p = number("top_p", top_p, "(0, 1]", "1 switches it off")
@@ -96,8 +97,8 @@ class Sampling:
     def __init__(
         self,
         temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
+        top_k: int = TOP_K,
+        top_p: float = TOP_P,
         filters: Sequence[Filter | str] | str = (),
     ):
         """From plain numbers.
@@ -144,6 +145,19 @@ class Sampling:
 def Greedy() -> Sampling:
     """The most likely token: `Sampling(temperature=0)`."""
     return Sampling(temperature=0.0)
+
+
+def as_sampling(sampling: Sampling | None) -> Sampling:
+    """The sampling itself, or `Greedy()` where none is given.
+
+    Raises:
+      ValueError: anything else.
+    """
+    if sampling is None:
+        return Greedy()
+    if not isinstance(sampling, Sampling):
+        raise ValueError(f"sampling={sampling!r} must be a specjax.Sampling, or Greedy().")
+    return sampling
 
 
 def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
@@ -212,6 +226,20 @@ def as_key(key: Key[Array, ""] | int | None) -> Key[Array, ""]:
         if key.dtype == jnp.uint32 and key.shape == (2,):
             return jax.random.wrap_key_data(key)  # of jax.random.PRNGKey
     raise ValueError(f"key={key!r} must be jax.random.key(seed), or the seed as a whole number.")
+
+
+def key_for(sampling: Sampling, key: Key[Array, ""] | int | None) -> Key[Array, ""]:
+    """The key that a function draws with, of what its user gives (`as_key`).
+
+    Raises:
+      ValueError: tokens are drawn and no key is given, or it is none.
+    """
+    if key is None and not sampling.greedy:
+        raise ValueError(
+            "Tokens are drawn at this temperature, and no key is given: add key=jax.random.key(0), "
+            "or a seed such as key=0."
+        )
+    return as_key(key)
 
 
 def row_keys(

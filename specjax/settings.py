@@ -46,8 +46,11 @@ class Settings:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a JSON file; an unknown time is null."""
-        row = {name: value for name, value in vars(self).items() if name != "costs"}
-        files.write_json(pathlib.Path(path), row | {"costs": _as_json(self.costs)})
+        files.write_json(pathlib.Path(path), self.as_row())
+
+    def as_row(self) -> dict[str, Any]:
+        """The fields as JSON has them; an unknown time is None."""
+        return vars(self) | {"costs": _as_json(self.costs)}
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Settings":

@@ -15,6 +15,7 @@ from specjax.checkpoints.compatibility import check_pair
 from specjax.decoding import check_finite, check_room, pack_for, text_of, tokenize
 from specjax.decoding.methods import A_CHECKPOINT, CHECKPOINT, MAX_GAMMA
 from specjax.decoding.texts import check_budget
+from specjax.defaults import BATCH_SIZE, GAMMA, NEW_TOKENS
 from specjax.models.checkpoint import Checkpoint
 from specjax.support import memory_maps
 from specjax.support.ranges import has, number, whole
@@ -44,10 +45,10 @@ def beam_search(
     *,
     width: int = 4,
     draft_width: int | None = None,
-    gamma: int = 4,
-    max_new_tokens: int = 128,
+    gamma: int = GAMMA,
+    max_new_tokens: int = NEW_TOKENS,
     length_penalty: float = 0.0,
-    batch_size: int = 8,
+    batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     check_tokens: bool = True,
 ) -> list[BeamRow]:

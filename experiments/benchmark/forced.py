@@ -21,14 +21,14 @@ from specjax import formulas
 from specjax.dice import Dice, GreedyDice
 from specjax.policies import Policy
 from specjax.pytrees import pytree
-from specjax.rules import TokenRule, ends
+from specjax.rules import Token, ends
 from specjax.speculative import Contexts, Speculative, step
 from specjax.state import State, unfinished
 
 
 @pytree
-class ForcedRule(TokenRule):
-    """`TokenRule`, but for how many tokens survive: more than i with probability α^(i+1)."""
+class ForcedRule(Token):
+    """`rules.Token`, but for how many tokens survive: more than i with probability α^(i+1)."""
 
     exact: ClassVar[bool] = False
     alpha: Float[Array, ""]

@@ -2,7 +2,7 @@
 
     python -m experiments.race
     python -m experiments.race --config=configs/embedded.py --draft=draft-small --temperature=1
-    python -m experiments.race --config.tree="fixed(branches=(3, 2))"
+    python -m experiments.race --config.tree="fixed(3, 2)"
     python -m experiments.race --save=race.gif
 
 Accepted tokens, rejected ones and the target's own have the colours of the paper's Figure 1; of

@@ -12,7 +12,7 @@ from experiments.reproduce.printed import GREEDY_LENIENT_ALPHAS, LENIENCES, TABL
 from experiments.reproduce.study import Study
 from specjax import rules
 from specjax.measure import report
-from specjax.rules import lenient
+from specjax.rules import Lenient
 from specjax.support.named import short
 
 GAMMA = 4
@@ -35,7 +35,7 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     after a full acceptance, which the loop does not test.
     """
     draft, temperature, lenience = cell["draft"], cell["temperature"], cell["lenience"]
-    rule = lenient(lenience)
+    rule = Lenient(lenience)
     count = on.config.lenience_inputs
     alpha = on.alpha(draft, temperature, on.outputs(temperature)[:count], rule)
     rows = on.decode(draft, temperature, count, gamma=GAMMA, rule=rule)
@@ -98,7 +98,7 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
 
 
 def _heading(lenience: float) -> str:
-    return f"l={lenience:g}" + (" (exact)" if lenient(lenience).exact else "")
+    return f"l={lenience:g}" + (" (exact)" if Lenient(lenience).exact else "")
 
 
 def _cell(index: int):

@@ -2,10 +2,14 @@
 
     specjax decode --config.target=DIR --config.draft=DIR --input=FILE --output=OUT.jsonl
 
-The fields of the config are listed below. A policy that weighs costs, such as goodput, measures
-them first. With carry, a run that is continued begins to learn afresh.
+The fields of the config are listed below. With carry, a run that is continued begins to learn
+afresh.
 A name that is an import path, and the file of --config itself, are code that runs: give none that
 you would not run.
+
+A policy that weighs costs, such as goodput, has them measured first, and what is fastest decodes.
+With --tune=false it is an error. --settings=FILE takes gamma, tree, policy, costs and rule from a
+file of `specjax tune` instead, and measures nothing.
 
 With --config.compare=True both methods decode every input in turns, once the output is written,
 and are printed side by side: tokens, calls, acceptance, times and the speedup. Of a tree `drafted`
@@ -48,7 +52,7 @@ from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 
-from specjax import checkpoints, decoding, drafters, policies, rules, sampling, trees
+from specjax import checkpoints, decoding, drafters, policies, rules, trees
 from specjax.cli import defaults
 from specjax.cli import follow as following
 from specjax.cli.inputs import read_lines
@@ -58,6 +62,7 @@ from specjax.measure import provenance, report, timing
 from specjax.models import sharding
 from specjax.models.memory import check_fits
 from specjax.results import acceptance_rates, summarize
+from specjax.settings import Settings
 from specjax.support import command_line, compilation_cache, files, processes, runs
 from specjax.support.processes import ALONE, Group
 from specjax.tuning import fitting, trials
@@ -73,7 +78,15 @@ def main(_) -> None:
 
 def run_in(group: Group, args, config) -> None:
     """This process's part of the command."""
+    tuned = read_settings(args, config)
     check(config)
+    if tuned is None and not args.tune and lacks_costs(config):
+        raise ValueError(
+            f"--config.policy={config.policy} weighs costs, and --tune=false measures none. "
+            "Measure them by `specjax tune … --settings=FILE`, and decode with --settings=FILE."
+        )
+    if tuned is not None and not tuned.gamma:
+        config.method = "autoregressive"
     if config.rounds_file and same_file(config.rounds_file, args.output):
         raise ValueError(f"rounds_file={config.rounds_file} is --output too: name another file.")
     if args.follow and not sys.stderr.isatty():
@@ -95,7 +108,7 @@ def run_in(group: Group, args, config) -> None:
             held.enter_context(files.only_writer(own))
         if not (together and group.index):
             check_resumes(args, config, texts)
-        decode_texts(group, together, args, config, texts)
+        decode_texts(group, together, args, config, texts, tuned)
 
 
 def spans(group: Group, config) -> bool:
@@ -115,7 +128,43 @@ def spans(group: Group, config) -> bool:
     return found
 
 
-def decode_texts(group: Group, together: bool, args, config, texts: list[str]) -> None:
+def read_settings(args, config) -> Settings | None:
+    """What `specjax tune` wrote to --settings, which the config takes over; None without the flag.
+
+    Raises:
+      ValueError: the config has such a value of its own, or the file holds no settings.
+    """
+    if not args.settings:
+        return None
+    own = config_flags.get_override_values(args["config"])  # of this command line
+    usual = defaults.decode()
+    for field in defaults.TUNED:
+        if field in own or config[field] != usual[field]:
+            raise ValueError(
+                f"--settings={args.settings} and --config.{field}={config[field]} are both given: "
+                "the settings already have it. Leave one out."
+            )
+    found = Settings.load(args.settings)
+    for field in defaults.TUNED:
+        config[field] = getattr(found, field)
+    with config.unlocked():  # costs decide how long drafts are, so they belong to the output
+        config.settings = runs.fingerprint(found.as_row())
+    return found
+
+
+def lacks_costs(config) -> bool:
+    """Whether the policy needs costs that are still to be measured."""
+    return with_draft(config) and bool(config.policy) and policies.needs_costs(config.policy)
+
+
+def decode_texts(
+    group: Group,
+    together: bool,
+    args,
+    config,
+    texts: list[str],
+    tuned: Settings | None = None,
+) -> None:
     """Decode this process's part of the inputs.
 
     Args:
@@ -123,28 +172,29 @@ def decode_texts(group: Group, together: bool, args, config, texts: list[str]) -
     """
     silent = together and group.index > 0
     if config.mesh:
-        check_plan(config, texts)
+        check_plan(config, texts, tuned)
     if not silent:
         names = dict.fromkeys([config.target, *([config.draft] if with_draft(config) else [])])
         command_line.say(f"loading {' and '.join(names)} …")
     target, draft = load_pair(config)
     if not silent:
         command_line.say("compiling …")
-    method, lacks_costs = method_of(config, target, draft)
+    method = method_of(config, target, draft, tuned)
     check_memory(config, texts, target, method)
-    if lacks_costs and group.count > 1:
+    measured = tuned is None and lacks_costs(config)
+    if measured and group.count > 1:
         raise ValueError(
             f"--config.policy={config.policy} weighs costs, which each process would measure for "
-            "itself: take another policy, or one process."
+            "itself: give --settings of `specjax tune`, take another policy, or one process."
         )
-    if lacks_costs:
+    if measured:
         method = with_costs(method, target, texts, config)
     if group.count > 1 and not together and decoding.reads_batch(method):
         raise ValueError(
             f"--config.policy={config.policy} reads its batch, which several processes would cut "
             "otherwise than one: take another policy, or one process."
         )
-    if lacks_costs and not (config.carry or config.rounds_file):
+    if measured and not (config.carry or config.rounds_file):
         method = chosen(method, target, texts, config)
     if config.carry:
         decoding.check_carry(method)
@@ -223,21 +273,27 @@ def decode_texts(group: Group, together: bool, args, config, texts: list[str]) -
 
 
 def method_of(
-    config, target: checkpoints.Checkpoint, draft: checkpoints.Checkpoint | Drafter | None
-) -> tuple[Method, bool]:
-    """The loop, and whether its policy is still to come, for it must be told costs."""
-    lacks_costs = draft is not None and bool(config.policy) and policies.needs_costs(config.policy)
-    method = decoding.build(
+    config,
+    target: checkpoints.Checkpoint,
+    draft: checkpoints.Checkpoint | Drafter | None,
+    tuned: Settings | None = None,
+) -> Method:
+    """The loop, by the settings if there are any. A policy that lacks costs is still to come."""
+    how: dict[str, Any] = {
+        "sampling": defaults.sampling(config),
+        "check_tokens": config.get("check_tokens", True),
+    }
+    if tuned is not None:
+        return decoding.tuned(target, draft, tuned, **how)
+    return decoding.build(
         target,
         draft,
         gamma=config.gamma,
-        sampling=sampling.Sampling(config.temperature, config.top_k, config.top_p, config.filters),
         rule=config.rule or None,
-        policy=None if lacks_costs else config.policy or None,
+        policy=None if lacks_costs(config) else config.policy or None,
         tree=config.tree,
-        check_tokens=config.get("check_tokens", True),
+        **how,
     )
-    return method, lacks_costs
 
 
 def same_file(one: str, other: str) -> bool:
@@ -586,7 +642,7 @@ def load_pair(config) -> tuple[checkpoints.Checkpoint, checkpoints.Checkpoint | 
     return target, drafters.load(config.draft, target, **options)
 
 
-def check_plan(config, texts: list[str]) -> None:
+def check_plan(config, texts: list[str], tuned: Settings | None = None) -> None:
     """ValueError if the models and a batch do not fit on the mesh; nothing is loaded for that."""
     precision = defaults.precision(config)
     options = {"dtype": precision["dtype"], "mesh": config.mesh}
@@ -601,7 +657,7 @@ def check_plan(config, texts: list[str]) -> None:
                 draft = checkpoints.outline(
                     config.draft, replicate=config.replicate_draft, **options
                 )
-    check_memory(config, texts, target, method_of(config, target, draft)[0], loaded=False)
+    check_memory(config, texts, target, method_of(config, target, draft, tuned), loaded=False)
 
 
 def check_memory(
@@ -643,6 +699,8 @@ def run() -> None:
     flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
     flags.DEFINE_string("output", "-", "A file of JSON lines, or - for standard output.")
     flags.DEFINE_bool("overwrite", False, "Replace an output of another run; a regular file.")
+    flags.DEFINE_string("settings", "", "A file of `specjax tune`, which says how to draft.")
+    flags.DEFINE_bool("tune", True, "Measure the costs that a policy weighs, if it has none.")
     flags.DEFINE_bool("follow", False, "Show the rows that run in the terminal, as they grow.")
     flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, or auto: for a mesh over all.")
     flags.DEFINE_integer("processes", 0, "How many processes share the inputs.")

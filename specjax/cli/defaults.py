@@ -5,6 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 import ml_collections
 
+from specjax import defaults
+from specjax.sampling import Sampling
+
 DTYPES = {"": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 """Of the field dtype."""
 NARROW = ("", "int8")  # of the fields weights and cache
@@ -12,21 +15,21 @@ NARROW = ("", "int8")  # of the fields weights and cache
 
 def get_config(command: str) -> ml_collections.ConfigDict:
     """As --config=FILE:COMMAND calls it."""
-    return {"decode": decode, "select": select}[command]()
+    return {"decode": decode, "select": select, "tune": tune}[command]()
 
 
 Fields = dict[str, tuple[Any, str]]
 """The fields of a config: defaults and what they mean."""
 
 SHARED: Fields = {
-    "temperature": (0.0, "0: greedy"),
-    "top_k": (0, "draw from so many likeliest tokens; 0: off"),
-    "top_p": (1.0, "draw from the likeliest tokens with this probability; 1: off"),
+    "temperature": (defaults.TEMPERATURE, "0: greedy"),
+    "top_k": (defaults.TOP_K, "draw from so many likeliest tokens; 0: off"),
+    "top_p": (defaults.TOP_P, "draw from the likeliest tokens with this probability; 1: off"),
     "filters": ("", "more filters, such as my_module:min_p(0.1), with commas between"),
-    "max_new_tokens": (128, "tokens of an output at most"),
+    "max_new_tokens": (defaults.NEW_TOKENS, "tokens of an output at most"),
     "max_source_len": (0, "tokens of an input at most; 0: the target's own limit"),
     "seed": (0, "of all draws"),
-    "batch_size": (8, "rows at once; select times batches of 1"),
+    "batch_size": (defaults.BATCH_SIZE, "rows at once; select times batches of 1"),
     "dtype": ("", "float32, bfloat16; empty: float32 on a CPU, elsewhere the checkpoint's"),
     "weights": ("", "int8: the target's in 8 bits; a draft's by its name, int8(draft='DIR')"),
     "cache": ("", "int8: the target's in 8 bits; int8(draft='DIR', cache=True)"),
@@ -39,8 +42,8 @@ DECODE: Fields = {
     "target": ("", "the model whose distribution outputs follow: a directory or hub name"),
     "draft": ("", "the same; or unigram, bigram, lookup, lookup(max_ngram=2), an import path"),
     "method": ("speculative", "or autoregressive, which needs no draft"),
-    "gamma": (4, "drafted tokens per target call; with a policy the most"),
-    "tree": ("chain", "or fixed(branches=(3, 2)), best_first(width=4, depth=4, nodes=16)"),
+    "gamma": (defaults.GAMMA, "drafted tokens per target call; with a policy the most"),
+    "tree": ("chain", "or fixed(3, 2), best_first(width=4, depth=4, nodes=16)"),
     "policy": ("", "how long drafts are: svip(threshold=0.3), an import path; empty: gamma"),
     "rule": ("", "what is accepted: block, gumbel, lenient(lenience=0.3), an import path"),
     "compare": (False, "decode without the draft too, and print both side by side"),
@@ -58,6 +61,15 @@ DOCTOR: Fields = {
 }
 """Of `specjax doctor`."""
 
+TUNE: Fields = DOCTOR | {
+    "gamma": (defaults.LONGEST, "the longest draft that is tried"),
+    "policy": ("", "how long drafts are; empty: lookahead, or goodput with a tree"),
+}
+"""Of `specjax tune`."""
+
+TUNED = ("gamma", "tree", "policy", "rule")
+"""Fields that a file of `specjax tune` holds."""
+
 SELECT: Fields = (
     {
         "target": ("", "the model whose outputs are to come sooner: a directory or hub name"),
@@ -66,9 +78,9 @@ SELECT: Fields = (
     | SHARED
     | {
         "alpha_inputs": (200, "inputs for α, at most"),
-        "timed_inputs": (16, "of those, inputs that are timed, at batch 1"),
-        "repeats": (5, "of each timing"),
-        "gammas": ((1, 2, 3, 5, 7, 10), "draft lengths among which the best is sought"),
+        "timed_inputs": (defaults.TIMED_INPUTS, "of those, inputs that are timed, at batch 1"),
+        "repeats": (defaults.REPEATS, "of each timing"),
+        "gammas": (defaults.GAMMAS, "draft lengths among which the best is sought"),
         "nodes": ((), "sizes of trees to try too, (8, 16, 32); empty: chains alone"),
     }
 )
@@ -83,6 +95,11 @@ def decode() -> ml_collections.ConfigDict:
 def select() -> ml_collections.ConfigDict:
     """The config of `specjax select`."""
     return _config(SELECT)
+
+
+def tune() -> ml_collections.ConfigDict:
+    """The config of `specjax tune`: that of `specjax decode`, with a longer draft."""
+    return _config(DECODE | TUNE)
 
 
 def shared() -> ml_collections.ConfigDict:
@@ -104,6 +121,11 @@ def help_of(fields: Fields) -> str:
     return "\n".join(
         ["Fields of the config, --config.NAME=VALUE, with their defaults:", *lines, ""]
     )
+
+
+def sampling(config) -> Sampling:
+    """What is sampled, of the four fields that say it."""
+    return Sampling(config.temperature, config.top_k, config.top_p, config.filters)
 
 
 def precision(config) -> dict[str, Any]:

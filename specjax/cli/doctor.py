@@ -48,12 +48,11 @@ def main(_) -> None:
         check_tokens=config.get("check_tokens", True),
         **{
             field: config[field]
-            for field in (
-                "gamma", "tree", "temperature", "top_k", "top_p", "filters", "max_new_tokens",
-                "batch_size", "seed", "policy", "rule",
-            )
+            for field in ("gamma", "tree", "max_new_tokens", "batch_size", "policy", "rule")
         },
-    )  # fmt: skip
+        sampling=defaults.sampling(config),
+        key=config.seed,
+    )
     command_line.say(f"loading {config.target} and {config.draft}, and compiling …")
     console, begin, verdicts = Console(highlight=False), time.monotonic(), []
     for finding in doctor.examine(plan):

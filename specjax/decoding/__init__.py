@@ -22,6 +22,7 @@ from specjax.decoding.methods import (
     plain_of,
     reads_batch,
     speculative,
+    tuned,
     with_draft,
     with_policy,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "stream",
     "text_of",
     "tokenize",
+    "tuned",
     "with_draft",
     "with_policy",
 ]

@@ -10,6 +10,7 @@ import numpy as np
 from specjax import drafters, trees
 from specjax.autoregressive import Autoregressive
 from specjax.checkpoints.compatibility import check_ids, check_pair
+from specjax.defaults import GAMMA
 from specjax.drafters import attached
 from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.drafters.branching import branches
@@ -19,18 +20,19 @@ from specjax.drafters.resizing import over
 from specjax.loop import Method
 from specjax.models import sharding
 from specjax.models.checkpoint import Checkpoint
-from specjax.policies import Policy, constant, needs_costs
+from specjax.policies import Policy, constant, needs_costs, parse_with_costs
 from specjax.policies import parse as parse_policy
 from specjax.policies.base import counts_nodes, within_a_draft
-from specjax.rules import AcceptanceRule, TokenRule
+from specjax.rules import AcceptanceRule, Token
 from specjax.rules import parse as parse_rule
 from specjax.sampling import Sampling
+from specjax.settings import Settings
 from specjax.speculative import Speculative
 from specjax.support.ranges import has, listed, whole
 from specjax.trees import BestFirst, Chain, FixedTree, Shape
 from specjax.trees.speculative import TreeSpeculative
 
-GAMMA, MAX_GAMMA = 4, 1024
+MAX_GAMMA = 1024
 CHECKPOINT = ("model", "config", "eos_ids")
 A_CHECKPOINT = "a checkpoint, as specjax.load and specjax.wrap give it"
 D = TypeVar("D")
@@ -77,6 +79,34 @@ def with_draft(
     if not isinstance(shape, Chain):
         return branching(target, draft, shape, **options)
     return speculative(target, draft, gamma=GAMMA if gamma is None else gamma, **options)
+
+
+def tuned(
+    target: Checkpoint,
+    draft: Checkpoint | Drafter | str | None,
+    settings: Settings,
+    *,
+    sampling: Sampling,
+    check_tokens: bool = True,
+) -> Method:
+    """The loop that `settings` describe; plain decoding where their γ is 0.
+
+    Raises: as `generate`.
+    """
+    policy: Policy | str | None = settings.policy or None
+    if settings.policy and settings.costs is not None:
+        policy = parse_with_costs(settings.policy, settings.costs)
+    return build(
+        target,
+        draft if settings.gamma else None,
+        gamma=settings.gamma,
+        sampling=sampling,
+        rule=settings.rule or None,
+        policy=policy,
+        widths=settings.widths,
+        tree=settings.tree,
+        check_tokens=check_tokens,
+    )
 
 
 def plain(
@@ -211,7 +241,7 @@ def _beside(target: Checkpoint, drafter: D) -> D:
 
 def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
     if rule is None:
-        return TokenRule()
+        return Token()
     rule = parse_rule(rule) if isinstance(rule, str) else rule
     return has("rule", rule, ("stop", "next_probs"), "an acceptance rule, or its name")
 
@@ -242,7 +272,7 @@ def with_policy(method: M, policy: Policy) -> M:
         raise ValueError(
             f"{name} learns from a round what shorter drafts would have got, which "
             f"{type(method.rule).__name__}{' with this tree' if method.branches else ''} does not "
-            "show: take another policy, or TokenRule."
+            "show: take another policy, or rules.Token()."
         )
     return dataclasses.replace(method, policy=policy)
 

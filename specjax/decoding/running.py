@@ -107,9 +107,17 @@ class Running:
             count = sharding.padded_rows(self.at_once, self.placement)
             rows = [*some, *[row] * (count - len(some))]
             again = [some[row] for row in rows]
-            begun = arguments(self.target, again, rows=len(rows), width=self.width, key=self.key)
+            inputs, keys, budget = arguments(
+                self.target, again, rows=len(rows), width=self.width, key=self.key
+            )
             self._context, self._state = loop.admit(
-                self.method, self._context, self._state, jnp.asarray(rows, jnp.int32), *begun
+                self.method,
+                self._context,
+                self._state,
+                jnp.asarray(rows, jnp.int32),
+                inputs,
+                keys,
+                budget,
             )
 
     def run(self, ended: int, rounds: int = FOREVER) -> None:

@@ -65,9 +65,10 @@ def prepare(
 def start(method, target, requests, *, max_new_tokens, key, rows, width, logs=False):
     """What `prepare` gives, of requests; with `logs` the state holds a log of rounds."""
     memory_maps.make_room()
-    begun = arguments(target, requests, rows=rows, width=width, key=key)
-    room = room_of(method, begun[0], max_new_tokens)
-    return loop.start(method, *begun, buffer_len=room, logged=max_new_tokens if logs else 0)
+    inputs, keys, budget = arguments(target, requests, rows=rows, width=width, key=key)
+    room = room_of(method, inputs, max_new_tokens)
+    logged = max_new_tokens if logs else 0
+    return loop.start(method, inputs, keys, budget, buffer_len=room, logged=logged)
 
 
 def arguments(

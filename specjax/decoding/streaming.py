@@ -13,6 +13,7 @@ from specjax.decoding.outputs import Shown, progress_of, rows_of
 from specjax.decoding.running import Running
 from specjax.decoding.starting import Request
 from specjax.decoding.texts import check_room, common_width, tokenize
+from specjax.defaults import BATCH_SIZE
 from specjax.loop import Method
 from specjax.models.checkpoint import Checkpoint
 from specjax.results import Progress, Row
@@ -32,7 +33,7 @@ def as_they_end(
     max_new_tokens: int,
     key: Key[Array, ""],
     samples: int = 1,
-    batch_size: int = 8,
+    batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     only: Sequence[int] | None = None,
     width: int | None = None,
@@ -85,14 +86,34 @@ def as_they_end(
         for sample in range(samples)
     ]
     wanted = requests if only is None else [requests[number] for number in dict.fromkeys(only)]
-    room: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key, "names": names}
-    room["logs"] = logs
     if carry or reads_batch(method):
-        each = requests if reads_batch(method) else wanted
-        runs = whole_batches(method, target, each, wanted, batch_size, width, carry, **room)
+        runs = whole_batches(
+            method,
+            target,
+            requests if reads_batch(method) else wanted,
+            wanted,
+            batch_size,
+            width,
+            carry,
+            max_new_tokens=max_new_tokens,
+            key=key,
+            names=names,
+            logs=logs,
+        )
     else:
-        runs = admitted(method, target, wanted, batch_size, width, admits, **room)
-    # What is wrong with the arguments has been said; from here on it is decoded.
+        runs = admitted(
+            method,
+            target,
+            wanted,
+            batch_size,
+            width,
+            admits,
+            max_new_tokens=max_new_tokens,
+            key=key,
+            names=names,
+            logs=logs,
+        )
+    # The arguments are valid from here on.
     return _events(method, wanted, runs, eager, every)
 
 
@@ -147,15 +168,30 @@ def admitted(
     batch_size: int,
     width: int | None,
     admits: int | None,
-    **room: Any,
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    names: tuple[str, str],
+    logs: bool,
 ) -> Iterator[Group]:
     """Rows, and the requests that are admitted to them one after the other."""
     live = [request for request in wanted if request.ids]
     for some in [live] if width and live else alike(live):
         rows = min(batch_size, len(wanted)) if len(some) > 1 else 1
         size = width or common_width([request.ids for request in some])
-        free = at_once(rows, admits)
-        yield Running(method, target, rows=rows, width=size, at_once=free, **room), some
+        running = Running(
+            method,
+            target,
+            rows=rows,
+            width=size,
+            max_new_tokens=max_new_tokens,
+            key=key,
+            at_once=at_once(rows, admits),
+            names=names,
+            logs=logs,
+        )
+        yield running, some
+        del running  # before the next is made
 
 
 def whole_batches(
@@ -166,7 +202,11 @@ def whole_batches(
     batch_size: int,
     width: int | None,
     carry: bool,
-    **room: Any,
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+    names: tuple[str, str],
+    logs: bool,
 ) -> Iterator[Group]:
     """Batches of the requests in their order, those that hold one that is wanted; with `carry` each
     begins with what the one before has learned, which must have run by then."""
@@ -178,7 +218,18 @@ def whole_batches(
             continue
         rows = min(batch_size, len(requests)) if len(some) > 1 else 1
         size = width or common_width([request.ids for request in some])
-        running = Running(method, target, rows=rows, width=size, at_once=rows, past=past, **room)
+        running = Running(
+            method,
+            target,
+            rows=rows,
+            width=size,
+            max_new_tokens=max_new_tokens,
+            key=key,
+            at_once=rows,
+            names=names,
+            past=past,
+            logs=logs,
+        )
         yield running, some
         past = running.past(len(some)) if carry else None
         del running

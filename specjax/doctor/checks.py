@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import Mesh
+from jaxtyping import Key
 
 from specjax import checkpoints, decoding, drafters, formulas, policies, results, trees
-from specjax import sampling as smp
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.checkpoints.compatibility import compare, shared_ids
+from specjax.defaults import BATCH_SIZE, GAMMA, NEW_TOKENS
 from specjax.devices import device_of
 from specjax.doctor import distributions, verdicts
 from specjax.doctor.verdicts import Finding
@@ -35,7 +37,7 @@ from specjax.models.memory import dtype_of, memory_free
 from specjax.policies import Costs
 from specjax.results import Result, Row
 from specjax.rules import exactness, remark
-from specjax.sampling import Filter, Sampling
+from specjax.sampling import Greedy, Sampling, as_key, as_sampling, key_for
 from specjax.speculative import Speculative
 from specjax.trees import Shape
 from specjax.trees.speculative import TreeSpeculative
@@ -45,7 +47,7 @@ DRAW_SECONDS = 30.0  # then the test goes by what has been drawn
 DRAW_BATCH = 64
 LAW_TOKENS = 4  # of each draw, so that rounds draft more than the one that is looked at
 TESTED = 30  # rounds that a rate by position needs
-NEW_TOKENS = 64  # of an output, at most
+MAX_TOKENS = 64  # of an output that a check looks at
 REPEATS = 5  # timings of each phase
 AGAIN = 15  # where they contradict themselves
 ROLES = ("target", "draft")
@@ -73,16 +75,13 @@ class Plan:
     cache: str | None = None
     mesh: Mesh | str | None = None
     replicate_draft: bool = True
-    gamma: int = 4
+    gamma: int = GAMMA
     tree: Shape | str = "chain"
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    filters: Sequence[Filter | str] = ()
-    max_new_tokens: int = 128
+    sampling: Sampling = dataclasses.field(default_factory=Greedy)
+    max_new_tokens: int = NEW_TOKENS
     max_source_len: int | None = None
-    batch_size: int = 8
-    seed: int = 0
+    batch_size: int = BATCH_SIZE
+    key: Key[Array, ""] | int | None = None
     check_tokens: bool = True
     policy: str = ""
     rule: str = ""
@@ -90,16 +89,20 @@ class Plan:
     @property
     def budget(self) -> int:
         """New tokens of the checks' outputs."""
-        return min(self.max_new_tokens, NEW_TOKENS)
+        return min(self.max_new_tokens, MAX_TOKENS)
 
     def precision(self, role: str) -> dict[str, Any]:
         """How a model is loaded; a draft says in its name what it has in 8 bits."""
         narrow = {"weights": self.weights, "cache": self.cache} if role == "target" else {}
         return {"dtype": self.dtype, **narrow}
 
-    def sampling(self, temperature: float) -> Sampling:
-        """The distribution at another temperature."""
-        return smp.Sampling(temperature, self.top_k, self.top_p, self.filters)
+    def __post_init__(self):
+        key_for(as_sampling(self.sampling), self.key)  # raises where a run would
+
+    @property
+    def randomness(self) -> Key[Array, ""]:
+        """The key of all draws: also of those of a greedy plan's check at temperature 1."""
+        return as_key(self.key)
 
 
 @dataclasses.dataclass
@@ -114,13 +117,12 @@ class Case:
     logits: list[np.ndarray] = dataclasses.field(init=False)  # the target's for `plain`
     greedy: list[Row] = dataclasses.field(init=False)  # the same, speculatively
     alpha: float = dataclasses.field(init=False)
-    rows: list[Row] = dataclasses.field(init=False)  # at the plan's temperature
+    rows: list[Row] = dataclasses.field(init=False)  # of the plan's sampling
     costs: Costs = dataclasses.field(init=False)
     doubts: str = ""  # why nothing follows from the costs
 
-    def speculative(self, temperature: float) -> Speculative | TreeSpeculative:
+    def speculative(self, sampling: Sampling) -> Speculative | TreeSpeculative:
         """The speculative loop."""
-        chosen = self.plan.sampling(temperature)
         options: dict[str, Any] = {"gamma": self.plan.gamma, "tree": self.plan.tree}
         options["check_tokens"] = self.plan.check_tokens
         # The checks are of tokens, which follow from no cost: any costs will do.
@@ -128,11 +130,11 @@ class Case:
             depth = getattr(trees.parse(self.plan.tree), "depth", self.plan.gamma)
             options["policy"] = policies.with_any_costs(self.plan.policy, depth)
         options["rule"] = self.plan.rule or None
-        return decoding.with_draft(self.target, self.draft, sampling=chosen, **options)
+        return decoding.with_draft(self.target, self.draft, sampling=sampling, **options)
 
-    def autoregressive(self, temperature: float) -> Autoregressive:
+    def autoregressive(self, sampling: Sampling) -> Autoregressive:
         """Plain decoding."""
-        method = self.speculative(temperature)
+        method = self.speculative(sampling)
         return Autoregressive(method.target, method.sampling, method.eos_ids)
 
     @property
@@ -145,7 +147,7 @@ class Case:
         """Rows of the texts, or of other ones."""
         settings: dict[str, Any] = {
             "max_new_tokens": self.plan.budget,
-            "key": jax.random.key(self.plan.seed),
+            "key": self.plan.randomness,
             "batch_size": self.plan.batch_size,
             "max_source_len": self.plan.max_source_len,
             "names": (self.plan.target, self.plan.draft),
@@ -231,7 +233,7 @@ def compatibility(case: Case) -> Finding:
     if isinstance(case.draft, Checkpoint):
         checks = compare(case.target, case.draft, tokens=case.plan.check_tokens)
         return verdicts.compatibility(checks, shared_ids(case.target, case.draft))
-    case.speculative(0.0)  # refuses a drafter of more ids
+    case.speculative(Greedy())  # refuses a drafter of more ids
     return verdicts.sizes(case.draft.vocab_size, case.target.model.vocab_size)
 
 
@@ -248,10 +250,9 @@ def memory(case: Case) -> Finding:
     """Parameters, caches and distributions of both models against what is free."""
     plan, longest = case.plan, max(map(len, case.sources))
     try:
-        loops: list[Any] = [(case.speculative(plan.temperature), case.target)]
+        loops: list[Any] = [(case.speculative(plan.sampling), case.target)]
     except ValueError:  # no pair: each by itself
-        chosen = plan.sampling(plan.temperature)
-        loops = [(decoding.plain(c, chosen), c) for c in case.checkpoints.values()]
+        loops = [(decoding.plain(c, plan.sampling), c) for c in case.checkpoints.values()]
     shapes = {"rows": plan.batch_size, "max_new_tokens": plan.max_new_tokens}
     needs = [decoding.needed(method, c, longest, **shapes) for method, c in loops]
     device, times = sharding.held_by(case.target.model)
@@ -308,7 +309,7 @@ def logits(case: Case) -> Finding:
         "--config.dtype=bfloat16 or float32."
     )
     seen: list[str] = []
-    method = case.speculative(0.0)
+    method = case.speculative(Greedy())
     models = {"target": method.target}
     drafter = getattr(method.drafter, "inner", method.drafter)
     if isinstance(drafter, ByModel):
@@ -316,7 +317,7 @@ def logits(case: Case) -> Finding:
     for role, model in models.items():
         try:
             if role == "target":
-                case.plain = list(case.decode(case.autoregressive(0.0)))
+                case.plain = list(case.decode(case.autoregressive(Greedy())))
             read = case.over_outputs(model)
         except FloatingPointError:
             read = [np.full(1, np.nan)]
@@ -340,7 +341,7 @@ def outputs(case: Case) -> Finding:
 
 def identity(case: Case) -> Finding:
     """At temperature 0 both loops give the same tokens."""
-    method = case.speculative(0.0)
+    method = case.speculative(Greedy())
     case.greedy = list(case.decode(method))
     if exactness(method.rule, method.sampling) is False:
         return Finding("greedy identity", "skip", remark(method.rule, method.sampling))
@@ -354,10 +355,10 @@ def identity(case: Case) -> Finding:
 
 
 def distribution(case: Case) -> Finding:
-    """Both loops draw the first two tokens from the target's distribution; at temperature 0, that
-    at 1."""
-    temperature = case.plan.temperature or 1.0
-    method, plain = case.speculative(temperature), case.autoregressive(temperature)
+    """Both loops draw the first two tokens from the target's distribution; for a greedy plan, from
+    that at temperature 1."""
+    drawn = Sampling() if case.plan.sampling.greedy else case.plan.sampling
+    method, plain = case.speculative(drawn), case.autoregressive(drawn)
     if exactness(method.rule, method.sampling) is False:
         return Finding("draws", "skip", remark(method.rule, method.sampling))
     shortest = min(range(len(case.sources)), key=lambda index: len(case.sources[index]))
@@ -398,17 +399,17 @@ def _draws(case: Case, method, index: int) -> Iterator[Row]:
 def acceptance(case: Case) -> Finding:
     """α over the target's own outputs; τ and rates by position from the loop."""
     plan = case.plan
-    if plan.temperature == 0:
+    if plan.sampling.greedy:
         plain, case.rows = case.plain, case.greedy
     else:
-        plain = list(case.decode(case.autoregressive(plan.temperature)))
-        case.rows = list(case.decode(case.speculative(plan.temperature)))
+        plain = list(case.decode(case.autoregressive(plan.sampling)))
+        case.rows = list(case.decode(case.speculative(plan.sampling)))
     found = metrics.alpha_of_outputs(
         case.target,
         case.draft,
         plan.texts,
         [row.tokens for row in plain],
-        sampling=plan.sampling(plan.temperature),
+        sampling=plan.sampling,
         batch_size=plan.batch_size,
         max_source_len=plan.max_source_len,
     )
@@ -420,14 +421,14 @@ def acceptance(case: Case) -> Finding:
 
 def speed(case: Case) -> Finding:
     """c and v(γ), at batch 1 on the longest text."""
-    plan, method = case.plan, case.speculative(case.plan.temperature)
+    plan, method = case.plan, case.speculative(case.plan.sampling)
     contexts, state = decoding.prepare(
         method,
         case.target,
         [max(case.sources, key=len)],
         [(0, 0)],
         max_new_tokens=plan.budget,
-        key=jax.random.key(plan.seed),
+        key=plan.randomness,
         rows=1,
     )
     gamma = method.gamma_max
@@ -449,7 +450,7 @@ def speedup(case: Case) -> Finding:
     drafter that `guesses`, by the rates of each position."""
     if case.doubts:
         return Finding("speedup", "skip", "the timings say nothing, see speed")
-    method, costs = case.speculative(case.plan.temperature), case.costs
+    method, costs = case.speculative(case.plan.sampling), case.costs
     gamma, counts = method.gamma_max, Result(case.rows).summary
     levels = counts.levels / max(counts.iterations, 1)
     overhead = max(0.0, costs.overhead(gamma))  # below 0 it is noise

@@ -125,7 +125,7 @@ def maker(draft: str) -> Callable[..., Drafter] | None:
     """What `load` calls to make a drafter; None for a model, ValueError where there is none."""
     if not isinstance(draft, str):
         raise ValueError(f"draft={draft!r} must be a text: a name, a directory or a hub name.")
-    name = draft.partition("(")[0].strip()
+    name = named.name_in(draft)
     if name in NAMES or (":" in name and not pathlib.Path(draft).exists()):
         return named.find("drafter", NAMES, name)
     return None

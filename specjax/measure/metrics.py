@@ -18,12 +18,13 @@ from jaxtyping import Float, Int, Key
 
 from specjax import decoding, rules
 from specjax import sampling as smp
+from specjax.defaults import BATCH_SIZE, NEW_TOKENS
 from specjax.drafters.base import Drafter, is_silent
 from specjax.measure.along import along, by_prefix, last
 from specjax.models.checkpoint import Checkpoint
 from specjax.results import Row, acceptance_by_position
 from specjax.rules import AcceptanceRule
-from specjax.sampling import Filter, Sampling
+from specjax.sampling import Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
 from specjax.types import Text
@@ -96,34 +97,32 @@ def measure_alpha(
     draft: Checkpoint | Drafter | str,
     texts: Sequence[Text],
     *,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    filters: Sequence[Filter | str] = (),
-    max_new_tokens: int = 128,
+    sampling: Sampling | None = None,
+    max_new_tokens: int = NEW_TOKENS,
     key: Key[Array, ""] | int | None = None,
-    batch_size: int = 8,
+    batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     rule: AcceptanceRule | None = None,
     check_tokens: bool = True,
 ) -> Alpha:
     """α in the paper's sense: E[Σ min(target, draft)] over prefixes that the target generated.
 
-    At temperature 0 both distributions are one-hot, and α is the rate at which the most likely
-    tokens agree. Both models get the same standardization, as in the paper. With a lenient rule it
-    is the chance that this rule accepts, E[Σ min(target/l, draft)] in A.5, over the same prefixes.
+    With greedy decoding, the default, both distributions are one-hot, and α is the rate at which
+    the most likely tokens agree. Both models get the same standardization, as in the paper. With a
+    lenient rule it is the chance that this rule accepts, E[Σ min(target/l, draft)] in A.5, over the
+    same prefixes. For the arguments see `specjax.generate`.
 
     Raises: as `specjax.generate`.
     """
     decoding.check_models(target, draft)
-    chosen = smp.Sampling(temperature, top_k, top_p, filters)
+    chosen = smp.as_sampling(sampling)
     plain = decoding.plain(target, chosen)
     rows = decoding.stream(
         plain,
         target,
         texts,
         max_new_tokens=max_new_tokens,
-        key=smp.as_key(key),
+        key=smp.key_for(chosen, key),
         batch_size=batch_size,
         max_source_len=max_source_len,
         names=(target.name, ""),
@@ -149,7 +148,7 @@ def alpha_of_outputs(
     outputs: Sequence[Sequence[int]],
     *,
     sampling: Sampling,
-    batch_size: int = 8,
+    batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     rule: AcceptanceRule | None = None,
     check_tokens: bool = True,

@@ -15,6 +15,7 @@ from jaxtyping import Float, Key
 from specjax import decoding, drafters, loop
 from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
+from specjax.defaults import GAMMA, NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import phases
@@ -22,7 +23,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, Policy
 from specjax.results import Row
 from specjax.rules import AcceptanceRule
-from specjax.sampling import Filter, Sampling, as_key
+from specjax.sampling import Sampling, as_sampling, key_for
 from specjax.state import State
 from specjax.support import memory_maps
 from specjax.support.ranges import whole
@@ -273,12 +274,9 @@ def measure_speedup(
     draft: Checkpoint | Drafter | str,
     texts: Sequence[Text],
     *,
-    gamma: int = 4,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    filters: Sequence[Filter | str] = (),
-    max_new_tokens: int = 128,
+    gamma: int = GAMMA,
+    sampling: Sampling | None = None,
+    max_new_tokens: int = NEW_TOKENS,
     key: Key[Array, ""] | int | None = None,
     batch_size: int = 1,
     max_source_len: int | None = None,
@@ -299,7 +297,8 @@ def measure_speedup(
       ValueError: every text is blank, or repeats < 1.
     """
     whole("repeats", repeats, "[1, ∞)")
-    chosen = Sampling(temperature, top_k, top_p, filters)
+    chosen = as_sampling(sampling)
+    key = key_for(chosen, key)
     how: dict[str, Any] = {"rule": rule, "policy": policy, "widths": widths, "tree": tree}
     how["check_tokens"] = check_tokens
     method = decoding.with_draft(target, draft, gamma=gamma, sampling=chosen, **how)
@@ -312,7 +311,7 @@ def measure_speedup(
         target,
         decoding.tokenize(target, kept, max_source_len),
         max_new_tokens=max_new_tokens,
-        key=as_key(key),
+        key=key,
         batch_size=batch_size,
         names=(target.name, drafters.name_of(draft)),
         repeats=repeats,

@@ -29,6 +29,7 @@ from jaxtyping import Bool, Float, Int, Key
 
 from specjax import decoding, speculative
 from specjax import sampling as smp
+from specjax.defaults import BATCH_SIZE
 from specjax.dice import Dice
 from specjax.drafters.base import Drafter, block_at
 from specjax.drafters.learning import Learns
@@ -237,7 +238,7 @@ def record(
     sampling: Sampling,
     max_new_tokens: int,
     key: Key[Array, ""],
-    batch_size: int = 8,
+    batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     hidden: bool = False,
 ) -> Rollouts:

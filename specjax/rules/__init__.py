@@ -1,5 +1,9 @@
 """Acceptance rules: how many drafted tokens are kept, and the distribution of the token that
-follows. `base` says what a rule is; each rule has a file."""
+follows. `base` says what a rule is; each rule has a file.
+
+specjax.rules.Lenient(0.3), or by name: rules.parse("lenient(0.3)"), and
+rules.parse("my_module:MyRule"), which is code that runs
+"""
 
 from specjax.rules.base import (
     AcceptanceRule,
@@ -13,23 +17,23 @@ from specjax.rules.base import (
     resolve_rule,
     surviving,
 )
-from specjax.rules.block import BlockRule
+from specjax.rules.block import Block
 from specjax.rules.declared import exactness, label, own_acceptance, remark
-from specjax.rules.gumbel import GumbelRule, coupled_overlap
-from specjax.rules.lenience import LenientArgmax, LenientRule, lenient
+from specjax.rules.gumbel import Gumbel, coupled_overlap
+from specjax.rules.lenience import Lenient, LenientArgmax
 from specjax.rules.loading import NAMES, parse
-from specjax.rules.token import TokenRule
-from specjax.rules.typical_acceptance import TypicalRule, typical
+from specjax.rules.token import Token
+from specjax.rules.typical_acceptance import Typical
 
 __all__ = [
     "NAMES",
     "AcceptanceRule",
-    "BlockRule",
-    "GumbelRule",
+    "Block",
+    "Gumbel",
+    "Lenient",
     "LenientArgmax",
-    "LenientRule",
-    "TokenRule",
-    "TypicalRule",
+    "Token",
+    "Typical",
     "along",
     "at_position",
     "at_tokens",
@@ -38,7 +42,6 @@ __all__ = [
     "exactness",
     "given_noise",
     "label",
-    "lenient",
     "overlap",
     "own_acceptance",
     "parse",
@@ -46,5 +49,4 @@ __all__ = [
     "residual",
     "resolve_rule",
     "surviving",
-    "typical",
 ]

@@ -25,7 +25,7 @@ from specjax.sampling import Sampling
 
 
 class AcceptanceRule(Protocol):
-    """What the loop needs of a rule; `TokenRule` is the paper's, and the base of the others.
+    """What the loop needs of a rule; `Token` is the paper's, and the base of the others.
 
     exact: whether the output keeps the target's distribution. It is a class variable, or a
       property that reads the rule's parameters. A subclass that changes how tokens are decided must

@@ -14,11 +14,11 @@ from specjax.rules.base import (
     overlap,
     residual,
 )
-from specjax.rules.token import TokenRule
+from specjax.rules.token import Token
 
 
 @pytree
-class BlockRule(TokenRule):
+class Block(Token):
     """Block verification (Sun et al. 2024): a draft is judged as a whole, and more of it is kept.
 
     With P₀ = 1 and Pᵢ = min(1, Pᵢ₋₁·p(xᵢ)/q(xᵢ)), the residual after i tokens is [Pᵢ·p − q]₊, with
@@ -32,7 +32,7 @@ class BlockRule(TokenRule):
 
     def under(self, sampling):
         """Of distributions that are one-hot the token rule keeps as much."""
-        return TokenRule() if sampling.greedy else self
+        return Token() if sampling.greedy else self
 
     def acceptance(self, target_logprobs, draft_logprobs):
         """Σ min(p, q), the token rule's: no single chance exists here, and at least as many tokens

@@ -38,7 +38,7 @@ def _depth(rule: AcceptanceRule, names: Collection[str]) -> int | None:
 
 
 def label(rule: AcceptanceRule) -> str:
-    """The rule as one would write it, "LenientRule(lenience=0.3)"."""
+    """The rule as one would write it, "Lenient(lenience=0.3)"."""
     made: Any = rule
     if not dataclasses.is_dataclass(made):
         return type(rule).__name__

@@ -10,12 +10,12 @@ from jaxtyping import Float
 from specjax import sampling as smp
 from specjax.pytrees import pytree
 from specjax.rules.base import ids
-from specjax.rules.token import TokenRule
+from specjax.rules.token import Token
 from specjax.sampling import Purpose
 
 
 @pytree
-class GumbelRule(TokenRule):
+class Gumbel(Token):
     """Both models draw with the noise that plain decoding has at a position (Daliri, Musco and
     Suresh 2024): a drafted token is kept if it is the one that the target draws there.
 
@@ -28,7 +28,7 @@ class GumbelRule(TokenRule):
 
     def under(self, sampling):
         """Greedy decoding has no noise."""
-        return TokenRule() if sampling.greedy else self
+        return Token() if sampling.greedy else self
 
     def given_noise(self, logprobs, keys, position):
         """One-hot at what plain decoding would draw."""

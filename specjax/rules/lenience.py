@@ -5,14 +5,14 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from specjax import sampling as smp
-from specjax.pytrees import pytree
+from specjax.pytrees import pytree, set_fields
 from specjax.rules.base import at_position, ids, overlap, stop_where_not
-from specjax.rules.token import TokenRule
+from specjax.rules.token import Token
 from specjax.support.ranges import number
 
 
 @pytree
-class LenientRule(TokenRule):
+class Lenient(Token):
     """Lenience l of the paper's A.5: keep token x with probability min(1, p(x)/(l·q(x))).
 
     The paper leaves the residual open; here it stays norm(max(0, p − q)). So a drafted position
@@ -20,11 +20,21 @@ class LenientRule(TokenRule):
 
         min(q, p/l)(x) + (1 − Σ min(q, p/l)) · norm(max(0, p − q))(x)  ≤  p(x)/l
 
-    and no longer p(x): text gets faster and drifts towards the draft's. l = 1 is `TokenRule`. The
+    and no longer p(x): text gets faster and drifts towards the draft's. l = 1 is `Token`. The
     token after a fully accepted draft still follows p. At temperature 0 see `LenientArgmax`.
     """
 
     lenience: Float[Array, ""]  # l in (0, 1]
+
+    def __init__(self, lenience: float):
+        """The rule for any temperature; a smaller l accepts more, and 1 is exact.
+
+        Raises:
+          ValueError: not 0 < lenience ≤ 1.
+        """
+        why = "1 is the exact rule, and towards 0 every token that the target can say is accepted"
+        found = number("lenience", lenience, "(0, 1]", why)
+        set_fields(self, lenience=jnp.float32(found))
 
     @property
     def exact(self) -> bool:  # type: ignore[override]  # one for all of a base, and here by l
@@ -45,7 +55,7 @@ class LenientRule(TokenRule):
 
 
 @pytree
-class LenientArgmax(TokenRule):
+class LenientArgmax(Token):
     """Lenience at temperature 0: keep token x if p(x) ≥ l·max p, else replace it by the argmax.
 
     Here p is the target's softmax at temperature 1: lenience comes before the standardization that
@@ -84,16 +94,6 @@ class LenientArgmax(TokenRule):
         index = jnp.broadcast_to(ids(target_logprobs), target_logprobs.shape)
         first = index == jnp.expand_dims(smp.argmax(target_logprobs), -1)
         return first | (near & (self.lenience < 1))
-
-
-def lenient(lenience: float) -> LenientRule:
-    """The rule with lenience l, for any temperature; smaller accepts more, and 1 is exact.
-
-    Raises:
-      ValueError: not 0 < lenience ≤ 1.
-    """
-    why = "1 is the exact rule, and towards 0 every token that the target can say is accepted"
-    return LenientRule(jnp.float32(number("lenience", lenience, "(0, 1]", why)))
 
 
 def _over(logprobs: Float[Array, "*batch V"], lenience: Float[Array, ""]):

@@ -6,11 +6,11 @@ from specjax.rules.base import AcceptanceRule
 from specjax.support import named
 
 NAMES = {
-    "token": "specjax.rules.token:TokenRule",
-    "block": "specjax.rules.block:BlockRule",
-    "gumbel": "specjax.rules.gumbel:GumbelRule",
-    "lenient": "specjax.rules.lenience:lenient",
-    "typical": "specjax.rules.typical_acceptance:typical",
+    "token": "specjax.rules.token:Token",
+    "block": "specjax.rules.block:Block",
+    "gumbel": "specjax.rules.gumbel:Gumbel",
+    "lenient": "specjax.rules.lenience:Lenient",
+    "typical": "specjax.rules.typical_acceptance:Typical",
 }
 
 

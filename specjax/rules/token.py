@@ -10,7 +10,7 @@ from specjax.rules.base import along, at_position, at_tokens, ends, overlap, res
 
 
 @pytree
-class TokenRule:
+class Token:
     """Algorithm 1 of Leviathan et al. 2023: keep token x with probability min(1, p(x)/q(x)),
     stop at the first that is not kept, and replace it by a draw from norm(max(0, p − q)).
     """

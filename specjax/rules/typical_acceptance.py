@@ -6,14 +6,14 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from specjax.pytrees import pytree
+from specjax.pytrees import pytree, set_fields
 from specjax.rules.base import at_position, stop_where_not
-from specjax.rules.token import TokenRule
+from specjax.rules.token import Token
 from specjax.support.ranges import number
 
 
 @pytree
-class TypicalRule(TokenRule):
+class Typical(Token):
     """Typical acceptance (Medusa, Cai et al. 2024): keep token x if p(x) > min(ε, δ·exp(−H(p))),
     however likely the draft found it.
 
@@ -24,7 +24,7 @@ class TypicalRule(TokenRule):
         q(x) + (1 − q(A)) · p(x)/p(A)  for x in A, and 0 for others
 
     and no longer p(x): within A the draft's distribution is taken as it is. At temperature 0 only
-    the argmax passes, and this is `TokenRule`.
+    the argmax passes, and this is `Token`.
     """
 
     exact: ClassVar[bool] = False
@@ -32,8 +32,18 @@ class TypicalRule(TokenRule):
     epsilon: Float[Array, ""]  # ε in (0, 1], what is always enough
     delta: Float[Array, ""]  # δ in (0, 1], what is enough relative to exp(−H)
 
+    def __init__(self, epsilon: float = 0.09, delta: float = 0.3):
+        """Smaller numbers accept more. By default those of Medusa's code, where δ = √ε.
+
+        Raises:
+          ValueError: ε or δ outside (0, 1].
+        """
+        why = "the smaller it is, the more tokens are accepted"
+        for name, given in (("epsilon", epsilon), ("delta", delta)):
+            set_fields(self, **{name: jnp.float32(number(name, given, "(0, 1]", why))})
+
     def under(self, sampling):
-        return TokenRule() if sampling.greedy else self
+        return Token() if sampling.greedy else self
 
     def acceptance(self, target_logprobs, draft_logprobs):
         """q(A)."""
@@ -57,15 +67,3 @@ class TypicalRule(TokenRule):
         epsilon, delta = (x.astype(probs.dtype) for x in (self.epsilon, self.delta))
         best = jnp.max(probs, axis=-1, keepdims=True)  # passes; where δ = 1, up to rounding
         return (probs > jnp.minimum(epsilon, delta * peak)) | (probs == best)
-
-
-def typical(epsilon: float = 0.09, delta: float = 0.3) -> TypicalRule:
-    """The rule that keeps x if p(x) > min(ε, δ·exp(−H)); smaller numbers accept more. By default
-    those of Medusa's code, where δ = √ε.
-
-    Raises:
-      ValueError: ε or δ outside (0, 1].
-    """
-    why = "the smaller it is, the more tokens are accepted"
-    numbers = (number(n, x, "(0, 1]", why) for n, x in (("epsilon", epsilon), ("delta", delta)))
-    return TypicalRule(*map(jnp.float32, numbers))

@@ -139,13 +139,18 @@ def settings(kind: str, names: Mapping[str, str], text: str) -> dict[str, Any]:
         return written
 
 
+def name_in(text: str) -> str:
+    """The name of "name(setting=value)"."""
+    return text.partition("(")[0].strip()
+
+
 def _parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """Name, arguments and settings of "name(1, key=2)"; without parentheses there are none."""
     if not isinstance(text, str):
         raise ValueError(f"{kind}={text!r} must be a text, name(setting=value, …).")
-    name, opens, rest = text.partition("(")
+    name, (_, opens, rest) = name_in(text), text.partition("(")
     if not opens:
-        return text.strip(), [], {}
+        return name, [], {}
     try:
         call = ast.parse(f"make({rest}", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -157,7 +162,7 @@ def _parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
             f"{kind}={text!r} cannot be read: write name(setting=value, …), values being numbers, "
             "texts in quotes, True or False."
         ) from None
-    return name.strip(), arguments, settings
+    return name, arguments, settings
 
 
 def short(name: str) -> str:

@@ -145,9 +145,9 @@ class Traversal:
 # The rule of trees that does for them what one of chains does for chains. Coupled noise makes the
 # target one-hot, so that all there is to do is to follow it.
 OF_CHAIN: dict[type, type] = {
-    rules.TokenRule: Sibling,
-    rules.BlockRule: Traversal,
-    rules.GumbelRule: Follow,
+    rules.Token: Sibling,
+    rules.Block: Traversal,
+    rules.Gumbel: Follow,
 }
 
 

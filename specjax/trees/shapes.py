@@ -1,8 +1,7 @@
 """Shapes of a round's draft: a chain, a tree that is fixed, or one that follows the beliefs.
 
-    parse("chain")
-    parse("fixed(branches=(3, 2, 1, 1))"), parse("fixed(paths=((0,), (0, 0), (1,)))")
-    parse("best_first(width=4, depth=4, nodes=16)")
+    chain(), fixed(3, 2, 1, 1), fixed(paths=((0,), (0, 0), (1,))),
+    best_first(width=4, depth=4, nodes=16), or by name: parse("fixed(3, 2, 1, 1)")
 
 Shapes are static: they are part of what is compiled.
 """
@@ -17,9 +16,9 @@ from specjax.support import named
 from specjax.support.ranges import listed, whole
 
 NAMES = {
-    "chain": "specjax.trees.shapes:Chain",
+    "chain": "specjax.trees.shapes:chain",
     "fixed": "specjax.trees.shapes:fixed",
-    "best_first": "specjax.trees.shapes:BestFirst",
+    "best_first": "specjax.trees.shapes:best_first",
 }
 DRAWS = ("without", "with", "top")
 MAX_NODES = 1024  # of a tree, and of its depth: all are verified in one pass of the target
@@ -28,7 +27,7 @@ MAX_CANDIDATES = 16_384  # that a `BestFirst` tree drafts for them
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """One token after the other: `specjax.speculative`."""
+    """One token after the other: `specjax.speculative`. `chain` makes one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +85,8 @@ class BestFirst:
     """EAGLE-2's tree (Li et al. 2024, 2406.16858): the likeliest nodes by the drafter's beliefs.
 
     On each level `width` nodes are expanded, those whose path has the largest belief; each gets its
-    `width` most likely children. Of all candidates the `nodes` best are verified.
+    `width` most likely children. Of all candidates the `nodes` best are verified. `best_first`
+    makes one.
     """
 
     width: int
@@ -116,15 +116,25 @@ class BestFirst:
 Shape = Chain | FixedTree | BestFirst
 
 
-def fixed(
-    branches: Sequence[int] = (),
-    paths: Sequence[Sequence[int]] = (),
-    draw: str = "without",
-) -> FixedTree:
-    """A `FixedTree` from either description.
+def chain() -> Chain:
+    """One token after the other."""
+    return Chain()
+
+
+def best_first(width: int, depth: int, nodes: int) -> BestFirst:
+    """The `nodes` likeliest of those that `width` and `depth` give, by the drafter's beliefs.
+
+    Raises:
+      ValueError: a number out of range, or fewer candidates than nodes.
+    """
+    return BestFirst(width, depth, nodes)
+
+
+def fixed(*branches: int, paths: Sequence[Sequence[int]] = (), draw: str = "without") -> FixedTree:
+    """The same tree in every round, from either description.
 
     Args:
-      branches: how many children each node has, by depth: (3, 2) is 3 nodes with 2 each.
+      branches: how many children each node has, by depth: fixed(3, 2) has 3 nodes with 2 each.
       paths: nodes by the ranks of their children on the way: (0,) is the root's first child, and
         (0, 1) its second one. A path comes after its parent's and its smaller siblings'.
       draw: see `FixedTree`.
@@ -136,9 +146,9 @@ def fixed(
     given = [name for name, value in (("branches", branches), ("paths", paths))
              if not isinstance(value, list | tuple) or value]  # fmt: skip
     if len(given) != 1:
-        raise ValueError("fixed needs either branches=(…) or paths=(…).")
+        raise ValueError("fixed needs either branches, fixed(3, 2), or paths=(…).")
     if given == ["branches"]:
-        counts = [whole("branches", count, "[1, ∞)") for count in listed("branches", branches)]
+        counts = [whole("branches", count, "[1, ∞)") for count in branches]
         level: list[int] = [0]
         parents: list[int] = []
         for count in counts:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from specjax import decoding
 from specjax import sampling as smp
+from specjax.defaults import BATCH_SIZE
 from specjax.drafters.base import Drafter, is_silent
 from specjax.measure.along import along, by_prefix, last
 from specjax.models.checkpoint import Checkpoint
@@ -80,7 +81,7 @@ def acceptance_by_rank(
     *,
     sampling: Sampling,
     drawn: bool = False,
-    batch_size: int = 8,
+    batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     check_tokens: bool = True,
 ) -> Float[np.ndarray, " R"]:

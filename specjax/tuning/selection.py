@@ -2,6 +2,7 @@
 
 chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
 print(chosen.words)
+specjax.generate(target, chosen.draft, texts, settings=chosen.settings)
 """
 
 import dataclasses
@@ -13,12 +14,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import Array
+from jaxtyping import Key
 
 from specjax import checkpoints, decoding, drafters, formulas, trees
 from specjax.autoregressive import Autoregressive
 from specjax.checkpoints import Checkpoint, compatibility
 from specjax.checkpoints.tensors import read_json
 from specjax.checkpoints.weights import find_tensors
+from specjax.defaults import BATCH_SIZE, GAMMAS, NEW_TOKENS, REPEATS, TIMED_INPUTS
 from specjax.drafters import ngram
 from specjax.drafters.base import Drafter
 from specjax.drafters.observing import guesses
@@ -27,7 +31,8 @@ from specjax.measure import doubts, metrics, phases, timing
 from specjax.models.memory import nbytes
 from specjax.policies import Costs
 from specjax.results import Row, summarize
-from specjax.sampling import Filter, Sampling
+from specjax.sampling import Greedy, Sampling, as_sampling, key_for
+from specjax.settings import Settings
 from specjax.speculative import Speculative
 from specjax.support.named import short
 from specjax.support.ranges import listed, whole
@@ -59,7 +64,6 @@ FAMILIES = (
     ),
 )
 
-GAMMAS = (1, 2, 3, 5, 7, 10)
 DEPTH = 8  # of trees, at most
 
 # When a speedup is missing, what is to blame for it.
@@ -153,35 +157,44 @@ PLAIN = Candidate(
 """A candidate like any other, which needs no draft: whatever is not faster loses to it."""
 
 
-class Recommendation(NamedTuple):
-    """What to do."""
-
-    draft: str | None  # None: plain decoding
-    gamma: int  # 0 without a draft
-    words: str  # the same in words, and why
-    tree: str = ""  # where one is faster than a chain
-
-
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """All candidates, in the order given, and what follows."""
+    """All candidates, in the order given, and the draft and settings to decode with."""
 
     candidates: list[Candidate]
-    recommendation: Recommendation
+    settings: Settings
+    """For `generate`, with the chosen draft. γ = 0: plain decoding."""
+    draft: str | Checkpoint | Drafter | None = None
+    """The chosen one; None: plain decoding."""
 
     @property
     def words(self) -> str:
-        """The recommendation, in sentences."""
-        return self.recommendation.words
+        """What to use and why, in sentences."""
+        return self.settings.words
 
 
 def select(
     target: Checkpoint,
     drafts: Sequence[str | Checkpoint | Drafter],
     texts: Sequence[str],
-    **options: Any,
+    *,
+    sampling: Sampling | None = None,
+    max_new_tokens: int = NEW_TOKENS,
+    key: Key[Array, ""] | int | None = None,
+    max_source_len: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    gammas: Sequence[int] = GAMMAS,
+    nodes: Sequence[int] = (),
+    timed_inputs: int = TIMED_INPUTS,
+    repeats: int = REPEATS,
+    dtype: Any = None,
+    check_tokens: bool = True,
 ) -> Selection:
-    """Measure each candidate on these inputs, and say which to use.
+    """Measure each candidate on these inputs, and choose one, or plain decoding.
+
+        chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
+        print(chosen.words)
+        specjax.generate(target, chosen.draft, texts, settings=chosen.settings)
 
     Args:
       target: whose outputs are to come sooner.
@@ -190,17 +203,40 @@ def select(
         target's family that are smaller, see `smaller_members`. Plain decoding is compared with
         all of them.
       texts: inputs of the kind that will be decoded; some 50 are enough.
-      options: fields of `Trial`: temperature, max_new_tokens, batch_size, ...
+      sampling, max_new_tokens, key, max_source_len, batch_size, check_tokens: as of `generate`,
+        and as they will be used there. Timings are of batch 1 all the same.
+      gammas: draft lengths to choose from.
+      nodes: sizes of trees to try too, such as (8, 16, 32).
+      timed_inputs: how many of the texts are timed.
+      repeats: of each timing.
+      dtype: of drafts that are named, as `specjax.load` takes it.
 
     Raises:
-      ValueError: `drafts` is no list, none is known for this target, or options out of range.
+      ValueError: `drafts` is no list, none is known for this target, a number out of range, too
+        few texts, or no key where tokens are drawn.
     """
     if isinstance(drafts, str) or not isinstance(drafts, Sequence):
         raise ValueError(f"drafts={drafts!r} should be a list, such as [{drafts!r}].")
     drafts = list(drafts) or smaller_members(target.name)
-    trial = Trial(target, texts, drafts, **options)
-    candidates = [trial.measure(draft, tree) for draft in drafts for tree in trial.shapes]
-    return Selection(candidates, recommend(candidates))
+    trial = Trial(
+        target,
+        texts,
+        drafts,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        key=key,
+        max_source_len=max_source_len,
+        batch_size=batch_size,
+        gammas=gammas,
+        nodes=nodes,
+        timed_inputs=timed_inputs,
+        repeats=repeats,
+        dtype=dtype,
+        check_tokens=check_tokens,
+    )
+    tried = [(draft, tree) for draft in drafts for tree in trial.shapes]
+    candidates = [trial.measure(draft, tree) for draft, tree in tried]
+    return trial.ready(recommend(candidates, [draft for draft, _ in tried]))
 
 
 def smaller_members(target: str) -> list[str]:
@@ -278,23 +314,22 @@ class Trial:
     target: Checkpoint
     texts: Sequence[str]
     drafts: Sequence[str | Checkpoint | Drafter] = ()
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    filters: Sequence[Filter | str] = ()
-    max_new_tokens: int = 128
+    sampling: Sampling | None = None  # None: greedy
+    max_new_tokens: int = NEW_TOKENS
+    key: Key[Array, ""] | int | None = None  # needed where tokens are drawn
     max_source_len: int | None = None
-    batch_size: int = 8
+    batch_size: int = BATCH_SIZE
     gammas: Sequence[int] = GAMMAS
     nodes: Sequence[int] = ()  # of trees, which are tried too
-    timed_inputs: int = 16
-    repeats: int = 5
-    seed: int = 0
+    timed_inputs: int = TIMED_INPUTS
+    repeats: int = REPEATS
     dtype: Any = None  # of the drafts, as `specjax.load` takes it
     check_tokens: bool = True  # False: drafts whose tokens are not the target's are tried too
 
     def __post_init__(self):
         check_numbers(self.gammas, self.nodes, self.timed_inputs, self.repeats)
+        self._sampling = as_sampling(self.sampling)
+        self._key = key_for(self._sampling, self.key)
         decoding.check_texts(self.texts)
         kept = [text for text in self.texts if text.strip()]
         different = list({text.strip(): text for text in kept}.values())
@@ -318,10 +353,6 @@ class Trial:
         return [False, True] if self.nodes else [False]
 
     @functools.cached_property
-    def _sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p, self.filters)
-
-    @functools.cached_property
     def _plain(self) -> Autoregressive:
         return decoding.plain(self.target, self._sampling)
 
@@ -331,7 +362,7 @@ class Trial:
             self.target,
             texts,
             max_new_tokens=self.max_new_tokens,
-            key=jax.random.key(self.seed),
+            key=self._key,
             batch_size=self.batch_size,
             max_source_len=self.max_source_len,
             names=(self.target.name, name),
@@ -360,6 +391,14 @@ class Trial:
             return draft
         return drafters.load(draft, self.target, dtype=self.dtype, counts=lambda: self._counts)
 
+    def ready(self, chosen: Selection) -> Selection:
+        """The selection with a draft that `generate` can take: a name stays one, unless it was
+        loaded with this trial's counts or dtype."""
+        draft = chosen.draft
+        if draft is None or not (counts_ngrams(draft) or self.dtype is not None):
+            return chosen
+        return dataclasses.replace(chosen, draft=self._load(draft))
+
     def measure(self, draft: str | Checkpoint | Drafter, tree: bool = False) -> Candidate:
         """One candidate, with its best chain or its best tree. A model that cannot be loaded, does
         not fit or cannot branch has its reason there."""
@@ -368,7 +407,7 @@ class Trial:
             loaded = self._load(draft)
             longest = self._method(loaded, max(self.nodes if tree else self.gammas))
             if tree:
-                self._branching(loaded, trees.fixed(branches=(1,)))
+                self._branching(loaded, trees.fixed(1))
         except (ValueError, OSError) as error:
             return Candidate(name, problem=str(error), tree="none" if tree else "")
         found = self._measure(name, loaded, longest, tree)
@@ -434,9 +473,9 @@ class Trial:
     ) -> Candidate:
         alpha = self._alpha(loaded, self._sampling)
         greedy = self._sampling.greedy
-        agreement = alpha if greedy else self._alpha(loaded, Sampling(0.0))
+        agreement = alpha if greedy else self._alpha(loaded, Greedy())
         texts = decoding.tokenize(self.target, self._measured, self.max_source_len)
-        key, timed = jax.random.key(self.seed), timing.spread(texts, self.timed_inputs)
+        key, timed = self._key, timing.spread(texts, self.timed_inputs)
         begin = functools.partial(
             timing.start, target=self.target, max_new_tokens=self.max_new_tokens, key=key
         )
@@ -563,16 +602,25 @@ def counts_ngrams(draft: str | Checkpoint | Drafter) -> bool:
 # --- what follows from the numbers ---------------------------------------------------------------
 
 
-def recommend(candidates: Sequence[Candidate]) -> Recommendation:
-    """The candidate whose outputs come soonest, of equals the one that needs the least memory.
+def recommend(
+    candidates: Sequence[Candidate], drafts: Sequence[str | Checkpoint | Drafter] = ()
+) -> Selection:
+    """Choose the candidate whose outputs come soonest, of equals the one with the least memory.
 
     Plain decoding is one of them and needs the least: a draft is recommended if it beats that by
     more than timings vary, on the inputs that choose and on the others. Nothing follows from
     timings that contradict themselves, or of a busy machine.
+
+    Args:
+      drafts: the draft of each candidate; default: its name.
     """
+
+    def plain(*words: str) -> Selection:
+        return Selection(list(candidates), Settings(0, words=_join(*words)))
+
     usable = [candidate for candidate in candidates if not candidate.problem]
     if busy := doubts.busy(candidate.load for candidate in usable):
-        return Recommendation(None, 0, f"No draft is recommended. {busy}")
+        return plain(f"No draft is recommended. {busy}")
     refused = [
         f"{short(c.name)} cannot {'branch' if c.tree else 'draft'}: {c.problem}"
         for c in candidates
@@ -581,7 +629,7 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
     sound = [candidate for candidate in usable if not candidate.doubts]
     if usable and not sound:
         said = "No draft is recommended: the timings contradict themselves."
-        return Recommendation(None, 0, _join(said, *map(why_not, usable), *refused))
+        return plain(said, *map(why_not, usable), *refused)
     faster = [candidate for candidate in sound if beats_plain(candidate)]
     if not faster:
         why = (
@@ -590,12 +638,16 @@ def recommend(candidates: Sequence[Candidate]) -> Recommendation:
             else "no draft can be used"
         )
         said = f"Use {PLAIN.name}: {why}."
-        return Recommendation(None, 0, _join(said, *map(why_not, usable), *refused))
+        return plain(said, *map(why_not, usable), *refused)
     best = max(candidate.chosen_by for candidate in faster)
     equals = [candidate for candidate in faster if candidate.chosen_by > (1 - SAME) * best]
     winner = min(equals, key=lambda candidate: (candidate.memory, bool(candidate.tree)))
     words = _praise(winner, equals, usable, refused)
-    return Recommendation(winner.name, winner.gamma, words, winner.tree)
+    settings = Settings(winner.gamma, tree=winner.tree or "chain", words=words)
+    of_each = drafts or [candidate.name for candidate in candidates]
+    pairs = zip(candidates, of_each, strict=True)
+    draft = next(draft for candidate, draft in pairs if candidate is winner)
+    return Selection(list(candidates), settings, draft)
 
 
 def beats_plain(candidate: Candidate) -> bool:

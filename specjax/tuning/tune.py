@@ -7,10 +7,11 @@ from jax import Array
 from jaxtyping import Key
 
 from specjax import decoding, devices, drafters, trees
+from specjax.defaults import BATCH_SIZE, LONGEST, NEW_TOKENS
 from specjax.drafters.base import Drafter
 from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Costs, check
-from specjax.sampling import Greedy, Sampling, as_key
+from specjax.sampling import Sampling, as_sampling, key_for
 from specjax.settings import Settings
 from specjax.tuning import fitting, trials
 from specjax.types import Text
@@ -21,15 +22,15 @@ def tune(
     draft: Checkpoint | Drafter | str,
     texts: Sequence[Text],
     *,
-    gamma: int = 8,
+    gamma: int = LONGEST,
     policy: str | None = None,
     tree: trees.Shape | str | None = None,
     rule: str = "",
     widths: Sequence[int] | None = None,
     sampling: Sampling | None = None,
-    max_new_tokens: int = 128,
-    key: Key[Array, ""] | int = 0,
-    batch_size: int = 8,
+    max_new_tokens: int = NEW_TOKENS,
+    key: Key[Array, ""] | int | None = None,
+    batch_size: int = BATCH_SIZE,
     max_source_len: int | None = None,
     check_tokens: bool = True,
 ) -> Settings:
@@ -49,7 +50,7 @@ def tune(
       widths: verify passes of fewer positions; those that do not pay are left out. Default: 1, 2, 4
         and so on for chains on a CPU, and none elsewhere.
       sampling: default `Greedy()`.
-      key: of what is decoded here. A run may have the same key: it draws apart.
+      key: of what is decoded here, as of `generate`. A run may have the same key: it draws apart.
 
     Returns:
       Settings for `generate`. `str` of it says what was found.
@@ -59,6 +60,8 @@ def tune(
     """
     decoding.check_texts(texts)
     decoding.check_models(target, draft)
+    chosen = as_sampling(sampling)
+    key = key_for(chosen, key)
     shape = trees.parse(tree)
     branches = not isinstance(shape, trees.Chain)
     policy = policy or ("goodput" if branches else "lookahead")
@@ -70,7 +73,7 @@ def tune(
         target,
         draft,
         gamma=gamma,
-        sampling=sampling or Greedy(),
+        sampling=chosen,
         rule=rule or None,
         widths=widths,
         tree=shape,
@@ -78,7 +81,7 @@ def tune(
     )
     run: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
-        "key": as_key(key),
+        "key": key,
         "batch_size": min(batch_size, max(1, len(texts))),
         "max_source_len": max_source_len,
         "names": (target.name, drafters.name_of(draft)),

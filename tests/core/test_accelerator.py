@@ -30,7 +30,7 @@ from specjax.models.layers import (
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
 from specjax.policies.constant import Constant
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.state import unfinished
@@ -162,7 +162,7 @@ def method_of(drafter: str, temperature: float, gamma: int) -> Speculative:
     return Speculative(
         target,
         PromptLookup(5, max_ngram=2) if drafter == "lookup" else ModelDrafter(draft),
-        TokenRule(),
+        Token(),
         Constant(jnp.int32(gamma)),
         Sampling(temperature),
         jnp.int32([3]),

@@ -130,7 +130,7 @@ def test_a_row_is_the_same_whenever_it_was_admitted(name):
 @pytest.mark.sweep
 def test_greedy_rows_and_any_number_of_them():
     """One at a time; several in a call, in both orders; twins too. A fixed tree."""
-    method, target = made("model, fixed(branches=(2, 1))", temperature=0.0)
+    method, target = made("model, fixed(2, 1)", temperature=0.0)
     alone = batches(method, target, 1)
     assert alone[0].tokens == alone[4].tokens
     assert stream(method, target, 4, admits=2, width=16) == alone

@@ -87,7 +87,7 @@ def test_the_loop_has_the_distribution_of_algorithm_1():
         method = Speculative(
             MarkovModel(jnp.log(jnp.asarray(target))),
             ModelDrafter(MarkovModel(jnp.log(jnp.asarray(draft)))),
-            rules.TokenRule(),
+            rules.Token(),
             constant(GAMMA),
             Sampling(1.0),
             jnp.int32([-1]),

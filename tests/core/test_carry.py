@@ -27,7 +27,7 @@ from specjax.policies.heuristic import heuristic
 from specjax.policies.together import together
 from specjax.pytrees import averaged, pytree
 from specjax.replay import replay
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from table_models import MarkovModel, hopeless, inputs_of, random_table
@@ -122,7 +122,7 @@ def test_enumerated_distribution_of_the_second_input():
         expected = sequence_distribution(target, inputs, chosen, {2}, 4)
         for which in range(len(names)):
             one_of = OneOf(each, jnp.int32(which))
-            method = Speculative(target, drafter, TokenRule(), one_of, chosen, eos, 2)
+            method = Speculative(target, drafter, Token(), one_of, chosen, eos, 2)
             first = test_loops.run(method, inputs_of([[0, 1]]), 9)
             resumeds = tuple(
                 Resumed(policy, jax.tree.map(jnp.asarray, past))

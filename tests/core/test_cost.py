@@ -15,7 +15,7 @@ from specjax.drafters.base import ModelDrafter
 from specjax.measure import phases, timing
 from specjax.policies import Costs, constant
 from specjax.pytrees import pytree
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
 from table_models import MarkovModel, inputs_of
@@ -48,7 +48,7 @@ def setup(temperature):
     method = Speculative(
         target,
         ModelDrafter(draft),
-        TokenRule(),
+        Token(),
         constant(GAMMA),
         Sampling(temperature),
         jnp.asarray([-1], jnp.int32),

@@ -178,7 +178,7 @@ def test_samples_depend_on_no_neighbour(target, draft):
 def test_alpha(target, draft, tokenizer, temperature):
     """Against the definition, prefix by prefix: the prompt's own tokens do not count."""
     alpha = specjax.measure_alpha(
-        target, draft, RAGGED, temperature=temperature, key=0, max_new_tokens=BUDGET
+        target, draft, RAGGED, sampling=Sampling(temperature), key=0, max_new_tokens=BUDGET
     )
     outputs = specjax.generate(
         target, None, RAGGED, temperature=temperature, key=0, max_new_tokens=BUDGET

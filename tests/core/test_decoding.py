@@ -25,7 +25,7 @@ from specjax.measure import timing
 from specjax.policies import Costs, parse
 from specjax.policies.estimating import Estimating
 from specjax.replay import rollouts
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling
 from table_models import MarkovModel
 
@@ -261,7 +261,7 @@ def test_ids_past_the_tokenizers_are_never_emitted(pair):
         ({"widths": 3}, "widths=3 must be a list of numbers"),
         ({"filters": 5}, "filters=5 must be a list of filters or their names"),
         ({"rule": 5}, "rule=5 must be an acceptance rule, or its name"),
-        ({"rule": TokenRule}, "rule=<class .* is a class: give what it makes, an acceptance rule"),
+        ({"rule": Token}, "rule=<class .* is a class: give what it makes, an acceptance rule"),
         ({"policy": 5}, "policy=5 must be a draft-length policy, or its name"),
         ({"draft": 5}, "draft=5 must be a checkpoint, a drafter, or a name"),
         ({"draft": PromptLookup}, "draft=<class .* is a class: give what it makes, a checkpoint,"),

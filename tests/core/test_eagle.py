@@ -21,7 +21,7 @@ from specjax.models.layers import Decoder
 from specjax.models.memory import nbytes
 from specjax.models.tapped import Tapped
 from specjax.policies import constant
-from specjax.rules import BlockRule, TokenRule
+from specjax.rules import Block, Token
 from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
 from specjax.tuning.counting import Always
@@ -52,7 +52,7 @@ def method_of(
     target, drafter, *, policy=None, distribution=None, rule=None, eos=NEVER, gamma=GAMMA
 ):
     return Speculative(
-        drafter.sees(target.model), drafter, rule or TokenRule(), policy or constant(gamma),
+        drafter.sees(target.model), drafter, rule or Token(), policy or constant(gamma),
         distribution or Sampling(1.0), eos, gamma,
     )  # fmt: skip
 
@@ -225,7 +225,7 @@ def double():
 
 SAMPLINGS = {"greedy": Sampling(0.0), "warm": Sampling(0.7)}
 POLICIES = constant(2), Erratic()
-RULES = {"token": TokenRule(), "block": BlockRule()}
+RULES = {"token": Token(), "block": Block()}
 
 
 @functools.cache

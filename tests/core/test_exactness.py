@@ -19,7 +19,7 @@ from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.policies.constant import Constant
 from specjax.pytrees import pytree
-from specjax.rules import BlockRule, GumbelRule, TokenRule, at_position, at_tokens
+from specjax.rules import Block, Gumbel, Token, at_position, at_tokens
 from specjax.sampling import Purpose, Sampling
 from specjax.state import unfinished
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
@@ -32,7 +32,7 @@ BUDGET = 6
 
 # What the loop can be built from. A new rule, policy or drafter is one more line.
 
-RULES = {"token": TokenRule(), "block": BlockRule()}
+RULES = {"token": Token(), "block": Block()}
 
 SAMPLINGS = {
     "greedy": {"temperature": 0.0},
@@ -145,7 +145,7 @@ def test_narrower_passes(rule, distribution, double):
 def test_draft_longer_than_the_budget(double):
     """γ = 4 with 3 tokens to give, a prompt of one token and a source: TV < 1e-12."""
     target, inputs = random_table(4), inputs_of([[0]], [[2, 1, 1]])
-    method = method_of(target, random_table(5), Sampling(), TokenRule(), constant(4), 4)
+    method = method_of(target, random_table(5), Sampling(), Token(), constant(4), 4)
     expected = sequence_distribution(target, inputs, Sampling(), {EOS}, 3)
     assert total_variation(output_distribution(method, inputs, 3), expected) < 1e-12
 
@@ -165,11 +165,11 @@ def test_gumbel_tokens_are_those_of_plain_decoding(policy, double):
     zeros, sample = jnp.zeros((rows,), jnp.int32), jnp.arange(rows, dtype=jnp.int32)
     start = inputs, smp.row_keys(jax.random.key(0), zeros, sample), zeros + BUDGET
     room = {"buffer_len": len(PROMPT) + BUDGET + gamma_max + 1}
-    plain = autoregressive.Autoregressive(target, distribution, jnp.int32([EOS]), GumbelRule())
+    plain = autoregressive.Autoregressive(target, distribution, jnp.int32([EOS]), Gumbel())
     state = loop.decode(plain, *loop.start(plain, *start, **room))
     expected = outputs_of(state)
     for name, make in DRAFTERS.items():
-        method = method_of(target, make(target), distribution, GumbelRule(), policy, gamma_max)
+        method = method_of(target, make(target), distribution, Gumbel(), policy, gamma_max)
         state = loop.decode(method, *loop.start(method, *start, **room))
         np.testing.assert_array_equal(outputs_of(state), expected, name)
         stats = state.stats
@@ -191,7 +191,7 @@ def outputs_of(state) -> np.ndarray:
 
 
 @pytree
-class ResampleFromTarget(TokenRule):
+class ResampleFromTarget(Token):
     """After a rejection draws from p, not from norm(max(0, p − q))."""
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
@@ -232,9 +232,9 @@ def likeliest_token(logprobs):
 
 FAULTS = {
     "resample from the target": ("plain", ResampleFromTarget(), {}),
-    "peek, then drop": ("plain", TokenRule(), {"step": peeking_step}),
-    "raw q": ("top-k", TokenRule(), {"step": raw_draft_step, "drawn_from": filtered_distributions}),
-    "argmax draft": ("plain", TokenRule(), {"drawn_from": likeliest_token}),
+    "peek, then drop": ("plain", Token(), {"step": peeking_step}),
+    "raw q": ("top-k", Token(), {"step": raw_draft_step, "drawn_from": filtered_distributions}),
+    "argmax draft": ("plain", Token(), {"drawn_from": likeliest_token}),
 }
 
 
@@ -295,16 +295,16 @@ def speculative_p_value(
 @pytest.mark.parametrize(
     ("rule", "distribution", "policy"),
     [
-        (TokenRule(), "top-k", constant(2)),
-        slow((TokenRule(), "warm", Erratic())),
-        (BlockRule(), "warm", constant(2)),
-        slow((BlockRule(), "top-p", Erratic())),
-        (GumbelRule(), "warm", constant(2)),
-        slow((GumbelRule(), "plain", TailReader())),
-        slow((TokenRule(), "warm", constant(2))),
-        slow((TokenRule(), "top-p", constant(2))),
-        slow((BlockRule(), "plain", TailReader())),
-        slow((GumbelRule(), "top-p", Erratic())),
+        (Token(), "top-k", constant(2)),
+        slow((Token(), "warm", Erratic())),
+        (Block(), "warm", constant(2)),
+        slow((Block(), "top-p", Erratic())),
+        (Gumbel(), "warm", constant(2)),
+        slow((Gumbel(), "plain", TailReader())),
+        slow((Token(), "warm", constant(2))),
+        slow((Token(), "top-p", constant(2))),
+        slow((Block(), "plain", TailReader())),
+        slow((Gumbel(), "top-p", Erratic())),
     ],
 )
 def test_speculative_samples_follow_the_target(rule, distribution, policy):
@@ -313,7 +313,7 @@ def test_speculative_samples_follow_the_target(rule, distribution, policy):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("rule", [TokenRule(), GumbelRule()])
+@pytest.mark.parametrize("rule", [Token(), Gumbel()])
 @pytest.mark.parametrize("distribution", ["warm", "top-k", "top-p"])
 def test_autoregressive_samples_follow_the_target(distribution, rule):
     """114,688 outputs of up to 4 tokens: p > 1e-4."""
@@ -391,8 +391,8 @@ def test_noise_by_position_fails_under_the_block_rule():
     """
     options = {"decode": decode_by_position, "samples": 4 * ROWS}
     distribution, policy = Sampling(), constant(2)
-    assert speculative_p_value(distribution, policy, rule=BlockRule(), **options) < 1e-4
-    assert speculative_p_value(distribution, policy, rule=TokenRule(), **options) > 1e-4
+    assert speculative_p_value(distribution, policy, rule=Block(), **options) < 1e-4
+    assert speculative_p_value(distribution, policy, rule=Token(), **options) > 1e-4
 
 
 VOCABULARY, TAIL = 150_000, 0.02
@@ -446,7 +446,7 @@ def test_the_tail_of_a_large_vocabulary(name):
             target, with_tail(0.04), distribution, RULES[name], constant(2), 2
         )
     else:
-        rule = TokenRule() if name == "plain" else GumbelRule()
+        rule = Token() if name == "plain" else Gumbel()
         method = autoregressive.Autoregressive(target, distribution, never, rule)
     method = dataclasses.replace(method, eos_ids=never)
     state = loop.decode(method, *loop.start(method, *start, buffer_len=160))
@@ -464,7 +464,7 @@ def test_plain_decoding_draws_as_a_round_without_a_draft():
     inputs, index = repeat(inputs_of([PROMPT]), rows), jnp.arange(rows, dtype=jnp.int32)
     start = inputs, smp.row_keys(jax.random.key(0), index, 0 * index), 0 * index + BUDGET
     room = {"buffer_len": len(PROMPT) + BUDGET + 2}
-    method = method_of(target, draft, Sampling(1.0), TokenRule(), never, 1)
+    method = method_of(target, draft, Sampling(1.0), Token(), never, 1)
     plain = autoregressive.Autoregressive(target, Sampling(1.0), jnp.int32([EOS]))
     state = loop.decode(plain, *loop.start(plain, *start, **room))
     silent = loop.decode(method, *loop.start(method, *start, **room))

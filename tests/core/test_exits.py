@@ -23,7 +23,7 @@ from specjax.models import table
 from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.memory import nbytes, temporaries
 from specjax.policies import constant
-from specjax.rules import BlockRule, TokenRule
+from specjax.rules import Block, Token
 from specjax.sampling import Sampling, row_keys
 from table_models import inputs_of
 from tiny_models import FAMILIES, covering, random_model, slow
@@ -237,7 +237,7 @@ CASES = {  # family and draft
     "adapter, gpt2": ("gpt2", adapter),
 }
 SEEDS = {"t5": 2, "gpt2": 2, "llama": 4}  # neither certain of a token nor ended at once
-RULES = {"token": TokenRule(), "block": BlockRule()}
+RULES = {"token": Token(), "block": Block()}
 SAMPLINGS = {
     "greedy": {"temperature": 0.0},
     "all": {"temperature": 0.7, "top_k": 2, "top_p": 0.9},

@@ -13,7 +13,7 @@ from specjax import sampling as smp
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import Policy, constant
 from specjax.pytrees import pytree
-from specjax.rules import GumbelRule, TokenRule, coupled_overlap, overlap
+from specjax.rules import Gumbel, Token, coupled_overlap, overlap
 from specjax.sampling import Purpose, Sampling
 from table_models import MarkovModel, inputs_of, logits_after
 from toy_policies import Erratic
@@ -49,7 +49,7 @@ def test_acceptance():
     for equal distributions; 0 for distributions that share no token.
     """
     p, q = random_distributions(300, 7)
-    found = np.asarray(GumbelRule().acceptance(log(p), log(q)))
+    found = np.asarray(Gumbel().acceptance(log(p), log(q)))
     expected = np.array(
         [chance_by_hand(*distributions) for distributions in zip(p, q, strict=True)]
     )
@@ -70,9 +70,7 @@ def test_the_noise_agrees_as_often_as_acceptance_says():
 
     @jax.jit
     def drawn(distribution):
-        one_hot = GumbelRule().given_noise(
-            jnp.tile(distribution[None, :], (count, 1)), keys, position
-        )
+        one_hot = Gumbel().given_noise(jnp.tile(distribution[None, :], (count, 1)), keys, position)
         return jnp.argmax(one_hot, axis=1), jnp.sum(jnp.exp(one_hot), axis=1)
 
     (target, mass), (draft, _) = drawn(log(P)), drawn(log(Q))
@@ -118,7 +116,7 @@ def test_a_policy_sees_the_distributions_before_the_noise():
     """The draft's distribution and the chance of acceptance are those of P and Q; only the next
     token is certain.
     """
-    method = markov_method(GumbelRule(), Witness())
+    method = markov_method(Gumbel(), Witness())
     state, round_ = jax.jit(speculative.step)(method, *started(method))
     shown, chances = state.policy
     np.testing.assert_allclose(shown, np.tile(Q, (2, 1)), rtol=1e-5)
@@ -128,7 +126,7 @@ def test_a_policy_sees_the_distributions_before_the_noise():
 
 
 @pytree
-class Sorting(GumbelRule):
+class Sorting(Gumbel):
     """Its acceptance is easily found in a program."""
 
     def acceptance(self, target_logprobs, draft_logprobs):
@@ -144,8 +142,8 @@ def test_acceptance_costs_nothing_where_no_policy_reads_it(policy, sorts):
 
 
 def test_greedy_has_no_noise():
-    assert GumbelRule().under(Sampling(0.0)) == TokenRule()
-    assert GumbelRule().under(Sampling(0.5)) == GumbelRule()
+    assert Gumbel().under(Sampling(0.0)) == Token()
+    assert Gumbel().under(Sampling(0.5)) == Gumbel()
 
 
 # A trained pair, in float32.
@@ -178,9 +176,7 @@ def test_a_trained_pair_gives_the_tokens_of_plain_decoding(family):
     plain = specjax.generate(target, None, STATEMENTS, rule="gumbel", **options)
     assert len({tuple(row) for row in plain.tokens}) == len(STATEMENTS)
     for policy in (constant(1), constant(4), Erratic()):
-        found = specjax.generate(
-            target, draft, STATEMENTS, rule=GumbelRule(), policy=policy, **options
-        )
+        found = specjax.generate(target, draft, STATEMENTS, rule=Gumbel(), policy=policy, **options)
         assert 0.3 < found.accepted.sum() / found.drafted.sum() < 1
         for row, expected in zip(found.rows, plain.tokens, strict=True):
             if row.tokens != expected:

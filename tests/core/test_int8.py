@@ -34,7 +34,7 @@ from specjax.models.language_model import LanguageModel
 from specjax.models.layers import KV, arrange, quantise_weights
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling, row_keys
 from specjax.types import Inputs
 from table_models import inputs_of
@@ -311,7 +311,7 @@ def test_loops_lower_for_every_platform():
     zeros, eos, warm = jnp.zeros((2,), jnp.int32), jnp.int32([1]), Sampling(0.7)
     target, draft = model(2), ModelDrafter(model(1))
     plain = autoregressive.Autoregressive(target, warm, eos)
-    both = speculative.Speculative(target, draft, TokenRule(), constant(3), warm, eos, 3)
+    both = speculative.Speculative(target, draft, Token(), constant(3), warm, eos, 3)
     # A layer has 6 projections and the encoder's keys and values; and the head.
     of_target, of_draft = 2 * 8 + 1, 8 + 1
     for method, whiles, barriers in ((plain, 1, of_target), (both, 2, of_target + 2 * of_draft)):
@@ -356,7 +356,7 @@ def test_enumerated_distribution_is_that_of_the_quantised_target():
         target = target_in_int8("gpt", 3, jnp.float64)
         drafter = ModelDrafter(target_of("gpt", 3, jnp.float64, 1).model)
         method = speculative.Speculative(
-            target.model, drafter, TokenRule(), constant(2), warm, jnp.int32([EOS]), 2
+            target.model, drafter, Token(), constant(2), warm, jnp.int32([EOS]), 2
         )
         expected = sequence_distribution(target.model, inputs, warm, {EOS}, 4)
         found = output_distribution(method, inputs, 4)
@@ -368,7 +368,7 @@ def test_enumerated_distribution_is_that_of_the_quantised_target():
 @pytest.mark.slow
 def test_trees():
     """`compact` copies the scales along."""
-    same(target_in_int8("llama"), target_of("llama"), tree="fixed(branches=(2, 1))")
+    same(target_in_int8("llama"), target_of("llama"), tree="fixed(2, 1)")
 
 
 def test_rows_that_share_what_the_encoder_said():

@@ -17,7 +17,7 @@ from specjax import loop, speculative
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.pytrees import pytree
-from specjax.rules import LenientArgmax, TokenRule, lenient, surviving
+from specjax.rules import Lenient, LenientArgmax, Token, surviving
 from specjax.sampling import Sampling, row_keys, standardize
 from table_models import inputs_of, logits_after, random_table, repeat
 
@@ -139,7 +139,7 @@ def test_enumerated_distribution_is_the_predicted_one(distribution):
             target, inputs_of([list(PROMPT)]), chosen, {EOS}, BUDGET
         )
         for value in LENIENCES:
-            rule = lenient(value)
+            rule = Lenient(value)
             found, lenience = enumerated(target, draft, chosen, rule), float(rule.lenience)
             position = partial(lenient_distribution, lenience=lenience)
             assert total_variation(found, predicted(distributions, position)) < 1e-12
@@ -149,7 +149,7 @@ def test_enumerated_distribution_is_the_predicted_one(distribution):
 
 
 @pytree
-class AcceptAll(TokenRule):
+class AcceptAll(Token):
     """Lenience without its bound: whatever was drafted is kept."""
 
     def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
@@ -158,12 +158,12 @@ class AcceptAll(TokenRule):
 
 
 @pytree
-class OtherResidual(TokenRule):
+class OtherResidual(Token):
     """Lenience 0.3 with norm(max(0, p − l·q)): within the bound, but not the distribution that is
     stated."""
 
     def stop(self, *distributions):
-        return lenient(0.3).stop(*distributions)
+        return Lenient(0.3).stop(*distributions)
 
     def next_probs(self, target_logprobs, draft_logprobs, *rest):
         scaled = draft_logprobs + jnp.log(jnp.float32(0.3).astype(draft_logprobs.dtype))
@@ -191,7 +191,7 @@ def test_one_position_by_hand(lenience):
     accepted, replaced = lenient_distribution(P, Q, lenience)
     np.testing.assert_allclose((accepted + replaced).sum(), 1)
     assert np.all(accepted + replaced <= P / lenience + 1e-12)
-    rule = lenient(lenience)
+    rule = Lenient(lenience)
     np.testing.assert_allclose(rule.acceptance(log(P), log(Q)), accepted.sum(), rtol=1e-6)
     drafts = jnp.asarray(np.arange(8, dtype=np.int32)[:, None])
     rows = (
@@ -215,7 +215,7 @@ def test_lenience_one_is_the_token_rule():
     p, q = (log(x / x.sum(axis=-1, keepdims=True)) for x in (p, q))
     drafts = jnp.asarray(rng.integers(6, size=(1000, 3)).astype(np.int32))
     length = jnp.asarray(rng.integers(4, size=1000).astype(np.int32))
-    one, rule = lenient(1.0), TokenRule()
+    one, rule = Lenient(1.0), Token()
     for name in ("stop", "next_probs"):
         rest = (jnp.minimum(length, 1),) if name == "next_probs" else ()
         found, expected = (getattr(r, name)(p, q, drafts, length, *rest) for r in (one, rule))
@@ -227,7 +227,7 @@ def test_lenience_one_is_the_token_rule():
 
 
 def greedy_rule(lenience) -> LenientArgmax:
-    rule = lenient(lenience).under(Sampling(0.0))
+    rule = Lenient(lenience).under(Sampling(0.0))
     assert isinstance(rule, LenientArgmax)
     return rule
 
@@ -239,9 +239,7 @@ def greedy_rule(lenience) -> LenientArgmax:
 def test_greedy_by_hand(lenience, kept):
     """p/max p = 1, .714, .429, .286, .2, .114, .057, .057: kept where ≥ l; then the argmax."""
     rule, greedy = greedy_rule(lenience), Sampling(0.0)
-    target = rule.target_distribution(
-        log(P), greedy
-    )  # un-standardised, where TokenRule reads one-hot
+    target = rule.target_distribution(log(P), greedy)  # un-standardised, where Token reads one-hot
     np.testing.assert_allclose(np.exp(target), P, rtol=1e-5)
     drafts = jnp.asarray(np.arange(8, dtype=np.int32)[:, None])
     draft = jnp.asarray(log(np.eye(8))[:, None])
@@ -294,8 +292,8 @@ def decode(rule, distribution, batch, budget, gamma, *, target=None):
 def test_greedy_loop():
     """40 tokens: l = 1 gives the argmax; at l = .2 each has p ≥ l·max p, and more are accepted."""
     greedy, target = Sampling(0.0), random_table(1, dtype=jnp.float32)
-    states = {value: decode(lenient(value), greedy, 1, 40, 3) for value in (1.0, 0.2)}
-    exact = decode(TokenRule(), greedy, 1, 40, 3)
+    states = {value: decode(Lenient(value), greedy, 1, 40, 3) for value in (1.0, 0.2)}
+    exact = decode(Token(), greedy, 1, 40, 3)
     np.testing.assert_array_equal(states[1.0].tokens[0, :42], exact.tokens[0, :42])
     assert states[1.0].stats.accepted == exact.stats.accepted < states[0.2].stats.accepted
     tokens = states[0.2].tokens[0, :42].tolist()
@@ -311,7 +309,7 @@ def test_faults_are_still_flagged():
     target = random_table(1, dtype=jnp.float32)
     target = dataclasses.replace(target, table=target.table.at[:, 1].set(jnp.nan))
     for temperature in (0.0, 1.0):
-        state = decode(lenient(0.5), Sampling(temperature), 1, 4, 2, target=target)
+        state = decode(Lenient(0.5), Sampling(temperature), 1, 4, 2, target=target)
         assert not state.target_finite
 
 
@@ -335,7 +333,7 @@ def test_measured_acceptance(temperature):
     rates = []
     for value in LENIENCES:
         compiled = loop.decode._cache_size()
-        state = decode(lenient(value), distribution, rows, 2, 1)
+        state = decode(Lenient(value), distribution, rows, 2, 1)
         assert value == 1 or loop.decode._cache_size() == compiled
         assert np.all(state.stats.drafted == 1)
         rates.append(state.stats.accepted.mean())
@@ -360,7 +358,7 @@ def test_overlaps_with_a_rule():
         q = np.array([reference.distribution(row, distribution) for row in raw[1]])
         for value in LENIENCES:
             asked = target, ModelDrafter(draft), distribution, inputs, [tokens[1:]]
-            found = test_loops.betas(*asked, lenient(value))
+            found = test_loops.betas(*asked, Lenient(value))
             expected = np.minimum(p / value, q).sum(axis=1)
             if temperature == 0:
                 expected = p[np.arange(6), q.argmax(axis=1)] >= value * p.max(axis=1)
@@ -370,14 +368,14 @@ def test_overlaps_with_a_rule():
 @pytest.mark.parametrize("lenience", [0.0, -0.5, 1.5, float("nan")])
 def test_out_of_range(lenience):
     with pytest.raises(ValueError, match=r"lenience=.* must be a number in \(0, 1\]"):
-        lenient(lenience)
+        Lenient(lenience)
 
 
 def test_the_default_rule_reads_the_standardized_distribution():
-    """`TokenRule` is itself under every sampling, and reads what `standardize` gives."""
+    """`Token` is itself under every sampling, and reads what `standardize` gives."""
     for kind in ({}, {"temperature": 0.0}, {"top_k": 2}):
         distribution = Sampling(**kind)
-        rule = TokenRule()
+        rule = Token()
         assert rule.under(distribution) is rule
         np.testing.assert_array_equal(
             rule.target_distribution(log(P), distribution), standardize(log(P), distribution)

@@ -17,7 +17,7 @@ from specjax.measure import metrics
 from specjax.models.language_model import LanguageModel
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Purpose, Sampling, draw, fold, row_keys
 from specjax.speculative import Speculative
 from table_models import TableModel, chain, inputs_of, logits_after, random_table
@@ -32,7 +32,7 @@ def method_of(
     return Speculative(
         target,
         ModelDrafter(draft),
-        TokenRule(),
+        Token(),
         constant(gamma_max) if policy is None else policy,
         Sampling(0.0) if chosen is None else chosen,
         eos_ids,
@@ -62,7 +62,7 @@ def begin(method, inputs, budget, keys=None, buffer_len=None):
 
 def betas(target, drafter, chosen, inputs, outputs, rule=None):
     """`metrics.overlaps` before each token of the outputs and behind them, (B, T+1)."""
-    rule = TokenRule() if rule is None else rule
+    rule = Token() if rule is None else rule
     eos_ids = jnp.int32([-1])
     method = Speculative(target, drafter, rule, constant(1), chosen, eos_ids, 1)
     begun = begin(method, inputs, len(outputs[0]))

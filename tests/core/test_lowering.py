@@ -26,7 +26,7 @@ from specjax.models.llama import Llama, Qwen2Config
 from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
 from specjax.policies.heuristic import heuristic
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling, row_keys
 from specjax.trees import fixed
 from specjax.trees.speculative import TreeSpeculative
@@ -74,7 +74,7 @@ def test_loops_lower_for_every_platform(distribution, platform):
     target, chosen, eos = model(2, platform), SAMPLINGS[distribution], jnp.int32([1])
     check(autoregressive.Autoregressive(target, chosen, eos))
     method = speculative.Speculative(
-        target, ModelDrafter(model(1, platform)), TokenRule(), constant(3), chosen, eos, 3
+        target, ModelDrafter(model(1, platform)), Token(), constant(3), chosen, eos, 3
     )
     check(method)
 
@@ -118,7 +118,7 @@ def plain_loop(target, distribution):
 def method_of(target, drafter, distribution, *, policy=None, widths=()):
     eos = jnp.int32([1])
     return speculative.Speculative(
-        target, drafter, TokenRule(), policy or constant(3), SAMPLINGS[distribution], eos, 3, widths
+        target, drafter, Token(), policy or constant(3), SAMPLINGS[distribution], eos, 3, widths
     )
 
 
@@ -183,8 +183,8 @@ def test_the_loop_of_chains_gathers_from_no_cache(family):
     drafter = ModelDrafter(both)
     assert not from_caches(method_of(both, drafter, "plain"))
     tree = TreeSpeculative(
-        both, PromptLookup(16, matches=2), TokenRule(), constant(2), SAMPLINGS["plain"],
-        jnp.int32([1]), fixed(branches=(2, 1)),
+        both, PromptLookup(16, matches=2), Token(), constant(2), SAMPLINGS["plain"],
+        jnp.int32([1]), fixed(2, 1),
     )  # fmt: skip
     assert len(from_caches(tree)) == 2 * 4
     if family == "gpt2":

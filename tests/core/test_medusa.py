@@ -22,7 +22,7 @@ from enumeration import output_distribution
 from experiments.train.medusa import init
 from pairs import TEXTS
 from reference import chi_square, sequence_distribution, total_variation
-from specjax import loop
+from specjax import loop, rules
 from specjax.checkpoints.own import wrap
 from specjax.drafters import medusa
 from specjax.drafters.medusa import Block, Head, Medusa
@@ -31,7 +31,6 @@ from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Llama, LlamaConfig
 from specjax.policies import constant
 from specjax.pytrees import pytree
-from specjax.rules import BlockRule, TokenRule
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.types import Inputs
@@ -98,7 +97,7 @@ def method_of(drafter, rule=None, policy=None, chosen=None, gamma_max=3, eos_ids
     return Speculative(
         drafter.target,
         drafter,
-        TokenRule() if rule is None else rule,
+        rules.Token() if rule is None else rule,
         constant(gamma_max) if policy is None else policy,
         Sampling(1.0) if chosen is None else chosen,
         eos_ids,
@@ -286,8 +285,8 @@ def double():
 
 
 # A rule, a temperature, and whether the heads are Hydra's.
-QUICK = [(TokenRule(), 0.7, False), (BlockRule(), 0.7, True), (BlockRule(), 0.0, False)]
-ALL = itertools.product((TokenRule(), BlockRule()), (0.0, 0.7), (False, True))
+QUICK = [(rules.Token(), 0.7, False), (rules.Block(), 0.7, True), (rules.Block(), 0.0, False)]
+ALL = itertools.product((rules.Token(), rules.Block()), (0.0, 0.7), (False, True))
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in QUICK]
 
 
@@ -310,7 +309,7 @@ def test_enumerated_distribution_is_the_targets(rule, temperature, hydra, double
 def test_samples_follow_the_target(hydra):
     """114,688 outputs of up to 4 tokens through the real loop: p > 1e-4."""
     drafter, chosen = on_table(2, hydra, jnp.float32), Sampling(0.7)
-    method = method_of(drafter, BlockRule(), None, chosen, 2, jnp.int32([EOS]))
+    method = method_of(drafter, rules.Block(), None, chosen, 2, jnp.int32([EOS]))
     room = len(test_exactness.PROMPT) + test_exactness.LENGTH + 3
     counts, several = test_exactness.counts_of(loop.decode, method, room)
     inputs = inputs_of([test_exactness.PROMPT])

@@ -46,7 +46,7 @@ HOW = [
     case(kind, "data=2,model=2", temperature, **how)
     for how in (
         {"policy": "heuristic"},
-        {"tree": "fixed(branches=(2, 1, 1))"},
+        {"tree": "fixed(2, 1, 1)"},
         {"rule": "gumbel"},
         {"draft": None},
         {"narrow": True},

@@ -17,7 +17,7 @@ from specjax.drafters.base import ModelDrafter
 from specjax.measure import metrics
 from specjax.pytrees import pytree
 from specjax.results import Row
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling
 from table_models import MarkovModel
 
@@ -70,7 +70,7 @@ def test_alpha_is_the_mean_overlap_of_the_distributions(pair, bigram, temperatur
         "draft": teacher_forced(pair.draft, tokens),
     }
     for name, draft in (("bigram", bigram), ("draft", pair.draft)):
-        found = measure(pair.target, draft, temperature=temperature)
+        found = measure(pair.target, draft, sampling=chosen)
         betas = [
             np.array([overlap(p, q, chosen) for p, q in zip(*both, strict=True)])
             for both in zip(target_logits, distributions[name], strict=True)
@@ -90,7 +90,7 @@ def test_alpha_is_the_mean_overlap_of_the_distributions(pair, bigram, temperatur
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_alpha_of_the_target_itself_is_one(pair, temperature):
-    found = measure(pair.target, pair.twin, temperature=temperature)
+    found = measure(pair.target, pair.twin, sampling=Sampling(temperature))
     assert found.value == pytest.approx(1, abs=1e-5)
 
 
@@ -104,7 +104,7 @@ def test_alpha_compiles_once(pair):
 
 
 def test_alpha_depends_neither_on_the_batch_nor_on_empty_texts(pair):
-    options = {"temperature": 1.0, "draft": pair.draft}
+    options = {"sampling": Sampling(), "draft": pair.draft}
     whole = measure(pair.target, **options)
     with pytest.warns(UserWarning, match="1 empty"):
         fewer = measure(pair.target, texts=[*TEXTS[:7], " "], **options)
@@ -130,7 +130,7 @@ def test_an_interval_needs_ten_outputs(pair):
     """None of one output or nine. In one line, with what it is of: never the overlaps."""
     texts = [f"x{i} = {i}" for i in range(10)]
     for count in (1, 9, 10):
-        found = measure(pair.target, pair.draft, texts=texts[:count], temperature=1.0)
+        found = measure(pair.target, pair.draft, texts=texts[:count], sampling=Sampling())
         assert len(found.overlaps) == count
         if count < 10:
             assert (found.low, found.high) == (None, None)
@@ -146,7 +146,7 @@ def test_an_interval_needs_ten_outputs(pair):
 
 
 @pytree
-class Generous(TokenRule):
+class Generous(Token):
     """Keeps everything, by another's chance of acceptance."""
 
     exact = False
@@ -157,11 +157,11 @@ class Generous(TokenRule):
 
 def test_alpha_of_a_rule_that_is_not_exact(pair):
     """It has the rule's name; α of a rule that inherits another's is refused."""
-    options = {"temperature": 1.0, "draft": pair.draft}
-    assert measure(pair.target, **options, rule=rules.BlockRule()).rule == ""
-    assert measure(pair.target, **options, rule=rules.lenient(1.0)).rule == ""
-    found = measure(pair.target, **options, rule=rules.lenient(0.25))
-    assert "of LenientRule(lenience=0.25), 95%" in repr(found)
+    options = {"sampling": Sampling(), "draft": pair.draft}
+    assert measure(pair.target, **options, rule=rules.Block()).rule == ""
+    assert measure(pair.target, **options, rule=rules.Lenient(1.0)).rule == ""
+    found = measure(pair.target, **options, rule=rules.Lenient(0.25))
+    assert "of Lenient(lenience=0.25), 95%" in repr(found)
     with pytest.raises(ValueError, match=r"Generous\(\) .* inherits `acceptance`"):
         measure(pair.target, **options, rule=Generous())
 

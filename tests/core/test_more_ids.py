@@ -20,7 +20,7 @@ from specjax.drafters.resizing import Resized, ResizedLearner, over
 from specjax.drafters.switch import switch
 from specjax.measure.timing import PLAIN
 from specjax.replay import rollouts
-from specjax.rules import BlockRule, TokenRule
+from specjax.rules import Block, Token
 from specjax.sampling import Sampling
 from table_models import inputs_of, random_table
 
@@ -39,7 +39,7 @@ def of(seed, size, **options):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("rule", [TokenRule(), BlockRule()], ids=["token", "block"])
+@pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
 def test_enumerated_distribution_is_the_targets(rule, temperature, double):
     """All outputs of up to 4 tokens over 4, with a draft over 3 and one over 5: TV < 1e-12."""
     inputs, chosen = inputs_of([[1, 3]]), Sampling(temperature)

@@ -8,12 +8,12 @@ import pytest
 
 import eagles
 from experiments.train import divergences
-from specjax import policies, rules
+from specjax import policies, rules, trees
 from specjax.drafters import choices, loading, ngram
 from specjax.policies import Costs, constant
 from specjax.policies.loading import NAMES as POLICIES
 from specjax.policies.loading import needs_costs
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import NAMES as FILTERS
 from specjax.sampling import Sampling
 from specjax.support import named
@@ -79,8 +79,8 @@ def mine(monkeypatch):
     module = types.ModuleType("mine")
     module.number = 3
     module.nothing = lambda: None
-    module.kind = lambda: TokenRule
-    module.rule = TokenRule
+    module.kind = lambda: Token
+    module.rule = Token
     module.policy = lambda: constant(2)
     module.text = lambda: "constant"
     monkeypatch.setitem(sys.modules, "mine", module)
@@ -104,24 +104,25 @@ def test_what_is_no_such_part(mine, kind, text):
 def test_the_message_names_what_was_made(mine):
     for text, said in {
         "os:system('true')": r"Policy .os:system\('true'\). gives 0, which is no policy: it has no",
-        "mine:rule": r"gives TokenRule\(\), which is no policy: it has no function 'init'",
+        "mine:rule": r"gives Token\(\), which is no policy: it has no function 'init'",
         "mine:number": r"Policy 'mine:number': 3 is no function",
     }.items():
         with pytest.raises(ValueError, match=said):
             policies.parse(text)
     with pytest.raises(ValueError, match="is no rule: it is a class and no value"):
         rules.parse("mine:kind")
-    assert rules.parse("mine:rule") == TokenRule()
+    assert rules.parse("mine:rule") == Token()
     assert policies.parse("mine:policy").gamma == 2
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("fixed(branches=(3))", r"branches=3 must be a list .*: write \(3,\) for one number"),
+        ("fixed((3, 2))", r"branches=\(3, 2\) must be a whole number ≥ 1"),
+        ("fixed(branches=[3, 2])", r"it is fixed\(\*branches: int"),
         ("fixed(paths=(0,))", r"paths\[0\]=0 must be a list .*: write \(0,\) for one number"),
-        ("fixed(branches=(1000, 1000, 1000))", "is too large: a tree may have at most 1,024"),
-        ("fixed(branches=(2147483647,))", "is too large: a tree may have at most 1,024 nodes"),
+        ("fixed(1000, 1000, 1000)", "is too large: a tree may have at most 1,024"),
+        ("fixed(2147483647)", "is too large: a tree may have at most 1,024 nodes"),
         (f"fixed(paths={tuple((i,) for i in range(1025))})", "paths has 1,025 entries: a tree may"),
         ("best_first(width=2000, depth=4, nodes=8)", r"width=2000 must be .* in \[1, 1024\]"),
         ("best_first(width=100, depth=4, nodes=8)", "give 30,100 candidates, .* draft 16,384"),
@@ -133,5 +134,29 @@ def test_trees_of_any_size(text, said):
 
 
 def test_the_largest_trees():
-    assert shapes.parse("fixed(branches=(1024,))").nodes == 1024
+    assert shapes.parse("fixed(1024)").nodes == 1024
     assert shapes.parse("best_first(width=64, depth=4, nodes=1024)").candidates == 12_352
+
+
+def test_a_name_and_a_value_are_the_same():
+    """What a flag names in a string is a function or class of the same module."""
+    for text, value in {
+        "token": rules.Token(),
+        "block": rules.Block(),
+        "gumbel": rules.Gumbel(),
+        "lenient(0.3)": rules.Lenient(0.3),
+        "typical(epsilon=0.2)": rules.Typical(epsilon=0.2),
+    }.items():
+        assert rules.parse(text) == value
+        assert repr(rules.parse(text)) == repr(value)
+    for text, value in {
+        "chain": trees.chain(),
+        "fixed(3, 2, 1)": trees.fixed(3, 2, 1),
+        "fixed(paths=((0,), (1,)), draw='top')": trees.fixed(paths=((0,), (1,)), draw="top"),
+        "best_first(4, 4, 16)": trees.best_first(width=4, depth=4, nodes=16),
+    }.items():
+        assert trees.parse(text) == value
+        assert trees.parse(trees.text_of(value)) == value
+    for room in (rules, trees, policies):
+        kinds = trees.shapes.NAMES if room is trees else room.NAMES
+        assert all(getattr(room, path.rpartition(":")[2]) for path in kinds.values())

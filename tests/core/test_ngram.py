@@ -13,7 +13,7 @@ from specjax import autoregressive, loop, speculative
 from specjax.drafters import ngram
 from specjax.drafters.base import is_silent
 from specjax.policies import constant
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling, row_keys
 from table_models import chain, inputs_of, random_table
 from tiny_models import covering
@@ -249,7 +249,7 @@ def decode(target, drafter, inputs, budget, *, gamma=4, eos_ids=NEVER, temperatu
     """The state after the jitted loop, on the host."""
     batch = inputs.prompt.shape[0]
     method = speculative.Speculative(
-        target, drafter, TokenRule(), constant(gamma), Sampling(temperature), eos_ids, gamma
+        target, drafter, Token(), constant(gamma), Sampling(temperature), eos_ids, gamma
     )
     rows = jnp.arange(batch, dtype=jnp.int32)
     keys = row_keys(jax.random.key(0), rows, rows)
@@ -369,7 +369,7 @@ def bias(drafter, distribution, policy, sources) -> float:
     tokens."""
     target, inputs = random_table(1), inputs_of([[1, 0]], sources)
     method = speculative.Speculative(
-        target, drafter, TokenRule(), policy, distribution, jnp.int32([2]), 3
+        target, drafter, Token(), policy, distribution, jnp.int32([2]), 3
     )
     expected = sequence_distribution(target, inputs, distribution, {2}, 5)
     return total_variation(output_distribution(method, inputs, 5), expected)

@@ -16,7 +16,7 @@ from specjax.measure import along, metrics
 from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.replay import rollouts
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.types import Model
@@ -64,7 +64,7 @@ class Reader(Drafter):
 
 
 def method_of(target: Model, drafter: Drafter, policy) -> Speculative:
-    rule, distribution = TokenRule(), Sampling(1.0)
+    rule, distribution = Token(), Sampling(1.0)
     return Speculative(target, drafter, rule, policy, distribution, jnp.int32([-1]), GAMMA)
 
 

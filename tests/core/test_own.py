@@ -78,7 +78,9 @@ def test_a_pytree_of_ones_own():
     result = specjax.generate(target, draft, [[0]], **options)
     shares = np.bincount(np.concatenate(result.tokens), minlength=4) / 1600
     assert np.all(abs(shares - [0.5, 0.3, 0.2, 0.0]) < 0.05)
-    alpha = specjax.measure_alpha(target, draft, [[0]], temperature=1.0, max_new_tokens=20)
+    alpha = specjax.measure_alpha(
+        target, draft, [[0]], sampling=specjax.Sampling(), key=0, max_new_tokens=20
+    )
     assert alpha.value == pytest.approx(0.7, abs=1e-5)
 
 

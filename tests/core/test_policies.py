@@ -32,7 +32,7 @@ from specjax.policies.heuristic import heuristic
 from specjax.policies.lookahead import lookahead
 from specjax.policies.together import Shared, together
 from specjax.pytrees import pytree
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.state import unfinished
 from specjax.support import named
@@ -634,7 +634,7 @@ def small_method(policy, dtype=jnp.float32, **changes):
     """Tables over 3 tokens, γ_max = 2; the draft's logits are finite, for the head reads them."""
     target, draft = random_table(1, dtype=dtype), random_table(2, forbidden=0, dtype=dtype)
     eos = jnp.int32([test_exactness.EOS])
-    settings = {"sampling": Sampling(0.8), "gamma_max": 2, "rule": TokenRule(), **changes}
+    settings = {"sampling": Sampling(0.8), "gamma_max": 2, "rule": Token(), **changes}
     return speculative.Speculative(
         target=target, drafter=ModelDrafter(draft), policy=policy, eos_ids=eos, **settings
     )
@@ -963,13 +963,13 @@ def test_an_import_error_inside_a_policy_is_shown(patient):
 
 
 @pytree
-class Secretive(TokenRule):
+class Secretive(Token):
     """Shows nothing of shorter drafts, except at temperature 0."""
 
     reveals_shorter = False
 
     def under(self, sampling):
-        return TokenRule() if sampling.greedy else self
+        return Token() if sampling.greedy else self
 
 
 @pytest.mark.sweep

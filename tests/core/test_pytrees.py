@@ -12,7 +12,7 @@ from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.policies.heuristic import heuristic
 from specjax.pytrees import pytree
-from specjax.rules import BlockRule, GumbelRule, TokenRule
+from specjax.rules import Block, Gumbel, Token
 from table_models import MarkovModel, TableModel
 from toy_policies import library
 
@@ -30,7 +30,7 @@ def registered():
 
 def test_classes_of_equal_fields_have_different_structures():
     policies = library(2, 3).values()
-    for values in (policies, [TokenRule(), BlockRule(), GumbelRule()]):
+    for values in (policies, [Token(), Block(), Gumbel()]):
         for left, right in itertools.combinations(
             {type(value): value for value in values}.values(), 2
         ):

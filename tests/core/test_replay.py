@@ -31,7 +31,7 @@ from specjax.pytrees import pytree
 from specjax.replay import replay, rollouts
 from specjax.replay.replay import Replayed
 from specjax.replay.rollouts import Recorder, Rollouts
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
 from specjax.support import named
@@ -57,7 +57,7 @@ def method_of(policy, distribution, drafter=None) -> Speculative:
     draft = dataclasses.replace(target, table=finite + 0.5 * noise)
     drafter = ModelDrafter(draft) if drafter is None else drafter
     return Speculative(
-        target, drafter, TokenRule(), policy, distribution, jnp.int32([V - 1]), GAMMA_MAX
+        target, drafter, Token(), policy, distribution, jnp.int32([V - 1]), GAMMA_MAX
     )
 
 
@@ -205,7 +205,7 @@ def test_heads_say_that_they_guess(name, aware):
         drafter = test_medusa.drafter("gpt")
         model = drafter.target
     policy, never = constant(GAMMA_MAX), jnp.int32([-1])
-    method = Speculative(model, drafter, TokenRule(), policy, Sampling(0.0), never, GAMMA_MAX)
+    method = Speculative(model, drafter, Token(), policy, Sampling(0.0), never, GAMMA_MAX)
     inputs = inputs_of([[a, b] for a in range(1, V) for b in range(1, V)])
     state = test_loops.run(method, inputs, BUDGET)
     trace = recorded(method, inputs, hidden=False)

@@ -58,9 +58,7 @@ def test_a_trace_is_the_run(traced):
             assert not (ended and r.rejected)
 
 
-@pytest.fixture(
-    scope="module", params=[(1.0, "fixed(branches=(3, 2))"), (0.0, "best_first(2, 3, 6)")]
-)
+@pytest.fixture(scope="module", params=[(1.0, "fixed(3, 2)"), (0.0, "best_first(2, 3, 6)")])
 def traced_trees(pair, request):
     """As `traced`, of two texts and with trees."""
     temperature, tree = request.param

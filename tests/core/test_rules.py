@@ -11,14 +11,14 @@ from specjax import sampling as smp
 from specjax.dice import Dice
 from specjax.pytrees import pytree
 from specjax.rules import (
-    BlockRule,
-    GumbelRule,
-    TokenRule,
+    Block,
+    Gumbel,
+    Lenient,
+    Token,
     at_position,
     at_tokens,
     ends,
     exactness,
-    lenient,
     overlap,
     own_acceptance,
     remark,
@@ -86,7 +86,7 @@ def test_residual_of_almost_equal_distributions_is_a_distribution():
 def test_survival():
     """Tokens 0, 2, 3, 7 have p/q = 1.75, .75, ⅔, 1."""
     drafts = jnp.int32([[0, 2, 3, 7]])
-    survival = surviving(TokenRule().stop(*distributions(4), drafts, jnp.int32([4])))
+    survival = surviving(Token().stop(*distributions(4), drafts, jnp.int32([4])))
     np.testing.assert_allclose(survival[0], [1, 0.75, 0.5, 0.5], rtol=1e-5)
 
 
@@ -94,13 +94,13 @@ def test_survival_ends_with_the_draft():
     """Entries past the end are arbitrary, and none of them survives."""
     target, draft = distributions(3)
     draft = draft.at[:, 1:].set(jnp.nan)
-    survival = surviving(TokenRule().stop(target, draft, jnp.int32([[2, 0, 0]]), jnp.int32([1])))
+    survival = surviving(Token().stop(target, draft, jnp.int32([[2, 0, 0]]), jnp.int32([1])))
     np.testing.assert_allclose(survival[0], [0.75, 0, 0], rtol=1e-5)
-    nothing = surviving(TokenRule().stop(target, draft, jnp.int32([[2, 0, 0]]), jnp.int32([0])))
+    nothing = surviving(Token().stop(target, draft, jnp.int32([[2, 0, 0]]), jnp.int32([0])))
     np.testing.assert_array_equal(nothing[0], [0, 0, 0])
 
 
-@pytest.mark.parametrize("rule", [TokenRule(), BlockRule()])
+@pytest.mark.parametrize("rule", [Token(), Block()])
 def test_survival_never_increases(rule):
     """1,000 random rows with γ = 5 and zeros in p: non-increasing, within [0, 1]."""
     target, draft, drafts = random_distributions(1000, 5, 6)
@@ -119,9 +119,7 @@ def test_next_distribution(accepted, draft_len):
     draft."""
     target, draft = distributions(2)
     drafts = jnp.int32([[2, 3]])
-    found = TokenRule().next_probs(
-        target, draft, drafts, jnp.int32([draft_len]), jnp.int32([accepted])
-    )
+    found = Token().next_probs(target, draft, drafts, jnp.int32([draft_len]), jnp.int32([accepted]))
     rejected = accepted < draft_len
     expected = [0.75, 0.25, 0, 0, 0, 0, 0, 0] if rejected else P
     np.testing.assert_allclose(found[0], expected, atol=1e-6)
@@ -132,7 +130,7 @@ def test_next_distribution_is_of_its_own_position():
     target, draft, drafts = random_distributions(200, 3, 6)
     accepted = jnp.asarray(np.arange(200, dtype=np.int32) % 4)
     length = jnp.full((200,), 3, jnp.int32)
-    found = TokenRule().next_probs(target, draft, drafts, length, accepted)
+    found = Token().next_probs(target, draft, drafts, length, accepted)
     for row in range(200):
         p = np.exp(np.float64(target[row, accepted[row]]))
         if accepted[row] < 3:
@@ -174,7 +172,7 @@ def test_selectors():
 
 
 @pytree
-class Silent(TokenRule):
+class Silent(Token):
     """Keeps everything, and says nothing of it."""
 
     def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
@@ -193,7 +191,7 @@ class Honest(Silent):
 
 
 @pytree
-class Renamed(BlockRule):
+class Renamed(Block):
     """Decides nothing by itself."""
 
     def acceptance(self, target_logprobs, draft_logprobs):
@@ -213,12 +211,12 @@ class Bare:
 @pytest.mark.parametrize(
     ("rule", "expected", "said"),
     [
-        (TokenRule(), True, ""),
-        (BlockRule(), True, ""),
-        (GumbelRule(), True, ""),
+        (Token(), True, ""),
+        (Block(), True, ""),
+        (Gumbel(), True, ""),
         (Renamed(), True, ""),
-        (lenient(1.0), True, ""),
-        (lenient(0.3), False, "LenientRule(lenience=0.3) is not exact"),
+        (Lenient(1.0), True, ""),
+        (Lenient(0.3), False, "Lenient(lenience=0.3) is not exact"),
         (Honest(2.0), False, "Honest(strength=2) is not exact"),
         (Silent(), None, "Silent() does not say whether it is exact: "),
         (Bare(), None, "Bare does not say"),
@@ -233,7 +231,7 @@ def test_exactness(rule, expected, said, temperature):
 
 def test_own_acceptance():
     """Every rule of the library has its own; one that only changes `stop` has another's."""
-    for rule in (TokenRule(), BlockRule(), GumbelRule(), lenient(0.3), Honest(1.0), Renamed()):
+    for rule in (Token(), Block(), Gumbel(), Lenient(0.3), Honest(1.0), Renamed()):
         assert own_acceptance(rule, Sampling(1.0))
         assert own_acceptance(rule, Sampling(0.0))
     assert not own_acceptance(Silent(), Sampling(1.0))
@@ -266,10 +264,8 @@ def test_block_by_hand():
     p, q = (np.exp(np.asarray(x, np.float64)) for x in (target, draft))
     length = np.arange(300, dtype=np.int32) % 5
     distributions = target, draft, drafts, jnp.asarray(length)
-    survival = np.asarray(surviving(BlockRule().stop(*distributions)))
-    nexts = [
-        BlockRule().next_probs(*distributions, jnp.full((300,), a, jnp.int32)) for a in range(5)
-    ]
+    survival = np.asarray(surviving(Block().stop(*distributions)))
+    nexts = [Block().next_probs(*distributions, jnp.full((300,), a, jnp.int32)) for a in range(5)]
     for row, count in enumerate(length):
         chosen = np.asarray(drafts)[row, :count]
         expected, after = block_by_hand(p[row], q[row], chosen)
@@ -285,12 +281,12 @@ def test_block_of_one_token_is_the_token_rule():
     ones = jnp.ones((1000,), jnp.int32)
     distributions = target, draft, drafts, ones
     np.testing.assert_allclose(
-        surviving(BlockRule().stop(*distributions)),
-        surviving(TokenRule().stop(*distributions)),
+        surviving(Block().stop(*distributions)),
+        surviving(Token().stop(*distributions)),
         rtol=1e-5,
         atol=1e-7,
     )
-    nexts = [rule.next_probs(*distributions, 0 * ones) for rule in (BlockRule(), TokenRule())]
+    nexts = [rule.next_probs(*distributions, 0 * ones) for rule in (Block(), Token())]
     np.testing.assert_array_equal(*nexts)
 
 
@@ -301,8 +297,8 @@ def test_block_keeps_what_a_later_token_makes_good():
     target, draft = distributions(2)
     for drafts, expected, token in (([2, 0], [1, 1], [0.75, 0.75]), ([0, 2], [1, 0.75], [1, 0.75])):
         args = target, draft, jnp.int32([drafts]), jnp.int32([2])
-        np.testing.assert_allclose(surviving(BlockRule().stop(*args))[0], expected, rtol=1e-5)
-        np.testing.assert_allclose(surviving(TokenRule().stop(*args))[0], token, rtol=1e-5)
+        np.testing.assert_allclose(surviving(Block().stop(*args))[0], expected, rtol=1e-5)
+        np.testing.assert_allclose(surviving(Token().stop(*args))[0], token, rtol=1e-5)
 
 
 def expected_accepted(rule, p, q) -> float:
@@ -327,7 +323,7 @@ def test_block_accepts_more_than_token():
     for _ in range(30):
         p, q = rng.exponential(size=(4, 3, 3)), rng.exponential(size=(3, 3, 3))
         p, q = (x / x.sum(axis=-1, keepdims=True) for x in (p, q))
-        found.append([expected_accepted(rule, p, q) for rule in (TokenRule(), BlockRule())])
+        found.append([expected_accepted(rule, p, q) for rule in (Token(), Block())])
     token, block = np.array(found).T
     print(f"E[a]: token {token.mean():.3f}, block {block.mean():.3f}")
     assert np.all(block >= token - 1e-5)
@@ -342,8 +338,8 @@ def test_one_hot_distributions_are_judged_alike():
     drafts = jnp.argmax(draft, axis=-1).astype(jnp.int32)
     length = jnp.asarray(rng.integers(5, size=500).astype(np.int32))
     args = target, draft, drafts, length
-    kept = surviving(BlockRule().stop(*args))
-    np.testing.assert_array_equal(kept, surviving(TokenRule().stop(*args)))
+    kept = surviving(Block().stop(*args))
+    np.testing.assert_array_equal(kept, surviving(Token().stop(*args)))
     accepted = jnp.sum(kept > 0, axis=1, dtype=jnp.int32)
-    nexts = [rule.next_probs(*args, accepted) for rule in (BlockRule(), TokenRule())]
+    nexts = [rule.next_probs(*args, accepted) for rule in (Block(), Token())]
     np.testing.assert_array_equal(*nexts)

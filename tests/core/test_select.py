@@ -184,7 +184,7 @@ def test_recommendation():
     slow = candidate(alpha=0.3, c=0.5, name="slow")
     broken = Candidate("broken", problem="No such directory: broken.")
     said = recommend([slow, fast, broken])
-    assert (said.draft, said.gamma) == ("big/fast", fast.gamma)
+    assert (said.draft, said.settings.gamma) == ("big/fast", fast.gamma)
     assert f"Use fast with gamma={fast.gamma}" in said.words
     assert f"{fast.speedup_end_to_end:.2f} times as fast end to end" in said.words
     assert "slow, 0." in said.words
@@ -203,12 +203,12 @@ def test_a_tree_that_is_faster_is_recommended():
     chain = candidate(alpha=0.8, total=1.5)
     tree = dataclasses.replace(chain, tree=shape, gamma=1, nodes=2, speedup_end_to_end=1.8)
     said = recommend([chain, tree])
-    assert (said.gamma, said.tree) == (1, shape)
+    assert (said.settings.gamma, said.settings.tree) == (1, shape)
     assert "Use small with a tree of 2 nodes, 1 deep: " in said.words
     assert f'tree="{shape}"' in said.words
     # Of equals the chain, which is simpler.
     said = recommend([chain, dataclasses.replace(tree, speedup_end_to_end=1.52)])
-    assert (said.gamma, said.tree) == (chain.gamma, "")
+    assert (said.settings.gamma, said.settings.tree) == (chain.gamma, "chain")
     assert "No slower within 5%, but larger: small with a tree of 2 nodes, 1 deep." in said.words
     none = Candidate("one", problem="it cannot", tree="none")
     assert "one cannot branch: it cannot" in recommend([chain, none]).words
@@ -249,7 +249,7 @@ def test_plain_decoding_is_a_candidate(totals, wanted):
         said = recommend(order)
         assert said.draft == wanted
         if wanted is None:
-            assert said.gamma == 0
+            assert said.settings.gamma == 0
             first, *reasons = said.words.split("\n")
             assert first.startswith("Use plain decoding: no draft here makes outputs come sooner")
             assert len(reasons) == 2
@@ -270,6 +270,39 @@ def test_a_speedup_within_its_noise_is_none():
         "1.20 times as fast end to end: that is no more than timings vary (quartiles" in said.words
     )
     assert recommend([dataclasses.replace(noisy, speedup_low=1.1)]).draft == noisy.name
+
+
+def test_what_is_chosen_decodes(pair, monkeypatch):
+    """By the last line of `select`'s docstring. The draft is the one that was given; n-grams have
+    the counts that they were measured with, which lie beside no target."""
+    speedups = {}
+
+    def measure(self, draft, tree=False):
+        name = drafters.name_of(draft)
+        shape = "fixed(paths=((0,), (1,)), draw='without')" if tree else ""
+        speedup = speedups[name] + (0.5 if tree else 0.0)
+        return candidate(name=name, speedup=speedup, tree=shape, gammas=(1,), load=0.0)
+
+    monkeypatch.setattr(Trial, "measure", measure)
+    monkeypatch.setattr(Trial, "_decode", lambda *_: [[3, 4, 5]])
+    run = {"max_new_tokens": 4}
+    drafts = [pair.draft, "bigram", "lookup"]
+    plain, kept = specjax.generate(pair.target, None, TEXTS[:2], **run), []
+    for best in ("lookup", "bigram", pair.draft.name, None):
+        speedups = {drafters.name_of(draft): 0.9 for draft in drafts} | {best: 2.0}
+        nodes = (2,) if best == pair.draft.name else ()
+        chosen = specjax.select(pair.target, drafts, TEXTS, nodes=nodes, **run)
+        found = specjax.generate(
+            pair.target, chosen.draft, TEXTS[:2], settings=chosen.settings, **run
+        )
+        assert found.tokens == plain.tokens
+        assert chosen.settings.tree.startswith("fixed" if nodes else "chain")
+        assert chosen.settings.gamma == (best is not None)
+        kept.append(chosen.draft)
+    assert kept[0] == "lookup"
+    assert isinstance(kept[1], specjax.Bigram)
+    assert kept[2] is pair.draft
+    assert kept[3] is None
 
 
 # Which drafts to try.
@@ -341,8 +374,7 @@ def test_selection_where_the_answer_is_known(pair, monkeypatch):
     assert twin.c < 1 < slow.c
     wanted = specjax.measure_alpha(pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET)
     assert (draft.alpha, draft.alpha_low) == (wanted.value, wanted.low)
-    assert chosen.recommendation.draft == pair.twin.name
-    assert chosen.recommendation.gamma == 4
+    assert (chosen.draft, chosen.settings.gamma) == (pair.twin.name, 4)
     assert twin.speedup_end_to_end > 1.3 > 1 > slow.speedup_end_to_end
     assert reasons(slow) == ("c",)
     assert "No such directory: /nowhere" in missing.problem
@@ -355,8 +387,10 @@ def test_selection_where_the_answer_is_known(pair, monkeypatch):
 @pytest.mark.sweep
 def test_counts_are_of_inputs_that_are_not_measured(pair):
     """Over the outputs of the first half; and α at temperature 1 beside the greedy agreement."""
-    trial = Trial(pair.target, ["", *TEXTS], ["bigram"], max_new_tokens=BUDGET, temperature=1.0,
-                  gammas=(1,), timed_inputs=2, repeats=1)  # fmt: skip
+    trial = Trial(
+        pair.target, ["", *TEXTS], ["bigram"], sampling=specjax.Sampling(), key=0,
+        max_new_tokens=BUDGET, gammas=(1,), timed_inputs=2, repeats=1,
+    )  # fmt: skip
     found = trial.measure("bigram")
     key = jax.random.key(0)
     generate = functools.partial(

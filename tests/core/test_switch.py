@@ -25,7 +25,7 @@ from specjax.drafters.switch import Latecomer, Switch, switch
 from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.replay import rollouts
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.support import named
 from table_models import chain, inputs_of, logits_after, random_table
@@ -107,7 +107,7 @@ def test_enumerated_distribution_is_the_targets(choice, temperature, policy):
         target, inputs, distribution = random_table(1), inputs_of([[1, 0]]), Sampling(temperature)
         drafter = of(CHOICES[choice], lookup(3), model(2), bigram())
         method = speculative.Speculative(
-            target, drafter, TokenRule(), policy, distribution, jnp.int32([2]), 2
+            target, drafter, Token(), policy, distribution, jnp.int32([2]), 2
         )
         expected = sequence_distribution(target, inputs, distribution, {2}, 5)
         assert total_variation(output_distribution(method, inputs, 5), expected) < 1e-12
@@ -119,7 +119,7 @@ def test_samples_follow_the_target():
     target = random_table(1, dtype=jnp.float32)
     drafter = of(bandit(), lookup(3), model(2, dtype=jnp.float32))
     method = speculative.Speculative(
-        target, drafter, TokenRule(), constant(2), Sampling(0.7), jnp.int32([2]), 2
+        target, drafter, Token(), constant(2), Sampling(0.7), jnp.int32([2]), 2
     )
     counts, several = test_exactness.counts_of(loop.decode, method, 9)
     assert several > 0.3
@@ -426,4 +426,4 @@ def test_by_name(pair, tmp_path):
     with pytest.raises(ValueError, match="one for each of the 2 drafters"):
         specjax.generate(pair.target, uneven, TEXTS)
     with pytest.raises(ValueError, match="chains alone"):
-        specjax.generate(pair.target, made, TEXTS, tree="fixed(branches=(2,))")
+        specjax.generate(pair.target, made, TEXTS, tree="fixed(2)")

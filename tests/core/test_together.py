@@ -21,7 +21,7 @@ from specjax.policies.estimating import Evidence
 from specjax.policies.goodput import Tally
 from specjax.policies.lookahead import lookahead
 from specjax.policies.together import Shared, together
-from specjax.rules import TokenRule, at_tokens
+from specjax.rules import Token, at_tokens
 from specjax.sampling import Sampling
 from table_models import inputs_of, random_table
 from test_policies import keys_of, stats_of
@@ -38,7 +38,7 @@ POLICIES = {
 def method_of(policy, size, chosen, *, eos, dtype) -> speculative.Speculative:
     target, draft = (random_table(seed, size, dtype=dtype) for seed in (1, 2))
     return speculative.Speculative(
-        target, ModelDrafter(draft), TokenRule(), policy, chosen, jnp.int32([eos]), 2
+        target, ModelDrafter(draft), Token(), policy, chosen, jnp.int32([eos]), 2
     )
 
 

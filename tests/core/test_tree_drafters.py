@@ -15,7 +15,7 @@ from specjax import sampling as smp
 from specjax.dice import dice_for
 from specjax.drafters import ngram
 from specjax.policies import constant
-from specjax.rules import BlockRule, TokenRule
+from specjax.rules import Block, Token
 from specjax.trees import BestFirst, drafting, fixed, speculative
 from specjax.trees.speculative import TreeSpeculative
 from table_models import inputs_of, random_table
@@ -23,9 +23,9 @@ from tiny_models import slow
 
 pytestmark = pytest.mark.sweep
 
-EOS, PROMPT, RULE = 2, [1, 0], TokenRule()
+EOS, PROMPT, RULE = 2, [1, 0], Token()
 SHAPES = {
-    "with": (fixed(paths=((0,), (1,), (0, 0)), draw="with"), BlockRule()),
+    "with": (fixed(paths=((0,), (1,), (0, 0)), draw="with"), Block()),
     "without": (fixed(paths=((0,), (1,), (1, 0))), RULE),
     "best first": (BestFirst(width=2, depth=2, nodes=4), RULE),
 }
@@ -98,7 +98,7 @@ def test_a_round_begins_from_true_features(kind, version):
     """An EAGLE's, also those of an accepted path: as a plain pass over the text says it."""
     target = test_eagle.target_of(kind)
     drafter = test_eagle.eagle_of(target, version)
-    tree = fixed(branches=(2, 2))
+    tree = fixed(2, 2)
     method = method_of(drafter.sees(target.model), drafter, tree, smp.Sampling(1.0), eos=-1)
     assert test_eagle.disagreement(target, drafter, method=method) < test_eagle.CLOSE
 
@@ -106,7 +106,7 @@ def test_a_round_begins_from_true_features(kind, version):
 def test_nodes_share_what_extend_leaves_alone():
     """The target's features, which an EAGLE keeps: no node has a copy."""
     target = test_eagle.target_of("gpt")
-    drafter, tree = test_eagle.eagle_of(target, 1), fixed(branches=(2, 2))
+    drafter, tree = test_eagle.eagle_of(target, 1), fixed(2, 2)
     method = method_of(drafter.sees(target.model), drafter, tree, smp.Sampling(1.0), eos=-1)
     contexts, state = test_loops.begin(method, inputs_of([PROMPT] * 2), 9)
     _, allowed = speculative.begin(method, state)

@@ -106,7 +106,7 @@ def test_a_tree_that_forgets_depths_is_another(family, part, monkeypatch):
     assert float(jnp.abs(one - other)[:, -1].max()) > 1e-2
 
 
-FIXED, BEST = "fixed(branches=(3, 2, 1))", "best_first(width=3, depth=3, nodes=8)"
+FIXED, BEST = "fixed(3, 2, 1)", "best_first(width=3, depth=3, nodes=8)"
 WIDE = "best_first(width=9, depth=2, nodes=15)"
 
 
@@ -176,7 +176,7 @@ def test_every_drafter_that_branches(family, kind, tree):
         ({"draft": "lookup"}, "PromptLookup drafts chains alone"),
         ({"widths": (0, 2)}, "widths=0"),
         ({"policy": "svip"}, "Svip decides token by token"),
-        ({"rule": "typical", "temperature": 1.0}, "TypicalRule is a rule for chains"),
+        ({"rule": "typical", "temperature": 1.0}, "Typical is a rule for chains"),
         ({"tree": "bush"}, "chain, fixed, best_first"),
         ({"tree": "best_first(width=13, depth=1, nodes=4)"}, "width=13, but .* 12 ids"),
         ({"tree": "best_first(width=12, depth=1, nodes=13)"}, "give no more than 12"),
@@ -184,7 +184,7 @@ def test_every_drafter_that_branches(family, kind, tree):
 )
 def test_what_trees_cannot_do_is_refused(options, said):
     target = random_model("llama", 12)
-    known = {"draft": target, "tree": "fixed(branches=(2,))"} | options
+    known = {"draft": target, "tree": "fixed(2)"} | options
     draft = known.pop("draft")
     with pytest.raises(ValueError, match=said):
         specjax.generate(target, draft, [[3, 4]], max_new_tokens=4, **known)

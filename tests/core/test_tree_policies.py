@@ -28,7 +28,7 @@ from test_trees import PROMPT, begun, check_enumerated, method_of, one_step
 from tiny_models import quick, slow
 from toy_policies import Erratic
 
-RULE = rules.TokenRule()
+RULE = rules.Token()
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def toys():
 def test_enumerated_with_a_policy(policy, shape, double):
     chosen = toys()[policy]
     # Where children are chosen there is one rule.
-    for rule in (RULE, rules.BlockRule())[: 2 if shape == "mixed" else 1]:
+    for rule in (RULE, rules.Block())[: 2 if shape == "mixed" else 1]:
         found = check_enumerated("other", "warm, top-k", rule, SHAPES[shape], chosen)
         assert found < 1e-6, rule
 
@@ -102,7 +102,7 @@ def peeking(method, contexts, state, dice):
 
 
 def test_enumeration_sees_a_look_at_the_tokens(double):
-    found = check_enumerated("other", "plain", RULE, fixed(branches=(2,)), step=peeking)
+    found = check_enumerated("other", "plain", RULE, fixed(2), step=peeking)
     assert found > 0.01
 
 
@@ -223,7 +223,7 @@ def test_a_tree_of_one_branch_is_a_chain():
 
 def test_reach_is_the_chance_that_a_node_is_accepted():
     """Chosen children: the target's probability of the path."""
-    method = made(fixed(branches=(2, 2), draw="top"), constant(2))
+    method = made(fixed(2, 2, draw="top"), constant(2))
     _, round_ = one_step(method, *begun(method, inputs_of(INPUTS), 9))
     probs = np.exp(round_.target_logprobs)
     parent, tokens = np.asarray(round_.nodes.parent)[0], np.asarray(round_.nodes.tokens)
@@ -237,7 +237,7 @@ def test_reach_is_the_chance_that_a_node_is_accepted():
 def last_count(cost, seed):
     """How many nodes the policy asks for after some rounds, on average over rows."""
     policy = nodes(Costs(0.0, cost), every=100)
-    method = made(fixed(branches=(2, 1)), policy, seed=seed)
+    method = made(fixed(2, 1), policy, seed=seed)
     method = dataclasses.replace(method, eos_ids=jnp.zeros((0,), jnp.int32))
     state = loop.decode(method, *begun(method, inputs_of(INPUTS), 40))
     return float(np.mean(policy.nodes(state.policy, 4)))
@@ -256,7 +256,7 @@ def test_the_number_of_nodes_follows_the_costs():
     [
         ("svip", MIXED, "token", "token by token"),
         ("heuristic", MIXED, "token", ""),
-        ("hedge", MIXED, "block", "BlockRule"),
+        ("hedge", MIXED, "block", "Block"),
         ("hedge", SHAPES["best first"], "token", "with this tree"),
     ],
 )

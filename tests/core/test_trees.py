@@ -129,6 +129,10 @@ def endings_of(rule, target_probs, nodes, depth):
     return rule.endings(target_probs, nodes, lineage(nodes.parent, nodes.depth, depth))
 
 
+def tree_of(branches=(), **other):
+    return fixed(*branches, **other)
+
+
 def one_round(rule, shape, given: Distributions):
     """The distribution of the first depth + 1 tokens, where what a round leaves open follows the
     target; the target's own; and how many drafted tokens are accepted, on average."""
@@ -164,7 +168,7 @@ def one_round(rule, shape, given: Distributions):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_round_follows_the_target(rule, draw, kind, double):
     for seed, shape in enumerate(SHAPES.values()):
-        made = fixed(**shape, draw=draw)
+        made = tree_of(**shape, draw=draw)
         found, wanted, _ = one_round(RULES[rule], made, Distributions(seed, kind))
         assert total_variation(found, wanted) < 1e-12, shape
 
@@ -175,7 +179,7 @@ def chain_of(rows=64, count=4, size=5):
     target = jnp.log(rng.dirichlet(np.ones(size), (rows, count + 1)))
     laws = jnp.log(rng.dirichlet(np.ones(size), (rows, count)))
     tokens = jnp.asarray(rng.integers(size, size=(rows, count)), jnp.int32)
-    shape = fixed(branches=(1,) * count)
+    shape = fixed(*(1,) * count)
     nodes = Nodes(
         tokens,
         jnp.asarray(shape.parent)[None, :],
@@ -190,7 +194,7 @@ def chain_of(rows=64, count=4, size=5):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("rule", "of_chain"), [(Sibling(), rules.TokenRule()), (Traversal(), rules.BlockRule())]
+    ("rule", "of_chain"), [(Sibling(), rules.Token()), (Traversal(), rules.Block())]
 )
 def test_a_chain_is_judged_as_by_the_chains_rule(rule, of_chain, double):
     nodes, lines, known = chain_of()
@@ -206,7 +210,7 @@ def test_a_chain_is_judged_as_by_the_chains_rule(rule, of_chain, double):
 
 def test_on_chosen_children_all_rules_accept_alike(double):
     """A token that is chosen has the one-hot distribution."""
-    shape = fixed(branches=(2, 2))
+    shape = fixed(2, 2)
     rng = np.random.default_rng(1)
     rows, size = 50, 5
     target = jnp.asarray(rng.dirichlet(np.ones(size), (rows, shape.nodes + 1)))
@@ -252,7 +256,7 @@ def test_traversal_may_accept_less_than_the_sibling_rule(double):
     target, draft = (first | {(0,): row} for first, row in zip(root, after, strict=True))
     accepted = {}
     for name, rule in RULES.items():
-        shape = fixed(branches=(1, 2), draw="without")
+        shape = fixed(1, 2, draw="without")
         found, wanted, accepted[name] = one_round(rule, shape, Given(target, draft, 4))
         assert total_variation(found, wanted) < 1e-12
     assert accepted["traversal"] == pytest.approx(1.35556, abs=1e-5)
@@ -265,7 +269,7 @@ def test_no_rule_exceeds_the_bound_at_one_node(draw, double):
     for seed, kind in enumerate(KINDS * 3):
         given = Distributions(seed, kind)
         for count in (1, 2, 3):
-            shape = fixed(branches=(count,), draw=draw)
+            shape = fixed(count, draw=draw)
             nodes, _, chances, _ = drawn_round(shape, given)
             p = given("target", ())
             absent = ~np.asarray(nodes.submitted)
@@ -366,7 +370,7 @@ def test_enumeration_sees(fault, double):
     one_token = Given({(): [0.5, 0.3, 0.2]}, {(): [1, 0, 0]}, 3)
     for given in (one_token, *(Distributions(seed, "any") for seed in range(8))):
         try:
-            made, wanted, _ = one_round(rule, fixed(**shape), given)
+            made, wanted, _ = one_round(rule, tree_of(**shape), given)
         except AssertionError:  # the chances of where acceptance ends do not sum to 1
             found.append(1.0)
         else:
@@ -378,7 +382,7 @@ def test_enumeration_sees(fault, double):
 
 
 def test_how_nodes_hang_together():
-    shape = fixed(branches=(2, 2))
+    shape = fixed(2, 2)
     assert shape.parents == (0, 0, 1, 1, 2, 2)
     assert (shape.nodes, shape.depth, shape.inner(1)) == (6, 2, [1, 2])
     lines = lineage(jnp.asarray(shape.parent)[None], jnp.asarray(shape.depths)[None], 2)
@@ -409,13 +413,13 @@ def test_paths_of_ranks():
     ("text", "said"),
     [
         ("fixed", "either branches"),
-        ("fixed(branches=(2,), paths=((0,),))", "either branches"),
-        ("fixed(branches=(2, 0))", "branches=0"),
+        ("fixed(2, paths=((0,),))", "either branches"),
+        ("fixed(2, 0)", "branches=0"),
         ("fixed(paths=((1,),))", r"\(1,\) before \(0,\): a node comes once"),
         ("fixed(paths=((0, 0), (0,)))", r"\(0, 0\) before \(0,\): a node comes once"),
         ("fixed(paths=((0,), (0,)))", r"\(0,\) twice"),
         ("fixed(paths=((),))", r"paths\[0\]=\(\) must be a list"),
-        ("fixed(branches=(2,), draw='best')", "without, with, top"),
+        ("fixed(2, draw='best')", "without, with, top"),
         ("best_first(width=2, depth=1, nodes=3)", "no more than 2"),
         ("best_first(width=0, depth=1, nodes=1)", "width=0"),
         ("bush", "chain, fixed, best_first"),
@@ -428,8 +432,8 @@ def test_shapes_that_are_refused(text, said):
 
 # --- the real loop, enumerated --------------------------------------------------------------------
 
-RULE = rules.TokenRule()
-CHAIN_RULES = {"token": rules.TokenRule(), "block": rules.BlockRule()}
+RULE = rules.Token()
+CHAIN_RULES = {"token": rules.Token(), "block": rules.Block()}
 SAMPLINGS = {
     "greedy": {"temperature": 0.0},
     "plain": {},
@@ -442,10 +446,10 @@ DRAFTERS = {
     "one-hot": lambda target: one_hot(3),
 }
 LOOP_SHAPES = {
-    "2, without": fixed(branches=(2,)),
-    "1 2, with": fixed(branches=(1, 2), draw="with"),
+    "2, without": fixed(2),
+    "1 2, with": fixed(1, 2, draw="with"),
     "uneven, without": fixed(paths=((0,), (1,), (1, 0))),
-    "three children": fixed(branches=(3,)),
+    "three children": fixed(3),
     "uneven, top": fixed(paths=((0,), (1,), (0, 0), (0, 1)), draw="top"),
     "best first": BestFirst(width=2, depth=2, nodes=4),
 }
@@ -526,7 +530,7 @@ def test_at_temperature_0_children_come_from_the_beliefs():
     target, inputs = random_table(0, dtype=jnp.float32), inputs_of([PROMPT] * 4)
     method = method_of(
         target, random_table(2, dtype=jnp.float32), smp.Sampling(0.0), CHAIN_RULES["token"],
-        fixed(branches=(2, 2)),
+        fixed(2, 2),
     )  # fmt: skip
     begin = begun(method, inputs, 4)
     _, round_ = one_step(method, *begin)
@@ -571,17 +575,17 @@ def p_value(rule, shape, distribution, decode=loop.decode, samples=SAMPLES):
 @pytest.mark.parametrize(
     ("rule", "shape"),
     [
-        ("token", fixed(branches=(2, 2), draw="with")),
+        ("token", fixed(2, 2, draw="with")),
         slow(("block", fixed(paths=((0,), (1,), (1, 0))))),
-        slow(("gumbel", fixed(branches=(2, 1)))),
-        slow(("token", fixed(branches=(2, 1)))),
-        slow(("block", fixed(branches=(2, 1)))),
+        slow(("gumbel", fixed(2, 1))),
+        slow(("token", fixed(2, 1))),
+        slow(("block", fixed(2, 1))),
         slow(("token", BestFirst(width=2, depth=2, nodes=4))),
     ],
 )
 def test_samples_follow_the_target(rule, shape):
     """114,688 outputs of up to 4 tokens: p > 1e-4."""
-    every = CHAIN_RULES | {"gumbel": rules.GumbelRule()}
+    every = CHAIN_RULES | {"gumbel": rules.Gumbel()}
     assert p_value(every[rule], shape, smp.Sampling(0.7)) > 1e-4
 
 
@@ -607,8 +611,8 @@ def test_chi_square_sees_reused_noise(dice):
         again = lambda state: method.step(contexts, state, dice())[0]  # noqa: E731
         return jax.lax.while_loop(unfinished, again, state)
 
-    shape = fixed(branches=(2, 1), draw="with")
-    found = p_value(rules.TokenRule(), shape, smp.Sampling(0.7), decode)
+    shape = fixed(2, 1, draw="with")
+    found = p_value(rules.Token(), shape, smp.Sampling(0.7), decode)
     assert found < 1e-6
 
 
@@ -616,10 +620,10 @@ def test_chi_square_sees_reused_noise(dice):
 def test_with_coupled_noise_the_tokens_are_plain_decodings():
     target = random_table(0, dtype=jnp.float32)
     inputs = inputs_of([[1, 0], [2, 1, 1], [0]])
-    rule, chosen = rules.GumbelRule(), smp.Sampling(1.0)
+    rule, chosen = rules.Gumbel(), smp.Sampling(1.0)
     eos = jnp.array([EOS], jnp.int32)
     plain = autoregressive.Autoregressive(target, chosen, eos, rule)
-    shapes = fixed(branches=(2, 2)), fixed(branches=(3,), draw="top"), BestFirst(2, 2, 4)
+    shapes = fixed(2, 2), fixed(3, draw="top"), BestFirst(2, 2, 4)
     wanted = loop.decode(plain, *begun(plain, inputs, 9))
     for shape in shapes:
         method = method_of(target, random_table(2, dtype=jnp.float32), chosen, rule, shape)
@@ -634,7 +638,7 @@ def test_counts_of_a_round():
     """A twin is always right where its children are the target's two best."""
     target = random_table(0, dtype=jnp.float32)
     inputs = inputs_of([PROMPT])
-    method = method_of(target, target, smp.Sampling(0.0), RULE, fixed(branches=(2, 1)))
+    method = method_of(target, target, smp.Sampling(0.0), RULE, fixed(2, 1))
     method = dataclasses.replace(method, eos_ids=jnp.zeros((0,), jnp.int32))
     state = loop.decode(method, *begun(method, inputs, 9))
     stats = jax.tree.map(lambda x: x[0].tolist(), state.stats)
@@ -647,7 +651,7 @@ def test_counts_of_a_round():
 @pytest.mark.parametrize("draw", ["without", "top"])
 def test_more_children_than_tokens(draw, double):
     """Four children over three tokens, of which the drafter may give no chance to some."""
-    tree = fixed(branches=(4,), draw=draw)
+    tree = fixed(4, draw=draw)
     for drafter in ("other", "one-hot"):
         assert check_enumerated(drafter, "plain", RULE, tree) < 1e-6
     for drafter, there in ((random_table(2, forbidden=0), 3), (one_hot(3), 1)):
@@ -658,7 +662,7 @@ def test_more_children_than_tokens(draw, double):
 
 def test_the_budget_caps_the_depth():
     target = random_table(0, dtype=jnp.float32)
-    method = method_of(target, target, smp.Sampling(0.0), RULE, fixed(branches=(2, 2)))
+    method = method_of(target, target, smp.Sampling(0.0), RULE, fixed(2, 2))
     contexts, state = begun(method, inputs_of([PROMPT, PROMPT]), 9)
     state = state.replace(limit=state.length + jnp.array([2, 1]))
     _, round_ = one_step(method, contexts, state)

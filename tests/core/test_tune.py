@@ -1,6 +1,9 @@
 """`tune` measures and chooses; `generate` decodes what it is given, and reads no clock."""
 
+import ast
 import dataclasses
+import inspect
+import textwrap
 import time
 import types
 
@@ -10,8 +13,9 @@ import pytest
 
 import specjax
 from pairs import TEXTS
-from specjax import decoding, policies
+from specjax import decoding, doctor, generation, policies
 from specjax.autoregressive import Autoregressive
+from specjax.decoding import running, starting, streaming
 from specjax.measure import timing
 from specjax.policies import Costs
 from specjax.sampling import Greedy, Sampling
@@ -33,13 +37,13 @@ def costs(monkeypatch):
 
 def loops(monkeypatch):
     """The loops that `generate` decodes with, as they are used."""
-    used, stream = [], decoding.stream
+    used, as_they_end = [], decoding.as_they_end
 
     def watched(method, *args, **options):
         used.append(method)
-        return stream(method, *args, **options)
+        return as_they_end(method, *args, **options)
 
-    monkeypatch.setattr(decoding, "stream", watched)
+    monkeypatch.setattr(decoding, "as_they_end", watched)
     return used
 
 
@@ -162,7 +166,7 @@ def test_nothing_to_measure(pair):
 
 def test_a_tree_is_tuned(pair, costs):
     costs(Costs(0.0, [1.0] * 3))
-    tree = "fixed(branches=(2, 1))"
+    tree = "fixed(2, 1)"
     settings = specjax.tune(pair.target, pair.draft, TEXTS, tree=tree, **RUN)
     assert (settings.gamma, settings.policy) == (2, "goodput")
     assert specjax.trees.parse(settings.tree) == specjax.trees.parse(tree)
@@ -175,7 +179,7 @@ def test_a_tree_is_tuned(pair, costs):
     [
         Settings(0, words="why"),
         Settings(3, "goodput", Costs(0.1, [1.0, 1.5], alpha=0.5), widths=(1, 2), rule="block"),
-        Settings(2, "nodes", Costs(0.1, [1.0, 1.5]), tree="fixed(branches=(2, 1))"),
+        Settings(2, "nodes", Costs(0.1, [1.0, 1.5]), tree="fixed(2, 1)"),
     ],
 )
 def test_kept_in_a_file(settings, tmp_path):
@@ -202,11 +206,9 @@ def test_a_file_of_something_else(text, tmp_path):
         ({"settings": Settings(2), "gamma": 2}, "settings and gamma are both given"),
         ({"settings": Settings(2), "widths": (1,)}, "settings and widths are both given"),
         ({"settings": Settings(2), "policy": "svip"}, "settings and policy are both given"),
-        ({"tree": "fixed(branches=(2, 1))", "gamma": 2}, "gamma=2 beside tree="),
+        ({"tree": "fixed(2, 1)", "gamma": 2}, "gamma=2 beside tree="),
         ({"sampling": Greedy(), "top_k": 3}, "beside temperature, top_k"),
-        ({"sampling": 0.7}, "sampling=0.7 must be a specjax.Sampling"),
         ({"temperature": 0.7}, "no key is given"),
-        ({"sampling": Sampling()}, "no key is given"),
     ],
 )
 def test_said_twice(pair, options, said):
@@ -236,3 +238,68 @@ def test_policies_are_typed_values(pair):
     found = specjax.generate(pair.target, pair.draft, TEXTS, **options)
     by_name = specjax.generate(pair.target, pair.draft, TEXTS, settings=settings, **RUN)
     assert found.drafted.tolist() == by_name.drafted.tolist()
+
+
+DRAWS = {
+    "generate": lambda pair, **how: specjax.generate(pair.target, pair.draft, TEXTS, **how),
+    "stream": lambda pair, **how: specjax.stream(pair.target, pair.draft, TEXTS, **how),
+    "tune": lambda pair, **how: specjax.tune(pair.target, pair.draft, TEXTS, **how),
+    "select": lambda pair, **how: specjax.select(pair.target, [pair.draft], TEXTS, **how),
+    "measure_alpha": lambda pair, **how: specjax.measure_alpha(
+        pair.target, pair.draft, TEXTS, **how
+    ),
+    "measure_speedup": lambda pair, **how: specjax.measure_speedup(
+        pair.target, pair.draft, TEXTS, **how
+    ),
+    "doctor": lambda pair, **how: doctor.Plan(pair.target.name, pair.draft.name, **how),
+}
+
+
+@pytest.mark.parametrize("function", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"sampling": Sampling(0.7)}, "no key is given"),
+        ({"sampling": 0.7}, "sampling=0.7 must be a specjax.Sampling"),
+        ({"sampling": Sampling(0.7), "key": "seed"}, "key='seed' must be"),
+    ],
+)
+def test_whatever_draws_asks_for_a_sampling_and_a_key(pair, function, how, message):
+    with pytest.raises(ValueError, match=message):
+        function(pair, **how)
+
+
+WAY = (
+    generation.generate,
+    generation.stream,
+    generation._decode,
+    decoding.build,
+    decoding.tuned,
+    decoding.speculative,
+    decoding.branching,
+    decoding.as_they_end,
+    streaming.admitted,
+    streaming.whole_batches,
+    running.Running.__init__,
+    running.Running.admit,
+    starting.start,
+    starting.arguments,
+)
+
+
+@pytest.mark.parametrize("function", WAY, ids=lambda one: one.__qualname__)
+def test_arguments_go_by_name_from_generate_to_the_loop(function):
+    """An editor finds each where it goes: nothing is packed into a dict, or unpacked."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    nodes = list(ast.walk(tree))
+    assert not [one for one in nodes if isinstance(one, ast.keyword | ast.arg) and one.arg is None]
+    assert not [
+        one for one in nodes if isinstance(one, ast.arguments) and (one.kwarg or one.vararg)
+    ]
+    assert not {"locals", "inspect"} & {one.id for one in nodes if isinstance(one, ast.Name)}
+
+
+def test_stream_takes_what_generate_takes():
+    both = [dict(inspect.signature(one).parameters) for one in (specjax.generate, specjax.stream)]
+    assert both[1].pop("every").default == 0
+    assert list(map(str, both[0].values())) == list(map(str, both[1].values()))

@@ -12,7 +12,7 @@ from pairs import TEXTS
 from reference import sequence_distribution, total_variation
 from specjax import rules
 from specjax.pytrees import pytree
-from specjax.rules import TokenRule, surviving, typical
+from specjax.rules import Token, Typical, surviving
 from specjax.sampling import Sampling
 from table_models import inputs_of, random_table
 from test_lenience import (
@@ -60,7 +60,7 @@ def test_enumerated_distribution_is_the_predicted_one(distribution):
         distributions, inputs = Distributions(target, draft, chosen), inputs_of([list(PROMPT)])
         exact = sequence_distribution(target, inputs, chosen, {EOS}, BUDGET)
         for pair in NUMBERS:
-            rule = typical(*pair)
+            rule = Typical(*pair)
             epsilon, delta = float(rule.epsilon), float(rule.delta)
             found = enumerated(target, draft, chosen, rule)
             position = partial(typical_distribution, epsilon=epsilon, delta=delta)
@@ -70,11 +70,11 @@ def test_enumerated_distribution_is_the_predicted_one(distribution):
 
 
 @pytree
-class RejectedByTarget(TokenRule):
+class RejectedByTarget(Token):
     """Typical acceptance that replaces a token by a draw from p, as other code may."""
 
     def stop(self, *distributions):
-        return typical().stop(*distributions)
+        return Typical().stop(*distributions)
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
         return jnp.exp(rules.at_position(target_logprobs, accepted))
@@ -99,7 +99,7 @@ def test_a_planted_fault():
 )
 def test_one_position_by_hand(numbers, count):
     """The tokens that are kept, their share of the draft, and what replaces another."""
-    rule = typical(*numbers)
+    rule = Typical(*numbers)
     drafts = jnp.asarray(np.arange(8, dtype=np.int32)[:, None])
     rows = (jnp.tile(log(P), (8, 2, 1)), jnp.tile(log(Q), (8, 1, 1)), drafts)
     length = jnp.ones((8,), jnp.int32)
@@ -116,7 +116,7 @@ def test_the_likeliest_token_is_always_kept():
     """1,000 random distributions and the uniform one, with δ = ε = 1: something is left of each."""
     probs = np.random.default_rng(0).dirichlet(np.full(50, 0.3), 1000)
     probs = np.concatenate([probs, np.full((1, 50), 1 / 50), np.eye(50)[:1]])
-    rule = typical(1.0, 1.0)
+    rule = Typical(1.0, 1.0)
     rows = log(probs)[:, None], log(probs)[:, None][:, :0], jnp.zeros((1002, 0), jnp.int32)
     zeros = jnp.zeros((1002,), jnp.int32)
     found = np.asarray(rule.next_probs(*rows, zeros, zeros))
@@ -126,9 +126,9 @@ def test_the_likeliest_token_is_always_kept():
 
 def test_greedy_is_the_token_rule():
     """Of a one-hot distribution the argmax alone is kept."""
-    assert typical().under(Sampling(0.0)) == TokenRule()
+    assert Typical().under(Sampling(0.0)) == Token()
     for token in range(3):
-        kept_of = typical().acceptance(log(np.eye(3)[[token] * 3]), log(np.eye(3)))
+        kept_of = Typical().acceptance(log(np.eye(3)[[token] * 3]), log(np.eye(3)))
         np.testing.assert_array_equal(kept_of, np.eye(3)[token])
 
 
@@ -136,7 +136,7 @@ def test_greedy_is_the_token_rule():
 def test_by_name_and_marked(pair):
     """With settings, and never counted as exact above temperature 0."""
     rule = rules.parse("typical(epsilon=0.2, delta=0.5)")
-    assert rules.label(rule) == "TypicalRule(epsilon=0.2, delta=0.5)"
+    assert rules.label(rule) == "Typical(epsilon=0.2, delta=0.5)"
     assert rules.exactness(rule, Sampling(1.0)) is False
     assert rules.exactness(rule, Sampling(0.0)) is True
     options = {"max_new_tokens": 24, "temperature": 1.0, "key": 0, "rule": rule, "gamma": 3}
@@ -146,4 +146,4 @@ def test_by_name_and_marked(pair):
 @pytest.mark.parametrize("numbers", [(0.0, 0.3), (0.09, 1.5), (0.09, float("nan"))])
 def test_out_of_range(numbers):
     with pytest.raises(ValueError, match=r"(epsilon|delta)=.* must be a number in \(0, 1\]"):
-        typical(*numbers)
+        Typical(*numbers)

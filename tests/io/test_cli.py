@@ -12,6 +12,9 @@ import command_line
 from command_line import ROOT
 from pairs import TEXTS
 from specjax.cli import defaults, main
+from specjax.policies import Costs
+from specjax.settings import Settings
+from specjax.tuning import fitting
 
 
 @pytest.fixture
@@ -33,14 +36,16 @@ def test_it_lists_its_commands(words, command):
     outcome = command("specjax", *words)
     assert (outcome.status, outcome.stderr) == (0, "")
     listed = re.findall(r"^  (\w+)  +(\S.*[.])$", outcome.stdout, re.MULTILINE)
-    assert [name for name, _ in listed] == ["decode", "select", "doctor", "convert"]
+    assert [name for name, _ in listed] == ["decode", "select", "tune", "doctor", "convert"]
     assert max(map(len, outcome.stdout.splitlines())) <= 100
 
 
 def test_a_command_that_there_is_not(command):
     outcome = command("specjax", "decod", "--help")
     assert (outcome.status, outcome.stdout) == (1, "")
-    assert "no command 'decod': it is one of decode, select, doctor, convert" in outcome.stderr
+    assert (
+        "no command 'decod': it is one of decode, select, tune, doctor, convert" in outcome.stderr
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in main.COMMANDS if name != "convert"])
@@ -52,11 +57,12 @@ def test_help(name, flag, command):
     assert f"specjax {name} --config.target=DIR" in outcome.stdout
     for flag in ("--config", "--input"):
         assert re.search(rf"^  {flag}: \w+", outcome.stdout, re.MULTILINE), outcome.stdout
-    fields = {"decode": defaults.DECODE, "select": defaults.SELECT, "doctor": defaults.DOCTOR}[name]
+    fields = getattr(defaults, name.upper())
     for field, (default, meaning) in fields.items():  # one a line
         shown = rf"^  {field}={re.escape(str(default))} +{re.escape(meaning)}$"
         assert re.search(shown, outcome.stdout, re.MULTILINE), field
-    assert set(fields) <= set(defaults.get_config("select" if name == "select" else "decode"))
+    config = defaults.get_config("decode" if name == "doctor" else name)
+    assert {field: config[field] for field in fields} == {f: fields[f][0] for f in fields}
     assert max(map(len, outcome.stdout.splitlines())) <= 100
 
 
@@ -83,7 +89,7 @@ def test_help_of_convert(command):
 
 def test_decode_by_both_doors(command, pair, inputs, tmp_path):
     """The same rows with and without the config's file; a rule may lie in the working directory."""
-    (tmp_path / "rule_of_mine.py").write_text("from specjax import BlockRule as Mine\n")
+    (tmp_path / "rule_of_mine.py").write_text("from specjax.rules import Block as Mine\n")
     flags = [
         f"--config.target={pair.target.name}", f"--config.draft={pair.draft.name}", inputs,
         "--config.max_new_tokens=8", "--config.temperature=1.0",
@@ -96,6 +102,102 @@ def test_decode_by_both_doors(command, pair, inputs, tmp_path):
     assert [json.loads(row)["input"] for row in named.stdout.splitlines()] == TEXTS[:2]
 
 
+@pytest.fixture
+def tuned(command, pair, inputs, tmp_path, monkeypatch):
+    """specjax tune on the pair, with costs that no clock gave: its outcome and its file."""
+
+    def run(*flags, draft=0.1, **costs):
+        table = Costs(draft, [1.0] * 9, token=1.0, **costs)
+        monkeypatch.setattr(fitting, "told", lambda *_, **__: table)
+        file = tmp_path / "made" / "settings.json"
+        outcome = command(
+            "specjax", "tune", f"--config.target={pair.target.name}", inputs,
+            f"--config.draft={pair.draft.name}", f"--settings={file}", *flags,
+        )  # fmt: skip
+        assert (outcome.status, outcome.stderr) == (0, "")
+        return outcome.stdout, file
+
+    return run
+
+
+def test_tune_then_decode(command, pair, inputs, tuned):
+    """What tune writes, decode takes: a policy with its costs, and plain decoding."""
+    flags = [
+        "specjax", "decode", f"--config.target={pair.target.name}",
+        f"--config.draft={pair.draft.name}", inputs, "--config.max_new_tokens=8",
+    ]  # fmt: skip
+    plain = command(*flags, "--config.method=autoregressive")
+    said, file = tuned("--config.policy=goodput", "--config.rule=block")
+    settings = Settings.load(file)
+    assert (settings.gamma, settings.policy, settings.rule) == (8, "goodput", "block")
+    assert said == f"{settings}\n"
+    assert "goodput decides how long drafts are" in said
+    found = command(*flags, f"--settings={file}", "--tune=false")
+    assert found.status == 0, found.stderr
+    tokens = [
+        [json.loads(row)["tokens"] for row in one.stdout.splitlines()] for one in (plain, found)
+    ]
+    assert tokens[0] == tokens[1]
+    assert "Accepted of those tested" in found.stderr
+    said, file = tuned(draft=9.0)
+    assert "No draft is worth its time" in said
+    none = command(*flags, f"--settings={file}")
+    assert none.stdout == plain.stdout
+
+
+def test_an_output_belongs_to_its_settings(command, pair, inputs, tuned, tmp_path):
+    """Also to their costs, which decide how long drafts are."""
+    flags = [
+        "specjax", "decode", f"--config.target={pair.target.name}",
+        f"--config.draft={pair.draft.name}", inputs, "--config.max_new_tokens=4",
+        f"--output={tmp_path / 'out.jsonl'}",
+    ]  # fmt: skip
+    for speed, status in ((0.1, 0), (0.2, 1)):
+        _, file = tuned("--config.policy=goodput", draft=speed)
+        outcome = command(*flags, f"--settings={file}")
+        assert outcome.status == status, outcome.stderr
+    assert "belongs to a run that began with other settings" in outcome.stderr
+    assert "settings was" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--config.gamma=4"], ["--settings=", "--config.gamma=4 are both given"]),
+        (["--config.tree=chain"], ["--settings=", "--config.tree=chain are both given"]),
+        (["--config.policy=svip"], ["--settings=", "--config.policy=svip are both given"]),
+        (["--config.rule=block"], ["--settings=", "--config.rule=block are both given"]),
+        (
+            ["--settings=", "--tune=false", "--config.policy=goodput"],
+            ["weighs costs", "specjax tune"],
+        ),
+        (["--settings=nowhere.json"], ["nowhere.json"]),
+    ],
+)
+def test_what_does_not_go_with_settings(command, pair, inputs, tmp_path, more, words):
+    Settings(3).save(tmp_path / "settings.json")
+    outcome = command(
+        "specjax", "decode", f"--config.target={pair.target.name}", inputs,
+        "--config.draft=lookup", f"--settings={tmp_path / 'settings.json'}", *more,
+    )  # fmt: skip
+    assert (outcome.status, outcome.stdout) == (1, "")
+    assert outcome.stderr.startswith("error: ")
+    for word in words:
+        assert word in outcome.stderr
+
+
+def test_settings_do_not_replace_the_input(command, pair, tmp_path):
+    file = tmp_path / "in.txt"
+    file.write_text("x = 1")
+    outcome = command(
+        "specjax", "tune", f"--config.target={pair.target.name}", "--config.draft=lookup",
+        f"--input={file}", f"--settings={file}",
+    )  # fmt: skip
+    assert outcome.status == 1
+    assert "--settings would write to" in outcome.stderr
+    assert file.read_text() == "x = 1"
+
+
 def test_decode_with_a_tree(command, pair, inputs):
     """The tokens of a chain in as many calls or fewer, beside plain decoding; nodes and levels are
     counted. And what does not go with a tree."""
@@ -103,7 +205,7 @@ def test_decode_with_a_tree(command, pair, inputs):
         "specjax", "decode", f"--config.target={pair.target.name}",
         f"--config.draft={pair.draft.name}", inputs, "--config.max_new_tokens=12",
     ]  # fmt: skip
-    of_tree = ["--config.tree=fixed(branches=(3, 2))", "--config.compare=True"]
+    of_tree = ["--config.tree=fixed(3, 2)", "--config.compare=True"]
     outcomes = [command(*flags, *more) for more in (["--config.gamma=2"], of_tree)]
     chain, tree = ([json.loads(row) for row in of.stdout.splitlines()] for of in outcomes)
     assert [row["tokens"] for row in tree] == [row["tokens"] for row in chain]

@@ -23,10 +23,11 @@ from specjax.models.memory import Need
 from specjax.policies import Costs
 from specjax.pytrees import pytree
 from specjax.results import Row
-from specjax.rules import TokenRule
-from specjax.sampling import argmax
+from specjax.rules import Token
+from specjax.sampling import Sampling, argmax
 
 NAMES = [check.name for check in doctor.CHECKS]
+DRAWN = {"sampling": Sampling(0.3), "key": 0}
 LAST = NAMES[NAMES.index("outputs") :]  # what needs a pair that decodes
 
 
@@ -76,7 +77,12 @@ def edit_config(directory, **fields):
 def test_a_draft_as_good_as_its_target(pair):
     """Sampling, with filters: everything is accepted."""
     names = but("greedy identity", "draws", "speed", "speedup")
-    found = examine(pair.target.name, pair.twin.name, names=names, temperature=0.8, top_k=50)
+    found = examine(
+        pair.target.name,
+        pair.twin.name,
+        names=names,
+        **DRAWN | {"sampling": Sampling(0.8, top_k=50)},
+    )
     assert found["acceptance"].verdict == "pass"
     assert "by position 1.00 1.00 1.00" in found["acceptance"].seen
 
@@ -84,7 +90,7 @@ def test_a_draft_as_good_as_its_target(pair):
 @pytest.mark.slow
 def test_a_tree(pair):
     """Both loops draw from one distribution, and what it costs is said of levels and nodes."""
-    found = examine(pair.target.name, pair.draft.name, tree="fixed(branches=(3, 2))")
+    found = examine(pair.target.name, pair.draft.name, tree="fixed(3, 2)")
     assert {found[name].verdict for name in ("greedy identity", "draws")} == {"pass"}
     assert re.search(r"by position \S+ \S+( \(|$)", found["acceptance"].seen)
     assert "v(9 nodes)" in found["speed"].seen
@@ -93,7 +99,7 @@ def test_a_tree(pair):
 
 def test_a_drafter_that_cannot_branch(pair):
     names = ["target files", "draft files", "compatibility"]
-    found = examine(pair.target.name, "lookup", names=names, tree="fixed(branches=(3, 2))")
+    found = examine(pair.target.name, "lookup", names=names, tree="fixed(3, 2)")
     assert found["compatibility"].verdict == "fail"
     assert 'tree="chain"' in found["compatibility"].seen
 
@@ -274,8 +280,8 @@ def accept_everything(self, target_logprobs, draft_logprobs, drafts, draft_len):
 
 @pytest.mark.slow
 def test_a_loop_that_keeps_every_draft(pair, planted):
-    planted(TokenRule, "stop", accept_everything)
-    found = examine(pair.target.name, pair.draft.name, names=but("speed"), temperature=0.3)
+    planted(Token, "stop", accept_everything)
+    found = examine(pair.target.name, pair.draft.name, names=but("speed"), **DRAWN)
     assert found["greedy identity"].verdict == "fail"
     assert found["draws"].verdict == "fail"
     assert found["acceptance"].verdict == "skip"
@@ -284,7 +290,7 @@ def test_a_loop_that_keeps_every_draft(pair, planted):
 
 
 @pytree
-class KeepsEveryDraft(TokenRule):
+class KeepsEveryDraft(Token):
     """Calls itself exact, and is not."""
 
     exact = True
@@ -300,7 +306,7 @@ def test_a_rule_and_a_policy_of_ones_own(pair, monkeypatch):
         checks.decoding, "build", lambda *pair, **all_: made.append(all_) or build(*pair, **all_)
     )
     names = [*NAMES[: NAMES.index("weights") + 1], "draws"]
-    given = {"names": names, "temperature": 0.3, "policy": "svip(threshold=9.0)"}
+    given = {"names": names, "policy": "svip(threshold=9.0)"} | DRAWN
     directories = pair.target.name, pair.draft.name
     found = examine(*directories, rule=f"{__name__}:KeepsEveryDraft", **given)["draws"]
     assert found.verdict == "fail"

@@ -155,8 +155,8 @@ def test_a_trace(tapped, pair, examples, tmp_path):
     (row,) = trace.fill(study_of(config, tmp_path), tmp_path)
     assert row["file"] == "run-T1.npz"
     found = rollouts.load(tmp_path / row["file"])
-    options = {"max_new_tokens": BUDGET, "batch_size": config.batch_size, "temperature": 1.0}
-    options["key"] = 0
+    options = {"max_new_tokens": BUDGET, "batch_size": config.batch_size}
+    options |= {"sampling": specjax.Sampling(), "key": 0}
     real = specjax.generate(pair.target, None, TEXTS[:3], **options)
     np.testing.assert_array_equal(found.emitted, real.emitted)
     alpha = specjax.measure_alpha(pair.target, tapped, TEXTS[:3], **options)

@@ -20,7 +20,7 @@ from experiments.benchmark.cases import PARTS, SHAPES, Case, chosen, step_bytes,
 from specjax import loop
 from specjax.measure.timing import PLAIN, SPECULATIVE
 from specjax.pytrees import pytree
-from specjax.rules import TokenRule, ends
+from specjax.rules import Token, ends
 from tiny_models import slow
 
 TINY = Case("tiny", "tiny-draft", batch=32, tokens=40, buffer=48, source=5)
@@ -67,7 +67,7 @@ def test_the_forced_rule_does_all_the_work(both, temperature):
         return len(re.findall(r"^\s+(?:ROOT )?%?[\w.-]+ = ", text, re.MULTILINE))
 
     found = operations(forced.decode, method.rule)
-    assert found >= operations(loop.decode, TokenRule())
+    assert found >= operations(loop.decode, Token())
     # And the count would show it: a rule that reads no distribution is smaller.
     assert operations(forced.decode, Blind(method.rule.alpha)) < found
 

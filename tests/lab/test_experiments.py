@@ -239,7 +239,7 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
             (
                 1.0,
                 "lenient(0.3)",
-                r"different samples. LenientRule\(lenience=0.3\) is not exact.$",
+                r"different samples. Lenient\(lenience=0.3\) is not exact.$",
             )
         ),
         (0.0, "lenient(0.3)", r"outputs are the same tokens. LenientArgmax\(lenience=0.3\) is not"),

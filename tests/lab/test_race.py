@@ -55,7 +55,7 @@ def test_rounds_are_those_of_generate(sides, pair):
 
 def test_a_race_with_trees(pair):
     """What is shown is what is kept."""
-    how = {"gamma": 1, "sampling": Sampling(0.0), "tree": "fixed(branches=(2, 1))"}
+    how = {"gamma": 1, "sampling": Sampling(0.0), "tree": "fixed(2, 1)"}
     method = decoding.build(pair.target, pair.draft, **how)
     sources = decoding.tokenize(pair.target, TEXTS[:1])
     options = {"max_new_tokens": BUDGET, "key": jax.random.key(0), "repeats": 1}

@@ -12,7 +12,7 @@ from specjax.drafters.base import ModelDrafter
 from specjax.measure import report, trace
 from specjax.measure.trace import Event, Timeline, timeline
 from specjax.policies import constant
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
 from specjax.trees import fixed
@@ -33,7 +33,7 @@ def timed(request):
     plain = Autoregressive(target, Sampling(temperature), EOS)
     drafter = ModelDrafter(draft)
     both = Speculative(
-        target, drafter, TokenRule(), constant(GAMMA), plain.sampling, EOS, gamma_max=GAMMA
+        target, drafter, Token(), constant(GAMMA), plain.sampling, EOS, gamma_max=GAMMA
     )
     found = {}
     for name, method in (("speculative", both), ("plain", plain)):
@@ -114,9 +114,9 @@ def test_no_repeats():
 
 def test_a_timeline_is_of_chains():
     target = random_table(1, dtype=jnp.float32)
-    drafter, shape = ModelDrafter(target), fixed(branches=(2,))
+    drafter, shape = ModelDrafter(target), fixed(2)
     of = Sampling(0.0), EOS, shape
-    method = TreeSpeculative(target, drafter, TokenRule(), constant(1), *of)
+    method = TreeSpeculative(target, drafter, Token(), constant(1), *of)
     with pytest.raises(ValueError, match='tree="chain"'):
         timeline(method, lambda: None)
 

@@ -92,7 +92,7 @@ def test_trees(own, of_kind, tmp_path, temperature, methods):
 )
 def test_what_is_for_chains(command, tmp_path, module, config, said):
     """They say so before anything is loaded, and where trees go."""
-    tree = "fixed(branches=(3, 2))"
+    tree = "fixed(3, 2)"
     flags = f"--config=configs/{config}.py", f"--config.tree={tree}", f"--workdir={tmp_path}"
     outcome = command(module, *flags)
     assert outcome.status == 1
@@ -110,7 +110,7 @@ def test_figure_1_of_trees(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(speedups, "best", lambda on: best)
     config = embedded.get_config()
     config.target, config.drafts = pair.target.name, (pair.draft.name,)
-    config.tree, config.max_new_tokens = "fixed(branches=(2, 1))", 12
+    config.tree, config.max_new_tokens = "fixed(2, 1)", 12
     config.alpha_inputs = config.timed_inputs = 2
     row = traces.measure(Study(config, Results(tmp_path / "results.jsonl")), {})
     assert row["tokens"] > row["target_calls"] > 0

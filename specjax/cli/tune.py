@@ -1,0 +1,92 @@
+"""Find the fastest way to draft on this machine, by measured costs and a trial.
+
+    specjax tune --config.target=DIR --config.draft=DIR --input=FILE --settings=settings.json
+    specjax decode --config.target=DIR --config.draft=DIR --input=FILE --settings=settings.json
+
+Times drafts of a few lengths on some of the inputs, compares drafts of one length, the policy and
+plain decoding, and prints what is fastest and why. The fields of the config are those that you will
+decode with. It takes a few seconds, and the compilation of several loops; docs/policies.md says
+what is measured.
+
+Input: one line each, "-" for standard input. With 128 or more the candidates are compared in a
+trial, else by the measured costs alone. --settings names a JSON file, which `specjax decode`,
+`specjax.Settings.load` and `specjax.generate` take; settings hold for this machine, this pair, this
+batch size and such inputs.
+"""
+
+import pathlib
+
+from absl import flags
+from ml_collections import config_flags
+
+from specjax.checkpoints import Checkpoint
+from specjax.cli import defaults
+from specjax.cli.decode import check, check_plan, load_pair
+from specjax.cli.inputs import read_lines
+from specjax.drafters.base import Drafter
+from specjax.settings import Settings
+from specjax.support import command_line, files
+from specjax.tuning.tune import tune
+
+
+def main(_) -> None:
+    args, config = flags.FLAGS, flags.FLAGS.config
+    config.method = "speculative"
+    check(config)
+    if args.settings:
+        check_place(pathlib.Path(args.settings), args.input)
+    texts = read_lines(args.input)
+    if not texts:
+        raise ValueError(f"--input={args.input} is empty: give it one input a line.")
+    if config.mesh:
+        check_plan(config, texts)
+    command_line.say(f"loading {config.target} and {config.draft} …")
+    target, draft = load_pair(config)
+    command_line.say("compiling …")
+    found = measure(config, target, draft, texts)
+    print(found)
+    if args.settings:
+        found.save(args.settings)
+
+
+def measure(
+    config, target: Checkpoint, draft: Checkpoint | Drafter | None, texts: list[str]
+) -> Settings:
+    """`specjax.tune` by the fields of the config."""
+    assert draft is not None  # of a speculative method
+    return tune(
+        target,
+        draft,
+        texts,
+        gamma=config.gamma,
+        policy=config.policy or None,
+        tree=config.tree,
+        rule=config.rule,
+        sampling=defaults.sampling(config),
+        max_new_tokens=config.max_new_tokens,
+        key=config.seed,
+        batch_size=config.batch_size,
+        max_source_len=config.max_source_len or None,
+        check_tokens=config.check_tokens,
+    )
+
+
+def check_place(file: pathlib.Path, source: str) -> None:
+    """ValueError if the settings cannot be written, or would replace the input."""
+    files.check_regular(file, f"--settings={file}")
+    command_line.make_workdir(str(file.parent), flag="settings")
+    command_line.check_apart(file, source, flag="settings")
+
+
+def run() -> None:
+    """As a command, with the flags of this process."""
+    config_flags.DEFINE_config_file("config", None, "What to decode with; none: the defaults.")
+    flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
+    flags.DEFINE_string("settings", "", "A JSON file to write what is found to; empty: none.")
+    flags.mark_flags_as_required(["config", "input"])
+    command_line.run(
+        main,
+        __doc__,
+        config=f"{defaults.__file__}:tune",
+        fields=defaults.help_of(defaults.TUNE),
+    )
