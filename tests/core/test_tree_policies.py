@@ -199,7 +199,7 @@ def test_levels_that_nobody_needs_are_left_out(policy, calls):
 def test_a_tree_of_one_branch_is_a_chain():
     """Same keys, same tokens, and a round that says the same."""
     policy = policies.parse("goodput", costs=Costs(0.3, [1.0, 1.1, 1.2, 1.3]))
-    tree = made(fixed(branches=(1, 1, 1)), policy)
+    tree = made(fixed(1, 1, 1), policy)
     chain = speculative.Speculative(
         tree.target, tree.drafter, RULE, policy, tree.sampling, tree.eos_ids, gamma_max=3
     )

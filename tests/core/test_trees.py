@@ -402,7 +402,7 @@ def test_how_nodes_hang_together():
 
 def test_paths_of_ranks():
     by_paths = fixed(paths=((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)))
-    assert by_paths == fixed(branches=(2, 2))
+    assert by_paths == fixed(2, 2)
     assert trees.parse("fixed(paths=((0,), (0, 0), (1,)))").parents == (0, 1, 0)
     for tree in (by_paths, trees.parse("fixed(paths=((0,), (0, 0), (1,)), draw='with')")):
         assert trees.parse(text_of(tree)) == tree

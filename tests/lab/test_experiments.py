@@ -206,7 +206,7 @@ def test_decode_by_policy_and_rule(decode, pair):
     found = rows(outcome.stdout)
     expected = specjax.generate(
         pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET,
-        rule=rules.lenient(0.3), policy=policies.parse("svip", threshold=0.4),
+        rule=rules.Lenient(0.3), policy=policies.parse("svip", threshold=0.4),
     )  # fmt: skip
     assert [row["tokens"] for row in found] == expected.tokens
     assert sum(row["drafted"] for row in found) == sum(expected.drafted)
