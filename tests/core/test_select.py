@@ -79,7 +79,7 @@ def test_reasons(found, causes, words):
     assert reasons(found) == causes
     assert words in why_not(found)
     said = recommend([found])
-    assert (said.draft, said.gamma) == (None, 0)
+    assert (said.draft, said.settings.gamma) == (None, 0)
     assert said.words.startswith("Use plain decoding: no draft here makes outputs come sooner")
     assert words in said.words
 

@@ -108,7 +108,7 @@ def tuned(command, pair, inputs, tmp_path, monkeypatch):
 
     def run(*flags, draft=0.1, **costs):
         table = Costs(draft, [1.0] * 9, token=1.0, **costs)
-        monkeypatch.setattr(fitting, "told", lambda *_, **__: table)
+        monkeypatch.setattr(fitting, "costs_for", lambda *_, **__: table)
         file = tmp_path / "made" / "settings.json"
         outcome = command(
             "specjax", "tune", f"--config.target={pair.target.name}", inputs,
