@@ -1,7 +1,7 @@
 """Drafters by name: what a setting like `draft` stands for, wherever one can be given.
 
 load("google-t5/t5-small", target), load("lookup(max_ngram=2)", target),
-load("switch(drafters=('lookup', 'google-t5/t5-small'), choice='recent')", target),
+load("switch(drafts=('lookup', 'google-t5/t5-small'), choice='recent')", target),
 load("my_module:my_drafter(sharpness=3.0)", target)
 """
 
@@ -141,7 +141,7 @@ def fingerprint(draft: str) -> dict[str, str]:
     if maker(draft) is None:
         return checkpoints.fingerprint(draft)
     given = named.settings("drafter", NAMES, draft)
-    inner = given.get("draft", given.get("drafters", ()))
+    inner = given.get("draft", given.get("drafts", ()))
     found: dict[str, str] = {}
     for name in [inner] if isinstance(inner, str) else inner:
         found |= {f"{name}, {file}": mark for file, mark in fingerprint(name).items()}
@@ -171,7 +171,7 @@ def counts_ngrams(draft: str) -> bool:
     make = maker(draft)
     if make is None:
         return False
-    inner = named.settings("drafter", NAMES, draft).get("drafters", ())
+    inner = named.settings("drafter", NAMES, draft).get("drafts", ())
     takes = inspect.signature(make).parameters
     return "counts" in takes or any(isinstance(one, str) and counts_ngrams(one) for one in inner)
 

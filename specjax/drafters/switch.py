@@ -1,6 +1,6 @@
 """Several drafters for one target: in every round each row is drafted for by one of them.
 
-    load("switch(drafters=('lookup(min_ngram=2)', 'runs/x/model'), choice='bandit')", target)
+    load("switch(drafts=('lookup(min_ngram=2)', 'runs/x/model'), choice='bandit')", target)
 
 Which one is decided when the round begins, from the known tokens and past rounds alone. The drafted
 tokens are draws from its distributions, which verification is told: to the loop this is a drafter
@@ -217,7 +217,7 @@ class Latecomer(ModelDrafter):
 
 
 def switch(
-    drafters: Sequence[str | Checkpoint | Drafter],
+    drafts: Sequence[str | Checkpoint | Drafter],
     target: Checkpoint,
     choice: str | Choice = "recent",
     load: Callable[[str], Checkpoint | Drafter] | None = None,
@@ -226,7 +226,7 @@ def switch(
     """A drafter made of several.
 
     Args:
-      drafters: two or more, models or others, or their names (`loading.load`). Before anything is
+      drafts: two or more, models or others, or their names (`loading.load`). Before anything is
         known of them, the first that has something to propose drafts.
       target: whose ids are drafted.
       choice: `choices.Choice`, or its name: "fixed", "recent" or "bandit", with settings such as
@@ -238,11 +238,11 @@ def switch(
       ValueError: fewer than two drafters, one that does not fit the target, or two that read more
         of the target than its last hidden state.
     """
-    if not isinstance(drafters, Sequence) or isinstance(drafters, str) or len(drafters) < 2:
-        raise ValueError(f"drafters={drafters!r} must be a list of two or more.")
+    if not isinstance(drafts, Sequence) or isinstance(drafts, str) or len(drafts) < 2:
+        raise ValueError(f"drafts={drafts!r} must be a list of two or more.")
     size = target.model.vocab_size
     made = []
-    for one in drafters:
+    for one in drafts:
         loaded = (load or _loader(target))(one) if isinstance(one, str) else one
         if isinstance(loaded, Checkpoint):
             check_pair(target, loaded, check_tokens=check_tokens)

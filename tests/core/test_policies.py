@@ -532,7 +532,7 @@ def test_exponential_weights_draw_by_their_probabilities():
         state = state._replace(loss=state.loss + arms)
         played = []
         for count in range(2):
-            state = state._replace(rounds=0 * state.rounds + count)
+            state = state._replace(counted=0 * state.counted + count)
             _, allowed = policy.begin(state, 3)
             played.append(np.asarray(allowed) - first)
             probs = np.asarray(policy.probs(state)[0])
@@ -560,7 +560,7 @@ def test_hedge_estimates_every_loss_without_bias(run, eos):
     tokens = np.where(kept >= eos, eos, kept + 1)
     speedup = tokens / cost / np.max(np.arange(1, 6) / cost)
     np.testing.assert_allclose(probs @ np.asarray(new.loss - start), 1 - speedup, rtol=1e-4)
-    assert new.rounds.tolist() == [4] * 5
+    assert new.counted.tolist() == [4] * 5
 
 
 def test_hedge_learns_all_from_a_rejection():

@@ -399,7 +399,7 @@ def test_choices_settle_and_come_back():
 @pytest.mark.sweep
 def test_by_name(pair, tmp_path):
     """Everywhere a draft can be named, with what it is made of; and what is wrong with it."""
-    text = f"switch(drafters=('lookup(max_ngram=2)', '{pair.draft.name}'), choice='recent')"
+    text = f"switch(drafts=('lookup(max_ngram=2)', '{pair.draft.name}'), choice='recent')"
     made = drafters.load(text, pair.target)
     assert made.drafters[0] == ngram.PromptLookup(pair.target.model.vocab_size, 2)
     expected = switch(("lookup(max_ngram=2)", pair.draft), pair.target)
@@ -414,11 +414,11 @@ def test_by_name(pair, tmp_path):
     with pytest.raises(ValueError, match=r"ngram\.npz"):
         drafters.load(text.replace("lookup(max_ngram=2)", "bigram"), pair.target)
     for wrong, words in {
-        "switch(drafters=('lookup',))": "two or more",
-        "switch(drafters='lookup')": "two or more",
-        "switch(drafters=('lookup', 'nowhere:no'))": "no module 'nowhere'",
-        "switch(drafters=('lookup', 'lookup'), choice='best')": "no choice 'best'",
-        "switch(drafters=('lookup', 'lookup'), choice='recent(memory=2)')": "memory=2 must be",
+        "switch(drafts=('lookup',))": "two or more",
+        "switch(drafts='lookup')": "two or more",
+        "switch(drafts=('lookup', 'nowhere:no'))": "no module 'nowhere'",
+        "switch(drafts=('lookup', 'lookup'), choice='best')": "no choice 'best'",
+        "switch(drafts=('lookup', 'lookup'), choice='recent(memory=2)')": "memory=2 must be",
     }.items():
         with pytest.raises(ValueError, match=words):
             drafters.load(wrong, pair.target)
