@@ -530,7 +530,7 @@ def test_rules_and_policies_by_name(pair):
     ("name", "message"),
     [
         ("tokens", "There is no rule 'tokens': it is one of token, block, gumbel, lenient"),
-        ("lenient", r"Rule 'lenient': missing a required argument: 'lenience'; it is lenient\("),
+        ("lenient", r"Rule 'lenient': missing a required argument: 'lenience'; it is Lenient\("),
         ("lenient(lenience=2)", "lenience=2 must be a number in"),
         ("lenient(lenience=", r"rule='lenient\(lenience=' cannot be read: write name\("),
         ("lenient(lenience=x)", "cannot be read"),

@@ -408,9 +408,9 @@ def test_ctrl_c_is_one_line(decode, tmp_path, monkeypatch):
 
 def test_a_comparison_without_a_draft_is_said(decode, monkeypatch):
     """A policy that finds plain decoding faster leaves nothing to compare."""
-    monkeypatch.setattr(decode_command, "with_costs", lambda _, __, method, *more: method)
+    monkeypatch.setattr(decode_command, "with_costs", lambda method, *more: method)
     plain = decoding.plain_of
-    monkeypatch.setattr(decode_command, "chosen", lambda _, __, method, *more: plain(method))
+    monkeypatch.setattr(decode_command, "chosen", lambda method, *more: plain(method))
     outcome = decode("--config.policy=lookahead", "--config.compare=True")
     assert outcome.status == 0
     assert outcome.stderr.splitlines()[-1].startswith("Nothing is compared: no draft is used")
