@@ -20,8 +20,4 @@ workdir. A run that was cut off goes on with the first draft and temperature tha
 
 --only_costs measures all costs twice and prints their ratios. What differs by more than 5% would
 decide a race by noise.
-
---only_mixing=lookahead measures where a policy's time goes: beside it, loops that are told its
-lengths and loops of one length each, whose rounds say what a mixture should take. Rows are added to
-mixing.jsonl.
 """

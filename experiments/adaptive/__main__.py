@@ -8,10 +8,9 @@ from ml_collections import config_flags
 from rich.console import Console
 
 import experiments.adaptive
-from experiments.adaptive import board, mixing, pictures, race
+from experiments.adaptive import board, pictures, race
 from experiments.reproduce import pages, study
 from experiments.reproduce.study import Study, open_results
-from specjax.measure.provenance import Results
 from specjax.support import command_line, files
 from specjax.support.named import short
 
@@ -32,14 +31,6 @@ def main(_) -> None:
             deciding = race.untold(on, cell["draft"])
             both = [race.cost(on, cell, deciding) for _ in range(2)]
             board.compare_costs(console, title, *both)
-        return
-    if flags.FLAGS.only_mixing:
-        results = Results(workdir / "mixing.jsonl")
-        for cell in study.keys(config, config.drafts):
-            rows = mixing.measure(on, cell, flags.FLAGS.only_mixing)
-            for row in rows:
-                results.append({**cell, **row, **study.identity(on)})
-            mixing.show(console, " ".join(short(str(part)) for part in cell.values()), rows)
         return
     report(console, workdir, fill(on), config.shown)
 
@@ -109,7 +100,6 @@ if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "What to measure.", lock_config=True)
     flags.DEFINE_string("workdir", None, "Directory for results, report and figures.")
     flags.DEFINE_bool("only_costs", False, "Measure costs twice, compare them, and race nothing.")
-    flags.DEFINE_string("only_mixing", "", "A policy: tell where its time goes, and race nothing.")
     flags.DEFINE_list(
         "only_report", [], "Directories of races run apart: one report of all, and race nothing."
     )

@@ -11,6 +11,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Key
 
+from experiments.adaptive import rehearse
+from experiments.adaptive.rehearse import Rehearsed
 from experiments.replay.evaluation import evaluate
 from experiments.reproduce import speedups
 from experiments.reproduce.study import Study, check_counts
@@ -26,8 +28,7 @@ from specjax.policies.constant import Constant
 from specjax.policies.costs import mean
 from specjax.policies.loading import parse_with_costs, takes
 from specjax.pytrees import pytree
-from specjax.replay import rehearse, replay, rollouts
-from specjax.replay.rehearse import Rehearsed
+from specjax.replay import replay, rollouts
 from specjax.replay.rollouts import Rollouts
 from specjax.speculative import Speculative
 from specjax.support import command_line

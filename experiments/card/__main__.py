@@ -31,7 +31,7 @@ from ml_collections import config_flags
 from tqdm import tqdm
 
 from experiments.reproduce.study import counts_in
-from experiments.train import train
+from experiments.train import batches, train
 from specjax import checkpoints
 from specjax.cli.inputs import load_examples, not_held_out
 from specjax.drafters import ngram
@@ -40,7 +40,7 @@ from specjax.generation import generate
 from specjax.measure import metrics, provenance
 from specjax.sampling import Sampling
 from specjax.support import command_line, files
-from specjax.tasks import batches, python_source, trees
+from specjax.tasks import python_source, trees
 from specjax.tasks.examples import Example
 
 INPUTS = 512

@@ -30,6 +30,7 @@ from rich.console import Console
 from experiments.reproduce import pages, scores
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, check_counts, identity, open_results, relative
+from experiments.train import batches
 from specjax import checkpoints, decoding
 from specjax.batching import bucket
 from specjax.generation import generate
@@ -39,7 +40,6 @@ from specjax.models.memory import gigabytes, nbytes
 from specjax.results import summarize
 from specjax.sampling import Sampling
 from specjax.support import command_line
-from specjax.tasks import batches
 from specjax.tasks.examples import Example
 
 FLOATS: dict[str, str] = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.reproduce import speedups, timelines, traces
+from experiments.reproduce import timelines, traces
 from experiments.reproduce.pages import paper_alpha
 from specjax.measure import report
 from specjax.support import files
@@ -23,11 +23,8 @@ def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
         drawn = [{**row, "paper": paper} for row, paper in zip(alphas, papers, strict=True)]
         _save(workdir / "alphas.png", report.draw_alphas(drawn, [short(r["draft"]) for r in drawn]))
     if timed := of.get("speedup"):
-        note = (
-            speedups.INFLATED.split(". ")[0].strip() if any(map(speedups.inflated, timed)) else ""
-        )
         labels = [_label(row) for row in timed]
-        _save(workdir / "speedups.png", report.draw_speedups(timed, labels, note))
+        _save(workdir / "speedups.png", report.draw_speedups(timed, labels))
         _save(
             workdir / "positions.png",
             report.draw_positions(timed, [short(r["draft"]) for r in timed]),
@@ -42,8 +39,7 @@ def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _label(row: dict[str, Any]) -> str:
-    mark = speedups.MARK if speedups.inflated(row) else ""
-    return f"{short(row['draft'])}\nT={row['temperature']:g}{mark} γ={row['gamma']}"
+    return f"{short(row['draft'])}\nT={row['temperature']:g} γ={row['gamma']}"
 
 
 def _save(path: pathlib.Path, figure: Figure) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from experiments.train import batches
 from specjax import checkpoints, decoding, drafters, sampling, trees
 from specjax.checkpoints.tensors import read_json
 from specjax.cli import defaults
@@ -22,7 +23,6 @@ from specjax.rules import AcceptanceRule
 from specjax.sampling import Sampling
 from specjax.support import command_line, runs
 from specjax.support.ranges import listed, whole
-from specjax.tasks import batches
 from specjax.tasks.examples import Example
 
 NGRAMS = tuple(drafters.NAMES)

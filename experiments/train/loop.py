@@ -18,11 +18,11 @@ from jax import Array
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments.train import batches
+from experiments.train.batches import Batch, Pair
 from specjax import tasks
 from specjax.support import command_line, files, runs
 from specjax.support.ranges import number, whole
-from specjax.tasks import batches
-from specjax.tasks.batches import Batch, Pair
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Where the prefixes come from at which a draft learns its target's probabilities.
 
-Whatever the source, a batch is one of `tasks.batches`, of pairs of the training data, whose targets
+Whatever the source, a batch is one of `batches`, of pairs of the training data, whose targets
 stay as they are ("data") or are what the target ("target") or the draft ("draft") writes for the
 same input. With the draft's own outputs training is on-policy (Agarwal et al. 2023, 2306.13649).
 
@@ -18,13 +18,13 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from experiments.train import batches
+from experiments.train.batches import Batch, Order, Pair
 from specjax import decoding
 from specjax.models.checkpoint import Checkpoint
 from specjax.sampling import Sampling
 from specjax.support import files
 from specjax.support.ranges import number
-from specjax.tasks import batches
-from specjax.tasks.batches import Batch, Order, Pair
 
 SOURCES = ("data", "target", "draft")
 BATCH = 32  # rows decoded at once

@@ -33,7 +33,9 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from experiments.train import divergences, loop, prefixes
+from experiments.train import batches, divergences, loop, prefixes
+from experiments.train import tokenizer as tokenizers
+from experiments.train.batches import Batch, Pair
 from experiments.train.divergences import Divergence
 from experiments.train.exits import Exits
 from experiments.train.grow import grow
@@ -46,9 +48,7 @@ from specjax.models.layers import arrange
 from specjax.models.t5 import T5
 from specjax.support import command_line, files
 from specjax.support.ranges import number, whole
-from specjax.tasks import batches, trees
-from specjax.tasks import tokenizer as tokenizers
-from specjax.tasks.batches import Batch, Pair
+from specjax.tasks import trees
 from specjax.tasks.examples import Example
 
 

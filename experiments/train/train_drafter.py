@@ -31,7 +31,8 @@ import optax
 from jax import Array
 from jaxtyping import Float, Int, Key
 
-from experiments.train import loop
+from experiments.train import batches, loop
+from experiments.train.batches import Batch
 from experiments.train.loop import LoopConfig, Progress
 from specjax import checkpoints, tasks
 from specjax.drafters import attached, loading
@@ -39,8 +40,6 @@ from specjax.drafters.observing import seen_by
 from specjax.models.checkpoint import Checkpoint
 from specjax.models.language_model import LanguageModel
 from specjax.support import command_line, files, named
-from specjax.tasks import batches
-from specjax.tasks.batches import Batch
 from specjax.types import Model
 
 TRAINERS = {

@@ -298,7 +298,7 @@ def draw_timeline(rows: Sequence[tuple[str, Timeline]]) -> Figure:
     return figure
 
 
-def draw_speedups(rows: Sequence[dict[str, Any]], labels: Sequence[str], note: str = "") -> Figure:
+def draw_speedups(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
     """Measured speedups as bars, with quartiles; both predictions as marks over them.
 
     The axis is that of what was measured, and of its own prediction: where the paper's formula
@@ -308,7 +308,6 @@ def draw_speedups(rows: Sequence[dict[str, Any]], labels: Sequence[str], note: s
       rows: with speedup_decode, speedup_decode_low, speedup_decode_high, speedup_end_to_end,
         predicted, which may be None, and predicted_paper.
       labels: of the rows; their lines are kept, and long ones are cut.
-      note: printed below.
     """
     figure = Figure(figsize=(max(7, 1.05 * len(rows)), 4), layout="constrained")
     axes = figure.add_subplot()
@@ -338,8 +337,6 @@ def draw_speedups(rows: Sequence[dict[str, Any]], labels: Sequence[str], note: s
     lines = [[textwrap.fill(line, 12) for line in label.split("\n")] for label in labels]
     axes.set_xticks(places, ["\n".join(label) for label in lines])
     axes.set_ylabel("times plain decoding")
-    if note:
-        axes.set_xlabel(note, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     names = (
         "measured, decode only, with quartiles",

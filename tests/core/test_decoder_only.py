@@ -11,7 +11,8 @@ from tokenizers import processors
 
 import specjax
 from experiments.beam.decoding import beam_search
-from experiments.train import train
+from experiments.train import batches, train
+from experiments.train import tokenizer as tokenizers
 from pairs import IDS, TEXTS
 from specjax import decoding
 from specjax.checkpoints import Checkpoint
@@ -21,8 +22,6 @@ from specjax.models.gpt import GPT, GPTConfig
 from specjax.models.language_model import LanguageModel
 from specjax.models.llama import Llama, LlamaConfig
 from specjax.sampling import Sampling
-from specjax.tasks import batches
-from specjax.tasks import tokenizer as tokenizers
 from specjax.tasks.examples import Example
 from tiny_models import slow
 

@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 
 import llama_variants
 import t5_variants
+from experiments.train import tokenizer as tokenizers
 from specjax.checkpoints import Checkpoint, load
-from specjax.tasks import tokenizer as tokenizers
 
 IDS = 300  # that the tokenizer has
 # The tokenizer's text, and inputs: none has more than 16 ids.

@@ -13,10 +13,11 @@ import pytest
 
 import corpora
 from command_line import ROOT
+from experiments.train import batches
+from experiments.train import tokenizer as tokenizers
+from experiments.train.batches import Order, Pair
 from specjax import checkpoints, tasks
-from specjax.tasks import batches, jsonl, prose, python_source, trees
-from specjax.tasks import tokenizer as tokenizers
-from specjax.tasks.batches import Order, Pair
+from specjax.tasks import jsonl, prose, python_source, trees
 from specjax.tasks.examples import Example
 
 GOLDEN = [

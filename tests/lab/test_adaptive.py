@@ -22,7 +22,7 @@ from pairs import TEXTS
 from specjax import Row, decoding, tasks
 from specjax.autoregressive import Autoregressive
 from specjax.measure.timing import PLAIN, Comparison
-from specjax.policies import Costs, Policy, constant, head, parse
+from specjax.policies import Costs, Policy, acceptance_head, constant, parse
 from specjax.policies.costs import mean
 from specjax.pytrees import pytree
 from specjax.sampling import Sampling
@@ -149,27 +149,6 @@ def config_file(pair, tmp_path):
 
 
 @pytest.mark.slow
-def test_where_the_time_of_a_policy_goes(pair, config_file, tmp_path, monkeypatch, capsys):
-    """Told its lengths a loop has the very rounds of the policy; loops of one length have their
-    own sums, and so does what was told."""
-    examples = [tasks.Example(f"{text} $[b]$", text) for text in TEXTS]
-    monkeypatch.setattr(tasks, "load", lambda task, split, files=(): examples)
-    outcome = command_line.run(
-        monkeypatch, capsys, "experiments.adaptive", f"--config={config_file}",
-        f"--workdir={tmp_path}", "--only_mixing=heuristic",
-    )  # fmt: skip
-    assert outcome.status == 0, outcome.stderr
-    rows = [json.loads(line) for line in (tmp_path / "mixing.jsonl").read_text().splitlines()]
-    by = {row["method"]: row for row in rows}
-    assert {PLAIN, "heuristic", "told its lengths", "told, ascending", "2 drafted"} < set(by)
-    policy, told = by["heuristic"], by["told its lengths"]
-    assert (policy["rounds"], policy["drafted"]) == (told["rounds"], told["drafted"])
-    assert policy["drafted"] > 0
-    assert policy["sum"] == told["sum"] > 0
-    assert "over the sum of its rounds" in outcome.stdout
-
-
-@pytest.mark.slow
 def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     """Rows, report and figures; an interrupted race runs again; without a head there is none."""
     examples = [tasks.Example(f"{text} $[b]$", text) for text in TEXTS]
@@ -178,9 +157,9 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
     flags = f"--config={config_file}", f"--workdir={work}"
     command = functools.partial(command_line.run, monkeypatch, capsys, "experiments.adaptive")
     width = pair.draft.config.d_model
-    params = head.init(jax.random.key(0), width)
+    params = acceptance_head.init(jax.random.key(0), width)
     file = tmp_path / "head.npz"
-    head.save(file, params)
+    acceptance_head.save(file, params)
     monkeypatch.setattr("experiments.adaptive.race.head_file", lambda on, draft: file)
     outcome = command(*flags)
     assert outcome.status == 0, outcome.stderr

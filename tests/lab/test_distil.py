@@ -13,12 +13,11 @@ import pytest
 
 from configs import distil as configs_distil
 from experiments.distil import __main__ as distil
-from experiments.train import divergences, prefixes, train
+from experiments.train import batches, divergences, prefixes, train
+from experiments.train import tokenizer as tokenizers
 from specjax import checkpoints, tasks
 from specjax.models.gpt import GPTConfig
 from specjax.support.files import Rows
-from specjax.tasks import batches
-from specjax.tasks import tokenizer as tokenizers
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 

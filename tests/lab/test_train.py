@@ -14,13 +14,12 @@ from flax import nnx
 from matplotlib.figure import Figure
 
 from configs import train as configured
-from experiments.train import divergences, loop, train, workdirs
+from experiments.train import batches, divergences, loop, train, workdirs
+from experiments.train.batches import Pair
 from experiments.train.train_drafter import DrafterConfig
 from specjax import checkpoints, tasks
 from specjax.models.t5 import T5Config
 from specjax.support.files import Rows, only_writer
-from specjax.tasks import batches
-from specjax.tasks.batches import Pair
 from specjax.tasks.examples import Example
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")

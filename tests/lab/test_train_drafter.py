@@ -14,15 +14,14 @@ import pairs
 import specjax
 from configs.train import CHOICES, get_config
 from eagles import eagle_of, target_of
-from experiments.train import eagle, train_drafter
+from experiments.train import batches, eagle, train_drafter
+from experiments.train.batches import Pair
 from experiments.train.eagle import EagleTrainer, unrolled
 from experiments.train.loop import fields_of
 from experiments.train.medusa import MedusaTrainer
 from experiments.train.train_drafter import DrafterConfig, known_tokens
 from pairs import TEXTS
 from specjax import drafters
-from specjax.tasks import batches
-from specjax.tasks.batches import Pair
 from specjax.types import Inputs
 
 pytestmark = [

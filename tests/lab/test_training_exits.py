@@ -11,8 +11,8 @@ from flax import nnx
 
 import specjax
 from experiments.train import exits, loop, train
+from experiments.train.batches import Batch
 from experiments.train.exits import Exits
-from specjax.tasks.batches import Batch
 from tiny_models import random_model
 
 FAMILIES = ("t5", "gpt2", "llama")

@@ -17,9 +17,9 @@ import command_line
 import gpt_variants
 import llama_variants
 import pairs
+from experiments.train import tokenizer as tokenizers
 from specjax.checkpoints import load
 from specjax.generation import generate
-from specjax.tasks import tokenizer as tokenizers
 from t5_variants import V1_1, Variant
 from tiny_models import slow
 

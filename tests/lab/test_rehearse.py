@@ -7,11 +7,12 @@ import pytest
 
 import test_loops
 import test_replay
+from experiments.adaptive import rehearse
+from experiments.adaptive.rehearse import Rehearsed
 from specjax.autoregressive import Autoregressive
 from specjax.drafters.ngram import PromptLookup
 from specjax.policies import constant
-from specjax.replay import rehearse, replay
-from specjax.replay.rehearse import Rehearsed
+from specjax.replay import replay
 from specjax.sampling import Sampling, row_keys
 from table_models import inputs_of, repeat
 from tiny_models import covering, slow

@@ -45,7 +45,7 @@ class Pair(NamedTuple):
 
 
 def encode(examples: Sequence[Example], tokenizer, *, decoder_only: bool = False) -> list[Pair]:
-    """The ids of examples, by a transformers tokenizer of `specjax.tasks.tokenizer`.
+    """The ids of examples, by a transformers tokenizer of `experiments.train.tokenizer`.
 
     For a decoder-only model input and target are one text, all of which is to be learned.
     """
