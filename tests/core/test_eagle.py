@@ -12,7 +12,6 @@ import pytest
 import eagles
 import test_loops
 from eagles import EOS, KINDS, eagle_of, features_of, target_of
-from enumeration import output_distribution
 from reference import chi_square, sequence_distribution, total_variation
 from specjax import generate, loop, speculative
 from specjax.autoregressive import Autoregressive
@@ -24,6 +23,7 @@ from specjax.policies import constant
 from specjax.rules import Block, Token
 from specjax.sampling import Sampling, row_keys
 from specjax.speculative import Speculative
+from specjax.testing.enumeration import output_distribution
 from specjax.tuning.counting import Always
 from table_models import inputs_of, repeat
 from tiny_models import quick

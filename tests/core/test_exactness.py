@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from jax import Array
 
-from enumeration import output_distribution
 from reference import chi_square, sequence_distribution, total_variation
 from specjax import autoregressive, loop, speculative
 from specjax import sampling as smp
@@ -22,6 +21,7 @@ from specjax.pytrees import pytree
 from specjax.rules import Block, Gumbel, Token, at_position, at_tokens
 from specjax.sampling import Purpose, Sampling
 from specjax.state import unfinished
+from specjax.testing.enumeration import output_distribution
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
 from tiny_models import covering, slow
 from toy_policies import ConfidenceStop, EntropyStop, Erratic, OneOf, TailReader, library

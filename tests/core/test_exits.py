@@ -12,7 +12,6 @@ import pytest
 from flax import nnx
 
 import specjax
-from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
 from specjax import decoding, doctor, drafters, loop
 from specjax.batching import pack
@@ -25,6 +24,7 @@ from specjax.models.memory import nbytes, temporaries
 from specjax.policies import constant
 from specjax.rules import Block, Token
 from specjax.sampling import Sampling, row_keys
+from specjax.testing.enumeration import output_distribution
 from table_models import inputs_of
 from tiny_models import FAMILIES, covering, random_model, slow
 from toy_policies import Erratic, OneOf

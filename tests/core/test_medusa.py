@@ -18,7 +18,6 @@ import specjax
 import test_exactness
 import test_loops
 from checkpoint_formats import write_torch
-from enumeration import output_distribution
 from experiments.train.medusa import init
 from pairs import TEXTS
 from reference import chi_square, sequence_distribution, total_variation
@@ -33,6 +32,7 @@ from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
+from specjax.testing.enumeration import output_distribution
 from specjax.types import Inputs
 from table_models import TableModel, inputs_of, random_table
 from tiny_models import quick, slow

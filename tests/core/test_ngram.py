@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import test_loops
-from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
 from specjax import autoregressive, loop, speculative
 from specjax.drafters import ngram
@@ -15,6 +14,7 @@ from specjax.drafters.base import is_silent
 from specjax.policies import constant
 from specjax.rules import Token
 from specjax.sampling import Sampling, row_keys
+from specjax.testing.enumeration import output_distribution
 from table_models import chain, inputs_of, random_table
 from tiny_models import covering
 from toy_policies import EntropyStop, Erratic

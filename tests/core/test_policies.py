@@ -14,7 +14,6 @@ import pytest
 import test_cost
 import test_exactness
 import test_loops
-from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
 from specjax import decoding, generate, loop, policies, rules, speculative
 from specjax import sampling as smp
@@ -36,6 +35,7 @@ from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.state import unfinished
 from specjax.support import named
+from specjax.testing.enumeration import output_distribution
 from table_models import inputs_of, random_table
 from tiny_models import quick, slow
 from toy_policies import Scripted, TailReader, library, linear_head
