@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from specjax.drafters.base import Drafter, prefill
-from specjax.rules import TokenRule
+from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.testing.common import GAMMA, PROMPT, Varying, check_output, layout, method_of, quickly
 from specjax.testing.tables import inputs_of, random_table, repeat
@@ -59,7 +59,7 @@ def check_drafter(
     if guesses is None:
         guesses = getattr(drafter, "guesses", False)
     _check_histories(name, drafter, target, rows, guesses, np.random.default_rng(seed))
-    method = method_of(target, drafter, TokenRule(), Varying(), Sampling(0.7))
+    method = method_of(target, drafter, Token(), Varying(), Sampling(0.7))
     check_output(f"{name} at temperature 0.7", method, inputs)
 
 

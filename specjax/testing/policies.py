@@ -13,7 +13,7 @@ from specjax import loop, speculative
 from specjax.dice import dice_for
 from specjax.drafters.base import ModelDrafter
 from specjax.policies.base import Observation, Policy
-from specjax.rules import BlockRule, TokenRule
+from specjax.rules import Block, Token
 from specjax.sampling import Sampling
 from specjax.testing.common import (
     EOS,
@@ -55,7 +55,7 @@ def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> No
     """
     name = type(policy).__name__
 
-    def method(temperature: float, rule: Any = TokenRule(), policy: Policy = policy):  # noqa: B008
+    def method(temperature: float, rule: Any = Token(), policy: Policy = policy):  # noqa: B008
         # The draft's logits are finite: they are its hidden states, which a policy may read.
         draft = ModelDrafter(random_table(seed + 2, forbidden=0))
         sampling = Sampling(temperature)
@@ -67,7 +67,7 @@ def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> No
         _check_pair(f"{name}, two rows together", policy, gamma_max, seed)
         return
     check_output(f"{name} at temperature 0", method(0.0))
-    check_output(f"{name} at temperature 0.7 under the block rule", method(0.7, BlockRule()))
+    check_output(f"{name} at temperature 0.7 under the block rule", method(0.7, Block()))
 
 
 def _check_state(name: str, policy: Policy, method) -> None:
@@ -199,7 +199,7 @@ def _check_pair(name: str, policy: Policy, gamma_max: int, seed: int) -> None:
     """Outputs of two rows are independent, each with the target's distribution. Over 2 ids."""
     inputs, budgets = inputs_of([[1, 0], [0, 1, 1]]), [3, 3]
     target, draft = (random_table(seed + i, 2) for i in (1, 2))
-    method = method_of(target, ModelDrafter(draft), TokenRule(), policy, Sampling(1.0), gamma_max)
+    method = method_of(target, ModelDrafter(draft), Token(), policy, Sampling(1.0), gamma_max)
     one, two = (
         sequence_distribution(
             target,

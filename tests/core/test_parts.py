@@ -16,7 +16,7 @@ from specjax.drafters.base import Drafter, ModelDrafter
 from specjax.drafters.kangaroo import kangaroo
 from specjax.policies import Policy
 from specjax.pytrees import pytree
-from specjax.rules import TokenRule, at_position
+from specjax.rules import Token, at_position
 from specjax.sampling import Sampling
 from specjax.testing import check_drafter, check_policy, check_rule
 from table_models import inputs_of, random_table
@@ -45,7 +45,7 @@ RULE_SETTINGS = {"lenient": {"lenience": 0.3}}
 
 @pytest.mark.parametrize("name", rules.NAMES)
 def test_rules(name, double):
-    check_rule(rules.load(name, **RULE_SETTINGS.get(name, {})))
+    check_rule(rules.parse(name, **RULE_SETTINGS.get(name, {})))
 
 
 POLICIES = {
@@ -84,7 +84,7 @@ DRAFTERS = {  # the family of the target, "" for a table; the draft, by name or 
     "kangaroo": ("gpt2", lambda target: kangaroo(target, 1)),
     "eagle 1": ("t5", lambda target: eagle_of(target, 1)),
     "eagle 3": ("gpt2", lambda target: eagle_of(target, 3)),
-    "medusa": ("llama", lambda target: medusa.init(target.model, 2)),
+    "medusa": ("t5", lambda target: medusa.init(target.model, 2)),
     "hydra": ("gpt2", lambda target: medusa.init(target.model, 2, hydra=True)),
 }
 
@@ -121,7 +121,7 @@ def test_all_names():
 
 
 @pytree
-class ResamplesFromTarget(TokenRule):
+class ResamplesFromTarget(Token):
     """After a rejection draws from p and not from norm(max(0, p − q))."""
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
@@ -131,13 +131,13 @@ class ResamplesFromTarget(TokenRule):
 
 
 @pytree
-class KeepsTheSecond(TokenRule):
+class KeepsTheSecond(Token):
     """Right for drafts of one token; keeps the second wherever the first is kept."""
 
     exact = True
 
     def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        stop = TokenRule.stop(self, target_logprobs, draft_logprobs, drafts, draft_len)
+        stop = Token.stop(self, target_logprobs, draft_logprobs, drafts, draft_len)
         if drafts.shape[1] < 2:
             return stop
         second = jnp.where(draft_len > 1, stop[:, 1], 0.0)
@@ -145,38 +145,38 @@ class KeepsTheSecond(TokenRule):
 
 
 @pytree
-class ReadsTheTail(TokenRule):
+class ReadsTheTail(Token):
     """Forgets `draft_len`."""
 
     exact = True
 
     def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
         whole = jnp.full_like(draft_len, drafts.shape[1])
-        return TokenRule.stop(self, target_logprobs, draft_logprobs, drafts, whole)
+        return Token.stop(self, target_logprobs, draft_logprobs, drafts, whole)
 
 
 @pytree
-class NotNormalized(TokenRule):
+class NotNormalized(Token):
     exact = True
 
     def next_probs(self, *known):
-        return 0.9 * TokenRule.next_probs(self, *known)
+        return 0.9 * Token.next_probs(self, *known)
 
 
 @pytree
-class Undeclared(TokenRule):
+class Undeclared(Token):
     def stop(self, *known):
-        return TokenRule.stop(self, *known)
+        return Token.stop(self, *known)
 
 
 @pytree
-class Boasts(TokenRule):
+class Boasts(Token):
     def acceptance(self, target_logprobs, draft_logprobs):
         return jnp.ones(target_logprobs.shape[:-1], target_logprobs.dtype)
 
 
 @pytree
-class KeepsAll(rules.GumbelRule):
+class KeepsAll(rules.Gumbel):
     """Keeps drafted tokens that plain decoding would not draw."""
 
     exact = True
@@ -187,13 +187,13 @@ class KeepsAll(rules.GumbelRule):
 
 
 @pytree
-class Sharpens(rules.GumbelRule):
+class Sharpens(rules.Gumbel):
     """Draws from p², in both loops."""
 
     exact = True
 
     def given_noise(self, logprobs, keys, position):
-        return rules.GumbelRule.given_noise(self, 2 * logprobs, keys, position)
+        return rules.Gumbel.given_noise(self, 2 * logprobs, keys, position)
 
 
 @pytest.mark.parametrize(
