@@ -1,6 +1,6 @@
 """Shapes and dtypes of annotations, checked whenever a function is called.
 
-`tests/conftest.py` installs `checked` for the modules in `MODULES` through jaxtyping's import hook.
+`tests/conftest.py` installs `checked` for `specjax` by jaxtyping's import hook.
 """
 
 import typing
@@ -8,19 +8,9 @@ import typing
 from beartype import beartype
 from jaxtyping import AbstractArray
 
-MODULES = [
-    "specjax.dice",
-    "specjax.drafters",
-    "specjax.policies",
-    "specjax.rules",
-    "specjax.sampling",
-    "specjax.speculative",
-    "specjax.trees",
-]
-
 
 def checked(function):
-    """The function, with the annotations checked that are shapes of arrays.
+    """The function, with those of its annotations checked that are shapes of arrays.
 
     Other annotations are left to mypy: protocols cannot be checked at run time. `__init__` is left
     out, since jax makes states with placeholders in the place of arrays.
