@@ -157,7 +157,7 @@ def library(gamma_max: int, width: int) -> dict[str, Policy]:
         "head": {"threshold": 0.4},
     }
     return {
-        name: policies.load(
+        name: policies.parse(
             name,
             **settings.get(name, {}),
             **{key: value for key, value in known.items() if policies.loading.takes(name, key)},
