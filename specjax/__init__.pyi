@@ -12,6 +12,7 @@ from . import (
     sampling as sampling,
     speculative as speculative,
     tasks as tasks,
+    testing as testing,
     trees as trees,
     tuning as tuning,
 )

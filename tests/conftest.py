@@ -22,11 +22,15 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
 
 jax.config.update("jax_enable_x64", False)
 jax.config.update("jax_compilation_cache_dir", None)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+if importlib.util.find_spec("beartype"):  # tests/core/test_annotations.py fails without it
+    install_import_hook("specjax", "annotations.checked")
 
 
 @pytest.fixture(scope="session")

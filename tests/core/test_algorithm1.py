@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from command_line import ROOT
-from enumeration import output_distribution
 from reference import total_variation
 from specjax import rules
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
+from specjax.testing.enumeration import output_distribution
 from table_models import MarkovModel, inputs_of
 
 EXAMPLE = runpy.run_path(str(ROOT / "examples" / "algorithm1.py"))

@@ -12,7 +12,6 @@ import specjax
 import test_loops
 import test_replay
 import test_switch
-from enumeration import output_distribution
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
 from specjax import decoding
@@ -30,6 +29,7 @@ from specjax.replay import replay
 from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.speculative import Speculative
+from specjax.testing.enumeration import output_distribution
 from table_models import MarkovModel, hopeless, inputs_of, random_table
 from test_policies import keys_of, stats_of
 from tiny_models import slow

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
+from enumeration import output_distribution
 
 import command_line
 import specjax
-from enumeration import output_distribution
 from experiments.reproduce.study import Study
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from jax import Array
 
-from enumeration import output_distribution
 from reference import chi_square, sequence_distribution, total_variation
 from specjax import autoregressive, loop, speculative
 from specjax import sampling as smp
@@ -22,6 +21,7 @@ from specjax.pytrees import pytree
 from specjax.rules import Block, Gumbel, Token, at_position, at_tokens
 from specjax.sampling import Purpose, Sampling
 from specjax.state import unfinished
+from specjax.testing.enumeration import output_distribution
 from table_models import hopeless, inputs_of, one_hot, random_table, repeat
 from tiny_models import covering, slow
 from toy_policies import ConfidenceStop, EntropyStop, Erratic, OneOf, TailReader, library
@@ -112,21 +112,6 @@ def test_enumerated_distribution_is_the_targets(rule, distribution, policy, doub
     """All outputs of up to 6 tokens over 3, EOS and the length limit included: TV < 1e-12."""
     found = biases(Sampling(**SAMPLINGS[distribution]), RULES[rule], *policy_of(policy))
     assert max(found.values()) < 1e-12, found
-
-
-FINITE = {"finite": lambda target: random_table(2, forbidden=0)}  # logits, for the head
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("rule", "distribution", "policy"),
-    covering(RULES, ["greedy", "warm", "all"], ALL),  # one distribution of each kind compiled
-)
-def test_every_rule_policy_and_sampling(rule, distribution, policy, double):
-    """All outputs of up to 4 tokens over 3: TV < 1e-12. A policy that `generate` refuses with a
-    rule, since it would learn nothing from it, is no less exact."""
-    found = biases(Sampling(**SAMPLINGS[distribution]), RULES[rule], *policy_of(policy), FINITE, 4)
-    assert found["finite"] < 1e-12
 
 
 @pytest.mark.parametrize("distribution", ["greedy", "warm"])

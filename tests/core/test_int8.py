@@ -16,7 +16,6 @@ import llama_variants
 import specjax
 import t5_variants
 from eagles import EOS, eagle_of, target_of
-from enumeration import output_distribution
 from experiments.beam.decoding import beam_search
 from lowered import Found, loops
 from reference import sequence_distribution, total_variation
@@ -36,6 +35,7 @@ from specjax.models.t5 import T5, T5Config
 from specjax.policies import constant
 from specjax.rules import Token
 from specjax.sampling import Sampling, row_keys
+from specjax.testing.enumeration import output_distribution
 from specjax.types import Inputs
 from table_models import inputs_of
 

@@ -11,7 +11,6 @@ import pytest
 
 import reference
 import test_loops
-from enumeration import output_distribution
 from reference import total_variation
 from specjax import loop, speculative
 from specjax.drafters.base import ModelDrafter
@@ -19,6 +18,7 @@ from specjax.policies import constant
 from specjax.pytrees import pytree
 from specjax.rules import Lenient, LenientArgmax, Token, surviving
 from specjax.sampling import Sampling, row_keys, standardize
+from specjax.testing.enumeration import output_distribution
 from table_models import inputs_of, logits_after, random_table, repeat
 
 EOS = 2

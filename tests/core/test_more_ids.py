@@ -9,7 +9,6 @@ import pytest
 
 import pairs
 import specjax
-from enumeration import output_distribution
 from experiments.beam import search as beam
 from reference import sequence_distribution, total_variation
 from specjax import decoding
@@ -22,6 +21,7 @@ from specjax.measure.timing import PLAIN
 from specjax.replay import rollouts
 from specjax.rules import Block, Token
 from specjax.sampling import Sampling
+from specjax.testing.enumeration import output_distribution
 from table_models import inputs_of, random_table
 
 IDS, FEWER, EOS, BUDGET = 4, 3, 3, 4  # EOS is one of the ids that the draft lacks

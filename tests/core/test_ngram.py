@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 import test_loops
-from enumeration import output_distribution
-from reference import sequence_distribution, total_variation
 from specjax import autoregressive, loop, speculative
 from specjax.drafters import ngram
 from specjax.drafters.base import is_silent
@@ -16,8 +14,6 @@ from specjax.policies import constant
 from specjax.rules import Token
 from specjax.sampling import Sampling, row_keys
 from table_models import chain, inputs_of, random_table
-from tiny_models import covering
-from toy_policies import EntropyStop, Erratic
 
 START, EOS = 0, 3
 SEQUENCES = [[1, 2, 1, 2, EOS], [2, 2, EOS], [1, EOS], []]
@@ -334,63 +330,3 @@ def test_overlap_is_zero_where_nothing_is_proposed():
     output = [[1, 2, 0, 1, 2]]
     betas = test_loops.betas(target, ngram.PromptLookup(3), Sampling(0.0), inputs, output)
     np.testing.assert_array_equal(betas, [[0, 0, 0, 1, 1, 1]])
-
-
-# The output's distribution, enumerated in float64.
-
-SAMPLINGS = {
-    "greedy": {"temperature": 0.0},
-    "warm": {"temperature": 0.7},
-    "plain": {},
-    "top-k": {"top_k": 2},
-    "top-p": {"top_p": 0.8},
-    "all": {"temperature": 1.3, "top_k": 2, "top_p": 0.9},
-}
-POLICIES = {
-    "constant": constant,
-    "erratic": lambda _: Erratic(),
-    "entropy": lambda _: EntropyStop(),
-}
-
-
-def drafters() -> dict:
-    counts = ngram.count([[0, 1, 1, 2], [1, 0, 0, 2], [2]], 3, 1)
-    made = {
-        "unigram": ngram.unigram(counts),
-        "bigram": ngram.bigram(counts),
-        "lookup": ngram.PromptLookup(3, max_ngram=2),
-        "lookup of 2": ngram.PromptLookup(3, max_ngram=3, min_ngram=2),
-    }
-    return jax.tree.map(lambda x: x.astype(float) if x.dtype == jnp.float32 else x, made)
-
-
-def bias(drafter, distribution, policy, sources) -> float:
-    """Total variation between the loop's distribution and the target's, for outputs of up to 5
-    tokens."""
-    target, inputs = random_table(1), inputs_of([[1, 0]], sources)
-    method = speculative.Speculative(
-        target, drafter, Token(), policy, distribution, jnp.int32([2]), 3
-    )
-    expected = sequence_distribution(target, inputs, distribution, {2}, 5)
-    return total_variation(output_distribution(method, inputs, 5), expected)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("name", "distribution"), covering(["unigram", "bigram", "lookup", "lookup of 2"], SAMPLINGS)
-)
-def test_enumerated_distribution_is_the_targets(name, distribution):
-    """Three drafts, with a source and without: TV < 1e-12."""
-    with jax.enable_x64(True):
-        drafter, chosen = drafters()[name], Sampling(**SAMPLINGS[distribution])
-        sources = [[1, 1, 0, 0, 2]] if "lookup" in name else None
-        assert bias(drafter, chosen, constant(3), sources) < 1e-12
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("policy", ["erratic", "entropy"])
-@pytest.mark.parametrize("name", ["bigram", "lookup"])
-def test_enumerated_distribution_under_a_policy(name, policy):
-    """Lengths that vary, and drafts that end before their policy's cap: TV < 1e-12."""
-    with jax.enable_x64(True):
-        assert bias(drafters()[name], Sampling(), POLICIES[policy](3), None) < 1e-12

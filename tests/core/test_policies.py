@@ -14,7 +14,6 @@ import pytest
 import test_cost
 import test_exactness
 import test_loops
-from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
 from specjax import decoding, generate, loop, policies, rules, speculative
 from specjax import sampling as smp
@@ -36,6 +35,7 @@ from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.state import unfinished
 from specjax.support import named
+from specjax.testing.enumeration import output_distribution
 from table_models import inputs_of, random_table
 from tiny_models import quick, slow
 from toy_policies import Scripted, TailReader, library, linear_head
@@ -649,15 +649,6 @@ def bias(method, budget) -> float:
     return total_variation(output_distribution(method, inputs, budget), expected)
 
 
-@pytest.mark.slow  # test_exactness has every policy of the package, with shorter drafts
-@pytest.mark.parametrize("name", [*NAMES, "tail reader"])
-def test_enumerated_distribution_is_the_targets(name):
-    """All outputs of up to 4 tokens over 3: TV < 1e-12."""
-    with jax.enable_x64(True):
-        policy = TailReader() if name == "tail reader" else library(2, 3)[name]
-        assert bias(small_method(policy, jnp.float64), 4) < 1e-12
-
-
 @pytest.mark.sweep
 def test_a_policy_that_reads_rejected_tails_in_the_real_loop():
     """114,688 outputs of up to 4 tokens: p > 1e-4."""
@@ -685,8 +676,8 @@ def test_chi_square_sees_noise_by_position():
     assert test_exactness.speculative_p_value(Sampling(), TailReader(), decode) < 1e-4
 
 
-def run(method, inputs, budget, index=None):
-    keys = test_loops.keys_of(len(inputs.prompt), index=index)
+def run(method, inputs, budget):
+    keys = test_loops.keys_of(len(inputs.prompt))
     return test_loops.run(method, inputs, budget, keys=keys, buffer_len=40)
 
 
@@ -698,20 +689,15 @@ def run(method, inputs, budget, index=None):
         "constant", "svip", "lookahead", "hedge", "head",
     ),
 )  # fmt: skip
-def test_rows_and_settings(name):
-    """The third of four rows is what it is alone, in tokens, lengths and rounds; but for the
-    constant, lengths vary; and new settings trace nothing."""
+def test_lengths_vary_and_settings_compile_nothing(name):
+    """Lengths vary, but for the constant; other settings trace nothing."""
     policy = library(2, 3)[name]
     method = dataclasses.replace(small_method(policy), eos_ids=test_loops.NEVER)
-    prompts = [[1], [0, 1], [2, 2, 0], [0]]
-    inputs, single = inputs_of(prompts), inputs_of(prompts[2:3])
-    together, alone = run(method, inputs, 20), run(method, single, 20, index=[2])
-    assert test_loops.outputs(alone, single) == test_loops.outputs(together, inputs)[2:3]
-    for ours, theirs in zip(*map(jax.tree.leaves, (alone.stats, together.stats)), strict=True):
-        assert np.array_equal(ours[0], theirs[2])
+    inputs = inputs_of([[1], [0, 1], [2, 2, 0], [0]])
+    stats = run(method, inputs, 20).stats
 
     # At its end a row has room for less than two: three tokens less in all, at most.
-    always = together.stats.drafted >= 2 * together.stats.target_calls - 3
+    always = stats.drafted >= 2 * stats.target_calls - 3
     assert np.all(always) == (name == "constant")
 
     sizes = loop.start._cache_size(), loop.decode._cache_size()

@@ -247,7 +247,7 @@ def sampled(policy, skew=False, drafter=None) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["constant", "svip", "first descent", "head", "tail reader"])
+@pytest.mark.parametrize("name", ["constant", "svip", "first_descent", "head", "tail reader"])
 def test_sampled_replay_has_the_real_runs_distribution(name):
     """8,192 real runs and 8,192 replays, each along an output of its own: p > 1e-4."""
     assert sampled(policy_of(name)) > 1e-4

@@ -100,19 +100,6 @@ def test_survival_ends_with_the_draft():
     np.testing.assert_array_equal(nothing[0], [0, 0, 0])
 
 
-@pytest.mark.parametrize("rule", [Token(), Block()])
-def test_survival_never_increases(rule):
-    """1,000 random rows with γ = 5 and zeros in p: non-increasing, within [0, 1]."""
-    target, draft, drafts = random_distributions(1000, 5, 6)
-    length = jnp.asarray(np.arange(1000, dtype=np.int32) % 6)
-    survival = np.asarray(surviving(rule.stop(target, draft, drafts, length)))
-    assert np.all(np.diff(survival, axis=1) <= 0)
-    assert np.all((survival >= 0) & (survival <= 1))
-    impossible = np.isneginf(at_tokens(target[:, :5], drafts))
-    assert np.all(survival[impossible] == 0)
-    assert np.all(survival[np.arange(5)[None, :] >= np.asarray(length)[:, None]] == 0)
-
-
 @pytest.mark.parametrize(("accepted", "draft_len"), [(0, 2), (1, 2), (2, 2), (0, 0), (1, 1)])
 def test_next_distribution(accepted, draft_len):
     """The residual where a token was rejected, the target's own distribution after the whole

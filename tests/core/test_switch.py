@@ -13,7 +13,6 @@ import specjax
 import test_exactness
 import test_loops
 from eagles import eagle_of, target_of
-from enumeration import output_distribution
 from experiments.train import medusa
 from pairs import TEXTS
 from reference import sequence_distribution, total_variation
@@ -28,6 +27,7 @@ from specjax.replay import rollouts
 from specjax.rules import Token
 from specjax.sampling import Sampling
 from specjax.support import named
+from specjax.testing.enumeration import output_distribution
 from table_models import chain, inputs_of, logits_after, random_table
 from test_observe import Echo
 from toy_policies import Erratic

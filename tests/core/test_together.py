@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import test_loops
-from enumeration import joint_distribution
 from reference import chi_square, sequence_distribution, total_variation
 from specjax import loop, speculative
 from specjax import sampling as smp
@@ -23,6 +22,7 @@ from specjax.policies.lookahead import lookahead
 from specjax.policies.together import Shared, together
 from specjax.rules import Token, at_tokens
 from specjax.sampling import Sampling
+from specjax.testing.enumeration import joint_distribution
 from table_models import inputs_of, random_table
 from test_policies import keys_of, stats_of
 from toy_policies import Gossip, OneOf

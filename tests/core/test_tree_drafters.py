@@ -9,13 +9,13 @@ import pytest
 import test_eagle
 import test_loops
 import test_medusa
-from enumeration import output_distribution
 from reference import sequence_distribution, total_variation
 from specjax import sampling as smp
 from specjax.dice import dice_for
 from specjax.drafters import ngram
 from specjax.policies import constant
 from specjax.rules import Block, Token
+from specjax.testing.enumeration import output_distribution
 from specjax.trees import BestFirst, drafting, fixed, speculative
 from specjax.trees.speculative import TreeSpeculative
 from table_models import inputs_of, random_table

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enumeration import output_distribution
 from reference import chi_square, sequence_distribution, total_variation
 from specjax import autoregressive, loop, rules, trees
 from specjax import sampling as smp
@@ -18,6 +17,7 @@ from specjax.dice import Dice
 from specjax.drafters.base import ModelDrafter
 from specjax.policies import constant
 from specjax.state import unfinished
+from specjax.testing.enumeration import output_distribution
 from specjax.trees import BestFirst, FixedTree, fixed
 from specjax.trees.nodes import Nodes, comes_before, layout, lineage, path_to
 from specjax.trees.rules import Follow, Sibling, Traversal

@@ -1,10 +1,15 @@
 """What `standardize` and decoding should give, in slow numpy: the oracle of the tests."""
 
+from functools import partial
+
 import numpy as np
 from scipy import stats
 
 from specjax.sampling import Truncation
-from table_models import logits_after
+from specjax.testing import enumeration
+from specjax.testing.enumeration import total_variation
+
+__all__ = ["chi_square", "distribution", "sequence_distribution", "total_variation"]
 
 
 def distribution(logits: np.ndarray, sampling) -> np.ndarray:
@@ -44,28 +49,7 @@ def _top_p(scaled, top_p):
     return scaled
 
 
-def sequence_distribution(model, inputs, sampling, eos_ids, budget: int) -> dict[tuple, float]:
-    """P(output) for every output that a model can give, through EOS and the length limit."""
-    done: dict[tuple, float] = {}
-    prompt = tuple(int(t) for t in inputs.prompt[0, : int(inputs.prompt_len[0])])
-    alive = {(): 1.0}
-    for _ in range(budget):
-        if not alive:
-            break
-        prefixes = [prompt + output for output in alive]
-        rows = logits_after(model, inputs, prefixes, len(prompt) + budget)
-        grown: dict[tuple, float] = {}
-        for (output, weight), logits in zip(alive.items(), rows, strict=True):
-            for token, prob in enumerate(distribution(logits, sampling)):
-                if prob > 0:
-                    (done if token in eos_ids else grown)[(*output, token)] = weight * prob
-        alive = grown
-    return done | alive
-
-
-def total_variation(left: dict, right: dict) -> float:
-    """Half the sum of absolute differences."""
-    return sum(abs(left.get(k, 0.0) - right.get(k, 0.0)) for k in left.keys() | right.keys()) / 2
+sequence_distribution = partial(enumeration.sequence_distribution, distribution=distribution)
 
 
 def chi_square(counts: dict, expected_distribution: dict) -> float:

@@ -7,32 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.policies import Costs, Policy, constant
-from specjax.policies.acceptance_head import HeadParams, head
-from specjax.policies.averages import average, gammatune
-from specjax.policies.bandits import exp3, hedge, ucb
-from specjax.policies.confidence import confidence
-from specjax.policies.entropy import adaedl, svip
-from specjax.policies.goodput import first_descent, goodput
-from specjax.policies.heuristic import heuristic
-from specjax.policies.lookahead import lookahead
-from specjax.policies.together import together
+from specjax import policies
+from specjax.policies import Costs, Policy
+from specjax.policies.acceptance_head import HeadParams
 from specjax.pytrees import pytree
+from specjax.testing.common import Varying as Erratic
 
-
-@pytree
-class Erratic(Policy):
-    """Caps from 0 to γ_max that depend on all past rounds through a number modulo 11."""
-
-    def init(self, keys, gamma_max):
-        return jnp.full(keys.shape, gamma_max, jnp.int32)
-
-    def begin(self, state, gamma_max):
-        return state, (state * 7) % 4
-
-    def update(self, state, round_):
-        new = (state * 3 + round_.accepted * 5 + round_.drafted + 1) % 11
-        return jnp.where(round_.active, new, state)
+FOR_TREES = {"nodes", "cut"}
 
 
 @pytree
@@ -151,25 +132,36 @@ def linear_head(width: int) -> HeadParams:
 
 
 def library(gamma_max: int, width: int) -> dict[str, Policy]:
-    """Every policy of the package, for that γ_max and hidden states of that width.
+    """Every policy of the package for chains, for that γ_max and hidden states of that width.
 
-    The settings make each of them vary its lengths on the tables of the tests.
+    The settings make each of them vary its lengths on the tables of the tests. A policy without
+    settings here has its defaults.
     """
-    table = Costs(0.217, [1.0] * (gamma_max + 1))  # no two lengths are equally good
+    # No two lengths are equally good.
+    known = {"costs": Costs(0.217, [1.0] * (gamma_max + 1)), "params": linear_head(width)}
+    rates = {"prior": 0.6, "weight": 1.0, "memory": 0.5}
+    settings: dict[str, dict] = {
+        "constant": {"gamma": gamma_max},
+        "heuristic": {"gamma": 1},
+        "confidence": {"threshold": 0.5},
+        "svip": {"threshold": 0.35},
+        "adaedl": {"bar": 0.6},
+        "gammatune": {"gamma": 2},
+        "average": {"tiers": (0, 1, 2), "first": 1, "memory": 0.3, "every": 1},
+        "goodput": rates,
+        "first_descent": rates,
+        "lookahead": rates | {"prior": 0.7},
+        "together": rates,
+        "exp3": {"rate": 3.0},
+        "hedge": {"rate": 3.0},
+        "head": {"threshold": 0.4},
+    }
     return {
-        "constant": constant(gamma_max),
-        "heuristic": heuristic(1),
-        "confidence": confidence(0.5),
-        "svip": svip(threshold=0.35),
-        "adaedl": adaedl(bar=0.6),
-        "gammatune": gammatune(2),
-        "average": average((0, 1, 2), first=1, memory=0.3, every=1),
-        "goodput": goodput(table, prior=0.6, weight=1.0, memory=0.5),
-        "first descent": first_descent(table, prior=0.6, weight=1.0, memory=0.5),
-        "lookahead": lookahead(table, prior=0.7, weight=1.0, memory=0.5),
-        "ucb": ucb(table),
-        "exp3": exp3(table, rate=3.0),
-        "hedge": hedge(table, rate=3.0),
-        "head": head(linear_head(width), threshold=0.4),
-        "together": together(table, prior=0.6, weight=1.0, memory=0.5),
+        name: policies.parse(
+            name,
+            **settings.get(name, {}),
+            **{key: value for key, value in known.items() if policies.loading.takes(name, key)},
+        )
+        for name in policies.NAMES
+        if name not in FOR_TREES
     }

@@ -1,13 +1,13 @@
 """The distribution of the speculative loop's output, through the real `step`, outcome by outcome.
 
-A round is run once for every draft, every accepted count and every next token, by dice that say
-what they are told. Its probability follows from the distributions that the `Round` reports. Rows
-with the same tokens and the same state of the policy are merged, and the next round starts from
-them.
+A round runs once for every draft, every accepted count and every next token, with dice that fall as
+prescribed. Its probability follows from the distributions that the `Round` reports. Rows with the
+same tokens and the same state of the policy are merged before the next round.
 """
 
 import functools
 import itertools
+from collections.abc import Callable, Collection
 from functools import partial
 
 import jax
@@ -15,16 +15,59 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import loop, speculative
+from specjax import sampling as smp
 from specjax.dice import Dice
 from specjax.drafters.base import Fed
 from specjax.drafters.switch import Switched
 from specjax.rules import at_tokens
-from specjax.sampling import row_keys
-from specjax.types import Inputs
-from table_models import repeat
+from specjax.sampling import Sampling, row_keys
+from specjax.testing.tables import logits_after, repeat
+from specjax.types import Inputs, Model
 
 SHARED = ("keys", "target_finite", "draft_finite", "until")  # the same for all rows
 STATES = 53  # expanded at a time; a prime, so that no other axis is taken for the batch
+
+
+def total_variation(left: dict, right: dict) -> float:
+    """Half the sum of absolute differences."""
+    return sum(abs(left.get(k, 0.0) - right.get(k, 0.0)) for k in left.keys() | right.keys()) / 2
+
+
+def standardized(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The probabilities (V,) that the loop samples from, by its own `standardize`."""
+    return np.exp(np.asarray(smp.standardize(jnp.asarray(logits), sampling), np.float64))
+
+
+def sequence_distribution(
+    model: Model,
+    inputs: Inputs,
+    sampling: Sampling,
+    eos_ids: Collection[int],
+    budget: int,
+    *,
+    distribution: Callable[[np.ndarray, Sampling], np.ndarray] = standardized,
+) -> dict[tuple, float]:
+    """P(output) for every output of a model without speculation, through EOS and the length limit.
+
+    Args:
+      inputs: the first row is used.
+      distribution: from logits (V,) to the probabilities of the next token.
+    """
+    done: dict[tuple, float] = {}
+    prompt = tuple(int(t) for t in inputs.prompt[0, : int(inputs.prompt_len[0])])
+    unfinished = {(): 1.0}
+    for _ in range(budget):
+        if not unfinished:
+            break
+        prefixes = [prompt + output for output in unfinished]
+        rows = logits_after(model, inputs, prefixes, len(prompt) + budget)
+        grown: dict[tuple, float] = {}
+        for (output, weight), logits in zip(unfinished.items(), rows, strict=True):
+            for token, prob in enumerate(distribution(logits, sampling)):
+                if prob > 0:
+                    (done if token in eos_ids else grown)[(*output, token)] = weight * prob
+        unfinished = grown
+    return done | unfinished
 
 
 class Forced(Dice):

@@ -1,0 +1,229 @@
+"""What a drafter promises: distributions by the source and the known tokens alone."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.drafters.base import Drafter, prefill
+from specjax.rules import Token
+from specjax.sampling import Sampling
+from specjax.testing.common import GAMMA, PROMPT, Varying, check_output, layout, method_of, quickly
+from specjax.testing.tables import inputs_of, random_table, repeat
+from specjax.types import Inputs, Model
+
+ROWS, LENGTH = 4, 9  # texts that are drafted along, and their tokens behind the prompt
+CLOSE = 1e-4  # between probabilities that calls of different shapes give
+
+
+def check_drafter(
+    drafter: Drafter,
+    *,
+    target: Model | None = None,
+    inputs: Inputs | None = None,
+    guesses: bool | None = None,
+    seed: int = 0,
+) -> None:
+    """Check that a drafter's logits depend on the known tokens alone, and enumerate its outputs.
+
+    - `begin`, `extend` and `observe` keep the state's shapes and dtypes; logits are (B, V).
+    - The same text gives the same distribution, whatever was drafted and rejected on the way, and
+      however many rounds passed without a draft.
+    - `extend` after a token gives what `begin` gives once the token is known, unless the drafter
+      `guesses`.
+    - Rows do not depend on each other.
+    - Logits are finite or −inf. A row of −inf throughout proposes nothing.
+    - Every outcome of every round gives the target's distribution.
+
+    Args:
+      drafter: over few ids, 3 to 5: enumeration takes V² drafts. Id 2 ends an output.
+      target: whose hidden states the drafter is shown, over the same ids; default: a random table,
+        whose hidden states are its logits.
+      inputs: the first row is used; default: a prompt of two tokens. Give a source if the drafter
+        or the target reads one.
+      guesses: whether what it gives behind a drafted token depends on where the round began;
+        default: what the drafter declares.
+      seed: picks texts, drafts and the default target.
+
+    Raises:
+      AssertionError: says what is wrong, and by how much.
+    """
+    name = type(drafter).__name__
+    target = random_table(seed + 1, drafter.vocab_size) if target is None else target
+    inputs = inputs_of([PROMPT]) if inputs is None else inputs
+    rows = repeat(inputs, ROWS)
+    _check_state(name, drafter, target, rows)
+    if guesses is None:
+        guesses = getattr(drafter, "guesses", False)
+    _check_histories(name, drafter, target, rows, guesses, np.random.default_rng(seed))
+    method = method_of(target, drafter, Token(), Varying(), Sampling(0.7))
+    check_output(f"{name} at temperature 0.7", method, inputs)
+
+
+class Asked(NamedTuple):
+    """Logits that a drafter gave for the token after a text."""
+
+    call: str  # "begin" or "extend"
+    row: int
+    length: int  # known tokens, drafted ones included
+    probs: np.ndarray  # (V,); all 0 where it proposed nothing
+    rounds: str  # what came before, for messages
+
+
+class Verified(NamedTuple):
+    """What both models have read."""
+
+    context: Any
+    cache: Any
+    drafter_context: Any
+    state: Any
+
+
+def _room(inputs: Inputs) -> int:
+    return inputs.prompt.shape[1] + LENGTH + GAMMA + 1
+
+
+@quickly
+def _start(drafter, target, inputs: Inputs) -> Verified:
+    context, cache = target.start(inputs, _room(inputs))
+    hidden, cache = prefill(target, inputs, context, cache)
+    own, state = drafter.start(inputs, _room(inputs))
+    if hidden is not None:
+        zeros = jnp.zeros_like(inputs.prompt_len)
+        known = inputs.prompt_len - 1
+        state = drafter.observe(inputs.prompt[:, :-1], zeros, hidden, known, own, state)
+    return Verified(context, cache, own, state)
+
+
+@quickly
+def _begin(drafter, read: Verified, tokens, length):
+    hidden, state = drafter.begin(tokens, length, read.drafter_context, read.state)
+    return drafter.logits(hidden), read._replace(state=state)
+
+
+@quickly
+def _extend(drafter, read: Verified, token, position):
+    hidden, state = drafter.extend(token, position, read.drafter_context, read.state)
+    return drafter.logits(hidden), read._replace(state=state)
+
+
+@quickly
+def _observe(drafter, target, read: Verified, tokens, start, count):
+    hidden, cache = target(tokens, start, read.context, read.cache)
+    state = drafter.observe(tokens, start, hidden, count, read.drafter_context, read.state)
+    return read._replace(cache=cache, state=state)
+
+
+def _check_state(name, drafter, target, inputs: Inputs) -> None:
+    read = jax.eval_shape(_start, drafter, target, inputs)
+    ids = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((ROWS, _room(inputs)), jnp.int32)
+    block = jax.ShapeDtypeStruct((ROWS, GAMMA + 1), jnp.int32)
+    logits, begun = jax.eval_shape(_begin, drafter, read, tokens, ids)
+    again, extended = jax.eval_shape(_extend, drafter, begun, ids, ids)
+    observed = jax.eval_shape(_observe, drafter, target, extended, block, ids, ids)
+    for call, new in {"begin": begun, "extend": extended, "observe": observed}.items():
+        if layout(new.state) != layout(read.state):
+            raise AssertionError(
+                f"{name}.{call} returns a state of {layout(new.state)} where `start` gives "
+                f"{layout(read.state)}: the loop needs the same shapes and dtypes in every round."
+            )
+    for call, found in {"begin": logits, "extend": again}.items():
+        if found.shape != (ROWS, drafter.vocab_size):
+            raise AssertionError(
+                f"{name}.{call}: logits have shape {found.shape}, and {ROWS} rows over "
+                f"{drafter.vocab_size} ids need {(ROWS, drafter.vocab_size)}."
+            )
+        if found.dtype.kind != "f":
+            raise AssertionError(f"{name}.{call}: logits are {found.dtype} and no floats.")
+
+
+def _check_histories(name, drafter, target, inputs: Inputs, guesses: bool, rng) -> None:
+    """The same texts by several rounds: one token a round first, then at random."""
+    texts = rng.integers(drafter.vocab_size, size=(ROWS, LENGTH), dtype=np.int32)
+    known: dict[tuple, Asked] = {}
+    for history in range(6):
+        here = texts.copy()
+        if history == 5:  # row 0 again, beside other texts
+            here[1:] = rng.integers(drafter.vocab_size, size=here[1:].shape)
+        for asked in _along(drafter, target, inputs, here, rng, plain=history == 0):
+            if history == 5 and asked.row:
+                continue
+            if asked.call == "extend" and guesses:
+                continue
+            if np.isnan(asked.probs).any():
+                raise AssertionError(
+                    f"{name}.{asked.call}: logits are NaN or +inf after {asked.rounds}."
+                )
+            first = known.setdefault((asked.row, asked.length), asked)
+            apart = np.abs(first.probs - asked.probs)
+            if apart.max() > CLOSE:
+                token = int(np.argmax(apart))
+                text = here[asked.row, : asked.length - int(inputs.prompt_len[0])]
+                why = "other rows of the batch" if history == 5 else "more than the known tokens"
+                raise AssertionError(
+                    f"{name}: after {' '.join(map(str, text)) or 'the prompt'}, "
+                    f"P({token}) is {first.probs[token]:.4g} by {first.call} ({first.rounds}) and "
+                    f"{asked.probs[token]:.4g} by {asked.call} ({asked.rounds}). Its logits depend "
+                    f"on {why}."
+                )
+
+
+def _along(drafter, target, inputs, texts, rng, *, plain) -> Iterator[Asked]:
+    """Decode along known texts, and yield what the drafter gives for each beginning of one.
+
+    Args:
+      plain: one token in each round, and no rejections. Otherwise it is random which tokens are
+        drafted and how many of them are accepted; and in a third of the rounds nothing is drafted:
+        `begin` is not called then.
+    """
+    size, first = drafter.vocab_size, int(inputs.prompt_len[0])
+    whole = np.concatenate([np.asarray(inputs.prompt[:, :first]), texts], axis=1)
+    whole = np.pad(whole, ((0, 0), (0, GAMMA)))
+    end, rows = first + LENGTH, np.arange(ROWS)
+    length, before = np.full(ROWS, first, np.int32), [["the prompt"] for _ in rows]
+    read = _start(drafter, target, inputs)
+    while length.min() < end:
+        # Behind the known tokens stands what must not be read.
+        tokens = rng.integers(size, size=(ROWS, _room(inputs)), dtype=np.int32)
+        known = np.arange(_room(inputs)) < length[:, None]
+        tokens = np.where(
+            known, np.pad(whole, ((0, 0), (0, tokens.shape[1] - whole.shape[1]))), tokens
+        )
+        drafts = whole[rows[:, None], length[:, None] + np.arange(GAMMA)]
+        right = np.full(ROWS, GAMMA) if plain else rng.integers(GAMMA + 1, size=ROWS)
+        wrong = (drafts + 1 + rng.integers(size - 1, size=drafts.shape)) % size
+        drafts = np.where(np.arange(GAMMA) < right[:, None], drafts, wrong).astype(np.int32)
+        right = np.minimum(right, np.maximum(end - 1 - length, 0))
+        idle, turns = not plain and rng.random() < 1 / 3, 1 if plain else GAMMA
+        if not idle:
+            logits, read = _begin(drafter, read, tokens, length)
+            for i in range(turns):
+                probs, call = _probs(logits), "extend" if i else "begin"
+                for row in np.flatnonzero((i <= right) & (length < end)):
+                    yield Asked(call, row, int(length[row]) + i, probs[row], "; ".join(before[row]))
+                if i + 1 < turns:
+                    logits, read = _extend(drafter, read, drafts[:, i], length + np.int32(i))
+        accepted = np.zeros(ROWS, np.int32)
+        if not (plain or idle):  # a right token may be rejected too, and come from the target then
+            accepted = rng.integers(right + 1, dtype=np.int32)
+        verified = np.concatenate([whole[rows, length - 1][:, None], drafts], axis=1)
+        read = _observe(drafter, target, read, verified, length - 1, accepted + 1)
+        for row in rows:
+            shown = "nothing" if plain or idle else " ".join(map(str, drafts[row]))
+            before[row] = [*before[row][-2:], f"{shown} drafted, {accepted[row]} accepted"]
+        # A row at its end waits for the others.
+        length = np.where(length < end, length + accepted + 1, length).astype(np.int32)
+
+
+def _probs(logits: Array) -> np.ndarray:
+    """Probabilities (B, V); 0 throughout where logits are −inf throughout."""
+    logits = np.asarray(logits, np.float64)
+    silent = (logits == -np.inf).all(axis=1, keepdims=True)
+    top = np.where(silent, 0.0, logits.max(axis=1, keepdims=True))
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(logits - top)
+        return weights / np.where(silent, 1.0, weights.sum(axis=1, keepdims=True))

@@ -1,0 +1,214 @@
+"""What a draft-length policy promises: lengths by its row's past alone, and outputs as before."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import loop, speculative
+from specjax.dice import dice_for
+from specjax.drafters.base import ModelDrafter
+from specjax.policies.base import Observation, Policy
+from specjax.rules import Block, Token
+from specjax.sampling import Sampling
+from specjax.testing.common import (
+    EOS,
+    GAMMA,
+    ROWS,
+    Varying,
+    check_output,
+    keys_of,
+    layout,
+    method_of,
+    quickly,
+    require_equal,
+)
+from specjax.testing.enumeration import joint_distribution, sequence_distribution
+from specjax.testing.tables import inputs_of, random_table
+from specjax.types import Inputs
+
+ROUNDS = 20
+
+
+def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> None:
+    """Check a policy's decisions in the loop, and that outputs keep the target's distribution.
+
+    - The state has a row for each row of the batch, and keeps its shapes and dtypes.
+    - `begin` allows whole numbers of tokens, 0 or more; the loop cuts them to `gamma_max`.
+    - Decisions do not depend on the entries of a draft behind its end.
+    - Rows do not depend on each other, unless the policy declares `reads_batch`.
+    - Every outcome of every round gives the target's distribution: greedily and under the block
+      rule, or for two rows together if the policy reads its batch.
+
+    Args:
+      policy: settings such as costs must fit `gamma_max`. The draft has 3 ids and hidden states of
+        width 3.
+      gamma_max: the longest draft. Enumeration takes 3^γ_max drafts: keep it at 2 or 3.
+      seed: picks the distributions of target and draft.
+
+    Raises:
+      AssertionError: says what is wrong, and by how much.
+    """
+    name = type(policy).__name__
+
+    def method(temperature: float, rule: Any = Token(), policy: Policy = policy):  # noqa: B008
+        # The draft's logits are finite: they are its hidden states, which a policy may read.
+        draft = ModelDrafter(random_table(seed + 2, forbidden=0))
+        sampling = Sampling(temperature)
+        return method_of(random_table(seed + 1), draft, rule, policy, sampling, gamma_max)
+
+    _check_state(name, policy, method(1.0, policy=Varying()))
+    _check_decisions(name, method(1.0))
+    if policy.reads_batch:  # the rows of an enumeration would be its neighbours
+        _check_pair(f"{name}, two rows together", policy, gamma_max, seed)
+        return
+    check_output(f"{name} at temperature 0", method(0.0))
+    check_output(f"{name} at temperature 0.7 under the block rule", method(0.7, Block()))
+
+
+def _check_state(name: str, policy: Policy, method) -> None:
+    """Shapes and dtypes of the state and of what `begin` allows, without running anything.
+
+    Args:
+      method: has another policy; its rounds have the shapes that this policy will see.
+    """
+    rows, gamma = 5, method.gamma_max
+    init = jax.eval_shape(lambda: policy.init(keys_of(rows), gamma))
+    for path, leaf in jax.tree.leaves_with_path(init):
+        if leaf.shape[:1] != (rows,):
+            raise AssertionError(
+                f"{name}.init: state{jax.tree_util.keystr(path)} has shape {leaf.shape} for {rows} "
+                "rows. The first axis of each array of the state must be the rows."
+            )
+    round_ = jax.eval_shape(lambda: method.step(*_started(method, _inputs(rows), keys_of(rows)))[1])
+    logprobs = jnp.zeros((rows, method.target.vocab_size), float)
+    drafting, confidence = jnp.ones(rows, bool), jnp.zeros(rows, jnp.float32)
+    seen = Observation(jnp.int32(0), drafting, logprobs, logprobs, logprobs)
+    for call, after in {
+        "begin": lambda state, _: policy.begin(state, gamma)[0],
+        "keep_drafting": lambda state, _: policy.keep_drafting(state, seen)[0],
+        "go_on": lambda state, _: policy.go_on(state, drafting, confidence)[0],
+        "update": policy.update,
+    }.items():
+        new = jax.eval_shape(after, init, round_)
+        if layout(new) != layout(init):
+            raise AssertionError(
+                f"{name}.{call} returns a state of {layout(new)} where `init` gives "
+                f"{layout(init)}: the loop needs the same shapes and dtypes in every round."
+            )
+    allowed = jax.eval_shape(lambda state: jnp.asarray(policy.begin(state, gamma)[1]), init)
+    if allowed.dtype.kind not in "iu" or allowed.shape not in ((), (rows,)):
+        raise AssertionError(
+            f"{name}.begin allows {allowed.dtype}{list(allowed.shape)} tokens for {rows} rows: "
+            "give a whole number for each row, or one for all."
+        )
+
+
+def _check_decisions(name: str, method) -> None:
+    """Lengths of 20 rounds of 64 rows, against those with other entries and other neighbours."""
+    inputs, keys = _inputs(ROWS), keys_of(ROWS)
+    lengths, allowed = _lengths(method, inputs, keys, jnp.int32(0))
+    if allowed.min() < 0:
+        raise AssertionError(f"{name}.begin allows {allowed.min()} tokens: 0 is the fewest.")
+    others, _ = _lengths(method, inputs, keys, jnp.int32(1))
+    _require_same(
+        name,
+        lengths,
+        others,
+        "depends on entries of `round_` behind the end of a draft, which nobody drafted: read "
+        "those that `round_.submitted` marks.",
+    )
+    if not method.policy.reads_batch:
+        odd = jnp.arange(ROWS) % 2 == 1
+        keys = jnp.where(odd, keys_of(ROWS, seed=1), keys)
+        moved = inputs._replace(prompt=(inputs.prompt + odd[:, None].astype(jnp.int32)) % 3)
+        others, _ = _lengths(method, moved, keys, jnp.int32(0))
+        _require_same(
+            name,
+            lengths[:, ::2],
+            others[:, ::2],
+            "depends on other rows of the batch: declare `reads_batch = True`, or keep rows apart.",
+        )
+
+
+def _require_same(name: str, lengths: np.ndarray, others: np.ndarray, why: str) -> None:
+    apart = lengths != others
+    if apart.any():
+        round_, row = np.argwhere(apart)[0]
+        raise AssertionError(
+            f"{name} drafts {lengths[round_, row]} tokens in round {round_ + 1} where it drafts "
+            f"{others[round_, row]} with the same known tokens and the same rounds before: it {why}"
+        )
+
+
+def _lengths(method, inputs: Inputs, keys: Array, filler: Array) -> tuple[np.ndarray, np.ndarray]:
+    """(ROUNDS, B) tokens drafted in each round, −1 after a row's end, and tokens allowed.
+
+    Args:
+      filler: () int32, the token that stands behind the end of each draft.
+    """
+    endless = dataclasses.replace(method, eos_ids=jnp.int32([-1]))
+    return jax.device_get(_decoded(endless, inputs, keys, filler))
+
+
+@quickly
+def _decoded(method, inputs, keys, filler):
+    contexts, state = _started(method, inputs, keys)
+    dice = dice_for(method)
+    slot = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
+
+    def round_(state, _):
+        allowed = jnp.asarray(method.policy.begin(state.policy, method.gamma_max)[1])
+        drafts, after = speculative.draft(method, contexts.drafter, state, dice)
+        past = slot >= drafts.length[:, None]
+        low = jnp.where(filler > 0, -3.0, 0.0)
+        filled = drafts._replace(
+            tokens=jnp.where(past, filler, drafts.tokens),
+            logprobs=_where(past[:, :, None], low, drafts.logprobs),
+            confidence=_where(past, low, drafts.confidence),
+        )
+        verdict, after = speculative.judge(method, contexts, after, filled, dice)
+        after, _ = speculative.conclude(method, contexts.drafter, after, filled, verdict)
+        lengths = jnp.where(state.done, -1, drafts.length)
+        return after, (lengths, jnp.broadcast_to(allowed, lengths.shape))
+
+    return jax.lax.scan(round_, state, length=ROUNDS)[1]
+
+
+def _where(past: Array, value: Array, otherwise: Array) -> Array:
+    return jnp.where(past, value.astype(otherwise.dtype), otherwise)
+
+
+def _inputs(rows: int) -> Inputs:
+    """Prompts of one to three tokens that differ from row to row."""
+    every = [list(ids) for n in (1, 2, 3) for ids in itertools.product((0, 1), repeat=n)]
+    return inputs_of([every[i % len(every)] for i in range(rows)])
+
+
+def _started(method, inputs: Inputs, keys: Array):
+    budget = jnp.full((len(keys),), ROUNDS, jnp.int32)
+    room = inputs.prompt.shape[1] + ROUNDS + method.slots
+    return loop.start(method, inputs, keys, budget, buffer_len=room)
+
+
+def _check_pair(name: str, policy: Policy, gamma_max: int, seed: int) -> None:
+    """Outputs of two rows are independent, each with the target's distribution. Over 2 ids."""
+    inputs, budgets = inputs_of([[1, 0], [0, 1, 1]]), [3, 3]
+    target, draft = (random_table(seed + i, 2) for i in (1, 2))
+    method = method_of(target, ModelDrafter(draft), Token(), policy, Sampling(1.0), gamma_max)
+    one, two = (
+        sequence_distribution(
+            target,
+            jax.tree.map(lambda x, row=row: x[row : row + 1], inputs),
+            method.sampling,
+            {EOS},
+            budget,
+        )
+        for row, budget in enumerate(budgets)
+    )
+    expected = {(left, right): p * q for left, p in one.items() for right, q in two.items()}
+    require_equal(name, joint_distribution(method, inputs, budgets), expected)

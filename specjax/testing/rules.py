@@ -1,0 +1,237 @@
+"""What an acceptance rule promises: distributions, and the target's outputs if it is exact."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import autoregressive, loop
+from specjax.drafters.base import ModelDrafter
+from specjax.rules import AcceptanceRule, exactness, given_noise
+from specjax.sampling import Sampling
+from specjax.testing.common import (
+    BUDGET,
+    PROMPT,
+    ROWS,
+    Varying,
+    check_output,
+    keys_of,
+    method_of,
+    tolerance,
+)
+from specjax.testing.tables import hopeless, inputs_of, one_hot, random_table, repeat
+
+DRAFTS, SIZE, LONGEST = 512, 4, 3  # random drafts of 0 to 3 tokens, over 4 ids
+
+
+def check_rule(rule: AcceptanceRule, *, seed: int = 0) -> None:
+    """Check that a rule returns distributions, and that an exact one keeps the target's outputs.
+
+    Target and draft have random distributions with tokens of probability 0, also where the other
+    has some. A rule that says `exact = False` is checked for its distributions alone. A rule whose
+    `given_noise` changes a distribution has to give the tokens of plain decoding with the same
+    keys.
+
+    Args:
+      seed: picks the random distributions.
+
+    Raises:
+      AssertionError: says what is wrong, and by how much.
+    """
+    name = type(rule).__name__
+    for sampling in (Sampling(1.0), Sampling(0.0)):
+        ruling = rule.under(sampling)
+        noisy = _is_noisy(ruling)
+        _check_distributions(name, ruling, sampling, noisy, np.random.default_rng(seed))
+        exact = exactness(rule, sampling)
+        if exact is None:
+            raise AssertionError(
+                f"{name} overrides how tokens are decided: it must declare whether it is `exact`."
+            )
+        if exact and noisy:
+            _check_tokens(name, rule, sampling, seed)
+        elif exact:
+            _check_outputs(name, rule, sampling, seed)
+
+
+def _check_outputs(name, rule, sampling, seed) -> None:
+    target = random_table(seed + 1)
+    for kind, draft in {
+        "a random draft": random_table(seed + 2),
+        "the target as its own draft": target,
+        "a draft that prefers what the target forbids": hopeless(target),
+        "a draft that knows one token": one_hot(seed + 3),
+    }.items():
+        method = method_of(target, ModelDrafter(draft), rule, Varying(), sampling)
+        check_output(f"{name} at temperature {float(sampling.temperature):g}, {kind}", method)
+
+
+# --- Distributions ------------------------------------------------------------------------------
+
+
+def _check_distributions(name, rule, sampling, noisy, rng) -> None:
+    """`stop`, `next_probs` and `acceptance` of random drafts; of one-hot ones if greedy."""
+    target = _random(rng, LONGEST + 1, sampling)
+    draft = _random(rng, LONGEST, sampling)
+    drafts = np.array([[rng.choice(SIZE, p=q) for q in row] for row in draft], np.int32)
+    length = np.arange(DRAFTS, dtype=np.int32) % (LONGEST + 1)
+    seen = _logs(target)
+    if noisy:
+        position = jnp.broadcast_to(jnp.arange(LONGEST + 1, dtype=jnp.int32), seen.shape[:2])
+        seen = given_noise(rule, seen, keys_of(DRAFTS), position)
+    ask = jax.jit(lambda *known: (rule.stop(*known), _next_probs(rule, *known)))
+    stop, following = jax.device_get(ask(seen, _logs(draft), drafts, length))
+    beyond = np.where(np.arange(LONGEST + 1) > length[:, None], stop, 0.0)
+    _require(f"{name}.stop", stop, "the chances of 0 … γ accepted tokens")
+    if beyond.max() > tolerance():
+        row, count = np.argwhere(beyond == beyond.max())[0]
+        raise AssertionError(
+            f"{name}.stop accepts {count} tokens of a draft of {length[row]} with probability "
+            f"{beyond.max():.3g}."
+        )
+    possible = stop > 1e-6
+    _require(f"{name}.next_probs", following[possible], "the chances of the next token")
+    past = np.arange(LONGEST) >= length[:, None]
+    other = np.where(past[..., None], _random(rng, LONGEST, sampling), draft)
+    tokens = np.where(past, rng.integers(SIZE, size=drafts.shape, dtype=np.int32), drafts)
+    again = jax.device_get(ask(seen, _logs(other), tokens, length))
+    for what, one, two in (
+        ("stop", stop, again[0]),
+        ("next_probs", following[possible], again[1][possible]),
+    ):
+        if not (apart := np.abs(one - two).max()) <= tolerance():
+            raise AssertionError(
+                f"{name}.{what} changes by {apart:.3g} with the draft's entries from draft_len on, "
+                "which are arbitrary."
+            )
+    alone, first = jax.device_get(
+        ask(seen[:, :1], _logs(draft[:, :0]), drafts[:, :0], np.zeros_like(length))
+    )
+    apart = max(np.abs(alone - 1).max(), np.abs(first[:, 0] - np.exp(seen[:, 0])).max())
+    if rule.exact and not apart <= tolerance():
+        raise AssertionError(
+            f"{name} without a draft is {apart:.3g} off the target's distribution."
+        )
+    if not noisy:
+        _check_one_token(name, rule, seen[:, :2], draft[:, :1])
+
+
+def _check_one_token(name, rule, target, draft) -> None:
+    """Drafts of one token, summed over their draws: `acceptance` and the output's first token."""
+    accepted, output = np.zeros(DRAFTS), np.zeros((DRAFTS, SIZE))
+    one, none = jnp.ones(DRAFTS, jnp.int32), jnp.zeros(DRAFTS, jnp.int32)
+    for token in range(SIZE):
+        known = target, _logs(draft), jnp.full((DRAFTS, 1), token, jnp.int32), one
+        stop = np.asarray(rule.stop(*known))
+        following = np.asarray(rule.next_probs(*known, none))
+        chance = np.where(draft > 0, draft, 0.0)[:, 0, token]
+        kept, lost = (np.where(chance > 0, chance * stop[:, i], 0.0) for i in (1, 0))
+        accepted += kept
+        output[:, token] += kept
+        output += np.where(lost > 0, lost, 0.0)[:, None] * np.where(
+            (lost > 0)[:, None], following, 0.0
+        )
+    expected = np.exp(np.asarray(target[:, 0], np.float64))
+    said = np.asarray(rule.acceptance(target[:, 0], _logs(draft[:, 0])))
+    off = np.abs(said - accepted)
+    if not off.max() <= tolerance():
+        row = int(np.argmax(off))
+        raise AssertionError(
+            f"{name}.acceptance is {said[row]:.4g} where `stop` accepts a drafted token with "
+            f"probability {accepted[row]:.4g}: target {_shown(expected[row])}, draft "
+            f"{_shown(draft[row, 0])}."
+        )
+    off = np.abs(output - expected)
+    if rule.exact and not off.max() <= tolerance():
+        row, token = np.argwhere(off == off.max())[0]
+        raise AssertionError(
+            f"{name}: P('{token}') is {output[row, token]:.4g}, the target's is "
+            f"{expected[row, token]:.4g}. Target {_shown(expected[row])}, draft "
+            f"{_shown(draft[row, 0])}: `stop` accepts a drafted token with probability "
+            f"{accepted[row]:.4g}, `next_probs` gives the rest."
+        )
+
+
+def _next_probs(rule, target, draft, drafts, length) -> Array:
+    """(B, γ+1, V) after each accepted count up to the draft's length."""
+    ends = [jnp.minimum(jnp.int32(i), length) for i in range(draft.shape[1] + 1)]
+    return jnp.stack([rule.next_probs(target, draft, drafts, length, end) for end in ends], axis=1)
+
+
+def _random(rng, count: int, sampling: Sampling) -> np.ndarray:
+    """Distributions (DRAFTS, count, SIZE) with zeros; one-hot if greedy."""
+    probs = rng.exponential(size=(DRAFTS, count, SIZE)) ** 2
+    if sampling.greedy:
+        return np.eye(SIZE)[probs.argmax(axis=-1)]
+    keep = rng.random(probs.shape) > 0.25
+    keep |= probs == probs.max(axis=-1, keepdims=True)
+    probs = np.where(keep, probs, 0.0)
+    return probs / probs.sum(axis=-1, keepdims=True)
+
+
+def _logs(probs: np.ndarray) -> Array:
+    return jnp.log(jnp.asarray(probs, float))
+
+
+def _require(name: str, probs: np.ndarray, what: str) -> None:
+    """AssertionError where the last axis holds no distribution."""
+    for wrong, problem in (
+        (~np.isfinite(probs), "are not finite"),
+        (probs < -tolerance(), "are negative"),
+        (np.abs(probs.sum(axis=-1, keepdims=True) - 1) > tolerance(), "do not sum to 1"),
+    ):
+        if wrong.any():
+            row = probs.reshape(-1, probs.shape[-1])[
+                np.flatnonzero(wrong.reshape(-1, wrong.shape[-1]).any(axis=1))[0]
+            ]
+            raise AssertionError(f"{name}: {what} {problem}: {row} (sum {row.sum():.6g}).")
+
+
+def _shown(probs: np.ndarray) -> str:
+    return "[" + " ".join(f"{p:.3g}" for p in probs) + "]"
+
+
+# --- Noise that both models share ---------------------------------------------------------------
+
+
+def _is_noisy(rule) -> bool:
+    """Whether the rule changes a distribution by the noise of its position."""
+    flat = jnp.log(jnp.full((8, 3), 1 / 3))
+    position = jnp.arange(8, dtype=jnp.int32)
+    return not np.array_equal(rule.given_noise(flat, keys_of(8), position), flat)
+
+
+def _check_tokens(name, rule, sampling, seed) -> None:
+    """Tokens against those of plain decoding by the same keys, and the noise's mean."""
+    target, inputs = random_table(seed + 1), repeat(inputs_of([PROMPT]), ROWS)
+    for draft in (random_table(seed + 2), target, hopeless(target)):
+        method = method_of(target, ModelDrafter(draft), rule, Varying(), sampling)
+        plain = autoregressive.Autoregressive(target, sampling, method.eos_ids, rule)
+        found, expected = (_decode(way, inputs, seed) for way in (method, plain))
+        wrong = sum(one != two for one, two in zip(found, expected, strict=True))
+        if wrong:
+            raise AssertionError(
+                f"{name} has noise of its own (`given_noise`), but {wrong} of {ROWS} outputs are "
+                "not those of plain decoding with the same keys."
+            )
+    probs, count = np.array([0.5, 0.3, 0.15, 0.05]), 1 << 14
+    logprobs = jnp.broadcast_to(_logs(probs), (count, len(probs)))
+    noisy = rule.given_noise(logprobs, keys_of(count, seed), jnp.zeros(count, jnp.int32))
+    mean = np.exp(np.asarray(noisy, np.float64)).mean(axis=0)
+    errors = np.abs(mean - probs) / np.sqrt(probs * (1 - probs) / count)
+    if not errors.max() <= 5:
+        raise AssertionError(
+            f"{name}.given_noise: the mean over {count:,} keys is {_shown(mean)}, the distribution "
+            f"is {_shown(probs)}: {errors.max():.1f} standard errors apart."
+        )
+
+
+def _decode(method, inputs, seed) -> list[tuple[int, ...]]:
+    budget = jnp.full((ROWS,), BUDGET, jnp.int32)
+    room = inputs.prompt.shape[1] + BUDGET + method.slots
+    contexts, state = loop.start(method, inputs, keys_of(ROWS, seed), budget, buffer_len=room)
+    state = loop.decode(method, contexts, state)
+    return [
+        tuple(row[:length].tolist())
+        for row, length in zip(np.asarray(state.tokens), np.asarray(state.length), strict=True)
+    ]

@@ -1,0 +1,379 @@
+"""Every rule, policy and drafter of the package keeps what `specjax.testing` checks. Planted faults
+are named."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eagles import eagle_of
+from experiments.train import medusa
+from specjax import decoding, drafters, rules
+from specjax.checkpoints.own import wrap
+from specjax.drafters import loading, ngram
+from specjax.drafters.base import Drafter, ModelDrafter
+from specjax.drafters.kangaroo import kangaroo
+from specjax.policies import Policy
+from specjax.pytrees import pytree
+from specjax.rules import Token, at_position
+from specjax.sampling import Sampling
+from specjax.testing import check_drafter, check_policy, check_rule
+from table_models import inputs_of, random_table
+from tiny_models import random_model
+from toy_policies import (
+    ConfidenceStop,
+    EntropyStop,
+    Erratic,
+    Gossip,
+    OneOf,
+    TailReader,
+    library,
+)
+
+
+@pytest.fixture
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+# --- The package's own --------------------------------------------------------------------------
+
+RULE_SETTINGS = {"lenient": {"lenience": 0.3}}
+
+
+@pytest.mark.parametrize("name", rules.NAMES)
+def test_rules(name, double):
+    check_rule(rules.parse(name, **RULE_SETTINGS.get(name, {})))
+
+
+POLICIES = {
+    **library(2, 3),
+    "erratic": Erratic(),
+    "entropy stop": EntropyStop(),
+    "confidence stop": ConfidenceStop(),
+    "tail reader": TailReader(),
+}
+OF_ROWS = [name for name, policy in POLICIES.items() if not policy.reads_batch]
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_policies(name, double):
+    """As one of several, so that their programs are compiled once."""
+    several = tuple(POLICIES[name] for name in OF_ROWS)
+    check_policy(OneOf(several, jnp.int32(OF_ROWS.index(name))))
+
+
+@pytest.mark.parametrize(
+    "policy", [POLICIES["together"], Gossip(), POLICIES["svip"]], ids=lambda x: type(x).__name__
+)
+def test_a_policy_by_itself(policy):
+    check_policy(policy)
+
+
+COUNTS = ngram.count([[0, 1, 1, 2], [1, 0, 0, 2], [2]], 3, 1)
+DRAFTERS = {  # the family of the target, "" for a table; the draft, by name or made
+    "unigram": ("", "unigram"),
+    "bigram": ("", "bigram"),
+    "lookup": ("", "lookup(max_ngram=2)"),
+    "switch": ("", "switch(drafters=('lookup', 'bigram'))"),
+    "model": ("", lambda target: ModelDrafter(random_table(2))),
+    "early_exit": ("llama", "early_exit(layers=1)"),
+    "frequent": ("t5", "frequent(draft='early_exit(layers=1)', share=0.5)"),
+    "kangaroo": ("gpt2", lambda target: kangaroo(target, 1)),
+    "eagle 1": ("t5", lambda target: eagle_of(target, 1)),
+    "eagle 3": ("gpt2", lambda target: eagle_of(target, 3)),
+    "medusa": ("t5", lambda target: medusa.init(target.model, 2)),
+    "hydra": ("gpt2", lambda target: medusa.init(target.model, 2, hydra=True)),
+}
+
+
+def drafted(name):
+    """The target as the drafter sees it, the drafter, and an input."""
+    kind, draft = DRAFTERS[name]
+    target = random_model(kind, 3, layers=2, seed=2) if kind else wrap(random_table(1))
+    draft = (
+        loading.load(draft, target, counts=lambda: COUNTS)
+        if isinstance(draft, str)
+        else draft(target)
+    )
+    method = decoding.speculative(target, draft, gamma=2, sampling=Sampling(1.0))
+    sourced = kind in ("t5", "")
+    inputs = inputs_of([[0]], [[1, 0, 1]]) if sourced else inputs_of([[1, 0]])
+    return method.target, method.drafter, inputs
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters(name):
+    target, drafter, inputs = drafted(name)
+    # A switch chooses a drafter for the whole round.
+    guesses = True if name == "switch" else None
+    check_drafter(drafter, target=target, inputs=inputs, guesses=guesses)
+
+
+def test_all_names():
+    """`int8` makes a model of a directory, which `tests/test_int8.py` enumerates."""
+    assert set(drafters.NAMES) - {"int8"} <= set(DRAFTERS)
+
+
+# --- Planted faults -----------------------------------------------------------------------------
+
+
+@pytree
+class ResamplesFromTarget(Token):
+    """After a rejection draws from p and not from norm(max(0, p − q))."""
+
+    def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
+        return jnp.exp(at_position(target_logprobs, accepted))
+
+    exact = True
+
+
+@pytree
+class KeepsTheSecond(Token):
+    """Right for drafts of one token; keeps the second wherever the first is kept."""
+
+    exact = True
+
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        stop = Token.stop(self, target_logprobs, draft_logprobs, drafts, draft_len)
+        if drafts.shape[1] < 2:
+            return stop
+        second = jnp.where(draft_len > 1, stop[:, 1], 0.0)
+        return stop.at[:, 1].add(-second).at[:, 2].add(second)
+
+
+@pytree
+class ReadsTheTail(Token):
+    """Forgets `draft_len`."""
+
+    exact = True
+
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        whole = jnp.full_like(draft_len, drafts.shape[1])
+        return Token.stop(self, target_logprobs, draft_logprobs, drafts, whole)
+
+
+@pytree
+class NotNormalized(Token):
+    exact = True
+
+    def next_probs(self, *known):
+        return 0.9 * Token.next_probs(self, *known)
+
+
+@pytree
+class Undeclared(Token):
+    def stop(self, *known):
+        return Token.stop(self, *known)
+
+
+@pytree
+class Boasts(Token):
+    def acceptance(self, target_logprobs, draft_logprobs):
+        return jnp.ones(target_logprobs.shape[:-1], target_logprobs.dtype)
+
+
+@pytree
+class KeepsAll(rules.Gumbel):
+    """Keeps drafted tokens that plain decoding would not draw."""
+
+    exact = True
+
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        slots = jnp.arange(drafts.shape[1] + 1, dtype=jnp.int32)[None, :]
+        return (slots == draft_len[:, None]).astype(target_logprobs.dtype)
+
+
+@pytree
+class Sharpens(rules.Gumbel):
+    """Draws from p², in both loops."""
+
+    exact = True
+
+    def given_noise(self, logprobs, keys, position):
+        return rules.Gumbel.given_noise(self, 2 * logprobs, keys, position)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (
+            ResamplesFromTarget(),
+            r"P\('0'\) is 0\.711, the target's is 0\.462.*accepts a drafted token",
+        ),
+        (KeepsTheSecond(), r"a random draft: P\('.*'\) is .*, the target's .* variation is 0\.\d"),
+        (ReadsTheTail(), r"stop accepts \d tokens of a draft of \d with probability"),
+        (NotNormalized(), r"next_probs: the chances of the next token do not sum to 1.*sum 0\.9"),
+        (Undeclared(), "must declare whether it is `exact`"),
+        (Boasts(), r"acceptance is 1 where `stop` accepts a drafted token with probability 0"),
+        (KeepsAll(), r"\d+ of 64 outputs are not those of plain decoding"),
+        (Sharpens(), r"given_noise: the mean over 16,384 keys is .* standard errors apart"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_a_faulty_rule(rule, message):
+    with pytest.raises(AssertionError, match=f"{type(rule).__name__}.*{message}"):
+        check_rule(rule)
+
+
+@pytree
+class Counts(Policy):
+    """By a number that it counts; what is faulty inherits from it."""
+
+    def init(self, keys, gamma_max):
+        return jnp.zeros(keys.shape, jnp.int32)
+
+    def begin(self, state, gamma_max):
+        return state, (state + 1) % (gamma_max + 1)
+
+
+@pytree
+class ReadsUndrafted(Counts):
+    def update(self, state, round_):
+        return state + 1 + (round_.ratio[:, -1] > 0.7).astype(jnp.int32)
+
+
+@pytree
+class ReadsNeighbours(Counts):
+    def update(self, state, round_):
+        return state + jnp.sum(round_.accepted, dtype=jnp.int32)
+
+
+@pytree
+class Negative(Counts):
+    def begin(self, state, gamma_max):
+        return state, state - 1
+
+
+@pytree
+class Halves(Counts):
+    def begin(self, state, gamma_max):
+        return state, 0.5 * state.astype(jnp.float32)
+
+
+@pytree
+class OneForAll(Counts):
+    def init(self, keys, gamma_max):
+        return jnp.int32(0)
+
+
+@pytree
+class Widens(Counts):
+    def update(self, state, round_):
+        return state.astype(jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (ReadsUndrafted(), "drafts . tokens in round .* behind the end of a draft"),
+        (ReadsNeighbours(), "drafts . tokens in round .* depends on other rows of the batch"),
+        (Negative(), "begin allows -1 tokens"),
+        (Halves(), r"begin allows float32\[5\] tokens for 5 rows"),
+        (OneForAll(), r"init: state has shape \(\) for 5 rows"),
+        (Widens(), r"update returns a state of \['float32\[5\]'\] .* \['int32\[5\]'\]"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_a_faulty_policy(policy, message):
+    with pytest.raises(AssertionError, match=f"{type(policy).__name__}.*{message}"):
+        check_policy(policy)
+
+
+def test_a_pair_that_depends_on_each_other(monkeypatch):
+    """A loop that lets rows peek: the outputs of two rows are no longer independent."""
+    import test_together
+    from specjax.testing import policies as checks
+
+    faulty = functools.partial(checks.joint_distribution, step=test_together.peeking_step)
+    monkeypatch.setattr(checks, "joint_distribution", faulty)
+    with pytest.raises(AssertionError, match=r"Gossip, two rows together: P.* the target's is"):
+        check_policy(Gossip())
+
+
+@pytree
+class LastToken(Drafter):
+    """Bigrams; what is faulty inherits from it."""
+
+    table: jax.Array  # (V, V) logits
+    vocab_size = 3
+
+    def start(self, inputs, buffer_len):
+        return (), jnp.zeros(inputs.prompt_len.shape, jnp.int32)
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        last = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]
+        return self.table[last], state
+
+    def extend(self, token, position, context, state):
+        return self.table[token], state
+
+    def logits(self, hidden):
+        return hidden
+
+
+@pytree
+class Peeks(LastToken):
+    """Reads the token behind the known ones, which an earlier round drafted and lost."""
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        return LastToken.begin(self, tokens, length + 1, context, state)
+
+
+@pytree
+class Remembers(LastToken):
+    """Counts what it drafted, and also what was rejected."""
+
+    def begin(self, tokens, length, context, state, *, lags=True):
+        hidden, _ = LastToken.begin(self, tokens, length, context, state)
+        return hidden + jnp.where(state > 3, 1.0, 0.0)[:, None] * jnp.float32([[1, 0, 0]]), state
+
+    def extend(self, token, position, context, state):
+        return self.table[token], state + 1
+
+
+@pytree
+class Mixes(LastToken):
+    def logits(self, hidden):
+        return hidden + jnp.mean(hidden, axis=0, keepdims=True)
+
+
+@pytree
+class Disagrees(LastToken):
+    def extend(self, token, position, context, state):
+        return 2 * self.table[token], state
+
+
+@pytree
+class Undefined(LastToken):
+    def extend(self, token, position, context, state):
+        return jnp.where(token[:, None] == 1, jnp.nan, self.table[token]), state
+
+
+@pytree
+class Grows(LastToken):
+    def extend(self, token, position, context, state):
+        return self.table[token], (state, token)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Peeks, "P.* by begin .* by begin .* depend on more than the known tokens"),
+        (Remembers, r"P.* by begin .* drafted, \d accepted.* depend on more than the known tokens"),
+        (Mixes, "depend on (other rows of the batch|more than the known tokens)"),
+        (Disagrees, "by begin .* by extend"),
+        (Undefined, r"extend: logits are NaN or \+inf"),
+        (Grows, r"extend returns a state of .* where `start` gives \['int32\[4\]'\]"),
+    ],
+)
+def test_a_faulty_drafter(kind, message):
+    drafter = kind(random_table(5, 3, rows=3, forbidden=0).table)
+    with pytest.raises(AssertionError, match=f"{kind.__name__}.*{message}"):
+        check_drafter(drafter)
+
+
+def test_a_drafter_without_faults():
+    check_drafter(LastToken(random_table(5, 3, rows=3, forbidden=0).table))
