@@ -1,0 +1,1 @@
+"""Two versions of specjax on the same models, inputs and keys: tokens, time and compilation."""
