@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import jax
 
 from specjax import decoding
-from specjax.autoregressive import Autoregressive
 from specjax.batching import bucket
 from specjax.decoding import Programs
 from specjax.formulas import expected_tokens
@@ -65,7 +64,7 @@ class Plan:
 
     def call(self, rows: int) -> "Call":
         """Of the model that plain decoding calls."""
-        assert isinstance(self.method, Autoregressive)
+        assert self.method.drafter is None
         programs, leaves = _compiled(self, rows), jax.tree.leaves(self.method)
         context, state = programs.context, programs.state
         text = programs.decode.as_text() or ""

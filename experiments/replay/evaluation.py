@@ -43,14 +43,14 @@ def evaluate(
     everyone: dict[str, Policy] = {fitting.static(gamma): constant(gamma) for gamma in gammas}
     everyone |= {name: policy for name, (policy, _) in decoded.items()}
     replayed = replay.replay(list(everyone.values()), found, key, draws=draws)
-    if heirs := {name: policy for name, policy in chosen.items() if carry and policy.carries}:
-        everyone |= {f"{name}{CARRIED}": policy for name, policy in heirs.items()}
-        also = replay.replay(list(heirs.values()), found, key, draws=draws, carry=True)
+    if carrying := {name: policy for name, policy in chosen.items() if carry and policy.carries}:
+        everyone |= {f"{name}{CARRIED}": policy for name, policy in carrying.items()}
+        also = replay.replay(list(carrying.values()), found, key, draws=draws, carry=True)
         replayed = jax.tree.map(lambda *counts: np.concatenate(counts), replayed, also)
     lines: list[dict[str, Any]] = []
     # Constants with a verify pass of γ + 1 positions, as they would run.
     own += [costs for _, costs in decoded.values()]
-    own += [known.get(name, table) for name in heirs]  # carried over
+    own += [known.get(name, table) for name in carrying]
     for i, name in enumerate(everyone):
         one = jax.tree.map(lambda counts, i=i: counts[i : i + 1], replayed)
         scored = replay.score(one, found, own[i])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax.drafters import observing
 from specjax.drafters.base import Drafter, prefill
 from specjax.rules import Token
 from specjax.sampling import Sampling
@@ -57,7 +58,7 @@ def check_drafter(
     rows = repeat(inputs, ROWS)
     _check_state(name, drafter, target, rows)
     if guesses is None:
-        guesses = getattr(drafter, "guesses", False)
+        guesses = observing.guesses(drafter)
     _check_histories(name, drafter, target, rows, guesses, np.random.default_rng(seed))
     method = method_of(target, drafter, Token(), Varying(), Sampling(0.7))
     check_output(f"{name} at temperature 0.7", method, inputs)
@@ -204,7 +205,8 @@ def _along(drafter, target, inputs, texts, rng, *, plain) -> Iterator[Asked]:
             for i in range(turns):
                 probs, call = _probs(logits), "extend" if i else "begin"
                 for row in np.flatnonzero((i <= right) & (length < end)):
-                    yield Asked(call, row, int(length[row]) + i, probs[row], "; ".join(before[row]))
+                    rounds = "; ".join(before[row])
+                    yield Asked(call, int(row), int(length[row]) + i, probs[row], rounds)
                 if i + 1 < turns:
                     logits, read = _extend(drafter, read, drafts[:, i], length + np.int32(i))
         accepted = np.zeros(ROWS, np.int32)
@@ -221,9 +223,9 @@ def _along(drafter, target, inputs, texts, rng, *, plain) -> Iterator[Asked]:
 
 def _probs(logits: Array) -> np.ndarray:
     """Probabilities (B, V); 0 throughout where logits are −inf throughout."""
-    logits = np.asarray(logits, np.float64)
-    silent = (logits == -np.inf).all(axis=1, keepdims=True)
-    top = np.where(silent, 0.0, logits.max(axis=1, keepdims=True))
+    found = np.asarray(logits, np.float64)
+    silent = (found == -np.inf).all(axis=1, keepdims=True)
+    top = np.where(silent, 0.0, found.max(axis=1, keepdims=True))
     with np.errstate(invalid="ignore"):
-        weights = np.exp(logits - top)
+        weights = np.exp(found - top)
         return weights / np.where(silent, 1.0, weights.sum(axis=1, keepdims=True))

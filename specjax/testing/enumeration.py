@@ -109,7 +109,8 @@ def output_distribution(
     shared = {name: getattr(pool, name) for name in SHARED}
     expand = _expander(step, drawn_from)
     pool = jax.tree.map(lambda x: np.asarray(x)[:1], _batched(pool))
-    weights, distribution = np.ones(1), {}
+    weights = np.ones(1)
+    distribution: dict[tuple, float] = {}
     while len(weights):
         grown, chances = [], []
         for at in range(0, len(weights), STATES):
@@ -260,7 +261,8 @@ def joint_distribution(
     )  # fmt: skip
     pool = jax.tree.map(lambda x: np.asarray(x)[None], _batched(first))
     rest = {name: getattr(first, name) for name in SHARED}
-    weights, distribution = np.ones(1), {}
+    weights = np.ones(1)
+    distribution: dict[tuple, float] = {}
     while len(weights):
         grown, chances = [], []
         for at in range(0, len(weights), BATCHES):
