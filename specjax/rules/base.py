@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key, Shaped
 
 from specjax.sampling import Sampling
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax.drafters import observing
 from specjax.drafters.base import Drafter, prefill
 from specjax.rules import Token
 from specjax.sampling import Sampling
@@ -57,7 +58,7 @@ def check_drafter(
     rows = repeat(inputs, ROWS)
     _check_state(name, drafter, target, rows)
     if guesses is None:
-        guesses = getattr(drafter, "guesses", False)
+        guesses = observing.guesses(drafter)
     _check_histories(name, drafter, target, rows, guesses, np.random.default_rng(seed))
     method = method_of(target, drafter, Token(), Varying(), Sampling(0.7))
     check_output(f"{name} at temperature 0.7", method, inputs)
