@@ -138,7 +138,7 @@ def _check_state(name, drafter, target, inputs: Inputs) -> None:
                 f"{name}.{call}: logits have shape {found.shape}, and {ROWS} rows over "
                 f"{drafter.vocab_size} ids need {(ROWS, drafter.vocab_size)}."
             )
-        if found.dtype.kind != "f":
+        if not jnp.issubdtype(found.dtype, jnp.floating):
             raise AssertionError(f"{name}.{call}: logits are {found.dtype} and no floats.")
 
 
@@ -205,7 +205,9 @@ def _along(drafter, target, inputs, texts, rng, *, plain) -> Iterator[Asked]:
             for i in range(turns):
                 probs, call = _probs(logits), "extend" if i else "begin"
                 for row in np.flatnonzero((i <= right) & (length < end)):
-                    yield Asked(call, row, int(length[row]) + i, probs[row], "; ".join(before[row]))
+                    yield Asked(
+                        call, int(row), int(length[row]) + i, probs[row], "; ".join(before[row])
+                    )
                 if i + 1 < turns:
                     logits, read = _extend(drafter, read, drafts[:, i], length + np.int32(i))
         accepted = np.zeros(ROWS, np.int32)
@@ -222,9 +224,9 @@ def _along(drafter, target, inputs, texts, rng, *, plain) -> Iterator[Asked]:
 
 def _probs(logits: Array) -> np.ndarray:
     """Probabilities (B, V); 0 throughout where logits are −inf throughout."""
-    logits = np.asarray(logits, np.float64)
-    silent = (logits == -np.inf).all(axis=1, keepdims=True)
-    top = np.where(silent, 0.0, logits.max(axis=1, keepdims=True))
+    found = np.asarray(logits, np.float64)
+    silent = (found == -np.inf).all(axis=1, keepdims=True)
+    top = np.where(silent, 0.0, found.max(axis=1, keepdims=True))
     with np.errstate(invalid="ignore"):
-        weights = np.exp(logits - top)
+        weights = np.exp(found - top)
         return weights / np.where(silent, 1.0, weights.sum(axis=1, keepdims=True))

@@ -109,7 +109,8 @@ def output_distribution(
     shared = {name: getattr(pool, name) for name in SHARED}
     expand = _expander(step, drawn_from)
     pool = jax.tree.map(lambda x: np.asarray(x)[:1], _batched(pool))
-    weights, distribution = np.ones(1), {}
+    weights = np.ones(1)
+    distribution: dict[tuple, float] = {}
     while len(weights):
         grown, chances = [], []
         for at in range(0, len(weights), STATES):
@@ -211,8 +212,8 @@ def _harvest(pool, weights, distribution, inputs):
     for row in np.flatnonzero(pool.done):
         output = tuple(pool.tokens[row, prompt_len : pool.length[row]].tolist())
         distribution[output] = distribution.get(output, 0.0) + float(weights[row])
-    alive = np.flatnonzero(~pool.done)
-    return jax.tree.map(lambda x: x[alive], pool), weights[alive]
+    going = np.flatnonzero(~pool.done)
+    return jax.tree.map(lambda x: x[going], pool), weights[going]
 
 
 def _merge(pool, weights, rng):
@@ -260,7 +261,8 @@ def joint_distribution(
     )  # fmt: skip
     pool = jax.tree.map(lambda x: np.asarray(x)[None], _batched(first))
     rest = {name: getattr(first, name) for name in SHARED}
-    weights, distribution = np.ones(1), {}
+    weights = np.ones(1)
+    distribution: dict[tuple, float] = {}
     while len(weights):
         grown, chances = [], []
         for at in range(0, len(weights), BATCHES):

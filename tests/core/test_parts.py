@@ -78,7 +78,7 @@ DRAFTERS = {  # the family of the target, "" for a table; the draft, by name or 
     "unigram": ("", "unigram"),
     "bigram": ("", "bigram"),
     "lookup": ("", "lookup(max_ngram=2)"),
-    "switch": ("", "switch(drafters=('lookup', 'bigram'))"),
+    "switch": ("", "switch(drafts=('lookup', 'bigram'))"),
     "model": ("", lambda target: ModelDrafter(random_table(2))),
     "early_exit": ("llama", "early_exit(layers=1)"),
     "frequent": ("t5", "frequent(draft='early_exit(layers=1)', share=0.5)"),
