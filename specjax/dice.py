@@ -1,6 +1,6 @@
 """The random draws of a round: the only place where the loop draws.
 
-Enumeration (`tests/helpers/enumeration.py`) replaces a `Dice` by one that takes every possible
+Enumeration (`specjax.testing`) replaces a `Dice` by one that takes every possible
 outcome.
 """
 

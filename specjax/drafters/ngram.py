@@ -303,7 +303,7 @@ class PromptLookup(Drafter):
         return hidden
 
     def _look_up(
-        self, source: Int[Array, "B S+1"], known: Int[Array, "B T"], length: Int[Array, " B"]
+        self, source: Int[Array, "B S"], known: Int[Array, "B T"], length: Int[Array, " B"]
     ) -> Float[Array, "B V"]:
         """−n·log 2 for the n-th best id, from 0, and −inf for the rest, or −inf throughout."""
         text = jnp.concatenate([source, known], axis=1)

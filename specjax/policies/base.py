@@ -137,7 +137,7 @@ def counts_nodes(policy: Policy) -> bool:
 
 def salts(keys: Key[Array, " B"]) -> UInt32[Array, " B"]:
     """A number for each row, which a state can hold in the place of the row's key."""
-    return jax.vmap(jax.random.bits)(keys)
+    return jax.vmap(lambda key: jax.random.bits(key, dtype=jnp.uint32))(keys)
 
 
 def noise_keys(salt: UInt32[Array, " B"], count: Int[Array, " B"]) -> Key[Array, " B"]:

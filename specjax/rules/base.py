@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int, Key
+from jaxtyping import Bool, Float, Int, Key, Shaped
 
 from specjax.sampling import Sampling
 
@@ -110,10 +110,10 @@ def given_noise(
 
 
 def at_tokens(
-    logprobs: Float[Array, "*batch V"], tokens: Int[Array, "*batch"]
-) -> Float[Array, "*batch"]:
-    """The log-probability of each token under the distribution at its position."""
-    return jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
+    values: Shaped[Array, "*batch V"], tokens: Int[Array, "*batch"]
+) -> Shaped[Array, "*batch"]:
+    """The value of each token at its position, such as its log-probability there."""
+    return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
 
 
 def at_position(logprobs: Float[Array, "B K V"], position: Int[Array, " B"]) -> Float[Array, "B V"]:

@@ -138,7 +138,7 @@ def _check_state(name, drafter, target, inputs: Inputs) -> None:
                 f"{name}.{call}: logits have shape {found.shape}, and {ROWS} rows over "
                 f"{drafter.vocab_size} ids need {(ROWS, drafter.vocab_size)}."
             )
-        if found.dtype.kind != "f":
+        if not jnp.issubdtype(found.dtype, jnp.floating):
             raise AssertionError(f"{name}.{call}: logits are {found.dtype} and no floats.")
 
 

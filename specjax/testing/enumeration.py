@@ -212,8 +212,8 @@ def _harvest(pool, weights, distribution, inputs):
     for row in np.flatnonzero(pool.done):
         output = tuple(pool.tokens[row, prompt_len : pool.length[row]].tolist())
         distribution[output] = distribution.get(output, 0.0) + float(weights[row])
-    alive = np.flatnonzero(~pool.done)
-    return jax.tree.map(lambda x: x[alive], pool), weights[alive]
+    going = np.flatnonzero(~pool.done)
+    return jax.tree.map(lambda x: x[going], pool), weights[going]
 
 
 def _merge(pool, weights, rng):

@@ -58,6 +58,7 @@ POLICIES = {
 OF_ROWS = [name for name, policy in POLICIES.items() if not policy.reads_batch]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_policies(name, double):
     """As one of several, so that their programs are compiled once."""
@@ -77,7 +78,7 @@ DRAFTERS = {  # the family of the target, "" for a table; the draft, by name or 
     "unigram": ("", "unigram"),
     "bigram": ("", "bigram"),
     "lookup": ("", "lookup(max_ngram=2)"),
-    "switch": ("", "switch(drafters=('lookup', 'bigram'))"),
+    "switch": ("", "switch(drafts=('lookup', 'bigram'))"),
     "model": ("", lambda target: ModelDrafter(random_table(2))),
     "early_exit": ("llama", "early_exit(layers=1)"),
     "frequent": ("t5", "frequent(draft='early_exit(layers=1)', share=0.5)"),
@@ -104,7 +105,10 @@ def drafted(name):
     return method.target, method.drafter, inputs
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.sweep] * bool(DRAFTERS[name][0])) for name in DRAFTERS],
+)
 def test_drafters(name):
     target, drafter, inputs = drafted(name)
     # A switch chooses a drafter for the whole round.
@@ -113,7 +117,7 @@ def test_drafters(name):
 
 
 def test_all_names():
-    """`int8` makes a model of a directory, which `tests/test_int8.py` enumerates."""
+    """`int8` makes a model of a directory, which `tests/core/test_int8.py` enumerates."""
     assert set(drafters.NAMES) - {"int8"} <= set(DRAFTERS)
 
 

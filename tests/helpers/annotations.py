@@ -5,8 +5,10 @@
 
 import typing
 
+import jax
+import jaxtyping
+import numpy as np
 from beartype import beartype
-from jaxtyping import AbstractArray
 
 
 def checked(function):
@@ -18,11 +20,23 @@ def checked(function):
     if function.__name__ == "__init__":
         return function
     hints = function.__annotations__
-    function.__annotations__ = {name: hint for name, hint in hints.items() if _has_shape(hint)}
+    function.__annotations__ = {
+        name: _of_arrays(hint) for name, hint in hints.items() if _has_shape(hint)
+    }
     return beartype(function) if function.__annotations__ else function
 
 
+def _is_shape(hint) -> bool:
+    return isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)
+
+
 def _has_shape(hint) -> bool:
-    if isinstance(hint, type) and issubclass(hint, AbstractArray):
-        return True
-    return any(_has_shape(part) for part in typing.get_args(hint))
+    return _is_shape(hint) or any(_has_shape(part) for part in typing.get_args(hint))
+
+
+def _of_arrays(hint):
+    """The hint for numpy's arrays too, which jax takes as well; as it is within another hint."""
+    if not _is_shape(hint) or hint.array_type is not jax.Array:
+        return hint
+    kind = getattr(jaxtyping, hint.__name__.partition("[")[0])
+    return hint | kind[np.ndarray, hint.dim_str]
