@@ -364,7 +364,7 @@ def test_selection_where_the_answer_is_known(pair, monkeypatch):
         return loaded
 
     monkeypatch.setattr(checkpoints, "load", watched)
-    monkeypatch.setattr(doubts, "load", lambda: 0.0)
+    monkeypatch.setattr(doubts, "load_average", lambda: 0.0)
     drafts = [pair.draft.name, pair.twin.name, slowed(pair.twin, "slow twin", 12), "/nowhere"]
     options = {"max_new_tokens": BUDGET, "gammas": (1, 4), "timed_inputs": 4, "repeats": 3}
     chosen = specjax.select(target, drafts, TEXTS, **options)

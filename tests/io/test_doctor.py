@@ -361,7 +361,8 @@ def test_the_distribution_of_two_tokens(pair):
     case = checks.Case(doctor.Plan(pair.target.name, pair.draft.name, TEXTS))
     case.target, case.draft = pair.target, pair.draft
     source = pair.target.tokenizer(TEXTS[0])["input_ids"]
-    likely, expected = distributions.distribution_of_two(case.speculative(1.0), pair.target, source)
+    method = case.speculative(Sampling())
+    likely, expected = distributions.distribution_of_two(method, pair.target, source)
     assert sum(expected.values()) == pytest.approx(1, abs=1e-5)
     assert not likely & set(pair.target.eos_ids)
     assert {cell[0] for cell in expected if len(cell) == 2} == likely
@@ -496,7 +497,7 @@ def test_nothing_follows_from_timings_in_doubt(pair, monkeypatch):
     monkeypatch.setattr(
         checks.phases, "measure", lambda *_, repeats: asked.append(repeats) or told.pop(0)
     )
-    monkeypatch.setattr(checks.doubts, "load", lambda: load)
+    monkeypatch.setattr(checks.doubts, "load_average", lambda: load)
     told += [wrong, wrong]
     found = checks.speed(case)
     assert (found.verdict, asked) == ("warn", [checks.REPEATS, checks.AGAIN])
@@ -515,9 +516,9 @@ def test_the_best_gamma_of_a_drafter_that_guesses():
     """9 of 10 first tokens are accepted and 1 of 9 second ones; α is .9, and would draft four."""
     row = Row(0, 0, "", [5] * 20, 10, 40, 40, 10, [1, 8, 1, 0, 0], [10, 9, 1, 0])
     passes = np.array([1.0, 1.1, 1.2, 1.3, 1.4])
-    assert checks.best_gamma(0.9, [row], 0.1, passes, guesses=True) == 1
-    assert checks.best_gamma(0.9, [row], 0.1, passes, guesses=False) == 4
-    assert checks.best_gamma(0.9, [row], 1.0, passes, guesses=True) == 0
+    assert checks.best_gamma(0.9, [row], 0.1, passes, by_position=True) == 1
+    assert checks.best_gamma(0.9, [row], 0.1, passes, by_position=False) == 4
+    assert checks.best_gamma(0.9, [row], 1.0, passes, by_position=True) == 0
 
 
 def test_dashes_are_explained():
