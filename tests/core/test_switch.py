@@ -113,7 +113,7 @@ def test_enumerated_distribution_is_the_targets(choice, temperature, policy):
         assert total_variation(output_distribution(method, inputs, 5), expected) < 1e-12
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_samples_follow_the_target():
     """114,688 outputs of up to 4 tokens through the jitted loop: p > 1e-4."""
     target = random_table(1, dtype=jnp.float32)
