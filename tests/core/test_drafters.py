@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
-from enumeration import output_distribution
 
 import command_line
 import specjax
@@ -25,6 +24,7 @@ from specjax.pytrees import pytree
 from specjax.replay import rollouts
 from specjax.sampling import Sampling
 from specjax.support import files
+from specjax.testing.enumeration import output_distribution
 from specjax.trees import fixed
 from table_models import inputs_of, random_table
 

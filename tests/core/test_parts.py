@@ -58,6 +58,7 @@ POLICIES = {
 OF_ROWS = [name for name, policy in POLICIES.items() if not policy.reads_batch]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_policies(name, double):
     """As one of several, so that their programs are compiled once."""
@@ -65,6 +66,7 @@ def test_policies(name, double):
     check_policy(OneOf(several, jnp.int32(OF_ROWS.index(name))))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "policy", [POLICIES["together"], Gossip(), POLICIES["svip"]], ids=lambda x: type(x).__name__
 )
@@ -104,6 +106,7 @@ def drafted(name):
     return method.target, method.drafter, inputs
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafters(name):
     target, drafter, inputs = drafted(name)

@@ -126,6 +126,7 @@ def test_samples_follow_the_target():
     assert test_exactness.p_value(Sampling(0.7), counts) > 1e-4
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("choice", CHOICES)
 def test_greedy_tokens_are_the_targets(choice):
     """8 rows of up to 24 tokens with sources: those of plain decoding."""
