@@ -28,14 +28,15 @@ results: setup  ## the whole reports, of both embedded families and of the formu
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:prose --workdir=runs/results/prose
 	$(BIN)/python -m experiments.theory --workdir=runs/results/theory
 
-quick: lint types  ## lint, types and the core's tests but for sweeps, in two minutes
-	$(QUICKLY) $(BIN)/python -m pytest -q -n 2 --dist loadscope -m "not slow and not sweep" tests/core
+quick: lint types  ## lint, types and the core's tests but for sweeps
+	$(QUICKLY) SPECJAX_TESTS_CACHE=.jax_cache/tests $(BIN)/python -m pytest -q -n 2 \
+	  --dist loadscope -m "not slow and not sweep" tests/core
 
-test: .venv/test.stamp  ## the tests, but for those that take long
-	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow"
+test: .venv/test.stamp  ## the tests, but for slow ones and those that need PyTorch
+	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow and not torch"
 
-slow: .venv/test.stamp  ## the tests that take long, compiled as users compile
-	$(BIN)/python -m pytest -n 2 -m slow
+slow: .venv/test.stamp  ## whole sweeps and long tests, compiled as users compile
+	$(BIN)/python -m pytest -n 2 -m "slow and not torch"
 
 # torch==2.13.0 is a CPU build where pip has been pointed at one (PIP_FIND_LINKS or
 # PIP_EXTRA_INDEX_URL); elsewhere on Linux it brings its CUDA libraries along.

@@ -96,6 +96,7 @@ def decoder(family: str):
     return Llama(config, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", ["t5", "gpt2", "llama"])
 def test_families_say_the_same(family, on):
     """Rows at positions of their own, behind a prompt; the T5 with its bias, the Llama layout with
@@ -195,6 +196,7 @@ def test_drafts_of_known_length_give_the_same_tokens(drafter, temperature, on):
             np.testing.assert_array_equal(row[:length], same[:length])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_a_drafter_of_a_fixed_policy_lacks_two_tokens_at_most(platform, on):
     """In every round, whatever was accepted: it need not be told how far it is behind."""

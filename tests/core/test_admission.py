@@ -155,6 +155,7 @@ NEEDED = [
 ]  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", NEEDED)
 def test_what_is_not_replaced_shows(name, monkeypatch):
     """A planted fault: one part of context or state stays as the last row has left it."""
@@ -218,6 +219,7 @@ def test_nothing_compiles_again(draft):
     assert programs() == [1, 1, 1]
 
 
+@pytest.mark.sweep
 def test_no_cache_is_copied():
     """In the compiled admission of T5s, buffer 509, d_kv 8: all is written in place."""
     model = test_loops.target()

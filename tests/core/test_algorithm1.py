@@ -6,6 +6,7 @@ from collections import defaultdict
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from command_line import ROOT
 from reference import total_variation
@@ -102,6 +103,7 @@ def test_the_loop_has_the_distribution_of_algorithm_1():
     assert total_variation(loops, by_hand) < 1e-12
 
 
+@pytest.mark.sweep
 def test_resampling_from_the_target_would_show():
     """The enumeration sees the commonest fault: p and not the residual after a rejection."""
     source = (ROOT / "examples" / "algorithm1.py").read_text(encoding="utf-8")

@@ -102,6 +102,7 @@ def test_the_faster_one_stays(pair, monkeypatch, fixed, batch_size):
     assert found is (other if fixed < 1.02 else method)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("promise", "tried", "stays"),
     [
@@ -200,6 +201,7 @@ def test_how_many_texts_are_tried(pair, monkeypatch, texts, rows, tried):
         assert last >= texts - 2 * (texts // tried)
 
 
+@pytest.mark.sweep
 def test_who_is_not_tried(pair, monkeypatch):
     """Policies that do not estimate α, plain decoding, and whoever prefers it where no length
     promises more; or without texts."""

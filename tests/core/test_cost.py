@@ -95,6 +95,7 @@ def test_phases():
         assert after(phases._round, gamma=gamma) == (target, draft)
 
 
+@pytest.mark.sweep
 def test_steps_depend_on_one_another():
     """Each feeds the token that the one before it chose, so that none can be left out."""
     method, contexts, state = setup(0.0)
@@ -109,6 +110,7 @@ def test_steps_depend_on_one_another():
     )
 
 
+@pytest.mark.sweep
 def test_measure():
     method, contexts, state = setup(0.0)
     found = phases.measure(method, contexts, state, [4, 1, 4], [2], steps=2, repeats=3)
@@ -145,6 +147,7 @@ def test_units():
     assert lost.speedup(2, 8, 4) is None
 
 
+@pytest.mark.sweep
 def test_rounds_of_calls():
     """Every round of a timed call drafts γ_max tokens, and every token is one target call."""
     method, contexts, state = setup(1.0)
@@ -171,6 +174,7 @@ def test_calls_of_plain_decoding_draw_for_each_token():
     assert len(drawn) > 1
 
 
+@pytest.mark.sweep
 def test_fixed_times():
     """What a call takes beyond its steps or rounds; each begins anew, which is not timed."""
     method, contexts, state = setup(0.0)

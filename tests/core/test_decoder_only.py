@@ -213,6 +213,7 @@ def test_beams(target, draft):
     assert plain[2].hypotheses[0].score == pytest.approx(score, abs=1e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["gpt"], indirect=True, scope="module")
 def test_room(target):
     """A prompt is never cut in silence, and nothing is decoded past the learned positions."""

@@ -84,6 +84,7 @@ def test_greedy_identity(pair, plain, gamma):
     assert result.block_efficiency == plain.emitted.sum() / result.target_calls.sum() > 1
 
 
+@pytest.mark.sweep
 def test_the_target_as_its_own_draft(pair, plain):
     """All that is drafted is accepted; an EOS among the drafts cuts what follows it."""
     result = generate(pair.target, pair.twin, TEXTS)
@@ -370,6 +371,7 @@ def test_a_checkpoint_without_a_tokenizer(pair):
         generate(bare, None, TEXTS)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_name_the_model(pair, temperature):
     def spoil(checkpoint, name):

@@ -95,6 +95,7 @@ def test_what_takes_a_draft_takes_its_name(pair, tmp_path):
     assert found["greedy identity"].verdict == "pass"
 
 
+@pytest.mark.sweep
 def test_decode_by_name(pair, tmp_path, monkeypatch, capsys):
     file = tmp_path / "in.txt"
     file.write_text("\n".join(TEXTS))

@@ -114,6 +114,7 @@ def test_enumerated_distribution_is_the_targets(rule, distribution, policy, doub
     assert max(found.values()) < 1e-12, found
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("distribution", ["greedy", "warm"])
 @pytest.mark.parametrize("rule", RULES)
 def test_narrower_passes(rule, distribution, double):
@@ -127,6 +128,7 @@ def test_narrower_passes(rule, distribution, double):
         assert total_variation(output_distribution(method, inputs, 4), expected) < 1e-12
 
 
+@pytest.mark.sweep
 def test_draft_longer_than_the_budget(double):
     """γ = 4 with 3 tokens to give, a prompt of one token and a source: TV < 1e-12."""
     target, inputs = random_table(4), inputs_of([[0]], [[2, 1, 1]])
@@ -284,7 +286,7 @@ def speculative_p_value(
         slow((Token(), "warm", Erratic())),
         (Block(), "warm", constant(2)),
         slow((Block(), "top-p", Erratic())),
-        (Gumbel(), "warm", constant(2)),
+        slow((Gumbel(), "warm", constant(2))),
         slow((Gumbel(), "plain", TailReader())),
         slow((Token(), "warm", constant(2))),
         slow((Token(), "top-p", constant(2))),
@@ -442,6 +444,7 @@ def test_the_tail_of_a_large_vocabulary(name):
     assert abs(z) < 3
 
 
+@pytest.mark.sweep
 def test_plain_decoding_draws_as_a_round_without_a_draft():
     """The same tokens by the same keys: no speedup comes from a cheaper draw."""
     target, draft = (random_table(seed, dtype=jnp.float32) for seed in (1, 2))

@@ -161,6 +161,7 @@ def test_models_that_have_no_layers_or_no_head():
 # --- frequent ids -------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])  # two layouts of the head
 @pytest.mark.parametrize("family", FAMILIES)
 def test_its_logits_are_the_drafts_own(family, platform):
@@ -272,6 +273,7 @@ def test_by_name():
         drafters.load("frequent(draft='lookup')", target)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["early_exit(layers=2)", "frequent(draft='early_exit(layers=1)')"])
 def test_the_doctor_looks_at_them(name):
     """From outlines, then loaded for real."""

@@ -66,6 +66,7 @@ def test_half_precision_stays_near_float32(tmp_path, tokens):
     assert error.mean() < 0.1 * REFERENCE["untied"].std()
 
 
+@pytest.mark.sweep
 def test_positions_past_the_last_share_it(model, tokens):
     """As if the table went on with copies of its last row; within it, nothing changes."""
     longer = model.module()

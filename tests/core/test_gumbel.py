@@ -112,6 +112,7 @@ def started(method):
     return loop.start(method, inputs_of([[0], [1]]), keys, budget, buffer_len=16)
 
 
+@pytest.mark.sweep
 def test_a_policy_sees_the_distributions_before_the_noise():
     """The draft's distribution and the chance of acceptance are those of P and Q; only the next
     token is certain.
@@ -133,6 +134,7 @@ class Sorting(Gumbel):
         return jnp.sort(target_logprobs + draft_logprobs)[..., 0]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("policy", "sorts"), [(constant(2), False), (Witness(), True)])
 def test_acceptance_costs_nothing_where_no_policy_reads_it(policy, sorts):
     """It is in the compiled loop only for a policy that learns from it."""

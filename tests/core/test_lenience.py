@@ -170,6 +170,7 @@ class OtherResidual(Token):
         return super().next_probs(target_logprobs, scaled, *rest)
 
 
+@pytest.mark.sweep
 def test_planted_faults():
     """The bound sees that everything is accepted; the predicted distribution sees another
     residual."""
@@ -206,6 +207,7 @@ def test_one_position_by_hand(lenience):
     np.testing.assert_allclose(found[0], [0.75, 0.25, 0, 0, 0, 0, 0, 0], atol=1e-6)
 
 
+@pytest.mark.sweep
 def test_lenience_one_is_the_token_rule():
     """1,000 random rows with zeros in p, bit by bit."""
     rng = np.random.default_rng(0)
@@ -304,6 +306,7 @@ def test_greedy_loop():
     assert gap.max() > 0
 
 
+@pytest.mark.sweep
 def test_faults_are_still_flagged():
     """NaN in the target's logits stops the loop under lenience too."""
     target = random_table(1, dtype=jnp.float32)
@@ -316,6 +319,7 @@ def test_faults_are_still_flagged():
 # What the jitted loop accepts.
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_measured_acceptance(temperature):
     """One draft in each of 16,384 rows: the share accepted is Σ min(p/l, q) within 4σ ≤ .016.

@@ -112,6 +112,7 @@ def test_a_window_as_long_as_the_text_changes_nothing(tokens):
     assert not np.array_equal(other[:, 11], whole[:, 11])
 
 
+@pytest.mark.sweep
 def test_only_distances_turn(tokens):
     """The same tokens one position later attend alike: positions enter by rotation alone."""
     module = Llama(LlamaConfig(**SMALL), rngs=nnx.Rngs(0))

@@ -161,6 +161,7 @@ def poisoned(model, token, value=jnp.nan):
     return dataclasses.replace(model, table=model.table.at[token, 1].set(value))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("chosen", [Sampling(0.0), Sampling(top_k=2, top_p=0.9)])
 def test_logits_that_are_not_finite_stop_the_loop(chosen):
     """The model's own flag, and no other; the sound rows stop where they were."""

@@ -274,6 +274,7 @@ def on_table(heads: int, hydra: bool, dtype=jnp.float64) -> Medusa:
 EOS = test_exactness.EOS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hydra", [slow((False,)), True])
 def test_samples_follow_the_target(hydra):
     """114,688 outputs of up to 4 tokens through the real loop: p > 1e-4."""

@@ -88,6 +88,7 @@ def test_alpha_is_the_mean_overlap_of_the_distributions(pair, bigram, temperatur
             assert found.value == pytest.approx(np.concatenate(agree).mean())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_alpha_of_the_target_itself_is_one(pair, temperature):
     found = measure(pair.target, pair.twin, sampling=Sampling(temperature))
@@ -155,6 +156,7 @@ class Generous(Token):
         return rules.ends(jnp.ones(drafts.shape))
 
 
+@pytest.mark.sweep
 def test_alpha_of_a_rule_that_is_not_exact(pair):
     """It has the rule's name; α of a rule that inherits another's is refused."""
     options = {"sampling": Sampling(), "draft": pair.draft}
@@ -194,6 +196,7 @@ def test_acceptance_by_position():
     np.testing.assert_allclose(results.acceptance_by_position([row, other]), [4 / 8, 2 / 3, 1])
 
 
+@pytest.mark.sweep
 def test_acceptance_of_a_perfect_draft_is_one_at_each_position(pair):
     """Also where budgets and EOS cut the last rounds short."""
     result = specjax.generate(pair.target, pair.twin, TEXTS, max_new_tokens=BUDGET)

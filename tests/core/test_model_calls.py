@@ -12,6 +12,8 @@ from model_calls import begin, by_slot, call, uncached
 from specjax.checkpoints import load
 from specjax.models.layers import arrange
 
+pytestmark = pytest.mark.sweep
+
 # Three layers and heads, or groups of heads, windows in some or all layers: what can be confused.
 VARIANTS = {
     "gpt": (gpt_variants, "odd_heads"),

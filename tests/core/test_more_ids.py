@@ -80,6 +80,7 @@ def test_every_drafter_leaves_the_targets_tokens_as_they_are(bare):
         assert decode(drafter, gamma=3).tokens == plain
 
 
+@pytest.mark.sweep
 def test_an_end_that_the_draft_lacks(bare):
     target, draft = bare
     ends = specjax.generate(target, None, SOURCES, **options).tokens[0][2]
@@ -102,6 +103,7 @@ def test_comparisons_decode_the_whole_target(bare):
     assert found.identical()
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("fewer", [3, 6])
 def test_beams(fewer):
@@ -124,6 +126,7 @@ def test_as_many_ids_cost_nothing():
     assert isinstance(over(drafter, 5), Resized)
 
 
+@pytest.mark.sweep
 def test_a_drafter_of_more_ids(bare):
     """Made for another vocabulary; who insists gets it."""
     target, _ = bare
@@ -137,6 +140,7 @@ def test_a_drafter_of_more_ids(bare):
         make(check_tokens=False)
 
 
+@pytest.mark.sweep
 def test_rollouts_of_a_drafter_of_fewer_ids(bare):
     """Recorded like those of any other; a switch learns from rounds, and is refused."""
     target, draft = bare

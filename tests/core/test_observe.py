@@ -158,6 +158,7 @@ def known():
     return outputs, along.padded(outputs, ROWS, 7), tokens
 
 
+@pytest.mark.sweep
 def test_alpha_of_a_drafter_that_is_shown_the_target(known):
     """β by hand, at every position of outputs behind prompts of 1 to 4 tokens."""
     outputs, padded, tokens = known
@@ -171,6 +172,7 @@ def test_alpha_of_a_drafter_that_is_shown_the_target(known):
         np.testing.assert_allclose(betas[row, : len(output) + 1], expected, rtol=1e-5)
 
 
+@pytest.mark.sweep
 def test_rollouts_of_a_drafter_that_is_shown_the_target(known):
     """What each draft begins with, and what is drafted goes on from there; nothing of a rollout
     stays for the next."""
@@ -189,6 +191,7 @@ def test_rollouts_of_a_drafter_that_is_shown_the_target(known):
                 np.testing.assert_allclose(found.own_draft[row, at], own, rtol=1e-5)
 
 
+@pytest.mark.sweep
 def test_head_training_of_a_drafter_that_is_shown_the_target():
     """After each drafted token, in every round: from what was shown before the round."""
     method = method_of(TARGET, Echo(), constant(GAMMA))
@@ -238,6 +241,7 @@ def test_hidden_states_that_nobody_reads_are_not_kept():
     assert not carried(plain)
 
 
+@pytest.mark.sweep
 def test_a_step_shows_the_round():
     """Its hidden states are those that its distributions were read from."""
     target, draft = (random_table(seed, V, dtype=jnp.float32) for seed in (1, 2))

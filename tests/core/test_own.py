@@ -84,6 +84,7 @@ def test_a_pytree_of_ones_own():
     assert alpha.value == pytest.approx(0.7, abs=1e-5)
 
 
+@pytest.mark.sweep
 def test_ids_stand_for_their_text(pair):
     """Lists, tuples and arrays of what the tokenizer makes, beside texts."""
     target, draft = pair.target, pair.draft

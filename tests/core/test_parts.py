@@ -66,6 +66,7 @@ def test_policies(name, double):
     check_policy(OneOf(several, jnp.int32(OF_ROWS.index(name))))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "policy", [POLICIES["together"], Gossip(), POLICIES["svip"]], ids=lambda x: type(x).__name__
 )

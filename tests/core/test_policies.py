@@ -216,6 +216,7 @@ def test_average():
     assert lengths(average(first=7), 4, []) == [3]
 
 
+@pytest.mark.sweep
 def test_confidence():
     """Beliefs .92 and .62 accepted, .32 rejected: after six tokens τ is the edge .6.
 
@@ -311,6 +312,7 @@ def test_first_descent_learns_by_belief():
     np.testing.assert_allclose(state.tally.tested, [[1.5, 0, 0, 0, 0, 0, 0, 1.5]], rtol=1e-6)
 
 
+@pytest.mark.sweep
 def test_lookahead():
     """Costs 1, 1.1, 1.8, 2 and α = .9: time is worth 1.9/1.1 a step, what one token gives. A
     second token takes .7 for .9·S, but two take .9 for 1.71·S: S must exceed .909.
@@ -377,6 +379,7 @@ def test_who_prefers_plain():
     assert lookahead(apart, width=0.0).prefers_plain(1, 1500)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("telling", [True, False])
 def test_lookahead_learns_what_beliefs_tell(telling):
     """Tokens of belief .8 and .2, both accepted half of the time, or as often as is believed."""
@@ -416,6 +419,7 @@ def test_lookahead_learns_how_far_to_trust_recent_rounds(stretches):
     assert policy.alpha(state)[0] < 0.2 if stretches else policy.alpha(state)[0] > 0.4
 
 
+@pytest.mark.sweep
 def test_lookahead_gives_up_on_evidence():
     """Costs 1, 1.4: one token pays from α = .4 on. Where .2 was measured, and one in five is
     accepted, it is drafted while α + .63/√n is more, n ≤ 9: of these there are (1 − b)/b from the
@@ -483,6 +487,7 @@ def test_lookahead_tries_again():
     assert np.diff(tried)[-1] > 3
 
 
+@pytest.mark.sweep
 def test_ucb():
     """Means .5 and .4 from 3 plays and 1: radii .961 and 1.665 favour the second arm."""
     state = Played(
@@ -541,6 +546,7 @@ def test_exponential_weights_draw_by_their_probabilities():
         assert np.mean(played[0] == played[1]) < 0.9
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("run", "eos"), [*((run, 9) for run in range(5)), (4, 1), (4, 3), (3, 2)])
 def test_hedge_estimates_every_loss_without_bias(run, eos):
     """A draft whose first `run` tokens would be accepted, of which the one numbered `eos` ends the
@@ -563,6 +569,7 @@ def test_hedge_estimates_every_loss_without_bias(run, eos):
     assert new.counted.tolist() == [4] * 5
 
 
+@pytest.mark.sweep
 def test_hedge_learns_all_from_a_rejection():
     """Arm 4 with a rejection at 1 shows every length, arm 1 without one shows only 0 and 1; a draft
     cut short shows that longer arms would have been cut too."""
@@ -740,6 +747,7 @@ def test_widths_change_no_token(distribution):
         )
 
 
+@pytest.mark.sweep
 def test_the_narrowest_pass_runs():
     """Distributions past its width are never computed: with drafts of 2 and passes of 2, 3 and 8,
     five."""
@@ -867,6 +875,7 @@ def patient(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.mark.sweep
 def test_a_policy_in_one_file(patient):
     """Found by its import path, and exact."""
     policy = policies.parse("patient:Patient", patience=2)
@@ -970,6 +979,7 @@ def test_generate_takes_a_name_and_widths(pair):
     assert found.drafted.sum() < plain.drafted.sum()
 
 
+@pytest.mark.sweep
 def test_pairs_that_do_not_fit(pair):
     """Hedge with a rule that hides shorter drafts; widths that are none."""
     build = functools.partial(decoding.build, pair.target, pair.draft, gamma=4)

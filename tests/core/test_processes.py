@@ -96,6 +96,7 @@ def test_rows_are_neither_lost_nor_doubled_when_a_process_is_killed(
     assert [path.name for path in tmp_path.glob(".out*")] == [".out.jsonl.run.json"]
 
 
+@pytest.mark.sweep
 def test_a_process_with_other_settings_is_refused(arguments, tmp_path, monkeypatch, capsys):
     """From the first process on, that has written no row yet; so is a second one of a number."""
     out = tmp_path / "out.jsonl"

@@ -131,6 +131,7 @@ def test_logits_are_those_of_the_reference(name, tmp_path):
         )
 
 
+@pytest.mark.sweep
 def test_what_is_not_built_is_refused(tmp_path):
     target = target_of("llama", V)
     for name, changes, words in (

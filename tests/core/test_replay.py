@@ -283,6 +283,7 @@ def test_a_round_goes_on_behind_a_token_that_is_rejected():
         assert np.all(np.asarray(trace.target < trace.draft)[here, slot])
 
 
+@pytest.mark.sweep
 def test_no_token_is_accepted_that_was_not_drafted():
     """A drafter that says nothing behind its first token."""
     drafter = dataclasses.replace(drifting(), drift=jnp.full((V,), -jnp.inf))
@@ -330,6 +331,7 @@ def test_the_papers_numbers():
     np.testing.assert_allclose(oracle, [1 / (1 - alpha + c * alpha), tau, alpha * tau], rtol=0.02)
 
 
+@pytest.mark.sweep
 def test_calls_take_time_too():
     """Two draws of two outputs of 6 tokens in rounds of 3 tokens that cost 1.5: 4 calls, 8 rounds;
     (24 + 4·1) / (8·1.5 + 4·.5) = 2."""
@@ -441,6 +443,7 @@ class Script(Policy):
         return state + 1, self.lengths[state]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("settled", [False, True])
 def test_the_oracle_is_the_fastest_of_all_ways(settled):
     """Every sequence of lengths, in either of two loops, and plain decoding: the least time of each
@@ -467,6 +470,7 @@ def test_the_oracle_is_the_fastest_of_all_ways(settled):
     assert took == {0, 1, 2}  # each way is the fastest somewhere
 
 
+@pytest.mark.sweep
 def test_the_oracle_needs_the_drafts():
     with pytest.raises(ValueError, match="at most 3 tokens"):
         replay.oracle(greedy_trace(), jax.random.key(0), [Costs(0.1, [1.0] * 5)])
@@ -481,6 +485,7 @@ def test_what_was_not_recorded():
         replay.replay([policy_of("head")], trace, jax.random.key(0))
 
 
+@pytest.mark.sweep
 def test_files(tmp_path):
     """What is loaded replays alike, though hidden states are rounded; other files are refused."""
     method = method_of(constant(1), Sampling(0.0), drifting())
@@ -660,6 +665,7 @@ def test_the_trail_and_what_was_lost_on_it():
     assert lost[:, -1].sum() > 0
 
 
+@pytest.mark.sweep
 def test_regret_by_hand():
     """All of 7 tokens are accepted. Rounds of 3 take 1.3 for 4 tokens. One token a round takes 1.1
     for 2: by token 4 they have taken 2.2, and .9 are lost."""

@@ -157,6 +157,7 @@ def test_branches_stand_where_they_begin(most, beneath):
     assert figure.get_figheight() > report.draw_trace([kept[0]] * 2, "title").get_figheight()
 
 
+@pytest.mark.sweep
 def test_spans_join_to_the_decoded_text(traced):
     decode = make_tokenizer().decode
     for rounds, row in traced:

@@ -112,6 +112,7 @@ def test_next_distribution(accepted, draft_len):
     np.testing.assert_allclose(found[0], expected, atol=1e-6)
 
 
+@pytest.mark.sweep
 def test_next_distribution_is_of_its_own_position():
     """Every entry of both models' distributions differs: the right one is taken."""
     target, draft, drafts = random_distributions(200, 3, 6)
@@ -262,6 +263,7 @@ def test_block_by_hand():
                 np.testing.assert_allclose(nexts[accepted][row], distribution, atol=2e-5)
 
 
+@pytest.mark.sweep
 def test_block_of_one_token_is_the_token_rule():
     """γ = 1, 1,000 random rows: the same survival and the same residual."""
     target, draft, drafts = random_distributions(1000, 1, 6)
@@ -302,6 +304,7 @@ def expected_accepted(rule, p, q) -> float:
     return float(chance @ np.asarray(survival, np.float64).sum(axis=1))
 
 
+@pytest.mark.sweep
 def test_block_accepts_more_than_token():
     """30 random pairs of V = 3, γ = 3, all drafts enumerated: E[a] never lower, and .05 higher in
     the mean.

@@ -272,6 +272,7 @@ def test_a_speedup_within_its_noise_is_none():
     assert recommend([dataclasses.replace(noisy, speedup_low=1.1)]).draft == noisy.name
 
 
+@pytest.mark.sweep
 def test_what_is_chosen_decodes(pair, monkeypatch):
     """By the last line of `select`'s docstring. The draft is the one that was given; n-grams have
     the counts that they were measured with, which lie beside no target."""

@@ -113,7 +113,7 @@ def test_enumerated_distribution_is_the_targets(choice, temperature, policy):
         assert total_variation(output_distribution(method, inputs, 5), expected) < 1e-12
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_samples_follow_the_target():
     """114,688 outputs of up to 4 tokens through the jitted loop: p > 1e-4."""
     target = random_table(1, dtype=jnp.float32)
@@ -126,6 +126,7 @@ def test_samples_follow_the_target():
     assert test_exactness.p_value(Sampling(0.7), counts) > 1e-4
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("choice", CHOICES)
 def test_greedy_tokens_are_the_targets(choice):
     """8 rows of up to 24 tokens with sources: those of plain decoding."""

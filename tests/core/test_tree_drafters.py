@@ -1,7 +1,5 @@
 """Trees of every kind of drafter: the output's distribution, enumerated through the real step."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -19,7 +17,7 @@ from specjax.testing.enumeration import output_distribution
 from specjax.trees import BestFirst, drafting, fixed, speculative
 from specjax.trees.speculative import TreeSpeculative
 from table_models import inputs_of, random_table
-from tiny_models import slow
+from tiny_models import covering, slow
 
 pytestmark = pytest.mark.sweep
 
@@ -70,13 +68,9 @@ def method_of(target, drafter, tree, chosen, rule=RULE, eos=EOS):
     return TreeSpeculative(target, drafter, rule, policy, chosen, eos_ids, tree)
 
 
-# An EAGLE compiles twice as long as others: each version leaves out a shape that the other has.
-SELDOM = {("eagle 1", "with"), ("eagle 3", "without")}
-
-
 @pytest.mark.parametrize(
     ("kind", "shape"),
-    [slow(case) if case in SELDOM else case for case in itertools.product(PAIRS, SHAPES)],
+    covering(PAIRS, SHAPES),
 )
 def test_enumerated_distribution_is_the_targets(kind, shape, double):
     """All outputs of up to 4 tokens over 3, EOS and the limit included: TV < 1e-6."""

@@ -79,6 +79,7 @@ def test_a_tree_in_one_call_is_each_path_by_itself(family):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "part"), [("llama", "Rotation"), slow(("qwen2", "causal_bias"))]
 )

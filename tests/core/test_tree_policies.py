@@ -121,7 +121,7 @@ def outputs(method, budget=12):
     return [row[:n].tolist() for row, n in zip(state.tokens, state.length.tolist(), strict=True)]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["mixed", slow("best first")])
 def test_narrower_passes_change_no_token(shape):
     tree = SHAPES[shape]

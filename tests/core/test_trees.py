@@ -571,7 +571,7 @@ def p_value(rule, shape, distribution, decode=loop.decode, samples=SAMPLES):
     return p
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "shape"),
     [

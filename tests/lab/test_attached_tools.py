@@ -39,6 +39,7 @@ def directory(request, pair, tmp_path_factory):
     return str(place)
 
 
+@pytest.mark.slow
 def test_select(directory, pair):
     options = {"max_new_tokens": BUDGET, "gammas": (1, 2), "timed_inputs": 2, "repeats": 1}
     (found,) = specjax.select(pair.target, [directory], TEXTS, **options).candidates
@@ -50,6 +51,7 @@ def test_select(directory, pair):
     assert found.c > 0
 
 
+@pytest.mark.slow
 def test_a_replay_is_the_loop(directory, pair):
     """At temperature 0 the rounds of a rollout along the target's outputs are those of decoding."""
     options = {"max_new_tokens": BUDGET, "batch_size": 8}

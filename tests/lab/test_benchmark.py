@@ -55,7 +55,8 @@ def test_certain_acceptance_and_certain_rejection(both, alpha):
     assert [row.target_calls for row in rows] == [10 if alpha else 40] * 2
 
 
-@pytest.mark.parametrize("temperature", [slow((0.0,)), 1.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_forced_rule_does_all_the_work(both, temperature):
     """Compiled, its loop is no smaller than the paper's rule's."""
     case = dataclasses.replace(TINY, temperature=temperature, batch=2)
@@ -201,7 +202,7 @@ def test_drafting_nothing_must_not_be_faster_than_plain_decoding(temperature):
         ) == (None, "not measured")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, slow((1.0,))])
 def test_the_loop_that_drafts_nothing(temperature):
     """It calls the target once for each token; at temperature 0 these are plain decoding's."""
     case = dataclasses.replace(

@@ -19,10 +19,9 @@ import pytest
 
 import command_line
 import specjax
-from command_line import PAGES, ROOT
+from command_line import ROOT
 from experiments.beam import __main__ as beam
 from experiments.card import __main__ as card
-from experiments.replay import __main__ as replay
 from experiments.reproduce import pages, study
 from pairs import TEXTS
 from specjax import decoding, policies, rules, tasks
@@ -557,20 +556,6 @@ def test_help(command, name):
         assert "overwrite" in outcome.stdout
     else:
         assert "--workdir" in outcome.stdout
-
-
-def test_import_paths_are_said_to_be_code():
-    """Wherever they are documented: pages, commands, loaders."""
-    texts = {str(path.relative_to(ROOT)): path.read_text() for path in PAGES}
-    for module in (decode_command, replay):
-        texts[module.__name__.split(".")[-1]] = module.__doc__
-    for function in (rules.parse, policies.parse, specjax.generate, specjax.support.named.make):
-        texts[function.__qualname__] = function.__doc__
-    told = {name: text for name, text in texts.items() if re.search(r"import path|my_module", text)}
-    pages = {f"docs/{name}.md" for name in ("policies", "rules", "choosing")}
-    assert {*pages, "decode", "generate", "make"} <= set(told)
-    for name, text in told.items():
-        assert "code that runs" in " ".join(text.split()), name
 
 
 @pytest.mark.parametrize("place", [slow("checkout"), "elsewhere"])

@@ -10,6 +10,7 @@ from flax import nnx
 
 from experiments.train.grow import grow
 from specjax.models.t5 import T5, T5Config
+from tiny_models import slow
 
 SMALL = T5Config(
     vocab_size=40, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_decoder_layers=2, num_heads=2
@@ -39,7 +40,7 @@ def pair(config: T5Config, **more: int) -> tuple[T5, T5]:
 
 
 @pytest.mark.parametrize("config", [SMALL, V1_0])
-@pytest.mark.parametrize("more", [{name: value} for name, value in MORE.items()] + [MORE])
+@pytest.mark.parametrize("more", [*(slow(({name: value},)) for name, value in MORE.items()), MORE])
 def test_the_function_is_kept(config, more):
     small, large = pair(config, **more)
     before = logits(small)

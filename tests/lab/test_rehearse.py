@@ -80,6 +80,7 @@ def test_plain_decoding_reads_the_script():
     assert jnp.all(state.stats.target_calls == state.stats.emitted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("skew", "drafter"),
     [
