@@ -8,6 +8,7 @@ import specjax.testing
 from command_line import ROOT
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["rule", "drafter", "policy"])
 def test_own(name, monkeypatch, capsys):
     path = ROOT / "examples" / f"own_{name}.py"

@@ -1,5 +1,5 @@
 """Kangaroo's adapter: what it starts as, whose arrays it holds, that it is read back, and that
-training moves it alone. tests/core/test_exits.py enumerates it."""
+training moves it alone. tests/core/test_parts.py enumerates it."""
 
 import dataclasses
 
