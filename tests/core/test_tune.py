@@ -66,6 +66,7 @@ def test_costs_are_asked_for(pair, name):
         specjax.generate(pair.target, pair.draft, TEXTS, policy=name, **RUN)
 
 
+@pytest.mark.sweep
 def test_measured_and_used(pair, monkeypatch):
     """The policy has the costs of its own loop, in seconds; the tokens are those of the target."""
     monkeypatch.setattr(trials, "fastest", lambda method, *_, **__: method)
@@ -105,6 +106,7 @@ def test_no_draft_where_none_is_worth_its_time(pair, costs, monkeypatch):
     assert type(used[0]) is Autoregressive
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fixed", [True, False])
 def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
     """Drafts of one length that are faster, or the policy. The trial's texts are from all over the
@@ -134,6 +136,7 @@ def test_what_wins_the_trial(pair, costs, monkeypatch, fixed):
     assert (type(used[0].policy).__name__, used[0].gamma_max) == (kind, settings.gamma)
 
 
+@pytest.mark.sweep
 def test_what_is_measured_depends_on_no_draw_of_the_run(pair, monkeypatch):
     """A policy that knew its row's α before the first round would choose by tokens to come."""
     drawn, inner = [set(), set()], decoding.starting._row_keys
@@ -164,6 +167,7 @@ def test_nothing_to_measure(pair):
         specjax.tune(pair.target, None, TEXTS)
 
 
+@pytest.mark.sweep
 def test_a_tree_is_tuned(pair, costs):
     costs(Costs(0.0, [1.0] * 3))
     tree = "fixed(2, 1)"
@@ -230,6 +234,7 @@ def test_sampling_is_a_value(pair):
     )
 
 
+@pytest.mark.sweep
 def test_policies_are_typed_values(pair):
     made = {name for name in policies.NAMES if callable(getattr(policies, name))}
     assert made == set(policies.NAMES)
