@@ -56,7 +56,8 @@ def compiled(
     memory_maps.make_room()
     given = blank_arguments(target, longest, bucket(rows))
     room = room_of(method, given[0], max_new_tokens)
-    start = loop.start.lower(method, *given, buffer_len=room).compile(options)
+    # As `starting.start` calls it: jit keeps a program for each way to write the static arguments.
+    start = loop.start.lower(method, *given, buffer_len=room, logged=0).compile(options)
     kept = jax.eval_shape(partial(loop.start, buffer_len=room), method, *given)
     context, state = sharding.results_of(start, kept, sharding.placement_of(target.model))
     decode = loop.decode.lower(method, context, state).compile(options)
