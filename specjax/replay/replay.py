@@ -406,7 +406,7 @@ def oracle_ways(
 _rejections = jax.jit(jax.vmap(first_rejections, (None, 0)))
 
 
-def _not_dominated(loops: Sequence[Costs]) -> Float[np.ndarray, "L 2+G"]:
+def _not_dominated(loops: Sequence[Costs]) -> Float[np.ndarray, "L K"]:
     """Each loop's cost of a call, and of rounds of 0 … γ_max tokens, ∞ where it has none; without
     loops than which another is nowhere dearer."""
     table = np.full((len(loops), 2 + max(loop.gamma_max for loop in loops)), np.inf)

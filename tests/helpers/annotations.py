@@ -31,7 +31,13 @@ def _is_shape(hint) -> bool:
 
 
 def _has_shape(hint) -> bool:
-    return _is_shape(hint) or any(_has_shape(part) for part in typing.get_args(hint))
+    """Whether arrays are asked for; `ArrayLike`, a union of several kinds, takes lists as well."""
+    if _is_shape(hint):
+        return True
+    parts = typing.get_args(hint)
+    if len({part.array_type for part in parts if _is_shape(part)}) > 1:
+        return False
+    return any(_has_shape(part) for part in parts)
 
 
 def _of_arrays(hint):
