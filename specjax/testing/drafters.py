@@ -10,7 +10,7 @@ from jax import Array
 
 from specjax.drafters import observing
 from specjax.drafters.base import Drafter, prefill
-from specjax.rules import Token
+from specjax.rules import AcceptanceRule, Token
 from specjax.sampling import Sampling
 from specjax.testing.common import GAMMA, PROMPT, Varying, check_output, layout, method_of, quickly
 from specjax.testing.tables import inputs_of, random_table, repeat
@@ -26,6 +26,8 @@ def check_drafter(
     target: Model | None = None,
     inputs: Inputs | None = None,
     guesses: bool | None = None,
+    rule: AcceptanceRule | None = None,
+    sampling: Sampling | None = None,
     seed: int = 0,
 ) -> None:
     """Check that a drafter's logits depend on the known tokens alone, and enumerate its outputs.
@@ -47,6 +49,7 @@ def check_drafter(
         or the target reads one.
       guesses: whether what it gives behind a drafted token depends on where the round began;
         default: what the drafter declares.
+      rule, sampling: that outputs are enumerated with; default: `Token()` at temperature 0.7.
       seed: picks texts, drafts and the default target.
 
     Raises:
@@ -60,8 +63,9 @@ def check_drafter(
     if guesses is None:
         guesses = observing.guesses(drafter)
     _check_histories(name, drafter, target, rows, guesses, np.random.default_rng(seed))
-    method = method_of(target, drafter, Token(), Varying(), Sampling(0.7))
-    check_output(f"{name} at temperature 0.7", method, inputs)
+    sampling = sampling or Sampling(0.7)
+    method = method_of(target, drafter, rule or Token(), Varying(), sampling)
+    check_output(f"{name} with {sampling}", method, inputs)
 
 
 class Asked(NamedTuple):

@@ -117,6 +117,25 @@ def test_drafters(name):
     check_drafter(drafter, target=target, inputs=inputs, guesses=guesses)
 
 
+CHOSEN = Sampling(0.0), Sampling(0.7), Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", CHOSEN, ids=["greedy", "warm", "top-k", "top-p"])
+@pytest.mark.parametrize("rule", [Token(), rules.Block()], ids=["token", "block"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters_by_rule_and_sampling(name, rule, sampling):
+    """Tables are enumerated in float64."""
+    guesses = True if name == "switch" else None
+    with jax.enable_x64(not DRAFTERS[name][0]):
+        target, drafter, inputs = drafted(name)
+        if not DRAFTERS[name][0]:
+            wide = lambda x: x.astype(float) if x.dtype == jnp.float32 else x  # noqa: E731
+            drafter = jax.tree.map(wide, drafter)
+        how = {"target": target, "inputs": inputs, "guesses": guesses}
+        check_drafter(drafter, rule=rule, sampling=sampling, **how)
+
+
 def test_all_names():
     """`int8` makes a model of a directory, which `tests/core/test_int8.py` enumerates."""
     assert set(drafters.NAMES) - {"int8"} <= set(DRAFTERS)
