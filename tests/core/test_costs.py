@@ -402,6 +402,7 @@ def test_a_policy_decides_and_is_not_followed():
         assert np.all(tested > 0.5 * state.policy.tested)
 
 
+@pytest.mark.sweep
 def test_what_is_timed(pair, monkeypatch):
     """Calls of one token and of whole outputs, of every loop; each is the sum of its rounds. What
     was tested and accepted is counted by output."""
