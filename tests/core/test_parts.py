@@ -125,11 +125,11 @@ CHOSEN = Sampling(0.0), Sampling(0.7), Sampling(1.0, top_k=2), Sampling(1.0, top
 @pytest.mark.parametrize("rule", [Token(), rules.Block()], ids=["token", "block"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafters_by_rule_and_sampling(name, rule, sampling):
-    """Tables are enumerated in float64."""
-    guesses = True if name == "switch" else None
-    with jax.enable_x64(not DRAFTERS[name][0]):
+    """Tables are enumerated in float64, but for a switch, whose scores are float32."""
+    guesses, double = (True, False) if name == "switch" else (None, not DRAFTERS[name][0])
+    with jax.enable_x64(double):
         target, drafter, inputs = drafted(name)
-        if not DRAFTERS[name][0]:
+        if double:
             wide = lambda x: x.astype(float) if x.dtype == jnp.float32 else x  # noqa: E731
             drafter = jax.tree.map(wide, drafter)
         how = {"target": target, "inputs": inputs, "guesses": guesses}
