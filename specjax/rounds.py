@@ -168,7 +168,7 @@ def idle(gamma_max: int, rows: int) -> Round:
 
 
 def where_active(round_: Round, new: Any, old: Any) -> Any:
-    """The new state for rows that are alive, the old one for the rest."""
+    """The new state for active rows, the old one for the rest."""
 
     def choose(new, old):
         return jnp.where(round_.active.reshape((-1,) + (1,) * (new.ndim - 1)), new, old)

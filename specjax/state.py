@@ -15,7 +15,7 @@ from specjax.types import Inputs
 class Stats(struct.PyTreeNode):
     """Counts for each row. Tokens after EOS are not counted."""
 
-    target_calls: Array  # [B] int32, verify passes while the row was alive
+    target_calls: Array  # [B] int32, verify passes while the row was active
     drafted: Array  # [B] int32, drafted tokens submitted to the target
     levels: Array  # [B] int32, of those, the ones on the longest path: in a chain all of them
     accepted: Array  # [B] int32, of those, the ones in the output
@@ -104,7 +104,7 @@ def begin(
 
 
 def unfinished(state: State) -> Bool[Array, ""]:
-    """The loops' condition: enough rows are alive, and no model has failed."""
+    """The loops' condition: enough rows are active, and no model has failed."""
     waits = jnp.sum(state.done, dtype=jnp.int32) < state.until.done
     return waits & (state.until.rounds > 0) & state.target_finite & state.draft_finite
 
@@ -161,23 +161,23 @@ def commit(
 
     length = state.length + gained
     live = ~state.done
-    alive = live.astype(jnp.int32)
+    active = live.astype(jnp.int32)
     reached = (slot < draft_len[:, None]) & (slot <= kept[:, None]) & (slot < gained[:, None])
     stats = state.stats
     return state.replace(
         tokens=tokens,
         length=length,
         done=state.done | ended | (length >= state.limit),
-        rounds=state.rounds + alive,
+        rounds=state.rounds + active,
         stats=Stats(
-            target_calls=stats.target_calls + alive,
-            drafted=stats.drafted + alive * nodes,
-            levels=stats.levels + alive * levels,
-            accepted=stats.accepted + alive * kept,
+            target_calls=stats.target_calls + active,
+            drafted=stats.drafted + active * nodes,
+            levels=stats.levels + active * levels,
+            accepted=stats.accepted + active * kept,
             emitted=stats.emitted + gained,
             accepted_lengths=stats.accepted_lengths
-            + alive[:, None] * (slot == kept[:, None]).astype(jnp.int32),
-            tested=stats.tested + alive[:, None] * reached[:, :gamma].astype(jnp.int32),
+            + active[:, None] * (slot == kept[:, None]).astype(jnp.int32),
+            tested=stats.tested + active[:, None] * reached[:, :gamma].astype(jnp.int32),
         ),
         until=state.until._replace(rounds=state.until.rounds - 1),
     )

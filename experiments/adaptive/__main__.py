@@ -28,7 +28,7 @@ def main(_) -> None:
     if flags.FLAGS.only_costs:
         for cell in study.keys(config, config.drafts):
             title = " ".join(short(str(part)) for part in cell.values())
-            deciding = race.untold(on, cell["draft"])
+            deciding = race.deciding_policies(on, cell["draft"])
             both = [race.cost(on, cell, deciding) for _ in range(2)]
             board.compare_costs(console, title, *both)
         return

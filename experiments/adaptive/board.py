@@ -105,7 +105,7 @@ def summary(found: Sequence[Sequence[Row]]) -> Section:
         ("most closed in replay", lambda line: closed(line["closing"])),
     ]
     busy = provenance.busy([row for race in found for row in race])
-    said = busy or words(lines) + foretold(found)
+    said = busy or words(lines) + predicted_line(found)
     return Section("The best of each race", columns, lines, said)
 
 
@@ -177,7 +177,7 @@ def overall(found: Sequence[Sequence[Row]]) -> Section:
     )  # fmt: skip
 
 
-def foretold(found: Iterable[Sequence[Row]]) -> str:
+def predicted_line(found: Iterable[Sequence[Row]]) -> str:
     """How good the predictions of replay are, of policies."""
     rows = [row for race in found for row in race if not row["static"]]
     near, worst = sum(abs(off(row)) <= 0.1 for row in rows), max(rows, key=lambda r: abs(off(r)))

@@ -142,7 +142,7 @@ def cost(
 
 def tried_costs(on: Study, cell: dict[str, Any]) -> tuple[dict[str, Costs], str]:
     """The first costs of `cost_tries` that fit well enough, or the last; and their `flaw`."""
-    config, deciding = on.config, untold(on, cell["draft"])
+    config, deciding = on.config, deciding_policies(on, cell["draft"])
     of = f"{cell['draft']} at T={cell['temperature']:g}"
     for _ in range(config.cost_tries):
         found = cost(on, cell, deciding)
@@ -491,7 +491,7 @@ def build(
     }
 
 
-def untold(on: Study, draft: str) -> dict[str, Policy]:
+def deciding_policies(on: Study, draft: str) -> dict[str, Policy]:
     """The policies that are told costs, before there are any: their own decisions are part of
     them."""
     none, those = Costs(0.0, [1.0] * (on.config.gamma_max + 1)), policies(on, draft)

@@ -62,7 +62,7 @@ def show(lab: "Laboratory") -> None:
         report.markdown(columns, lines),
         words(lines),
         legend(config),
-        provenance.told(lab.results.done),
+        provenance.origin(lab.results.done),
     ]
     files.write_text(workdir / "report.md", "\n\n".join(said) + "\n")
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)

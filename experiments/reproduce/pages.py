@@ -27,7 +27,7 @@ class Section(NamedTuple):
     def origin(self) -> str:
         """Where what it shows is from; "" if it shows no rows of results."""
         found = self.measured or [row for row in self.rows if "commit" in row]
-        return provenance.told(found, self.batch) if found else ""
+        return provenance.origin(found, self.batch) if found else ""
 
     @property
     def dashes(self) -> str:

@@ -111,7 +111,7 @@ def measure(on: Study, temperature: float) -> list[dict[str, Any]]:
         costs = [cost(each[fitting.static(gamma)]) for each in tables.values()]
         made = {short(name): by[fitting.static(gamma)] for name, by in loops.items()}
         for choice in config.choices:
-            chosen = switch(drafters, on.target, told(choice, costs))
+            chosen = switch(drafters, on.target, with_costs(choice, costs))
             made[choice] = loop(on, chosen, temperature, gamma)
         for who, method in made.items():
             name = f"{who}, γ = {gamma}"
@@ -181,7 +181,7 @@ def cost(table: Costs) -> float:
     return max(longest / token - 1, 0.0) / table.gamma_max
 
 
-def told(choice: str, costs: Sequence[float]) -> Any:
+def with_costs(choice: str, costs: Sequence[float]) -> Any:
     """The choice, with the costs if it takes any and has none."""
     missing = named.takes("choice", NAMES, choice, "costs") and "costs" not in choice
     return named.make("choice", NAMES, choice, **({"costs": tuple(costs)} if missing else {}))

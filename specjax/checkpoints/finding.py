@@ -82,7 +82,7 @@ def read_configs(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor] | None]:
     """config.json and, empty where there is none, generation_config.json.
 
-    Where T5X left no config.json, it is told by the tensors, which come third.
+    Where T5X left no config.json, the tensors, which come third, show it.
     """
     config, generation = directory / "config.json", directory / "generation_config.json"
     if not config.is_file() and t5x_files.is_checkpoint(directory):

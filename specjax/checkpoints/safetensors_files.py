@@ -97,7 +97,7 @@ def write_file(
       source: the tensors, by the names that they get.
       dtype: that they get, float32, bfloat16 or float16.
       metadata: strings for the header.
-      progress: is told after each tensor how many bytes of it were written.
+      progress: called after each tensor with its bytes.
     """
     stored = next(key for key, name in NAMES.items() if name == dtype.name)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}

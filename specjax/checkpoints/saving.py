@@ -70,7 +70,7 @@ def convert(
       directory: made if need be; files of the same names in it are replaced.
       dtype: float32, bfloat16 or float16, of the stored weights. None: the widest of the source's,
         at most float32.
-      progress: is told after each tensor how many bytes of how many are written.
+      progress: called after each tensor with the bytes written, and all bytes.
 
     Returns:
       The checkpoint, with shapes for parameters.

@@ -476,7 +476,7 @@ def likeness(method: Method, found: timing.Comparison) -> str:
 
 
 def check(config) -> None:
-    """ValueError for what can be told before anything is loaded."""
+    """Raise ValueError for what is wrong before anything is loaded."""
     if config.method not in METHODS:
         raise ValueError(f"method={config.method!r} must be one of {', '.join(METHODS)}.")
     defaults.precision(config)

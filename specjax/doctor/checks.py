@@ -514,7 +514,7 @@ def _dtype(checkpoint: Checkpoint) -> str:
 
 
 def _tolerance(checkpoint: Checkpoint) -> float:
-    """Accelerators multiply float32 in shorter parts unless they are told otherwise. In an int8
+    """Accelerators multiply float32 in shorter parts by default. In an int8
     cache, what rounds apart may be a whole step apart.
     """
     if getattr(checkpoint.model, "int8_cache", False):

@@ -30,7 +30,7 @@ LAW_P = 1e-4  # a correct pair is below it once in 10,000 runs, for each of the 
 LOW_ALPHA = 0.4  # tables of bigrams reach 0.36 to 0.52 on the embedded families
 DRIFT = 0.6  # of the first position's rate; without a fault later ones are near it, or above
 DEAR = 0.5  # c with which no α brings more than 1 / c = 2, however well the draft guesses
-WORTH = 1.05  # a speedup below it cannot be told from the noise of timing it
+WORTH = 1.05  # a speedup below it is within the noise of timing it
 # How far apart logits may be that rounding turns over, in units of the largest one: each is a sum
 # over the width, so some hundred units in the last place.
 NEAR_TIE = {"float32": 2.0**-14, "float64": 2.0**-40}

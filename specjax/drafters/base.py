@@ -241,7 +241,7 @@ def catch_up(
     tokens are known, what it feeds beyond them is overwritten before a query sees it.
 
     Args:
-      feed: fills as many slots of the cache as it is told, from one on.
+      feed: fills the given number of cache slots, from one on.
     """
 
     def behind(carry):

@@ -3,7 +3,7 @@
     load("switch(drafts=('lookup(min_ngram=2)', 'runs/x/model'), choice='bandit')", target)
 
 Which one is decided when the round begins, from the known tokens and past rounds alone. The drafted
-tokens are draws from its distributions, which verification is told: to the loop this is a drafter
+tokens are draws from its distributions, and verification gets these. To the loop this is a drafter
 like any other, and as exact.
 
 At batch 1 the chosen one alone runs. In a batch each runs that some row chose, for all rows, and

@@ -70,7 +70,7 @@ def dtype_of(model: Checkpoint) -> str:
     return f"{memory.dtype_of(params)}{f', {narrow} int8' if narrow else ''}"
 
 
-def told(rows: Sequence[Mapping[str, Any]], batch: str = "") -> str:
+def origin(rows: Sequence[Mapping[str, Any]], batch: str = "") -> str:
     """One line on where a table's rows are from; "–" for what they do not say.
 
     Args:

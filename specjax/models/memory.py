@@ -35,7 +35,7 @@ def temporaries(compiled: jax.stages.Compiled) -> int:
     written over a donated argument. How many distributions over the vocabulary are held at once is
     for the compiler to decide, so no formula bounds it. 0 on a backend that does not say.
 
-    Not told by XLA: what the kernels of a library hold that it calls on a CPU (YNNPACK, in a
+    XLA does not count what the kernels of a library hold that it calls on a CPU (YNNPACK, in a
     softmax). Seen there were up to two more arrays of the size of a round's distributions.
     """
     said = compiled.memory_analysis()

@@ -29,12 +29,12 @@ class Evidence(NamedTuple):
 
     recent: Tally
     lasting: Tally
-    credit: Float[Array, "B 3"]  # how well each estimate of α foretold: log-likelihood, fading
+    credit: Float[Array, "B 3"]  # log-likelihood of each estimate of α, fading
 
 
 @pytree
 class Estimating(Goodput):
-    """A policy that follows α where outputs change, and hopes where they differ.
+    """A policy that estimates α from recent and past rounds, and explores where outputs differ.
 
     α is drawn from that of recent rounds towards the row's lasting one. How far is learned too:
     there are three estimates, in which the lasting α is worth `weight`/8, `weight` and 8 · `weight`
@@ -51,7 +51,7 @@ class Estimating(Goodput):
     """
 
     lasting: Float[Array, ""]  # of the lasting evidence, how much a round leaves
-    width: Float[Array, ""]  # of hope
+    width: Float[Array, ""]  # of the interval that exploration adds to α
 
     def init(self, keys, gamma_max):
         none = super().init(keys, gamma_max)

@@ -27,7 +27,7 @@ class Together(Estimating):
     """All rows draft the k of largest min_r (1 + α_r + … + α_rᵏ) / left_r / cost(k).
 
     A batch lasts as long as its slowest row, so the row counts that will be done last: the least
-    over rows that are alive of the share of what is left that a round brings. What others would
+    over active rows of the share of what is left that a round brings. What others would
     gain is worth nothing, for nobody takes their place. A row with n tokens left counts for n terms
     at most. The verify pass is as wide as the longest draft asks for, so a cost may rise by steps.
 
@@ -63,7 +63,7 @@ class Together(Estimating):
         return mixed(state.evidence, self.held(state))
 
     def slowest(self, state: Shared) -> Float[Array, " B"]:
-        """What α each row would have, were it the worst of those that are alive."""
+        """What α each row would have, were it the worst of the active ones."""
         count = jnp.maximum(jnp.sum(state.left > 0, dtype=jnp.float32), 1)
         alpha = self.alpha(state)
         deviation = jnp.sqrt(alpha * (1 - alpha) / (self.evident(state.evidence) + 1))

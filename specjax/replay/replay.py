@@ -221,7 +221,7 @@ def _at(rows, where, slot, field):
 
 
 def _count(live, counts: Int[Array, "N K"], value: Int[Array, " N"]) -> Int[Array, "N K"]:
-    """One more of this value, in rows that are alive."""
+    """One more of this value, in active rows."""
     hit = value[:, None] == jnp.arange(counts.shape[1], dtype=jnp.int32)[None, :]
     return counts + (hit & live[:, None]).astype(jnp.int32)
 

@@ -29,7 +29,7 @@ class AcceptanceRule(Protocol):
 
     exact: whether the output keeps the target's distribution. It is a class variable, or a
       property that reads the rule's parameters. A subclass that changes how tokens are decided must
-      declare it again: `exactness` does not trust what a base class said.
+      declare it again: `exactness` ignores what a base class declares.
     reveals_shorter: whether a round in which `a` of L drafted tokens were accepted also tells what
       any shorter draft would have got, namely min(a, its length). Policies that learn so need it.
     """

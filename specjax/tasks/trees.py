@@ -208,7 +208,7 @@ def is_well_formed(text: str) -> bool:
         if isinstance(tree, ast.Try):
             tree.finalbody = [ast.Pass()]
         return write(_header(_only(ast.unparse(tree)))) == text
-    except Exception:  # `unparse` trusts its tree, and fails in as many ways as a tree can be wrong
+    except Exception:  # `unparse` checks nothing, and a wrong tree fails in many ways
         return False
 
 

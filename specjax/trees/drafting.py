@@ -101,7 +101,7 @@ def level(method: Any, nodes: Array, states: Any, hidden: Float[Array, "B M E"])
 
 
 def finite(level: Level, state: State) -> Bool[Array, ""]:
-    """Whether the drafter gave distributions where rows are alive."""
+    """Whether the drafter gave distributions in active rows."""
     live = ~state.done[:, None] & level.speaks
     flat = level.logprobs.reshape(-1, level.logprobs.shape[-1])
     return is_finite(flat, live.reshape(-1))

@@ -1,23 +1,23 @@
 """What rounds and calls cost here, in seconds: fitted to whole calls of the loops.
 
-A round that is timed by itself tells little of what it takes within a call of ten, whose first ones
-find cold caches. So whole calls are timed, on real inputs, in loops that draft the same number of
-tokens in every round. Each call is a known sum:
+Rounds within a call take other times than a round that is timed by itself: the first ones find cold
+caches. So whole calls are timed, on real inputs, in loops that draft the same number of tokens in
+every round. Each call is a known sum:
 
     plain call + tokens · token
     call + Σ over rounds of k drafted tokens of  pass(width) + [k > 0] · begin + k · draft
 
 A first call of the drafter that no token comes of takes begin + draft.
 
-Calls of one token stand beside calls of whole outputs, or the fixed time of a call could not be
-told from that of its rounds: outputs of one length fit any split of the two. Drafts have fixed
-lengths, but what a loop's policy decides is computed too, which takes time. The parts are fitted by
-non-negative least squares on medians over repeats in turns. How far the calls are from the fit, and
-by how much a longer draft was cheaper, stands in the costs.
+Calls of one token are timed too: outputs of one length fit any split between the fixed time of a
+call and the time of its rounds. Drafts have fixed lengths, and the loop's policy decides as it does
+in a run, which takes time. The parts are fitted by non-negative least squares on medians over
+repeats in turns. `Costs` also has how far the calls are from the fit, and by how much a longer
+draft was cheaper.
 
 On an accelerator a loop whose drafts are `fixed` runs without waiting for the host, and takes as
-long for a round that the budget cuts short. Its rounds have one cost, which tells nothing of other
-loops.
+long for a round that the budget cuts short. Its rounds have one cost, which holds for no other
+loop.
 
 A wider pass can be the faster one: a matrix product has sizes that suit the machine. A loop is
 counted as if it had only those passes that are faster than all wider ones, and `pruned` leaves it
@@ -269,7 +269,7 @@ def fit(
                 parts[name, k] = {(name, "round"): 1.0}
     # Calls may take more of their own. A policy's state begins and ends with the call; and a first
     # round finds a wide pass cold, of which a call of one round says too much. Only where refused
-    # calls were timed that can be told from the beginning of a draft.
+    # calls were timed can it be separated from the beginning of a draft.
     own_call = set(passes_of)
     if refusals := any(REFUSED in work for work in works):
         own_call |= {name for name, widths in loops.items() if len(widths) == 1}
@@ -426,14 +426,16 @@ def unit_times(
 
 
 def apart(key: Key[Array, ""]) -> Key[Array, ""]:
-    """A key for what is measured before a run of this key: no input has that index. What a policy
-    is told must not depend on draws that the run will make, or its outputs would not be draws from
-    the target."""
+    """A key for measurements before a run with this key: no input has that index.
+
+    Costs must not depend on draws that the run will make, or its outputs would not be draws from
+    the target.
+    """
     return jax.random.fold_in(key, np.uint32(2**32 - 1))
 
 
 def not_blank(target: Checkpoint, texts: Sequence[Text]) -> list[Text]:
-    """Those with a token to read. An empty prompt gives an output, but tells little of others."""
+    """Texts with a token to read: what follows an empty prompt is no sample of other outputs."""
     return [text for text in texts if len(text) and not decoding.is_blank(target, text)]
 
 
@@ -458,7 +460,7 @@ def costs_for(
     max_source_len: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
 ) -> Costs:
-    """What a policy is told: the costs of this loop and of plain decoding, measured now.
+    """Measure the costs of this loop and of plain decoding, for a policy.
 
     Some texts, `batch_size` or four, are decoded up to 32 tokens, three times with drafts of each
     of a few lengths: a few seconds, and the compilation of two loops. More texts, up to
@@ -481,7 +483,7 @@ def costs_for(
         if method.branches:
             return _costs_of_a_tree(policy, method, target, sources, key, max(1, batch_size))
         deciding = with_any_costs(policy, method.gamma_max)
-        if deciding.fixed:  # by costs that it has yet to be told
+        if deciding.fixed:  # by costs that are not measured yet
             deciding = Undecided()
         loop: Any = dataclasses.replace(method, policy=deciding)
         return measure(
@@ -522,8 +524,7 @@ def _by_nodes(policy: str) -> bool:
 def with_costs(
     method: Speculative | TreeSpeculative, policy: str, table: Costs
 ) -> Speculative | TreeSpeculative:
-    """The loop with a policy by name, which is told the costs, and with the passes that they are
-    of."""
+    """Build the loop with a policy by name, its costs, and the passes that these are of."""
     made = parse_with_costs(policy, table)
     if not method.branches:
         method = dataclasses.replace(method, widths=pruned(method.widths, table))

@@ -178,7 +178,7 @@ def test_a_busy_machine_is_said():
 def test_rows_of_one_run_need_no_warning():
     rows = [row("aaaa"), row("aaaa", batch=8)]
     assert provenance.warning(rows) == ""
-    assert provenance.told(rows) == (
+    assert provenance.origin(rows) == (
         "2 rows: commit aaaa; dtype float32; batch 1 (1), 8 (1); seed 0."
     )
     assert "changed and not committed" in provenance.warning([row("aaaa+")])
@@ -187,11 +187,11 @@ def test_rows_of_one_run_need_no_warning():
 def test_what_rows_do_not_say_is_not_invented():
     silent = row("aaaa")
     del silent["batch"], silent["seed"]
-    assert provenance.told([silent]).endswith("batch –; seed –.")
-    assert provenance.told([silent], "their config has 16").endswith(
+    assert provenance.origin([silent]).endswith("batch –; seed –.")
+    assert provenance.origin([silent], "their config has 16").endswith(
         "batch –; seed –; where the rows do not say their batch, their config has 16."
     )
-    assert "16" not in provenance.told([row("aaaa")], "their config has 16")
+    assert "16" not in provenance.origin([row("aaaa")], "their config has 16")
 
 
 @pytest.mark.parametrize("field", ["commit", "jax", "device", "dtype", "seed"])
@@ -205,8 +205,8 @@ def test_a_report_of_several_runs_warns_at_its_head(tmp_path, field):
     head, first, second, where = re.split(r"^## .*$", text, flags=re.MULTILINE)
     assert head.startswith("# Title\n\n> **Warning: the 3 rows of this report are not of one run: ")
     assert f"{field} bbbb (2), {one[field]} (1)" in head
-    assert first.strip().endswith(provenance.told([one]))
-    assert second.strip() == provenance.told([other, other])
+    assert first.strip().endswith(provenance.origin([one]))
+    assert second.strip() == provenance.origin([other, other])
     assert f"- {field}: bbbb (2), {one[field]} (1)" in where
     assert "- load average for each processor: –" in where
     assert "–:" not in text
