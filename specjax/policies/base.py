@@ -3,8 +3,8 @@
 A policy says how long the next draft may be, whether to draft one token more, and what a round
 taught it. Lengths are data: γ_max is static, and nothing recompiles. What a policy may see decides
 whether the output's distribution stays the target's: `keep_drafting` is asked before the token
-exists, and `go_on` cannot take back the token whose confidence it reads, so a policy cannot look at a
-token and drop it. A state's leaves have a row for each row of the batch, and rows do not look at
+exists, and `go_on` cannot take back the token whose confidence it reads. So a policy cannot look at
+a token and drop it. A state's leaves have a row for each row of the batch, and rows do not look at
 each other unless the policy says so (`reads_batch`).
 """
 
