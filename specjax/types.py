@@ -62,7 +62,7 @@ class Model(Protocol):
         ...
 
     def __call__(
-        self, tokens: Int[Array, "B K"], start: Int[Array, " B"], context: Context, cache: Cache
+        self, tokens: Int[Array, "B K"], start: Int[Array, " #B"], context: Context, cache: Cache
     ) -> tuple[Float[Array, "B K E"], Cache]:
         """Run K tokens per row at positions start[b] … start[b]+K−1.
 
@@ -86,7 +86,7 @@ class BranchingModel(Model, Protocol):
     def __call__(
         self,
         tokens: Int[Array, "B K"],
-        start: Int[Array, " B"],
+        start: Int[Array, " #B"],
         context: Context,
         cache: Cache,
         layout: Layout | None = None,

@@ -33,7 +33,18 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 if importlib.util.find_spec("beartype"):  # tests/core/test_annotations.py fails without it
-    install_import_hook("specjax", "annotations.checked")
+    # Not where warnings point at the caller: a checked function adds frames.
+    install_import_hook(
+        [
+            f"specjax.{room}"
+            for room in (
+                "autoregressive", "batching", "dice", "drafters", "formulas", "log", "loop", "models",
+                "passes", "policies", "replay", "rounds", "rules", "sampling", "speculative",
+                "state", "trees",
+            )
+        ],
+        "annotations.checked",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

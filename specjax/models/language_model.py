@@ -78,7 +78,7 @@ class LanguageModel:
     def __call__(
         self,
         tokens: Int[Array, "B K"],
-        start: Int[Array, " B"],
+        start: Int[Array, " #B"],
         context: Context,
         cache: Cache,
         layout: Layout | None = None,

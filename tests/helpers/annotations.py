@@ -1,8 +1,9 @@
 """Shapes and dtypes of annotations, checked whenever a function is called.
 
-`tests/conftest.py` installs `checked` for `specjax` by jaxtyping's import hook.
+`tests/conftest.py` installs `checked` for the rooms of the core by jaxtyping's import hook.
 """
 
+import types
 import typing
 
 import jax
@@ -37,6 +38,9 @@ def _has_shape(hint) -> bool:
     parts = typing.get_args(hint)
     if len({part.array_type for part in parts if _is_shape(part)}) > 1:
         return False
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        # What else users may give has an error of its own.
+        return all(_is_shape(part) or part is types.NoneType for part in parts)
     return any(_has_shape(part) for part in parts)
 
 
