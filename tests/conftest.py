@@ -32,19 +32,13 @@ if "SPECJAX_TESTS_CACHE" in os.environ:  # `make quick`: small programs too
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+# Not the rooms whose warnings point at the caller: a checked function adds frames.
+CHECKED = (
+    "autoregressive", "batching", "dice", "drafters", "formulas", "log", "loop", "models",
+    "passes", "policies", "replay", "rounds", "rules", "sampling", "speculative", "state", "trees",
+)  # fmt: skip
 if importlib.util.find_spec("beartype"):  # tests/core/test_annotations.py fails without it
-    # Not where warnings point at the caller: a checked function adds frames.
-    install_import_hook(
-        [
-            f"specjax.{room}"
-            for room in (
-                "autoregressive", "batching", "dice", "drafters", "formulas", "log", "loop", "models",
-                "passes", "policies", "replay", "rounds", "rules", "sampling", "speculative",
-                "state", "trees",
-            )
-        ],
-        "annotations.checked",
-    )  # fmt: skip
+    install_import_hook([f"specjax.{room}" for room in CHECKED], "annotations.checked")
 
 
 @pytest.fixture(scope="session")
