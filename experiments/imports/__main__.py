@@ -2,8 +2,8 @@
 
     python -m experiments.imports
 
-Prints the table of docs/design.md, and fails where imports run in a circle. Imports inside
-functions count, those for type checkers alone do not.
+Prints the table of experiments/imports/README.md, and fails where imports run in a circle. Imports
+inside functions count, those for type checkers alone do not.
 """
 
 import ast

@@ -11,7 +11,7 @@ draft: weights and caches are read once a call. With --interconnect (bytes per s
 sends) collectives take their time as well, with --latency (seconds) each of them waits, and with
 --launch (seconds) each call of a model does. What is not given is left out of both times, so their
 ratio is no bound of the speedup. For speculative decoding at --alpha, or at --tau tokens a round.
-docs/scale.md says how all of it is computed.
+experiments/plan/README.md says how all of it is computed.
 
 Of the config: target, draft or drafts, gamma, dtype ("": float32), temperature and filters,
 max_source_len, max_new_tokens, batch_size, replicate_draft, mesh. A model is a name of
