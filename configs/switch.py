@@ -4,7 +4,7 @@
 
 The target continues openings (free) and text that it has just read (copied), in turns. A target of
 this size copies and repeats itself at temperature 0, and hardly at 1. Expect some four minutes on
-two idle cores. Results: docs/drafters.md.
+two idle cores. Results: experiments/switch/README.md.
 """
 
 import ml_collections

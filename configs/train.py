@@ -33,7 +33,7 @@ times in 100.
 `eagle-parse`, `eagle3-parse`, `medusa-parse`, `medusa2-parse`, `hydra-parse`, `kangaroo-parse` and
 the same of `prose` are drafters that belong to the shipped targets
 (`experiments.train.train_drafter`); for another add --config.target=runs/target/model. `medusa2`
-trains the target's last layer along, and writes that target too. docs/drafters.md tells more.
+trains the target's last layer along, and writes that target too. See docs/drafters.md.
 
 `gpt-97m` and `gpt-6m` have the shapes of the paper's GPT-like pair: 8,000 tokens, heads of their
 own (only then are there 97M and 6M parameters), GELU. NOT RUN: the paper trains on lm1b, which is

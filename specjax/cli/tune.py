@@ -5,7 +5,7 @@
 
 Times drafts of a few lengths on some of the inputs, compares drafts of one length, the policy and
 plain decoding, and prints what is fastest and why. The fields of the config are those that you will
-decode with. It takes a few seconds, and the compilation of several loops; docs/policies.md says
+decode with. It takes a few seconds, and the compilation of several loops; docs/costs.md says
 what is measured.
 
 Input: one line each, "-" for standard input. With 128 or more the candidates are compared in a

@@ -253,7 +253,7 @@ def test_one_liners(block, monkeypatch, capsys):
 
 
 def test_a_broken_snippet_is_found(reader, tmp_path):
-    """The drafter that once stood in docs/drafters.md: without logits."""
+    """The drafter of docs/own_drafter.md, without `logits`."""
     block = next(b for b in PYTHON if "class Counting" in b.text)
     broken = re.sub(r"    def logits.*?return hidden\n", "", block.text, flags=re.DOTALL)
     assert broken != block.text
