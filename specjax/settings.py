@@ -10,7 +10,7 @@ from specjax.policies.costs import Costs
 from specjax.support import files
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Settings:
     """How to draft: the arguments of `generate` that one machine, pair and batch size ask for.
 
@@ -32,6 +32,12 @@ class Settings:
     """Verify passes of fewer positions, as in `generate`."""
     words: str = ""
     """What was found, and why this follows."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all fields are equal, with those of the costs; unknown times are equal."""
+        return isinstance(other, Settings) and self.as_row() == other.as_row()
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         kept = {

@@ -28,7 +28,7 @@ from specjax.rules import parse as parse_rule
 from specjax.sampling import Sampling
 from specjax.settings import Settings
 from specjax.speculative import Speculative
-from specjax.support.ranges import has, listed, whole
+from specjax.support.ranges import has, listed, shown, whole
 from specjax.trees import BestFirst, Chain, FixedTree, Shape
 from specjax.trees.speculative import TreeSpeculative
 
@@ -93,6 +93,11 @@ def tuned(
 
     Raises: as `generate`.
     """
+    if not isinstance(settings, Settings):
+        raise ValueError(
+            f"settings={shown(settings)} must be a specjax.Settings: `specjax.tune` makes it, and "
+            "`specjax.Settings.load` reads it from a file."
+        )
     policy: Policy | str | None = settings.policy or None
     if settings.policy and settings.costs is not None:
         policy = parse_with_costs(settings.policy, settings.costs)

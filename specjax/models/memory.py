@@ -49,8 +49,13 @@ def nbytes(tree: Any) -> int:
 
     Of what lies on a mesh: the bytes on one of its devices.
     """
-    leaves = {id(leaf): leaf for leaf in jax.tree.leaves(tree)}
+    leaves = {id(leaf): leaf for leaf in _arrays(tree)}
     return sum(math.prod(_held(leaf)) * leaf.dtype.itemsize for leaf in leaves.values())
+
+
+def _arrays(tree: Any) -> list[Any]:
+    """Arrays and shapes of arrays; a plain number, such as a policy's setting, is none."""
+    return [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
 
 
 def _held(leaf: Any) -> tuple[int, ...]:
@@ -61,7 +66,7 @@ def _held(leaf: Any) -> tuple[int, ...]:
 
 def dtype_of(tree: Any) -> np.dtype:
     """Of a model's hidden states: the narrowest of its floats. Scales of int8 are float32."""
-    dtypes = {leaf.dtype for leaf in jax.tree.leaves(tree)}
+    dtypes = {leaf.dtype for leaf in _arrays(tree)}
     floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
     return np.dtype(min(floats, key=lambda dtype: dtype.itemsize))
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Int, Key, Shaped
 
+from specjax import sampling as smp
 from specjax.sampling import Sampling
 
 
@@ -42,14 +43,14 @@ class AcceptanceRule(Protocol):
         ...
 
     def under(self, sampling: Sampling) -> "AcceptanceRule":
-        """The rule to use under this kind of sampling: nearly always itself."""
-        ...
+        """The rule to use under this kind of sampling; default: itself."""
+        return self
 
     def target_distribution(
         self, logits: Float[Array, "*batch V"], sampling: Sampling
     ) -> Float[Array, "*batch V"]:
-        """The target's log-probabilities that the rule reads: `standardize`, if it is exact."""
-        ...
+        """The target's log-probabilities that the rule reads; default: `standardize`."""
+        return smp.standardize(logits, sampling)
 
     def given_noise(
         self,
@@ -59,7 +60,7 @@ class AcceptanceRule(Protocol):
     ) -> Float[Array, "B V"]:
         """The distribution, of the draft or the target, given the noise of each row's absolute
         position. It is unchanged unless both models share that noise."""
-        ...
+        return logprobs
 
     def acceptance(
         self, target_logprobs: Float[Array, "*batch V"], draft_logprobs: Float[Array, "*batch V"]

@@ -4,28 +4,26 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from specjax import sampling as smp
 from specjax.pytrees import pytree
-from specjax.rules.base import along, at_position, at_tokens, ends, overlap, residual
+from specjax.rules.base import (
+    AcceptanceRule,
+    along,
+    at_position,
+    at_tokens,
+    ends,
+    overlap,
+    residual,
+)
 
 
 @pytree
-class Token:
+class Token(AcceptanceRule):
     """Algorithm 1 of Leviathan et al. 2023: keep token x with probability min(1, p(x)/q(x)),
     stop at the first that is not kept, and replace it by a draw from norm(max(0, p − q)).
     """
 
     exact: ClassVar[bool] = True
     reveals_shorter: ClassVar[bool] = True
-
-    def under(self, sampling):
-        return self
-
-    def target_distribution(self, logits, sampling):
-        return smp.standardize(logits, sampling)
-
-    def given_noise(self, logprobs, keys, position):
-        return logprobs
 
     def acceptance(self, target_logprobs, draft_logprobs):
         """Σ min(p, q)."""

@@ -12,6 +12,7 @@ from specjax.drafters import observing
 from specjax.drafters.base import Drafter, prefill
 from specjax.rules import AcceptanceRule, Token
 from specjax.sampling import Sampling
+from specjax.support.ranges import has
 from specjax.testing.common import GAMMA, PROMPT, Varying, check_output, layout, method_of, quickly
 from specjax.testing.tables import inputs_of, random_table, repeat
 from specjax.types import Inputs, Model
@@ -53,8 +54,10 @@ def check_drafter(
       seed: picks texts, drafts and the default target.
 
     Raises:
+      ValueError: a class or a name is given.
       AssertionError: says what is wrong, and by how much.
     """
+    has("drafter", drafter, ("begin", "extend", "logits"), "a drafter")
     name = type(drafter).__name__
     target = random_table(seed + 1, drafter.vocab_size) if target is None else target
     inputs = inputs_of([PROMPT]) if inputs is None else inputs

@@ -15,6 +15,7 @@ from specjax.drafters.base import ModelDrafter
 from specjax.policies.base import Observation, Policy
 from specjax.rules import Block, Token
 from specjax.sampling import Sampling
+from specjax.support.ranges import has
 from specjax.testing.common import (
     EOS,
     GAMMA,
@@ -32,6 +33,7 @@ from specjax.testing.tables import inputs_of, random_table
 from specjax.types import Inputs
 
 ROUNDS = 20
+NEIGHBOURS = "depends on other rows of the batch: declare `reads_batch = True`, or keep rows apart."
 
 
 def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> None:
@@ -51,8 +53,10 @@ def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> No
       seed: picks the distributions of target and draft.
 
     Raises:
+      ValueError: a class or a name is given.
       AssertionError: says what is wrong, and by how much.
     """
+    has("policy", policy, ("init", "begin"), "a draft-length policy")
     name = type(policy).__name__
 
     def method(temperature: float, rule: Any = Token(), policy: Policy = policy):  # noqa: B008
@@ -131,8 +135,12 @@ def _check_decisions(name: str, method) -> None:
             name,
             lengths[:, ::2],
             others[:, ::2],
-            "depends on other rows of the batch: declare `reads_batch = True`, or keep rows apart.",
+            NEIGHBOURS,
         )
+        few = np.array([ROWS - 1, 0])  # what most rows have in common shows in a small batch alone
+        pair = jax.tree.map(lambda x: x[few], inputs)
+        others, _ = _lengths(method, pair, keys_of(ROWS)[few], jnp.int32(0))
+        _require_same(name, lengths[:, few], others, NEIGHBOURS)
 
 
 def _require_same(name: str, lengths: np.ndarray, others: np.ndarray, why: str) -> None:

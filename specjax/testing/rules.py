@@ -9,6 +9,7 @@ from specjax import autoregressive, loop
 from specjax.drafters.base import ModelDrafter
 from specjax.rules import AcceptanceRule, exactness, given_noise
 from specjax.sampling import Sampling
+from specjax.support.ranges import has
 from specjax.testing.common import (
     BUDGET,
     PROMPT,
@@ -36,8 +37,10 @@ def check_rule(rule: AcceptanceRule, *, seed: int = 0) -> None:
       seed: picks the random distributions.
 
     Raises:
+      ValueError: a class or a name is given.
       AssertionError: says what is wrong, and by how much.
     """
+    has("rule", rule, ("stop", "next_probs"), "an acceptance rule")
     name = type(rule).__name__
     for sampling in (Sampling(1.0), Sampling(0.0)):
         ruling = rule.under(sampling)

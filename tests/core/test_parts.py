@@ -252,6 +252,36 @@ def test_a_faulty_rule(rule, message):
 
 
 @pytree
+class Bare(rules.AcceptanceRule):
+    """Accepts nothing: four lines beyond the protocol."""
+
+    exact = True
+    reveals_shorter = True
+
+    def acceptance(self, target_logprobs, draft_logprobs):
+        return jnp.zeros(target_logprobs.shape[:-1], target_logprobs.dtype)
+
+    def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
+        none = jnp.zeros(target_logprobs.shape[:2], target_logprobs.dtype)
+        return none.at[:, 0].set(1.0)
+
+    def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
+        return jnp.exp(target_logprobs[:, 0])
+
+
+def test_a_rule_of_the_protocol_alone():
+    check_rule(Bare())
+
+
+@pytest.mark.parametrize(
+    ("check", "given"), [(check_rule, Token), (check_policy, "svip"), (check_drafter, ngram.Bigram)]
+)
+def test_what_is_no_value(check, given):
+    with pytest.raises(ValueError, match=r"is a class: give what it makes|must be a "):
+        check(given)
+
+
+@pytree
 class Counts(Policy):
     """By a number that it counts; what is faulty inherits from it."""
 
@@ -272,6 +302,20 @@ class ReadsUndrafted(Counts):
 class ReadsNeighbours(Counts):
     def update(self, state, round_):
         return state + jnp.sum(round_.accepted, dtype=jnp.int32)
+
+
+@pytree
+class ReadsTheBest(Counts):
+    """The longest of a large batch is nearly always γ_max."""
+
+    def update(self, state, round_):
+        return jnp.broadcast_to(jnp.max(round_.accepted), state.shape)
+
+
+@pytree
+class ReadsTheFirst(Counts):
+    def update(self, state, round_):
+        return jnp.broadcast_to(round_.accepted[0], state.shape)
 
 
 @pytree
@@ -304,6 +348,8 @@ class Widens(Counts):
     [
         (ReadsUndrafted(), "drafts . tokens in round .* behind the end of a draft"),
         (ReadsNeighbours(), "drafts . tokens in round .* depends on other rows of the batch"),
+        (ReadsTheBest(), "drafts . tokens in round .* depends on other rows of the batch"),
+        (ReadsTheFirst(), "drafts . tokens in round .* depends on other rows of the batch"),
         (Negative(), "begin allows -1 tokens"),
         (Halves(), r"begin allows float32\[5\] tokens for 5 rows"),
         (OneForAll(), r"init: state has shape \(\) for 5 rows"),

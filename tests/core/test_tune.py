@@ -190,6 +190,7 @@ def test_kept_in_a_file(settings, tmp_path):
     settings.save(tmp_path / "settings.json")
     assert "NaN" not in (tmp_path / "settings.json").read_text()  # which is no JSON
     again = Settings.load(tmp_path / "settings.json")
+    assert again == settings != dataclasses.replace(settings, gamma=1)
     assert repr(again) == repr(settings)
     assert "\n" not in repr(again)
     assert again.words == settings.words

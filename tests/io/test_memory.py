@@ -212,3 +212,9 @@ def test_loading_peaks_below_one_and_a_fifth_of_the_model(tmp_path):
     model, peak = map(int, done.stdout.split())
     assert model > 140e6
     assert 0.9 * model < peak < 1.2 * model
+
+
+def test_a_plain_number_takes_no_memory():
+    """Settings of a user's policy need not be arrays."""
+    assert memory.nbytes((jnp.zeros(3), 0.25, 2)) == 12
+    assert memory.dtype_of((jnp.zeros(3, jnp.bfloat16), 0.25)) == jnp.bfloat16
