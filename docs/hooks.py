@@ -8,12 +8,14 @@ import json
 import re
 from pathlib import Path
 
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = "*.md", "docs/site.css", "docs/**/*.md", "experiments/**/*.md", "notebooks/*.ipynb"
 LINK = re.compile(r"\]\(([^)\s#]+)")
 SHOWN = re.compile(r"(\]\((?!http)[^)\s#]+\.(?:py|ipynb))(?=[)\s#])")  # links to what `shown` makes
+FORMULA = re.compile(r"(\$\$?)([^$]+)\1")
 ANCHOR = re.compile(r"\]\(#([^)\s]+)\)")  # in a notebook: a heading with - for each space
 
 
@@ -50,8 +52,10 @@ def shown(path):
     parts = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
-        markdown = cell["cell_type"] == "markdown"
-        parts.append(ANCHOR.sub(_anchor, source) if markdown else f"````python\n{source}\n````")
+        if cell["cell_type"] == "markdown":
+            parts.append(FORMULA.sub(_formula, ANCHOR.sub(_anchor, source)))
+        else:
+            parts.append(f"````python\n{source}\n````")
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
             if "image/png" in data:
@@ -65,6 +69,11 @@ def shown(path):
 def _anchor(link):
     """A notebook's link to a heading, with the anchor that the site gives it."""
     return "](#" + re.sub(r"[^-\w]", "", link[1]).lower() + ")"
+
+
+def _formula(found):
+    """A formula of LaTeX as MathML, which browsers show without a script."""
+    return convert(found[2], display="block" if found[1] == "$$" else "inline")
 
 
 def _file(path, config):
