@@ -1,5 +1,6 @@
 """What the API reference reads beside docstrings: a field's comment, and `@pytree`."""
 
+import itertools
 import re
 
 import griffe
@@ -8,7 +9,7 @@ PYTREE = "specjax.pytrees.pytree"
 
 
 class Fields(griffe.Extension):
-    """`name: type  # comment` documents a field, and a class under `@pytree` is a dataclass."""
+    """A comment documents its field, and a class under `@pytree` is a dataclass."""
 
     def on_class_instance(self, *, cls, **_):
         for decorator in cls.decorators:
@@ -17,6 +18,15 @@ class Fields(griffe.Extension):
 
     def on_attribute_instance(self, *, attr, **_):
         if attr.docstring is None and attr.lineno and not attr.parent.is_function:
-            last = attr.lines_collection[attr.filepath][attr.endlineno - 1]
-            if found := re.search(r"  # (?!type:|noqa)(.+)$", last):
-                attr.docstring = griffe.Docstring(found[1], lineno=attr.lineno, parent=attr)
+            lines = attr.lines_collection[attr.filepath]
+            if text := _comment(lines[: attr.lineno - 1], lines[attr.endlineno - 1]):
+                attr.docstring = griffe.Docstring(text, lineno=attr.lineno, parent=attr)
+
+
+def _comment(above, last):
+    """What stands behind the field on its last line, else on the lines directly above it."""
+    if found := re.search(r"  # (?!type:|noqa)(.+)$", last):
+        return found[1]
+    lines = (line.strip() for line in reversed(above))
+    comments = itertools.takewhile(lambda line: line.startswith("# "), lines)
+    return " ".join(line[2:] for line in reversed(list(comments)))
