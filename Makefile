@@ -12,10 +12,10 @@ QUICKLY := JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
   XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test slow parity results lint types lock clean
+.PHONY: help setup demo quick test slow parity results lint types docs docs-serve lock clean
 
 help:  ## what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/setup.stamp  ## .venv with pinned versions
 
@@ -51,12 +51,21 @@ lint: .venv/test.stamp  ## ruff: rules and format
 types: .venv/test.stamp  ## mypy
 	$(BIN)/mypy
 
+# mkdocs-material prints an advertisement unless the variable is set.
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+
+docs: .venv/docs.stamp  ## the site, built in site/; every warning is an error
+	$(BIN)/mkdocs build --strict
+
+docs-serve: .venv/docs.stamp  ## the site at http://127.0.0.1:8000, built again after each change
+	$(BIN)/mkdocs serve
+
 lock:  ## newest versions into requirements.lock (needs uv)
 	uv pip compile setup.cfg --all-extras --universal --python-version 3.11 --fork-strategy fewest \
 	  --no-annotate --custom-compile-command 'make lock' --upgrade --output-file requirements.lock
 
 clean:  ## everything but the sources and runs/
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .jax_cache
+	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .jax_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An interpreter out of range is named at once, and a .venv that already works is kept.
@@ -69,6 +78,10 @@ $(BIN)/pip:
 .venv/setup.stamp: $(METADATA) | $(BIN)/pip
 	@echo "Installing the pinned packages into .venv; the first time this downloads some 220 MB."
 	$(INSTALL) -e .
+	@touch $@
+
+.venv/docs.stamp: .venv/setup.stamp
+	$(INSTALL) -e '.[docs]'
 	@touch $@
 
 .venv/test.stamp: .venv/setup.stamp

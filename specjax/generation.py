@@ -162,7 +162,7 @@ def stream(
       gamma, …, check_tokens: as of `generate`.
 
     Raises:
-      As `generate`.
+      ValueError, FloatingPointError: as `generate` does.
     """
     events, _ = _decode(
         target,

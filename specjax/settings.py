@@ -14,9 +14,11 @@ from specjax.support import files
 class Settings:
     """How to draft: the arguments of `generate` that one machine, pair and batch size ask for.
 
-    settings = specjax.tune(target, draft, texts)
-    settings.save("settings.json")
-    specjax.generate(target, draft, texts, settings=specjax.Settings.load("settings.json"))
+    For example:
+
+        settings = specjax.tune(target, draft, texts)
+        settings.save("settings.json")
+        specjax.generate(target, draft, texts, settings=specjax.Settings.load("settings.json"))
     """
 
     gamma: int

@@ -45,14 +45,16 @@ class Policy(Protocol):
     """What the loop needs of a policy. A subclass overrides what it does otherwise: as it stands,
     it drafts γ_max tokens in every round.
 
-    needs_shorter: whether it learns from a round what shorter drafts would have got; such a policy
-      goes with acceptance rules that reveal it.
-    fixed: whether it drafts equally many tokens in every round, whatever it sees. On an accelerator
-      the loop then calls the drafter γ_max times in every round, and never asks whether to go on.
-    reads_batch: whether what it decides for a row depends on past rounds of other rows. At
-      temperatures above 0 the row's tokens then depend on its neighbours; its distribution does
-      not.
-    carries: whether what it has learned may begin the next batch of a run (`resume`).
+    Attributes:
+      needs_shorter: whether the policy learns from a round what shorter drafts would have got. It
+        then needs an acceptance rule that reveals it.
+      fixed: whether the policy drafts equally many tokens in every round, whatever it sees. On an
+        accelerator the loop then calls the drafter γ_max times in every round, and never asks
+        whether to go on.
+      reads_batch: whether what the policy decides for a row depends on past rounds of other rows.
+        At temperatures above 0 the row's tokens then depend on its neighbours; its distribution
+        does not.
+      carries: whether what the policy has learned may begin the next batch of a run (`resume`).
     """
 
     needs_shorter: ClassVar[bool] = False

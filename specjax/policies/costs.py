@@ -27,7 +27,9 @@ _UNKNOWN = float("nan")
 class Costs:
     """Times on one machine at one batch size, all in one unit; float32. NaN: not measured.
 
-    Costs(draft=0.1, verify=[1.0, 1.1, 1.2])  # in target steps, for drafts of up to 2 tokens
+    For example:
+
+        Costs(draft=0.1, verify=[1.0, 1.1, 1.2])  # in target steps, for drafts of up to 2 tokens
     """
 
     draft: Float[Array, ""]  # of one call of the drafter, its distribution and draw

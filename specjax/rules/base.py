@@ -28,11 +28,13 @@ from specjax.sampling import Sampling
 class AcceptanceRule(Protocol):
     """What the loop needs of a rule; `Token` is the paper's, and the base of the others.
 
-    exact: whether the output keeps the target's distribution. It is a class variable, or a
-      property that reads the rule's parameters. A subclass that changes how tokens are decided must
-      declare it again: `exactness` ignores what a base class declares.
-    reveals_shorter: whether a round in which `a` of L drafted tokens were accepted also tells what
-      any shorter draft would have got, namely min(a, its length). Policies that learn so need it.
+    Attributes:
+      exact: whether the output keeps the target's distribution: a class variable, or a property
+        that reads the rule's parameters. A subclass that changes how tokens are decided must
+        declare it again, since `exactness` ignores what a base class declares.
+      reveals_shorter: whether a round in which `a` of L drafted tokens were accepted also shows
+        what any shorter draft would have got, namely min(a, its length). Policies with
+        `needs_shorter` require it.
     """
 
     reveals_shorter: ClassVar[bool]

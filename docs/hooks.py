@@ -1,0 +1,84 @@
+"""The site has the checkout's layout, so that a link leads to the same file there and on GitHub.
+
+Its files are the Markdown pages, the notebooks, and every file that one of them links. Source and
+notebooks become pages of their own, and links to them follow.
+"""
+
+import json
+import re
+from pathlib import Path
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = "*.md", "docs/site.css", "docs/**/*.md", "experiments/**/*.md", "notebooks/*.ipynb"
+LINK = re.compile(r"\]\(([^)\s#]+)")
+SHOWN = re.compile(r"(\]\((?!http)[^)\s#]+\.(?:py|ipynb))(?=[)\s#])")  # links to what `shown` makes
+FORMULA = re.compile(r"(\$\$?)([^$]+)\1")
+ANCHOR = re.compile(r"\]\(#([^)\s]+)\)")  # in a notebook: a heading with - for each space
+
+
+def on_files(files, config):
+    """The theme's files, and those of the checkout."""
+    theme = [file for file in files if file.src_dir != config.docs_dir]
+    return Files(theme + [_file(path, config) for path in sorted(linked(ROOT))])
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Links to source and notebooks lead to their pages."""
+    return SHOWN.sub(r"\1.md", markdown)
+
+
+def linked(root):
+    """The pages under `root`, and the files there that they link, directly or by other pages."""
+    found, new = set(), {path for pattern in PAGES for path in root.glob(pattern)}
+    while new:
+        found |= new
+        links = (
+            (path.parent / link).resolve()
+            for path in new
+            if path.suffix in (".md", ".ipynb")
+            for link in LINK.findall(path.read_text(encoding="utf-8"))
+        )
+        new = {path for path in links if path.is_file() and path.is_relative_to(root)} - found
+    return found
+
+
+def shown(path):
+    """Markdown of a Python file or a notebook, with the notebook's outputs."""
+    if path.suffix == ".py":
+        return f"# {path.name}\n\n````python\n{path.read_text(encoding='utf-8')}````\n"
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(FORMULA.sub(_formula, ANCHOR.sub(_anchor, source)))
+        else:
+            parts.append(f"````python\n{source}\n````")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                image = "".join(data["image/png"]).replace("\n", "")
+                parts.append(f'<img alt="output" src="data:image/png;base64,{image}">')
+            elif text := "".join(output.get("text", data.get("text/plain", ()))):
+                parts.append(f"````text\n{text.rstrip()}\n````")
+    return "\n\n".join(parts)
+
+
+def _anchor(link):
+    """A notebook's link to a heading, with the anchor that the site gives it."""
+    return "](#" + re.sub(r"[^-\w]", "", link[1]).lower() + ")"
+
+
+def _formula(found):
+    """A formula of LaTeX as MathML, which browsers show without a script."""
+    return convert(found[2], display="block" if found[1] == "$$" else "inline")
+
+
+def _file(path, config):
+    """A file of the site; its path is that within the checkout."""
+    name = path.relative_to(ROOT).as_posix()
+    if path.suffix in (".py", ".ipynb"):
+        return File.generated(config, f"{name}.md", content=shown(path))
+    return File.generated(config, name, abs_src_path=str(path))
