@@ -61,6 +61,19 @@ def pytree(cls: type[T]) -> type[T]:
     return made
 
 
+def check_pytree(name: str, value: Any) -> None:
+    """Raise ValueError if jit cannot take the value apart.
+
+    Args:
+      name: of the argument, for the message.
+    """
+    if jax.tree_util.all_leaves([value]):
+        raise ValueError(
+            f"{name}: {type(value).__name__} is no pytree. Decorate the class with "
+            "@specjax.pytrees.pytree."
+        )
+
+
 def set_fields(value: Any, **fields: Any) -> None:
     """Set fields of a frozen value, within its `__init__`."""
     for name, field in fields.items():

@@ -23,6 +23,7 @@ from specjax.models.checkpoint import Checkpoint
 from specjax.policies import Policy, constant, needs_costs, parse_with_costs
 from specjax.policies import parse as parse_policy
 from specjax.policies.base import counts_nodes, within_a_draft
+from specjax.pytrees import check_pytree
 from specjax.rules import AcceptanceRule, Token
 from specjax.rules import parse as parse_rule
 from specjax.sampling import Sampling
@@ -233,6 +234,7 @@ def pair(
         check_pair(target, draft, check_tokens=check_tokens)
         draft = ModelDrafter(draft.model)
     else:
+        check_pytree("draft", draft)
         attached.check_target(draft, target)
         name, size = drafters.name_of(draft), draft.vocab_size
         check_ids(name, size, target, check_tokens=check_tokens)
@@ -248,7 +250,9 @@ def _rule(rule: AcceptanceRule | str | None) -> AcceptanceRule:
     if rule is None:
         return Token()
     rule = parse_rule(rule) if isinstance(rule, str) else rule
-    return has("rule", rule, ("stop", "next_probs"), "an acceptance rule, or its name")
+    has("rule", rule, ("stop", "next_probs"), "an acceptance rule, or its name")
+    check_pytree("rule", rule)
+    return rule
 
 
 def _policy(policy: Policy | str) -> Policy:
@@ -259,7 +263,9 @@ def _policy(policy: Policy | str) -> Policy:
             "generate(..., settings=settings)."
         )
     policy = parse_policy(policy) if isinstance(policy, str) else policy
-    return has("policy", policy, ("begin", "update"), "a draft-length policy, or its name")
+    has("policy", policy, ("begin", "update"), "a draft-length policy, or its name")
+    check_pytree("policy", policy)
+    return policy
 
 
 def with_policy(method: M, policy: Policy) -> M:

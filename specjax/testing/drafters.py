@@ -10,6 +10,7 @@ from jax import Array
 
 from specjax.drafters import observing
 from specjax.drafters.base import Drafter, prefill
+from specjax.pytrees import check_pytree
 from specjax.rules import AcceptanceRule, Token
 from specjax.sampling import Sampling
 from specjax.support.ranges import has
@@ -58,6 +59,7 @@ def check_drafter(
       AssertionError: says what is wrong, and by how much.
     """
     has("drafter", drafter, ("begin", "extend", "logits"), "a drafter")
+    check_pytree("drafter", drafter)
     name = type(drafter).__name__
     target = random_table(seed + 1, drafter.vocab_size) if target is None else target
     inputs = inputs_of([PROMPT]) if inputs is None else inputs

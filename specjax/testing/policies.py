@@ -13,6 +13,7 @@ from specjax import loop, speculative
 from specjax.dice import dice_for
 from specjax.drafters.base import ModelDrafter
 from specjax.policies.base import Observation, Policy
+from specjax.pytrees import check_pytree
 from specjax.rules import Block, Token
 from specjax.sampling import Sampling
 from specjax.support.ranges import has
@@ -57,6 +58,7 @@ def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> No
       AssertionError: says what is wrong, and by how much.
     """
     has("policy", policy, ("init", "begin"), "a draft-length policy")
+    check_pytree("policy", policy)
     name = type(policy).__name__
 
     def method(temperature: float, rule: Any = Token(), policy: Policy = policy):  # noqa: B008

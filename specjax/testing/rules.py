@@ -7,6 +7,7 @@ from jax import Array
 
 from specjax import autoregressive, loop
 from specjax.drafters.base import ModelDrafter
+from specjax.pytrees import check_pytree
 from specjax.rules import AcceptanceRule, exactness, given_noise
 from specjax.sampling import Sampling
 from specjax.support.ranges import has
@@ -41,6 +42,7 @@ def check_rule(rule: AcceptanceRule, *, seed: int = 0) -> None:
       AssertionError: says what is wrong, and by how much.
     """
     has("rule", rule, ("stop", "next_probs"), "an acceptance rule")
+    check_pytree("rule", rule)
     name = type(rule).__name__
     for sampling in (Sampling(1.0), Sampling(0.0)):
         ruling = rule.under(sampling)

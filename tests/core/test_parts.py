@@ -281,6 +281,18 @@ def test_what_is_no_value(check, given):
         check(given)
 
 
+class Undecorated(Policy):
+    def begin(self, state, gamma_max):
+        return state, 1
+
+
+def test_a_class_that_is_no_pytree(pair):
+    with pytest.raises(ValueError, match=r"policy: Undecorated is no pytree.*@specjax\.pytrees"):
+        check_policy(Undecorated())
+    with pytest.raises(ValueError, match="policy: Undecorated is no pytree"):
+        decoding.build(pair.target, pair.draft, sampling=Sampling(0.0), policy=Undecorated())
+
+
 @pytree
 class Counts(Policy):
     """By a number that it counts; what is faulty inherits from it."""
