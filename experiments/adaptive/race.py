@@ -280,7 +280,7 @@ def prefer(
     config, decide = on.config, dict[str, Any](made)
     racing: dict[str, Method] = {}
     others = speedups.ids(on, config.alpha_inputs)[config.timed_inputs :]
-    texts = others[-trials.TEXTS :]
+    texts = others[-trials.MAX_TRIAL_TEXTS :]
     for name, loop in made.items():
         found = racing[name] = trials.faster(
             loop, on.target, texts, max_new_tokens=config.max_new_tokens,

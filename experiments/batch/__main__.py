@@ -115,7 +115,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
         methods[static(gamma)] = speedups.method(on, draft, temperature, gamma)
     fixed = set()  # policies that are slower than drafts of one length
     # Trials are of other inputs than the race, if there are as many more.
-    count = config.timed_inputs + max(trials.TEXTS, batch)
+    count = config.timed_inputs + max(trials.MAX_TRIAL_TEXTS, batch)
     others = speedups.ids(on, count)[config.timed_inputs :]
     others = others[: len(others) // batch * batch]
     for name, settings in chosen.items():

@@ -126,7 +126,7 @@ class Laboratory:
         overlaps = study.alpha(draft, temperature, study.outputs(temperature)).overlaps
         chosen, shown = overlaps[::2], overlaps[1::2] or overlaps
         alpha, low, high = metrics.mean_interval(shown)
-        known = len(shown) >= metrics.ENOUGH
+        known = len(shown) >= metrics.MIN_OUTPUTS
         rows = study.decode(draft, temperature, config.tau_inputs, gamma=config.gamma)
         # Tokens of each call, its output's mean: the ratio of sums, resampled by output.
         calls = [np.full(r.target_calls, r.emitted / r.target_calls) for r in rows if r.emitted]

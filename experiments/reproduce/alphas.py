@@ -55,7 +55,7 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         words(rows),
         "α: mean of Σ min(target, draft) over prefixes that the target generated, as in the paper, "
         "with its 95% interval by bootstrap over outputs (–: fewer than "
-        f"{metrics.ENOUGH}). The paper's rows are of other models and "
+        f"{metrics.MIN_OUTPUTS}). The paper's rows are of other models and "
         "tasks: they stand beside ours by their part in the comparison.",
         ("alphas.png",),
         measured=rows,

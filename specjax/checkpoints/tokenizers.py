@@ -15,7 +15,7 @@ from specjax.checkpoints.weights import PIECES
 from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
-ENOUGH = 0.5  # of the embedding's rows; published models are padded by less than a tenth
+MIN_SHARE_OF_ROWS = 0.5  # of the embedding's; published models are padded by less than a tenth
 
 
 def load(directory: Path) -> Any:
@@ -138,7 +138,7 @@ def real_vocab_size(tokenizer: Any, rows: int, directory: Path) -> int:
         return rows
     with panics():
         ids = tokenizer.get_vocab()
-    if len(ids) < ENOUGH * rows:
+    if len(ids) < MIN_SHARE_OF_ROWS * rows:
         wanted = getattr(tokenizer, "vocab_files_names", {}).values()
         missing = [name for name in wanted if not (directory / name).is_file()]
         raise ValueError(

@@ -22,7 +22,7 @@ from specjax.support.ranges import whole
 from specjax.types import Text
 
 POOL = 1024  # requests among which those of like width run together
-NARROWEST = 64  # tokens; widths that lie within a factor of 4 from there on are alike
+MIN_WIDTH = 64  # tokens; widths that lie within a factor of 4 from there on are alike
 
 
 def as_they_end(
@@ -154,7 +154,7 @@ def alike(requests: Iterable[Request]) -> Iterator[list[Request]]:
     while pool := list(itertools.islice(requests, POOL)):
         kinds: dict[int, list[Request]] = {}
         for request in pool:
-            span = NARROWEST
+            span = MIN_WIDTH
             while span < len(request.ids):
                 span *= 4
             kinds.setdefault(span, []).append(request)

@@ -29,8 +29,8 @@ LOOP = 4  # an output is in a loop if its second half repeats with at most this 
 LAW_P = 1e-4  # a correct pair is below it once in 10,000 runs, for each of the two loops
 LOW_ALPHA = 0.4  # tables of bigrams reach 0.36 to 0.52 on the embedded families
 DRIFT = 0.6  # of the first position's rate; without a fault later ones are near it, or above
-DEAR = 0.5  # c with which no α brings more than 1 / c = 2, however well the draft guesses
-WORTH = 1.05  # a speedup below it is within the noise of timing it
+MAX_USEFUL_C = 0.5  # c with which no α brings more than 1 / c = 2, however well the draft guesses
+MIN_SPEEDUP = 1.05  # a speedup below it is within the noise of timing it
 # How far apart logits may be that rounding turns over, in units of the largest one: each is a sum
 # over the width, so some hundred units in the last place.
 NEAR_TIE = {"float32": 2.0**-14, "float64": 2.0**-40}
@@ -252,7 +252,7 @@ def speed(costs: Costs, gamma: int, size: str, doubts: str = "") -> Finding:
       doubts: why nothing follows from the costs.
     """
     way_out = doubts
-    if costs.c >= DEAR and not doubts:
+    if costs.c >= MAX_USEFUL_C and not doubts:
         way_out = (
             "The draft is too slow to help, however accurate it is: take one with fewer layers (at "
             "most a tenth of the target's step time), or a larger target."
@@ -265,7 +265,7 @@ def speedup(expected: float, gamma: int, best: int, size: str) -> Finding:
     """Args: the most promising γ of 1 … gamma, or gamma where that is not known; 0: none is faster;
     and the size of a draft in words."""
     seen = f"{expected:.2f} times plain decoding at batch 1, {size}"
-    if expected >= WORTH:
+    if expected >= MIN_SPEEDUP:
         return Finding("speedup", "pass", seen + (f"; γ={best} promises more" * (0 < best < gamma)))
     if 0 < best < gamma:
         return Finding("speedup", "warn", seen, f"Draft less: --config.gamma={best} promises most.")

@@ -29,7 +29,7 @@ from specjax.speculative import Contexts, Speculative
 from specjax.state import State
 from specjax.types import Text
 
-ENOUGH = 10  # outputs for an interval: a bootstrap over fewer is too narrow
+MIN_OUTPUTS = 10  # outputs for an interval: a bootstrap over fewer is too narrow
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -38,7 +38,7 @@ class Alpha:
 
     value: float
     low: float | None  # 95% interval, by bootstrap over outputs: tokens of one output are
-    high: float | None  # correlated. None below `ENOUGH` outputs, which show too little of them
+    high: float | None  # correlated. None below `MIN_OUTPUTS` outputs: they show too little
     tokens: int
     overlaps: list[np.ndarray]  # Σ min(target, draft) at each token of each output
     rule: str = ""  # whose chance of acceptance it is, where that rule is not exact
@@ -52,7 +52,7 @@ class Alpha:
 
     def __repr__(self) -> str:
         of = f" of {self.rule}" if self.rule else ""
-        few = f"–: fewer than {ENOUGH} outputs" if self.low is None else self.interval
+        few = f"–: fewer than {MIN_OUTPUTS} outputs" if self.low is None else self.interval
         return (
             f"Alpha({self.value:.3f}{of}, 95% interval {few}, "
             f"{len(self.overlaps):,} outputs, {self.tokens:,} tokens)"
@@ -173,7 +173,7 @@ def alpha_of_outputs(
             f"Logits of {target.name} or its draft are not finite. Check the weights, or use a "
             "wider dtype."
         )
-    enough = len(found) >= ENOUGH
+    enough = len(found) >= MIN_OUTPUTS
     return Alpha(
         value,
         low if enough else None,

@@ -17,9 +17,9 @@ from specjax.rounds import where_active
 
 PRIOR_WEIGHT = 6.0  # tested tokens that the prior is worth
 MEASURED_WEIGHT = 40.0  # and an α that was measured
-TRUST = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
+PRIOR_SHARES = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
 CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves
-LEAST_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever
+MIN_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever
 MOST_HOPED = 0.98
 OUTPUTS = 256  # equally likely, of which a mean is taken
 
@@ -55,7 +55,7 @@ class Estimating(Goodput):
 
     def init(self, keys, gamma_max):
         none = super().init(keys, gamma_max)
-        return Evidence(none, none, jnp.zeros((*keys.shape, len(TRUST)), jnp.float32))
+        return Evidence(none, none, jnp.zeros((*keys.shape, len(PRIOR_SHARES)), jnp.float32))
 
     def prefers_plain(self, gamma_max, rounds, rows=1):
         """As `Goodput`. Where no draft pays at the measured α, every output pays for the try of the
@@ -118,7 +118,7 @@ class Estimating(Goodput):
     def expected_tokens(self, mean: float, gamma_max: int, rows: int) -> Float[np.ndarray, "N K"]:
         """1 + α + … + αᵏ for 0 … γ_max drafted tokens, of N equally likely outputs, or of the worst
         of so many rows."""
-        alpha = np.clip(mean, LEAST_CHANCE, 1 - LEAST_CHANCE)
+        alpha = np.clip(mean, MIN_CHANCE, 1 - MIN_CHANCE)
         total = float(self.concentration())
         shares = (np.arange(OUTPUTS) + 0.5) / OUTPUTS
         least = -np.expm1(np.log1p(-shares) / rows)  # quantiles of the least of so many uniforms
@@ -131,7 +131,7 @@ class Estimating(Goodput):
         Args:
           held: the estimates before it.
         """
-        held = jnp.clip(held, LEAST_CHANCE, 1 - LEAST_CHANCE)
+        held = jnp.clip(held, MIN_CHANCE, 1 - MIN_CHANCE)
         accepted = round_.in_output.astype(jnp.float32)[:, None]
         rejected = jnp.sum(round_.tested, axis=1).astype(jnp.float32)[:, None] - accepted
         credit = accepted * jnp.log(held) + rejected * jnp.log1p(-held)
@@ -157,7 +157,7 @@ class Estimating(Goodput):
         """
         recent, lasting = state.recent, state.lasting
         mean = (lasting.accepted + known * first) / (lasting.tested + known)
-        weight = self.weight * TRUST[None, :]
+        weight = self.weight * PRIOR_SHARES[None, :]
         accepted = recent.accepted[:, None] + weight * mean[:, None]
         return accepted / (recent.tested[:, None] + weight)
 
@@ -173,7 +173,7 @@ class Estimating(Goodput):
         """Of the Beta distribution of the outputs' α, (1 − b)/b: as many tested tokens the first α
         is worth to an output. A million where it is not known how far outputs differ; and a
         thousandth at least, for at 0 there is no distribution."""
-        between = jnp.clip(jnp.nan_to_num(self.costs.between), 1e-6, 1 - LEAST_CHANCE)
+        between = jnp.clip(jnp.nan_to_num(self.costs.between), 1e-6, 1 - MIN_CHANCE)
         return (1 - between) / between
 
 

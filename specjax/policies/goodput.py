@@ -29,7 +29,7 @@ class Tally(NamedTuple):
     tested: Float[Array, "B ..."]
 
 
-LEAST_MARGIN = 0.02  # that drafts must promise over plain decoding
+MIN_MARGIN = 0.02  # that drafts must promise over plain decoding
 
 
 @pytree
@@ -78,7 +78,7 @@ class Goodput(Policy):
     def margin(self) -> Float[Array, ""]:
         """What drafts must promise over plain decoding: as much as costs are off, if that is
         known."""
-        return jnp.fmax(self.costs.error, LEAST_MARGIN)
+        return jnp.fmax(self.costs.error, MIN_MARGIN)
 
     def alpha(self, state: Tally) -> Float[Array, " B"]:
         """The estimate for each row."""

@@ -69,11 +69,12 @@ DEPTH = 8  # of trees, at most
 # When a speedup is missing, what is to blame for it.
 LOW_ALPHA = 0.5  # every second drafted token is lost, and all that follow it
 SLOW_DRAFT = 0.5  # in target steps
-DEAR_VERIFY = 1.5  # the same, for a verify pass and the rest of a round
-SHORT = 0.85  # of the promised tokens: fewer come, since outputs end or later tokens are worse
+SLOW_VERIFY = 1.5  # the same, for a verify pass and the rest of a round
+# Of the promised tokens; with fewer, outputs end early or later tokens are worse.
+MIN_SHARE_OF_PROMISED = 0.85
 
-TRIES = 2  # of timings that contradict themselves
-SAME = 0.05  # speedups that differ by less are equal: timings are no better
+MAX_TIMINGS = 2  # of timings that contradict themselves
+EQUAL_WITHIN = 0.05  # speedups that differ by less are equal: timings are no better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Candidate:
     memory: int = 0
     """Bytes of parameters and caches of both models, at the batch size asked for."""
     alpha: float = 0.0
-    alpha_low: float | None = None  # of fewer than `metrics.ENOUGH` outputs there is no interval
+    alpha_low: float | None = None  # no interval below `metrics.MIN_OUTPUTS` outputs
     alpha_high: float | None = None
     agreement: float = 0.0
     """How often both models find the same token likeliest, over the same prefixes as α."""
@@ -483,7 +484,7 @@ class Trial:
         phased = functools.partial(begin, texts=timed, batch=[middle])
         parameters = drafters.parameters(loaded, self.target)
         expected = {} if tree else self._expected(name, longest, alpha.value)
-        for _ in range(TRIES):
+        for _ in range(MAX_TIMINGS):
             if tree:
                 costs, chosen = self._best_tree(loaded, longest, phased)
             else:
@@ -633,14 +634,15 @@ def recommend(
     faster = [candidate for candidate in sound if beats_plain(candidate)]
     if not faster:
         why = (
-            f"no draft here makes outputs come sooner by more than timings vary ({SAME:.0%})"
+            "no draft here makes outputs come sooner by more than timings vary "
+            f"({EQUAL_WITHIN:.0%})"
             if usable
             else "no draft can be used"
         )
         said = f"Use {PLAIN.name}: {why}."
         return plain(said, *map(why_not, usable), *refused)
     best = max(candidate.chosen_by for candidate in faster)
-    equals = [candidate for candidate in faster if candidate.chosen_by > (1 - SAME) * best]
+    equals = [candidate for candidate in faster if candidate.chosen_by > (1 - EQUAL_WITHIN) * best]
     winner = min(equals, key=lambda candidate: (candidate.memory, bool(candidate.tree)))
     words = _praise(winner, equals, usable, refused)
     settings = Settings(winner.gamma, tree=winner.tree or "chain", words=words)
@@ -651,10 +653,13 @@ def recommend(
 
 
 def beats_plain(candidate: Candidate) -> bool:
-    """Beyond the noise: outputs come sooner by `SAME`, on the inputs that choose and on the others,
-    and the loop is faster in three repeats of four. False where timings contradict themselves."""
+    """Whether outputs come sooner beyond the noise.
+
+    By `EQUAL_WITHIN`, on the inputs that choose and on the others, with a loop that is faster in
+    three repeats of four. False where timings contradict themselves.
+    """
     slower = min(candidate.chosen_by, candidate.speedup_end_to_end)
-    sooner = (1 - SAME) * slower >= PLAIN.speedup_end_to_end
+    sooner = (1 - EQUAL_WITHIN) * slower >= PLAIN.speedup_end_to_end
     return not candidate.doubts and sooner and candidate.speedup_low > PLAIN.speedup
 
 
@@ -669,7 +674,7 @@ def _praise(winner, equals, usable, refused) -> str:
     ]
     others = ", ".join(_called(c) for c in equals if c is not winner)
     if others:
-        said.append(f"No slower within {SAME:.0%}, but larger: {others}.")
+        said.append(f"No slower within {EQUAL_WITHIN:.0%}, but larger: {others}.")
     if winner.tree:
         said.append(f'tree="{winner.tree}"')
     if counts_ngrams(winner.name):
@@ -696,14 +701,14 @@ def reasons(candidate: Candidate) -> tuple[str, ...]:
     """Why a candidate is not faster: of "length", "later", "alpha", "c" and "v"."""
     one = candidate
     unended = one.unended or one.promised
-    if one.speedup > 1 or (one.predicted > 1 and one.tau < SHORT * unended):
+    if one.speedup > 1 or (one.predicted > 1 and one.tau < MIN_SHARE_OF_PROMISED * unended):
         return ("length",)
-    if one.predicted > 1 and unended < SHORT * one.promised:
+    if one.predicted > 1 and unended < MIN_SHARE_OF_PROMISED * one.promised:
         return ("later",)
     found = {
         "alpha": one.alpha < LOW_ALPHA,
         "c": one.c >= SLOW_DRAFT,
-        "v": one.round >= DEAR_VERIFY,
+        "v": one.round >= SLOW_VERIFY,
     }
     if any(found.values()):
         return tuple(name for name, holds in found.items() if holds)

@@ -25,16 +25,17 @@ from specjax.speculative import Speculative
 from specjax.tuning import fitting
 from specjax.types import Text
 
-TEXTS = 16  # that are decoded in each way, or a batch: at least `LEAST`, and at most one in `PART`
-LEAST, PART = 4, 32
+# Texts that a trial decodes in each way, or a batch of them. Of a run at most one in so many.
+MIN_TRIAL_TEXTS, MAX_TRIAL_TEXTS, TEXTS_PER_TRIAL_TEXT = 4, 16, 32
 TIMED_TEXTS = 4  # texts that costs are measured on, or a batch
-# How much more a length must promise where no trial says so: its cost may be a tenth too low
-# (`own_costs`), and beliefs, of which no promise knows, may bring a policy more.
-CLEARLY = 1.25
-WORTH = 1.02  # how much faster decisions must be in a trial: few outputs tell little
-# A second length is tried if it promises this share of what the first does: costs and α are no
-# better known. And if it is longer or shorter by this factor: lengths side by side differ little.
-CLOSE, APART = 0.95, 4 / 3
+# Of one length over the policy, where there is no trial: its cost may be a tenth too low
+# (`own_costs`), and a policy may gain by the drafter's beliefs, which the costs leave out.
+MIN_PROMISE_WITHOUT_TRIAL = 1.25
+# Of a policy over drafts of one length in a trial, which has few outputs.
+MIN_GAIN_OF_DECISIONS = 1.02
+# A second length is tried if it promises this share of what the first does, since costs and α are
+# no better known, and if it is longer or shorter by this factor: close lengths differ little.
+MIN_PROMISE_OF_SECOND, MIN_RATIO_OF_LENGTHS = 0.95, 4 / 3
 
 
 def fastest(
@@ -60,9 +61,9 @@ def fastest(
     """
     rows = max(1, batch_size)
     given = fitting.not_blank(target, texts)
-    count = min(max(TEXTS, rows), len(given) // PART) // rows * rows
+    count = min(max(MAX_TRIAL_TEXTS, rows), len(given) // TEXTS_PER_TRIAL_TEXT) // rows * rows
     some: list[list[int]] = []
-    if count >= LEAST and max_new_tokens >= 1 and _estimating(method):
+    if count >= MIN_TRIAL_TEXTS and max_new_tokens >= 1 and _estimating(method):
         some = fitting.tokenize(target, timing.spread(given, count), max_source_len)
         decoding.check_room(target, some, max_new_tokens)
     return faster(
@@ -84,15 +85,15 @@ def faster(
 ) -> Method:
     """The method, or plain decoding where its policy prefers that; or, if the policy is one of
     `Estimating`, drafts of one length, if these decode the texts in less time for a token, or if
-    the policy's decisions save less than `WORTH` says.
+    the policy's decisions save less than `MIN_GAIN_OF_DECISIONS` says.
 
-    It is the length of which α promises most, or another that promises `CLOSE` to as much. Plain
-    decoding is in every trial; where it is preferred, those lengths are tried that promise more. A
-    trial's batches end with their last row: no row takes the place of another.
+    The length is the one that α promises most of, or another that promises `MIN_PROMISE_OF_SECOND`
+    of it. Plain decoding is in every trial; where it is preferred, lengths that promise more are
+    tried too. A trial's batches end with their last row: no row takes the place of another.
 
-    Without a trial it is drafts of that length if they promise `CLEARLY` more than what is
-    preferred, by an α that was measured. On a CPU a policy can be that dear if each of its rounds
-    has the widest verify pass. No clock is read then.
+    Without a trial drafts of one length must promise `MIN_PROMISE_WITHOUT_TRIAL` times what is
+    preferred, by an α that was measured: on a CPU a policy's rounds can be that slow if each has
+    the widest verify pass. No clock is read then.
 
     Args:
       texts: ids from `decoding.tokenize`, none empty, for the trial.
@@ -116,12 +117,14 @@ def faster(
     first, *others = promised
     bar = policy.promised_speedup(method.gamma_max, rows) if preferred is method else 1.0
     if not len(texts):
-        clear = not np.isnan(policy.costs.alpha) and promised[first] > CLEARLY * bar
+        clear = (
+            not np.isnan(policy.costs.alpha) and promised[first] > MIN_PROMISE_WITHOUT_TRIAL * bar
+        )
         return of_length(method, first) if clear else preferred
     close = [
         length for length in others
-        if promised[length] >= CLOSE * promised[first]
-        and max(length, first) >= APART * min(length, first)
+        if promised[length] >= MIN_PROMISE_OF_SECOND * promised[first]
+        and max(length, first) >= MIN_RATIO_OF_LENGTHS * min(length, first)
     ]  # fmt: skip
     tried = [first, *close[:1]]
     if preferred is not method:
@@ -135,7 +138,7 @@ def faster(
     found = timing.side_by_side(ways, target, texts, repeats=2, **run)
     takes = {name: _per_token(found, name) for name in ways}
     if preferred is method:
-        takes["preferred"] *= WORTH
+        takes["preferred"] *= MIN_GAIN_OF_DECISIONS
     return ways[min(takes, key=lambda name: takes[name])]
 
 

@@ -149,7 +149,7 @@ def test_the_fastest_of_three_losers_does_not_stay(pair, monkeypatch, plain):
     method = method_of(pair, parse("lookahead", costs=Costs(0.1, [1.0] * 4, alpha=0.6)))
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
     assert isinstance(found, Autoregressive)
-    monkeypatch.setattr(trials, "WORTH", 1.0)
+    monkeypatch.setattr(trials, "MIN_GAIN_OF_DECISIONS", 1.0)
     found = trials.faster(method, pair.target, [[1]], max_new_tokens=8, key=KEY)
     assert (found is method) == (plain > 1)
 
