@@ -1,1 +1,1 @@
-"""What is worth it for a pair of models: costs, trials, the best draft, length and tree."""
+"""Costs, trials, and the best draft, length and tree for a pair of models."""

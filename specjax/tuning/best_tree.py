@@ -1,9 +1,9 @@
-"""The best fixed tree for a pair, from what was measured (Sequoia's programme, 2402.12374).
+"""The best fixed tree for a pair, by measured acceptance (Sequoia's programme, 2402.12374).
 
-Let p_r be the chance that the r-th child of a node is accepted, and every node be like any other.
-A node is then accepted with the product of the chances on the way to it, and a tree's expected
-number of accepted tokens is the sum over its nodes. Of all trees with n nodes and depth d the best
-is found by a programme over nodes, depths and ranks.
+Let p_r be the chance that the r-th child of a node is accepted, the same at every node. A node is
+accepted with the product of the chances on its path. A tree's expected number of accepted tokens is
+the sum over its nodes. A dynamic programme over nodes, depths and ranks finds the best tree of n
+nodes and depth d.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from specjax.trees.shapes import MAX_NODES, FixedTree, of_paths
 
 
 class Choice(NamedTuple):
-    """A tree, and what is expected of it."""
+    """A tree with its expected tokens and speedup."""
 
     shape: FixedTree
     tokens: float  # per call of the target, its own one included
@@ -26,13 +26,13 @@ class Choice(NamedTuple):
 def best_trees(
     by_rank: Sequence[float], sizes: Sequence[int], depth: int, draw: str = "without"
 ) -> dict[tuple[int, int], tuple[FixedTree, float]]:
-    """For each number of nodes and each depth up to `depth` the best tree, and its tokens.
+    """Find the best tree and its tokens for each number of nodes and each depth up to `depth`.
 
     Args:
       by_rank: the chance that a node's first, second, … child is accepted, and no earlier one.
       sizes: numbers of nodes.
-      depth: of the deepest trees.
-      draw: how children come, see `FixedTree`.
+      depth: the largest depth of a tree.
+      draw: how children are drawn, see `FixedTree`.
 
     Raises:
       ValueError: a chance outside [0, 1], or a size or depth below 1.
@@ -40,7 +40,7 @@ def best_trees(
     chances = [number("by_rank", p, "[0, 1]") for p in by_rank]
     counts = sorted({whole("sizes", size, f"[1, {MAX_NODES}]") for size in sizes})
     most, depth = counts[-1], whole("depth", depth, "[1, ∞)")
-    # gain[d][r, n]: of at most n nodes below a node, in children from rank r on, d levels deep.
+    # gain[d][r, n]: from at most n nodes below a node, in children of rank ≥ r, d levels deep.
     gain = [np.zeros((len(chances) + 1, most + 1))]
     taken = []  # how many of the n go to child r and below it
     for _ in range(depth):
@@ -68,7 +68,7 @@ def best_trees(
     for size in counts:
         for levels in range(1, min(depth, size) + 1):
             ranks = paths(levels, size, ())
-            if len(ranks) == size:  # else there is no such tree: too few levels and ranks
+            if len(ranks) == size:  # otherwise too few levels and ranks for such a tree
                 tree = of_paths(_best_first(ranks, chances), draw)
                 found[size, levels] = tree, float(1 + gain[levels][0, size])
     return found
@@ -77,7 +77,7 @@ def best_trees(
 def _best_first(
     paths: Sequence[tuple[int, ...]], chances: Sequence[float]
 ) -> list[tuple[int, ...]]:
-    """The nodes by what they are worth, so that the first n of them are a good tree too."""
+    """Order nodes by value, so that the first n of them are a good tree too."""
     worth: dict[tuple[int, ...], float] = {(): 1.0}
     for path in sorted(paths, key=lambda path: (len(path), path)):
         worth[path] = worth[path[:-1]] * chances[path[-1]]
@@ -94,11 +94,11 @@ def choose(
     verify: Callable[[int], float],
     draw: str = "without",
 ) -> list[Choice]:
-    """For each number of nodes the tree with the largest expected speedup.
+    """Choose the tree with the largest expected speedup for each number of nodes.
 
     Args:
-      draft: what a level costs, in steps of the target.
-      verify: what a call of the target costs that sees so many tokens, in its steps.
+      draft: cost of a level, in target steps.
+      verify: cost of a target call over a number of tokens, in target steps.
       others: see `best_trees`.
     """
     made = best_trees(by_rank, sizes, depth, draw)

@@ -1,4 +1,4 @@
-"""Loops that draft a given number of tokens in every round, and what they did."""
+"""Loops that draft a fixed number of tokens in every round, and counts of their work."""
 
 from typing import Any, NamedTuple
 
@@ -15,27 +15,27 @@ from specjax.state import State
 
 
 class Counts(NamedTuple):
-    """What was done in each row."""
+    """Work done in each row."""
 
-    rounds_by_length: Int[Array, "B K"]  # the batch's longest draft, which is what they take
+    rounds_by_length: Int[Array, "B K"]  # by the batch's longest draft, which sets their time
     accepted: Int[Array, " B"]  # tokens, none behind an EOS
     tested: Int[Array, " B"]
-    policy: Any  # the state of the one that decides
+    policy: Any  # the state of the policy that decides
 
 
 @pytree
 class Undecided(Policy):
-    """Drafts γ_max tokens, which the loop does not know: what is left of a policy without its
-    decisions."""
+    """Drafts γ_max tokens, unknown to the loop in advance: a policy without decisions."""
 
 
 @pytree
 class Always(Policy):
-    """Drafts `length` tokens in every round, and counts. The budget may end a draft, and a drafter
-    may have nothing to say. What `policy` decides is computed, for its time; it counts where
-    `length` is negative, which no compiler knows. Around a policy whose drafts are `fixed` these
-    are too, so that the loop is lowered as its own. One that `refuses` calls the drafter and takes
-    no token."""
+    """Drafts `length` tokens in every round, and counts them.
+
+    The budget or the drafter may end a draft early. `policy` decides too, so that its time is
+    measured. Its decisions apply only if `length` is negative, which the compiler cannot rule out.
+    If `policy` is `fixed`, so is this one. With `refuses` it calls the drafter and takes no token.
+    """
 
     reads_batch = True
 
@@ -45,7 +45,7 @@ class Always(Policy):
 
     @property
     def fixed(self) -> bool:  # type: ignore[override]
-        """See `Policy`."""
+        """Whether drafts have a fixed length, as those of `policy` do."""
         return self.policy.fixed
 
     def init(self, keys, gamma_max):
@@ -82,14 +82,14 @@ class Always(Policy):
 
 
 class Note(NamedTuple):
-    """What is kept of a batch."""
+    """Counts of one batch."""
 
-    rounds: list[int]  # of the row that lasted longest, by drafted tokens; plain: its tokens
+    rounds: list[int]  # of the longest-running row, by drafted tokens; plain: its tokens
     tokens: Int[np.ndarray, "2 B"]  # accepted and tested in each row; plain: none
 
 
 def note(state: State) -> Note:
-    """Of a batch that is done, in a loop with `Always` or in plain decoding."""
+    """Read the counts of a finished batch, in a loop with `Always` or in plain decoding."""
     calls = sharding.fetch(state.stats.target_calls)
     row = int(calls.argmax())
     if not state.policy:

@@ -1,27 +1,26 @@
-"""What rounds and calls cost here, in seconds: fitted to whole calls of the loops.
+"""Costs of rounds and calls on this machine, in seconds: fitted to whole calls of the loops.
 
-Rounds within a call take other times than a round that is timed by itself: the first ones find cold
-caches. So whole calls are timed, on real inputs, in loops that draft the same number of tokens in
-every round. Each call is a known sum:
+A round timed by itself takes another time than within a call, whose first rounds find cold caches.
+So whole calls are timed, on real inputs, in loops that draft the same number of tokens in every
+round. Each call is a known sum:
 
     plain call + tokens · token
     call + Σ over rounds of k drafted tokens of  pass(width) + [k > 0] · begin + k · draft
 
-A first call of the drafter that no token comes of takes begin + draft.
+A first call of the drafter that yields no token takes begin + draft.
 
 Calls of one token are timed too: outputs of one length fit any split between the fixed time of a
-call and the time of its rounds. Drafts have fixed lengths, and the loop's policy decides as it does
-in a run, which takes time. The parts are fitted by non-negative least squares on medians over
-repeats in turns. `Costs` also has how far the calls are from the fit, and by how much a longer
-draft was cheaper.
+call and the time of its rounds. Drafts have fixed lengths, but the loop's policy still decides,
+since deciding takes time. The parts are fitted by non-negative least squares on medians over
+interleaved repeats. `Costs` also holds the error of the fit, and by how much a longer draft was
+cheaper.
 
-On an accelerator a loop whose drafts are `fixed` runs without waiting for the host, and takes as
-long for a round that the budget cuts short. Its rounds have one cost, which holds for no other
-loop.
+On an accelerator a loop with `fixed` drafts runs without waiting for the host. A round that the
+budget cuts short takes as long as any other. So its rounds have one cost, valid for no other loop.
 
-A wider pass can be the faster one: a matrix product has sizes that suit the machine. A loop is
-counted as if it had only those passes that are faster than all wider ones, and `pruned` leaves it
-these. So no draft is cheaper than a shorter one.
+A wider pass can be the faster one: a matrix product has sizes that suit the machine. Costs assume
+only passes that are faster than all wider ones, and `pruned` leaves a loop only these. So no draft
+is cheaper than a shorter one.
 """
 
 import dataclasses
@@ -57,12 +56,12 @@ POLICIES = "policies"  # the loop that all policies share
 CALL, PLAIN_CALL, TOKEN, BEGIN, DRAFT = "call", "plain call", "token", "begin", "draft"
 DECIDE, DECIDE_TOKEN = "decide", "decide on a token"  # by loop
 REFUSED = "refused"  # beyond a round that calls no drafter: the beginning of a draft, and a step
-# Of a round, what a narrower pass must save: passes that change from round to round take as much.
+# The share of a round that a narrower pass must save: changing between passes costs as much.
 SAVING = 0.02
 
-ALPHA_TEXTS = 32  # that tell a policy its α, where there are so many
+ALPHA_TEXTS = 32  # texts from which α is estimated, at most
 
-# What a call is made of: `CALL`, `PLAIN_CALL`, `TOKEN`, `REFUSED`, and (loop, drafted tokens) for
+# A call in units of work: `CALL`, `PLAIN_CALL`, `TOKEN`, `REFUSED`, and (loop, drafted tokens) for
 # rounds.
 Work = Mapping[Hashable, float]
 
@@ -84,26 +83,25 @@ def measure(
     refusals: bool = False,
     names: tuple[str, str] = ("target", "draft"),
 ) -> dict[str, Costs]:
-    """Time calls of the loops, all in turns, and fit.
+    """Time calls of the loops in turns, and fit their costs.
 
-    α is counted by output, in the first loop, with drafts of a length in the middle.
+    α is counted by output, in the first loop, with drafts of medium length.
 
     Args:
       loops: by name, of one target and one drafter; each with its own γ_max and widths. Their
-        policies decide, and are not followed: drafts have lengths that are given. They are those of
-        `lengths_of`; γ_max where drafts are `fixed`, so that these costs say nothing of shorter
-        drafts; and 1 and γ_max in a loop that has the passes of another.
+        policies decide, but draft lengths are given: those of `lengths_of`; γ_max alone where
+        drafts are `fixed`, so these costs hold for no shorter draft; 1 and γ_max in a loop that
+        shares the passes of another.
       texts: ids from `decoding.tokenize`, none empty. They are repeated to fill a batch.
-      max_new_tokens: the budget of real calls, which the shapes follow.
+      max_new_tokens: the budget of real calls, which sets the shapes.
       passes_of: loops that differ from another in their policy alone, and that other.
-      plain: the loop whose tokens are to be timed too; without it `token` is NaN.
-      longest: the budget of the timed calls that are not of one token; default max_new_tokens.
+      plain: the plain loop, to time its tokens; without it `token` is NaN.
+      longest: the budget of timed calls of more than one token; default max_new_tokens.
       batch_size: rows of a call; a batch lasts as long as the row with the most rounds.
       turn: calls of a turn, as in `timing.in_turns`.
-      untimed: ids of more texts, which are decoded once each, for α alone: a few outputs tell
-        little of it.
-      refusals: also time calls of the drafter that no token comes of, which replay asks for, in the
-        first loop. Its policy is not `fixed`.
+      untimed: ids of more texts, which are decoded once each, for α alone.
+      refusals: also time drafter calls that yield no token, in the first loop, as replay needs
+        them. The policy of that loop is not `fixed`.
     """
     longest, width = longest or max_new_tokens, decoding.common_width([*texts, *untimed])
     whole = -(-len(texts) // batch_size) * batch_size
@@ -169,17 +167,18 @@ def measure(
     return fit(widths, calls, *shares, passes_of=passes_of, steady=steady)
 
 
-TYPICAL = 0.05  # how far outputs differ, as a few of them may hide
-FEW = 2  # outputs that it is worth
+TYPICAL = 0.05  # prior of `Costs.between`, since few outputs may hide how far they differ
+FEW = 2  # outputs that the prior counts as
 
 
 def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float, float]:
-    """α, how far outputs differ (`Costs.between`), and the standard error of α. All are NaN if
-    nothing was tested.
+    """Estimate α, how far outputs differ (`Costs.between`), and the standard error of α.
 
-    How far they differ is the correlation b of two acceptances of one output, from mean squares
-    between outputs and within them. A few outputs tell little of it: it is drawn towards what is
-    typical. Of outputs with n tested tokens each, α has the variance
+    All are NaN if nothing was tested. How far outputs differ is the correlation b of two
+    acceptances of one output, from mean squares between and within outputs. b is shrunk towards a
+    typical value, since few outputs show little of it.
+
+    With n tested tokens in each output, α has the variance
 
         α(1 − α) · Σ n² (b + (1 − b)/n) / (Σ n)²
 
@@ -195,7 +194,7 @@ def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float, 
     if 1 < count < total:
         apart = np.sum(tested * (rates - alpha) ** 2) / (count - 1)
         within = np.sum(accepted * (1 - rates)) / (total - count)
-        size = (total - np.sum(tested**2) / total) / (count - 1)  # of an output, in the mean
+        size = (total - np.sum(tested**2) / total) / (count - 1)  # mean size of an output
         weight = count
         if apart > within:
             correlation = (apart - within) / (apart + (size - 1) * within)
@@ -205,13 +204,13 @@ def acceptance(accepted: np.ndarray, tested: np.ndarray) -> tuple[float, float, 
 
 
 def _work(loop: str | None, rounds: Sequence[int], refusing: int = 0) -> Work:
-    """What a call was made of.
+    """Describe a call in units of work.
 
     Args:
-      loop: None: plain decoding.
+      loop: a name; None for plain decoding.
       rounds: as in `counting.Note`.
-      refusing: the budget of a call whose rounds draft nothing; the last token of a budget has no
-        room for a draft, so that the drafter is not called for it.
+      refusing: the budget of a call whose rounds draft nothing. Its last token has no room for a
+        draft, so the drafter is not called for it.
     """
     if loop is None:
         return {PLAIN_CALL: 1, TOKEN: rounds[0]}
@@ -226,8 +225,10 @@ def passes(loop: Speculative) -> tuple[int, ...]:
 
 
 def lengths_of(widths: Sequence[int]) -> list[int]:
-    """Draft lengths that tell all parts: of each pass the shortest draft, the longest, and one
-    between; and 0 and 1."""
+    """Choose draft lengths that determine all costs.
+
+    They are 0, 1, and for each pass the shortest draft, the longest, and one between.
+    """
     shortest = [0, *widths[:-1]]
     ends = zip(shortest, widths, strict=True)
     found = {n for least, width in ends for n in (least, (least + width - 1) // 2, width - 1)}
@@ -243,16 +244,16 @@ def fit(
     passes_of: Mapping[str, str] | None = None,
     steady: Collection[str] = (),
 ) -> dict[str, Costs]:
-    """Costs of each loop, from calls that are known sums.
+    """Fit the costs of each loop to calls that are known sums.
 
     Args:
       loops: the widths of their verify passes, ascending, γ_max + 1 the last. Loops of a single
         pass share it where it is as wide.
-      calls: what each is made of, and the seconds that it took.
+      calls: the work of each call, and its seconds.
       alpha, between, alpha_error: see `Costs`.
-      passes_of: more loops, and the one whose costs they have but for what their policies take, by
-        call, by round and by drafted token.
-      steady: those of `loops` whose rounds all take the same, whatever they draft.
+      passes_of: more loops, each with the loop whose costs it shares, except for the time of its
+        policy by call, by round and by drafted token.
+      steady: those of `loops` whose rounds all take the same time, whatever they draft.
 
     Raises:
       ValueError: no call with a round of one of the loops.
@@ -267,9 +268,9 @@ def fit(
             parts[name, k] = {own: 1.0, BEGIN: float(k > 0), DRAFT: float(k)}
             if name in steady:
                 parts[name, k] = {(name, "round"): 1.0}
-    # Calls may take more of their own. A policy's state begins and ends with the call; and a first
-    # round finds a wide pass cold, of which a call of one round says too much. Only where refused
-    # calls were timed can it be separated from the beginning of a draft.
+    # A loop may have a fixed time of its own: a policy's state begins and ends with the call. A
+    # first round also finds a wide pass cold, which calls of one round overstate. It can be
+    # separated from the beginning of a draft only where refused calls were timed.
     own_call = set(passes_of)
     if refusals := any(REFUSED in work for work in works):
         own_call |= {name for name, widths in loops.items() if len(widths) == 1}
@@ -300,7 +301,7 @@ def fit(
     }
     found = {}
     for name, widths in loops.items():
-        # Noise may leave nothing for a round beside calls and draft steps; `error` says so.
+        # Noise may leave nothing for a round beside calls and draft steps; `error` shows it.
         least = 0.01 * _mean_round(name, works, seconds)
         facts["call"] = took.get(CALL, 0.0) + took.get((CALL, name), 0.0)
         if name in steady:
@@ -320,20 +321,20 @@ def fit(
 
 
 def _pass(loop: str, widths: Sequence[int], width: int) -> Hashable:
-    """A kind of work. Loops of a single pass share it where it is as wide."""
+    """The kind of work of a verify pass. Loops of a single pass share it if it is as wide."""
     return "pass", "" if len(widths) == 1 else loop, width
 
 
 def _verify(took: Mapping[int, float | None], begin: float) -> list[float]:
-    """By 0 … γ_max drafted tokens, of a loop that is `pruned`.
+    """Compute the costs of rounds by 0 … γ_max drafted tokens, for a `pruned` loop.
 
     Args:
-      took: each pass, by width, ascending; None: it never ran, and may take as much for a position
-        as the next narrower one, or else as the next wider one.
+      took: time of each pass, by width, ascending. None: it never ran, and takes as much per
+        position as the next narrower pass, or else as the next wider one.
     """
     first, *wider = took
     known = next(time for time in took.values() if time is not None)
-    rounds: dict[int, float] = {}  # with a draft, but for its steps
+    rounds: dict[int, float] = {}  # with a draft, without its steps
     for width, time in took.items():
         near = max(rounds, default=width)
         if time is not None:
@@ -349,17 +350,17 @@ def _verify(took: Mapping[int, float | None], begin: float) -> list[float]:
 
 
 def pruned(widths: Sequence[int], table: Costs) -> tuple[int, ...]:
-    """Of a loop's passes those that its costs are of: one that a wider one undercuts is left out.
+    """Select the passes of a loop that its costs hold for: those that no wider pass undercuts.
 
     Args:
-      widths: of the loop that was timed, as in `Speculative`.
+      widths: of the timed loop, as in `Speculative`.
     """
     verify = np.asarray(table.verify)
     return tuple(w for w in widths if w > table.gamma_max or w == 1 or verify[w - 1] < verify[w])
 
 
 def _mean_round(loop: str, works: Sequence[Work], seconds: Sequence[float]) -> float:
-    """Of calls of this loop, the time by the rounds."""
+    """Compute the mean time of a round, from calls of this loop."""
     rounds = [
         sum(n for kind, n in work.items() if isinstance(kind, tuple) and kind[0] == loop)
         for work in works
@@ -380,10 +381,11 @@ def _sum(parts: Mapping[Hashable, Work], work: Work) -> dict[Hashable, float]:
 def _drop(
     loops: Mapping[str, Sequence[int]], works: Sequence[Work], seconds: Sequence[float]
 ) -> float:
-    """The largest share by which a longer draft, or a wider pass, is cheaper if each kind of round
-    may have any cost. Kinds that no call is mainly made of are left out, and so are rounds without
-    a draft: where a drafter has nothing to say they are among others, and searching in vain takes
-    its own time."""
+    """The largest share by which a longer draft, or a wider pass, is cheaper.
+
+    Each kind of round may have any cost. Kinds that make up little of every call are left out. So
+    are rounds without a draft: some contain a search in vain, which takes its own time.
+    """
     free = unit_times(works, seconds, ordered=False)
     rounds = [{kind: n for kind, n in work.items() if isinstance(kind, tuple)} for work in works]
     main = {max(work, key=work.__getitem__) for work in rounds if work}
@@ -404,14 +406,14 @@ def _drop(
 def unit_times(
     works: Sequence[Work], seconds: Sequence[float], *, ordered: bool = True
 ) -> dict[Any, float]:
-    """What a unit of each kind of work takes, from calls that are known sums of such units.
+    """Estimate the time of a unit of each kind of work, from calls that are known sums.
 
     Least squares of the relative errors: a long call does not count for more than a short one.
 
     Args:
       works: for each call, how many units of which kinds.
-      seconds: what each call took, > 0.
-      ordered: no unit takes less than nothing. False: any sign.
+      seconds: the time of each call, > 0.
+      ordered: True: no unit takes a negative time. False: any sign.
     """
     kinds = list(dict.fromkeys(kind for work in works for kind in work))
     amounts = np.array([[work.get(kind, 0.0) for kind in kinds] for work in works])
@@ -426,23 +428,22 @@ def unit_times(
 
 
 def apart(key: Key[Array, ""]) -> Key[Array, ""]:
-    """A key for measurements before a run with this key: no input has that index.
+    """Derive a key for measurements before a run with this key: no input has that index.
 
-    Costs must not depend on draws that the run will make, or its outputs would not be draws from
-    the target.
+    Costs must not depend on draws of the run, or its outputs would not be draws from the target.
     """
     return jax.random.fold_in(key, np.uint32(2**32 - 1))
 
 
 def not_blank(target: Checkpoint, texts: Sequence[Text]) -> list[Text]:
-    """Texts with a token to read: what follows an empty prompt is no sample of other outputs."""
+    """Select texts with at least one token: an empty prompt's output is no sample of the others."""
     return [text for text in texts if len(text) and not decoding.is_blank(target, text)]
 
 
 def tokenize(
     target: Checkpoint, texts: Sequence[Text], max_source_len: int | None
 ) -> list[list[int]]:
-    """Ids, without warnings: the run will say which texts it cuts."""
+    """Tokenize without warnings: the run will warn about texts that it cuts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return decoding.tokenize(target, texts, max_source_len)
@@ -463,14 +464,14 @@ def costs_for(
     """Measure the costs of this loop and of plain decoding, for a policy.
 
     Some texts, `batch_size` or four, are decoded up to 32 tokens, three times with drafts of each
-    of a few lengths: a few seconds, and the compilation of two loops. More texts, up to
-    `ALPHA_TEXTS` in all, are decoded once, for α. Of a tree single rounds are timed
-    (`tree_costs.measure`), by depth, or by nodes for a policy that sets their number.
+    of a few lengths. This takes a few seconds, and the compilation of two loops. More texts, up to
+    `ALPHA_TEXTS` in all, are decoded once, for α. For a tree, single rounds are timed
+    (`tree_costs.measure`), by depth, or by nodes if the policy sets their number.
 
     Args:
       policy: one that needs costs (`policies.needs_costs`), with or without its other settings.
-      method: the loop that it is for, whatever its policy is.
-      key: that of the run, which draws apart from what is decoded here.
+      method: the loop that is measured; its own policy is not read.
+      key: of the run; the measurements draw independently of the run.
       batch_size: rows decoded at once.
     """
     key = apart(key)
@@ -504,7 +505,7 @@ def costs_for(
 
 
 def _costs_of_a_tree(policy, method, target, sources, key, batch_size) -> Costs:
-    """See `costs_for`. Sources are repeated to fill the batch."""
+    """Measure the costs of a tree, as `costs_for`. Sources are repeated to fill the batch."""
     contexts, state = decoding.prepare(
         method,
         target,
@@ -524,7 +525,7 @@ def _by_nodes(policy: str) -> bool:
 def with_costs(
     method: Speculative | TreeSpeculative, policy: str, table: Costs
 ) -> Speculative | TreeSpeculative:
-    """Build the loop with a policy by name, its costs, and the passes that these are of."""
+    """Build the loop with a policy by name, its costs, and the passes that these hold for."""
     made = parse_with_costs(policy, table)
     if not method.branches:
         method = dataclasses.replace(method, widths=pruned(method.widths, table))
@@ -540,7 +541,7 @@ def static(gamma: int) -> str:
 
 
 def static_costs(found: Mapping[str, Costs], gamma: int) -> Costs:
-    """Of the loop of a static γ. Between those that were timed the verify pass grows evenly.
+    """Costs of the loop of a static γ. The verify pass is interpolated between timed γ.
 
     Raises:
       ValueError: a γ below or above all that were timed.
@@ -557,18 +558,18 @@ def static_costs(found: Mapping[str, Costs], gamma: int) -> Costs:
 
 
 def alone(found: Mapping[str, Costs]) -> dict[int, float]:
-    """Of a round in the loop of each static γ that has a cost, all of it drafted."""
+    """Costs of a fully drafted round, by static γ, each in its own loop."""
     return {k: float(static_costs(found, k).round_times(k)[k]) for k in gammas(found)}
 
 
 def gammas(found: Mapping[str, Costs]) -> range:
-    """The static γ that `static_costs` has: from the shortest that was timed to the longest."""
+    """The range of static γ that `static_costs` covers: from the shortest timed to the longest."""
     timed = _timed(found)
     return range(timed[0].gamma_max, timed[-1].gamma_max + 1)
 
 
 def _timed(found: Mapping[str, Costs]) -> list[Costs]:
-    """Of static γ, ascending."""
+    """Costs of the timed static γ, ascending."""
     timed = [of for name, of in found.items() if name == static(of.gamma_max)]
     return sorted(timed, key=lambda of: of.gamma_max)
 
@@ -576,11 +577,11 @@ def _timed(found: Mapping[str, Costs]) -> list[Costs]:
 def by_formula(
     c: float, verify: Sequence[float], overhead: float, widths: Sequence[int]
 ) -> dict[str, Costs]:
-    """γc + v + overhead, in target steps.
+    """Build costs by the formula γc + v + overhead, in target steps.
 
     Args:
-      verify: the verify pass, by the 0 … γ_max drafted tokens that it has room for.
-      widths: those that policies may choose; see `Speculative`.
+      verify: cost of the verify pass, by the 0 … γ_max drafted tokens that it has room for.
+      widths: passes that policies may choose; see `Speculative`.
     """
     gamma_max = len(verify) - 1
     room = [
@@ -599,14 +600,14 @@ def by_formula(
 
 
 def words(table: Costs) -> str:
-    """What rounds take, if costs are in seconds, and how good the fit is."""
+    """Describe what rounds take, if costs are in seconds, and how good the fit is."""
     first, *_, last = (1e3 * table.round_times(table.gamma_max)).tolist()
     rounds = f"{first:.3g} ms for the smallest round, {last:.3g} for the largest."
     return rounds if np.isnan(table.error) else f"{rounds} {goodness(table)}"
 
 
 def goodness(table: Costs) -> str:
-    """How good a fit is, in a sentence."""
+    """Describe how good a fit is, in a sentence."""
     return (
         f"A timed call is {float(table.error):.1%} from its cost in the middle and at most "
         f"{float(table.largest_error):.0%}; a longer draft was timed as cheaper by at most "

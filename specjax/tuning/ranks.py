@@ -1,4 +1,4 @@
-"""How often the r-th child of a node is accepted: what a tree is worth follows from it."""
+"""How often the r-th child of a node is accepted, which sets the value of a tree."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -37,10 +37,10 @@ def by_rank(
     ranks: int,
     drawn: bool,
 ) -> Float[Array, "B T R"]:
-    """At every prefix, the chance that the first, second, … child is accepted.
+    """The chance that the first, second, … child is accepted, at every prefix.
 
     Args:
-      outputs, emitted: and the others as `metrics.overlaps` takes them.
+      outputs, emitted: like the other arguments as `metrics.overlaps` takes them.
       drawn: whether children are drawn, without replacement, and judged by the sibling rule; else
         they are the likeliest tokens.
     """
@@ -85,13 +85,14 @@ def acceptance_by_rank(
     max_source_len: int | None = None,
     check_tokens: bool = True,
 ) -> Float[np.ndarray, " R"]:
-    """The chance that a node's r-th child is accepted, and no earlier one, r = 1 … 10; means over
-    prefixes of the target's outputs.
+    """Measure the chance that a node's r-th child is accepted, and no earlier one, r = 1 … 10.
+
+    The chances are means over prefixes of the target's outputs.
 
     Args:
       drawn: whether children are drawn without replacement and judged by the sibling rule. If not,
-        they are the drafter's likeliest tokens, and the chances the target's probabilities of them,
-        which no lossless rule exceeds.
+        children are the drafter's likeliest tokens, and chances are the target's probabilities of
+        them, which no lossless rule exceeds.
 
     Raises: as `metrics.alpha_of_outputs`.
     """

@@ -1,4 +1,4 @@
-"""Which draft, which γ, or none: candidates measured beside one another on one's own inputs.
+"""Which draft, which γ, or none: candidates measured side by side on one's own inputs.
 
 chosen = specjax.select(target, ["google-t5/t5-small", "lookup"], texts)
 print(chosen.words)
@@ -66,26 +66,26 @@ FAMILIES = (
 
 DEPTH = 8  # of trees, at most
 
-# When a speedup is missing, what is to blame for it.
+# Thresholds that explain a missing speedup.
 LOW_ALPHA = 0.5  # every second drafted token is lost, and all that follow it
 SLOW_DRAFT = 0.5  # in target steps
-SLOW_VERIFY = 1.5  # the same, for a verify pass and the rest of a round
-# Of the promised tokens; with fewer, outputs end early or later tokens are worse.
+SLOW_VERIFY = 1.5  # in target steps, for a verify pass and the rest of a round
+# Share of the promised tokens; below it, outputs end early or later tokens are worse.
 MIN_SHARE_OF_PROMISED = 0.85
 
-MAX_TIMINGS = 2  # of timings that contradict themselves
+MAX_TIMINGS = 2  # of a candidate, while its timings contradict themselves
 EQUAL_WITHIN = 0.05  # speedups that differ by less are equal: timings are no better
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A draft and what was found of it; numbers stay 0 where it cannot draft at all."""
+    """A draft and its measurements; numbers stay 0 if it cannot draft at all."""
 
     name: str
     problem: str = ""
-    """Why it cannot: it does not fit the target, or cannot be loaded."""
+    """Why it cannot draft: it does not fit the target, or cannot be loaded."""
     remarks: tuple[str, ...] = ()
-    """What else differs from the target and no loop reads; what n-grams were counted on."""
+    """Other differences from the target, which no loop reads; what n-grams were counted on."""
     parameters: int = 0
     memory: int = 0
     """Bytes of parameters and caches of both models, at the batch size asked for."""
@@ -93,47 +93,47 @@ class Candidate:
     alpha_low: float | None = None  # no interval below `metrics.MIN_OUTPUTS` outputs
     alpha_high: float | None = None
     agreement: float = 0.0
-    """How often both models find the same token likeliest, over the same prefixes as α."""
+    """How often both models have the same likeliest token, over the same prefixes as α."""
     c: float = 0.0
     gamma: int = 0
-    """The best, by α and the times of whole rounds; of a tree its depth."""
+    """The best γ, by α and the times of whole rounds; of a tree its depth."""
     tree: str = ""
     """The best tree, as `generate` takes it; empty: a chain."""
     nodes: int = 0
-    """Of the tree; of a chain γ."""
+    """Drafted tokens of a round: nodes of the tree, or γ."""
     v: float = 0.0
-    """Of so many nodes."""
+    """Cost of a verify pass over that many `nodes`, in target steps."""
     steps: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """By γ: target steps that a whole round takes."""
+    """Target steps of a whole round, by γ."""
     promised: float = 0.0
-    """Tokens for each call of the target: by α; by the acceptance of each rank; or, for a drafter
-    that `guesses`, by that of each position."""
+    """Expected tokens per target call: by α, by the acceptance of each rank, or, for a drafter that
+    `guesses`, by that of each position."""
     guesses: bool = False
-    """Whether later tokens of a draft are right less often than the first: γ goes by the rates of
-    each position then."""
+    """Whether later tokens of a draft are accepted less often than the first. γ then follows from
+    the rates of each position."""
     expected: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """By γ: what `promised` is for the best one."""
+    """Expected tokens per target call, by γ; `promised` is that of the best γ."""
     unended: float = 0.0
-    """Tokens for each call, by the rates of each position in the timed loop: what would come if no
-    output ended inside a draft."""
+    """Tokens per target call by the rates of each position in the timed loop, as if no output ended
+    inside a draft."""
     tau: float = 0.0
     tokens: float = 0.0
-    """Of an output, the mean."""
+    """Mean tokens of an output."""
     predicted: float = 0.0
     """Speedup of the loop, by Eq. (1) and `steps`."""
     speedup: float = 0.0
-    """Measured: plain decoding's time over that of speculation, both without prefill."""
+    """Measured speedup: plain decoding's time over speculation's, both without prefill."""
     speedup_low: float = 0.0
     speedup_high: float = 0.0
     speedup_end_to_end: float = 0.0
-    """With encoder and prefill of both models."""
+    """Measured speedup with encoder and prefill of both models."""
     choosing: float = 0.0
-    """The same on those timed inputs that choose among candidates. All other speedups are of the
-    rest: what won on some inputs was lucky there. 0: there is no rest."""
+    """End-to-end speedup on those timed inputs that choose among candidates; 0: there is no rest.
+    All other speedups are of the rest, since the winner was lucky on the inputs that chose it."""
     doubts: Sequence[str] = ()
-    """What cannot be in its timings: nothing follows from them."""
+    """Contradictions in its timings: nothing follows from them."""
     load: float | None = None
-    """Load average for each processor, after it was timed."""
+    """Load average per processor, after it was timed."""
 
     @property
     def round(self) -> float:
@@ -155,7 +155,7 @@ PLAIN = Candidate(
     speedup_high=1.0,
     speedup_end_to_end=1.0,
 )
-"""A candidate like any other, which needs no draft: whatever is not faster loses to it."""
+"""The candidate of plain decoding: a draft that is not faster loses to it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,13 +164,13 @@ class Selection:
 
     candidates: list[Candidate]
     settings: Settings
-    """For `generate`, with the chosen draft. γ = 0: plain decoding."""
+    """Settings for `generate`, with the chosen draft. γ = 0: plain decoding."""
     draft: str | Checkpoint | Drafter | None = None
-    """The chosen one; None: plain decoding."""
+    """The chosen draft; None: plain decoding."""
 
     @property
     def words(self) -> str:
-        """What to use and why, in sentences."""
+        """The recommendation and its reasons, in sentences."""
         return self.settings.words
 
 
@@ -198,19 +198,19 @@ def select(
         specjax.generate(target, chosen.draft, texts, settings=chosen.settings)
 
     Args:
-      target: whose outputs are to come sooner.
+      target: the model whose outputs are to come sooner.
       drafts: what `generate` takes as its draft, names included ("unigram" and "bigram" are counted
         here). Named models are loaded one at a time and freed. None given: the members of the
         target's family that are smaller, see `smaller_members`. Plain decoding is compared with
         all of them.
       texts: inputs of the kind that will be decoded; some 50 are enough.
-      sampling, max_new_tokens, key, max_source_len, batch_size, check_tokens: as of `generate`,
-        and as they will be used there. Timings are of batch 1 all the same.
+      sampling, max_new_tokens, key, max_source_len, batch_size, check_tokens: as in `generate`,
+        with the values of later use. Timings are at batch 1 all the same.
       gammas: draft lengths to choose from.
       nodes: sizes of trees to try too, such as (8, 16, 32).
       timed_inputs: how many of the texts are timed.
-      repeats: of each timing.
-      dtype: of drafts that are named, as `specjax.load` takes it.
+      repeats: repeats of each timing.
+      dtype: dtype of named drafts, as `specjax.load` takes it.
 
     Raises:
       ValueError: `drafts` is no list, none is known for this target, a number out of range, too
@@ -241,8 +241,10 @@ def select(
 
 
 def smaller_members(target: str) -> list[str]:
-    """Models to try as drafts, the smallest first: of a directory those beside it with fewer
-    parameters, of a hub name the smaller members of its family.
+    """List models to try as drafts, the smallest first.
+
+    For a directory these are the directories beside it with fewer parameters, for a hub name the
+    smaller members of its family.
 
     Raises:
       ValueError: none is known.
@@ -289,7 +291,7 @@ def _smaller_beside(directory: Path) -> list[str]:
 def check_numbers(
     gammas: Sequence[int], nodes: Sequence[int], timed_inputs: int, repeats: int
 ) -> None:
-    """ValueError for a number that is out of range."""
+    """Raise ValueError for a number that is out of range."""
     for gamma in listed("gammas", gammas):
         whole("gammas", gamma, "[1, ∞)")
     for size in nodes:
@@ -300,13 +302,13 @@ def check_numbers(
 
 @dataclasses.dataclass
 class Trial:
-    """A target on some inputs, which candidates are measured on: one after the other.
+    """A target with some inputs, on which candidates are measured one after the other.
 
-    α is over tokens that the target generates, at batch `batch_size`. Times are those of batch 1,
-    on `timed_inputs` of the inputs, from all over the list: every other one chooses among the
-    candidates, and the rest say how fast each is. If n-grams that count are among the drafts, they
-    count the target's outputs for the first half of the different inputs, and all candidates are
-    measured on the rest: no input is in both parts, however often it is given.
+    α is over tokens that the target generates, at batch `batch_size`. Times are at batch 1, on
+    `timed_inputs` of the inputs, spread over the list. Every other one chooses among the
+    candidates, and the rest measure how fast each is. Drafts that count n-grams count the target's
+    outputs for the first half of the different inputs. All candidates are then measured on the
+    rest: no input is in both parts, however often it is given.
 
     Raises:
       ValueError: too few inputs, or gammas that are no whole numbers ≥ 1.
@@ -321,7 +323,7 @@ class Trial:
     max_source_len: int | None = None
     batch_size: int = BATCH_SIZE
     gammas: Sequence[int] = GAMMAS
-    nodes: Sequence[int] = ()  # of trees, which are tried too
+    nodes: Sequence[int] = ()  # sizes of trees to try too
     timed_inputs: int = TIMED_INPUTS
     repeats: int = REPEATS
     dtype: Any = None  # of the drafts, as `specjax.load` takes it
@@ -345,12 +347,12 @@ class Trial:
 
     @property
     def names(self) -> list[str]:
-        """Of the drafts."""
+        """Names of the drafts."""
         return [drafters.name_of(draft) for draft in self.drafts]
 
     @property
     def shapes(self) -> list[bool]:
-        """Whether a draft is tried with a tree: what `measure` is to be asked for each."""
+        """Whether to try a tree, for each call of `measure`."""
         return [False, True] if self.nodes else [False]
 
     @functools.cached_property
@@ -393,16 +395,20 @@ class Trial:
         return drafters.load(draft, self.target, dtype=self.dtype, counts=lambda: self._counts)
 
     def ready(self, chosen: Selection) -> Selection:
-        """The selection with a draft that `generate` can take: a name stays one, unless it was
-        loaded with this trial's counts or dtype."""
+        """Complete the selection with a draft that `generate` can take.
+
+        A name stays one, unless it was loaded with this trial's counts or dtype.
+        """
         draft = chosen.draft
         if draft is None or not (counts_ngrams(draft) or self.dtype is not None):
             return chosen
         return dataclasses.replace(chosen, draft=self._load(draft))
 
     def measure(self, draft: str | Checkpoint | Drafter, tree: bool = False) -> Candidate:
-        """One candidate, with its best chain or its best tree. A model that cannot be loaded, does
-        not fit or cannot branch has its reason there."""
+        """Measure one candidate, with its best chain or its best tree.
+
+        `Candidate.problem` says if a model cannot be loaded, does not fit or cannot branch.
+        """
         name = drafters.name_of(draft)
         try:
             loaded = self._load(draft)
@@ -431,9 +437,9 @@ class Trial:
         longest: Speculative,
         begin: Callable[[Any], Any],
     ) -> tuple[Costs, "Choice"]:
-        """Args: tokens for each call of the target, by γ."""
+        """Choose γ. Args: expected tokens per target call, by γ."""
         ends = {min(self.gammas), max(self.gammas)}
-        # Each round that is measured is one more program to compile: those between, by the ends.
+        # Each timed round is a program to compile: the ends are timed, the rest interpolated.
         contexts, state = begin(longest)
         costs = phases.measure(longest, contexts, state, self.gammas, ends)
         rounds = np.asarray(costs.round_times(max(self.gammas))) / float(costs.token)
@@ -552,7 +558,7 @@ class Trial:
         )
 
     def _expected(self, name: str, longest: Speculative, alpha: float) -> dict[int, float]:
-        """Tokens for each call of the target, by γ."""
+        """Expected tokens per target call, by γ."""
         if guesses(longest.drafter):
             return metrics.tokens_by_position(
                 self._rows(longest, self._measured, name), self.gammas
@@ -583,20 +589,20 @@ class Trial:
 
 
 class Choice(NamedTuple):
-    """A chain or a tree, before it is raced."""
+    """A chain or a tree, before its loop is timed."""
 
     method: Any
     gamma: int  # or the depth
     nodes: int
-    steps: dict[int, float]  # of the target, that a round takes, by γ or depth
-    tokens: float  # for each call of the target, expected
+    steps: dict[int, float]  # target steps of a round, by γ or depth
+    tokens: float  # expected, per target call
 
 
 def counts_ngrams(draft: str | Checkpoint | Drafter) -> bool:
     """Whether a draft is made from counts of the target's own outputs."""
     try:
         return isinstance(draft, str) and drafters.counts_ngrams(draft)
-    except ValueError:  # no such drafter, which `Trial.measure` will say
+    except ValueError:  # no such drafter, which `Trial.measure` reports
         return False
 
 
@@ -606,11 +612,11 @@ def counts_ngrams(draft: str | Checkpoint | Drafter) -> bool:
 def recommend(
     candidates: Sequence[Candidate], drafts: Sequence[str | Checkpoint | Drafter] = ()
 ) -> Selection:
-    """Choose the candidate whose outputs come soonest, of equals the one with the least memory.
+    """Choose the candidate with the fastest outputs; among equals the one with the least memory.
 
-    Plain decoding is one of them and needs the least: a draft is recommended if it beats that by
-    more than timings vary, on the inputs that choose and on the others. Nothing follows from
-    timings that contradict themselves, or of a busy machine.
+    Plain decoding is a candidate and needs the least memory. A draft is recommended if it beats
+    plain decoding by more than timings vary, on the inputs that choose and on the others. Nothing
+    follows from timings that contradict themselves, or that were taken on a busy machine.
 
     Args:
       drafts: the draft of each candidate; default: its name.
@@ -698,7 +704,7 @@ def _called(candidate: Candidate) -> str:
 
 
 def reasons(candidate: Candidate) -> tuple[str, ...]:
-    """Why a candidate is not faster: of "length", "later", "alpha", "c" and "v"."""
+    """List why a candidate is not faster: some of "length", "later", "alpha", "c" and "v"."""
     one = candidate
     unended = one.unended or one.promised
     if one.speedup > 1 or (one.predicted > 1 and one.tau < MIN_SHARE_OF_PROMISED * unended):
@@ -717,7 +723,7 @@ def reasons(candidate: Candidate) -> tuple[str, ...]:
 
 
 def why_not(candidate: Candidate) -> str:
-    """The same in a sentence or two, with what would change it."""
+    """Explain in a sentence or two why a candidate is not faster, and what would change it."""
     one = candidate
     if one.doubts:
         return (
@@ -752,11 +758,11 @@ def why_not(candidate: Candidate) -> str:
 
 
 def _ways_out(one: Candidate) -> list[str]:
-    """Values of α and of c with which the predicted speedup would be 1, the rest as it is."""
+    """Values of α and of c at which the predicted speedup would be 1, all else equal."""
     # A verify pass takes one target step at least; less than that is noise.
     rounds = {int(gamma): max(steps, 1 + int(gamma) * one.c) for gamma, steps in one.steps.items()}
     ways = []
-    if not one.guesses:  # no α says how far tokens of later positions are right
+    if not one.guesses:  # α does not say how often tokens of later positions are accepted
         alphas = np.linspace(0, 1, 1001)
         speedups = [formulas.expected_tokens(alphas, gamma) / s for gamma, s in rounds.items()]
         enough = alphas[np.max(speedups, axis=0) > 1]

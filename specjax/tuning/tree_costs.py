@@ -1,4 +1,4 @@
-"""What rounds with smaller trees take, for policies that choose how large the next tree is."""
+"""Costs of rounds with smaller trees, for policies that choose the size of the next tree."""
 
 import dataclasses
 import time
@@ -27,10 +27,10 @@ def measure(
     steps: int = 10,
     repeats: int = 5,
 ) -> Costs:
-    """What whole rounds take, in seconds, by the number of their nodes, or else by their depth.
+    """Time whole rounds, in seconds, by the number of their nodes, or else by their depth.
 
-    Of numbers of nodes only those are timed after which a wider verify pass or a deeper level
-    begins; any other takes what the next larger one takes.
+    By nodes, only those sizes are timed after which a wider verify pass or a deeper level begins.
+    Any other takes what the next larger one takes.
 
     Args:
       contexts, state: from `loop.start`, with a budget that leaves room for the whole tree.

@@ -1,10 +1,9 @@
-"""What decodes in the end: plain decoding, drafts of one length, or what a policy decides.
+"""The fastest way to decode: plain decoding, drafts of one length, or a policy's decisions.
 
-Decisions take time: a few percent of a round, more on an accelerator. What they bring depends on
-how far tokens and outputs differ, which no α says. So some texts are decoded in turns by plain
-decoding, by drafts of one length, and of another if it promises about as much, and by the policy's
-decisions if its costs prefer these; and the fastest stays. Where there are few texts, costs and
-α alone say which.
+Decisions take time: a few percent of a round, more on an accelerator. Their gain depends on how far
+tokens and outputs differ, which α does not show. So a trial decodes some texts in turns: by plain
+decoding, by drafts of one length, of a second one if it promises about as much, and by the policy
+if its costs prefer that. The fastest stays. With few texts, costs and α alone decide.
 """
 
 import dataclasses
@@ -25,16 +24,16 @@ from specjax.speculative import Speculative
 from specjax.tuning import fitting
 from specjax.types import Text
 
-# Texts that a trial decodes in each way, or a batch of them. Of a run at most one in so many.
+# Texts that a trial decodes in each way, or a batch of them; and a run's texts for each of these.
 MIN_TRIAL_TEXTS, MAX_TRIAL_TEXTS, TEXTS_PER_TRIAL_TEXT = 4, 16, 32
-TIMED_TEXTS = 4  # texts that costs are measured on, or a batch
-# Of one length over the policy, where there is no trial: its cost may be a tenth too low
-# (`own_costs`), and a policy may gain by the drafter's beliefs, which the costs leave out.
+TIMED_TEXTS = 4  # texts that costs are measured on, or one batch
+# Gain of one length over the policy, without a trial. `own_costs` may be a tenth too low, and a
+# policy may gain by the drafter's confidence, which the costs leave out.
 MIN_PROMISE_WITHOUT_TRIAL = 1.25
-# Of a policy over drafts of one length in a trial, which has few outputs.
+# Gain of a policy over drafts of one length, in a trial, which has few outputs.
 MIN_GAIN_OF_DECISIONS = 1.02
-# A second length is tried if it promises this share of what the first does, since costs and α are
-# no better known, and if it is longer or shorter by this factor: close lengths differ little.
+# A second length is tried if it promises this share of the first's gain, since costs and α are no
+# better known, and if it differs by this factor, since close lengths are alike.
 MIN_PROMISE_OF_SECOND, MIN_RATIO_OF_LENGTHS = 0.95, 4 / 3
 
 
@@ -49,14 +48,14 @@ def fastest(
     max_source_len: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
 ) -> Method:
-    """What decodes a run fastest, by what the method's policy knows and by a trial.
+    """Choose what decodes a run fastest, by the knowledge of the method's policy and by a trial.
 
-    See `faster`. Of 128 texts or more, and 32 batches, a few are for a trial, from all over the
-    run: 4 to 16, or one batch where that is more.
+    See `faster`. A trial needs 128 texts or more, and 32 batches. It takes 4 to 16 of them, or one
+    batch if that is more, spread over the run.
 
     Args:
       texts: of the run.
-      key: that of the run, which draws apart from the trial.
+      key: of the run; the trial draws independently of it.
       batch_size: rows decoded at once.
     """
     rows = max(1, batch_size)
@@ -83,24 +82,26 @@ def faster(
     names: tuple[str, str] = ("target", "draft"),
     cost: Mapping[int, float] | None = None,
 ) -> Method:
-    """The method, or plain decoding where its policy prefers that; or, if the policy is one of
-    `Estimating`, drafts of one length, if these decode the texts in less time for a token, or if
-    the policy's decisions save less than `MIN_GAIN_OF_DECISIONS` says.
+    """Choose the method, plain decoding, or drafts of one length.
+
+    Plain decoding is chosen where the method's policy prefers it. If the policy is one of
+    `Estimating`, drafts of one length are chosen if they take less time per token in the trial, or
+    if the policy's decisions save less than `MIN_GAIN_OF_DECISIONS`.
 
     The length is the one that α promises most of, or another that promises `MIN_PROMISE_OF_SECOND`
     of it. Plain decoding is in every trial; where it is preferred, lengths that promise more are
     tried too. A trial's batches end with their last row: no row takes the place of another.
 
     Without a trial drafts of one length must promise `MIN_PROMISE_WITHOUT_TRIAL` times what is
-    preferred, by an α that was measured: on a CPU a policy's rounds can be that slow if each has
-    the widest verify pass. No clock is read then.
+    preferred, by a measured α: on a CPU a policy's rounds can be that slow if each has the widest
+    verify pass. No clock is read then.
 
     Args:
       texts: ids from `decoding.tokenize`, none empty, for the trial.
-      key: which way decodes must not depend on draws of a run: this is not its key.
-      cost: of rounds in loops of their own, by the lengths to choose from, in the unit of the
-        policy's costs; default `own_costs`, or on an accelerator, before a trial, `timed_alone`,
-        in seconds.
+      key: independent of the run's key: the choice must not depend on draws of the run.
+      cost: costs of rounds in loops of their own, by the lengths to choose from, in the unit of the
+        policy's costs. Default: `own_costs`; on an accelerator, before a trial, `timed_alone`, in
+        seconds.
     """
     preferred = decoding.plain_if_preferred(method, max_new_tokens, batch_size)
     policy = _estimating(method)
@@ -132,7 +133,7 @@ def faster(
     if not tried:
         return preferred
     ways = {"preferred": preferred}
-    if preferred is method:  # costs may be off by more than they say
+    if preferred is method:  # costs may be off by more than their error
         ways[timing.PLAIN] = decoding.plain_of(method)
     ways |= {fitting.static(length): of_length(method, length) for length in tried}
     found = timing.side_by_side(ways, target, texts, repeats=2, **run)
@@ -149,24 +150,24 @@ def _estimating(method: Method) -> Estimating | None:
 
 
 def _per_token(found: timing.Comparison, name: str) -> float:
-    """Seconds, by the faster repeat of each batch: programs are slow in their first calls."""
+    """Seconds per token, by the faster repeat of each batch: a program's first calls are slow."""
     tokens = sum(row.emitted for row in found.outputs(name))
     return float(found.decode[name].min(axis=0).sum()) / tokens
 
 
 def of_length(method: Any, length: int) -> Speculative:
-    """Drafts of this length in every round, in a loop whose only verify pass is for them."""
+    """Build a loop that drafts this length in every round, with a single verify pass."""
     return dataclasses.replace(method, policy=constant(length), gamma_max=length, widths=())
 
 
 def timed_alone(
     method: Any, target: Checkpoint, texts: Sequence[Sequence[int]], **run: Any
 ) -> dict[int, float]:
-    """Seconds of a round with 1 … γ_max drafted tokens in a loop that drafts as many in every
-    round. Two such loops are timed, the shortest and the longest: between them rounds grow evenly.
+    """Time rounds with 1 … γ_max drafted tokens, each in a loop of that length; in seconds.
 
-    For an accelerator. There a policy's drafts wait for the host at each token and those of one
-    length do not, so the costs of the one say little of the other.
+    Only the shortest and the longest are timed; rounds between are interpolated. For an
+    accelerator: a policy's drafts wait for the host at each token and those of one length do not,
+    so costs of the one do not hold for the other.
 
     Args:
       run: as in `faster`.
@@ -178,9 +179,11 @@ def timed_alone(
 
 
 def own_costs(table: Costs, widths: Sequence[int]) -> dict[int, float]:
-    """Of a round with 1 … γ_max drafted tokens whose verify pass has room for no more: between the
-    widths of passes that have a cost, the first of which is a token's, it grows evenly. Passes of
-    a few positions may take a tenth more than that. What the policy decides is in it."""
+    """Costs of a round with 1 … γ_max drafted tokens whose verify pass has room for no more.
+
+    They are interpolated between the widths of passes that have a cost, the first of which is a
+    token's. Passes of a few positions may take a tenth more. The policy's time is included.
+    """
     gamma, verify = table.gamma_max, np.asarray(table.verify + table.rest, np.float64)
     known = sorted({width - 1 for width in widths if 1 < width <= gamma} | {gamma})
     first = float(np.fmin(verify[0], float(table.token)))

@@ -1,4 +1,4 @@
-"""How to draft on this machine: costs measured, ways tried, and what follows as `Settings`."""
+"""`tune`: measure costs on this machine, try ways to draft, and return the best as `Settings`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,22 +38,22 @@ def tune(
 
     Some texts are decoded with drafts of a few lengths, which gives the costs of rounds and α. Then
     the policy with these costs, drafts of one length and plain decoding are compared: in a trial
-    where there are 128 texts or more, else by the costs and α alone. It takes a few seconds, and
-    the compilation of several loops.
+    from 128 texts on, else by the costs and α alone. It takes a few seconds, and the compilation
+    of several loops.
 
     Args:
-      target, draft, texts, rule, max_new_tokens, batch_size, max_source_len, check_tokens: as of
-        `generate`, and as they will be used there. The rule is a name.
+      target, draft, texts, rule, max_new_tokens, batch_size, max_source_len, check_tokens: as in
+        `generate`, with the values of later use. The rule is a name.
       gamma: the longest draft that is tried.
-      policy: name of a draft-length policy, with its settings if it needs any; default "lookahead",
+      policy: name of a draft-length policy, with any settings that it needs; default "lookahead",
         and "goodput" for trees. "lookahead" and "together" are compared with drafts of one length.
       widths: verify passes of fewer positions; those that do not pay are left out. Default: 1, 2, 4
         and so on for chains on a CPU, and none elsewhere.
       sampling: default `Greedy()`.
-      key: of what is decoded here, as of `generate`. A run may have the same key: it draws apart.
+      key: as in `generate`. A run may have the same key: it draws independently.
 
     Returns:
-      Settings for `generate`. `str` of it says what was found.
+      Settings for `generate`. `str` of them describes what was found.
 
     Raises:
       ValueError: as `generate`.
@@ -95,7 +95,7 @@ def tune(
 def settings_of(
     fastest: Any, tuned: Any, policy: str, costs: Costs, *, tree: str = "chain", rule: str = ""
 ) -> Settings:
-    """What `trials.fastest` chose, as a value.
+    """Convert the choice of `trials.fastest` to settings.
 
     Args:
       fastest: plain decoding, drafts of one length, or `tuned` itself.
