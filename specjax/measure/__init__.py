@@ -1,1 +1,1 @@
-"""What is measured: acceptance, costs, speedups, quality; and how it is shown."""
+"""Measurements of acceptance, costs, speedups and quality, and their tables and figures."""

@@ -1,8 +1,8 @@
-"""Along tokens that are known: what both models say at every position of an output.
+"""Both models' distributions at every position of known outputs.
 
-The target reads all tokens in one call. The drafter goes through them as in the loop, for it may
-have a state of its own and read the target's hidden states: a round at every position, which keeps
-one token.
+The target reads all tokens in one call. The drafter may have a state and read the target's hidden
+states. So it steps through the tokens as in the loop, with a round at every position that keeps one
+token.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,16 +37,16 @@ def along(
 
     With prompt [a b] and output [c d], three visits know a b, a b c and a b c d. Before the first
     the drafter has observed the target's hidden state after a; after each it observes the one after
-    the last known token, as in rounds whose drafts are all rejected. A row that has come to its end
-    stays there, as a finished row does in the loop.
+    the last known token, as in rounds whose drafts are all rejected. A row at its end stays there,
+    as a finished row does in the loop.
 
     Args:
       contexts, state: from `loop.start`, with room for prompt, output and what visits draft.
       outputs: without the prompt; arbitrary beyond `emitted` < T.
       visit: takes the state with `length` known tokens, and the target's hidden states after each
-        token of prompt and output; `last` is the one after the known ones. It runs the drafter, by
-        `begin` or in a whole draft, and returns the state with what that did to drafter, cache and
-        flags, which go on, and arrays of B rows.
+        token of prompt and output; `last` selects the one after the known tokens. It runs the
+        drafter, by `begin` or in a whole draft. It returns the state, of which drafter, cache and
+        flags are kept, and arrays of B rows.
 
     Returns:
       The state behind the outputs, and what the T visits returned, (B, T, …).
@@ -77,17 +77,17 @@ def along(
 
 
 def last(state: State, hidden: Float[Array, "B T E"]) -> Float[Array, "B E"]:
-    """For a visit: the target's hidden state after the last known token."""
+    """Select the target's hidden state after the last known token, for a visit."""
     return block_at(hidden, state.length - 1, 1)[:, 0]
 
 
 def reread(
     method: Speculative, contexts: Contexts, state: State, drafts: Int[Array, "B G"]
 ) -> Float[Array, "B G E"]:
-    """The drafter's hidden state after each token of a round's draft, also after the last.
+    """Compute the drafter's hidden state after each token of a round's draft, the last included.
 
     Args:
-      state: before the round: what the round taught the drafter, it did not know in drafting.
+      state: before the round: in drafting, the drafter had not seen what the round showed it.
     """
 
     def read(drafter, slot):
@@ -123,15 +123,15 @@ def batches(
     max_new_tokens: int = 1,
     key: Key[Array, ""] | None = None,
 ) -> Iterator[Batch]:
-    """Outputs of the target, one for each text, without those where text or output is empty.
+    """Batch outputs of the target, one for each text, without those whose text or output is empty.
 
     All batches have one shape: a program takes longer to compile than padding takes to compute.
 
     Args:
       rounds: whether visits draft rounds, also behind the last token. False: no tokens are drafted,
-        and the last one is left out, since nothing is asked behind it.
+        and the last one is left out, since no visit reads it.
       max_new_tokens: the budget that the outputs had, for rounds.
-      key: of the randomness in visits, by the input's index.
+      key: key of the randomness in visits, folded with the input's index.
 
     Raises:
       ValueError: every input or output is empty.
@@ -174,7 +174,7 @@ def by_prefix(
     batch_size: int,
     max_source_len: int | None,
 ) -> list[Float[np.ndarray, "n *more"]]:
-    """What is found at each prefix of an output, from the empty one on, for each output.
+    """Visit each prefix of an output, from the empty one on, and collect the results by output.
 
     Args:
       visit: takes the method and a batch's contexts, state, outputs and emitted.
@@ -191,7 +191,7 @@ def by_prefix(
 def padded(
     outputs: Sequence[Sequence[int]], rows: int, count: int
 ) -> tuple[Int[Array, "rows count"], Int[Array, " rows"]]:
-    """Outputs as `along` takes them, and how many tokens each has, less than `count`."""
+    """Pad outputs as `along` takes them, and count the tokens of each, less than `count`."""
     ids, emitted = np.zeros((rows, count), np.int32), np.zeros((rows,), np.int32)
     for row, output in enumerate(outputs):
         ids[row, : len(output)] = output

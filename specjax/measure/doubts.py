@@ -1,17 +1,17 @@
-"""Timings that contradict themselves, and a busy machine: no conclusion follows from either."""
+"""Timings that contradict themselves, and busy machines: no conclusion follows from either."""
 
 import math
 import os
 from collections.abc import Iterable
 
-# By how much a round may take less than its phases, as a share of γc + v: phases that are timed
-# apart find colder caches.
+# A round may take less than its phases by this share of γc + v: phases that are timed alone find
+# colder caches.
 MAX_NEGATIVE_OVERHEAD = 0.15
 # A pass over more positions takes as long as one over a single position, up to noise.
 MIN_V = 0.9
-# How far apart a speedup and its prediction from the same rounds may be, as a factor.
+# A speedup and its prediction from the same rounds may differ by this factor.
 MAX_RATIO = 1.5
-MAX_LOAD = 2.0  # of each processor; what is measured here reaches 1.3 by itself
+MAX_LOAD = 2.0  # per processor; a measurement reaches 1.3 by itself
 
 AGAIN = "Measure again on a machine that does nothing else."
 
@@ -26,13 +26,13 @@ def contradictions(
     measured: float | None = None,
     predicted: float | None = None,
 ) -> tuple[str, ...]:
-    """What cannot be in these timings; empty if they agree.
+    """List contradictions in timings; empty if they agree.
 
     Args:
       gamma: draft steps of a round.
-      c, v, overhead: in target steps: a draft step, a verify pass, and what else a round takes.
+      c, v, overhead: a draft step, a verify pass, and the rest of a round, in target steps.
       smaller: whether the draft has fewer parameters than the target.
-      measured, predicted: speedups of the same rounds; None: not known.
+      measured, predicted: speedups of the same rounds; None if unknown.
     """
     found = []
     if smaller and c > 1:
@@ -52,7 +52,7 @@ def contradictions(
 
 
 def load_average() -> float:
-    """The load average of the last minute for each processor; NaN where the system has none."""
+    """The last minute's load average per processor; NaN where the system has none."""
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except (AttributeError, OSError):
@@ -60,10 +60,10 @@ def load_average() -> float:
 
 
 def busy(loads: Iterable[float | None]) -> str:
-    """A sentence on other work on the machine; "" if there was little, or nobody knows.
+    """Describe other work on the machine in a sentence; "" if there was little, or it is unknown.
 
     Args:
-      loads: from `load`, when something was measured.
+      loads: from `load_average`, at the time of each measurement.
     """
     most = max((x for x in loads if x is not None and not math.isnan(x)), default=0.0)
     if most <= MAX_LOAD:

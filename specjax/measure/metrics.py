@@ -1,8 +1,8 @@
 """Measures of how well a draft fits a target.
 
 Three things are easily confused. α is a property of the two distributions: E[Σ min(target, draft)]
-over prefixes that the target generated (Cor 3.6); it is what the paper's formulas take. The rate of
-accepted over drafted tokens is lower, since what follows a rejection is never tested. Block
+over prefixes that the target generated (Cor 3.6); the paper's formulas take it. The rate of
+accepted over drafted tokens is lower, since tokens after a rejection are never tested. Block
 efficiency τ is tokens per target call.
 """
 
@@ -29,23 +29,23 @@ from specjax.speculative import Contexts, Speculative
 from specjax.state import State
 from specjax.types import Text
 
-MIN_OUTPUTS = 10  # outputs for an interval: a bootstrap over fewer is too narrow
+MIN_OUTPUTS = 10  # needed for an interval: a bootstrap over fewer is too narrow
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Alpha:
-    """α of a pair, with what it was measured on."""
+    """α of a pair, and the outputs that it was measured on."""
 
     value: float
-    low: float | None  # 95% interval, by bootstrap over outputs: tokens of one output are
-    high: float | None  # correlated. None below `MIN_OUTPUTS` outputs: they show too little
+    low: float | None  # 95% interval, by bootstrap over outputs, since tokens of one output are
+    high: float | None  # correlated. None below `MIN_OUTPUTS` outputs
     tokens: int
     overlaps: list[np.ndarray]  # Σ min(target, draft) at each token of each output
-    rule: str = ""  # whose chance of acceptance it is, where that rule is not exact
+    rule: str = ""  # the rule whose chance of acceptance it is, where that is not exact
 
     @property
     def interval(self) -> str:
-        """Such as "0.912 to 0.934"; "–" where it is not known."""
+        """The interval, such as "0.912 to 0.934"; "–" if unknown."""
         if self.low is None or self.high is None:
             return "–"
         return f"{self.low:.3f} to {self.high:.3f}"
@@ -67,10 +67,10 @@ def overlaps(
     outputs: Int[Array, "B T"],
     emitted: Int[Array, " B"],
 ) -> Float[Array, "B T"]:
-    """β of every prefix: entry [b, t] is Σ min(target, draft) of the token after t output tokens.
+    """Compute β of every prefix: [b, t] is Σ min(target, draft) after t output tokens.
 
-    Under a rule that is not exact it is the chance that this rule accepts. The drafter goes through
-    the tokens as it does when it drafts, so that n-grams and models are measured alike. Where it
+    Under a rule that is not exact, β is the chance that this rule accepts. The drafter steps
+    through the tokens as it does when it drafts, so n-grams and models are measured alike. Where it
     proposes nothing, β is 0.
 
     Args:
@@ -105,11 +105,11 @@ def measure_alpha(
     rule: AcceptanceRule | None = None,
     check_tokens: bool = True,
 ) -> Alpha:
-    """α in the paper's sense: E[Σ min(target, draft)] over prefixes that the target generated.
+    """Measure α of the paper: E[Σ min(target, draft)] over prefixes that the target generated.
 
     With greedy decoding, the default, both distributions are one-hot, and α is the rate at which
-    the most likely tokens agree. Both models get the same standardization, as in the paper. With a
-    lenient rule it is the chance that this rule accepts, E[Σ min(target/l, draft)] in A.5, over the
+    the most likely tokens agree. Both models get the same standardization, as in the paper. Under a
+    lenient rule α is the chance that this rule accepts, E[Σ min(target/l, draft)] in A.5, over the
     same prefixes. For the arguments see `specjax.generate`.
 
     Raises: as `specjax.generate`.
@@ -153,11 +153,11 @@ def alpha_of_outputs(
     rule: AcceptanceRule | None = None,
     check_tokens: bool = True,
 ) -> Alpha:
-    """α over outputs that the target generated before, one for each text.
+    """Measure α over outputs that the target generated before, one for each text.
 
     Raises:
-      ValueError: nothing to measure, or a rule that decides in its own way with the `acceptance` of
-        another.
+      ValueError: nothing to measure, or a rule that decides differently but has the
+        `acceptance` of another.
     """
     how: dict[str, Any] = {"sampling": sampling, "rule": rule, "check_tokens": check_tokens}
     method = decoding.speculative(target, draft, gamma=1, **how)
@@ -185,14 +185,13 @@ def alpha_of_outputs(
 
 
 def tokens_by_position(rows: Sequence[Row], gammas: Sequence[int]) -> dict[int, float]:
-    """Tokens for each call of the target by draft length, from how often each position of a longer
-    draft is accepted.
+    """Estimate tokens per target call by draft length, from the acceptance of each position.
 
-    One α for all positions promises too much where later tokens are right less often: of drafters
-    that `guess`, and of those that end their drafts.
+    One α for all positions promises too much where later tokens are accepted less often: for
+    drafters that `guess`, and for those that end their drafts.
 
     Args:
-      rows: of a loop whose drafts are as long as the longest of `gammas`.
+      rows: from a loop whose drafts are as long as the longest of `gammas`.
     """
     rates = np.nan_to_num(acceptance_by_position(rows))
     kept = np.cumsum(np.cumprod(rates))
@@ -202,7 +201,7 @@ def tokens_by_position(rows: Sequence[Row], gammas: Sequence[int]) -> dict[int, 
 def mean_interval(
     rows: Sequence[np.ndarray], *, draws: int = 1000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean over all entries and its 95% interval, by bootstrap over whole rows."""
+    """Compute the mean over all entries and its 95% interval, by bootstrap over whole rows."""
     sums = np.array([row.sum() for row in rows], np.float64)
     counts = np.array([len(row) for row in rows], np.float64)
     picks = np.random.default_rng(seed).integers(len(rows), size=(draws, len(rows)))

@@ -1,13 +1,13 @@
-"""The phases of a round, timed one by one: a draft step, a target step, verify passes, rounds.
+"""Times of a round's phases, one by one: a draft step, a target step, verify passes, rounds.
 
-The paper takes v = 1: scoring γ+1 positions costs what one position costs, which holds while
-reading the weights is what takes the time. Here it is measured.
+The paper takes v = 1: scoring γ+1 positions costs as much as scoring one, which holds while reading
+the weights dominates. Here v is measured.
 
-A tree has a level where a chain has a token: its drafting is timed as a whole and divided by its
+A tree has levels where a chain has tokens. Its drafting is timed as a whole and divided by its
 levels, and its verify pass sees all of its nodes.
 
-A call also takes a fixed time: dispatch, and first rounds on weights that the encoder has driven
-out of the caches. It is measured too, on calls that are made for it (`Costs.overhead`).
+A call also takes a fixed time: dispatch, and first rounds on weights that the encoder has evicted
+from the caches. Separate calls measure it (`Costs.overhead`).
 """
 
 import dataclasses
@@ -34,10 +34,10 @@ from specjax.trees.drafting import Allowed
 from specjax.trees.nodes import layout, lineage
 from specjax.trees.speculative import grow
 
-# Seconds of ("target", 0), ("draft", 0), ("verify", γ) and ("round", γ), each of one step, and of
-# whole calls ("call", γ, rounds).
+# Seconds of one step of ("target", 0), ("draft", 0), ("verify", γ) and ("round", γ), and of whole
+# calls ("call", γ, rounds).
 Sample = Mapping[Hashable, float]
-# A loop, what encodes and begins, and a number of rounds.
+# A loop, a function that encodes and begins, and a number of rounds.
 Call = tuple[Method, Callable[[], tuple[Any, State]], int]
 
 
@@ -51,29 +51,28 @@ def stopwatch(
     steps: int = 20,
     calls: Iterable[Call] = (),
 ) -> Callable[[], dict[Hashable, float]]:
-    """Compile the phases and calls. What is returned times each of them once.
+    """Compile the phases and calls, and return a function that times each of them once.
 
     Each timing runs `steps` dependent steps inside one jitted loop, so that dispatch does not
-    count; the phases take turns, so that a slow spell of the machine hits all of them. Caches are
-    handed on from one timing to the next, for copying a large one takes as long as a step.
+    count. The phases take turns, so that a slow spell of the machine hits all of them. Each timing
+    hands its caches to the next, since copying a large one takes as long as a step.
 
     Args:
       contexts, state: from `loop.start`, with a budget and a buffer that leave room for rounds of
         the largest γ; the state is copied once.
-      gammas: where to measure v. A tree has one size: all but its depth, γ_max, are left out.
-      rounds: where to measure a whole round too, as a constant policy runs it.
-      calls: loops of which to measure the fixed time: plain decoding, and a speculative one whose
-        γ_max is among `rounds` and whose policy drafts that many in every round. Each with what
-        encodes and returns as `loop.start` does, right before it is timed, for the state is
-        donated; and with a number of rounds, about as many as outputs take: the first ones are
-        slower than the rest.
+      gammas: draft lengths at which to measure v. A tree is measured at its depth, γ_max, alone.
+      rounds: draft lengths at which to measure a whole round too, as a constant policy runs it.
+      calls: loops whose fixed time to measure: plain decoding, and a speculative one whose γ_max is
+        among `rounds` and whose policy drafts that many in every round. The function of each
+        encodes and returns as `loop.start` does; it runs right before the timing, since the state
+        is donated. The number of rounds is about what outputs take, since the first are slower.
 
     Raises:
       ValueError: a speculative call whose γ_max is not among `rounds`.
     """
     tree, size = method.branches, {method.gamma_max}
     passes, whole = ({*of} & size if tree else {*of} for of in (gammas, rounds))
-    levels = method.gamma_max if tree else 1  # that a drafting phase makes
+    levels = method.gamma_max if tree else 1  # that one drafting phase makes
     made = {("call", loop.gamma_max, count): (loop, begin) for loop, begin, count in calls}
     for _, gamma, _ in made:
         if gamma and gamma not in whole:
@@ -95,7 +94,7 @@ def stopwatch(
         return loop, *begin()
 
     def compile_(name):
-        """What `once` will call: jit finds what was compiled from the same shapes."""
+        """Compile what `once` calls: jit finds it again by its shapes."""
         by, context, state = arguments(name)
         jitted[name].lower(by, context, state=state).compile()
 
@@ -119,11 +118,11 @@ def stopwatch(
 
 
 def medians(samples: Sequence[Sample]) -> Costs:
-    """Costs from what a `stopwatch` showed: medians.
+    """Take medians of a `stopwatch`'s samples as costs.
 
-    Between the draft lengths that were timed, and up to the whole of a tree, `verify` and `rest`
-    grow evenly; a pass of one position is a target step. Without a round `rest` is NaN, and without
-    calls their fixed times.
+    `verify` and `rest` are interpolated between the draft lengths that were timed, and up to the
+    whole of a tree. A pass of one position is a target step. Without a round `rest` is NaN, and
+    without calls so are their fixed times.
     """
     took: dict[Any, float] = {
         name: float(np.median([sample[name] for sample in samples])) for name in samples[0]
@@ -152,15 +151,15 @@ def medians(samples: Sequence[Sample]) -> Costs:
 
 
 def at_once(function: Callable[[Any], Any], items: Iterable[Any]) -> None:
-    """Call a function that compiles on each item: on a CPU in threads, for XLA leaves cores idle.
+    """Call a function that compiles on each item: on a CPU in threads, since XLA leaves cores idle.
 
-    Elsewhere one after the other: what compiles may try kernels on the device and time them. And so
-    where there are several processes, which must run programs of all in the same order.
+    Elsewhere one after the other, since compilation may try kernels on the device and time them. So
+    too with several processes, which must run their programs in the same order.
     """
     alone = jax.default_backend() == "cpu" and jax.process_count() == 1
     workers = os.cpu_count() if alone else 1
     with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(function, items):  # raises what a call raised
+        for _ in pool.map(function, items):  # raises the error of a call
             pass
 
 
@@ -174,13 +173,13 @@ def measure(
     steps: int = 20,
     repeats: int = 9,
 ) -> Costs:
-    """Costs of `repeats` timings of every phase; see `stopwatch` for the arguments."""
+    """Measure costs by `repeats` timings of every phase; see `stopwatch` for the arguments."""
     take = stopwatch(method, contexts, state, gammas, rounds, steps=steps)
     return medians([take() for _ in range(repeats)])
 
 
 def _repeat(phase, steps, method, contexts, state):
-    """Run a phase `steps` times; each reads what the one before it wrote."""
+    """Run a phase `steps` times; each run reads the output of the one before."""
 
     def body(_, state):
         return phase(method, contexts, state)
@@ -231,7 +230,7 @@ def _draft_tree(method, contexts, state):
     depth, nodes = (jnp.full_like(state.length, n) for n in (method.gamma_max, method.shape.nodes))
     allowed = Allowed(depth, nodes)
     drafted = grow(method)(method, contexts.drafter, state, allowed, dice_for(method))
-    # All of the tree is read, so that all of it is made.
+    # All of the tree is read, so that XLA computes all of it.
     token = jnp.max(drafted.nodes.tokens, axis=1)
     kept = jax.tree.map(lambda old, new: new[:, 0], state.drafter, drafted.levels[0].states)
     return _with_last(state, token, drafter=kept)
@@ -241,7 +240,7 @@ def _verify_tree(method, contexts, state):
     nodes = jnp.arange(method.slots - 1, dtype=jnp.int32)[None, :]
     last = _last(state)[:, None]
     block = jnp.concatenate([last, (last + nodes) % method.target.vocab_size], axis=1)
-    if method.dynamic:  # any tree will do: what it costs depends on its size
+    if method.dynamic:  # any tree will do: the cost depends on its size alone
         depth = jnp.minimum(jnp.arange(method.slots, dtype=jnp.int32), 1)[None, :]
         parent = jnp.zeros_like(depth)
     else:
@@ -260,8 +259,10 @@ def _round(method, contexts, state, *, gamma):
 
 
 def _same_round(method, contexts, state, before=None):
-    """A round of the method's policy. Back to where it was, so that every round has the same work
-    to do."""
+    """Run a round of the method's policy, and return to the state before it.
+
+    So every round has the same work to do.
+    """
     after, _ = method.step(contexts, state)
     return (before or state).replace(
         tokens=after.tokens, cache=after.cache, drafter=after.drafter, rounds=after.rounds
@@ -269,9 +270,10 @@ def _same_round(method, contexts, state, before=None):
 
 
 def _any_round(method, contexts, state):
-    """A round, or a token of plain decoding. Back to where it was, but for counts and keys.
+    """Run a round, or a token of plain decoding, and return to the state before it.
 
-    Plain decoding's noise goes by position: with the same keys XLA would draw it once for all.
+    Only counts and keys advance. Plain decoding's noise goes by position: with the same keys XLA
+    would draw it only once.
     """
     after, _ = method.step(contexts, state)
     keys = smp.fold(state.keys, after.rounds, Purpose.POLICY)

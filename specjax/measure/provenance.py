@@ -1,4 +1,4 @@
-"""Where numbers come from: what every row of results carries, and what a report says of it.
+"""The origin of numbers: facts that every row of results carries, and a report's words on them.
 
 All experiments write their rows here. A row that lacks one of `NEEDED` is refused; commit, versions
 and hardware are filled in.
@@ -30,7 +30,7 @@ _CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Results(files.Rows):
-    """Rows of measurements, each with what it needs in order to be compared."""
+    """Rows of measurements, each with the facts that a comparison needs."""
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one row, with commit, versions and hardware.
@@ -42,14 +42,14 @@ class Results(files.Rows):
 
 
 def write(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A whole file of such rows."""
+    """Write a whole file of such rows."""
     facts = environment()
     lines = [json.dumps(complete(row, facts), ensure_ascii=False) + "\n" for row in rows]
     files.write_text(path, "".join(lines))
 
 
 def complete(row: dict[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with the facts of its environment and the load; ValueError without all `NEEDED`."""
+    """Add the facts of the environment and the load to a row; ValueError without all `NEEDED`."""
     if lacking := [name for name in NEEDED if row.get(name) is None]:
         raise ValueError(
             f"A row of results lacks {', '.join(lacking)}: whoever measures must say it. The row "
@@ -60,7 +60,7 @@ def complete(row: dict[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dtype_of(model: Checkpoint) -> str:
-    """Of its parameters, and what is in 8 bits: "float32", "float32, weights and cache int8"."""
+    """The dtype of the parameters, and what is int8: "float32, weights and cache int8"."""
     params = model.model.params
     has = {
         "weights": any(leaf.dtype == np.int8 for leaf in jax.tree.leaves(params)),
@@ -71,10 +71,10 @@ def dtype_of(model: Checkpoint) -> str:
 
 
 def origin(rows: Sequence[Mapping[str, Any]], batch: str = "") -> str:
-    """One line on where a table's rows are from; "–" for what they do not say.
+    """Describe where a table's rows are from, in one line; "–" for unknown facts.
 
     Args:
-      batch: what is known of the batch of rows that do not say it.
+      batch: the batch size, if known, of rows that lack it.
     """
     said = [f"{name} {counted(rows, name)}" for name in ("commit", *NEEDED)]
     if batch and any("batch" not in row for row in rows):
@@ -83,7 +83,7 @@ def origin(rows: Sequence[Mapping[str, Any]], batch: str = "") -> str:
 
 
 def warning(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What the head of a report says of rows of several runs or of a busy machine; else ""."""
+    """Warn, at the head of a report, of rows of several runs or of a busy machine; else ""."""
     facts = (*environment(), "dtype", "seed")
     mixed = [name for name in facts if len({row.get(name) for row in rows}) > 1]
     said = []
@@ -100,19 +100,19 @@ def warning(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def busy(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Why nothing follows from the timings of rows: a busy machine; "" if it was not."""
+    """Explain why nothing follows from rows timed on a busy machine; "" if it was not busy."""
     return doubts.busy(row.get("load_per_core") for row in rows)
 
 
 def loads(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The load averages of rows, such as "0.31 to 1.30"; "–" if none says its own."""
+    """The range of load averages of rows, such as "0.31 to 1.30"; "–" if no row has one."""
     found = sorted(row["load_per_core"] for row in rows if row.get("load_per_core") is not None)
     ends = dict.fromkeys(f"{load:.2f}" for load in (*found[:1], *found[-1:]))
     return " to ".join(ends) or "–"
 
 
 def counted(rows: Sequence[Mapping[str, Any]], name: str) -> str:
-    """The values of a field, with the number of their rows if there are several."""
+    """List the values of a field, each with its number of rows if there are several."""
     found = collections.Counter(str(row.get(name, "–")) for row in rows)
     if len(found) == 1:
         return next(iter(found))
@@ -120,7 +120,7 @@ def counted(rows: Sequence[Mapping[str, Any]], name: str) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Commit, versions and hardware: what a number needs in order to be compared."""
+    """Commit, versions and hardware, which a comparison of numbers needs."""
     device = devices.find()
     return {
         "commit": commit(),
@@ -150,7 +150,7 @@ def commit() -> str:
 
 
 def _processor() -> str:
-    """The processor's name as the system gives it."""
+    """The processor's name as given by the system."""
     try:
         for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -1,4 +1,4 @@
-"""Tables and pictures of results, for the terminal, for Markdown, as HTML and as PNG."""
+"""Tables and figures of results, for the terminal, for Markdown, as HTML and as PNG."""
 
 import functools
 import html
@@ -18,13 +18,13 @@ from rich.text import Text
 
 from specjax.measure.trace import Timeline, TracedRound
 
-BENEATH = "beneath"  # a piece that begins a line of its own beneath a round's: spaces, or a remark
+BENEATH = "beneath"  # a piece that begins a line of its own under a round's: spaces, or a remark
 # Chosen to differ in lightness too, for readers who do not see red and green apart.
 COLOURS = {
     "accepted": "#2e7d32", "rejected": "#c62828", "corrected": "#1565c0", BENEATH: "#9e9e9e",
 }  # fmt: skip
 
-# What ran when, by phase: the plain step is a call of the target like a verify pass.
+# The phases of a timeline. The plain step is a call of the target, like a verify pass.
 PHASES = {
     "start": ("encoders and prefill", "#e0a526"),
     "draft": ("draft, a part for each token", "#64a8e0"),
@@ -36,14 +36,14 @@ PHASES = {
 
 RING: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": "0.2", "zorder": 3}
 
-UNFINISHED = "\ufffd"  # what decoding gives for a part of a character
+UNFINISHED = "\ufffd"  # the tokenizer's output for part of a character
 SPACE = "␣"
 
 Column = tuple[str, Callable[[dict[str, Any]], str]]  # heading, and a row's cell
 
 
 def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """A table for the terminal; all columns but the first are right-aligned."""
+    """Build a table for the terminal; all columns but the first are right-aligned."""
     made = Table(title=title, title_justify="left")
     for i, (heading, _) in enumerate(columns):
         made.add_column(heading, justify="left" if i == 0 else "right", no_wrap=i == 0)
@@ -53,7 +53,7 @@ def table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], title: str)
 
 
 def markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
-    """The same table in Markdown."""
+    """Render the rows as a table in Markdown."""
     lines = [
         "| " + " | ".join(heading for heading, _ in columns) + " |",
         "|---" + "|---:" * (len(columns) - 1) + "|",
@@ -65,16 +65,16 @@ def markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
 def spans(
     rounds: Sequence[TracedRound], decode: Callable[[list[int]], str], most: int = 5
 ) -> list[list[tuple[str, str]]]:
-    """For each round, pieces of text with what happened to them: accepted, rejected, corrected.
+    """Split the text of each round into pieces: accepted, rejected, corrected.
 
     Of a rejected tail only the first token was tested, and only it is shown. Branches of a tree
-    stand on lines beneath, each where it begins. Pieces that are accepted or corrected join to the
-    decoded text: a character made of several tokens comes with the last.
+    stand on lines beneath, each where it begins. Accepted and corrected pieces join to the decoded
+    text: a character made of several tokens comes with the last.
 
     Args:
-      decode: the text of an output's first ids. `partial(decoding.text_of, target, prompt)` keeps
-        the space that an output may begin with.
-      most: lines beneath a round; where it has more branches, the last line says how many more.
+      decode: returns the text of an output's first ids. `partial(decoding.text_of, target, prompt)`
+        keeps the space that an output may begin with.
+      most: lines beneath a round; the last one counts the branches that are left out.
     """
     lines: list[list[tuple[str, str]]] = []
     below: list[list[tuple[str, str]]] = []
@@ -117,7 +117,7 @@ def spans(
 
 
 def broken(line: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """A round's own line, and those beneath it."""
+    """Split a round's pieces into its own line and those beneath it."""
     parts: list[list[tuple[str, str]]] = [[]]
     for piece in line:
         if piece[1] == BENEATH:
@@ -127,30 +127,30 @@ def broken(line: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
 
 
 def printable(text: str) -> str:
-    """The same number of characters, all visible: ↵, → for a tab, � for others without a shape."""
+    """Make every character visible, one for one: ↵, → for a tab, � for others without a shape."""
     shapes = {"\n": "↵", "\t": "→"}
     return "".join(c if c.isprintable() else shapes.get(c, UNFINISHED) for c in text)
 
 
 def token_text(text: str) -> str:
-    """A token's text, `printable`, with ␣ for the spaces at its edges: `)` and `) ` differ."""
+    """Make a token's text `printable`, with ␣ for the spaces at its edges: `)` and `) ` differ."""
     return re.sub("^ +| +$", lambda spaces: SPACE * len(spaces[0]), printable(text))
 
 
 def _shown(piece: str, kind: str) -> str:
-    """A piece as a trace shows it: `token_text`, unless it only begins a line beneath a round."""
+    """Show a piece as `token_text`, unless it only begins a line beneath a round."""
     return printable(piece) if kind == BENEATH else token_text(piece)
 
 
 @functools.cache
 def _drawable() -> frozenset[int]:
-    """What all fonts of a trace's picture can draw."""
+    """Characters that all fonts of a trace's picture can draw."""
     fonts = FontProperties(family="monospace"), FontProperties(weight="bold")
     return frozenset.intersection(*(frozenset(FT2Font(findfont(f)).get_charmap()) for f in fonts))
 
 
 def _drawn(text: str) -> str:
-    """`printable`, and � for what the fonts lack."""
+    """Make text `printable`, with � for characters that the fonts lack."""
     return "".join(c if ord(c) in _drawable() else UNFINISHED for c in printable(text))
 
 
@@ -161,7 +161,7 @@ _SPACES = f"{SPACE}: a space at a token's edge"
 
 
 def coloured(lines: Sequence[Sequence[tuple[str, str]]]) -> Text:
-    """Figure 1 for a terminal: lines of target calls, branches of a tree beneath, a legend."""
+    """Draw Figure 1 for a terminal: target calls, branches of a tree beneath, a legend."""
     text = Text()
     for number, line in enumerate(lines, 1):
         text.append(f"{number:3d} ", style="dim")
@@ -207,13 +207,13 @@ h2 {{ font-size: 1em; font-weight: normal }}
 
 
 def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: str = "") -> str:
-    """Figure 1 as a page of its own, without scripts or fonts: a line for each target call.
+    """Draw Figure 1 as a page without scripts or fonts: a line for each target call.
 
     As in a terminal, all characters are visible: ↵ stands for the end of a line, ␣ for a space at
     a token's edge.
 
     Args:
-      setting: what was run: the draft, γ and the temperature.
+      setting: the draft, γ and the temperature of the run.
     """
 
     def tagged(piece: str, kind: str) -> str:
@@ -232,17 +232,17 @@ def html_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
 
 
 def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: str = "") -> Figure:
-    """Figure 1 as a picture: a line for each target call, tokens coloured by what happened.
+    """Draw Figure 1 as a picture: a line for each target call, tokens coloured by outcome.
 
     ␣ stands for a space at a token's edge.
 
     Args:
-      setting: what was run: the draft, γ and the temperature.
+      setting: the draft, γ and the temperature of the run.
     """
-    top = 0.95 if setting else 0.68  # of the first call, in inches
+    top = 0.95 if setting else 0.68  # of the first call's line, in inches
     parts = [(number, broken(line)) for number, line in enumerate(lines, 1)]
     height = 0.27 * sum(len(part) for _, part in parts) + top + 0.32
-    advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
+    advance = 9 * 0.602 / 72  # width of a character of the monospace font at 9 points, in inches
     widest = max(sum(len(piece) for piece, _ in one) for _, part in parts for one in part) + 6
     longest = max(widest, 1.25 * len(title), len(setting) + 2)
     figure = Figure(figsize=(max(6.5, advance * longest), height))
@@ -273,7 +273,7 @@ def draw_trace(lines: Sequence[Sequence[tuple[str, str]]], title: str, setting: 
 
 
 def draw_timeline(rows: Sequence[tuple[str, Timeline]]) -> Figure:
-    """Figure 5: for each labelled run a row of boxes, which say what ran when."""
+    """Draw Figure 5: for each labelled run a row of boxes, one for each phase."""
     figure = Figure(figsize=(9, 0.62 * len(rows) + 1.2), layout="constrained")
     axes = figure.add_subplot()
     for y, (_, run) in enumerate(rows):
@@ -299,15 +299,15 @@ def draw_timeline(rows: Sequence[tuple[str, Timeline]]) -> Figure:
 
 
 def draw_speedups(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
-    """Measured speedups as bars, with quartiles; both predictions as marks over them.
+    """Draw measured speedups as bars, with quartiles; both predictions as marks over them.
 
-    The axis is that of what was measured, and of its own prediction: where the paper's formula
-    exceeds it, an arrow at the top has its number.
+    The axis covers the measurements and their own predictions. Where the paper's formula exceeds
+    it, an arrow at the top has its number.
 
     Args:
       rows: with speedup_decode, speedup_decode_low, speedup_decode_high, speedup_end_to_end,
         predicted, which may be None, and predicted_paper.
-      labels: of the rows; their lines are kept, and long ones are cut.
+      labels: labels of the rows; their lines are kept, and long ones are cut.
     """
     figure = Figure(figsize=(max(7, 1.05 * len(rows)), 4), layout="constrained")
     axes = figure.add_subplot()
@@ -349,10 +349,11 @@ def draw_speedups(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figu
 
 
 def draw_alphas(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
-    """α of each draft with its interval, a colour for each temperature; the paper's as rings.
+    """Draw α of each draft with its interval, a colour for each temperature; the paper's as rings.
 
     Args:
-      rows: with temperature, alpha, its interval low and high, and paper; these three may be None.
+      rows: with temperature, alpha, low and high of its interval, and paper; the last three may be
+        None.
       labels: of each row's draft.
     """
     figure = Figure(figsize=(7, 0.45 * len(set(labels)) + 1.6), layout="constrained")
@@ -386,7 +387,7 @@ def draw_alphas(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure
 
 
 def draw_positions(rows: Sequence[dict[str, Any]], labels: Sequence[str]) -> Figure:
-    """How often the n-th drafted token is accepted if those before it were: a line for each draft.
+    """Draw how often the n-th drafted token is accepted after those before it, a line per draft.
 
     Args:
       rows: with temperature and acceptance_by_position, in which None stands for no such token.

@@ -1,4 +1,4 @@
-"""Methods side by side on the same inputs, compilation excluded."""
+"""Timings of methods side by side on the same inputs, compilation excluded."""
 
 import dataclasses
 import random
@@ -35,31 +35,30 @@ PLAIN, SPECULATIVE = "plain decoding", "speculative"
 ALL = slice(None)
 
 Item = TypeVar("Item")
-# What one run took: seconds of the loop alone, with the encoder and prefill; its rows, and a note.
+# A run's seconds, of the loop alone and with the encoder and prefill; its rows, and a note.
 Run = tuple[float, float, Sequence[Row], Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Methods that decoded the same batches in turns, several times: what each took, by name.
+    """Timings of methods that decoded the same batches in turns, several times; by name.
 
-    `PLAIN` is what the others are compared with, and `SPECULATIVE` the one that is meant where no
-    other is named.
+    The others are compared with `PLAIN`. `SPECULATIVE` is the default where a name is asked for.
     """
 
     decode: Mapping[str, Float[np.ndarray, "R N"]]
     """Seconds of the loop alone, by repeat and batch."""
     whole: Mapping[str, Float[np.ndarray, "R N"]]
-    """The same with the encoder and prefill."""
+    """Seconds with the encoder and prefill, by repeat and batch."""
     rows: Mapping[str, list[list[Row]]]
-    """By batch, of the last repeat."""
+    """Rows of the last repeat, by batch."""
     notes: Mapping[str, list[Any]]
-    """By batch, of the last repeat too."""
+    """Notes of the last repeat, by batch."""
     _costs: Costs | None = None
     """`costs`, where the phases were timed."""
 
     def outputs(self, name: str = SPECULATIVE) -> list[Row]:
-        """Of all batches, in the order of the inputs."""
+        """Rows of all batches, in the order of the inputs."""
         return [row for batch in self.rows[name] for row in batch]
 
     def per_token(self, name: str, *, whole: bool = False) -> Float[np.ndarray, " R"]:
@@ -72,25 +71,28 @@ class Comparison:
         return self.per_token(over) / self.per_token(name)
 
     def speedups(self, name: str = SPECULATIVE) -> dict[str, float]:
-        """For a row of results: `speedup_decode`, of the loops alone, with its quartiles as the
-        noise, and `speedup_end_to_end`. Medians over repeats of the ratio within one repeat."""
+        """Speedups for a row of results: medians over repeats of the ratio within one repeat.
+
+        `speedup_decode` is of the loops alone, with its quartiles as the noise.
+        `speedup_end_to_end` includes encoder and prefill.
+        """
         ends = self.per_token(PLAIN, whole=True) / self.per_token(name, whole=True)
         found = quartiles("speedup_decode", self.ratio(name))
         return found | {"speedup_end_to_end": float(np.median(ends))}
 
     @property
     def speedup(self) -> float:
-        """Measured, the loops alone: the median over repeats."""
+        """Measured speedup of the loops alone: the median over repeats."""
         return self.speedups()["speedup_decode"]
 
     @property
     def speedup_end_to_end(self) -> float:
-        """The same with the encoder and prefill."""
+        """Measured speedup with the encoder and prefill: the median over repeats."""
         return self.speedups()["speedup_end_to_end"]
 
     @property
     def costs(self) -> Costs:
-        """Of the speculative loop, whose phases `compare` times one by one: c, v(γ), overhead."""
+        """Costs of the speculative loop, whose phases `compare` times: c, v(γ), overhead."""
         if self._costs is None:
             raise ValueError("No phases were timed beside these methods: `compare` does it.")
         return self._costs
@@ -102,8 +104,10 @@ class Comparison:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds of the speculative loop over all batches, by phase: an estimate, from phases that
-        were timed by themselves, since within the jitted loop nothing can be."""
+        """Seconds of the speculative loop over all batches, by phase.
+
+        This is an estimate from phases timed alone: those of the jitted loop cannot be timed.
+        """
         _, rounds, levels = (count * len(self.rows[SPECULATIVE]) for count in self._lasting())
         return {
             "draft": levels * self.costs.draft.item(),
@@ -115,7 +119,7 @@ class Comparison:
         """Tokens, rounds and calls of the drafter that a batch waits for, means over batches.
 
         A batch lasts as long as its slowest row, and a round's drafting as long as its longest
-        draft: that is at least what the row that drafts most takes.
+        draft: at least as long as the row that drafts most.
         """
         counts = [
             [[row.emitted, row.target_calls, row.levels] for row in batch]
@@ -124,7 +128,7 @@ class Comparison:
         return np.mean([np.max(batch, axis=0) for batch in counts], axis=0).tolist()
 
     def part(self, repeats: slice = ALL, batches: slice = ALL) -> "Comparison":
-        """Some of the repeats, and some of the batches, with the rows of the last repeat of all."""
+        """Select some repeats and batches, with the rows of the last repeat of all."""
         decode, whole = (
             {name: seconds[repeats, batches] for name, seconds in taken.items()}
             for taken in (self.decode, self.whole)
@@ -135,20 +139,19 @@ class Comparison:
         return dataclasses.replace(self, decode=decode, whole=whole, rows=rows, notes=notes)
 
     def identical(self, name: str = SPECULATIVE) -> bool:
-        """Whether it gave the tokens of plain decoding for every input."""
+        """Whether a method gave the tokens of plain decoding for every input."""
         both = zip(self.outputs(PLAIN), self.outputs(name), strict=True)
         return all(one.tokens == another.tokens for one, another in both)
 
 
 def quartiles(name: str, values: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """For a row of results: the median by that name, and both quartiles as name_low, name_high."""
+    """Median and quartiles for a row of results: `name`, name_low, name_high."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return {name: float(median), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
 def spread(items: Sequence[Item], count: int) -> Sequence[Item]:
-    """So many of the items, or all if there are fewer, from all over the list: a file may be sorted
-    by length."""
+    """Select `count` items spread over the list, or all: a file may be sorted by length."""
     return items[:: max(1, len(items) // max(1, count))][:count]
 
 
@@ -162,16 +165,15 @@ def in_turns(
     between: Callable[[], None] = lambda: None,
     order: random.Random | None = None,
 ) -> Comparison:
-    """Call every run on every batch, again and again, runs taking turns.
+    """Call every run on every batch, `repeats` times, runs taking turns.
 
-    Their order is drawn anew for each turn: a program is some percent faster if it was the last
-    one that ran.
+    Their order is drawn anew for each turn: a program is some percent faster if it ran last.
 
     Args:
-      runs: by name; what each takes and gives for a batch. They have compiled.
+      runs: functions by name, from a batch to a `Run`. They have compiled.
       turn: batches of a turn. Where many programs take turns at short calls, each finds its code
-        cold, which costs some percent; with more batches in a row only the first of them does.
-      between: is called after each turn; what is timed there meets the same machine.
+        cold, which costs some percent. With more batches in a row only the first call does.
+      between: is called after each turn, to time other work under the same conditions.
     """
     order, turns = order or random.Random(0), list(runs)
     taken: dict[str, list[list[Run]]] = {name: [] for name in runs}
@@ -213,10 +215,10 @@ def side_by_side(
     Args:
       texts: ids from `decoding.tokenize`, none empty.
       batch_size: texts decoded at once.
-      budgets: new tokens for each text, where it is to have fewer than max_new_tokens.
-      names: of target and draft, for errors.
-      width: of the sources, as in `start`.
-      note: what to keep of each batch's final state.
+      budgets: new tokens for each text, where fewer than max_new_tokens.
+      names: names of target and draft, for errors.
+      width: width of the sources, as in `start`.
+      note: returns what to keep of each batch's final state.
     """
     batches = [range(len(texts))[at : at + batch_size] for at in range(0, len(texts), batch_size)]
     begin = partial(start, target=target, texts=texts, max_new_tokens=max_new_tokens, key=key,
@@ -251,10 +253,10 @@ def start(
     budgets: Sequence[int] | None = None,
     width: int | None = None,
 ):
-    """(context, state) of some of the texts before the first round, in the shapes of them all.
+    """Prepare (context, state) of some texts before the first round, in the shapes of all texts.
 
     Args:
-      width: of the sources; None: `decoding.common_width` of the texts.
+      width: width of the sources; None: `decoding.common_width` of the texts.
     """
     return decoding.prepare(
         method,
@@ -287,11 +289,11 @@ def measure_speedup(
     check_tokens: bool = True,
     repeats: int = 3,
 ) -> Comparison:
-    """What speculation brings over plain decoding on these texts, measured and predicted.
+    """Measure and predict the speedup of speculation over plain decoding on these texts.
 
     Both loops decode every text in turns, `repeats` times after a first time that compiles. Blank
     sources of an encoder-decoder are left out. For the arguments and errors see `specjax.generate`;
-    a policy that needs costs must be given them.
+    a policy that needs costs must already have them.
 
     Raises:
       ValueError: every text is blank, or repeats < 1.
@@ -333,8 +335,8 @@ def compare(
 ) -> Comparison:
     """Decode by plain decoding and by a speculative loop in turns, and time the phases.
 
-    These are timed on the first batch, with drafts of γ_max tokens or whole trees: after the loops;
-    or in turns with them, the fixed times of both calls too.
+    The phases are timed on the first batch, with drafts of γ_max tokens or whole trees. They come
+    after the loops; with `typical` in turns with them, and with the fixed times of both calls.
 
     Args:
       sources: ids from `decoding.tokenize`, none empty, one output each.

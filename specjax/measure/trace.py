@@ -1,4 +1,4 @@
-"""One run, round by round: what happened to each token (Figure 1), and what ran when (Figure 5)."""
+"""One run, round by round: the outcome of each token (Figure 1), and a timeline (Figure 5)."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -47,19 +47,19 @@ def _alive(state, row):
 
 
 class Branch(NamedTuple):
-    """Of a tree what was not kept: a node, its first child, that one's first child and so on."""
+    """A part of a tree that was not kept: a node, its first child, the first child of that, …"""
 
-    behind: list[int]  # the round's drafted tokens on the way to it
+    behind: list[int]  # the round's drafted tokens on the path to it
     tokens: list[int]
 
 
 class TracedRound(NamedTuple):
-    """What one target call did to one row."""
+    """The outcome of one target call for one row."""
 
     accepted: list[int]  # drafted tokens that were kept
-    rejected: list[int]  # the drafted token that was not, and those after it, never tested
+    rejected: list[int]  # the first drafted token not kept, and those after it, never tested
     next_token: list[int]  # the target's own: a correction, or one more after full acceptance
-    branches: Sequence[Branch] = ()  # of a tree, in the place of `rejected`: see `branches`
+    branches: Sequence[Branch] = ()  # of a tree, in place of `rejected`: see `branches`
 
 
 def trace(method: Method, contexts: Contexts, state: State, row: int = 0) -> list[TracedRound]:
@@ -74,7 +74,7 @@ def trace(method: Method, contexts: Contexts, state: State, row: int = 0) -> lis
 
 
 def visible(round_: Round) -> Round:
-    """What `traced` reads: the rest, and all that distributions are for, is computed for no one."""
+    """Keep only what `traced` reads, so that distributions are not computed."""
     drafts, nodes = round_.drafts, round_.nodes
     no: Any = None
     found: dict[str, Any] = dict.fromkeys(Round._fields)
@@ -88,10 +88,10 @@ def visible(round_: Round) -> Round:
 
 
 def traced(round_: Round, output: list[int], row: int = 0) -> TracedRound:
-    """What a round did to a row.
+    """Read the outcome of a round for a row.
 
     Args:
-      output: the tokens that the row gained.
+      output: tokens that the row gained.
     """
     round_ = jax.device_get(round_)
     kept = min(int(round_.accepted[row]), len(output))
@@ -99,15 +99,15 @@ def traced(round_: Round, output: list[int], row: int = 0) -> TracedRound:
     if round_.nodes is not None:
         return TracedRound(accepted, [], next_token, branches(round_, len(output), row))
     drafted = round_.drafts.tokens[row, : round_.drafts.length[row]].tolist()
-    # After an EOS among the drafts nothing was rejected: the rest never happened.
+    # An EOS among the drafts ends the row: what follows it was not rejected.
     return TracedRound(accepted, drafted[kept:] if next_token else [], next_token)
 
 
 def branches(round_: Round, gained: int, row: int = 0) -> list[Branch]:
-    """A row's tree without the accepted path, each node once: what branches off last comes first.
+    """List the branches of a row's tree without the accepted path, each node once, the last first.
 
     Args:
-      gained: tokens of the row. Behind an EOS among them nothing was rejected.
+      gained: number of tokens that the row gained. Behind an EOS among them nothing was rejected.
     """
     nodes, last = round_.nodes, round_.node
     assert last is not None
@@ -150,14 +150,14 @@ class Event(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """When each phase ran, one after the other, and the tokens that came of it."""
+    """The time of each phase, one after the other, and the tokens of the run."""
 
     events: list[Event]
     tokens: list[int]  # of the row, without the prompt
 
     @property
     def target_calls(self) -> int:
-        """Calls of the target's decoder, its prefill not counted."""
+        """Number of calls of the target's decoder, its prefill not counted."""
         return sum(event.phase in ("verify", "step") for event in self.events)
 
 
@@ -171,12 +171,12 @@ def timeline(
 ) -> Timeline:
     """Step a run phase by phase, each jitted by itself, and time one row of it (Figure 5).
 
-    The same run is stepped `repeats` times after a first one, which compiles, and each phase of
-    each round lasts as long as in their median. Phases are dispatched from Python and waited for,
-    which the times include: the jitted loop gives the same tokens and is faster than their sum.
+    The run is stepped `repeats` times after a first one, which compiles; each phase of each round
+    has the median time. Phases are dispatched from Python and waited for, and the times include
+    that. The jitted loop gives the same tokens and is faster than their sum.
 
     Args:
-      prepare: gives the contexts and the state before the first round, as `decoding.prepare` and
+      prepare: returns the contexts and the state before the first round, as `decoding.prepare` and
         both `start` do; the same ones each time. Timed as the start.
 
     Raises:
@@ -197,7 +197,7 @@ def timeline(
 
 
 def _stepped(method, prepare, row) -> tuple[list[tuple[str, int, int, float]], list[int]]:
-    """Phase, round, tokens and milliseconds of all that ran; and the row's output."""
+    """Step a run; return each step's phase, round, tokens and ms, and the row's output."""
     spent: list[tuple[str, int, float]] = []
     counts: list[int] = []
     number = 0
@@ -218,7 +218,7 @@ def _stepped(method, prepare, row) -> tuple[list[tuple[str, int, int, float]], l
         number += 1
         known = of(state.length)
         state, round_ = _by_phases(method, context, state, timed)
-        if len(counts) == len(spent) - 1:  # one phase, not four
+        if len(counts) == len(spent) - 1:  # plain decoding: one phase, not four
             counts += [1]
         else:
             drafted, accepted = of(round_.drafts.length), of(round_.accepted)
@@ -232,7 +232,7 @@ def _stepped(method, prepare, row) -> tuple[list[tuple[str, int, int, float]], l
 
 
 def _by_phases(method, context, state, timed) -> tuple[State, Round]:
-    """One round, each phase called through `timed(name, function, *arguments)`."""
+    """Run one round, each phase called through `timed(name, function, *arguments)`."""
     if method.drafter is None:
         return timed("step", _step, method, context, state)
     drafts, state = timed("draft", _draft, method, context.drafter, state)
