@@ -1,14 +1,14 @@
-"""Texts in, rows out, in steps. Everything jitted lies below, in the two loops.
+"""Decoding in steps, from texts to rows. Everything jitted lies below, in the two loops.
 
 - `methods`: checkpoints, drafters and names → the loop that decodes
 - `texts`: texts → token ids, and the arrays that a model starts from
 - `starting`: requests → the state before the first round
 - `running`: a number of rows that decode together
 - `streaming`: which inputs run together, in which order; rows as they end
-- `outputs`: what rows hold → tokens, texts and counts
+- `outputs`: rows → tokens, texts and counts
 - `programs`: both programs of a run, compiled ahead of it, and the bytes that they need
 
-What is listed here is imported from here; all else, from its module.
+The names listed here are imported from here; all others, from their modules.
 """
 
 from specjax.decoding.methods import (

@@ -1,4 +1,4 @@
-"""The loop that decodes, made of checkpoints, drafters and names; what fits and what does not."""
+"""The loop that decodes, built from checkpoints, drafters and names; checks that they fit."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def build(
     tree: Shape | str | None = None,
     check_tokens: bool = True,
 ) -> Method:
-    """`plain` where `draft` is None, else `with_draft`."""
+    """Build the loop: `plain` where `draft` is None, else `with_draft`."""
     if draft is None:
         return plain(target, sampling, rule)
     return with_draft(
@@ -70,11 +70,11 @@ def with_draft(
     tree: Shape | str | None = None,
     **options: Any,
 ) -> Speculative | TreeSpeculative:
-    """`speculative`, or `branching` where the tree is no chain.
+    """Build a loop with a draft: `speculative`, or `branching` where the tree is no chain.
 
     Args:
       gamma: default `GAMMA`; a tree has its own depth and does not read it.
-      options: the arguments that both take.
+      options: the arguments that both functions take.
     """
     shape = trees.parse(tree)
     if not isinstance(shape, Chain):
@@ -90,7 +90,7 @@ def tuned(
     sampling: Sampling,
     check_tokens: bool = True,
 ) -> Method:
-    """The loop that `settings` describe; plain decoding where their γ is 0.
+    """Build the loop that `settings` describe: plain decoding where their γ is 0.
 
     Raises: as `generate`.
     """
@@ -118,7 +118,7 @@ def tuned(
 def plain(
     target: Checkpoint, sampling: Sampling, rule: AcceptanceRule | str | None = None
 ) -> Autoregressive:
-    """Plain decoding, as the jitted functions take it."""
+    """Build plain decoding, as the jitted functions take it."""
     has("target", target, CHECKPOINT, A_CHECKPOINT)
     eos_ids = jnp.asarray(target.eos_ids, jnp.int32)
     return Autoregressive(target.model, sampling, eos_ids, _rule(rule))
@@ -135,7 +135,7 @@ def speculative(
     widths: Sequence[int] = (),
     check_tokens: bool = True,
 ) -> Speculative:
-    """Speculative decoding, as the jitted functions take it. Checks that the pair fits.
+    """Build speculative decoding, as the jitted functions take it. Checks that the pair fits.
 
     Raises: as `generate`.
     """
@@ -168,7 +168,7 @@ def branching(
     widths: Sequence[int] = (),
     check_tokens: bool = True,
 ) -> TreeSpeculative:
-    """Speculative decoding with trees. Checks that the pair fits, and that both can branch.
+    """Build speculative decoding with trees. Checks that the pair fits and that both can branch.
 
     Raises: as `generate`.
     """
@@ -208,7 +208,7 @@ def _widths(said: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_models(target: Any, draft: Any) -> None:
-    """ValueError that names the argument, if one is nothing that decodes or drafts."""
+    """Raise ValueError that names the argument, unless both can decode and draft."""
     has("target", target, CHECKPOINT, A_CHECKPOINT)
     if not isinstance(draft, str | Checkpoint):
         has("draft", draft, DRAFTER, "a checkpoint, a drafter, or a name")
@@ -217,12 +217,12 @@ def check_models(target: Any, draft: Any) -> None:
 def pair(
     target: Checkpoint, draft: Checkpoint | Drafter | str, *, check_tokens: bool = True
 ) -> tuple[Any, Drafter]:
-    """The target as the drafter sees it, and the drafter over the target's ids.
+    """Adapt the target to what the drafter reads, and the drafter to the target's ids.
 
     A drafter that is not on its target's mesh is replicated there.
 
     Args:
-      check_tokens: as of `generate`.
+      check_tokens: as in `generate`.
 
     Raises:
       ValueError: they do not fit.
@@ -269,7 +269,7 @@ def _policy(policy: Policy | str) -> Policy:
 
 
 def with_policy(method: M, policy: Policy) -> M:
-    """The loop with another policy; ValueError if it cannot learn from the loop's rule."""
+    """Replace the policy of a loop; ValueError if it cannot learn from the loop's rule."""
     name = type(policy).__name__
     if method.branches and within_a_draft(policy):
         raise ValueError(
@@ -289,13 +289,14 @@ def with_policy(method: M, policy: Policy) -> M:
 
 
 def plain_if_preferred(method: Method, rounds: int, rows: int = 1) -> Method:
-    """Plain decoding, if that promises more than the loop by what its policy knows: the same tokens
-    without a drafter. Else the method.
+    """Choose plain decoding if the policy's costs promise more for it than for the loop.
+
+    It gives the same tokens without a drafter. Otherwise the method is returned.
 
     Args:
       rounds: of a row, at most.
-      rows: of a batch. They count where a policy reads it: all of them wait for the last one. Else
-        another input takes the place of a row that is done.
+      rows: of a batch. They count where a policy reads the batch, and all rows wait for the last
+        one. Otherwise another input takes the place of a finished row.
     """
     if method.policy is None:
         return method
@@ -305,7 +306,7 @@ def plain_if_preferred(method: Method, rounds: int, rows: int = 1) -> Method:
 
 
 def plain_of(method: Method) -> Autoregressive:
-    """Plain decoding from the distribution that the method keeps."""
+    """Build plain decoding from the distribution that the method keeps."""
     return Autoregressive(method.target, method.sampling, method.eos_ids, method.rule)
 
 
@@ -323,7 +324,7 @@ def check_log(method: Method) -> None:
 
 
 def check_carry(method: Method) -> None:
-    """ValueError if nothing that this loop learns could carry over from batch to batch."""
+    """Raise ValueError unless something that this loop learns can carry over to the next batch."""
     policy, drafter = method.policy, method.drafter
     if not (policy and policy.carries) and not (drafter and carries(drafter)):
         of = f"{type(policy).__name__} learns nothing" if policy else "plain decoding has no policy"

@@ -1,4 +1,4 @@
-"""What rows hold, read from the device: tokens, texts and counts."""
+"""Tokens, texts and counts of rows, read from the device."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -38,20 +38,20 @@ class Outputs(NamedTuple):
     log: Log | None = None
 
     def known(self, row: int) -> tuple[list[int], list[int]]:
-        """The prompt's ids, and those that follow it."""
+        """The ids of a row's prompt, and those that follow it."""
         end = self.length[row]
         begin = end - self.stats.emitted[row]
         return self.tokens[row, :begin].tolist(), self.tokens[row, begin:end].tolist()
 
 
 def read(state: State) -> Outputs:
-    """What rows hold, without labels. One transfer; caches and keys need not come back."""
+    """Read rows to the host, without labels. One transfer; caches and keys stay on the device."""
     host = state.tokens, state.length, state.done, state.stats, state.log
     return Outputs({}, *sharding.fetch(host))
 
 
 def rows_of(outputs: Outputs, target: Checkpoint) -> list[Row]:
-    """A row for each label."""
+    """Build a row for each label."""
     rows, log = [], outputs.log
     for b, (index, sample) in outputs.labels.items():
         (prompt, ids), stats = outputs.known(b), outputs.stats
@@ -76,10 +76,10 @@ def rows_of(outputs: Outputs, target: Checkpoint) -> list[Row]:
 def progress_of(
     outputs: Outputs, target: Checkpoint, shown: dict[tuple[int, int], "Shown"]
 ) -> list[Progress]:
-    """How far each label's row is.
+    """Report how far each label's row is.
 
     Args:
-      shown: what has been shown of each row, by label. It is brought up to date.
+      shown: what has been shown of each row, by label. It is updated.
     """
     found = []
     for b, label in outputs.labels.items():
@@ -90,14 +90,14 @@ def progress_of(
 
 
 def read_rows(state: State, labels: Sequence[tuple[int, int]], target: Checkpoint) -> list[Row]:
-    """The first rows of a batch, one for each label."""
+    """Read the first rows of a batch, one for each label."""
     return rows_of(read(state)._replace(labels=dict(enumerate(labels))), target)
 
 
 # --- texts -------------------------------------------------------------------------------------
 
-UNFINISHED = "\ufffd"  # a character, of which not all bytes are there
-UNSETTLED = 8  # characters at the end, whose first space the next ids may remove: "  ' ve" is "'ve"
+UNFINISHED = "\ufffd"  # a character whose bytes are incomplete
+UNSETTLED = 8  # characters at the end whose first space the next ids may remove: "  ' ve" is "'ve"
 
 
 def text_of(
@@ -107,10 +107,10 @@ def text_of(
     *,
     skip_special_tokens: bool = True,
 ) -> str:
-    """The text of ids behind a prompt: decode(prompt + ids) without decode(prompt).
+    """Decode the ids behind a prompt: decode(prompt + ids) without decode(prompt).
 
-    Decoded alone, ids would lose the space that they begin with where a tokenizer writes ▁ for it.
-    The ids of an encoder-decoder stand alone, and without a tokenizer there is no text.
+    Decoded alone, ids would lose their leading space where a tokenizer writes ▁ for it. The ids of
+    an encoder-decoder stand alone, and without a tokenizer the text is empty.
     """
     prompt = _read_before(target, prompt)
     decode = partial(_decode, target, skip_special_tokens=skip_special_tokens)
@@ -118,7 +118,7 @@ def text_of(
 
 
 class Shown(NamedTuple):
-    """What has been shown of a row that grows, up to its last complete character."""
+    """The text shown so far of a row that grows, up to its last complete character."""
 
     text: str
     begin: int  # ids from here on are decoded again: what follows depends on them
@@ -128,16 +128,16 @@ class Shown(NamedTuple):
 def grown(
     target: Checkpoint, prompt: Sequence[int], ids: Sequence[int], shown: Shown | None
 ) -> tuple[str, Shown]:
-    """The text of a row that may still grow, and what to give in the next call for it.
+    """Decode a row that may still grow; return its text, and `shown` for the next call.
 
-    An incomplete character at the end is left out, so that each text begins with the one before. So
-    is a space that may be removed, by a tokenizer that cleans up. Bytes that are no UTF-8 may
-    change characters that were shown before them.
+    An incomplete character at the end is left out, so that each text begins with the one before.
+    So is a space that a tokenizer that cleans up may remove. Bytes that are no UTF-8 may change
+    characters that were shown before them.
 
-    Only the ids that came since the last calls are decoded, unless the tokenizer cleans up.
+    Only the ids since the last calls are decoded, unless the tokenizer cleans up.
 
     Args:
-      shown: from the last call; None: there was none.
+      shown: from the last call; None at the first.
     """
     prompt = _read_before(target, prompt)
     known = [*prompt, *ids]
@@ -153,7 +153,7 @@ def grown(
     text = shown.text + complete
     if not added or complete != added:
         return text, shown
-    # Ids before the last that were shown are needed no more, unless they end within a character.
+    # Ids before the last shown are no longer needed, unless they end within a character.
     begin = shown.begin if before.endswith(UNFINISHED) else shown.end
     return text, Shown(text, begin, len(known))
 
@@ -180,7 +180,7 @@ def _decode(target: Checkpoint, ids: Sequence[int], *, skip_special_tokens: bool
 
 
 def _added(before: str, whole: str) -> str:
-    """What follows `before`, but for its end, which the next ids may have changed."""
+    """The text after `before`, except for its end, which the next ids may have changed."""
     if whole.startswith(before):
         return whole[len(before) :]
     pairs = zip(before, whole, strict=False)

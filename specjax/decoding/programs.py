@@ -22,7 +22,7 @@ from specjax.types import Inputs
 
 
 class Programs(NamedTuple):
-    """Both programs of a run, compiled and not run, and what lies between them."""
+    """Both programs of a run, compiled and not run, and the shapes that pass between them."""
 
     start: jax.stages.Compiled
     decode: jax.stages.Compiled
@@ -31,8 +31,8 @@ class Programs(NamedTuple):
 
     @property
     def temporary(self) -> tuple[int, int]:
-        """Bytes on each device that either program holds beside its arguments and the state."""
-        # What `start` gives is the state of the loop; the rest of what it takes is gone by then.
+        """Bytes per device that each program holds beside its arguments and the state."""
+        # The results of `start` are the loop's state; its other temporaries are freed by then.
         begun = temporaries(self.start) - nbytes((self.context, self.state))
         return begun, temporaries(self.decode)
 
@@ -46,12 +46,12 @@ def compiled(
     max_new_tokens: int,
     options: dict[str, Any] | None = None,
 ) -> Programs:
-    """Both programs of a run, in the shapes that `prepare` makes.
+    """Compile both programs of a run, in the shapes that `prepare` makes.
 
     A run of these shapes in this process compiles no more, unless there are options.
 
     Args:
-      options: of the compiler. Others: see `needed`.
+      options: options of the compiler. Others: see `needed`.
     """
     memory_maps.make_room()
     given = blank_arguments(target, longest, bucket(rows))
@@ -73,16 +73,16 @@ def needed(
     max_new_tokens: int,
     admits: int = 0,
 ) -> Need:
-    """Bytes that decoding takes at most, as the compiler tells. Nothing is decoded. On a mesh: on
-    each of its devices.
+    """Compute the bytes that decoding takes at most, by the compiler's report.
 
-    Compiles the programs of the run in the shapes that `prepare` makes; a run of these shapes in
-    this process compiles no more.
+    On a mesh the bytes are those of each device. Nothing is decoded. The programs of the run are
+    compiled in the shapes that `prepare` makes; a run of these shapes in this process compiles no
+    more.
 
     Args:
-      method: of models that are loaded, or of outlines.
+      method: of loaded models, or of outlines.
       longest: tokens of the longest text.
-      rows: decoded at once: `batch_size`, or all that there are if they are fewer.
+      rows: decoded at once: `batch_size`, or all if they are fewer.
       admits: where there are more inputs than rows, how many one call admits (`at_once`).
     """
     programs = compiled(method, target, longest, rows=rows, max_new_tokens=max_new_tokens)
@@ -96,7 +96,7 @@ def needed(
 
 
 def blank_arguments(target: Checkpoint, longest: int, rows: int) -> tuple[Inputs, Any, Array]:
-    """As `starting.arguments` makes them, but without a program: of the keys, the shapes."""
+    """Shape arguments as `starting.arguments` does, but without a program: keys are shapes."""
     placement = sharding.placement_of(target.model)
     rows = sharding.padded_rows(rows, placement)
     inputs = pack_for(target, [[0] * longest], rows=rows)

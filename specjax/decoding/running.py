@@ -19,7 +19,7 @@ from specjax.state import FOREVER, until
 
 
 class Running:
-    """A fixed number of rows that decode together, and the requests that they hold.
+    """Holds a fixed number of rows that decode together, and their requests.
 
         running.admit(some)     # as many as are `free`
         running.run(ended=1)    # rounds until one of them ends
@@ -43,15 +43,15 @@ class Running:
         past: Past | None = None,
         logs: bool = False,
     ):
-        """Nothing is allocated before the first requests come.
+        """Store the arguments; nothing is allocated before the first requests come.
 
         Args:
-          rows: that decode together.
-          width: of the sources or prompts.
+          rows: number of rows that decode together.
+          width: width of the sources or prompts.
           max_new_tokens: the largest budget.
           at_once: requests that one call admits.
-          names: of target and draft, for errors.
-          past: what the first requests begin with.
+          names: names of target and draft, for errors.
+          past: learned state that the first requests begin with.
           logs: keep a log of rounds, `Row.rounds`.
         """
         self.method, self.target, self.width, self.key = method, target, width, key
@@ -59,7 +59,7 @@ class Running:
         self.logs = logs
         self.held: list[Request | None] = [None] * rows
         self.placement = sharding.placement_of(target.model)
-        # Of the arrays; the rest is never used.
+        # Rows of the arrays; those beyond `rows` are never used.
         self.size = sharding.padded_rows(bucket(rows), self.placement)
         self._inherited = past
         self._context: Any = None
@@ -67,12 +67,12 @@ class Running:
 
     @property
     def live(self) -> int:
-        """Rows that hold a request."""
+        """Number of rows that hold a request."""
         return sum(request is not None for request in self.held)
 
     @property
     def free(self) -> int:
-        """Rows that hold none."""
+        """Number of rows that hold none."""
         return len(self.held) - self.live
 
     def admit(self, requests: Sequence[Request]) -> None:
@@ -83,7 +83,7 @@ class Running:
             return
         # Whole batches one after the other need no second program.
         if self._state is None or (self.live == 0 and self.at_once == len(self.held)):
-            self._context = self._state = None  # before those that come next are made
+            self._context = self._state = None  # freed before the next ones are made
             self.held[: len(requests)] = requests
             self._context, self._state = start(
                 self.method,
@@ -103,7 +103,7 @@ class Running:
             some = dict(zip(vacant[at : at + self.at_once], requests[at:], strict=False))
             for row, request in some.items():
                 self.held[row] = request
-            # Where there are fewer, the last comes again.
+            # If there are fewer, the last one is repeated.
             count = sharding.padded_rows(self.at_once, self.placement)
             rows = [*some, *[row] * (count - len(some))]
             again = [some[row] for row in rows]
@@ -121,7 +121,7 @@ class Running:
             )
 
     def run(self, ended: int, rounds: int = FOREVER) -> None:
-        """Rounds until so many of the live rows have ended, or so many rounds have passed.
+        """Run until `ended` of the live rows have ended, or `rounds` rounds have passed.
 
         Returns once the loop has been dispatched; `read` waits for it.
         """
@@ -130,7 +130,7 @@ class Running:
         self._state = loop.decode(self.method, self._context, state)
 
     def read(self) -> tuple[Outputs, Outputs]:
-        """What the rows hold that have ended, which are free from now on, and the others.
+        """Read the rows that have ended, which are free from now on, and the others.
 
         Raises:
           FloatingPointError: logits that are not finite.
@@ -147,6 +147,6 @@ class Running:
         return outputs._replace(labels=ended), outputs._replace(labels=going)
 
     def past(self, count: int) -> Past:
-        """What the first `count` rows leave to those that come after them."""
+        """Collect what the first `count` rows have learned, for the rows after them."""
         drafter = self.method.drafter and carry_over(self.method.drafter, self._state.drafter)
         return Past(self._state.policy, drafter, jnp.arange(self.size) < count)

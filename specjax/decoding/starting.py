@@ -1,4 +1,4 @@
-"""The state before the first round: requests as arrays, and what an earlier batch taught."""
+"""The state before the first round: requests as arrays, and what an earlier batch learned."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ from specjax.types import Inputs
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a row is to decode."""
+    """The work of one row."""
 
-    index: int  # of the input, and the number of the draw: with the key, all that noise depends on
+    index: int  # of the input; index, number of the draw and key are all that noise depends on
     sample: int
     ids: Sequence[int]  # of the source or prompt
     budget: int  # new tokens at most
@@ -46,13 +46,13 @@ def prepare(
     width: int | None = None,
     budgets: Sequence[int] | None = None,
 ):
-    """(context, state) before the first round, in bucketed shapes.
+    """Prepare (context, state) before the first round, in bucketed shapes.
 
     Args:
-      labels: (input index, sample) of each source: with the key, all that its noise depends on.
-      rows: of the batch; those beyond the sources are given no budget. On a mesh there may be
+      labels: (input index, sample) of each source. With the key, all that its noise depends on.
+      rows: rows of the batch; those beyond the sources have no budget. On a mesh there may be
         more, so that its data axis divides them.
-      width: of the sources or prompts; default: the bucket of the longest.
+      width: width of the sources or prompts; default: the bucket of the longest.
       budgets: new tokens of each source at most, where that is fewer than max_new_tokens.
     """
     most = [max_new_tokens] * len(sources) if budgets is None else budgets
@@ -63,7 +63,7 @@ def prepare(
 
 
 def start(method, target, requests, *, max_new_tokens, key, rows, width, logs=False):
-    """What `prepare` gives, of requests; with `logs` the state holds a log of rounds."""
+    """Start requests as `prepare` does; with `logs` the state holds a log of rounds."""
     memory_maps.make_room()
     inputs, keys, budget = arguments(target, requests, rows=rows, width=width, key=key)
     room = room_of(method, inputs, max_new_tokens)
@@ -79,7 +79,7 @@ def arguments(
     width: int | None,
     key: Key[Array, ""],
 ) -> tuple[Inputs, Key[Array, " B"], Int[Array, " B"]]:
-    """Inputs, keys and budgets of requests, as `loop.start` and `loop.admit` take them.
+    """Build inputs, keys and budgets of requests, as `loop.start` and `loop.admit` take them.
 
     Args:
       rows, width: as in `prepare`.
@@ -98,7 +98,7 @@ _row_keys = jax.jit(row_keys)
 
 
 def room_of(method: Method, inputs: Inputs, max_new_tokens: int) -> int:
-    """T, the slots of the buffers: a prompt, what follows it, and what a round's call writes.
+    """Compute T, the slots of the buffers: a prompt, its output, and the slots of a round's call.
 
     Raises:
       ValueError: max_new_tokens beyond `MAX_NEW_TOKENS`.
@@ -109,16 +109,16 @@ def room_of(method: Method, inputs: Inputs, max_new_tokens: int) -> int:
 
 
 class Past(NamedTuple):
-    """What a batch leaves to the next one of a run."""
+    """Learned state that a batch passes to the next one of a run."""
 
     policy: Any  # its state
-    drafter: Any  # what `carrying.carry_over` took of its state
-    rows: Bool[Array, " A"]  # those that were no padding
+    drafter: Any  # the part of its state that `carrying.carry_over` took
+    rows: Bool[Array, " A"]  # whether each row was no padding
 
 
 @partial(jax.jit, donate_argnames="state")
 def resume(method: Any, state: State, past: Past) -> State:
-    """The state before the first round, with what the last batch learned. Donates `state`."""
+    """Add to the state before the first round what the last batch learned. Donates `state`."""
     state = state.replace(
         policy=method.policy.resume(state.policy, past.policy, past.rows),
         drafter=carrying.resume(method.drafter, state.drafter, past.drafter, past.rows),

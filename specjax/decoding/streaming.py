@@ -1,4 +1,4 @@
-"""Texts in, rows out as they end: which inputs run together, and which come next."""
+"""Rows as they end: which inputs run together, and which come next."""
 
 import collections
 import itertools
@@ -21,8 +21,8 @@ from specjax.state import FOREVER
 from specjax.support.ranges import whole
 from specjax.types import Text
 
-POOL = 1024  # requests among which those of like width run together
-MIN_WIDTH = 64  # tokens; widths that lie within a factor of 4 from there on are alike
+POOL = 1024  # requests among which those of similar width run together
+MIN_WIDTH = 64  # tokens; widths within a factor of 4 from there on run together
 
 
 def as_they_end(
@@ -45,26 +45,26 @@ def as_they_end(
     every: int = 0,
     logs: bool = False,
 ) -> Iterator[Row | Progress]:
-    """Rows as they end. When some have ended and inputs wait, these are admitted in their places.
+    """Yield rows as they end. Waiting inputs are admitted in the places of rows that have ended.
 
-    Where rows are not independent, of a policy that reads its batch or with `carry`, whole batches
-    are decoded instead, one after the other in the order of the inputs.
+    Where rows are not independent (a policy that reads its batch, or `carry`), whole batches are
+    decoded instead, one after the other in the order of the inputs.
 
     Args:
       only: numbers of the rows to decode, counted over inputs and their samples; None: all. Each
-        is decoded once, however often it is named. Their randomness is not shifted: a run that was
-        cut off goes on, or shares rows with others. Of a policy that reads its batch, the batches
-        that they lie in are decoded again, as they were.
-      width: of the sources or prompts; default: the bucket of the longest of those that run
+        is decoded once, however often it is named. Their randomness is not shifted, so a run that
+        was cut off can continue, or share rows with others. If the policy reads its batch, the
+        batches of these rows are decoded again, as they were.
+      width: width of the sources or prompts; default: the bucket of the longest of those that run
         together (`alike`, or a batch).
-      names: of target and draft, for errors.
+      names: names of target and draft, for errors.
       carry: begin each batch with what the one before has learned (`check_carry`).
       budgets: new tokens at most of each text, where that is fewer than max_new_tokens.
-      admits: rows that have to be free before inputs are admitted, so many in a call; default:
-        `at_once`. As many as there are rows: whole batches, one after the other.
-      eager: hand out each row as it ends, though none can be admitted yet. False: the loop returns
-        less often.
-      every: hand out the `Progress` of all rows that run, every so many rounds; 0: never.
+      admits: rows that must be free before as many inputs are admitted in one call; default:
+        `at_once`. With as many as there are rows, whole batches run one after the other.
+      eager: hand out each row as it ends, even if no input can be admitted yet. False: the loop
+        returns less often.
+      every: rounds between two reports of `Progress` of all rows that run; 0: no reports.
       logs: keep a log of rounds, `Row.rounds`.
     """
     if logs:
@@ -127,7 +127,7 @@ def _events(
     eager: bool,
     every: int,
 ) -> Iterator[Row | Progress]:
-    """See `as_they_end`."""
+    """Yield the events of `as_they_end`, whose arguments are checked."""
     gamma = method.gamma_max
     for one in (request for request in wanted if not request.ids):
         nothing = [0] * (gamma + 1), [0] * gamma
@@ -137,18 +137,18 @@ def _events(
         for event in decoded(running, some, eager, every):
             if (event.index, event.sample) in asked:
                 yield event
-        del running  # before the state of the next is made
+        del running  # freed before the next state is made
 
 
 def at_once(rows: int, admits: int | None = None) -> int:
-    """How many rows have to be free before inputs are admitted: a quarter, if nothing is asked."""
+    """The number of free rows before inputs are admitted: by default a quarter of the rows."""
     return min(rows, admits or max(1, rows // 4))
 
 
 def alike(requests: Iterable[Request]) -> Iterator[list[Request]]:
-    """Requests that run together, in their order: those of like length, of some at a time.
+    """Group requests of similar length, at most `POOL` at a time, in their order.
 
-    All of them are padded to one width. A single long one would make every other one dear.
+    A group is padded to one width: a single long request would make every other one expensive.
     """
     requests = iter(requests)
     while pool := list(itertools.islice(requests, POOL)):
@@ -174,7 +174,7 @@ def admitted(
     names: tuple[str, str],
     logs: bool,
 ) -> Iterator[Group]:
-    """Rows, and the requests that are admitted to them one after the other."""
+    """Yield groups of rows, each with the requests that are admitted to it one after the other."""
     live = [request for request in wanted if request.ids]
     for some in [live] if width and live else alike(live):
         rows = min(batch_size, len(wanted)) if len(some) > 1 else 1
@@ -191,7 +191,7 @@ def admitted(
             logs=logs,
         )
         yield running, some
-        del running  # before the next is made
+        del running  # freed before the next one is made
 
 
 def whole_batches(
@@ -208,8 +208,10 @@ def whole_batches(
     names: tuple[str, str],
     logs: bool,
 ) -> Iterator[Group]:
-    """Batches of the requests in their order, those that hold one that is wanted; with `carry` each
-    begins with what the one before has learned, which must have run by then."""
+    """Yield batches of the requests in their order, those that hold a wanted one.
+
+    With `carry` each begins with what the one before has learned, which must have run by then.
+    """
     asked = {(request.index, request.sample) for request in wanted if request.ids}
     past = None
     for at in range(0, len(requests), batch_size):
@@ -238,7 +240,7 @@ def whole_batches(
 def decoded(
     running: Running, requests: Sequence[Request], eager: bool = False, every: int = 0
 ) -> Iterator[Row | Progress]:
-    """See `as_they_end`. What has ended is handed out while the loop goes on."""
+    """Yield the events of one group, see `as_they_end`. Rows are read while the loop runs on."""
     waiting = collections.deque(requests)
     ended = going = None
     shown: dict[tuple[int, int], Shown] = {}
@@ -259,10 +261,10 @@ def decoded(
 def in_order(
     events: Iterable[Row | Progress], samples: int = 1, only: Iterable[int] | None = None
 ) -> Iterator[Row]:
-    """The rows alone, in the order of inputs and samples, each once those before it have ended.
+    """Yield the rows alone, in the order of inputs and samples, as soon as those before have ended.
 
     Args:
-      samples, only: as of `as_they_end`. A row that is named twice comes twice.
+      samples, only: as in `as_they_end`. A row that is named twice comes twice.
     """
     early: dict[int, Row] = {}
     numbers = None if only is None else list(only)
@@ -289,6 +291,6 @@ def stream(
     only: Sequence[int] | None = None,
     **options: Any,
 ) -> Iterator[Row]:
-    """Rows `in_order`. For the arguments see `as_they_end`."""
+    """Yield rows `in_order`. For the arguments see `as_they_end`."""
     options |= {"samples": samples, "only": only, "eager": False}
     return in_order(as_they_end(method, target, texts, **options), samples, only)

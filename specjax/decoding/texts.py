@@ -23,16 +23,16 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def tokenize(
     checkpoint: Checkpoint, texts: Sequence[Text], max_source_len: int | None = None
 ) -> list[list[int]]:
-    """Token ids of each text as the checkpoint's tokenizer makes them (T5 appends EOS).
+    """Tokenize each text with the checkpoint's tokenizer (T5 appends EOS).
 
-    A text that begins with BOS, as chat templates write it, gets no second one. What is given as
-    ids stays as it is, but for the limit: an encoder-decoder's source should end
-    with EOS where the model was trained so.
+    A text that begins with BOS, as chat templates write it, gets no second one. Ids are kept as
+    given, up to the limit: an encoder-decoder's source should end with EOS if the model was
+    trained so.
 
     Texts that lack the checkpoint's prefix are counted in one warning. Texts over the limit are
-    cut, and counted in another: sources of an encoder-decoder before their last id, which is kept;
-    prompts of a decoder-only model at their beginning, but behind what the tokenizer puts before
-    every text (BOS). Blank sources give no ids and one warning; an empty prompt is the start token.
+    cut, and counted in another. Sources of an encoder-decoder are cut before their last id, which
+    is kept. Prompts of a decoder-only model are cut at their beginning, but behind the tokenizer's
+    BOS. Blank sources give no ids and one warning; an empty prompt is the start token.
 
     Raises:
       ValueError: `texts` is not a list of strings or of ids, an id is not of the vocabulary, or
@@ -92,9 +92,9 @@ def tokenize(
 
 
 def check_texts(texts: Sequence[Text]) -> None:
-    """ValueError unless `texts` is a list of strings or of lists of ids.
+    """Raise ValueError unless `texts` is a list of strings or of lists of ids.
 
-    One string would be taken for its letters, and one list of ids for texts.
+    One string would be read as its letters, and one list of ids as texts.
     """
     if isinstance(texts, str | bytes) or not isinstance(texts, Sized):
         said = shown(texts)
@@ -122,13 +122,13 @@ def _are_ids(text: Any) -> bool:
 
 
 def _as_ids(ids: Any, checkpoint: Checkpoint) -> list[int]:
-    """The ids as a list; ValueError if one is not of the checkpoint's vocabulary."""
+    """Check ids; ValueError if one is not of the checkpoint's vocabulary."""
     found = ids.tolist() if isinstance(ids, np.ndarray | Array) else [int(one) for one in ids]
     return _known(found, ids, checkpoint)
 
 
 def _known(found: list[int], text: Text, checkpoint: Checkpoint) -> list[int]:
-    """The ids; ValueError that shows the text if one is not of the checkpoint's vocabulary."""
+    """Check a text's ids; ValueError that shows the text if one is not of the vocabulary."""
     size = checkpoint.model.vocab_size
     if wrong := [one for one in found if not 0 <= one < size]:
         raise ValueError(
@@ -145,10 +145,10 @@ def is_blank(checkpoint: Checkpoint, text: Text) -> bool:
 
 
 def _cut(row: list[int], limit: int, marks: Sequence[int], *, ends: bool) -> list[int]:
-    """The first ids and the last one, or the last ids and the marks before the text, if they fit.
+    """Cut ids: keep the first ones and the last, or the last ones and the marks before the text.
 
     Args:
-      marks: ids of the empty text.
+      marks: ids of the empty text, kept if they fit.
     """
     if ends:
         return row[: limit - 1] + row[-1:]
@@ -159,8 +159,10 @@ def _cut(row: list[int], limit: int, marks: Sequence[int], *, ends: bool) -> lis
 
 
 def check_room(target: Checkpoint, texts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-    """ValueError if a prompt and its output exceed the positions that the model has, or an output
-    `MAX_NEW_TOKENS`."""
+    """Raise ValueError if an output exceeds the model's positions or `MAX_NEW_TOKENS`.
+
+    The positions are those of a prompt and its output.
+    """
     check_budget(max_new_tokens)
     positions = target.config.max_positions
     longest = max(map(len, texts), default=0)
@@ -173,7 +175,7 @@ def check_room(target: Checkpoint, texts: Sequence[Sequence[int]], max_new_token
 
 
 def check_budget(max_new_tokens: int) -> None:
-    """ValueError unless an output may have so many tokens."""
+    """Raise ValueError unless an output may have `max_new_tokens` tokens."""
     if whole("max_new_tokens", max_new_tokens, "[1, ∞)") > MAX_NEW_TOKENS:
         raise ValueError(
             f"max_new_tokens={max_new_tokens} must be ≤ {MAX_NEW_TOKENS:,}: the caches have a slot "
@@ -184,11 +186,11 @@ def check_budget(max_new_tokens: int) -> None:
 def pack_for(
     target: Checkpoint, texts: Sequence[Sequence[int]], *, rows: int, width: int | None = None
 ) -> Inputs:
-    """What `tokenize` gave as the arrays that this model starts from.
+    """Pack the ids of `tokenize` into the arrays that this model starts from.
 
     Args:
-      rows: B, at least as many as there are texts.
-      width: of the texts' array; default: the bucket of the longest.
+      rows: B, at least the number of texts.
+      width: width of the texts' array; default: the bucket of the longest.
     """
     width = width or _width(max(map(len, texts)))
     start_id = target.start_id if target.config.is_encoder_decoder else None
@@ -196,7 +198,7 @@ def pack_for(
 
 
 def common_width(sources: Sequence[Sequence[int]]) -> int:
-    """One width for all sources, so that they share their compilations."""
+    """Choose one width for all sources, so that they share their compilations."""
     return _width(max(map(len, sources)))
 
 
