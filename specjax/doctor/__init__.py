@@ -1,9 +1,8 @@
-"""What is wrong with a pair: checks from files to speedup, each a line with a verdict and a way
-out.
+"""Checks of a pair, from files to speedup: each a line with a verdict and a way out.
 
-- `verdicts`: what is seen → verdict and way out, with every threshold and its reason
-- `distributions`: the target's distribution by teacher forcing, and whether draws follow it
-- `checks`: the order of the checks, and what each looks at
+- `verdicts`: observations → verdict and way out, with every threshold and its reason
+- `distributions`: the target's distribution by teacher forcing, and a test of draws against it
+- `checks`: the order of the checks, and what each examines
 """
 
 from specjax.doctor.checks import CHECKS, TEXTS, Plan, examine

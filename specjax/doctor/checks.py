@@ -1,6 +1,6 @@
-"""The order of the checks, and what each looks at. `verdicts` judges.
+"""The order of the checks, and what each examines. `verdicts` judges.
 
-A check that fails keeps those that build on it from being made; the others go on.
+A check that fails skips those that build on it; the others run.
 """
 
 import dataclasses
@@ -42,14 +42,14 @@ from specjax.speculative import Speculative
 from specjax.trees import Shape
 from specjax.trees.speculative import TreeSpeculative
 
-DRAWS = 4096  # of each loop: a total variation of 0.1 from the target's distribution is found
-DRAW_SECONDS = 30.0  # then the test goes by what has been drawn
+DRAWS = 4096  # draws from each loop: enough to find a total variation of 0.1 from the target
+DRAW_SECONDS = 30.0  # limit on drawing; the test then uses the draws so far
 DRAW_BATCH = 64
-LAW_TOKENS = 4  # of each draw, so that rounds draft more than the one that is looked at
-TESTED = 30  # rounds that a rate by position needs
-MAX_TOKENS = 64  # of an output that a check looks at
+LAW_TOKENS = 4  # tokens of each draw, so that rounds draft beyond the tested tokens
+TESTED = 30  # rounds needed for a rate by position
+MAX_TOKENS = 64  # tokens of an output, at most
 REPEATS = 5  # timings of each phase
-AGAIN = 15  # where they contradict themselves
+AGAIN = 15  # timings of each phase, if the first ones contradict themselves
 ROLES = ("target", "draft")
 TEXTS = (
     "The house is wonderful.",
@@ -65,7 +65,7 @@ TEXTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A pair, and how it would be used; see `specjax.generate`."""
+    """A pair and how it will be used; see `specjax.generate`."""
 
     target: str
     draft: str  # a model or any other drafter, see `specjax.drafters.loading`
@@ -88,11 +88,11 @@ class Plan:
 
     @property
     def budget(self) -> int:
-        """New tokens of the checks' outputs."""
+        """New tokens of an output in the checks."""
         return min(self.max_new_tokens, MAX_TOKENS)
 
     def precision(self, role: str) -> dict[str, Any]:
-        """How a model is loaded; a draft says in its name what it has in 8 bits."""
+        """Options to load a model; a draft's name says what is in 8 bits."""
         narrow = {"weights": self.weights, "cache": self.cache} if role == "target" else {}
         return {"dtype": self.dtype, **narrow}
 
@@ -101,31 +101,31 @@ class Plan:
 
     @property
     def randomness(self) -> Key[Array, ""]:
-        """The key of all draws: also of those of a greedy plan's check at temperature 1."""
+        """The key of all draws, also of a greedy plan's check at temperature 1."""
         return as_key(self.key)
 
 
 @dataclasses.dataclass
 class Case:
-    """The plan, and what checks found out for those that build on them."""
+    """The plan, and results of checks for those that build on them."""
 
     plan: Plan
     target: Checkpoint = dataclasses.field(init=False)  # outlines until `weights` has loaded them
     draft: Checkpoint | Drafter = dataclasses.field(init=False)
     sources: list[list[int]] = dataclasses.field(init=False)  # ids of the texts
-    plain: list[Row] = dataclasses.field(init=False)  # at temperature 0
+    plain: list[Row] = dataclasses.field(init=False)  # outputs of plain decoding at temperature 0
     logits: list[np.ndarray] = dataclasses.field(init=False)  # the target's for `plain`
-    greedy: list[Row] = dataclasses.field(init=False)  # the same, speculatively
+    greedy: list[Row] = dataclasses.field(init=False)  # speculative outputs at temperature 0
     alpha: float = dataclasses.field(init=False)
-    rows: list[Row] = dataclasses.field(init=False)  # of the plan's sampling
+    rows: list[Row] = dataclasses.field(init=False)  # outputs with the plan's sampling
     costs: Costs = dataclasses.field(init=False)
     doubts: str = ""  # why nothing follows from the costs
 
     def speculative(self, sampling: Sampling) -> Speculative | TreeSpeculative:
-        """The speculative loop."""
+        """Build the speculative loop."""
         options: dict[str, Any] = {"gamma": self.plan.gamma, "tree": self.plan.tree}
         options["check_tokens"] = self.plan.check_tokens
-        # The checks are of tokens, which follow from no cost: any costs will do.
+        # The checks examine tokens, which do not depend on costs: any costs will do.
         if self.plan.policy:
             depth = getattr(trees.parse(self.plan.tree), "depth", self.plan.gamma)
             options["policy"] = policies.with_any_costs(self.plan.policy, depth)
@@ -133,18 +133,18 @@ class Case:
         return decoding.with_draft(self.target, self.draft, sampling=sampling, **options)
 
     def autoregressive(self, sampling: Sampling) -> Autoregressive:
-        """Plain decoding."""
+        """Build plain decoding."""
         method = self.speculative(sampling)
         return Autoregressive(method.target, method.sampling, method.eos_ids)
 
     @property
     def checkpoints(self) -> dict[str, Checkpoint]:
-        """By role: the target, and the draft if it is a model."""
+        """Models by role: the target, and the draft if it is a model."""
         both = zip(ROLES, (self.target, self.draft), strict=True)
         return {role: found for role, found in both if isinstance(found, Checkpoint)}
 
     def decode(self, method, texts: Sequence[str] | None = None, **options) -> Iterator:
-        """Rows of the texts, or of other ones."""
+        """Decode the plan's texts, or others, to rows."""
         settings: dict[str, Any] = {
             "max_new_tokens": self.plan.budget,
             "key": self.plan.randomness,
@@ -156,7 +156,7 @@ class Case:
         return decoding.stream(method, self.target, texts, **settings | options)
 
     def over_outputs(self, model) -> list[np.ndarray]:
-        """(tokens, V) of each plain output: a model's logits for its tokens."""
+        """Compute (tokens, V) for each plain output: a model's logits for its tokens."""
         width = decoding.common_width(self.sources)
         room = self.plan.budget + (1 if self.target.config.is_encoder_decoder else width)
         shape = distributions.Shape(width, bucket(room, smallest=32))
@@ -165,7 +165,7 @@ class Case:
 
 
 class Check(NamedTuple):
-    """What `run` raises for a user to put right is a failure too."""
+    """A check. An error of `run` that the user can correct counts as a failure too."""
 
     name: str
     run: Callable[[Case], Finding]
@@ -173,7 +173,7 @@ class Check(NamedTuple):
 
 
 def examine(plan: Plan, checks: Sequence[Check] = ()) -> Iterator[Finding]:
-    """One finding for each check, as they are made.
+    """Yield one finding for each check, as they are made.
 
     Args:
       checks: some of `CHECKS`, in their order; default: all.
@@ -196,7 +196,7 @@ def examine(plan: Plan, checks: Sequence[Check] = ()) -> Iterator[Finding]:
 
 
 def files(case: Case, role: str) -> Finding:
-    """Config, headers of the weights and tokenizer can be read, and fit one another."""
+    """Check that config, weight headers and tokenizer can be read, and fit one another."""
     name = getattr(case.plan, role)
     if role == "draft" and (drafters.maker(name) or drafters.is_attached(name)):
         target = checkpoints.outline(
@@ -220,7 +220,7 @@ def files(case: Case, role: str) -> Finding:
 
 
 def tokenizer(case: Case) -> Finding:
-    """The target's tokenizer reads the texts, and could be its model's."""
+    """Check that the target's tokenizer reads the texts, and fits its model."""
     target = case.target
     case.sources = decoding.tokenize(target, case.plan.texts, case.plan.max_source_len)
     ids = [i for source in case.sources for i in source]
@@ -229,7 +229,7 @@ def tokenizer(case: Case) -> Finding:
 
 
 def compatibility(case: Case) -> Finding:
-    """The draft reads and writes the target's ids."""
+    """Check that the draft reads and writes the target's ids."""
     if isinstance(case.draft, Checkpoint):
         checks = compare(case.target, case.draft, tokens=case.plan.check_tokens)
         return verdicts.compatibility(checks, shared_ids(case.target, case.draft))
@@ -238,7 +238,7 @@ def compatibility(case: Case) -> Finding:
 
 
 def devices(case: Case) -> Finding:
-    """Where it would run, and in which precision."""
+    """Report where the pair would run, and in which precision."""
     device = device_of(case.target.model)
     kind = "cpu" if device.platform == "cpu" else device.device_kind
     found = jax.local_devices(backend=device.platform)
@@ -247,7 +247,7 @@ def devices(case: Case) -> Finding:
 
 
 def memory(case: Case) -> Finding:
-    """Parameters, caches and distributions of both models against what is free."""
+    """Compare parameters, caches and distributions of both models with the free memory."""
     plan, longest = case.plan, max(map(len, case.sources))
     try:
         loops: list[Any] = [(case.speculative(plan.sampling), case.target)]
@@ -258,7 +258,7 @@ def memory(case: Case) -> Finding:
     device, times = sharding.held_by(case.target.model)
     free = memory_free(device)
     if free is not None and device.platform == "cpu":
-        free //= times  # which devices of a CPU share
+        free //= times  # shared by the devices of a CPU
     return verdicts.memory(needs, free, plan.batch_size, longest)
 
 
@@ -266,11 +266,11 @@ def memory(case: Case) -> Finding:
 
 
 def weights(case: Case) -> Finding:
-    """Loads the models; every parameter is finite."""
+    """Load the models, and check that every parameter is finite."""
     bad, count = [], 0
     for role in case.checkpoints:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # `files` has said it
+            warnings.simplefilter("ignore", UserWarning)  # `files` reported them
             name, precision = getattr(case.plan, role), case.plan.precision(role)
             loaded: Any = (
                 checkpoints.load(name, **precision, mesh=case.plan.mesh)
@@ -292,7 +292,7 @@ def weights(case: Case) -> Finding:
         finite = [bool(jnp.all(jnp.isfinite(leaf))) for _, leaf in leaves]
         bad += [f"{role}.{name}" for name, fine in zip(names, finite, strict=True) if not fine]
         count += len(leaves)
-    if drafters.is_attached(case.plan.draft):  # it shares the weights that are loaded now
+    if drafters.is_attached(case.plan.draft):  # it shares the weights that were just loaded
         case.draft = drafters.load(case.plan.draft, case.target)
         bad += [
             f"draft.{name}"
@@ -303,7 +303,7 @@ def weights(case: Case) -> Finding:
 
 
 def logits(case: Case) -> Finding:
-    """Decodes plainly, and lets the models read what came out: no logit is NaN or infinite."""
+    """Decode plainly and feed the outputs to the models: no logit is NaN or infinite."""
     way_out = (
         f"The weights are finite, so activations overflow {_dtype(case.target)}: take "
         "--config.dtype=bfloat16 or float32."
@@ -330,7 +330,7 @@ def logits(case: Case) -> Finding:
 
 
 def outputs(case: Case) -> Finding:
-    """The target's greedy outputs and distributions are like those of a trained model."""
+    """Check that the target's greedy outputs and distributions are those of a trained model."""
     read = np.concatenate(case.logits)
     entropy = float(distributions.entropies(read).mean())
     return verdicts.outputs([row.tokens for row in case.plain], entropy, read.shape[1])
@@ -340,7 +340,7 @@ def outputs(case: Case) -> Finding:
 
 
 def identity(case: Case) -> Finding:
-    """At temperature 0 both loops give the same tokens."""
+    """Check that both loops give the same tokens at temperature 0."""
     method = case.speculative(Greedy())
     case.greedy = list(case.decode(method))
     if exactness(method.rule, method.sampling) is False:
@@ -355,8 +355,10 @@ def identity(case: Case) -> Finding:
 
 
 def distribution(case: Case) -> Finding:
-    """Both loops draw the first two tokens from the target's distribution; for a greedy plan, from
-    that at temperature 1."""
+    """Check that both loops draw the first two tokens from the target's distribution.
+
+    For a greedy plan it is the distribution at temperature 1.
+    """
     drawn = Sampling() if case.plan.sampling.greedy else case.plan.sampling
     method, plain = case.speculative(drawn), case.autoregressive(drawn)
     if exactness(method.rule, method.sampling) is False:
@@ -379,7 +381,7 @@ def distribution(case: Case) -> Finding:
 
 
 def _draws(case: Case, method, index: int) -> Iterator[Row]:
-    """Whole batches of rows, until there are enough or time is over; compiling does not count."""
+    """Yield whole batches of rows until there are enough or time is up, without compilation."""
     end = math.inf
     rows = case.decode(
         method,
@@ -397,7 +399,7 @@ def _draws(case: Case, method, index: int) -> Iterator[Row]:
 
 
 def acceptance(case: Case) -> Finding:
-    """α over the target's own outputs; τ and rates by position from the loop."""
+    """Measure α over the target's own outputs; τ and rates by position from the loop."""
     plan = case.plan
     if plan.sampling.greedy:
         plain, case.rows = case.plain, case.greedy
@@ -420,7 +422,7 @@ def acceptance(case: Case) -> Finding:
 
 
 def speed(case: Case) -> Finding:
-    """c and v(γ), at batch 1 on the longest text."""
+    """Measure c and v(γ), at batch 1 on the longest text."""
     plan, method = case.plan, case.speculative(case.plan.sampling)
     contexts, state = decoding.prepare(
         method,
@@ -446,8 +448,10 @@ def speed(case: Case) -> Finding:
 
 
 def speedup(case: Case) -> Finding:
-    """τ / (γc + v + overhead), and the γ up to the plan's that promises most: by α, or, for a
-    drafter that `guesses`, by the rates of each position."""
+    """Predict τ / (γc + v + overhead), and the best γ up to the plan's.
+
+    The best γ follows from α, or from the rates of each position for a drafter that `guesses`.
+    """
     if case.doubts:
         return Finding("speedup", "skip", "the timings say nothing, see speed")
     method, costs = case.speculative(case.plan.sampling), case.costs
@@ -459,7 +463,7 @@ def speedup(case: Case) -> Finding:
     )
     if method.branches:
         return verdicts.speedup(float(expected), gamma, gamma, _size(method))
-    # v between 1 and γ on a straight line: two verify passes are enough to compile.
+    # v is interpolated between 1 and γ: two verify passes are enough to compile.
     v = np.interp(range(gamma + 1), [0, 1, gamma], [1.0, costs.v(1), costs.v(gamma)])
     by_position = guesses(method.drafter)
     best = best_gamma(case.alpha, case.rows, costs.c, v + overhead, by_position)
@@ -469,12 +473,12 @@ def speedup(case: Case) -> Finding:
 def best_gamma(
     alpha: float, rows: Sequence[Row], c: float, passes: np.ndarray, by_position: bool
 ) -> int:
-    """The draft length that promises most; 0: none is faster than plain decoding.
+    """Choose the draft length with the largest speedup; 0: none is faster than plain decoding.
 
     Args:
       rows: outputs with drafts of the longest length.
-      passes: what a round takes beside its draft steps, by 0 … γ_max drafted tokens.
-      by_position: whether the rates of each position count, and not α.
+      passes: time of a round without its draft steps, by 0 … γ_max drafted tokens.
+      by_position: whether to use the rates of each position, and not α.
     """
     if not by_position:
         return int(formulas.optimal_gamma(alpha, c, passes))
@@ -514,8 +518,10 @@ def _dtype(checkpoint: Checkpoint) -> str:
 
 
 def _tolerance(checkpoint: Checkpoint) -> float:
-    """Accelerators multiply float32 in shorter parts by default. In an int8
-    cache, what rounds apart may be a whole step apart.
+    """Choose the tolerance for near-ties of logits.
+
+    Accelerators multiply float32 in shorter parts by default. In an int8 cache, a difference in
+    rounding may become a whole step.
     """
     if getattr(checkpoint.model, "int8_cache", False):
         return verdicts.NEAR_TIE_SHORT

@@ -1,4 +1,4 @@
-"""The target's distribution by teacher forcing, and whether draws follow it."""
+"""The target's distribution by teacher forcing, and a test of draws against it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,19 @@ from specjax.loop import Method
 from specjax.models.checkpoint import Checkpoint
 from specjax.types import Inputs, Model
 
-LIKELY = 8  # first tokens after which the second one is looked at
+LIKELY = 8  # first tokens after which the second one is tested
 
 
 @jax.jit
 def forced(model: Model, inputs: Inputs, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-    """Logits after every prefix of the tokens, prompt included, in one call."""
+    """Compute logits after every prefix of the tokens, prompt included, in one call."""
     context, cache = model.start(inputs, tokens.shape[1] + 1)
     hidden, _ = model(tokens, jnp.zeros((tokens.shape[0],), jnp.int32), context, cache)
     return model.logits(hidden)
 
 
 class Shape(NamedTuple):
-    """One for all texts, so that each model is compiled once."""
+    """One shape for all texts, so that each model is compiled once."""
 
     width: int  # of sources or prompts
     length: int  # of prompt and output
@@ -37,10 +37,10 @@ class Shape(NamedTuple):
 def over_output(
     model: Model, target: Checkpoint, source: Sequence[int], output: Sequence[int], shape: Shape
 ) -> np.ndarray:
-    """(len(output), V) float32: the logits that a model has for each token of an output.
+    """Compute a model's logits for each token of an output: (len(output), V), float32.
 
     Args:
-      target: says how a source or prompt is packed.
+      target: sets how a source or prompt is packed.
       source, output: ids, at least one of each.
     """
     inputs = decoding.pack_for(target, [source], rows=1, width=shape.width)
@@ -53,16 +53,16 @@ def over_output(
 
 
 def entropies(logits: np.ndarray) -> np.ndarray:
-    """(N, V) → (N,), in nats at temperature 1."""
+    """Compute entropies in nats at temperature 1: (N, V) → (N,)."""
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
     logprobs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return -(np.exp(logprobs) * logprobs).sum(-1)
 
 
 def gap(logits: np.ndarray, ours: Sequence[int], theirs: Sequence[int]) -> float:
-    """How far apart a model has the first two tokens that differ, in units of its largest logit.
+    """Compute how far a model's logits separate the first two tokens that differ.
 
-    Infinite where one output goes on and the other does not.
+    The unit is the model's largest logit. Infinite if one output ends where the other continues.
 
     Args:
       logits: from `over_output` for `ours`.
@@ -76,21 +76,21 @@ def gap(logits: np.ndarray, ours: Sequence[int], theirs: Sequence[int]) -> float
 
 
 def outcome(tokens: Sequence[int], likely: set[int]) -> tuple[int, ...]:
-    """What is counted of an output: two tokens where the first is likely, otherwise the first."""
+    """Reduce an output to its counted outcome: two tokens if the first is likely, else one."""
     return tuple(tokens[:2] if tokens[0] in likely else tokens[:1])
 
 
 def distribution_of_two(
     method: Method, target: Checkpoint, source: Sequence[int]
 ) -> tuple[set[int], dict[tuple[int, ...], float]]:
-    """The likeliest first tokens that do not end a row, and the probability of every `outcome`."""
+    """Compute the likeliest first tokens that end no row, and each `outcome`'s probability."""
     count = min(LIKELY, method.target.vocab_size)
     inputs = decoding.pack_for(target, [source] * count, rows=count)
     known = int(inputs.prompt_len[0])
     prompt = np.asarray(inputs.prompt)[:, :known]
 
     def distributions(first: np.ndarray) -> np.ndarray:
-        """(count, 2, V): of the first token, and of the one after `first`."""
+        """Compute distributions of the first token, and of the one after `first`: (count, 2, V)."""
         tokens = jnp.asarray(np.column_stack([prompt, first]))
         read = forced(method.target, inputs, tokens)[:, known - 1 :]
         return np.exp(np.asarray(smp.standardize(read, method.sampling), np.float64))
@@ -109,10 +109,10 @@ def distribution_of_two(
 
 
 def chi_square(counts: Mapping[Any, int], expected: Mapping[Any, float]) -> float:
-    """p-value of Pearson's test of counts against a distribution.
+    """Compute the p-value of Pearson's test of counts against a distribution.
 
-    Outcomes that should come fewer than 5 times are pooled, the rarest first. A count of one that
-    the distribution does not have gives 0.
+    Outcomes expected fewer than 5 times are pooled, the rarest first. A count of an outcome that
+    the distribution lacks gives 0.
     """
     if any(cell not in expected for cell in counts):
         return 0.0

@@ -1,7 +1,7 @@
-"""From what a check saw to its verdict and the way out.
+"""Verdicts and ways out, from the observations of the checks.
 
-A draft can cost speed and never the output's distribution, so whatever concerns speed alone warns
-and does not fail.
+A draft can cost speed, but never changes the output's distribution. So whatever concerns speed
+alone warns and does not fail.
 """
 
 import math
@@ -19,20 +19,20 @@ from specjax.policies import Costs
 
 Verdict = Literal["pass", "warn", "fail", "skip"]
 
-UNKNOWN = 0.05  # of the inputs' tokens; a tokenizer that was made for other text has more
-FULL = 0.8  # of what is free: the compiler's intermediate results come on top of what is counted
+UNKNOWN = 0.05  # share of the inputs' tokens; a tokenizer made for other text has more
+FULL = 0.8  # share of free memory; the compiler's temporaries are not counted
 FLAT = (
     0.8  # entropy over that of a uniform distribution; the unigrams of a language have 0.5 to 0.7
 )
 SHARP = 1e-3  # entropy in nats; the surest embedded target has 30 times that, logits × √E have none
-LOOP = 4  # an output is in a loop if its second half repeats with at most this period
-LAW_P = 1e-4  # a correct pair is below it once in 10,000 runs, for each of the two loops
-LOW_ALPHA = 0.4  # tables of bigrams reach 0.36 to 0.52 on the embedded families
-DRIFT = 0.6  # of the first position's rate; without a fault later ones are near it, or above
+LOOP = 4  # longest period of an output whose second half repeats itself
+LAW_P = 1e-4  # p-value; a correct pair is below it once in 10,000 runs, for each of the two loops
+LOW_ALPHA = 0.4  # α; tables of bigrams reach 0.36 to 0.52 on the embedded families
+DRIFT = 0.6  # share of the first position's rate; without a fault later ones are near it, or above
 MAX_USEFUL_C = 0.5  # c with which no α brings more than 1 / c = 2, however well the draft guesses
 MIN_SPEEDUP = 1.05  # a speedup below it is within the noise of timing it
-# How far apart logits may be that rounding turns over, in units of the largest one: each is a sum
-# over the width, so some hundred units in the last place.
+# Gap of logits that rounding may reverse, in units of the largest one: each logit is a sum over
+# the width, so its error is some hundred units in the last place.
 NEAR_TIE = {"float32": 2.0**-14, "float64": 2.0**-40}
 NEAR_TIE_SHORT = 2.0**-5  # float16, bfloat16, and float32 that is multiplied in shorter parts
 
@@ -43,7 +43,7 @@ CONFIG = (
 
 
 class Finding(NamedTuple):
-    """A line of the report."""
+    """One line of the report."""
 
     name: str
     verdict: Verdict
@@ -52,12 +52,18 @@ class Finding(NamedTuple):
 
 
 def warn_if(name: str, seen: str, way_out: str) -> Finding:
-    """A warning with this way out, or a pass if it is empty."""
+    """Build a warning with this way out, or a pass if it is empty."""
     return Finding(name, "warn" if way_out else "pass", seen, way_out)
 
 
 def tokenizer(ids: int, rows: int, unknown: float) -> Finding:
-    """Args: ids that stand for something, rows of the embedding, share of unknown tokens."""
+    """Judge a tokenizer.
+
+    Args:
+      ids: number of ids that stand for something.
+      rows: rows of the embedding.
+      unknown: share of unknown tokens.
+    """
     way_out = ""
     if rows - ids > MAX_PADDING:
         way_out = "Models are padded by less: see that the tokenizer's files are this model's own."
@@ -67,10 +73,11 @@ def tokenizer(ids: int, rows: int, unknown: float) -> Finding:
 
 
 def compatibility(checks: Sequence[Check], shared: tuple[int, int]) -> Finding:
-    """From `compatibility.compare`. What is not required warns.
+    """Judge the results of `compatibility.compare`. What is not required warns.
 
     Args:
-      shared: ids that mean one token in both models, and ids of the target (`shared_ids`).
+      shared: number of ids that mean one token in both models, and of the target's ids
+        (`shared_ids`).
     """
     wrong = [check for check in checks if not check.passed]
     if not wrong:
@@ -85,7 +92,7 @@ def compatibility(checks: Sequence[Check], shared: tuple[int, int]) -> Finding:
 
 
 def sizes(drafts: int, targets: int) -> Finding:
-    """Of a drafter that is no model: how many ids it and its target have."""
+    """Judge the number of ids of a drafter that is no model, and of its target."""
     same = min(drafts, targets)
     seen = f"{drafts} ids, as the target has"
     if drafts != targets:
@@ -95,12 +102,12 @@ def sizes(drafts: int, targets: int) -> Finding:
 
 
 def devices(kind: str, count: int, dtypes: Mapping[str, str], encodes: bool) -> Finding:
-    """The gravest first.
+    """Judge where a pair runs; the most serious finding comes first.
 
     Args:
-      kind: "cpu", or what an accelerator calls itself.
+      kind: "cpu", or the name of an accelerator.
       dtypes: of each role's parameters.
-      encodes: whether they are encoder-decoders, T5s that is.
+      encodes: whether both are encoder-decoders (T5s).
     """
     way_out = ""
     narrow = {"float16", "bfloat16"} & set(dtypes.values())
@@ -117,7 +124,7 @@ def devices(kind: str, count: int, dtypes: Mapping[str, str], encodes: bool) -> 
 
 
 def memory(needs: Sequence[Need], free: int | None, batch: int, longest: int) -> Finding:
-    """Of a pair, or of each model, for a batch of texts of so many tokens."""
+    """Judge the memory that a pair, or each model, needs for a batch of texts of that length."""
     total = sum(need.total for need in needs)
     params = " + ".join(gigabytes(need.params) for need in needs)
     rest = gigabytes(sum(need.state + need.temporary for need in needs))
@@ -132,7 +139,7 @@ def memory(needs: Sequence[Need], free: int | None, batch: int, longest: int) ->
 
 
 def weights(bad: Sequence[str], count: int) -> Finding:
-    """Args: names of parameters that are not finite, and how many parameters there are."""
+    """Judge parameters. Args: names of those that are not finite, and the number of all."""
     if not bad:
         return Finding("weights", "pass", f"{count} arrays, all finite")
     seen = f"{len(bad)} of {count} arrays are not finite, first {bad[0]}"
@@ -141,7 +148,7 @@ def weights(bad: Sequence[str], count: int) -> Finding:
 
 
 def outputs(tokens: Sequence[Sequence[int]], entropy: float, vocab_size: int) -> Finding:
-    """A wrong config shows here, if anywhere: wrongly tied, or logits scaled wrongly.
+    """Judge a target's outputs, which show a wrong config: wrongly tied, or logits wrongly scaled.
 
     Args:
       tokens: of the target's greedy outputs.
@@ -176,7 +183,7 @@ def in_loop(tokens: Sequence[int]) -> bool:
 
 
 def identity(gaps: Sequence[float], outputs: int, tokens: int, tolerance: float) -> Finding:
-    """Args: gaps of the outputs that differ, see `distributions.gap`, and how large they may be."""
+    """Judge greedy identity. Args: `distributions.gap` of outputs that differ, and its limit."""
     name = "greedy identity"
     if not gaps:
         return Finding(name, "pass", f"{outputs} of {outputs} outputs, {tokens} tokens")
@@ -199,7 +206,7 @@ def identity(gaps: Sequence[float], outputs: int, tokens: int, tolerance: float)
 
 
 def distribution(p_values: Mapping[str, float], draws: int, outcomes: int) -> Finding:
-    """Args: of each loop, from `distributions.chi_square`."""
+    """Judge draws. Args: p-values of each loop, from `distributions.chi_square`."""
     said = ", ".join(f"{name} p={value:.2g}" for name, value in p_values.items())
     seen = f"{said} ({draws} draws of {outcomes} outcomes)"
     if min(p_values.values()) >= LAW_P:
@@ -216,7 +223,7 @@ def distribution(p_values: Mapping[str, float], draws: int, outcomes: int) -> Fi
 
 
 def acceptance(alpha: Alpha, tau: float, rates: np.ndarray) -> Finding:
-    """Args: rates by position, given that it was reached; NaN where too few rounds reached it."""
+    """Judge acceptance. Args: rates by position once reached; NaN where too few rounds did."""
     shown = " ".join("–" if np.isnan(rate) else f"{rate:.2f}" for rate in rates)
     known = rates[~np.isnan(rates)]
     way_out = ""
@@ -238,17 +245,17 @@ def acceptance(alpha: Alpha, tau: float, rates: np.ndarray) -> Finding:
 
 
 def doubtful(contradictions: Sequence[str], busy: str) -> str:
-    """Why nothing follows from timings; "" if something does."""
+    """Explain why nothing follows from timings; "" if something does."""
     if contradictions:
         return f"The timings contradict themselves: {'; '.join(contradictions)}. {busy or AGAIN}"
     return busy
 
 
 def speed(costs: Costs, gamma: int, size: str, doubts: str = "") -> Finding:
-    """What a draft step, or a level of a tree, and a verify pass take, in target steps.
+    """Judge the times of a draft step, or a tree's level, and of a verify pass, in target steps.
 
     Args:
-      size: of a draft, in words.
+      size: size of a draft, in words.
       doubts: why nothing follows from the costs.
     """
     way_out = doubts
@@ -262,8 +269,12 @@ def speed(costs: Costs, gamma: int, size: str, doubts: str = "") -> Finding:
 
 
 def speedup(expected: float, gamma: int, best: int, size: str) -> Finding:
-    """Args: the most promising γ of 1 … gamma, or gamma where that is not known; 0: none is faster;
-    and the size of a draft in words."""
+    """Judge the expected speedup.
+
+    Args:
+      best: the best γ of 1 … gamma, or gamma where it is unknown; 0: none is faster.
+      size: size of a draft, in words.
+    """
     seen = f"{expected:.2f} times plain decoding at batch 1, {size}"
     if expected >= MIN_SPEEDUP:
         return Finding("speedup", "pass", seen + (f"; γ={best} promises more" * (0 < best < gamma)))
@@ -279,5 +290,5 @@ def speedup(expected: float, gamma: int, best: int, size: str) -> Finding:
 
 
 def skip(name: str, because: Collection[str]) -> Finding:
-    """Args: checks that this one builds on, and that did not pass."""
+    """Skip a check. Args: checks that it builds on, and that did not pass."""
     return Finding(name, "skip", f"needs {', '.join(because)}")

@@ -1,1 +1,1 @@
-"""What any policy would have done along outputs that were recorded once."""
+"""Replay of draft-length policies along outputs that were recorded once."""

@@ -1,11 +1,10 @@
-"""What a draft-length policy would have done along recorded rollouts, without any model.
+"""Replay of draft-length policies along recorded rollouts, without any model.
 
-Where a row stands, its drafts follow the output up to the first token that is not accepted, and
-then the rollout that was recorded there (`rollouts.py`). Of a drafter that guesses, the whole round
-was recorded where it begins. At temperature 0 that is the real run: the
-same rounds with the same drafts. At other temperatures it is a draw from the real run's
-distribution, given the output: the chances of acceptance are known, and `keys` settle them, for all
-policies alike.
+A row's drafts follow the output up to the first token that is not accepted, and then the rollout
+recorded there (`rollouts.py`). For a drafter that `guesses`, the whole round was recorded where it
+begins. At temperature 0 replay is the real run: the same rounds with the same drafts. At other
+temperatures it is a draw from the real run's distribution, given the output. The chances of
+acceptance are known, and `keys` settle them for all policies alike.
 """
 
 import dataclasses
@@ -28,20 +27,20 @@ from specjax.support import memory_maps
 
 
 class Replayed(NamedTuple):
-    """Rounds of each output, counted by their drafts; sums over draws."""
+    """Rounds of each output, counted by drafted and accepted tokens; sums over draws."""
 
     drafted: Int[Array, "*batch N G+1"]  # rounds that drafted 0 … γ_max tokens
     accepted: Int[Array, "*batch N G+1"]  # rounds that kept 0 … γ_max of them
-    refused: Int[Array, "*batch N"]  # calls of the drafter after which no token was drafted
-    vain: Int[Array, "*batch N"]  # of these, a round's first, which the policy refused
-    runs: Int[Array, "*batch N"]  # draws
-    trail: Int[Array, "*batch N T"]  # of the first draw, by position: what the round that began
-    # there drafted; −1: none began there
+    refused: Int[Array, "*batch N"]  # drafter calls that yielded no token
+    vain: Int[Array, "*batch N"]  # of these, first calls of a round, refused by the policy
+    runs: Int[Array, "*batch N"]  # number of draws
+    trail: Int[Array, "*batch N T"]  # of the first draw, by position: tokens drafted by
+    # the round that began there; −1: none did
 
 
 @dataclasses.dataclass(frozen=True)
 class Remembered:
-    """An `Observation` from rollouts. Distributions over the vocabulary are not recorded."""
+    """An `Observation` from rollouts, without distributions over the vocabulary."""
 
     slot: Int[Array, ""]
     drafting: Bool[Array, " N"]
@@ -52,17 +51,17 @@ class Remembered:
 
     @property
     def entropy(self) -> Float[Array, " N"]:
-        """Of the belief, in nats; float32."""
+        """Entropy of the belief, in nats; float32."""
         return self.look_up(self.recorded.entropy)
 
     @property
     def top1(self) -> Float[Array, " N"]:
-        """The belief's largest probability; float32."""
+        """Largest probability of the belief; float32."""
         return self.look_up(self.recorded.top1)
 
     @property
     def hidden(self) -> Float[Array, "N E"]:
-        """The drafter's state that the distribution was read from; float32."""
+        """The drafter's hidden state at this distribution; float32."""
         if self.recorded.hidden.shape[-1] == 0:
             raise ValueError(
                 "This policy reads the drafter's hidden states, which were not recorded: make the "
@@ -72,7 +71,7 @@ class Remembered:
 
     @property
     def draft_logprobs(self):
-        """Too large to record."""
+        """Raise ValueError: distributions are too large to record."""
         raise ValueError(
             "This policy reads distributions over the whole vocabulary, which a trace does not "
             "hold; it holds their entropy and top1."
@@ -82,8 +81,10 @@ class Remembered:
 
 
 def first_rejections(rollouts: Rollouts, keys: Key[Array, " N"]) -> Int[Array, "N T"]:
-    """For each position the first one from there on where a drafted token is rejected, or which is
-    beyond the longest draft."""
+    """Find for each position the next one where a drafted token is rejected.
+
+    If the longest draft has no rejected token, any later position may be returned.
+    """
     count = rollouts.tokens.shape[1]
     positions = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), rollouts.tokens.shape)
     kept = jax.vmap(acceptance_point, (None, 1), 1)(keys, positions) < rollouts.acceptance
@@ -94,15 +95,15 @@ def first_rejections(rollouts: Rollouts, keys: Key[Array, " N"]) -> Int[Array, "
 
 
 class Path(NamedTuple):
-    """Where what a round drafts was recorded, (N, G)."""
+    """Where the tokens of a round's draft were recorded, (N, G)."""
 
-    where: Array  # the rollout, by the position that it begins at
-    slot: Array  # in it
-    on_output: Array  # whether it is the output's own token, which is recorded by itself
+    where: Array  # the rollout, by the position at which it begins
+    slot: Array  # the slot in the rollout
+    on_output: Array  # whether it is the output's own token, which is recorded separately
 
 
 def path(rollouts: Rollouts, begin: Int[Array, " N"], rejected: Int[Array, " N"]) -> Path:
-    """Of rounds that begin there, whose first rejected token is at `rejected`."""
+    """Locate the drafts of rounds that start at `begin` and are first rejected at `rejected`."""
     slots = jnp.arange(rollouts.gamma_max, dtype=jnp.int32)[None, :]
     begin, rejected = begin[:, None], rejected[:, None]
     position = begin + slots
@@ -114,11 +115,11 @@ def path(rollouts: Rollouts, begin: Int[Array, " N"], rejected: Int[Array, " N"]
 def walk(
     policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"], past: Any = None
 ) -> tuple[Replayed, Any]:
-    """Rounds of every output under a policy, and its state at their end.
+    """Run rounds of every output under a policy; return them and the policy's last state.
 
     Args:
       keys: one for each output, as a real run's rows have them.
-      past: the state of a single row, to begin with what it learned.
+      past: the policy's state for a single row, with what it learned before.
     """
     gamma_max, rows = rollouts.gamma_max, jnp.arange(len(rollouts.emitted))
     emitted, rejections = rollouts.emitted, first_rejections(rollouts, keys)
@@ -135,7 +136,7 @@ def walk(
         where, slot_there, on_output = path(rollouts, length, rejected)
 
         def over_slots(field, own=None):
-            """(N, T, G) → (N, G): at each slot of the draft."""
+            """Select each draft's slots: (N, T, G) → (N, G)."""
             found = field[rows[:, None], where, slot_there]
             return found if own is None else jnp.where(on_output, own[rows[:, None], where], found)
 
@@ -148,7 +149,7 @@ def walk(
         cap = jnp.where(live, jnp.clip(jnp.asarray(allowed, jnp.int32), 0, room), 0)
 
         def propose(carry, slot):
-            """As the loop does: `speculative.draft`."""
+            """Propose a token as the loop does: `speculative.draft`."""
             state, drafting, drafted, refused, vain = carry
             at, called = (where[:, slot], slot_there[:, slot]), drafting
             drafting &= ~silent[:, slot]
@@ -199,13 +200,13 @@ def walk(
 
 
 def first_state(policy: Policy, keys: Key[Array, " N"], gamma_max: int) -> Any:
-    """The policy's, as the loop makes it."""
+    """Make the policy's first state as the loop does."""
     zeros = jnp.zeros(keys.shape, jnp.int32)
     return policy.init(smp.fold(keys, zeros, Purpose.POLICY), gamma_max)
 
 
 def walk_in_turn(policy: Policy, rollouts: Rollouts, keys: Key[Array, " N"]) -> Replayed:
-    """The same at batch 1, each output beginning with what the one before taught."""
+    """Walk at batch 1, each output beginning with what the policy learned in the one before."""
 
     def one(past, at):
         here = partial(jax.lax.dynamic_slice_in_dim, start_index=at, slice_size=1)
@@ -221,7 +222,7 @@ def _at(rows, where, slot, field):
 
 
 def _count(live, counts: Int[Array, "N K"], value: Int[Array, " N"]) -> Int[Array, "N K"]:
-    """One more of this value, in active rows."""
+    """Count one more of this value, in active rows."""
     hit = value[:, None] == jnp.arange(counts.shape[1], dtype=jnp.int32)[None, :]
     return counts + (hit & live[:, None]).astype(jnp.int32)
 
@@ -235,17 +236,17 @@ def replay(
     at_once: int = 32,
     carry: bool = False,
 ) -> Replayed:
-    """What each of S policies would have done, (S, N, G+1), summed over draws.
+    """Replay S policies, (S, N, G+1), summed over draws.
 
     Policies of one kind that differ in their numbers run side by side and compile once.
 
     Args:
-      key: that of the real run, if its random policies are to be met again at temperature 0.
-      draws: how many times the chances of acceptance are settled for each output; at temperature 0
-        they are 0 or 1, and of a drafter that guesses they were settled when it was recorded.
+      key: the real run's key, if its random policies are to be repeated at temperature 0.
+      draws: how many times the chances of acceptance are settled for each output. At temperature 0
+        they are 0 or 1; for a drafter that `guesses` they were settled in recording.
       at_once: policies side by side, which memory bounds.
-      carry: outputs one after the other, each beginning with what policies learned before it, as in
-        `generate(..., batch_size=1, carry=True)`.
+      carry: replay outputs one after the other, each beginning with what policies learned before
+        it, as `generate(..., batch_size=1, carry=True)`.
 
     Raises:
       ValueError: a policy that reads what was not recorded, or that reads its batch.
@@ -265,7 +266,7 @@ def replay(
     parts = []
     for alike in kinds.values():
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(policies[i] for i in alike))
-        each = jnp.arange(len(alike))  # a policy without numbers has nothing to be mapped over
+        each = jnp.arange(len(alike))  # a policy without numbers has nothing to map over
         memory_maps.make_room()
         found = _side_by_side((each, stacked), rollouts, keys, at_once=at_once, carry=carry)
         parts.append(jax.device_get(found))
@@ -292,19 +293,18 @@ def _draw_keys(rollouts: Rollouts, key: Key[Array, ""], draws: int) -> Key[Array
 
 
 class Score(NamedTuple):
-    """What S policies speedup, (S,); numbers for the oracle."""
+    """Results of S policies, (S,); scalars for the oracle."""
 
-    speedup: Float[np.ndarray, "*S"]  # time of plain decoding, by that of the policy
+    speedup: Float[np.ndarray, "*S"]  # time of plain decoding over that of the policy
     tau: Float[np.ndarray, "*S"]  # tokens per target call
     drafted: Float[np.ndarray, "*S"]  # tokens per round
 
 
 def score(replayed: Replayed, rollouts: Rollouts, costs: Costs) -> Score:
-    """What `replay` returned, at these costs: of rounds, calls, and calls of the drafter after
-    which no token was drafted.
+    """Compute speedups from replayed rounds and costs; drafter calls without a token count too.
 
     Raises:
-      ValueError: drafts that are longer than those that have a cost.
+      ValueError: drafts longer than those that have a cost.
     """
     spent = times(replayed, costs).sum(axis=-1)
     lengths = np.asarray(replayed.drafted, np.float64).sum(axis=-2)
@@ -319,8 +319,10 @@ def score(replayed: Replayed, rollouts: Rollouts, costs: Costs) -> Score:
 
 
 def as_decoded(policy: Policy, rollouts: Rollouts, costs: Costs) -> tuple[Policy, Costs]:
-    """What decodes, and its costs: plain decoding, as rounds that draft nothing, where the policy
-    prefers that (`decoding.plain_if_preferred`)."""
+    """Choose what decodes, and its costs: the policy, or plain decoding where it prefers that.
+
+    Plain decoding appears as rounds that draft nothing (`decoding.plain_if_preferred`).
+    """
     rounds = int(np.max(rollouts.budget))
     if not policy.reads_batch and policy.prefers_plain(rollouts.gamma_max, rounds):
         return Constant(jnp.int32(0)), costs.of_plain()
@@ -328,11 +330,10 @@ def as_decoded(policy: Policy, rollouts: Rollouts, costs: Costs) -> tuple[Policy
 
 
 def times(replayed: Replayed, costs: Costs) -> Float[np.ndarray, "*S N"]:
-    """What each output took, summed over draws: its rounds, its calls, and the drafter's calls
-    after which no token was drafted.
+    """Compute the time of each output, summed over draws: rounds, calls and empty drafter calls.
 
     Raises:
-      ValueError: drafts that are longer than those that have a cost.
+      ValueError: drafts longer than those that have a cost.
     """
     counts = np.asarray(replayed.drafted, np.float64)
     lengths, beyond = np.split(counts, [costs.gamma_max + 1], axis=-1)
@@ -353,20 +354,20 @@ def _rounds(costs: Costs) -> Float[np.ndarray, " K"]:
 def oracle(
     rollouts: Rollouts, key: Key[Array, ""], loops: Sequence[Costs], *, draws: int = 1
 ) -> Score:
-    """What no policy can exceed: each output decoded in the least time that there is.
+    """Compute a bound that no policy exceeds: each output decoded in the least possible time.
 
-    It knows which tokens will be accepted. For each output, and each draw of the chances, it takes
-    plain decoding or one of the loops, and in every round the best draft length of all: with
+    The oracle knows which tokens will be accepted. For each output, and each draw of the chances,
+    it takes plain decoding or one of the loops, and in every round the best draft length: with
     a(t) the tokens that would be accepted at position t of an output of n,
 
         time(t) = min over k ≤ γ_max of  cost(k) + time(min(t + min(k, a(t)) + 1, n)),  time(n) = 0
 
-    for k that the drafter and the budget have room for. A replayed run is one of these ways, so its
-    `score` at costs among these is never above this one.
+    for k that the drafter and the budget allow. A replayed run is one of these ways, so its `score`
+    at costs among these is never above the oracle's.
 
     Args:
-      key, draws: those of the `replay` that it is to bound.
-      loops: costs of each loop that may be taken. Plain decoding is table by the first.
+      key, draws: those of the `replay` to bound.
+      loops: costs of each loop to choose from; the first also costs plain decoding.
 
     Raises:
       ValueError: costs of longer drafts than were recorded.
@@ -383,7 +384,7 @@ def oracle(
 def oracle_ways(
     rollouts: Rollouts, key: Key[Array, ""], loops: Sequence[Costs], *, draws: int = 1
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, "D N 3"]]:
-    """Of each output the time of plain decoding, and the oracle's time, rounds and drafted tokens.
+    """Compute each output's time of plain decoding, and the oracle's time, rounds and drafts.
 
     Arguments and errors: `oracle`.
     """
@@ -407,8 +408,10 @@ _rejections = jax.jit(jax.vmap(first_rejections, (None, 0)))
 
 
 def _not_dominated(loops: Sequence[Costs]) -> Float[np.ndarray, "L K"]:
-    """Each loop's cost of a call, and of rounds of 0 … γ_max tokens, ∞ where it has none; without
-    loops than which another is nowhere dearer."""
+    """Tabulate each loop's cost of a call, and of rounds of 0 … γ_max tokens, ∞ where undefined.
+
+    Loops are left out if another one is nowhere more expensive.
+    """
     table = np.full((len(loops), 2 + max(loop.gamma_max for loop in loops)), np.inf)
     for row, loop in zip(table, loops, strict=True):
         row[: 2 + loop.gamma_max] = [float(loop.call), *_rounds(loop)]
@@ -422,11 +425,12 @@ def _not_dominated(loops: Sequence[Costs]) -> Float[np.ndarray, "L K"]:
 def _ways(
     rollouts: Rollouts, rejections: Int[np.ndarray, "D N T"], cost: Float[np.ndarray, "L K"]
 ) -> Float[np.ndarray, "L D N T 3"]:
-    """The recursion of `oracle`, from the last token back: from each position on the time, rounds
-    and drafted tokens of the fastest way.
+    """Run the recursion of `oracle` from the last token back.
+
+    Each position gets the time, rounds and drafted tokens of the fastest way from there on.
 
     Args:
-      cost: of each loop's rounds, by drafted tokens; ∞ where it drafts no so many.
+      cost: costs of each loop's rounds, by drafted tokens; ∞ beyond its longest draft.
     """
     draws, rows, _ = rejections.shape
     emitted, budget = np.asarray(rollouts.emitted), np.asarray(rollouts.budget)
@@ -434,7 +438,7 @@ def _ways(
     settled = np.asarray(rollouts.accepted) >= 0
     last, lengths = int(emitted.max()), np.arange(cost.shape[1])
     ways = np.zeros((len(cost), draws, rows, last + 1, 3))
-    # The first position on the output from which nothing is drafted.
+    # The first position on the output at which the drafter drafts nothing.
     silent = np.where(length > 0, length.shape[1], np.arange(length.shape[1]))
     silent = np.minimum.accumulate(silent[:, ::-1], axis=1)[:, ::-1]
     for t in reversed(range(last)):
@@ -467,14 +471,15 @@ def regret(
     loop: Costs,
     loops: Sequence[Costs],
 ) -> Float[np.ndarray, "N T"]:
-    """Time that a run has lost by the time it has so many tokens, for good: what it spent, and the
-    fastest way from there, beyond the fastest way of all. Calls of the loop are left out, and
-    calls of the drafter that no token comes of.
+    """Compute the time that a run has irrecoverably lost by each position.
+
+    The loss is the time spent so far, plus the fastest way from there, minus the fastest way of
+    all. Calls of the loop are left out, and so are drafter calls without a token.
 
     Args:
-      trail: of `replay` with this key; a run has lost so much where a round began, until the next.
-      loop: its costs.
-      loops: of which the fastest way may take the cheapest in every round.
+      trail: from `replay` with this key. A loss holds from where a round began until the next.
+      loop: costs of the run's loop.
+      loops: loops of which the fastest way may take the cheapest in every round.
     """
     cheapest = _not_dominated(loops)[:, 1:].min(axis=0, keepdims=True)
     rejections = np.asarray(_rejections(rollouts, _draw_keys(rollouts, key, 1)))

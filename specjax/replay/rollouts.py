@@ -1,18 +1,18 @@
-"""What both models say along outputs of the target, and where a draft leaves them: enough to know
-what any draft-length policy would have done there (`replay.py`).
+"""Rollouts: both models' distributions along outputs of the target, and behind rejected tokens.
 
-A round whose drafts were all accepted so far stands on the output itself. Given the output, token
-y of it was accepted with probability min(1, draft(y)/target(y)); if it was not, what was drafted in
-its place is a draw from norm(max(0, draft − target)), and further drafts follow that token. So for
-each position one rollout is recorded, whose first token is one that is rejected there, and no other
-prefix is ever drafted from. A run drafts over a position at most once: one rollout is enough.
+They suffice to replay any draft-length policy (`replay.py`). A round whose drafts were all accepted
+so far stands on the output itself. Given the output, its token y was accepted with probability
+min(1, draft(y)/target(y)). Otherwise the token drafted in its place is a draw from
+norm(max(0, draft − target)), and further drafts follow that token. So one rollout is recorded for
+each position, whose first token is rejected there; no other prefix is ever drafted from. A run
+drafts over a position at most once, so one rollout is enough.
 
-What a drafter that `guesses` says there depends on where the round began. So from each position a
-whole round is recorded, and how much of it is accepted is settled here: tokens of the output first,
-then one that is rejected, and what follows it. Rounds of a run begin at different positions, and
-each has draws of its own.
+The drafts of a drafter that `guesses` depend on where the round began. So a whole round is recorded
+from each position, and the number of its accepted tokens is settled in recording: tokens of the
+output first, then a rejected one, and what follows it. Rounds of a run begin at different
+positions, and each has its own draws.
 
-After the last token a rollout tells what is drafted behind an EOS, before the round is cut there.
+The rollout after the last token is what is drafted behind an EOS, before the round is cut there.
 """
 
 import dataclasses
@@ -46,27 +46,29 @@ from specjax.support import files
 
 
 class Rollouts(NamedTuple):
-    """N outputs, T − 1 the longest, and G drafted tokens from each position; beyond the last token
-    of an output one rollout more, and then nothing. Distributions as they are sampled, beliefs as
-    policies see them; float32."""
+    """Rollouts of G tokens along N outputs, the longest of T − 1 tokens.
+
+    An output has one rollout for each position and one behind its last token. Distributions are as
+    sampled, beliefs as policies see them; float32.
+    """
 
     input_index: Int[Array, " N"]
     emitted: Int[Array, " N"]  # tokens of the output
     budget: Int[Array, " N"]  # tokens it might have had
     tokens: Int[Array, "N T"]  # of the output
     own_target: Float[Array, "N T"]  # log-probabilities of these tokens
-    own_draft: Float[Array, "N T"]  # −inf beyond the output
+    own_draft: Float[Array, "N T"]  # log-probabilities by the drafter; −inf beyond the output
     own_confidence: Float[Array, "N T"]  # log-probability in the drafter's belief
-    length: Int[Array, "N T"]  # tokens of the rollout: fewer than G where the drafter fell silent
+    length: Int[Array, "N T"]  # tokens of the rollout; fewer than G where the drafter ended it
     drafts: Int[Array, "N T G"]
     target: Float[Array, "N T G"]  # log-probabilities of the drafted tokens
     draft: Float[Array, "N T G"]
     confidence: Float[Array, "N T G"]
     overlap: Float[Array, "N T G"]  # Σ min(target, draft)
-    entropy: Float[Array, "N T G"]  # of the belief, in nats
-    top1: Float[Array, "N T G"]  # its largest probability
-    target_entropy: Float[Array, "N T G"]  # of the target's distribution
-    hidden: Float[Array, "N T G E"]  # the drafter's, which distributions were read from; or E = 0
+    entropy: Float[Array, "N T G"]  # entropy of the belief, in nats
+    top1: Float[Array, "N T G"]  # largest probability of the belief
+    target_entropy: Float[Array, "N T G"]  # entropy of the target's distribution, in nats
+    hidden: Float[Array, "N T G E"]  # the drafter's hidden states at these distributions; or E = 0
     accepted: Int[Array, "N T"]  # tokens of the rollout, which is a whole round; −1: not settled,
     # and it is what follows where the output's own token is not accepted
 
@@ -77,24 +79,26 @@ class Rollouts(NamedTuple):
 
     @property
     def acceptance(self) -> Float[Array, "N T"]:
-        """The chance that the output's own token was drafted and accepted, if a round began here
-        and drafted one; unless the drafter guesses, if one was drafted."""
+        """Chance that the output's own token is accepted in a round that begins here and drafts.
+
+        Unless the drafter `guesses`, it holds wherever a token is drafted.
+        """
         return _chance(self.own_draft, self.own_target)
 
 
 def _chance(draft: Float[Array, "*batch"], target: Float[Array, "*batch"]) -> Array:
-    """Of acceptance, by log-probabilities of a token of the output."""
+    """Compute the chance of acceptance, by log-probabilities of a token of the output."""
     floor = jnp.finfo(jnp.float32).min  # passes over one and many positions may round apart
     return jnp.exp(jnp.minimum(draft - jnp.maximum(target, floor), 0.0))
 
 
 def acceptance_point(keys: Key[Array, " N"], position: Int[Array, " N"]) -> Float[Array, " N"]:
-    """The token of each row's output there is accepted if its chance is above this number."""
+    """Draw each row's threshold: its token there is accepted if its chance is above."""
     return smp.uniform(smp.fold(keys, position, Purpose.ACCEPT))
 
 
 class Noted(NamedTuple):
-    """What `Recorder` was shown in a round."""
+    """Observations of a `Recorder` in a round."""
 
     own: Int[Array, " B"]  # the output's own token where the round begins
     own_confidence: Float[Array, "B G"]
@@ -105,7 +109,7 @@ class Noted(NamedTuple):
 
 @pytree
 class Recorder(Policy):
-    """Drafts γ_max tokens, and notes what policies are shown."""
+    """Drafts γ_max tokens, and records what policies observe."""
 
     fixed = True
     hidden: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -121,8 +125,7 @@ class Recorder(Policy):
 
 
 class Rejected(Dice):
-    """Takes some tokens that are accepted, then draws one that the target would reject, and then as
-    the loop does."""
+    """Drafts accepted tokens, then one that the target would reject, and then as the loop does."""
 
     def __init__(
         self, own: Int[Array, "B G"], end: Int[Array, " B"], target_logprobs: Float[Array, "B V"]
@@ -146,7 +149,7 @@ def roll_out(
     outputs: Int[Array, "B T"],
     emitted: Int[Array, " B"],
 ) -> tuple[Rollouts, State]:
-    """From every position of each row's output.
+    """Record rollouts from every position of each row's output.
 
     Args:
       method: with a `Recorder` as its policy.
@@ -179,7 +182,7 @@ def roll_out(
             accepted = count_accepted(start, own, target)
             rejected = jnp.minimum(accepted, gamma_max - 1)
             distribution = block_at(target, rejected, 1)[:, 0]
-        # Behind the output nothing is rejected, and a draft a draw like the others.
+        # Behind the output nothing is rejected, and drafts are ordinary draws.
         behind = start.rounds + accepted >= emitted
         dice = Rejected(own, accepted, jnp.where(behind[:, None], -jnp.inf, distribution))
         drafts, after = speculative.draft(method, contexts.drafter, start, dice)
@@ -207,7 +210,7 @@ def roll_out(
         return after, found
 
     def count_accepted(start, own, target):
-        """Of the tokens of the output, if all of them were drafted; settled as `replay` does."""
+        """Count accepted tokens, as if the whole output were drafted; settled as in `replay`."""
         everything = Rejected(own, jnp.full_like(emitted, gamma_max), target[:, 0])
         drafts, _ = speculative.draft(method, contexts.drafter, start, everything)
         chance = _chance(at_tokens(drafts.logprobs, own), at_tokens(target, own))
@@ -242,11 +245,11 @@ def record(
     max_source_len: int | None = None,
     hidden: bool = False,
 ) -> Rollouts:
-    """Rollouts of `gamma_max` tokens along outputs that the target generated, one for each text.
+    """Record rollouts of `gamma_max` tokens along the target's outputs, one for each text.
 
     Args:
       max_new_tokens: the budget that the outputs had.
-      key: of the rollouts' randomness.
+      key: key of the rollouts' randomness.
       hidden: record the drafter's hidden states as well, which only some policies read.
 
     Raises:
@@ -289,7 +292,7 @@ def save(path: str | os.PathLike, rollouts: Rollouts) -> None:
 
 
 def load(path: str | os.PathLike) -> Rollouts:
-    """What `save` wrote.
+    """Read a file of `save`.
 
     Raises:
       ValueError: not such a file, or a damaged one.
@@ -315,12 +318,12 @@ def load(path: str | os.PathLike) -> Rollouts:
     return _unflat(flat)
 
 
-# Bytes of the padded arrays for each byte of a file: it is packed to a third, and the longest
+# Bytes of the padded arrays per byte of a file, at most: it is packed to a third, and the longest
 # output may be 20 times as long as the mean.
 PADDED_RATIO = 64
 _BY_OUTPUT = ("input_index", "emitted", "budget")
 _BY_TOKEN = ("tokens", "own_target", "own_draft", "own_confidence", "length", "accepted")
-_RANKS = {  # in a file, where outputs and positions are one axis
+_RANKS = {  # number of axes in a file, where outputs and positions are one axis
     **dict.fromkeys(Rollouts._fields, 2),
     **dict.fromkeys((*_BY_OUTPUT, *_BY_TOKEN), 1),
     "hidden": 3,
@@ -328,7 +331,7 @@ _RANKS = {  # in a file, where outputs and positions are one axis
 
 
 def _flat(rollouts: Rollouts, rows: int) -> dict[str, np.ndarray]:
-    """(N, T, …) → (P, …): positions that are recorded, one output after the other; first rows."""
+    """Flatten the recorded positions of the first `rows` rows: (N, T, …) → (P, …)."""
     fields = {name: np.asarray(x)[:rows] for name, x in rollouts._asdict().items()}
     there = _recorded(fields["emitted"], fields["tokens"].shape[1])
     return {name: x if name in _BY_OUTPUT else x[there] for name, x in fields.items()}
@@ -345,5 +348,5 @@ def _unflat(flat: dict[str, np.ndarray]) -> Rollouts:
 
 
 def _recorded(emitted: np.ndarray, width: int) -> Bool[np.ndarray, "N T"]:
-    """The output's tokens, and one position behind them."""
+    """Mark the output's tokens, and one position behind them."""
     return np.arange(width)[None, :] <= emitted[:, None]
