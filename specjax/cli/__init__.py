@@ -1,1 +1,1 @@
-"""What the command `specjax` runs; `specjax.cli.main` finds them here."""
+"""Modules of the command `specjax`; `specjax.cli.main` finds them here."""

@@ -1,12 +1,12 @@
-"""Writes a checkpoint of any format as safetensors.
+"""Convert a checkpoint of any format to safetensors.
 
     specjax convert SOURCE DIRECTORY [--dtype=bfloat16]
 
 SOURCE is what `specjax.load` reads: a directory, or a name on the Hugging Face hub, with weights in
 safetensors, torch's pickles, flax's msgpack or T5X's folders. DIRECTORY then has the same model
 with its config and tokenizer, for specjax and for transformers. One tensor at a time is in memory.
-DIRECTORY is replaced file by file when all is written; a run that was cut off leaves it as it was,
-and the next one removes what was left beside it.
+DIRECTORY is replaced file by file when all is written. An interrupted run leaves it unchanged, and
+the next one removes the temporary files beside it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ WRITTEN = ("float32", "bfloat16", "float16")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Convert what the arguments say; an error is one sentence, with status 1.
+    """Convert as the arguments say; an error is one sentence, with status 1.
 
     Args:
       argv: SOURCE, DIRECTORY and flags; None: those of this process.
@@ -57,13 +57,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             sys.exit(1)
 
 
-run = main  # as the command `specjax` names it
+run = main  # the name that the command `specjax` calls
 
 
 def convert(source: str, directory: str, dtype: str | None) -> None:
-    """`checkpoints.convert` with a progress bar, and one line when it is done."""
+    """Run `checkpoints.convert` with a progress bar, and print one line when it is done."""
     size = 0
-    # disable=None: no bar unless in a terminal.
+    # disable=None: a bar only in a terminal.
     with tqdm(unit="B", unit_scale=True, desc="weights", leave=False, disable=None) as bar:
 
         def report(written: int, whole: int) -> None:

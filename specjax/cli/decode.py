@@ -2,37 +2,35 @@
 
     specjax decode --config.target=DIR --config.draft=DIR --input=FILE --output=OUT.jsonl
 
-The fields of the config are listed below. With carry, a run that is continued begins to learn
-afresh.
-A name that is an import path, and the file of --config itself, are code that runs: give none that
-you would not run.
+The fields of the config are listed below. With carry, a continued run starts without what it had
+learned. A name that is an import path, and the file of --config itself, are code that runs: give
+only code that you would run.
 
-A policy that weighs costs, such as goodput, has them measured first, and what is fastest decodes.
-With --tune=false it is an error. --settings=FILE takes gamma, tree, policy, costs and rule from a
-file of `specjax tune` instead, and measures nothing.
+A policy that weighs costs, such as goodput, has them measured first, and the fastest method
+decodes. With --tune=false it is an error. --settings=FILE takes gamma, tree, policy, costs and rule
+from a file of `specjax tune` instead, and measures nothing.
 
-With --config.compare=True both methods decode every input in turns, once the output is written,
-and are printed side by side: tokens, calls, acceptance, times and the speedup. Of a tree `drafted`
-counts nodes, and levels are counted beside.
+With --config.compare=True both methods decode every input in turns, once the output is written.
+They are printed side by side: tokens, calls, acceptance, times and the speedup. For a tree
+`drafted` counts nodes, and levels have a count of their own.
 
 With --config.rounds_file=FILE every round is a JSON line of that file, which
 pandas.read_json(FILE, lines=True) reads: input (its number), sample, round, allowed (the longest
 draft that the policy allowed), drafted, accepted, emitted, tested; and of each drafted token
 confidence and entropy. Position i of a draft, from 0, was tested if i < tested.
 
-With --follow the rows that run are shown in the terminal, a line each, as they grow.
+With --follow the terminal shows each running row as a line that grows.
 
-Input: one line each, "-" for standard input. Of batch_size rows each takes the next input when it
+Input: one line each, "-" for standard input. Each of batch_size rows takes the next input when it
 has ended. Output: a JSON line for each input and sample, in the input's order: input, sample,
-output, tokens, target_calls, drafted, accepted. A run that was cut off continues when the same
-command is given again, with the same inputs and models; .OUT.jsonl.run.json beside the output has
-the settings, fingerprints and commits that it was made with. At the end acceptance by position,
-counts, τ and tokens a second go to standard output, or to standard error where the rows go to the
-former.
+output, tokens, target_calls, drafted, accepted. The same command, with the same inputs and models,
+continues a run that was cut off. .OUT.jsonl.run.json beside the output has its settings,
+fingerprints and commits. At the end acceptance by position, counts, τ and tokens a second go to
+standard output, or to standard error if the rows go to standard output.
 
 Several processes share the inputs of a file (docs/scale.md): the same command for each, on one
-machine or many, with --processes=N --process=0 … N-1. Whichever ends last writes the output, which
-is that of one process. A mesh over the devices of all needs --coordinator=HOST:PORT beside, or
+machine or many, with --processes=N --process=0 … N-1. The last to end writes the output, which is
+that of one process. A mesh over the devices of all also needs --coordinator=HOST:PORT, or
 --coordinator=auto on a cluster that jax knows.
 """
 
@@ -77,7 +75,7 @@ def main(_) -> None:
 
 
 def run_in(group: Group, args, config) -> None:
-    """This process's part of the command."""
+    """Run this process's part of the command."""
     tuned = read_settings(args, config)
     check(config)
     if tuned is None and not args.tune and lacks_costs(config):
@@ -112,7 +110,7 @@ def run_in(group: Group, args, config) -> None:
 
 
 def spans(group: Group, config) -> bool:
-    """Whether the mesh takes devices of all processes, which then decode each row together.
+    """Whether the mesh spans devices of all processes, which then decode each row together.
 
     Raises:
       ValueError: the processes have not joined.
@@ -129,10 +127,10 @@ def spans(group: Group, config) -> bool:
 
 
 def read_settings(args, config) -> Settings | None:
-    """What `specjax tune` wrote to --settings, which the config takes over; None without the flag.
+    """Read the --settings file of `specjax tune` into the config; None without the flag.
 
     Raises:
-      ValueError: the config has such a value of its own, or the file holds no settings.
+      ValueError: the config sets such a value itself, or the file holds no settings.
     """
     if not args.settings:
         return None
@@ -153,7 +151,7 @@ def read_settings(args, config) -> Settings | None:
 
 
 def lacks_costs(config) -> bool:
-    """Whether the policy needs costs that are still to be measured."""
+    """Whether the policy needs costs that must still be measured."""
     return with_draft(config) and bool(config.policy) and policies.needs_costs(config.policy)
 
 
@@ -168,7 +166,7 @@ def decode_texts(
     """Decode this process's part of the inputs.
 
     Args:
-      together: whether all processes decode each row together, and process 0 writes.
+      together: whether all processes decode each row together, while process 0 writes.
     """
     silent = together and group.index > 0
     if config.mesh:
@@ -198,7 +196,7 @@ def decode_texts(
         method = chosen(method, target, texts, config)
     if config.carry:
         decoding.check_carry(method)
-    # Only now, when nothing but decoding can fail, may an old output be replaced.
+    # An old output may be replaced only now, when nothing but decoding can fail.
     total = len(texts) * config.samples
     output = open_output(group, together, args, config, texts)
     missing = output.missing if output else range(total)
@@ -278,7 +276,7 @@ def method_of(
     draft: checkpoints.Checkpoint | Drafter | None,
     tuned: Settings | None = None,
 ) -> Method:
-    """The loop, by the settings if there are any. A policy that lacks costs is still to come."""
+    """Build the loop, by the settings if there are any; a policy that lacks costs comes later."""
     how: dict[str, Any] = {
         "sampling": defaults.sampling(config),
         "check_tokens": config.get("check_tokens", True),
@@ -302,7 +300,7 @@ def same_file(one: str, other: str) -> bool:
 
 
 def check_shared(args, config) -> None:
-    """ValueError for what several processes cannot do."""
+    """Raise ValueError for what several processes cannot do."""
     for flag, value in (("input", args.input), ("output", args.output)):
         if value == "-":
             raise ValueError(f"--{flag}=- is for one process: give several a file that all see.")
@@ -329,19 +327,19 @@ def models_of(config) -> dict[str, dict[str, str]]:
 
 
 def rows_of(config, texts: list[str]) -> int:
-    """Of a batch."""
+    """Number of rows of a batch."""
     return min(config.batch_size, len(texts) * config.samples)
 
 
 def with_costs(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:
-    """The loop with its policy, which gets costs that are measured now, and printed."""
+    """Measure and print costs, and build the loop with its policy and these costs."""
     found = fitting.costs_for(config.policy, method, target, texts, **measuring(config, texts))
     print(f"{config.policy}: measured {fitting.words(found)}", file=sys.stderr)
     return fitting.with_costs(method, config.policy, found)
 
 
 def chosen(method, target: checkpoints.Checkpoint, texts: list[str], config) -> Method:
-    """The method, plain decoding, or drafts of one length: what is found the fastest, and printed.
+    """Choose and print the fastest: the method, plain decoding, or drafts of one length.
 
     Arguments: `with_costs`.
     """
@@ -358,7 +356,7 @@ def chosen(method, target: checkpoints.Checkpoint, texts: list[str], config) -> 
 
 
 def measuring(config, texts: list[str]) -> dict[str, Any]:
-    """What is measured before a run, as its functions take it."""
+    """Arguments of the functions that measure before a run."""
     return {
         "max_new_tokens": config.max_new_tokens,
         "key": jax.random.key(config.seed),
@@ -369,7 +367,7 @@ def measuring(config, texts: list[str]) -> dict[str, Any]:
 
 
 def by_position(rates: Iterable[float]) -> str:
-    """Acceptance rates in words; NaN where no token was tested."""
+    """Describe acceptance rates; NaN where no token was tested."""
     said = ", ".join("–" if np.isnan(rate) else f"{rate:.2f}" for rate in rates)
     none = " (–: none was tested)" if "–" in said else ""
     return f"Accepted of those tested, by position in the draft: {said}{none}."
@@ -385,11 +383,11 @@ def took(
     drafted: int,
     levels: int,
 ) -> str:
-    """Counts and rates of a run, in a sentence.
+    """Describe counts and rates of a run, in a sentence.
 
     Args:
-      before: outputs that an earlier run has left.
-      seconds: that the run took, of which `compiled` were compilation.
+      before: number of outputs that an earlier run left.
+      seconds: time of the run; `compiled` of them were compilation.
     """
     if not outputs:
         return f"All {before} outputs were there already."
@@ -404,7 +402,7 @@ def took(
 
 
 def compare(method: Method, target: checkpoints.Checkpoint, texts, config) -> timing.Comparison:
-    """Both methods on all inputs that are not blank, one output each."""
+    """Compare both methods on all inputs that are not blank, one output each."""
     kept = [text for text in texts if not decoding.is_blank(target, text)]
     sources = decoding.tokenize(target, kept, config.max_source_len or None)
     return timing.compare(
@@ -419,7 +417,7 @@ def compare(method: Method, target: checkpoints.Checkpoint, texts, config) -> ti
 
 
 def show(method: Method, found: timing.Comparison, file: TextIO) -> None:
-    """The comparison as a table, and what it comes to."""
+    """Print the comparison as a table, and a summary."""
     both, costs, gamma = (timing.PLAIN, timing.SPECULATIVE), found.costs, method.gamma_max
     tree = method.branches
     of = (" for a level", f" for {method.slots - 1} nodes") if tree else ("", "")
@@ -462,7 +460,7 @@ def show(method: Method, found: timing.Comparison, file: TextIO) -> None:
 
 
 def likeness(method: Method, found: timing.Comparison) -> str:
-    """Whether the tokens are the same, where they should be; and what the rule says of itself."""
+    """Describe whether the tokens agree, where they should, and the rule's guarantee."""
     pairs = list(zip(found.outputs(timing.PLAIN), found.outputs(), strict=True))
     same = sum(plain.tokens == spec.tokens for plain, spec in pairs)
     if same == len(pairs) or method.sampling.greedy:
@@ -476,7 +474,7 @@ def likeness(method: Method, found: timing.Comparison) -> str:
 
 
 def check(config) -> None:
-    """Raise ValueError for what is wrong before anything is loaded."""
+    """Raise ValueError for errors that show before anything is loaded."""
     if config.method not in METHODS:
         raise ValueError(f"method={config.method!r} must be one of {', '.join(METHODS)}.")
     defaults.precision(config)
@@ -495,15 +493,15 @@ def check(config) -> None:
         raise ValueError(f"rounds_file is for chains, and tree={config.tree!r} is none.")
     if config.mesh:
         sharding.mesh_of(config.mesh)
-    drafters.maker(config.draft)  # misspelt, it fails before models are loaded
+    drafters.maker(config.draft)  # fails on a misspelt name before models are loaded
     if config.policy:
-        policies.check(config.policy)  # misspelt, it fails before models are loaded
+        policies.check(config.policy)  # fails on a misspelt name before models are loaded
     if config.rule:
         rules.parse(config.rule)
 
 
 class Output(Protocol):
-    """Rows that are written as they come, by their numbers."""
+    """Rows that are written as they come, by number."""
 
     @property
     def missing(self) -> Sequence[int]: ...
@@ -521,38 +519,38 @@ class Whole:
         self.missing: range = range(len(self.rows.done), total)
 
     def append(self, number: int, row: dict[str, Any]) -> None:
-        """At its end, which is where the row belongs."""
+        """Append a row at the end, which is its place."""
         del number
         self.rows.append(row)
 
     def merge(self) -> int:
-        """It is whole: no row is missing."""
+        """Do nothing: no row is missing."""
         return 0
 
 
 class Unwritten:
-    """What a process decodes together with process 0, which writes it."""
+    """The output of a process that decodes together with process 0, which writes it."""
 
     def __init__(self, missing: range):
         self.missing = missing
 
     def append(self, number: int, row: dict[str, Any]) -> None:
-        """Nowhere."""
+        """Drop the row: process 0 writes it."""
 
     def merge(self) -> int:
-        """There is nothing."""
+        """Return 0: no row is here."""
         return 0
 
 
 def places(args, config) -> list[tuple[pathlib.Path, str]]:
-    """The files that are written, each with the flag that names it."""
+    """List the files that are written, each with its flag."""
     output = "" if args.output == "-" else args.output
     named = {"output": output, "config.rounds_file": config.rounds_file}
     return [(pathlib.Path(name), flag) for flag, name in named.items() if name]
 
 
 def check_place(file: pathlib.Path, flag: str, source: str) -> None:
-    """ValueError if a file cannot be written, is no regular file, or is the input."""
+    """Raise ValueError if a file cannot be written, is no regular file, or is the input."""
     files.check_regular(file, f"--{flag}={file}")
     command_line.make_workdir(str(file.parent), flag=flag)
     for written in (file, mark_of(file)):
@@ -560,12 +558,12 @@ def check_place(file: pathlib.Path, flag: str, source: str) -> None:
 
 
 def mark_of(output: pathlib.Path) -> pathlib.Path:
-    """The file that says what an output was made with."""
+    """Path of the file that records how an output was made."""
     return output.with_name(f".{output.name}.run.json")
 
 
 def began_with(config, texts: list[str]) -> dict[str, Any]:
-    """What an output is made with: settings, a hash of the input, fingerprints of the models."""
+    """The origin of an output: settings, a hash of the input, fingerprints of the models."""
     return {
         "settings": runs.settings(config),
         "input": runs.fingerprint(texts),
@@ -574,7 +572,7 @@ def began_with(config, texts: list[str]) -> dict[str, Any]:
 
 
 def check_resumes(args, config, texts: list[str]) -> None:
-    """ValueError if the output holds rows of other settings, inputs or models."""
+    """Raise ValueError if the output holds rows of other settings, inputs or models."""
     file = pathlib.Path(args.output)
     if args.output == "-" or args.overwrite or not (file.exists() or processes.parts(file)):
         return
@@ -590,7 +588,7 @@ def check_resumes(args, config, texts: list[str]) -> None:
 
 
 def open_output(group: Group, together: bool, args, config, texts: list[str]) -> Output | None:
-    """The output's rows, which may hold those of an earlier run of the same command.
+    """Open the output's rows, which may hold those of an earlier run of the same command.
 
     A file beside the output says which command it belongs to. None: standard output.
     """
@@ -612,14 +610,14 @@ def open_output(group: Group, together: bool, args, config, texts: list[str]) ->
 
 
 def write_mark(file: pathlib.Path, config, texts: list[str]) -> None:
-    """Note beside an output what it is made with."""
+    """Record beside an output how it is made."""
     commits = [*runs.read_mark(mark_of(file)).get("commits", []), provenance.commit()]
     wanted = began_with(config, texts) | {"commits": list(dict.fromkeys(commits))}
     files.write_json(mark_of(file), wanted)
 
 
 def open_log(config, args, done: int) -> files.Rows | None:
-    """The file of rounds, with those of the outputs that are there already; None: there is none."""
+    """Open the file of rounds, with those of existing outputs; None without a rounds_file."""
     if not config.rounds_file:
         return None
     file = pathlib.Path(config.rounds_file)
@@ -634,7 +632,7 @@ def open_log(config, args, done: int) -> files.Rows | None:
 
 
 def load_pair(config) -> tuple[checkpoints.Checkpoint, checkpoints.Checkpoint | Drafter | None]:
-    """Target and, for speculation, draft."""
+    """Load the target and, for speculation, the draft."""
     target = checkpoints.load(config.target, **defaults.precision(config), mesh=config.mesh or None)
     if config.method == "autoregressive":
         return target, None
@@ -643,12 +641,12 @@ def load_pair(config) -> tuple[checkpoints.Checkpoint, checkpoints.Checkpoint | 
 
 
 def check_plan(config, texts: list[str], tuned: Settings | None = None) -> None:
-    """ValueError if the models and a batch do not fit on the mesh; nothing is loaded for that."""
+    """Raise ValueError if the models and a batch do not fit on the mesh, before loading them."""
     precision = defaults.precision(config)
     options = {"dtype": precision["dtype"], "mesh": config.mesh}
     draft: checkpoints.Checkpoint | Drafter | None = None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # loading will say them
+        warnings.simplefilter("ignore")  # loading will issue them
         target = checkpoints.outline(config.target, **precision, mesh=config.mesh)
         if config.method == "speculative":
             if drafters.maker(config.draft) or drafters.is_attached(config.draft):
@@ -663,17 +661,17 @@ def check_plan(config, texts: list[str], tuned: Settings | None = None) -> None:
 def check_memory(
     config, texts: list[str], target: checkpoints.Checkpoint, method: Method, *, loaded: bool = True
 ) -> None:
-    """ValueError if what a batch takes does not fit beside the models.
+    """Raise ValueError if a batch does not fit beside the models.
 
     Args:
-      loaded: False: they are outlines, and count too.
+      loaded: False: the models are outlines, and count too.
     """
     total = len(texts) * config.samples
     rows = min(config.batch_size, total)
     in_batches = config.carry or decoding.reads_batch(method)  # one after the other
-    texts = sorted(texts, key=len)[-8:]  # among these the most tokens, or nearly as many
+    texts = sorted(texts, key=len)[-8:]  # the most tokens are among these, or nearly
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # decoding will say which texts it cuts
+        warnings.simplefilter("ignore")  # decoding will warn of texts that it cuts
         sources = decoding.tokenize(target, texts, config.max_source_len or None)
     if not any(sources):
         return
@@ -694,7 +692,7 @@ def check_memory(
 
 
 def run() -> None:
-    """As a command, with the flags of this process."""
+    """Run the command with the flags of this process."""
     config_flags.DEFINE_config_file("config", None, "What to run with; none: the defaults.")
     flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
     flags.DEFINE_string("output", "-", "A file of JSON lines, or - for standard output.")

@@ -1,4 +1,4 @@
-"""What the commands are run with where the user says nothing; configs/ builds on it."""
+"""Defaults of the commands' configs; configs/ builds on them."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from specjax import defaults
 from specjax.sampling import Sampling
 
 DTYPES = {"": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
-"""Of the field dtype."""
-NARROW = ("", "int8")  # of the fields weights and cache
+"""Values of the field dtype."""
+NARROW = ("", "int8")  # values of the fields weights and cache
 
 
 def get_config(command: str) -> ml_collections.ConfigDict:
-    """As --config=FILE:COMMAND calls it."""
+    """Build a command's config, as --config=FILE:COMMAND calls it."""
     return {"decode": decode, "select": select, "tune": tune}[command]()
 
 
 Fields = dict[str, tuple[Any, str]]
-"""The fields of a config: defaults and what they mean."""
+"""Fields of a config: defaults and meanings."""
 
 SHARED: Fields = {
     "temperature": (defaults.TEMPERATURE, "0: greedy"),
@@ -36,7 +36,7 @@ SHARED: Fields = {
     "check_tokens": (True, "False: take drafts whose tokens are not the target's; costs speed"),
     "mesh": ("", "several devices: data=2,model=4 splits rows over two, the target over four"),
 }
-"""Of `specjax decode` and `specjax select`."""
+"""Fields of `specjax decode` and `specjax select`."""
 
 DECODE: Fields = {
     "target": ("", "the model whose distribution outputs follow: a directory or hub name"),
@@ -52,20 +52,20 @@ DECODE: Fields = {
     "samples": (1, "draws per input"),
     "replicate_draft": (True, "on a mesh every device has all of a draft model, not a part"),
 } | SHARED
-"""Of `specjax decode`."""
+"""Fields of `specjax decode`."""
 
 DOCTOR: Fields = {
     name: field
     for name, field in DECODE.items()
     if name not in ("method", "compare", "rounds_file", "carry", "samples")
 }
-"""Of `specjax doctor`."""
+"""Fields of `specjax doctor`."""
 
 TUNE: Fields = DOCTOR | {
     "gamma": (defaults.LONGEST, "the longest draft that is tried"),
     "policy": ("", "how long drafts are; empty: lookahead, or goodput with a tree"),
 }
-"""Of `specjax tune`."""
+"""Fields of `specjax tune`."""
 
 TUNED = ("gamma", "tree", "policy", "rule")
 """Fields that a file of `specjax tune` holds."""
@@ -84,26 +84,26 @@ SELECT: Fields = (
         "nodes": ((), "sizes of trees to try too, (8, 16, 32); empty: chains alone"),
     }
 )
-"""Of `specjax select`."""
+"""Fields of `specjax select`."""
 
 
 def decode() -> ml_collections.ConfigDict:
-    """The config of `specjax decode`; `specjax doctor` takes it too."""
+    """Build the config of `specjax decode`; `specjax doctor` takes it too."""
     return _config(DECODE)
 
 
 def select() -> ml_collections.ConfigDict:
-    """The config of `specjax select`."""
+    """Build the config of `specjax select`."""
     return _config(SELECT)
 
 
 def tune() -> ml_collections.ConfigDict:
-    """The config of `specjax tune`: that of `specjax decode`, with a longer draft."""
+    """Build the config of `specjax tune`: that of `specjax decode`, with a longer draft."""
     return _config(DECODE | TUNE)
 
 
 def shared() -> ml_collections.ConfigDict:
-    """The fields that both configs have."""
+    """Build the fields that both configs have."""
     return _config(SHARED)
 
 
@@ -115,7 +115,7 @@ def _config(fields: Fields) -> ml_collections.ConfigDict:
 
 
 def help_of(fields: Fields) -> str:
-    """A line for each field, with its default and meaning, for --help."""
+    """Format a line for each field, with its default and meaning, for --help."""
     shown = {f"{name}={default}": meaning for name, (default, meaning) in fields.items()}
     lines = [f"  {name:<21} {meaning}" for name, meaning in shown.items()]
     return "\n".join(
@@ -124,19 +124,19 @@ def help_of(fields: Fields) -> str:
 
 
 def sampling(config) -> Sampling:
-    """What is sampled, of the four fields that say it."""
+    """Build the sampling of a config from its four fields."""
     return Sampling(config.temperature, config.top_k, config.top_p, config.filters)
 
 
 def precision(config) -> dict[str, Any]:
-    """How the target is loaded: the options of `hub.load`.
+    """Collect the options of `hub.load` for the target.
 
     Raises:
-      ValueError: dtype, weights or cache is none of those there are.
+      ValueError: dtype, weights or cache has an unknown value.
     """
     found = {}
     for field, known in (("dtype", DTYPES), ("weights", NARROW), ("cache", NARROW)):
-        found[field] = config.get(field, "")  # configs of one's own may lack the newer ones
+        found[field] = config.get(field, "")  # users' configs may lack newer fields
         if found[field] not in known:
             raise ValueError(
                 f"{field}={found[field]!r} must be one of {', '.join(map(repr, known))}."

@@ -1,12 +1,12 @@
-"""What is wrong with a pair: a line for each check, with a verdict and the way out.
+"""Check a pair: a line for each check, with a verdict and the way out.
 
     specjax doctor --config.target=DIR --config.draft=DIR [--input=FILE]
 
-Goes through files, tokenizer, compatibility, devices and dtypes, memory, weights, logits, outputs,
-greedy identity, the sampling distribution, acceptance by position, c and v, and the expected
-speedup. A check that fails keeps those that build on it from being made. The fields of the config,
-which are listed below, are those that you decode with; --input has lines of your own, on which α
-and the speedup depend. docs/troubleshooting.md goes by symptom. Status 1 if a check failed.
+Checks files, tokenizer, compatibility, devices and dtypes, memory, weights, logits, outputs, greedy
+identity, the sampling distribution, acceptance by position, c and v, and the expected speedup. A
+failed check skips those that build on it. The fields of the config, listed below, are those that
+you decode with. --input has lines of your own, on which α and the speedup depend.
+docs/troubleshooting.md goes by symptom. Status 1 if a check failed.
 """
 
 import sys
@@ -23,7 +23,7 @@ from specjax.cli.decode import check
 from specjax.cli.inputs import read_lines
 from specjax.support import command_line
 
-MAX_INPUTS = 8  # of a file: the first ones
+MAX_INPUTS = 8  # of a file, the first ones
 STYLES: dict[doctor.Verdict, str] = {
     "pass": "green",
     "warn": "yellow",
@@ -65,7 +65,7 @@ def main(_) -> None:
 
 
 def texts(path: str) -> tuple[str, ...]:
-    """The first lines of a file that are not blank, or the doctor's own."""
+    """Read the first lines of a file that are not blank, or take the doctor's own."""
     if not path:
         return doctor.TEXTS
     found = [text for text in read_lines(path) if text.strip()][:MAX_INPUTS]
@@ -75,7 +75,7 @@ def texts(path: str) -> tuple[str, ...]:
 
 
 def line(finding: doctor.Finding) -> Text:
-    """Verdict, name and what was seen; the way out on a line of its own."""
+    """Format verdict, name and observation, with the way out on a line of its own."""
     width = max(len(check.name) for check in doctor.CHECKS)
     shown = Text.assemble(
         (f"{finding.verdict:<{INDENT}}", STYLES[finding.verdict]),
@@ -87,7 +87,7 @@ def line(finding: doctor.Finding) -> Text:
 
 
 def run() -> None:
-    """As a command, with the flags of this process."""
+    """Run the command with the flags of this process."""
     config_flags.DEFINE_config_file("config", None, "What to decode with; none: the defaults.")
     flags.DEFINE_string("input", "", "A file of inputs, one a line; empty: a few built in.")
     flags.mark_flags_as_required(["config"])

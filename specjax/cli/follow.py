@@ -1,4 +1,4 @@
-"""Rows as they are written, in a terminal: a line for each that runs."""
+"""View of rows as they are decoded, in a terminal: a line for each that runs."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,14 +10,14 @@ from rich.text import Text
 
 from specjax.results import Progress, Row
 
-ROUNDS = 4  # from one look at the rows to the next
+ROUNDS = 4  # rounds between two updates of the view
 
 
 def follow(events: Iterable[Row | Progress], console: Console) -> Iterator[Row | Progress]:
-    """The same events, shown as they pass."""
+    """Pass events on, and show them."""
     running: dict[tuple[int, int], Progress] = {}
     ended = 0
-    # Output to this terminal stands above the view; what goes into a pipe is left alone.
+    # Output to this terminal goes above the view; output into a pipe is not redirected.
     with Live(console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as live:
         for event in events:
             label = event.index, event.sample
@@ -31,7 +31,7 @@ def follow(events: Iterable[Row | Progress], console: Console) -> Iterator[Row |
 
 
 def lines(running: Iterable[Progress], ended: int, width: int) -> RenderableType:
-    """A line for each row: input, draw, tokens so far, and the end of its text."""
+    """Format a line for each row: input, draw, tokens so far, and the end of its text."""
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", style="dim")
     table.add_column(justify="right", style="dim")

@@ -1,4 +1,4 @@
-"""Where a command's inputs come from: the lines of a file, or a task."""
+"""Inputs of a command: the lines of a file, or a task."""
 
 import pathlib
 import sys
@@ -10,7 +10,7 @@ from specjax.tasks.examples import Example
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a file or of standard input, without their ends."""
+    """Read the lines of a file or of standard input, without their ends."""
     file = pathlib.Path(path)
     if path != "-" and not file.is_file():
         raise ValueError(f"--input={path}: no such file. Use - for standard input.")
@@ -22,11 +22,13 @@ def read_lines(path: str) -> list[str]:
 
 
 def load_examples(config, split: str = "") -> list[Example]:
-    """The examples of the config's task, of its own split or another; ValueError if there are none.
+    """Load the examples of the config's task, of its own split or another.
+
+    ValueError if there are none.
 
     Args:
-      config: with task, split and data_dir, where the data lies if not where the task says; or with
-        one's own texts, which have no target and no other split.
+      config: with task, split and data_dir, the data's place if it differs from the task's. Or with
+        the user's own texts, which have no target and no other split.
     """
     if "texts" in config and not split:
         return [Example(text, "") for text in config.texts]
@@ -37,8 +39,7 @@ def load_examples(config, split: str = "") -> list[Example]:
 
 
 def not_held_out(config, target: Checkpoint) -> str:
-    """A sentence if the inputs of a config differ from what was held out when the target was
-    trained, else ""."""
+    """Warn if a config's inputs differ from what was held out in training; else ""."""
     if "texts" in config:
         return ""
     recorded = target.metadata.get("training_data", "")

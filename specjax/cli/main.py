@@ -18,21 +18,21 @@ def main(argv: list[str] | None = None) -> None:
     """Run one of `COMMANDS`; without any, or with --help, list them.
 
     Args:
-      argv: what follows `specjax`; None: of this process.
+      argv: arguments after `specjax`; None: those of this process.
     """
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("--help", "-h", "help"):
         print(usage())
     elif name in COMMANDS:
-        sys.argv = [f"specjax {name}", *rest]  # where config_flags looks
-        # As `python -m` has it, import paths of the user's own begin here; they shadow nothing.
+        sys.argv = [f"specjax {name}", *rest]  # config_flags reads it
+        # Import paths of the user start here, as with `python -m`, but shadow nothing.
         sys.path.append(os.getcwd())
         module = f"specjax.cli.{name}"
         try:
             if module not in sys.modules and not {"-h", "--help", "--helpshort"} & {*rest}:
                 say("loading specjax …")
             command = importlib.import_module(module)
-        except KeyboardInterrupt:  # later the command reports it
+        except KeyboardInterrupt:  # the command reports later ones
             say("interrupted")
             sys.exit(130)
         command.run()
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def usage() -> str:
-    """A line for each command."""
+    """Format a line for each command."""
     lines = [f"  {name:<9}{_summary(name)}" for name in COMMANDS]
     return "\n".join(
         [
@@ -55,6 +55,6 @@ def usage() -> str:
 
 
 def _summary(name: str) -> str:
-    """The first line of a command's docstring; importing the command would take seconds."""
+    """Read the first line of a command's docstring; importing the command would take seconds."""
     source = pathlib.Path(__file__).with_name(f"{name}.py")
     return (ast.get_docstring(ast.parse(source.read_text("utf-8"))) or "").splitlines()[0]

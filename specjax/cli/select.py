@@ -1,4 +1,4 @@
-"""Choose a draft: measure candidates on one's own inputs, and say which to use, or none.
+"""Choose a draft: measure candidates on one's own inputs, and recommend one, or none.
 
     specjax select --config.target=DIR --config.drafts=DIR,DIR,lookup --input=FILE [--workdir=DIR]
 
@@ -6,8 +6,8 @@ The fields of the config are listed below; docs/choosing.md says what is measure
 it.
 
 Input: one line each, "-" for standard input; a config with a task needs none. With --workdir each
-candidate's row is kept in results.jsonl there, and a run that was cut off continues with the same
-command, inputs and models.
+candidate's row is kept in results.jsonl there. The same command, with the same inputs and models,
+continues a run that was cut off.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def main(_) -> None:
 
 
 def inputs(path: str | None, config) -> list[str]:
-    """Those to choose by: the file's, or the task's."""
+    """Load the inputs to choose by: the file's, or the task's."""
     if path is None and "task" not in config:
         raise ValueError("No inputs: give --input=FILE, one a line, of the kind to be decoded.")
     if path is None:
@@ -64,7 +64,7 @@ def inputs(path: str | None, config) -> list[str]:
 def open_results(
     workdir: str, config, drafts: list[str], texts: list[str], *, source: str = "-"
 ) -> Results:
-    """Rows of an earlier run of the same command, or none; never the file of the texts."""
+    """Open the rows of an earlier run of the same command; never the file of the texts."""
     path = command_line.make_workdir(workdir) / "results.jsonl"
     command_line.check_apart(path, source, flag="workdir")
     results = Results(path)
@@ -77,7 +77,7 @@ def open_results(
 def measure(
     config, drafts: list[str], texts: list[str], results: Results | None
 ) -> list[Candidate]:
-    """All candidates, in their order; the target is loaded if any is missing."""
+    """Measure all candidates, in their order; the target is loaded if any is missing."""
     precision = defaults.precision(config)
     fields = {field.name for field in dataclasses.fields(Candidate)}
     rows = results.done if results else []
@@ -127,7 +127,7 @@ def measure(
 
 
 def show(candidates: list[Candidate], config) -> None:
-    """The table, and the recommendation in words."""
+    """Print the table, and the recommendation in words."""
     # A pipe has no width of its own, and 80 columns would cut the table.
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
     rows = [dataclasses.asdict(candidate) for candidate in (*candidates, selection.PLAIN)]
@@ -154,7 +154,7 @@ def _number(field: str, form: str = ".2f"):
 
 
 def _of_draft(field: str, form: str = ".2f"):
-    """What plain decoding has not."""
+    """Format a field that plain decoding does not have."""
     return lambda row: format(row[field], form) if row["gamma"] else "–"
 
 
@@ -176,7 +176,7 @@ COLUMNS: list[report.Column] = [
 
 
 def run() -> None:
-    """As a command, with the flags of this process."""
+    """Run the command with the flags of this process."""
     config_flags.DEFINE_config_file("config", None, "What to choose from; none: the defaults.")
     flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
     flags.DEFINE_string("workdir", None, "A directory that keeps the rows of an unfinished run.")

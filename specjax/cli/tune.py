@@ -4,9 +4,9 @@
     specjax decode --config.target=DIR --config.draft=DIR --input=FILE --settings=settings.json
 
 Times drafts of a few lengths on some of the inputs, compares drafts of one length, the policy and
-plain decoding, and prints what is fastest and why. The fields of the config are those that you will
-decode with. It takes a few seconds, and the compilation of several loops; docs/costs.md says
-what is measured.
+plain decoding, and prints the fastest way and the reasons. The fields of the config are those that
+you will decode with. It takes a few seconds, and the compilation of several loops; docs/costs.md
+describes what is measured.
 
 Input: one line each, "-" for standard input. With 128 or more the candidates are compared in a
 trial, else by the measured costs alone. --settings names a JSON file, which `specjax decode`,
@@ -52,7 +52,7 @@ def main(_) -> None:
 def measure(
     config, target: Checkpoint, draft: Checkpoint | Drafter | None, texts: list[str]
 ) -> Settings:
-    """`specjax.tune` by the fields of the config."""
+    """Run `specjax.tune` with the fields of the config."""
     assert draft is not None  # of a speculative method
     return tune(
         target,
@@ -72,14 +72,14 @@ def measure(
 
 
 def check_place(file: pathlib.Path, source: str) -> None:
-    """ValueError if the settings cannot be written, or would replace the input."""
+    """Raise ValueError if the settings cannot be written, or would replace the input."""
     files.check_regular(file, f"--settings={file}")
     command_line.make_workdir(str(file.parent), flag="settings")
     command_line.check_apart(file, source, flag="settings")
 
 
 def run() -> None:
-    """As a command, with the flags of this process."""
+    """Run the command with the flags of this process."""
     config_flags.DEFINE_config_file("config", None, "What to decode with; none: the defaults.")
     flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
     flags.DEFINE_string("settings", "", "A JSON file to write what is found to; empty: none.")

@@ -45,7 +45,7 @@ def along(
       outputs: without the prompt; arbitrary beyond `emitted` < T.
       visit: takes the state with `length` known tokens, and the target's hidden states after each
         token of prompt and output; `last` selects the one after the known tokens. It runs the
-        drafter, by `begin` or in a whole draft. It returns the state, of which drafter, cache and
+        drafter, by `begin` or in a whole draft. It returns the state, whose drafter, cache and
         flags are kept, and arrays of B rows.
 
     Returns:

@@ -67,7 +67,7 @@ class Comparison:
         return seconds / sum(row.emitted for row in self.outputs(name))
 
     def ratio(self, name: str = SPECULATIVE, over: str = PLAIN) -> Float[np.ndarray, " R"]:
-        """How many times faster per token than another method, the loops alone, by repeat."""
+        """Speedup per token over another method, of the loops alone, by repeat."""
         return self.per_token(over) / self.per_token(name)
 
     def speedups(self, name: str = SPECULATIVE) -> dict[str, float]:

@@ -95,7 +95,7 @@ def first_rejections(rollouts: Rollouts, keys: Key[Array, " N"]) -> Int[Array, "
 
 
 class Path(NamedTuple):
-    """Where the tokens of a round's draft were recorded, (N, G)."""
+    """Places where the tokens of a round's draft were recorded, (N, G)."""
 
     where: Array  # the rollout, by the position at which it begins
     slot: Array  # the slot in the rollout
@@ -479,7 +479,7 @@ def regret(
     Args:
       trail: from `replay` with this key. A loss holds from where a round began until the next.
       loop: costs of the run's loop.
-      loops: loops of which the fastest way may take the cheapest in every round.
+      loops: loops among which the fastest way may choose in every round.
     """
     cheapest = _not_dominated(loops)[:, 1:].min(axis=0, keepdims=True)
     rejections = np.asarray(_rejections(rollouts, _draw_keys(rollouts, key, 1)))

@@ -411,7 +411,7 @@ def unit_times(
     Least squares of the relative errors: a long call does not count for more than a short one.
 
     Args:
-      works: for each call, how many units of which kinds.
+      works: for each call, the number of units of each kind.
       seconds: the time of each call, > 0.
       ordered: True: no unit takes a negative time. False: any sign.
     """

@@ -1,4 +1,4 @@
-"""How often the r-th child of a node is accepted, which sets the value of a tree."""
+"""Acceptance of the r-th child of a node, which sets the value of a tree."""
 
 from collections.abc import Sequence
 from functools import partial

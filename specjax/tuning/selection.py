@@ -93,7 +93,7 @@ class Candidate:
     alpha_low: float | None = None  # no interval below `metrics.MIN_OUTPUTS` outputs
     alpha_high: float | None = None
     agreement: float = 0.0
-    """How often both models have the same likeliest token, over the same prefixes as α."""
+    """Rate at which both models have the same likeliest token, over the same prefixes as α."""
     c: float = 0.0
     gamma: int = 0
     """The best γ, by α and the times of whole rounds; of a tree its depth."""

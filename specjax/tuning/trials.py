@@ -84,9 +84,9 @@ def faster(
 ) -> Method:
     """Choose the method, plain decoding, or drafts of one length.
 
-    Plain decoding is chosen where the method's policy prefers it. If the policy is one of
-    `Estimating`, drafts of one length are chosen if they take less time per token in the trial, or
-    if the policy's decisions save less than `MIN_GAIN_OF_DECISIONS`.
+    Plain decoding is chosen where the method's policy prefers it. Drafts of one length are chosen
+    only for an `Estimating` policy: if they take less time per token in the trial, or if the
+    policy's decisions save less than `MIN_GAIN_OF_DECISIONS`.
 
     The length is the one that α promises most of, or another that promises `MIN_PROMISE_OF_SECOND`
     of it. Plain decoding is in every trial; where it is preferred, lengths that promise more are
@@ -181,8 +181,8 @@ def timed_alone(
 def own_costs(table: Costs, widths: Sequence[int]) -> dict[int, float]:
     """Costs of a round with 1 … γ_max drafted tokens whose verify pass has room for no more.
 
-    They are interpolated between the widths of passes that have a cost, the first of which is a
-    token's. Passes of a few positions may take a tenth more. The policy's time is included.
+    They are interpolated between the widths of passes that have a cost, from a token's on.
+    Passes of a few positions may take a tenth more. The policy's time is included.
     """
     gamma, verify = table.gamma_max, np.asarray(table.verify + table.rest, np.float64)
     known = sorted({width - 1 for width in widths if 1 < width <= gamma} | {gamma})
