@@ -28,8 +28,8 @@ from specjax.types import Inputs
 class Request:
     """The work of one row."""
 
-    index: int  # of the input; index, number of the draw and key are all that noise depends on
-    sample: int
+    index: int  # number of the input; noise depends on index, sample and key alone
+    sample: int  # number of the draw
     ids: Sequence[int]  # of the source or prompt
     budget: int  # new tokens at most
 

@@ -92,7 +92,7 @@ class Plan:
         return min(self.max_new_tokens, MAX_TOKENS)
 
     def precision(self, role: str) -> dict[str, Any]:
-        """Options to load a model; a draft's name says what is in 8 bits."""
+        """Options to load a model; a draft's own name has what is in 8 bits."""
         narrow = {"weights": self.weights, "cache": self.cache} if role == "target" else {}
         return {"dtype": self.dtype, **narrow}
 
@@ -381,7 +381,7 @@ def distribution(case: Case) -> Finding:
 
 
 def _draws(case: Case, method, index: int) -> Iterator[Row]:
-    """Yield whole batches of rows until there are enough or time is up, without compilation."""
+    """Yield whole batches of rows until there are enough, or time after compilation is up."""
     end = math.inf
     rows = case.decode(
         method,

@@ -87,7 +87,7 @@ def reread(
     """Compute the drafter's hidden state after each token of a round's draft, the last included.
 
     Args:
-      state: before the round: in drafting, the drafter had not seen what the round showed it.
+      state: before the round, since the draft did not depend on what the round showed.
     """
 
     def read(drafter, slot):

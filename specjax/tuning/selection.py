@@ -73,7 +73,7 @@ SLOW_VERIFY = 1.5  # in target steps, for a verify pass and the rest of a round
 # Share of the promised tokens; below it, outputs end early or later tokens are worse.
 MIN_SHARE_OF_PROMISED = 0.85
 
-MAX_TIMINGS = 2  # of a candidate, while its timings contradict themselves
+MAX_TIMINGS = 2  # of one candidate, if they contradict themselves
 EQUAL_WITHIN = 0.05  # speedups that differ by less are equal: timings are no better
 
 
@@ -407,7 +407,7 @@ class Trial:
     def measure(self, draft: str | Checkpoint | Drafter, tree: bool = False) -> Candidate:
         """Measure one candidate, with its best chain or its best tree.
 
-        `Candidate.problem` says if a model cannot be loaded, does not fit or cannot branch.
+        `Candidate.problem` is set if a model cannot be loaded, does not fit or cannot branch.
         """
         name = drafters.name_of(draft)
         try:

@@ -32,8 +32,8 @@ TIMED_TEXTS = 4  # texts that costs are measured on, or one batch
 MIN_PROMISE_WITHOUT_TRIAL = 1.25
 # Gain of a policy over drafts of one length, in a trial, which has few outputs.
 MIN_GAIN_OF_DECISIONS = 1.02
-# A second length is tried if it promises this share of the first's gain, since costs and α are no
-# better known, and if it differs by this factor, since close lengths are alike.
+# A second length is tried if it promises this share of the first one's speedup, since costs and α
+# are no better known, and if it differs by this factor, since close lengths are alike.
 MIN_PROMISE_OF_SECOND, MIN_RATIO_OF_LENGTHS = 0.95, 4 / 3
 
 
@@ -48,7 +48,7 @@ def fastest(
     max_source_len: int | None = None,
     names: tuple[str, str] = ("target", "draft"),
 ) -> Method:
-    """Choose what decodes a run fastest, by the knowledge of the method's policy and by a trial.
+    """Choose what decodes a run fastest, by the costs of the method's policy and by a trial.
 
     See `faster`. A trial needs 128 texts or more, and 32 batches. It takes 4 to 16 of them, or one
     batch if that is more, spread over the run.
