@@ -68,7 +68,7 @@ RELEASE := build/release
 release-check: .venv/test.stamp  ## sdist and wheel; the wheel in a clean environment runs README's example
 	rm -rf $(RELEASE)
 	mkdir -p $(RELEASE)
-	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('$(RELEASE)')"
+	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('$(RELEASE)')" >$(RELEASE)/log
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(RELEASE) \
 	  $(RELEASE)/*.tar.gz
 	$(PYTHON) -m venv $(RELEASE)/venv
