@@ -72,8 +72,9 @@ def of_source(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _of_docstring(text: str) -> Iterator[str]:
-    summary = text.split("\n\n")[0].rstrip()
-    if not summary.endswith((".", ":")):  # a colon, where a list or code follows
+    summary, _, rest = text.partition("\n\n")
+    # A colon or an ellipsis, where a list follows; a comma, where a formula ends the sentence.
+    if not summary.rstrip().endswith((".", ":", "…")) and not rest.startswith(" "):
         yield "begins without a full stop"
     if found := BEGINNING.match(text):
         yield f"begins with {found[0]!r}: it needs a noun or a verb"
