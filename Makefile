@@ -12,10 +12,11 @@ QUICKLY := JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
   XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test slow parity results lint types docs docs-serve lock clean
+.PHONY: help setup demo quick test slow parity results lint types docs docs-serve \
+  release-check lock clean
 
 help:  ## what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/setup.stamp  ## .venv with pinned versions
 
@@ -44,9 +45,10 @@ parity: .venv/test.stamp  ## the tests against live PyTorch, which is installed 
 	$(INSTALL) torch==2.13.0 sentencepiece==0.2.3 protobuf
 	$(QUICKLY) $(BIN)/python -m pytest -n 2 --dist loadscope -m torch
 
-lint: .venv/test.stamp  ## ruff: rules and format
+lint: .venv/test.stamp  ## ruff (rules and format), and the prose of docstrings, comments and pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/lab/test_prose.py
 
 types: .venv/test.stamp  ## mypy
 	$(BIN)/mypy
@@ -59,6 +61,20 @@ docs: .venv/docs.stamp  ## the site, built in site/; every warning is an error
 
 docs-serve: .venv/docs.stamp  ## the site at http://127.0.0.1:8000, built again after each change
 	$(BIN)/mkdocs serve
+
+# The wheel is built from the sdist, so a file that the sdist lacks is missed.
+RELEASE := build/release
+
+release-check: .venv/test.stamp  ## sdist and wheel; the wheel in a clean environment runs README's example
+	rm -rf $(RELEASE)
+	mkdir -p $(RELEASE)
+	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('$(RELEASE)')" >$(RELEASE)/log
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(RELEASE) \
+	  $(RELEASE)/*.tar.gz
+	$(PYTHON) -m venv $(RELEASE)/venv
+	$(RELEASE)/venv/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c requirements.lock $(RELEASE)/*.whl
+	SPECJAX_RELEASE=$(RELEASE) $(BIN)/python -m pytest tests/lab/test_wheel.py
 
 lock:  ## newest versions into requirements.lock (needs uv)
 	uv pip compile setup.cfg --all-extras --universal --python-version 3.11 --fork-strategy fewest \

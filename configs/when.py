@@ -1,5 +1,5 @@
 """When adaptive draft lengths pay: α, its variance between and within outputs, what the drafter's
-belief tells of it, c and v.
+belief shows of it, c and v.
 
     python -m experiments.when --config=configs/when.py --workdir=runs/when
     python -m experiments.when --config=configs/when.py:small --workdir=runs/when_small
@@ -51,7 +51,7 @@ def get_config(choice: str = "all") -> ml_collections.ConfigDict:
     config.c = (0.02, 0.1, 0.3)
     config.verify = (0.0, 0.1)
     config.narrow = (False, True)
-    # Settings by policy; those that take costs are told them.
+    # Settings by policy; the sweep adds costs for those that take them.
     config.policies = {
         "heuristic": {},
         "confidence": {},

@@ -5,8 +5,8 @@
         --only_costs
 
 For each draft and temperature costs are measured first, in seconds: of plain decoding, calls,
-draft steps and rounds. Where they fit badly nothing is raced. Policies that weigh time are told
-them. Then all methods decode the same inputs at batch 1, taking turns. A static γ has a loop of its
+draft steps and rounds. Where they fit badly nothing is raced. Policies that weigh time get them.
+Then all methods decode the same inputs at batch 1, taking turns. A static γ has a loop of its
 own, whose verify pass has γ+1 positions; policies share γ_max and the verify widths of the config.
 At temperatures above 0 the loops are given the draws of a replay, so that all methods decode the
 same outputs there too. Every other repeat chooses the best static γ, which the rest compare. Beside

@@ -170,7 +170,7 @@ def _grid(count: int, width: float, height: float, **options: Any) -> tuple[Figu
 
 
 def _methods(found: Sequence[Sequence[Row]], *, static: bool) -> list[str]:
-    """Of all races: static γ in their order, policies by their name."""
+    """Names of the methods in any race: static γ in their order, policies by their name."""
     names = {row["method"] for rows in found for row in rows if row["static"] == static}
     return sorted(names, key=(lambda name: int(name.removeprefix("γ="))) if static else None)
 

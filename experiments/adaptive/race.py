@@ -88,7 +88,7 @@ def check(config) -> None:
 
 
 def names(on: Study, draft: str) -> list[str]:
-    """Of all methods that race with this draft."""
+    """Names of all methods that race with this draft."""
     return [*map(static, on.config.static), *policies(on, draft)]
 
 
@@ -156,7 +156,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for each method.
 
     A machine is not as fast in one minute as in the next, and wide passes change more than narrow
-    ones. So costs are measured before the race, which policies are told, and again behind it.
+    ones. So costs are measured before the race, for the policies, and again behind it.
     Replay is by their mean.
 
     Raises:
@@ -223,8 +223,8 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
             "oracle_speedup": replayed[ORACLE]["replayed_speedup"],
             **lost[name],
             "c": table.c,
-            # In seconds: of the loop that policies share, and the method's own. As policies were
-            # told them before the race, and as they were behind it.
+            # In seconds: of the loop that policies share, and the method's own. As policies got
+            # them before the race, and as they were behind it.
             "costs": costs_row(before, name),
             "costs_after": costs_row(after, name),
             "cost_error": float(before[fitting.POLICIES].error),
@@ -256,7 +256,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def costs_row(found: Mapping[str, Costs], name: str) -> dict[str, dict[str, Any]]:
-    """Of the loop that policies share, and of the method's own."""
+    """Costs of the loop that policies share, and of the method's own."""
     return {loop: of.as_row() for loop, of in found.items() if loop in (fitting.POLICIES, name)}
 
 
@@ -316,8 +316,8 @@ def costs_of(
 
 
 def closed(still: dict[str, Any], row: dict[str, Any], bound: float) -> float | None:
-    """Of the time between the best static γ and the oracle what a method saved by the clock; None
-    where all of that is no more than the noise of the comparison.
+    """The share of the time between the best static γ and the oracle that a method saved by the
+    clock; None where all of that is no more than the noise of the comparison.
 
     Args:
       bound: the oracle's speedup in replay of the same inputs.
@@ -471,7 +471,7 @@ def loop(
 
 
 def static_loops(on: Study, draft: str, temperature: float) -> dict[str, Speculative]:
-    """Of every static γ, by name: their verify passes have γ + 1 positions."""
+    """The loop of every static γ, by name: its verify passes have γ + 1 positions."""
     return {
         static(gamma): loop(on, draft, temperature, constant(gamma), gamma, ())
         for gamma in on.config.static
@@ -492,14 +492,13 @@ def build(
 
 
 def deciding_policies(on: Study, draft: str) -> dict[str, Policy]:
-    """The policies that are told costs, before there are any: their own decisions are part of
-    them."""
+    """The policies that take costs, before there are any: their own decisions are part of them."""
     none, those = Costs(0.0, [1.0] * (on.config.gamma_max + 1)), policies(on, draft)
     return {name: policy(on, draft, name, none) for name in those if takes(name, "costs")}
 
 
 def policy(on: Study, draft: str, name: str, table: Costs) -> Policy:
-    """With its settings, and told what it asks for."""
+    """The policy with its settings, its costs and its trained head, where it takes them."""
     settings = dict(policies(on, draft)[name])
     if takes(name, "params"):
         settings["params"] = acceptance_head.load(head_file(on, draft))

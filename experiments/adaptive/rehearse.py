@@ -2,8 +2,8 @@
 the same outputs, and meets the same rejections at the same places.
 
 What a method takes depends on the text that it happens to draw. Methods that are some percent apart
-cannot be told apart on other texts. Given an output, a draft follows it up to the first token that
-is rejected, and then what was recorded there (`rollouts.py`): that is a draw from the distribution
+cannot be distinguished on other texts. Given an output, a draft follows it up to the first rejected
+token, and then what was recorded there (`rollouts.py`): that is a draw from the distribution
 of the real run, given its output. The loop makes its own draws all the same, for their time.
 """
 
@@ -33,7 +33,7 @@ class Script(NamedTuple):
 
 
 class Scripts(NamedTuple):
-    """Of N outputs, and whose they are."""
+    """The scripts of N outputs, and the rows that they belong to."""
 
     keys: UInt32[Array, "N D"]  # of the rows that decode them, by which a row finds its own
     each: Script

@@ -3,8 +3,8 @@
     python -m experiments.batch --config=configs/batch.py --workdir=runs/batch_prose
     python -m experiments.batch --config=configs/batch.py:parse --workdir=runs/batch_parse
 
-For each temperature and batch size of the config: what rounds of a batch cost, which policies are
-told, and which of them a trial leaves for drafts of one length; then all methods decode the same
+For each temperature and batch size of the config: what rounds of a batch cost, which policies
+take, and which of them a trial leaves for drafts of one length; then all methods decode the same
 inputs in turns. Static γ have a loop of their own, with a verify pass of γ + 1 positions. The best
 of them is chosen on every other repeat; all figures are of the other repeats. Writes results.jsonl,
 report.md and batch.png to the workdir. A run that was cut off goes on where it was.
@@ -147,7 +147,7 @@ def measure(on: Study, temperature: float, batch: int) -> list[Row]:
                 "drafted": counts.drafted,
                 "accepted": counts.accepted,
                 "identical": timed.identical(name) if not temperature else None,
-                # In seconds: what the policy was told, or of the loop that policies share.
+                # In seconds: what the policy got, or of the loop that policies share.
                 "costs": known.get(name, known[fitting.POLICIES]).as_row(),
                 "fixed": method.gamma_max if name in fixed else 0,  # drafted in every round
                 "gamma_max": config.gamma_max,
@@ -170,7 +170,7 @@ def by_temperature(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def races(rows: Sequence[Row]) -> list[dict[str, Row]]:
-    """Of one temperature: the rows of each batch size by method, by ascending size."""
+    """The rows of each batch size by method, by ascending size, at one temperature."""
     sizes = sorted({row["batch"] for row in rows})
     return [{row["method"]: row for row in rows if row["batch"] == size} for size in sizes]
 
@@ -215,7 +215,7 @@ def section(rows: Sequence[Row]) -> Section:
 
 
 def drafted(name: str):
-    """Of a policy, in a column."""
+    """A column with the drafted tokens of a policy for each target call."""
     return lambda race: number(race[name]["drafted"] / race[name]["target_calls"])
 
 

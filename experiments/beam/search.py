@@ -8,7 +8,7 @@ is one of its nodes:
 
 Each step of the walk is a step of plain beam search, with distributions looked up instead of
 computed, so the beams are the target's whatever the draft. Plain beam search is the round without a
-tree. experiments/beam/README.md defines the search and tells what the appendix leaves open.
+tree. experiments/beam/README.md defines the search and names what the appendix leaves open.
 
 Axes beyond those of `types`: w beams (width) · u draft beams (draft_width) · N EOS ids ·
 R = w + uγ nodes of the tree, the w live beams first. Rounds are written for one input and mapped
@@ -435,7 +435,7 @@ def _hope(method: Beam, live_scores: Array, ended_scores: Array, beams: Beams) -
     """Whether a live beam could still beat the worst of w finished hypotheses.
 
     Log-probabilities only fall, and the penalty forgives most at the limit: stopping here changes
-    no output. Without w finished ones any live beam is hope, and without live beams there is none.
+    no output. Without w finished ones every live beam counts; without live beams it is False.
     """
     most = (beams.limit - beams.prompt_len).astype(live_scores.dtype)
     best = live_scores[0] / most ** method.length_penalty.astype(live_scores.dtype)
@@ -450,7 +450,7 @@ def take(cache: Cache, rows: Int[Array, " M"]) -> Cache:
 def _distribution(
     method: Beam, model: Model, hidden: Float[Array, "*batch E"]
 ) -> Float[Array, "*batch V"]:
-    """Of either model, over the target's ids."""
+    """Log-probabilities of either model, over the target's ids."""
     return standardize(resized(model.logits(hidden), method.target.vocab_size), Sampling(1.0))
 
 

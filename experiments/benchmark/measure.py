@@ -343,7 +343,7 @@ def verify(lab: Lab, case: Case) -> dict[str, Any]:
 def _stopwatch(
     config, case: Case, target: Checkpoint, draft: Checkpoint, gammas, rounds, calls=()
 ) -> Callable[[], phases.Sample]:
-    """Of phases in the middle of an output, where a step costs what the mean one does."""
+    """Samples phases in the middle of an output, where a step costs what the mean one does."""
     method = build(case, target, draft)
     contexts, state = begin(case, target, method)
     length = jnp.full_like(state.length, 1 + case.tokens // 2)

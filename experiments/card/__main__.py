@@ -160,7 +160,7 @@ def measure(config) -> dict[str, Any]:
 def by_kind(
     loaded: Sequence[Example], asked: Sequence[Example], outputs: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """Of each kind of tree, most frequent first: its share of the loaded pairs, and how many of
+    """The share of each kind of tree in the loaded pairs, most frequent first, with how many of
     the inputs asked for are of it and how many of those came out exact.
     """
     kinds = [trees.kind(example.target) for example in asked]

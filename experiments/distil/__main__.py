@@ -163,7 +163,7 @@ def _copy(source: pathlib.Path, to: pathlib.Path) -> None:
 
 
 def _seconds(directory: pathlib.Path) -> float:
-    """Of a run's steps, compilation and outputs to learn at included."""
+    """The time of a run's steps, compilation and outputs to learn at included."""
     rows = [row for row in files.read_rows(directory / "metrics.jsonl") if "train_loss" in row]
     steps = np.diff([0, *(row["step"] for row in rows)])
     return float(sum(n * row["seconds_per_step"] for n, row in zip(steps, rows, strict=True)))

@@ -78,7 +78,7 @@ def main(_) -> None:
 
 
 def check(args, config) -> None:
-    """ValueError for what can be told before anything is compiled."""
+    """Raise a ValueError for what is wrong before anything is compiled."""
     if not config.target:
         raise ValueError(
             "No target: give --config.target=DIR, or a name of experiments/plan/published.py."
@@ -208,7 +208,7 @@ def held(run: parts.Plan, rows: int, placement: Placement, given) -> dict[str, A
 
 
 def cell(name: str, show=str):
-    """Of a row that may lack it."""
+    """A column with a value of the row, or – where the row lacks it."""
     return lambda row: "–" if row.get(name) is None else show(row[name])
 
 

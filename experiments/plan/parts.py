@@ -63,7 +63,7 @@ class Plan:
         return Need(nbytes(self.method), nbytes(kept) - narrower, max(programs.temporary))
 
     def call(self, rows: int) -> "Call":
-        """Of the model that plain decoding calls."""
+        """The call of the model in plain decoding."""
         assert self.method.drafter is None
         programs, leaves = _compiled(self, rows), jax.tree.leaves(self.method)
         context, state = programs.context, programs.state

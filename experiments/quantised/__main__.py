@@ -214,7 +214,7 @@ def perplexity(target: Checkpoint, examples: Sequence[Example], rows: int) -> fl
 
 @jax.jit
 def surprise(model, inputs, read, said, lengths):
-    """−log of the chance of what is said behind what is read, summed over all rows."""
+    """−log of the chance of `said` behind `read`, summed over all rows."""
     context, cache = model.start(inputs, read.shape[1])
     hidden, _ = model(read, jnp.zeros(len(read), jnp.int32), context, cache)
     logprobs = jax.nn.log_softmax(model.logits(hidden))

@@ -8,7 +8,7 @@
 Accepted tokens, rejected ones and the target's own have the colours of the paper's Figure 1; of
 trees only what is kept is shown. Both sides decode one input after the other at batch 1, the
 encoder included. Rounds are stepped and timed first, and then shown: --slow=5 shows them five times
-as slowly, and says so. Where the output is no terminal, one line tells how it went.
+as slowly, and says so. Where the output is no terminal, one line has the times.
 """
 
 import pathlib

@@ -1,6 +1,6 @@
 """Plain and speculative decoding of the same inputs, round by round, at their real pace.
 
-The jitted loop tells no times from within. So its rounds are stepped from Python and timed, and the
+The jitted loop shows no times from within. So its rounds are stepped from Python and timed, and the
 loop itself is timed as a whole: a stepped round takes a little longer, so the rounds of an output
 are scaled to what the loop took for it. Nothing else is made up.
 """

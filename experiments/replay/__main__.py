@@ -11,7 +11,7 @@ it knows what will be accepted, and takes the best length in every round and the
 output, plain decoding included. Constants run with a verify pass of their own width. Costs are
 those that the trace was timed with, or given in target steps: --c, --verify (one number, or one for
 each of 0 … γ_max drafted tokens), --overhead and --widths. Policies that weigh tokens against time
-are told them. With --carry policies have a second line: outputs one after the other, each beginning
+get them. With --carry policies have a second line: outputs one after the other, each beginning
 with what was learned in those before (`specjax.generate(..., carry=True)`).
 
 An import path among the policies is code that runs: its module is imported.

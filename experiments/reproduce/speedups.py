@@ -126,7 +126,7 @@ def cost(
     passes_of: Mapping[str, str] | None = None,
     refusals: bool = False,
 ) -> dict[str, Costs]:
-    """Of plain decoding and of the loops, at batch 1, on the inputs that are timed.
+    """Costs of plain decoding and of the loops, at batch 1, on the inputs that are timed.
 
     Args:
       loops: `fitting.POLICIES`, and those of static γ by `fitting.static`.

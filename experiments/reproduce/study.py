@@ -103,7 +103,7 @@ class Study:
 
     @functools.cached_property
     def counts(self) -> ngram.Counts:
-        """Of the training split: those saved beside the target, or made now and kept."""
+        """Counts of the training split: those saved beside the target, or made now and kept."""
         beside = pathlib.Path(self.config.target).parent / "ngram.npz"
         own = self.results.path.with_name("ngram.npz")
         return counts_in(beside if beside.exists() else own, self.config, self.target)

@@ -3,7 +3,7 @@
     python -m experiments.switch --config=configs/switch.py --workdir=runs/switch
 
 Free inputs are those of the task. Copied ones hold a text and begin it again. For each temperature
-of the config: what rounds cost with each drafter, which switches are told; plain decoding, every
+of the config: what rounds cost with each drafter, which switches take; plain decoding, every
 drafter and every switch with each γ, on both kinds of inputs in turns; and an oracle that knows
 what each drafter would get. The best single drafter is chosen on every other repeat, and so is the
 best switch; all figures are of the other repeats. Writes results.jsonl and report.md to the
@@ -217,8 +217,10 @@ def some(timed: Comparison, inputs: slice) -> Comparison:
 
 
 def oracle(ways: Sequence[tuple[Rollouts, Costs]], key: Any, draws: int) -> float:
-    """The speedup that no choice of drafters and lengths can exceed, by costs and by what each
-    drafter would get at each position: with a_i(t) of its tokens accepted at t of n,
+    """The speedup that no choice of drafters and lengths can exceed.
+
+    It follows from costs and from what each drafter would get at each position: with a_i(t) of its
+    tokens accepted at t of n,
 
         time(t) = min over drafters i, k ≤ a_i(t) of  cost_i(k) + time(min(t + k + 1, n))
 

@@ -3,7 +3,7 @@
     python -m experiments.trace --config=configs/embedded.py --workdir=runs/trace
 
 For each draft and temperature of the config: outputs of the target, a rollout of --gamma_max
-drafted tokens from every position of them with what both models said there, and what a draft step,
+drafted tokens from every position of them with both models' logits there, and what a draft step,
 rounds and calls take here. Writes an npz file for each and results.jsonl, a row for each,
 to the workdir. A run that was cut off goes on where it was. Replay is for chains: --config.tree is
 refused.

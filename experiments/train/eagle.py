@@ -4,7 +4,7 @@ EAGLE-1 is to say the target's next feature, and with its head the next token:
 
     feature_weight · smooth-L1(h, f) + token_weight · divergence(target ‖ draft)
 
-EAGLE-3 is to say tokens alone, from what it said itself: the layer is unrolled as it is in drafting
+EAGLE-3 is to say tokens alone, from its own outputs: the layer is unrolled as it is in drafting
 ("training-time test"). Row t of unrolled step i stands for a draft of i tokens that began at t: it
 reads token x_{t+i} beside its own h of step i − 1, at position t + i, and attends to the pairs with
 true features of slots ≤ t and to its own earlier steps. With three known tokens a b c and step 1,

@@ -95,5 +95,5 @@ def without(params: nnx.State, left_out: Float[Array, " L"]) -> nnx.State:
 
 
 def _is_output(path: tuple) -> bool:
-    """Of ("decoder", 3, "attention", "output", "weight"): what a decoder's sublayer ends with."""
+    """Whether a decoder's sublayer ends here: ("decoder", 3, "attention", "output", "weight")."""
     return path[0] in ("decoder", "layers") and path[-2] == "output"

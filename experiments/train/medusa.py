@@ -131,7 +131,7 @@ class WithLayers:
     norm: Params  # that follows them, likewise
 
     def drafter(self) -> Medusa:
-        """Of the target as it has become, whose other parameters are still the same arrays."""
+        """The drafter of the trained target, whose other parameters are still the same arrays."""
         params = self.target.params
         stack, norm = places(params)
         params = {**params, stack: {**params[stack], **self.layers}, norm: self.norm}

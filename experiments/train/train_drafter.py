@@ -62,7 +62,7 @@ class Known(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Of a batch."""
+    """The losses of a batch."""
 
     total: Float[Array, ""]  # summed over positions
     positions: Float[Array, ""]  # how many

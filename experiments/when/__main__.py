@@ -1,5 +1,5 @@
 """When adaptive draft lengths pay: as a function of α, its variance between and within outputs, how
-much the drafter's belief tells of it, c and v. Simulated by replay, and measured traces beside it.
+much the drafter's belief shows of it, c and v. Simulated by replay, and measured traces beside it.
 
     python -m experiments.when --config=configs/when.py --workdir=runs/when
     python -m experiments.trace --config=configs/embedded.py:prose --workdir=runs/prose

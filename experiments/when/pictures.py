@@ -91,7 +91,7 @@ def columns(space: Sequence[Row]) -> list[tuple[float, bool, float]]:
 
 
 def at_level(rows: Sequence[Row], informativeness: float) -> list[Row]:
-    """Of this informativeness; where nothing varies, there is one level."""
+    """The rows of this informativeness; where nothing varies, there is one level."""
     return [
         row for row in rows
         if row["informativeness"] == informativeness or row["within"] + row["between"] == 0

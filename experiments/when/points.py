@@ -186,7 +186,7 @@ def off(row: Mapping[str, Any]) -> float:
 
 
 def _best(row: Mapping[str, Any], side: str, chosen: str = "") -> str:
-    """Of the policy that was best on one side, its speedup there or on another side."""
+    """The speedup of the policy that was best on one side, there or on another side."""
     return _ratio(row[side]["of_static"][row[chosen or side]["best"]])
 
 

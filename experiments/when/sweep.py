@@ -48,13 +48,13 @@ def fill(results: Results, config, facts: Mapping[str, Any]) -> None:
 
 
 def simulated(chances: Chances, config, outputs: int, tokens: int, gamma_max: int) -> Rollouts:
-    """Of one key: points differ by what is asked of them, and not by luck."""
+    """Rollouts of one key: points differ by their settings, and not by luck."""
     key = jax.random.key(config.seed)
     return synthetic.rollouts(chances, key, outputs=outputs, tokens=tokens, gamma_max=gamma_max)
 
 
 def points(config) -> Iterator[tuple[str, dict[str, float]]]:
-    """Of all sweeps: their names and `Chances`, those that can be.
+    """The points of all sweeps: their names and `Chances`, those that can be.
 
     Where the chance does not vary there is nothing to be informed of, and one point stands for all.
     """
@@ -68,7 +68,7 @@ def points(config) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def cost_grid(config) -> Iterator[dict[str, Any]]:
-    """Of all costs. A pass that grows by nothing cannot be narrower."""
+    """Every combination of costs. A pass that grows by nothing cannot be narrower."""
     for c, verify, narrow in itertools.product(config.c, config.verify, config.narrow):
         if verify > 0 or not narrow:
             yield {"c": c, "verify": verify, "narrow": narrow}
@@ -128,7 +128,7 @@ def compare(
 def judge(
     static: Mapping[int, Times], policies: Mapping[str, Times], oracle: Times, config
 ) -> dict[str, Any]:
-    """Of what each output took: see `compare`."""
+    """Speedups from the times of each output: see `compare`."""
     gamma = min(static, key=lambda gamma: static[gamma][::2].sum())
     best = min(policies, key=lambda name: policies[name][::2].sum())
     count = len(oracle[1::2])
@@ -152,11 +152,11 @@ def judge(
 
 def foretold(row: Mapping[str, Any]) -> float:
     """The share of α(1 − α) that can be known before a token is tested: the output's own level,
-    which past rounds show, and what the belief tells of the rest."""
+    which past rounds show, and what the belief shows of the rest."""
     return row["between"] + row["informativeness"] * row["within"]
 
 
 def closed(found: Mapping[str, Any]) -> float:
-    """Of the time between the best static γ and the oracle, what the best policy saves."""
+    """The share of the time between the best static γ and the oracle that the best policy saves."""
     best, oracle = (found["of_static"][name][0] for name in (found["best"], ORACLE))
     return (1 - 1 / best) / (1 - 1 / oracle)

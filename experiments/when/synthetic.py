@@ -18,7 +18,7 @@ the fate of each is settled. The share between outputs is the correlation of two
 output.
 
 The drafter sees a signal, √s of it the standing √b·B + √w·W and the rest noise that is new at every
-position. What the signal tells is the chance Φ((h + √s·S)/√(1 − s)), of the variance V(s).
+position. What the signal shows is the chance Φ((h + √s·S)/√(1 − s)), of the variance V(s).
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ OTHERS = 64  # tokens among which a belief's remaining mass is spread, for its e
 
 @dataclasses.dataclass(frozen=True)
 class Chances:
-    """How the chance of acceptance varies, and what the drafter's belief tells of it.
+    """How the chance of acceptance varies, and what the drafter's belief shows of it.
 
     Raises:
       ValueError: a number out of its range, or shares that add up to more than 1.
@@ -79,7 +79,7 @@ class Chances:
 
 
 class Latent(NamedTuple):
-    """The same of the normal variables: see the module."""
+    """Parameters of the normal variables: see the module."""
 
     h: float
     b: float
@@ -217,7 +217,7 @@ def _root(left):
 
 
 def _entropy(top1: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Of a distribution with this largest probability, in nats."""
+    """Entropy of a distribution with this largest probability, in nats."""
     rest = 1 - top1
     spread = jnp.where(rest > 0, rest * (np.log(OTHERS) - jnp.log(jnp.maximum(rest, 1e-30))), 0.0)
     return spread - top1 * jnp.log(top1)
@@ -257,11 +257,11 @@ def describe(found: Rollouts | Seen) -> Chances:
     is the one within outputs, and their covariance at lag 1 gives the autocorrelation. The belief
     explains the variance of the mean chance in 20 bins of it, which are equally full.
 
-    At T = 0 a chance is 0 or 1, and its variance tells nothing. A chance is then what neighbours
+    At T = 0 a chance is 0 or 1, and its variance shows nothing. A chance is then what neighbours
     and beliefs predict, and what neither does counts as luck. Noise in beliefs is taken to be new
     at every position. So the covariance of acceptance with the belief falls from lag 0 to lag 1 as
     the autocorrelation a of the chance does, and the covariance of neighbours, beyond the one
-    between outputs, is a times the variance within outputs. Where beliefs tell less than neighbours
+    between outputs, is a times the variance within outputs. Where beliefs show less than neighbours
     do, a is the fall of the acceptances' own covariance from lag 1 to lag 2. The variance is at
     least what beliefs explain within outputs, and is taken for that where a is below .2.
 
@@ -327,8 +327,8 @@ def told(found: Rollouts) -> float:
     """The variance of acceptance that the belief in the drafted token explains, as a share of
     α(1 − α).
 
-    At T > 0 it may be more than the largest probability tells, which `describe` reads: a token is
-    drawn, and how likely it was tells whether it will be accepted. At every position the output's
+    At T > 0 it may be more than the largest probability shows, which `describe` reads: a token is
+    drawn, and how likely it was shows whether it will be accepted. At every position the output's
     own token is drafted and accepted with its chance, or else the rollout's first, which is not.
     """
     there = np.arange(found.tokens.shape[1]) < np.asarray(found.emitted)[:, None]

@@ -199,14 +199,14 @@ def test_drafts_of_known_length_give_the_same_tokens(drafter, temperature, on):
 @pytest.mark.sweep
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_a_drafter_of_a_fixed_policy_lacks_two_tokens_at_most(platform, on):
-    """In every round, whatever was accepted: it need not be told how far it is behind."""
+    """In every round, whatever was accepted: it need not know how far it is behind."""
     method = method_of("model", 1.0, 2)
     contexts, state = test_loops.begin(method, inputs_of([[0], [1, 2, 1], [4]]), [3, 17, 17])
     step = on(platform, lambda *args: speculative.step(*args)[0])
     rounds = 0
     while unfinished(state):
         assert np.all(np.asarray(state.done | (state.drafter.end >= state.length - 2)))
-        # What the cache of the draft holds is what was said, but for the last two tokens.
+        # The draft's cache holds the text but for the last two tokens.
         for row, fed, length, done in zip(
             state.tokens, state.drafter.cache, state.length, state.done, strict=True
         ):

@@ -44,7 +44,7 @@ BUDGETS = [12, 1, 7, 12, 12, 3, 12, 9, 12, 2]
 
 
 def checkpoint(model, family="gpt2") -> Checkpoint:
-    """Of a table: as decoder-only, or behind an encoder."""
+    """A checkpoint of a table: as decoder-only, or behind an encoder."""
     return Checkpoint("table", model, config_of(family, V, 1), None, (EOS,))
 
 
@@ -180,7 +180,7 @@ def test_what_is_not_replaced_shows(name, monkeypatch):
 
 
 def test_an_axis_that_is_not_the_rows_alone():
-    """Said by name, with its shapes."""
+    """The error has its name and its shapes."""
 
     def begun(x):
         return {"a": x[None], "b": jnp.zeros((3 * len(x),)), "c": jnp.zeros((4,))}

@@ -41,7 +41,7 @@ TABLE = Costs(0.3, [1.0] * 4)
 
 
 def test_means_over_rows():
-    """Of the second and third of three rows, for two; whole numbers are rounded."""
+    """Means of the second and third of three rows, for two; whole numbers are rounded."""
     past = {"x": jnp.float32([[9, 9], [1, 2], [2, 4]]), "n": jnp.int32([9, 4, 3])}
     like = {"x": jnp.zeros((2, 2), jnp.float32), "n": jnp.zeros(2, jnp.int32)}
     found = averaged(like, past, jnp.array([False, True, True]))
@@ -176,7 +176,7 @@ def test_nothing_to_carry_over(pair):
 
 
 def test_a_run_that_was_cut_off_keeps_its_batches(pair):
-    """Of a policy that reads its batch: rows 3 and 6 of batches of 4, at temperature 1."""
+    """The policy reads its batch: rows 3 and 6 of batches of 4, at temperature 1."""
     method = decoding.speculative(
         pair.target, pair.draft, gamma=3, sampling=Sampling(1.0), policy=Gossip()
     )

@@ -40,7 +40,7 @@ def test_costs_of_loops_of_their_own():
 
 
 def test_the_length_that_is_tried():
-    """Of batches of four rows the worst counts: shorter drafts."""
+    """In batches of four rows the worst counts: shorter drafts."""
     policy, found = parse("lookahead", costs=Costs(0.05, [1.0] * 9, alpha=0.8, between=0.2)), []
     cost = 1 + 0.05 * np.arange(9)
     for rows in (1, 4):

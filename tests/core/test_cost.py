@@ -123,7 +123,7 @@ def test_measure():
 
 
 def test_medians():
-    """Of each phase; a pass of one position is a target step, and lengths between grow evenly."""
+    """A pass of one position is a target step, and lengths between those timed grow evenly."""
     took = {("target", 0): 2.0, ("draft", 0): 1.0, ("verify", 1): 3.0, ("verify", 3): 6.0}
     rounds = {("round", 1): 4.5, ("round", 3): 12.0}
     found = phases.medians([took | rounds, took | rounds, dict.fromkeys(took | rounds, 99.0)])

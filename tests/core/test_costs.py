@@ -1,4 +1,4 @@
-"""What rounds and calls cost: fitted to calls of known work, checked, and told to policies."""
+"""What rounds and calls cost: fitted to calls of known work, checked, and given to policies."""
 
 import collections
 import dataclasses
@@ -83,7 +83,7 @@ def calls(rounds=(1, 9), noise=0.0, seed=0, took=None):
 
 
 def test_fit():
-    """Of sums without noise all parts come back, in the seconds that the calls took."""
+    """All parts of sums without noise come back, in the seconds that the calls took."""
     found = fitting.fit(LOOPS, calls())
     for name, table in found.items():
         gamma = LOOPS[name][-1] - 1
@@ -128,7 +128,7 @@ def refused_calls(counts=(5, 9, 12)):
 
 
 def test_a_refused_call():
-    """Of the drafter, in a round that drafts nothing: beyond what such a round takes without it."""
+    """The drafter's call in a round that drafts nothing, beyond such a round without it."""
     assert np.isnan(fitting.fit(LOOPS, calls())["policies"].refused)
     found = fitting.fit(LOOPS, calls() + refused_calls())
     assert [float(table.refused) for table in found.values()] == close([1.5] * 3)
@@ -178,7 +178,7 @@ def test_a_policy_of_its_own_beside_refused_calls():
 
 
 def test_rounds_that_all_take_the_same():
-    """As of drafts of one length on an accelerator, where a token's cost is another. What they
+    """Drafts of one length on an accelerator, where a token's cost is another, are such. What they
     take says nothing of a loop with a pass as wide."""
     took = dict(TOOK) | {("γ=3", k): 7.5 for k in range(4)} | {("γ=7", k): 9.25 for k in range(8)}
     found = fitting.fit(LOOPS, calls(took=took), steady={"γ=3", "γ=7"})
@@ -611,7 +611,7 @@ def test_who_needs_costs(pair, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert policies.needs_costs("policy_with_costs:mine(gamma=2)")
     assert not policies.needs_costs("policy_with_costs:mine(None)")
-    # What it is told is of all lengths, of which it will take one.
+    # Its costs are of all lengths, of which it will take one.
     timed = []
     monkeypatch.setattr(fitting, "measure", lambda loops, *_, **__: timed.append(loops) or loops)
     for name in ("policy_with_costs:mine", "goodput"):

@@ -349,7 +349,7 @@ def test_what_is_no_key(pair, key):
 
 
 def test_a_prefix_that_inputs_lack(pair):
-    """Said once, with how many; nothing is added to them."""
+    """One warning, with how many; nothing is added to them."""
     target = dataclasses.replace(pair.target, prefix="parse: ")
     bare, whole = ["x = 1", "y = 2"], ["parse: x = 1"]
     with pytest.warns(UserWarning, match=r"2 of 3 input\(s\) do not begin with 'parse: '"):

@@ -114,7 +114,7 @@ def test_decode_by_name(pair, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_a_drafter_says(temperature):
-    """The likeliest token is the first of equals. Silence speaks no token, and is finite."""
+    """The likeliest token is the first of equals. A silent drafter's logits are finite."""
     logits = jnp.float32([[1, 3, 3, -jnp.inf], [-jnp.inf] * 4])
     said = proposal(logits, Sampling(temperature))
     assert said.speaks.tolist() == [True, False]
@@ -128,7 +128,7 @@ def test_what_a_drafter_says(temperature):
 
 
 def test_faults_are_no_silence():
-    """NaN and +∞ speak, and standardize to NaN."""
+    """NaN and +∞ are active, and standardize to NaN."""
     for fault in (jnp.nan, jnp.inf):
         said = proposal(jnp.float32([[1, fault, 0]]), Sampling(0.0))
         assert said.speaks.tolist() == [True]

@@ -1,4 +1,4 @@
-"""EAGLE-1 and EAGLE-3: what they say, and that it is said from the target's true features."""
+"""EAGLE-1 and EAGLE-3: their logits, and that these are from the target's true features."""
 
 import dataclasses
 import functools

@@ -82,7 +82,7 @@ def wide(matrix, scale, turned):
 
 
 def matrices(narrow, floats):
-    """Of each that is in int8: itself, its scales, the floats, and whether both are (in, out)."""
+    """Each matrix in int8: itself, its scales, the floats, and whether both are (in, out)."""
     ours, theirs = (
         [node for _, node in nnx.iter_graph(module) if hasattr(node, "matrices")]
         for module in (narrow, floats)
@@ -124,7 +124,7 @@ def test_weights_are_rounded_as_they_are_read(directory, monkeypatch):
 
 
 def test_scales_of_a_wrong_axis_are_seen(tmp_path, monkeypatch):
-    """Of input channels instead: of matrices that are square, so that nothing else tells."""
+    """Scales of input channels instead, of square matrices, so that nothing else shows it."""
     directory = gpt_variants.write(tmp_path, gpt_variants.VARIANTS["untied"])
     right = parameters.read_scales
 
@@ -153,8 +153,8 @@ def read(model, tokens, inputs):
 
 @pytest.mark.parametrize("kind", ["t5", "gpt", pytest.param("llama", marks=SLOW)])
 def test_logits_are_those_of_the_rounded_weights(kind, monkeypatch):
-    """As of a model in floats with the same numbers; near those of the exact ones. In blocks too,
-    of which the last overlaps the one before.
+    """A model in floats with the same numbers gives them too; the exact ones are near. In blocks
+    too, of which the last overlaps the one before.
     """
     floats = target_of(kind)
     weights = in_int8(floats, cache=False).model

@@ -126,7 +126,7 @@ def test_slots_before_every_window_are_not_read(start):
 )
 def test_no_cache_is_copied(on_cpu, batch, count, dtype):
     """In a loop that carries the cache, XLA on a CPU copies it if it is written before it is read,
-    or if it cannot tell. For CUDA see `test_no_cache_is_copied_on_a_gpu`.
+    or if XLA does not see the order. For CUDA see `test_no_cache_is_copied_on_a_gpu`.
     """
     length = 302
     within = jnp.where(jnp.tri(count, dtype=bool), 0.0, MASKED)[None, None]

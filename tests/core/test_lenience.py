@@ -265,7 +265,7 @@ def test_greedy_stops_at_the_first_that_is_not_kept():
 
 
 def test_greedy_ties():
-    """Of equals l = 1 keeps the first alone, as the argmax does; l < 1 keeps both."""
+    """Among equals l = 1 keeps the first alone, as the argmax does; l < 1 keeps both."""
     target = log(np.array([0.2, 0.4, 0.4]))
     for lenience, kept in ((1.0, [0, 1, 0]), (0.9, [0, 1, 1])):
         chance = greedy_rule(lenience).acceptance(jnp.tile(target, (3, 1)), log(np.eye(3)))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.sweep
 
 @pytest.mark.parametrize("policy", [constant(3), svip(), Erratic()])
 def test_lines_are_the_rounds(policy):
-    """Of three rows that end apart, stepped from Python: each number of each round."""
+    """Each number of each round, of three rows that end apart, stepped from Python."""
     tables = [random_table(seed, 3, dtype=jnp.float32) for seed in (1, 2)]
     inputs, chosen = inputs_of([[1, 0], [0], [2, 1, 1]]), Sampling(1.0)
     options = {"chosen": chosen, "eos_ids": jnp.int32([2, 2])}

@@ -125,7 +125,7 @@ def unit(model: LanguageModel, token: int) -> np.ndarray:
 
 
 def expected_logits(drafter: Medusa, k: int, feature, path) -> np.ndarray:
-    """Of the head at slot k, that has the feature and the tokens from the newest known one on."""
+    """Logits of the head of slot k, from the feature and the tokens since the newest known one."""
     head = jax.device_get(drafter.heads[k])
     x = np.asarray(feature, np.float64)
     for i, block in enumerate(head.blocks):

@@ -162,7 +162,7 @@ def per_call(kind, ways):
 
 @pytest.mark.parametrize("one", CASES, ids=name)
 def test_a_round_has_the_collectives_that_it_should_have(one, found):
-    """Of numbers apart, which say whether a row is left, and which the data axis alone needs."""
+    """Numbers apart, which say whether a row is left, and which the data axis alone needs."""
     _, kind, options = one
     answer = found(one)
     ways = sharding.sizes_of(options["mesh"]).get("model", 1)

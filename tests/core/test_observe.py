@@ -71,8 +71,8 @@ def method_of(target: Model, drafter: Drafter, policy) -> Speculative:
 @pytest.mark.sweep
 @pytest.mark.parametrize("policy", [constant(GAMMA), Erratic()])
 def test_a_drafter_sees_the_hidden_states_of_the_text(policy):
-    """Of each known token but the last, prompts of 1 to 4 tokens, rounds without drafts: those that
-    one call over the whole text gives. Of what was rejected nothing stays.
+    """Each known token but the last has those that one call over the whole text gives: prompts of
+    1 to 4 tokens, rounds without drafts. Nothing stays of rejected tokens.
     """
     target, draft = (random_table(seed, V, dtype=jnp.float32) for seed in (1, 2))
     reader = Reader(ModelDrafter(draft), jnp.zeros((V,)))

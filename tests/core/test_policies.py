@@ -123,7 +123,7 @@ def test_tested_and_kept_positions():
 
 
 def test_positions_behind_an_eos_do_not_count():
-    """Of 4 drafted and 4 accepted tokens the second is an EOS; of 1 the first; then of 3 none."""
+    """The second of 4 drafted and 4 accepted tokens is an EOS; the first of 1; then none of 3."""
     stats = stats_of([4, 1, 3], [4, 1, 1], 4, emitted=[2, 1, 2])
     both = [[True, True, False, False], [True, False, False, False]]
     assert stats.tested.tolist() == [*both, [True, True, False, False]]
@@ -413,7 +413,7 @@ def test_lookahead_learns_how_far_to_trust_recent_rounds(stretches):
     estimates = policy.estimates(evidence, *policy.first())[0]
     credit = np.asarray(evidence.credit[0])
     assert np.all(np.diff(credit) < 0 if stretches else np.diff(credit) > 0)
-    # The last stretch had no token: the estimate that trusts it most is the lowest.
+    # The last stretch had no token: the estimate that weighs it most is the lowest.
     trusted = estimates[0] if stretches else estimates[2]
     assert abs(policy.alpha(state)[0] - trusted) < 0.05
     assert policy.alpha(state)[0] < 0.2 if stretches else policy.alpha(state)[0] > 0.4
@@ -937,7 +937,7 @@ PASSED_BY_ALL = [("svip", "threshold", math.inf), ("adaedl", "bar", -math.inf)]
 
 @pytest.mark.parametrize(("name", "setting"), SETTINGS)
 def test_settings_of_a_wrong_type(name, setting):
-    """Of every policy, also those to come: a ValueError that names the setting."""
+    """Every policy, also one to come, raises a ValueError that names the setting."""
     for value in ("x", [], {}, b"1", True, math.nan, 1j, (1, "x"), math.inf, -math.inf):
         if (name, setting, value) not in PASSED_BY_ALL:
             with pytest.raises(ValueError, match=setting):

@@ -76,13 +76,13 @@ def recorded(method, inputs, *, hidden=True, keys=None, budget=BUDGET) -> Rollou
 
 @functools.cache
 def greedy_trace() -> Rollouts:
-    """Of all prompts, with hidden states; no policy changes it."""
+    """A trace of all prompts, with hidden states; no policy changes it."""
     return recorded(method_of(constant(1), Sampling(0.0)), inputs_of(PROMPTS))
 
 
 @pytest.mark.sweep
 def test_no_static_length_is_compared_that_has_no_price():
-    """Of γ = 1 … 3 the first two were timed. The third would win if its pass cost as much as
+    """The first two of γ = 1 … 3 were timed. The third would win if its pass cost as much as
     theirs; the oracle may take it in the policies' loop alone."""
     found = greedy_trace()
     dear = Costs(0.0, [1.0, 1.0, 1.0, 9.0][: found.gamma_max + 1])
@@ -97,7 +97,7 @@ def counts(state) -> tuple[np.ndarray, ...]:
 
 
 def replayed_counts(found: Replayed) -> tuple[np.ndarray, ...]:
-    """The same of a replay."""
+    """Rounds, drafted and accepted tokens of a replay."""
     lengths = np.arange(found.drafted.shape[-1])
     return found.drafted.sum(-1), found.drafted @ lengths, found.accepted @ lengths
 
@@ -373,7 +373,7 @@ def test_settings_run_side_by_side():
 
 
 def random_costs(rng, gamma_max, **of_plain):
-    """Of one loop; longer drafts may well be cheaper, and calls dear."""
+    """Random costs of one loop; longer drafts may well be cheaper, and calls dear."""
     draft, call = rng.uniform(0, 0.3), rng.uniform(0, 2)
     return Costs(draft, rng.uniform(0.3, 3.0, gamma_max + 1).tolist(), call=call, **of_plain)
 

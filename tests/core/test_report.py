@@ -80,7 +80,7 @@ def traced_trees(pair, request):
 
 @pytest.mark.sweep
 def test_a_trace_of_trees_is_the_run(traced_trees):
-    """Of each round every node once: on the accepted path, or in a branch that leaves it."""
+    """Each node of each round once: on the accepted path, or in a branch that leaves it."""
     size, runs = traced_trees
     branched = 0
     for rounds, row in runs:
@@ -330,7 +330,7 @@ def test_speedups_and_tables(tmp_path):
 
 
 def test_alphas_without_an_interval(tmp_path):
-    """Of few outputs there is none, and no whisker."""
+    """Few outputs have none, and no whisker."""
     known = {"temperature": 0.0, "alpha": 0.7, "low": 0.6, "high": 0.75, "paper": None}
     figure = report.draw_alphas([known, known | {"low": None, "high": None}], ["a", "b"])
     figure.savefig(tmp_path / "alphas.png")
@@ -342,7 +342,7 @@ SETTING = "draft-small, γ=10, T=0: 62 tokens"
 
 
 def test_a_trace_says_what_was_run():
-    """As picture and as page; it takes no room where it is not said."""
+    """As picture and as page; it takes no room where it is not given."""
     lines = [[("a", "accepted")]]
     said, silent = report.draw_trace(lines, "x", SETTING), report.draw_trace(lines, "x")
     assert SETTING in [text.get_text() for text in said.axes[0].texts]

@@ -169,7 +169,7 @@ class Silent(Token):
 
 @pytree
 class Honest(Silent):
-    """The same, said."""
+    """A rule like `Silent` that declares itself."""
 
     strength: float
     exact = False
@@ -187,7 +187,7 @@ class Renamed(Block):
 
 
 class Bare:
-    """Of no base, with a function that decides."""
+    """A rule without a base, with a function that decides."""
 
     stop = next_probs = target_distribution = Silent.stop
 

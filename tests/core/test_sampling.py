@@ -36,7 +36,7 @@ def test_standardize_is_temperature_then_top_k_then_top_p(temperature, top_k):
 
 
 def test_filters_by_hand():
-    """Of ½ ¼ ⅛ ⅛: top-k 3 keeps both equals; top-p .6 counts after top-k has renormalised."""
+    """With ½ ¼ ⅛ ⅛ top-k 3 keeps both equals; top-p .6 counts after top-k has renormalised."""
     logits = jnp.log(jnp.float32([0.5, 0.25, 0.125, 0.125]))
 
     def probs(**kwargs):

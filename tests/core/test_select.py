@@ -429,7 +429,7 @@ def test_an_input_that_is_given_twice_is_not_counted_and_measured(pair):
 
 
 def test_ngrams_need_inputs_that_are_kept_for_them(pair):
-    """Told of no such draft, a trial measures on all inputs, and has none to count."""
+    """Without such a draft a trial measures on all inputs, and has none to count."""
     found = Trial(pair.target, TEXTS, max_new_tokens=BUDGET, gammas=(1,)).measure("bigram")
     assert "n-grams count outputs of inputs that nothing is measured on" in found.problem
 

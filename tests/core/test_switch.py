@@ -268,7 +268,7 @@ def test_idle_drafters_see_the_target():
 
 @pytest.mark.sweep
 def test_the_first_that_speaks(pair):
-    """Fixed: tokens and drafts of the first alone, if it always speaks; else the next helps out."""
+    """Fixed: the first alone drafts if it is always active; else the next helps out."""
     options = {"temperature": 1.0, "key": 0, "gamma": 3, "max_new_tokens": 24}
     first = switch((pair.draft, "lookup"), pair.target, "fixed")
     alone = specjax.generate(pair.target, pair.draft, TEXTS, **options)

@@ -86,7 +86,7 @@ def test_buckets_are_those_of_transformers_up_to_distance_2048(name):
 
 
 def test_buckets_of_a_few_distances_by_hand():
-    """Of 32 one-directional buckets 16 are exact; the last begins at distance 113 of 128."""
+    """Half of 32 one-directional buckets are exact; the last begins at distance 113 of 128."""
     distances = np.array([0, 1, 15, 16, 17, 19, 20, 112, 113, 127, 128, 10_000])
     buckets = relative_buckets(-distances, bidirectional=False, num_buckets=32, max_distance=128)
     assert buckets.tolist() == [0, 1, 15, 16, 16, 17, 17, 30, 31, 31, 31, 31]

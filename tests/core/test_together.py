@@ -126,7 +126,7 @@ def outputs_of(method, index, sample):
 
 
 def p_value(times: int, index=(0, 1, 2)) -> float:
-    """Of WORLDS batches so many times, by pairs of outputs."""
+    """The p-value of WORLDS batches so many times, by pairs of outputs."""
     method = method_of(POLICIES["together"], 3, Sampling(0.8), eos=2, dtype=jnp.float32)
     counts = collections.Counter()
     for at in range(0, times * WORLDS, WORLDS):

@@ -217,7 +217,7 @@ def test_acceptance_by_rank(temperature):
 
 @pytest.mark.parametrize("temperature", [slow((0.0,)), 1.0])
 def test_children_that_are_not_there_are_not_accepted(temperature):
-    """Of ten ranks a lookup of two matches has two."""
+    """A lookup with two matches has two of ten ranks."""
     target = random_model("gpt2", 12)
     texts = [[3, 4, 5, 3, 6, 3], [8, 9, 8, 10, 8], [7, 7, 3, 7]] * 4
     plain = specjax.generate(

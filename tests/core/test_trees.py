@@ -56,7 +56,7 @@ SHAPES = {
 
 
 class Distributions:
-    """Of the target and of the draft after any prefix, drawn once each."""
+    """Distributions of target and draft after any prefix, drawn once each."""
 
     def __init__(self, seed: int, kind: str, size: int = 3):
         self.rng, self.kind, self.size = np.random.default_rng(seed), kind, size

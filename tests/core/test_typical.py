@@ -125,7 +125,7 @@ def test_the_likeliest_token_is_always_kept():
 
 
 def test_greedy_is_the_token_rule():
-    """Of a one-hot distribution the argmax alone is kept."""
+    """The argmax alone of a one-hot distribution is kept."""
     assert Typical().under(Sampling(0.0)) == Token()
     for token in range(3):
         kept_of = Typical().acceptance(log(np.eye(3)[[token] * 3]), log(np.eye(3)))

@@ -22,7 +22,7 @@ class Found(NamedTuple):
 
 
 def loops(traced: jax.stages.Traced, platform: str) -> Found:
-    """Of what jax.jit(...).trace(...) gave, lowered for "cpu", "cuda" or "tpu"."""
+    """The loops of what jax.jit(...).trace(...) gave, lowered for "cpu", "cuda" or "tpu"."""
     every = _all_operations(traced, platform)
     whiles = [op for op in every if op.name == "stablehlo.while"]
     branches = [op for op in every if op.name in ("stablehlo.case", "stablehlo.if")]

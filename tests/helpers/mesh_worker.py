@@ -234,7 +234,7 @@ def rounded(directory, kind, *, mesh):
 
 
 def refused(directory, kind, *, target, draft):
-    """What is said of a pair that lies on different meshes."""
+    """The error for a pair that lies on different meshes."""
     both = (
         checkpoints.load(directory / kind / role, mesh=mesh)
         for role, mesh in (("target", target), ("draft", draft))

@@ -454,7 +454,7 @@ def test_equal_files_are_not_compared_any_further(tmp_path, monkeypatch):
         bpe().save_pretrained(tmp_path / name)
     one, same = read("a"), read("b")
     assert compatibility.IDENTICAL in compare(one, same)
-    same.tokenizer.add_tokens(["qq"])  # in memory alone, so that the files tell nothing
+    same.tokenizer.add_tokens(["qq"])  # in memory alone, so that the files do not show it
     assert compatibility.IDENTICAL not in compare(one, same)
     with pytest.raises(ValueError, match="vocabulary size: "):
         check_pair(same, one)

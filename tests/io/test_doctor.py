@@ -89,7 +89,7 @@ def test_a_draft_as_good_as_its_target(pair):
 
 @pytest.mark.slow
 def test_a_tree(pair):
-    """Both loops draw from one distribution, and what it costs is said of levels and nodes."""
+    """Both loops draw from one distribution, and costs are those of levels and nodes."""
     found = examine(pair.target.name, pair.draft.name, tree="fixed(3, 2)")
     assert {found[name].verdict for name in ("greedy identity", "draws")} == {"pass"}
     assert re.search(r"by position \S+ \S+( \(|$)", found["acceptance"].seen)
@@ -131,7 +131,7 @@ def take_ids_beyond_the_rows(target, draft):
     ],
 )
 def test_files_at_fault(fault, role, said, copy):
-    """Nothing is loaded, and what can be said of the other model is."""
+    """Nothing is loaded, and the other model is checked as far as its files go."""
     target, draft = copy("target"), copy("draft")
     fault(target, draft)
     found = examine(target, draft)

@@ -67,7 +67,7 @@ def edit_weights(directory, edit):
 
 @dataclasses.dataclass
 class Elsewhere:
-    """What a model is said to be put on, in tests that put it nowhere."""
+    """A device for tests that put the model nowhere."""
 
     platform: str
 

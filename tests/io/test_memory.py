@@ -1,4 +1,4 @@
-"""What a model needs is told from shapes alone, and loading takes hardly more than the model."""
+"""What a model needs follows from shapes alone, and loading takes hardly more than the model."""
 
 import dataclasses
 import subprocess
@@ -68,7 +68,7 @@ def speculative(sampling, target, draft):
     indirect=["checkpoint"],
 )
 def test_what_is_needed_is_what_a_run_takes(build, sampling, rows, checkpoint, caplog):
-    """Told from shapes: parameters and state to the byte, and no less than either program takes for
+    """Shapes give it: parameters and state to the byte, and no less than either program takes for
     intermediate results, nor much more. The run finds its programs compiled.
     """
     shapes = dataclasses.replace(checkpoint, model=jax.eval_shape(lambda: checkpoint.model))

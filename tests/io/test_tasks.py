@@ -226,7 +226,7 @@ def test_common_lines_are_in_training_alone(few_modules):
 
 
 def test_paragraphs_of_prose(tmp_path):
-    """Of docstrings and comments, in the order of the source; no markup, no code, nothing short."""
+    """Docstrings and comments, in the order of the source; no markup, no code, nothing short."""
     path = tmp_path / "m.py"
     path.write_text(
         "# A comment can go on over\n# several lines, and it is one.\n"

@@ -36,7 +36,7 @@ def write_pieces(directory):
 
 
 def test_all_files_of_a_tokenizer_are_wanted():
-    """Of the classes that transformers has for our families, and its templates."""
+    """Files of the classes that transformers has for our families, and its templates."""
     names = {"tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/tool.jinja"}
     for family in FAMILIES:
         name = tokenization_auto.TOKENIZER_MAPPING_NAMES.get(family)

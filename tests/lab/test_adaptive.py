@@ -117,7 +117,7 @@ def test_costs_over_a_race():
 
 
 def test_parts_that_a_fit_leaves_no_time(capsys):
-    """Of two measurements they are never called the farthest apart."""
+    """Such parts of two measurements are never called the farthest apart."""
     first = {"policies": Costs(0.0, [1.0, 1.0], token=1.0)}  # a call takes 0
     second = {"policies": Costs(0.5, [1.0, 1.5], token=1.0, call=0.3, plain_call=0.2)}
     board.compare_costs(Console(), "both", first, second)
@@ -173,7 +173,7 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
         assert row["speedup_decode_low"] <= row["speedup_decode"] <= row["speedup_decode_high"]
         assert row["replayed_speedup"] > 0
         assert row["predicted"] == pytest.approx(row["replayed_speedup"])  # all inputs are timed
-        own = row["static"] or row["method"] == "goodput"  # which is told its own
+        own = row["static"] or row["method"] == "goodput"  # which gets its own
         assert list(row["costs"]) == ["policies", row["method"]][: 1 + own]
         if row["method"] == "goodput":  # the same passes, and decisions besides
             shared, told = (Costs(**table).round_times(2) for table in row["costs"].values())
@@ -276,7 +276,7 @@ def test_intervals_are_over_inputs():
 
 
 def test_what_is_closed():
-    """Of 1/1.25 − 1/2 half is saved at 1/.65; nothing is said where the gap is within the noise."""
+    """Half of 1/1.25 − 1/2 is saved at 1/.65; None where the gap is within the noise."""
     still = {"speedup_decode": 1.25}
     row = {"speedup_decode": 1 / 0.65, "of_best_low": 1.1, "of_best_high": 1.3}
     assert closed(still, row, 2.0) == pytest.approx(0.5)
@@ -344,7 +344,7 @@ def test_a_policy_in_each_race():
 
 
 def test_words():
-    """A policy ahead, one level within the interval, and one behind: each is said."""
+    """A policy ahead, one level within the interval, and one behind: each is named."""
     still = row_of("γ=3", 1.2, 1.0, 0.0)
     ahead, behind = row_of("svip", 1.3, 1.08, 0.4), row_of("ucb", 1.0, 0.9, -0.2)
     slow = {"temperature": 1.0}
@@ -378,7 +378,7 @@ def test_words():
     assert board.still([row_of("γ=5", 1.9, 1.5), still])["method"] == "γ=3"
     lost = board.sections([still, behind])[0].words
     assert lost.startswith("The best policy is behind the best static γ for draft, T=0.")
-    # An interval that reaches far below 1 says nothing; costs that fit poorly are said.
+    # An interval that reaches far below 1 says nothing; costs that fit poorly are named.
     wide = {**ahead, "of_best_low": 0.58, "of_best_high": 1.66, "cost_error": 0.21}
     unknown = board.sections([still, wide])[0].words
     assert unknown.startswith("Too little was measured to compare the best policy with the best")

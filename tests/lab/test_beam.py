@@ -125,7 +125,7 @@ def case(seed: int, vocab_size: int):
 
 @pytest.mark.usefixtures("x64")
 def test_wide_beams_are_exhaustive_search():
-    """Of 9 tokens 2 go on and 1 ends: at width 9 nothing is dropped in 3 steps."""
+    """Two of 9 tokens go on and 1 ends: at width 9 nothing is dropped in 3 steps."""
     table = np.full((4096, 9), -np.inf)
     allowed = [0, 1, 4]
     table[:, allowed] = np.random.default_rng(5).normal(size=(4096, 3))

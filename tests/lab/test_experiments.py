@@ -38,7 +38,7 @@ FIELDS = ["input", "sample", "output", "tokens", "target_calls", "drafted", "acc
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
-    """Of compilations, for all commands together."""
+    """The cache of compilations, for all commands together."""
     return str(tmp_path_factory.mktemp("compiled"))
 
 

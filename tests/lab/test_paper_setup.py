@@ -257,7 +257,7 @@ def sizes(name, source_len, room):
 
 
 def sizes_at_depth(name, layers, source_len, room):
-    """The same of a model with so many layers on each side, without making it."""
+    """Sizes of a model with so many layers on each side, without making it."""
     shape = SHAPES[name]
     config = T5Config(
         d_model=shape.d_model, d_kv=shape.d_kv, d_ff=shape.d_ff, num_heads=shape.heads,

@@ -50,7 +50,7 @@ def test_moments(asked):
 
 
 def test_beliefs_are_calibrated():
-    """Of positions with like belief, the mean chance is the belief; and a belief of slope 2 is the
+    """The mean chance of positions with like belief is the belief; and a belief of slope 2 is the
     same with its quantile doubled."""
     asked = Chances(0.7, 0.1, 0.3, 0.5, 0.6)
     found = synthetic.seen(synthetic.rollouts(asked, KEY, **MANY))

@@ -196,7 +196,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    """As of the pair, with three layers in the decoder."""
+    """A target like the pair's, with three layers in the decoder."""
     place = tmp_path_factory.mktemp("targets") / "target"
     return specjax.load(pairs.write(place, padding=20, layers=3))
 

@@ -52,8 +52,8 @@ def test_along_is_what_the_drafter_says(kind):
 
 
 def looks_ahead(say, text: Known) -> float:
-    """By how much what is said before a token depends on it, or on one behind it: the largest
-    change, over all tokens and heads."""
+    """By how much logits before a token depend on it, or on one behind it: the largest change,
+    over all tokens and heads."""
     before, worst = [np.asarray(x) for x in say(text.tokens)], 0.0
     for place in range(T):
         changed = text.tokens.at[:, place].set((text.tokens[:, place] + 7) % 25)
@@ -98,7 +98,7 @@ def test_the_loss_by_hand():
 
 
 def test_the_divergence_gets_the_distributions_of_one_place():
-    """Of the token to be predicted: the target's is the one that its logits before it give."""
+    """Both are of the token to be predicted: the target's comes from its logits before it."""
     text, seen = known("gpt"), []
 
     def divergence(target_logprobs, draft_logprobs, tokens):

@@ -1,4 +1,7 @@
-"""The wheel: `specjax` alone, with its command and what it needs; what `specjax` exports."""
+"""The wheel: `specjax` alone, with its command and what it needs; what `specjax` exports.
+
+`make release-check` runs these tests with the wheel and the clean environment of a release.
+"""
 
 import ast
 import configparser
@@ -6,6 +9,7 @@ import email
 import functools
 import importlib.metadata
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -22,11 +26,19 @@ from test_snippets import PYTHON
 
 BUILD = "from setuptools import build_meta; build_meta.build_wheel('.')"
 NEEDS = 77  # of setuptools, as pyproject.toml says
+# A folder with a wheel, and with venv/, where it is installed.
+RELEASE = os.environ.get("SPECJAX_RELEASE")
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built without a network, as `pip install .` does it, from a copy: building leaves files."""
+    """The release's wheel, or one built as `pip install .` does it, without a network.
+
+    It is built from a copy: building leaves files.
+    """
+    if RELEASE:
+        (path,) = pathlib.Path(RELEASE).absolute().glob("*.whl")
+        return path
     found = importlib.metadata.distributions(name="setuptools")
     if max((int(one.version.split(".")[0]) for one in found), default=0) < NEEDS:
         pytest.skip(f"needs setuptools>={NEEDS}, which make test installs")
@@ -112,14 +124,34 @@ def test_what_is_plugged_in_is_exported():
     assert {path.rpartition(":")[2] for path in rules.NAMES.values()} <= set(rules.__all__)
 
 
+def test_one_version(wheel):
+    """setup.cfg has it; whoever cites specjax, or reads what changed, finds the same one."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    version = setup["metadata"]["version"]
+    assert email.message_from_string(read(wheel, "METADATA"))["Version"] == version
+    assert specjax.__version__ == importlib.metadata.version("specjax")
+    for name, pattern in {
+        "CITATION.cff": r"^version: (\S+)$",
+        "README.md": r"^  version = \{(.+)\},$",
+        "CHANGELOG.md": r"^## \[?(\d[^] ]*)",
+    }.items():
+        found = re.search(pattern, (ROOT / name).read_text("utf-8"), re.MULTILINE)
+        assert found, name
+        assert found[1] == version, name
+
+
 @pytest.mark.slow
 def test_the_readme_works_with_it(wheel, tmp_path):
     """Its example in a directory that has the families and nothing else of the checkout prints
     what its comments say."""
     (tmp_path / "families").symlink_to(ROOT / "families")
-    site = tmp_path / "site"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
+    if RELEASE:
+        python, path = str(pathlib.Path(RELEASE, "venv/bin/python").absolute()), ""
+    else:
+        python, path = sys.executable, str(tmp_path / "site")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(path)
     (example,) = (
         block.text
         for block in PYTHON
@@ -128,17 +160,18 @@ def test_the_readme_works_with_it(wheel, tmp_path):
     run = functools.partial(
         subprocess.run,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(site)},
+        env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
-    done = run([sys.executable, "-c", f"{example}\nprint(specjax.__file__)"])
+    done = run([python, "-c", f"{example}\nprint(specjax.__file__)"])
     assert done.returncode == 0, done.stderr
     *printed, file = done.stdout.splitlines()
-    assert file == str(site / "specjax" / "__init__.py")
+    where = pathlib.Path(RELEASE, "venv").absolute() if RELEASE else pathlib.Path(path)
+    assert pathlib.Path(file).is_relative_to(where)
     expected = re.findall(r"^print\(.*\)  # (.+)$", example, re.MULTILINE)
     assert len(printed) == len(expected) == 3
     for line, said in zip(printed, expected, strict=True):
         assert line.startswith(said)
-    done = run([sys.executable, "-m", "specjax", "--help"])
+    done = run([python, "-m", "specjax", "--help"])
     assert done.stdout.startswith("usage: specjax COMMAND"), done.stderr

@@ -122,7 +122,7 @@ def test_judged_by_hand():
 
 
 def test_narrow_passes():
-    """Of three lengths: a pass for each length at the cost of its static loop, and plain steps."""
+    """Passes of three lengths cost what their static loops do, one without a draft a step."""
     tables = fitting.by_formula(0.1, [1.0, 1.3, 1.5, 1.9], 0.2, ())
     assert points.passes(tables, 3) == pytest.approx([1.5, 1.7, 2.1])
     found = points.narrow(tables, 3)[fitting.POLICIES]

@@ -39,7 +39,7 @@ FORMS = ("bin", "bin-sharded", "legacy", "legacy-sharded", "flax", "flax-sharded
 
 
 def both_logits(theirs, ours, module, variant):
-    """Of transformers and of specjax, float32."""
+    """Logits of transformers and of specjax, float32."""
     if module is t5_variants:
         inputs = t5_variants.inputs(variant)
         return torch_logits(theirs, *inputs), parity.our_logits(ours, inputs)
