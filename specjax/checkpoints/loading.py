@@ -45,11 +45,11 @@ def load(
       dtype: of the parameters. None: float32 on a CPU, which has no fast half precision; elsewhere
         that of the files, except that float16 becomes bfloat16 (T5's activations overflow float16).
       device: the device that holds the parameters and runs the model, or a platform: "cpu", "gpu"
-        or "tpu". None: where jax puts new arrays (`jax.default_device`). The dtype and the layout of
-        the parameters follow it. Target and draft belong on the same device.
+        or "tpu". None: where jax puts new arrays (`jax.default_device`). Dtype and layout of the
+        parameters follow it. Target and draft belong on the same device.
       weights: "int8": projections, embeddings and heads are rounded to 8 bits as they are read,
-        with a scale for each output channel; all else has `dtype`. Outputs follow the rounded model's
-        distribution. None: `dtype`.
+        with a scale for each output channel; all else has `dtype`. Outputs follow the rounded
+        model's distribution. None: `dtype`.
       cache: "int8": keys and values, the encoder's too, are kept in 8 bits, with a scale for each
         position and head. None: `dtype`.
       mesh: several devices, over which the parameters are split: a `jax.sharding.Mesh` with axes
