@@ -124,12 +124,12 @@ def compare(target: Checkpoint, draft: Checkpoint, *, tokens: bool = True) -> li
       were added to the draft alone, past the target's ids: the draft is cut there. The draft never
       proposes tokens that were added to the target alone. Without a tokenizer, only sizes count.
     - special tokens: no token stands for two things. A different BOS does not refuse a pair.
-    - encoding, decoding: the hard texts, the target's special tokens inside a text and a sample
-      of its own pieces become the same ids, and these the same text again. Texts are encoded and
-      decoded by the target's tokenizer alone, so this is about what the draft was trained on.
+    - encoding, decoding: texts become the same ids, and these the same text again. The texts are
+      `HARD_TEXTS`, the target's special tokens inside a text, and a sample of its pieces. Decoding
+      uses the target's tokenizer alone, so a difference is one from the draft's training.
     - start token, end tokens, empty text, padding token, chat template, positions: not required.
-      A text begins and ends as the target says, the loops never let a model see padding, templates
-      are the caller's, and a draft with fewer positions only drafts badly past its last.
+      The target's tokens begin and end a text, no model sees padding, and templates are the
+      caller's. A draft with fewer positions only drafts badly past its last.
 
     Tokenizers with equal files are not tried on texts.
 

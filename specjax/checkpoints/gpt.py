@@ -1,4 +1,4 @@
-"""How Hugging Face names and configures a GPT-2: its config.json and the tensors in its files.
+"""Hugging Face's form of a GPT-2: its config.json and the tensors in its files.
 
 Checked with transformers 5.23. A stored head that differs from the embedding is the model's own,
 whatever config.json says. Files of a model without its head, such as OpenAI's, lack the prefix of

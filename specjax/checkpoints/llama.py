@@ -1,4 +1,4 @@
-"""How Hugging Face names and configures the Llama layout: config.json and the tensors in its files.
+"""Hugging Face's form of the Llama layout: config.json and the tensors in its files.
 
 Model types: llama, mistral, qwen2 and qwen3 (checked with transformers 5.23). Settings of positions
 are read and written in two forms: `rope_parameters` since version 5, and `rope_theta` and

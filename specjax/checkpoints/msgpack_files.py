@@ -3,7 +3,7 @@
 flax's own reader holds the file and a copy of its arrays at once. This one walks over the file once
 to find each array, and reads the numbers from there. The format is msgpack's
 (https://github.com/msgpack/msgpack/blob/master/spec.md). flax stores an array as an extension of
-type 1, (shape, name of the dtype, bytes), and an array of more than a gigabyte as a map of several.
+type 1, (shape, name of the dtype, bytes). One of more than a gigabyte is a map of several.
 """
 
 import dataclasses

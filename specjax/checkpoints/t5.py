@@ -1,4 +1,4 @@
-"""How Hugging Face names and configures a T5: its config.json and the tensors in its files.
+"""Hugging Face's form of a T5: its config.json and the tensors in its files.
 
 Two facts need care (checked with transformers 5.23). In files from before transformers 5,
 `tie_word_embeddings` means both "the head is the embedding" and "scale the decoder's output by

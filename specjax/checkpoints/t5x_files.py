@@ -161,8 +161,8 @@ def find(directory: Path) -> dict[str, Tensor]:
 def config(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Derive the config.json that a T5X checkpoint lacks.
 
-    Shapes give most of it. `config.gin`, in the directory or the one above, or else a size in the
-    name of either, such as t5_1_1_small, gives the rest, and must fit the tensors.
+    Shapes give most of it. The rest comes from `config.gin` in the directory or the one above, or
+    else from a size in the name of either, such as t5_1_1_small. It must fit the tensors.
 
     Raises:
       ValueError: the tensors lack what the sizes are read from, or gin asks for another model.

@@ -1,9 +1,8 @@
 """Numbers in 8 bits: x ≈ int8 · scale, symmetric around 0, with one scale per vector.
 
 Weights have a scale for each output channel, caches one for each position and head. Only storage is
-narrow: products are taken in the dtype of the other factor, and scaled afterwards. On a CPU the
-weights are widened a block at a time, so a product reads a quarter of the bytes and holds little
-beside them.
+narrow: products are taken in the dtype of the other factor, and scaled afterwards. A CPU widens
+the weights a block at a time: a product reads a quarter of the bytes, and holds little beside.
 """
 
 from collections.abc import Callable

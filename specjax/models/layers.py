@@ -166,9 +166,9 @@ def project(
 def arrange(module: M, input_first: bool) -> M:
     """Turn all projections of a module in place, one at a time, and return it.
 
-    XLA's CPU backend multiplies up to five rows by an (in, out) matrix in the time of one row, and
-    takes longer if the matrix is (out, in). So verifying γ+1 tokens is as cheap as decoding one
-    (docs/performance.md).
+    XLA's CPU backend multiplies up to five rows by an (in, out) matrix in the time of one row. It
+    takes longer if the matrix is (out, in). The layout so makes verifying γ+1 tokens as cheap as
+    decoding one (docs/performance.md).
     """
     for _, layer in nnx.iter_graph(module):
         if getattr(layer, "input_first", input_first) != input_first:
@@ -340,9 +340,8 @@ def attend_and_write(
     Args:
       queries: (B, H, K, D), scaled.
       new: of the K tokens.
-      cache: of T slots. None: the K tokens are the whole text. In int8, the call's own keys and
-        values are rounded before they are read, so a query's result does not depend on the call
-        in which a token came.
+      cache: of T slots. None: the K tokens are the whole text. In int8, own keys and values are
+        rounded before they are read: results do not depend on the call in which a token came.
       start: (B,) int32, the position of each row's first query.
 
     Returns:

@@ -146,7 +146,7 @@ class LlamaConfig(DecoderOnly):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """How many tokens a query sees in each layer, itself included; 0: all."""
+        """The number of tokens that a query sees in each layer, itself included; 0: all."""
         layers = range(self.num_hidden_layers)
         return tuple(0 if i in self.full_layers else self.sliding_window for i in layers)
 

@@ -29,7 +29,7 @@ class Table:
 
     @property
     def order(self) -> int:
-        """How many past tokens the distribution depends on, 0 or 1."""
+        """The number of past tokens that the distribution depends on, 0 or 1."""
         return int(self.table.shape[0] > 1)
 
     def start(self, inputs: Inputs, buffer_len: int):

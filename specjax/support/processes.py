@@ -1,8 +1,7 @@
 """Several processes of one command, which share the rows of its output.
 
-Process i of N makes the rows i, i + N, i + 2N, …, on its own devices, and appends them to a part
-file beside the output. Nothing passes between the processes: the one that makes the last row merges
-all parts.
+Process i of N makes the rows i, i + N, i + 2N, … on its own devices. It appends them to a part file
+beside the output. The processes exchange nothing: the one that makes the last row merges all parts.
 """
 
 import contextlib
