@@ -123,7 +123,7 @@ def compare(target: Checkpoint, draft: Checkpoint, *, tokens: bool = True) -> li
     - vocabulary size, token ids: an id means one token. Padding is not counted, nor are tokens that
       were added to the draft alone, past the target's ids: the draft is cut there. The draft never
       proposes tokens that were added to the target alone. Without a tokenizer, only sizes count.
-    - special tokens: no token stands for two things. A different BOS does not refuse a pair.
+    - special tokens: a role, such as EOS, has the same token in both. BOS is not required.
     - encoding, decoding: texts become the same ids, and these the same text again. The texts are
       `HARD_TEXTS`, the target's special tokens inside a text, and a sample of its pieces. Decoding
       uses the target's tokenizer alone, so a difference is one from the draft's training.
@@ -307,7 +307,7 @@ def _encoding(
         others = _encode(draft, text, marks=marks)
         if ids != others:
             values = _cut(target, ids, others), _cut(draft, others, ids)
-            # The target's tokenizer frames every text; to the draft the frame is only new.
+            # Only the target's tokenizer frames texts: the draft sees a frame that is new to it.
             options = {"way_out": "" if marks else SAME_FILES, "required": not marks}
             return _check(name, False, values, subject=_short(text), **options)
     count = sum(len(ids) for _, ids in pairs if not isinstance(ids, str))

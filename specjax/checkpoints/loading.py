@@ -110,7 +110,7 @@ def opened(
     mesh: Mesh | str | None = None,
     replicate: bool = False,
 ) -> tuple[Checkpoint, nnx.Module, dict[str, Tensor]]:
-    """Open a checkpoint: it without weights, its module, and the tensors to fill that with."""
+    """Open a checkpoint without weights; return it, its module and the tensors that fill it."""
     placement = _placement(mesh, replicate, device)
     _check_narrow(weights=weights, cache=cache)
     platform = (devices.find(device) if placement is None else placement.first).platform

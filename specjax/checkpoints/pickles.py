@@ -132,7 +132,7 @@ class _Bounded:
 
 
 class _Machine:
-    """A stack and a memo; see the module `pickletools` for what each instruction does."""
+    """A stack and a memo; the module `pickletools` documents each instruction."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []

@@ -22,7 +22,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 
 
 class Piece(NamedTuple):
-    """A token, its log probability, and what kind of token it is."""
+    """A token, its log probability, and its kind."""
 
     text: str
     score: float

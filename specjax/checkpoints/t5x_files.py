@@ -162,7 +162,7 @@ def config(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Derive the config.json that a T5X checkpoint lacks.
 
     Shapes give most of it. The rest comes from `config.gin` in the directory or the one above, or
-    else from a size in the name of either, such as t5_1_1_small. It must fit the tensors.
+    else from a size in the name of either, such as t5_1_1_small. Fields in both must agree.
 
     Raises:
       ValueError: the tensors lack what the sizes are read from, or gin asks for another model.

@@ -40,7 +40,7 @@ class Tensor(abc.ABC):
     """A tensor in a file. Equal ones lie in the same place."""
 
     file: Path
-    """The file that holds it, for messages."""
+    """The file that holds the tensor, for messages."""
     dtype: np.dtype
     shape: tuple[int, ...]
 

@@ -35,7 +35,7 @@ def temporaries(compiled: jax.stages.Compiled) -> int:
     over a donated argument. The compiler decides how many distributions over the vocabulary are
     held at once, so no formula bounds it. 0 on a backend that does not report it.
 
-    XLA does not count memory of a library's kernels that it calls on a CPU (YNNPACK, in a softmax):
+    XLA does not count what a library's kernels hold on a CPU (YNNPACK, in a softmax):
     up to two more arrays of the size of a round's distributions.
     """
     said = compiled.memory_analysis()

@@ -189,7 +189,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def replacing_within(directory: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """Give a directory to write, whose files go to `directory` at the end without an error.
+    """Give a directory to write; its files go to `directory` unless there was an error.
 
     Each file appears whole or not at all, and a new directory only when it is complete. Parents are
     made, and files of the same names replaced. Leftovers of a killed process are removed.

@@ -60,7 +60,7 @@ def check(kind: str, text: str, made: Any, protocol: type) -> None:
 
 
 def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
-    """Find the function or class of a name of `names`, or of an import path.
+    """Find the function or class that a name of `names`, or an import path, refers to.
 
     An import path is code that runs: its module is imported.
 

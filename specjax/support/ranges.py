@@ -44,7 +44,7 @@ def whole(name: str, value: Any, interval: str, why: str = "") -> int:
 
 
 def listed(name: str, values: Any) -> list[Any]:
-    """List the entries of a list, tuple or array; ValueError if it is empty or else."""
+    """List the entries of a list, tuple or array; ValueError if it is empty or of another kind."""
     array = np.ndim(values) == 1 if hasattr(values, "__array__") else isinstance(values, Sequence)
     if not array or isinstance(values, str | bytes) or not len(values):
         one = f": write ({values!r},) for one number" if _scalar(values) is not None else ""
