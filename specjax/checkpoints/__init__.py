@@ -1,18 +1,17 @@
 """Checkpoints: `load` one from a directory or the hub, `save` one, `convert` one to safetensors.
 
-Weights in safetensors, in torch's pickles (which are read, never run), in flax's msgpack and in
-T5X's zarr folders come in by one door, `tensors`. They go a piece at a time to their place in the
-fused parameters, in the dtype they will have, so loading needs hardly more memory than the model
-itself.
+`tensors` is the one interface to weights: safetensors, torch's pickles (which are read, never run),
+flax's msgpack and T5X's zarr folders. Pieces go straight to their place in the fused parameters, in
+their final dtype. So loading needs hardly more memory than the model itself.
 
 - `finding`: a name → its directory, its configs
-- `families`, `config_json`: configs → what is built, and what its tensors are called
+- `families`, `config_json`: configs → the module to build, and the names of its tensors
 - `weights`, `tensors`: files of every format → tensors by name
 - `parameters`: tensors → the parameters of a module, and back
 - `tokenizers`: the tokenizer, marks and limits
 - `loading`, `saving`: all of it → a `Checkpoint`, and back
 
-What is listed here is imported from here; all else, from its module.
+Import the names below from here, and all others from their modules.
 """
 
 from specjax.checkpoints.families import DRAFTER, FAMILIES

@@ -1,9 +1,8 @@
-"""Whether a draft may propose for a target: the same ids, for the same text.
+"""Checks that a draft fits a target: the same ids for the same text.
 
-Whatever a draft proposes, the output's distribution is the target's, as long as both give a
-distribution over the target's ids (`drafters.resizing.over`). So a wrong draft shows in nothing but
-the speed: it reads the target's ids as other text, and is hardly ever right. Therefore it is
-refused unless the user insists (`check_tokens=False`).
+The output's distribution is the target's with any draft over the target's ids
+(`drafters.resizing.over`). A draft that reads the ids as other text costs only speed: its tokens
+are rarely accepted. So it is refused unless the user insists (`check_tokens=False`).
 """
 
 import dataclasses
@@ -30,13 +29,13 @@ SAME_FILES = (
     f"{INSIST}"
 )
 INSISTED = "A draft with the target's tokenizer is right more often."
-INPUT = "input"  # the check that nobody can insist on: such a draft cannot run
+INPUT = "input"  # stays with check_tokens=False: such a draft cannot run
 MAX_PADDING = 256  # rows that an embedding may have beyond its tokenizer's ids (T5: 28)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 BOS = "bos_token"
 ROLES = ("unk_token", "sep_token", "cls_token", "mask_token", BOS)
-# What tokenizers treat differently. Each difference should show in one kind and in few others: so
-# only the kinds that are about them have capitals, accents or spaces in a row.
+# Texts that tokenizers encode differently, by kind. Capitals, accents and runs of spaces occur only
+# in their own kinds, so a difference shows in few of them.
 HARD_TEXTS: dict[str, tuple[str, ...]] = {
     "spaces": ("a", " a", "a b", "a ", "a  b", "   ", "a    b"),
     "tabs and line breaks": ("\t", "\n", "a\tb", "a\nb", "a\n\n\n    b", "a\r\nb"),
@@ -62,12 +61,12 @@ class Check:
     target: str
     """The target's value."""
     draft: str
-    """The draft's."""
+    """The draft's value."""
     subject: str = ""
-    """Of what, where they differ: a token, a text or a field of config.json."""
+    """The first difference: a token, a text or a field of config.json."""
     way_out: str = ANOTHER
     required: bool = True
-    """False: it hardly costs speed, or for some inputs only; a pair is not refused for it."""
+    """Whether a failure refuses the pair. False: it costs little speed, or for few inputs."""
 
     def __str__(self) -> str:
         of = f" of {self.subject}" if self.subject else ""
@@ -100,11 +99,15 @@ def check_pair(target: Checkpoint, draft: Checkpoint, *, check_tokens: bool = Tr
 
 
 def check_ids(name: str, size: int, target: Checkpoint, *, check_tokens: bool = True) -> None:
-    """ValueError for a drafter without a tokenizer that has more ids than the target.
+    """Refuse a drafter without a tokenizer that has more ids than the target.
 
     Args:
-      name, size: of the drafter, and the number of its ids.
-      check_tokens: False takes it all the same.
+      name: the drafter's, for the error.
+      size: the number of its ids.
+      check_tokens: False accepts it all the same.
+
+    Raises:
+      ValueError: it has more ids.
     """
     if check_tokens and size > target.model.vocab_size:
         raise ValueError(
@@ -114,22 +117,21 @@ def check_ids(name: str, size: int, target: Checkpoint, *, check_tokens: bool = 
 
 
 def compare(target: Checkpoint, draft: Checkpoint, *, tokens: bool = True) -> list[Check]:
-    """Every check of a pair, the gravest first.
+    """Run every check of a pair, the gravest first.
 
-    - input: an encoder-decoder and a decoder-only model are not given the same ids.
-    - vocabulary size, token ids: an id means one token. Rows of padding are not counted, and
-      neither are tokens that were added to the draft alone, past the target's ids: the draft is cut
-      there. Tokens that were added to the target alone stay, since the target may emit them; the
-      draft never proposes them. Without a tokenizer, sizes are all that can be compared.
-    - special tokens: no token stands for two things. The first token of a text is a remark.
-    - encoding, decoding: the hard texts, the target's special tokens inside a text and a sample
-      of its own pieces become the same ids, and these the same text again. Texts are encoded and
-      decoded by the target's tokenizer alone, so this is about what the draft was trained on.
+    - input: both are encoder-decoders, or both decoder-only.
+    - vocabulary size, token ids: an id means one token. Padding is not counted, nor are tokens that
+      were added to the draft alone, past the target's ids: the draft is cut there. The draft never
+      proposes tokens that were added to the target alone. Without a tokenizer, only sizes count.
+    - special tokens: a role, such as EOS, has the same token in both. BOS is not required.
+    - encoding, decoding: texts become the same ids, and these the same text again. The texts are
+      `HARD_TEXTS`, the target's special tokens inside a text, and a sample of its pieces. Decoding
+      uses the target's tokenizer alone, so a difference is one from the draft's training.
     - start token, end tokens, empty text, padding token, chat template, positions: not required.
-      A text begins and ends as the target says, the loops never let a model see padding, templates
-      are the caller's, and a draft that has fewer positions only guesses badly past its last.
+      The target's tokens begin and end a text, no model sees padding, and templates are the
+      caller's. A draft with fewer positions only drafts badly past its last.
 
-    Tokenizers with equal files are not tried on texts. 150,000 ids take under a second, once.
+    Tokenizers with equal files are not tried on texts.
 
     Args:
       tokens: False requires nothing of tokens, ids and texts.
@@ -157,7 +159,7 @@ def compare(target: Checkpoint, draft: Checkpoint, *, tokens: bool = True) -> li
 
 
 def shared_ids(target: Checkpoint, draft: Checkpoint) -> tuple[int, int]:
-    """How many ids mean the same token in both, and how many the target has."""
+    """Count the ids that mean the same token in both, and the target's ids."""
     count = target.model.vocab_size
     if target.tokenizer is None or draft.tokenizer is None:
         return min(count, draft.model.vocab_size), count
@@ -174,7 +176,7 @@ def _check(name: str, passed: bool, values: Iterable[str], **options: Any) -> Ch
 
 
 def _sizes(target: Checkpoint, draft: Checkpoint) -> Check:
-    """Where a tokenizer is missing, its model may have up to `MAX_PADDING` rows more."""
+    """Compare sizes. A model without its tokenizer may have up to `MAX_PADDING` rows more."""
     sizes = target.model.vocab_size, draft.model.vocab_size
     bare = target.tokenizer is None, draft.tokenizer is None
     padding = sizes[0] - sizes[1] if bare[0] else sizes[1] - sizes[0]
@@ -190,7 +192,7 @@ def _start(target: Checkpoint, draft: Checkpoint) -> Check:
 
 
 def _ends(target: Checkpoint, draft: Checkpoint) -> Check:
-    """A chat model ends where its base model does, and elsewhere too: one shared end will do."""
+    """Compare EOS ids. One shared id is enough: chat models have more than their base models."""
     ends = set(target.eos_ids), set(draft.eos_ids)
     fits = not all(ends) or bool(ends[0] & ends[1])
     said = [str(sorted(ids)) for ids in ends]
@@ -246,7 +248,7 @@ def _compare_tokenizers(target: Any, draft: Any, sizes: tuple[int, int]) -> tupl
 
 
 def _same_files(target: Any, draft: Any) -> bool:
-    """Both were read from such files, and no token was added to one since."""
+    """Whether both were read from equal files, and no token was added to either since."""
     places = [tokenizer.name_or_path for tokenizer in (target, draft)]
     files = [[Path(place, name) for name in TOKENIZER_FILES] for place in places]
     return (
@@ -269,7 +271,7 @@ def _vocabulary_size(
 
 
 def _token_ids(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Check:
-    """The draft's ids past the target's are the vocabulary size's business."""
+    """Compare ids up to the target's last; `_vocabulary_size` checks the draft's others."""
     size = max(ours.values()) + 1
     if ours != theirs:
         theirs = {token: id for token, id in theirs.items() if id < size}
@@ -284,7 +286,7 @@ def _token_ids(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Check:
 def _special_tokens(
     target: Any, draft: Any, ours: Mapping[str, int], theirs: Mapping[str, int]
 ) -> Check:
-    """A role that only one of them gives is seen where it changes an encoding."""
+    """Compare the roles that both have. Others show where they change an encoding."""
     names = target.special_tokens_map, draft.special_tokens_map
     both = [role for role in ROLES if role in names[0] and role in names[1]]  # BOS comes last
     for role in both:
@@ -299,13 +301,13 @@ def _special_tokens(
 def _encoding(
     target: Any, draft: Any, kind: str, pairs: list[tuple[str, Any]], *, marks: bool = False
 ) -> Check:
-    """Of one kind of text; `pairs` are texts and the target's ids."""
+    """Compare the ids of one kind of text; `pairs` are texts with the target's ids."""
     name = f"encoding: {kind}"
     for text, ids in pairs:
         others = _encode(draft, text, marks=marks)
         if ids != others:
             values = _cut(target, ids, others), _cut(draft, others, ids)
-            # What stands around a text is the target's, and only shows the draft another frame.
+            # Only the target's tokenizer frames texts: the draft sees a frame that is new to it.
             options = {"way_out": "" if marks else SAME_FILES, "required": not marks}
             return _check(name, False, values, subject=_short(text), **options)
     count = sum(len(ids) for _, ids in pairs if not isinstance(ids, str))
@@ -324,11 +326,11 @@ def _decoding(target: Any, draft: Any, encoded: list[Any]) -> Check:
 
 
 def _encode(tokenizer: Any, text: str, *, marks: bool = False) -> list[int] | str:
-    """Ids, or what the tokenizer said where it cannot encode the text."""
+    """Encode a text: its ids, or the tokenizer's error message."""
     try:
         with panics():
             return list(tokenizer(text, add_special_tokens=marks, verbose=False)["input_ids"])
-    except Exception as error:  # of no class of its own: a word without an unknown token, ...
+    except Exception as error:  # no common class: a word without an unknown token, ...
         return f"an error ({error})"
 
 
@@ -341,13 +343,13 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
 
 
 def _some(vocabulary: Mapping[str, int], count: int = 200) -> list[str]:
-    """At most `count` tokens, evenly spread over the ids that they have."""
+    """At most `count` tokens, evenly spread over their ids."""
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     return tokens[:: -(-len(tokens) // count) or 1]
 
 
 def _cut(tokenizer: Any, ids: list[int] | str, others: list[int] | str) -> str:
-    """Ids and their tokens from just before the first difference on."""
+    """Ids and their tokens, from just before the first difference on."""
     if isinstance(ids, str):
         return ids
     same = 0

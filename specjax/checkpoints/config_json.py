@@ -1,4 +1,4 @@
-"""What the families have in common when they read a config.json and the tensors beside it."""
+"""Helpers with which all families read a config.json and the tensors beside it."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -19,14 +19,14 @@ MOST_LAYERS = 1000  # the largest published models have some 130
 
 
 def fill_in(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `defaults`, from `raw` where it has them and they are not null."""
+    """The fields of `defaults`, with the values of `raw` where these are not null."""
     return {**defaults, **{key: raw[key] for key in defaults if raw.get(key) is not None}}
 
 
 def check_fields(raw: Mapping[str, Any], fields: Mapping[str, str] | None = None) -> None:
-    """ValueError if a field has a value of a kind that it cannot have in any family.
+    """Raise ValueError if a field has a value of a kind that no family allows.
 
-    Null is as if the field were not there. Sizes are checked by `check_sizes`.
+    Null counts as absent. `check_sizes` checks sizes.
 
     Args:
       fields: the kind of each field, of `KINDS`; None: `FIELDS`.
@@ -95,7 +95,7 @@ FIELDS: dict[str, str] = {
 
 
 def check_sizes(fields: Mapping[str, Any], *, other: Collection[str]) -> None:
-    """ValueError unless all fields but `other` are integers: ids ≥ 0, sizes ≥ 1, within bounds."""
+    """Raise ValueError unless fields, `other` aside, are integers in bounds: ids ≥ 0, sizes ≥ 1."""
     for key, value in fields.items():
         least = 0 if key.endswith("_token_id") else 1
         if key in other:
@@ -108,7 +108,7 @@ def check_sizes(fields: Mapping[str, Any], *, other: Collection[str]) -> None:
 
 
 def check_layers(config: Any, tensors: Mapping[str, Tensor]) -> None:
-    """ValueError if a config has more layers than the names of the tensors.
+    """Raise ValueError if a config has more layers than the names of the tensors.
 
     Nothing is built, and the time does not depend on the number.
     """
@@ -124,9 +124,9 @@ def check_layers(config: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def merge_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json with the ids of generation_config.json, which is the newer place.
+    """Merge the ids of generation_config.json, the newer place, into config.json.
 
-    An id of −1 means that there is none, as null does.
+    An id of −1 means none, as null does.
     """
     merged = {**raw, **{key: generation[key] for key in IDS if generation.get(key) is not None}}
     for key in IDS:
@@ -139,7 +139,7 @@ def merge_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str
 
 
 def check_built(raw: Mapping[str, Any], built: Mapping[str, Any]) -> None:
-    """ValueError if a field has another value than the one that is built, its absence's meaning."""
+    """Raise ValueError unless each field is absent or has the only value that is implemented."""
     for key, value in built.items():
         if raw.get(key) not in (None, value):
             raise ValueError(
@@ -148,18 +148,18 @@ def check_built(raw: Mapping[str, Any], built: Mapping[str, Any]) -> None:
 
 
 def is_copy(tensors: Mapping[str, Tensor], head: str, embedding: str) -> bool:
-    """Whether the files hold a head that is the embedding once more."""
+    """Whether the files hold a head that is a copy of the embedding."""
     return head in tensors and embedding in tensors and equal(tensors[head], tensors[embedding])
 
 
 def tie(tensors: dict[str, Tensor], head: str, embedding: str) -> None:
-    """Where a tied matrix is stored under the head's name alone, it gets the embedding's."""
+    """Give a tied matrix the embedding's name if only the head's name is stored."""
     if embedding not in tensors and head in tensors:
         tensors[embedding] = tensors.pop(head)
 
 
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str, *, head: str) -> dict[str, Tensor]:
-    """The names as a model with a head has them; files written without one lack `prefix`."""
+    """Add `prefix` to the names if they lack it, as in files written without a head."""
     if any(name.startswith(prefix) for name in tensors):
         return dict(tensors)
     return {name if name == head else prefix + name: tensor for name, tensor in tensors.items()}

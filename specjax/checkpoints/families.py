@@ -1,4 +1,4 @@
-"""The families of models: what must be known of each to read and to write it."""
+"""The families of models: functions and names to read and to write each."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ DRAFTER = "specjax_drafter"  # the field of config.json that names a drafter's k
 
 
 class Family(NamedTuple):
-    """What must be known of a `model_type`; see `t5.py` for what each function does."""
+    """The functions and names of a `model_type`; `t5.py` documents each function."""
 
     config_class: type[Any]
     build: Callable[..., nnx.Module]
@@ -22,7 +22,7 @@ class Family(NamedTuple):
     config_to_hub: Callable[[Any], dict[str, Any]]
     tensor_names: Callable[[Any], dict[tuple, dict[str, int]]]
     defaults: Mapping[str, Any]
-    turned: tuple[str, ...]  # how the names of tensors end that the files hold as (in, out)
+    turned: tuple[str, ...]  # suffixes of tensors that files store as (in, out)
 
 
 # A new family is a module, a file like t5.py and a line here.
@@ -64,7 +64,7 @@ FAMILIES = {
 
 
 def family_of(raw: Mapping[str, Any], directory: Path) -> Family:
-    """Of a directory whose config.json has these fields; ValueError if it is of none."""
+    """Find the family of a config.json; ValueError if there is none."""
     if DRAFTER in raw:
         raise ValueError(
             f"{directory} holds no model but a drafter of the kind {raw[DRAFTER]!r}, which belongs "

@@ -1,4 +1,4 @@
-"""Where a checkpoint lies, here or on the hub, and what its configs say."""
+"""Finds a checkpoint, here or on the hub, and reads its configs."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from specjax.support.ranges import shown
 
 
 def locate(name: str | os.PathLike) -> Path:
-    """The directory itself, or that of the hub's files in the local cache."""
+    """Find a checkpoint's directory; a hub name is downloaded to the local cache."""
     if not isinstance(name, str | os.PathLike):
         raise ValueError(f"{shown(name)} must be a directory or a hub name, as text or a path.")
     path = Path(name)
@@ -38,12 +38,12 @@ def locate(name: str | os.PathLike) -> Path:
 
 
 def _download(name: str) -> Path:
-    """Files of the hub that are needed and not yet here; the list of them is asked for first."""
+    """Download the files of a hub name that are needed and not yet here."""
     import huggingface_hub  # imported here: local use must not need it
 
     try:
         offered = huggingface_hub.list_repo_files(name)
-    except Exception as error:  # without a network what was downloaded before serves
+    except Exception as error:  # without a network, the local cache serves
         with contextlib.suppress(Exception):
             return Path(huggingface_hub.snapshot_download(name, local_files_only=True))
         raise error
@@ -51,7 +51,7 @@ def _download(name: str) -> Path:
 
 
 def locate_config(name: str | os.PathLike) -> Path:
-    """config.json of a directory, or that of the hub, which alone is fetched."""
+    """Find config.json in a directory, or fetch that file alone from the hub."""
     if Path(name).exists():
         return locate(name) / "config.json"
     import huggingface_hub  # imported here: local use must not need it
@@ -68,8 +68,9 @@ def locate_config(name: str | os.PathLike) -> Path:
 
 
 def fingerprint(name: str | os.PathLike) -> dict[str, str]:
-    """Size and hash of each file of a checkpoint by name, to tell two copies apart. No weights are
-    loaded; of large files parts are read.
+    """Size and hash of each file by name, to distinguish copies of a checkpoint.
+
+    No weights are loaded; large files are read in part.
 
     Raises:
       FileNotFoundError: there is no such directory or hub name.
@@ -80,9 +81,9 @@ def fingerprint(name: str | os.PathLike) -> dict[str, str]:
 def read_configs(
     directory: Path,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor] | None]:
-    """config.json and, empty where there is none, generation_config.json.
+    """Read config.json and generation_config.json, which is empty if absent.
 
-    Where T5X left no config.json, the tensors, which come third, show it.
+    If T5X left no config.json, it comes from the tensors, which are the third result.
     """
     config, generation = directory / "config.json", directory / "generation_config.json"
     if not config.is_file() and t5x_files.is_checkpoint(directory):
@@ -105,7 +106,7 @@ def read_configs(
 
 @contextlib.contextmanager
 def naming(place: str | Path) -> Iterator[None]:
-    """Says in a ValueError where what is wrong stands."""
+    """Prefix a ValueError with the place of the error."""
     try:
         yield
     except ValueError as error:
@@ -113,7 +114,7 @@ def naming(place: str | Path) -> Iterator[None]:
 
 
 def metadata(directory: Path) -> dict[str, str]:
-    """Notes that are stored with the weights in a directory."""
+    """The notes that are stored with a directory's weights."""
     if not (directory / SAFETENSORS.single).is_file():
         return {}
     stored = read_metadata(directory / SAFETENSORS.single)

@@ -1,8 +1,8 @@
-"""How Hugging Face names and configures a GPT-2: its config.json and the tensors in its files.
+"""Hugging Face's form of a GPT-2: its config.json and the tensors in its files.
 
-Checked with transformers 5.23: whatever config.json says, a stored head that differs from the
-embedding is the model's own. Files written from the model without its head, as OpenAI's were, lack
-the prefix of all names; old ones hold the causal mask too.
+Checked with transformers 5.23. A stored head that differs from the embedding is the model's own,
+whatever config.json says. Files of a model without its head, such as OpenAI's, lack the prefix of
+all names. Old files hold the causal mask too.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from specjax.checkpoints.config_json import (
 from specjax.checkpoints.tensors import Tensor
 from specjax.models.gpt import GPT, GPTConfig
 
-# What transformers assumes where config.json is silent: the smallest GPT-2.
+# transformers' defaults for config.json: the smallest GPT-2.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 50257,
     "n_positions": 1024,
@@ -34,7 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "bos_token_id": 50256,
     "eos_token_id": 50256,
 }
-# The one value of each field that is built, which is also what its absence means.
+# The only value of each field that is implemented; an absent field has it too.
 BUILT: dict[str, Any] = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -43,17 +43,17 @@ BUILT: dict[str, Any] = {
 PREFIX = "transformer."
 EMBEDDING, HEAD = f"{PREFIX}wte.weight", "lm_head.weight"
 MASKS = (".attn.bias", ".attn.masked_bias")
-# Projections are stored as (in, out).
+# Suffixes of projections, which are stored as (in, out).
 TURNED = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
 
 
 def build(config: GPTConfig, *, rngs: nnx.Rngs, dtype) -> GPT:
-    """A freshly initialised module."""
+    """Build a freshly initialised GPT-2."""
     return GPT(config, rngs=rngs, dtype=dtype)
 
 
 def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Prefix all names, drop masks and, unless `raw` asks for a head of its own, a copied one."""
+    """Prefix all names; drop masks and, unless `raw` asks for a head of its own, a copied head."""
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(MASKS)}
     found = with_prefix(kept, PREFIX, head=HEAD)
     if raw.get("tie_word_embeddings") is not False:
@@ -64,7 +64,7 @@ def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dic
 
 
 def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GPTConfig:
-    """The config of a checkpoint.
+    """Read the config of a GPT-2's checkpoint.
 
     Args:
       raw: config.json, as it is in the file.
@@ -85,7 +85,7 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GP
 
 
 def config_to_hub(config: GPTConfig) -> dict[str, Any]:
-    """What config.json says of the architecture."""
+    """The architecture's fields of config.json."""
     fields = {key: getattr(config, key) for key in DEFAULTS if key != "eos_token_id"}
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -99,7 +99,7 @@ def config_to_hub(config: GPTConfig) -> dict[str, Any]:
 
 
 def tensor_names(config: GPTConfig) -> dict[tuple, dict[str, int]]:
-    """For each parameter's path in the module: the tensor that it is, with all of the rows."""
+    """Map each parameter's path in the module to its tensor, which has all of its rows."""
     names: dict[tuple, str] = {("embedding",): EMBEDDING, ("positions",): f"{PREFIX}wpe.weight"}
     if not config.tie_word_embeddings:
         names["head",] = HEAD

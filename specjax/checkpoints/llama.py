@@ -1,16 +1,16 @@
-"""How Hugging Face names and configures the Llama layout: config.json and the tensors in its files.
+"""Hugging Face's form of the Llama layout: config.json and the tensors in its files.
 
-Model types llama, mistral, qwen2 and qwen3. Checked with transformers 5.23, which writes
-`rope_parameters` with everything about positions; before version 5 it was `rope_theta` and
-`rope_scaling`, whose `rope_type` was once called `type`. Both are read, and both are written.
+Model types: llama, mistral, qwen2 and qwen3 (checked with transformers 5.23). Settings of positions
+are read and written in two forms: `rope_parameters` since version 5, and `rope_theta` and
+`rope_scaling` before it. Old files name its `rope_type` `type`.
 
-What becomes of unusual settings:
-- A text is never longer than `max_position_embeddings`, so rope_type "dynamic", which scales only
-  what is longer, is "default".
-- Without a `bos_token_id` (Qwen) a text without a prompt starts from the first EOS id, as the next
-  text after the end of one. Without a `pad_token_id`, that is what fills the rows.
-- A window is that of all layers in a Mistral; in a Qwen, with `use_sliding_window`, that of layers
-  that `layer_types` names or, in older files, of those from `max_window_layers` on.
+Unusual settings:
+- rope_type "dynamic" scales only texts longer than `max_position_embeddings`. No text is longer
+  here, so it equals "default".
+- Without a `bos_token_id` (Qwen), a text without a prompt starts from the first EOS id. Without a
+  `pad_token_id`, that id fills the rows.
+- A Mistral's window is that of all layers. A Qwen's, with `use_sliding_window`, is that of the
+  layers that `layer_types` names or, in older files, of those from `max_window_layers` on.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-# What transformers assumes where config.json is silent: the first model of each type.
+# transformers' defaults for config.json: the first model of each type.
 _LLAMA: dict[str, Any] = {
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -67,7 +67,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {**_QWEN, "head_dim": 128},
 }
 WINDOW, FIRST_WINDOWED = 4096, 28  # defaults of `sliding_window` and `max_window_layers`
-# The one value of each field that is built, which is also what its absence means.
+# The only value of each field that is implemented; an absent field has it too.
 BUILT: dict[str, Any] = {
     "hidden_act": "silu",
     "partial_rotary_factor": 1.0,
@@ -82,12 +82,12 @@ COMPUTED = ".rotary_emb.inv_freq"  # stored by early checkpoints
 
 
 def build(config: LlamaConfig, *, rngs: nnx.Rngs, dtype) -> Llama:
-    """A freshly initialised module."""
+    """Build a freshly initialised Llama."""
     return Llama(config, rngs=rngs, dtype=dtype)
 
 
 def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Prefix all names, drop stored frequencies and, where `raw` ties it, a copied head."""
+    """Prefix all names; drop stored frequencies and, if `raw` ties the head, its copy."""
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(COMPUTED)}
     found = with_prefix(kept, PREFIX, head=HEAD)
     if raw.get("tie_word_embeddings"):
@@ -98,7 +98,7 @@ def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dic
 
 
 def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LlamaConfig:
-    """The config of a checkpoint.
+    """Read the config of a checkpoint of the Llama layout.
 
     Args:
       raw: config.json, as it is in the file.
@@ -187,7 +187,7 @@ def _rope(raw: Mapping[str, Any], longest: int) -> Rope:
 
 
 def _attention_factor(settings: Mapping[str, Any], factor: float) -> float:
-    """What yarn multiplies queries and keys by where no setting says it."""
+    """Yarn's default factor for queries and keys."""
 
     def growth(weight: float) -> float:
         return 1 + 0.1 * weight * math.log(max(factor, 1))
@@ -200,7 +200,7 @@ def _attention_factor(settings: Mapping[str, Any], factor: float) -> float:
 
 
 def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]:
-    """The window, 0 if there is none, and the layers that do without it."""
+    """Find the window (0: none) and the layers that do without it."""
     kind, window = raw["model_type"], raw.get("sliding_window", WINDOW)
     if kind == "llama" or (kind != "mistral" and not raw.get("use_sliding_window")):
         window = None
@@ -225,7 +225,7 @@ def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int, tuple[int, ...]]
 
 
 def config_to_hub(config: LlamaConfig) -> dict[str, Any]:
-    """What config.json says of the architecture, for transformers before and since version 5."""
+    """The architecture's fields of config.json, for transformers before and since version 5."""
     rope = config.rope
     scaling: dict[str, Any] = {"rope_type": rope.kind}
     if rope.kind != "default":
@@ -271,9 +271,9 @@ def _windows_to_hub(config: LlamaConfig) -> dict[str, Any]:
 
 
 def tensor_names(config: LlamaConfig) -> dict[tuple, dict[str, int]]:
-    """For each parameter's path in the module: the tensors that it is made of, row after row.
+    """Map each parameter's path in the module to its tensors, stacked by rows.
 
-    Each with its share of the rows: there are more query heads than heads of keys and values.
+    Each tensor has its share of the rows: there are more query heads than heads of keys and values.
     """
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     names: dict[tuple, dict[str, int]] = {

@@ -1,4 +1,4 @@
-"""Directories → checkpoints: with parameters, or with no more than their shapes."""
+"""Loads checkpoints from directories, with parameters or with their shapes alone."""
 
 import dataclasses
 import os
@@ -39,19 +39,19 @@ def load(
     """Load a model, its config and its tokenizer.
 
     Args:
-      name: a directory in Hugging Face's layout or in T5X's, or a name on the hub, such as
-        "google-t5/t5-small", of which configs, tokenizer and one format of weights are downloaded:
-        safetensors if there are any, else torch's, else flax's. docs/checkpoints.md has them all.
+      name: a directory in Hugging Face's layout or in T5X's, or a hub name such as
+        "google-t5/t5-small". Configs, tokenizer and one format of weights are downloaded:
+        safetensors if there are any, else torch's, else flax's (docs/checkpoints.md).
       dtype: of the parameters. None: float32 on a CPU, which has no fast half precision; elsewhere
         that of the files, except that float16 becomes bfloat16 (T5's activations overflow float16).
-      device: what holds the parameters and runs the model, or its platform: "cpu", "gpu" or "tpu".
-        None: where jax puts new arrays, see `jax.default_device`. The dtype and the layout of the
-        parameters follow it. Target and draft belong on the same one.
+      device: the device that holds the parameters and runs the model, or a platform: "cpu", "gpu"
+        or "tpu". None: where jax puts new arrays (`jax.default_device`). Dtype and layout of the
+        parameters follow it. Target and draft belong on the same device.
       weights: "int8": projections, embeddings and heads are rounded to 8 bits as they are read,
-        each output channel by a scale of its own; `dtype` is that of all else. The model is
-        another one then, and its outputs follow its own distribution. None: `dtype`.
-      cache: "int8": keys and values are kept in 8 bits, those of the encoder too, with a scale for
-        each position and head. None: `dtype`.
+        with a scale for each output channel; all else has `dtype`. Outputs follow the rounded
+        model's distribution. None: `dtype`.
+      cache: "int8": keys and values, the encoder's too, are kept in 8 bits, with a scale for each
+        position and head. None: `dtype`.
       mesh: several devices, over which the parameters are split: a `jax.sharding.Mesh` with axes
         "data" and "model", or "data=2,model=4". Each device reads its part (docs/scale.md).
       replicate: whether every device of the mesh has the whole model, as suits a draft.
@@ -59,7 +59,7 @@ def load(
     Raises:
       FileNotFoundError: there is no such directory or hub name, or a file of it is missing.
       ValueError: the model type is not supported, a file is damaged or does not fit its config, or
-        the device has not the memory for the parameters, or there is no such device or mesh.
+        the device lacks memory for the parameters, or there is no such device or mesh.
     """
     how: dict[str, Any] = {"dtype": dtype, "device": device, "weights": weights, "cache": cache}
     checkpoint, module, tensors = opened(name, mesh=mesh, replicate=replicate, **how)
@@ -92,10 +92,10 @@ def load(
 
 
 def outline(name: str | os.PathLike, **options: Any) -> Checkpoint:
-    """What `load` would give, with shapes for parameters: only configs and headers are read.
+    """Load a checkpoint with shapes for parameters: only configs and headers are read.
 
-    Enough to count and to compare, not to decode: its model's leaves are ShapeDtypeStructs, on a
-    mesh with their shardings. Options and errors are those of `load`, but for memory.
+    It is enough to count and to compare, not to decode. The model's leaves are ShapeDtypeStructs,
+    on a mesh with shardings. Options and errors are those of `load`, memory aside.
     """
     return opened(name, **options)[0]
 
@@ -110,7 +110,7 @@ def opened(
     mesh: Mesh | str | None = None,
     replicate: bool = False,
 ) -> tuple[Checkpoint, nnx.Module, dict[str, Tensor]]:
-    """A checkpoint without weights, its module, and the tensors to fill that with; see `load`."""
+    """Open a checkpoint without weights; return it, its module and the tensors that fill it."""
     placement = _placement(mesh, replicate, device)
     _check_narrow(weights=weights, cache=cache)
     platform = (devices.find(device) if placement is None else placement.first).platform
@@ -181,7 +181,7 @@ def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor], platform: str) -> n
 
 
 def _check_narrow(**options: str | None) -> None:
-    """ValueError if what is to be kept in 8 bits is said in other words; None: it is not."""
+    """Raise ValueError if an option is neither "int8" nor None."""
     for name, value in options.items():
         if value not in (None, "int8"):
             raise ValueError(
@@ -198,14 +198,12 @@ def shapes(
     platform: str | None = None,
     placement: Placement | None = None,
 ) -> LanguageModel:
-    """The outline of a model that a family's config describes. Nothing is read or allocated.
+    """Outline the model that a family's config describes; nothing is read or allocated.
 
     Args:
       dtype: of the parameters.
-      weights: "int8", or None, as for `load`.
-      cache: the same.
-      platform: "cpu", "gpu" or "tpu", for which projections are laid out; None: that of the mesh,
-        or jax's own.
+      weights, cache: "int8" or None, as for `load`.
+      platform: "cpu", "gpu" or "tpu", whose layout projections get; None: the mesh's, or jax's own.
       placement: on a mesh, which may be abstract; the leaves then carry their shardings.
     """
     family, narrow = FAMILIES[config.model_type], (weights, cache)
@@ -228,14 +226,14 @@ def described(
     platform: str | None = None,
     placement: Placement | None = None,
 ) -> Checkpoint:
-    """The outline of a checkpoint of which no more than its config.json is there.
+    """Outline a checkpoint from its config.json alone.
 
-    Whether its head is the embedding, config.json says, where `outline` asks the weights. It has no
-    tokenizer.
+    config.json decides whether the head is the embedding; `outline` looks at the weights. There is
+    no tokenizer.
 
     Args:
-      description: the fields of a config.json, a directory that has one, or a name on the hub, from
-        which that file alone is fetched.
+      description: the fields of a config.json, a directory that has one, or a hub name, from which
+        only that file is fetched.
       dtype, platform, placement: see `shapes`.
 
     Raises: as `outline`.
@@ -249,7 +247,7 @@ def described(
     family, raw = family_of(raw, place.parent), merge_ids(raw, {})
     head = {"lm_head.weight": None} if raw.get("tie_word_embeddings") is False else {}
     with finding.naming(place):
-        config = family.config_from_hub(raw, head)  # type: ignore[arg-type]  # looks at names alone
+        config = family.config_from_hub(raw, head)  # type: ignore[arg-type]  # it reads names alone
         return Checkpoint(
             name=str(place if isinstance(description, Mapping) else description),
             model=shapes(config, dtype=dtype, platform=platform, placement=placement),

@@ -1,10 +1,9 @@
-"""Finds the arrays of msgpack files that flax wrote, and names them as torch's models do.
+"""Finds the arrays of flax's msgpack files, and names them as torch's models do.
 
-flax's own reader holds the file and a copy of its arrays at once. Here the file is walked over
-once, which finds where each array lies; the numbers are read from there. The format is msgpack's
-(https://github.com/msgpack/msgpack/blob/master/spec.md), in which flax puts an array as an
-extension of type 1, (shape, name of the dtype, bytes), and one of more than a gigabyte as a map of
-several.
+flax's own reader holds the file and a copy of its arrays at once. This one walks over the file once
+to find each array, and reads the numbers from there. The format is msgpack's
+(https://github.com/msgpack/msgpack/blob/master/spec.md). flax stores an array as an extension of
+type 1, (shape, name of the dtype, bytes). One of more than a gigabyte is a map of several.
 """
 
 import dataclasses
@@ -44,10 +43,10 @@ class FlaxTensor(Tensor):
     """An array in a msgpack file."""
 
     parts: tuple[tuple[int, int], ...]
-    """(begin, size) in bytes of the file, one after the other."""
+    """The array's parts in order: (begin, size) in bytes of the file."""
 
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
-        """A few rows at a time."""
+        """Yield a few rows at a time."""
         yield from strided_pieces(self.shape, contiguous(self.shape), self.dtype, self._read)
 
     def _read(self, begin: int, count: int) -> bytes:
@@ -63,7 +62,7 @@ class FlaxTensor(Tensor):
 
 
 def find(path: Path) -> dict[str, Tensor]:
-    """All arrays of one file; the keys of its maps, with slashes between, are their names.
+    """Find all arrays of a file; the keys of its maps, joined by slashes, are their names.
 
     Raises:
       ValueError: it is cut short, damaged or not flax's, or holds anything but arrays.
@@ -81,10 +80,10 @@ def find(path: Path) -> dict[str, Tensor]:
 
 
 def as_in_torch(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The names and the directions that transformers' torch models have for those of Flax models.
+    """Rename and transpose the arrays of Flax models as transformers' torch models have them.
 
-    A `kernel` is a `weight` the other way round (GPT-2's too, whose Flax kernels are (out, in));
-    the `embedding` of an embedding and the `scale` of a norm are `weight`s.
+    A `kernel` is a `weight` the other way round (GPT-2's too, whose Flax kernels are (out, in)).
+    The `embedding` of an embedding and the `scale` of a norm are `weight`s.
     """
     named = {}
     for name, tensor in found.items():
@@ -97,7 +96,7 @@ def as_in_torch(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """What is in nested maps, with its path."""
+    """Yield the leaves of nested maps with their paths."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}/")
@@ -106,7 +105,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """The map that a file holds, with `FlaxTensor`s for its arrays; ValueError if it has none."""
+    """Read the map in a file, with `FlaxTensor`s for its arrays; ValueError if it has none."""
     with path.open("rb") as stream:
         try:
             walker = _Walker(path, stream)
@@ -121,11 +120,11 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 class _Damaged(Exception):
-    """The file is not what it should be."""
+    """The error of a file that is not what it should be."""
 
 
 class _Walker:
-    """Goes over a file from its beginning, past the numbers of its arrays."""
+    """Walks over a file from its beginning, and skips the numbers of its arrays."""
 
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
         self.path, self.stream = path, stream
@@ -133,7 +132,7 @@ class _Walker:
         self.values = 0
 
     def value(self, depth: int) -> Any:
-        """The value that begins here; arrays and scalars of numpy as `FlaxTensor`s."""
+        """Read the value that begins here; numpy's arrays and scalars become `FlaxTensor`s."""
         if depth > DEEPEST:
             raise _Damaged("maps in maps without end")
         self.values += 1
@@ -163,7 +162,7 @@ class _Walker:
         return data
 
     def skip(self, count: int) -> tuple[int, int]:
-        """Past so many bytes; where they begin, and how many they are."""
+        """Skip `count` bytes; return their begin and their number."""
         begin = self.stream.tell()
         if begin + count > self.size:
             raise _Damaged("it ends too early")
@@ -192,7 +191,7 @@ class _Walker:
         return self.joined(found) if found.get(CHUNKED) is True else found
 
     def joined(self, found: Mapping[str, Any]) -> FlaxTensor:
-        """An array in several parts: maps from "0", "1", ... to its lengths and its parts."""
+        """Join an array of several parts: maps from "0", "1", ... to its lengths and parts."""
         shape, chunks = found.get("shape"), found.get("chunks")
         if not isinstance(shape, dict) or not isinstance(chunks, dict) or not chunks:
             raise _Damaged("an array lacks its shape or its parts")
@@ -227,7 +226,7 @@ class _Walker:
 
 
 def _sized(width: int, read: Callable[[_Walker, int, int], Any]) -> Callable[[_Walker, int], Any]:
-    """What begins with its length."""
+    """A reader of values that begin with their length."""
     return lambda walker, depth: read(walker, walker.integer(width), depth)
 
 

@@ -1,4 +1,4 @@
-"""A model of one's own, where no Hugging Face directory says what decoding must know of it."""
+"""Wraps a model of your own, which has no Hugging Face directory, in a `Checkpoint`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -35,13 +35,13 @@ def wrap(
     tokenizer: Any = None,
     name: str = "own model",
 ) -> Checkpoint:
-    """A `Checkpoint` of any model, for `generate` and all that takes one.
+    """Wrap any model in a `Checkpoint`, for `generate` and all else that takes one.
 
     Args:
       model: a Flax NNX module that holds parameters only, or any pytree; with a `vocab_size` and
         the methods of `specjax.types.Model`.
-      eos_ids: any of these ends a row. Where there are none, rows end by their length.
-      start_id: the prompt of every row of an encoder-decoder; elsewhere that of an empty text.
+      eos_ids: any of these ends a row. Empty: rows end by their length.
+      start_id: the prompt of every row of an encoder-decoder; else the prompt of an empty text.
       pad_id: fills what lies beyond a row's end; no model sees it.
       encoder_decoder: whether inputs are sources, and not prompts.
       max_positions: the most tokens of a prompt with its output; None: any number.

@@ -1,4 +1,4 @@
-"""Tensors of files → the parameters of a module, a piece at a time, and back."""
+"""Fills a module's parameters from tensors of files, a piece at a time, and the reverse."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ def without_params(
     weights: str | None = None,
     cache: str | None = None,
 ) -> Any:
-    """A module with shapes for parameters; it is never built with weights of its own."""
+    """Build a module with shapes for parameters; no weights are made."""
 
     def build() -> nnx.Module:
         module = arrange(
@@ -50,12 +50,11 @@ def filled(
     *,
     device: jax.Device | None = None,
 ) -> M:
-    """A module of shapes (`nnx.eval_shape`) with the parameters that lie in tensors.
+    """Fill a module of shapes (`nnx.eval_shape`) with the parameters in tensors.
 
     Args:
-      names: for each parameter's path the tensors that it is made of, row after row, each with its
-        share of the rows.
-      device: where they stay; None: jax's own choice.
+      names: for each parameter's path its tensors, stacked by rows, each with its share of them.
+      device: holds the parameters; None: jax's own choice.
 
     Raises:
       ValueError: a tensor is missing, of another shape, or holds no floats.
@@ -71,12 +70,12 @@ def unfilled(
     stored_turned: tuple[str, ...] = (),
     moved: Mapping[tuple, np.ndarray] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
-    """What `filled` reads: a module's parameters under the names of their tensors.
+    """The inverse of `filled`: a module's parameters by the names of their tensors.
 
     Args:
       names: as in `filled`.
-      stored_turned: how the names of tensors end that the files hold as (in, out).
-      moved: of a module on a mesh; see `sharding.moved`.
+      stored_turned: suffixes of tensors that files store as (in, out).
+      moved: rows of a module on a mesh; see `sharding.moved`.
     """
     turned, found = turned_paths(module), {}
     for path, variable in nnx.to_flat_state(nnx.state(module)):
@@ -94,16 +93,16 @@ def read_params(
     stored_turned: tuple[str, ...],
     device: jax.Device | None,
 ) -> M:
-    """The module with the files' parameters, one read after the other.
+    """Read the files' parameters into a module, one after the other.
 
     Args:
-      device: which they then stay on; None: jax's own choice, which may be moved.
+      device: the parameters are committed to it; None: to none, so jax may move them.
     """
     graphdef, abstract = nnx.split(module)
     slots, turned, filled = dict(nnx.to_flat_state(abstract)), turned_paths(module), {}
 
     def place(path: tuple, out: np.ndarray) -> None:
-        # Nothing else holds `out`, so on a CPU the array may be that memory and not a copy of it.
+        # Nothing else holds `out`, so on a CPU the array may use its memory without a copy.
         placed = jax.device_put(out, device, may_alias=True)
         filled[path] = slots[path].replace(jax.block_until_ready(placed))
 
@@ -134,7 +133,7 @@ def read_shards(
     stored_turned: tuple[str, ...],
     placement: Placement,
 ) -> M:
-    """The module with the files' parameters on a mesh: of each the parts that are held here."""
+    """Read the files' parameters into a module on a mesh: only the parts that are held here."""
     graphdef, abstract = nnx.split(module)
     slots, turned, filled = dict(nnx.to_flat_state(abstract)), turned_paths(module), {}
     specs, order = sharding.specs(module, placement), sharding.order(module, placement)
@@ -142,7 +141,7 @@ def read_shards(
     def place(path: tuple, part: Callable[..., np.ndarray]) -> None:
         slot = slots[path]
 
-        @functools.cache  # what several devices have alike is read once
+        @functools.cache  # a part that several devices hold is read once
         def read(*bounds):
             return part(*itertools.starmap(slice, bounds))
 
@@ -167,16 +166,16 @@ def read_shards(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Shards:
-    """What devices hold of a parameter: rows of tensors that lie below one another."""
+    """The parts of a parameter that devices hold: rows of tensors, stacked."""
 
     tensors: list[Tensor]
-    rows: np.ndarray  # of all of them, in the order in which the mesh has them; −1: padding
+    rows: np.ndarray  # of all tensors, in the mesh's order; −1: padding
     dtype: np.dtype
     turned: bool
     known: dict[tuple[int, int], np.ndarray] = dataclasses.field(default_factory=dict)  # scales
 
     def part(self, *at: slice) -> np.ndarray:
-        """The numbers at a place of the parameter; rows of padding are zeros."""
+        """Read the numbers at a place of the parameter; rows of padding are zeros."""
         out = _aligned(tuple(axis.stop - axis.start for axis in at), self.dtype)
         first, *others = at[::-1] if self.turned else at
         stacked = out.T if self.turned else out
@@ -190,9 +189,7 @@ class _Shards:
         return out
 
     def scales(self, some: slice) -> np.ndarray:
-        """Those of some rows in int8, from whole rows, of which a device may hold a part; read
-        once.
-        """
+        """Scales of some int8 rows, read once from whole rows: a device may hold a part of one."""
         at = some.start, some.stop
         if at not in self.known:
             out = _aligned((some.stop - some.start,), np.dtype(np.float32))
@@ -203,7 +200,7 @@ class _Shards:
         return self.known[at]
 
     def _runs(self, some: slice) -> Iterator[tuple[Tensor, slice, slice]]:
-        """Of some rows, those that follow one another in a tensor: where there, where in them."""
+        """Runs of rows that are adjacent in a tensor: the slice there, and the slice in `some`."""
         rows, begin = self.rows[some], 0
         for tensor in self.tensors:
             mine = np.flatnonzero((begin <= rows) & (rows < begin + tensor.shape[0]))
@@ -225,7 +222,7 @@ def _parts(
 def needed(
     names: Mapping[tuple, dict[str, int]], tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The tensors that the parameters are made of; others are left out, with one warning.
+    """The tensors that the parameters need; others are left out, with one warning.
 
     Raises:
       ValueError: one is missing.
@@ -252,7 +249,7 @@ def check_tensors(
     tensors: Mapping[str, Tensor],
     stored_turned: tuple[str, ...],
 ) -> None:
-    """Every tensor has the shape that config.json asks for, and holds floats."""
+    """Raise ValueError unless each tensor holds floats, in the shape that config.json asks for."""
     shapes: dict[str, tuple[int, ...]] = {}
     for parts, shape in _wanted(module, names):
         for name, share in parts.items():
@@ -281,7 +278,7 @@ def _some(names: list[str]) -> str:
 def _wanted(
     module: nnx.Module, names: Mapping[tuple, dict[str, int]]
 ) -> list[tuple[dict[str, int], tuple[int, ...]]]:
-    """For each parameter its parts, and its shape as checkpoints have it."""
+    """The parts of each parameter, and its shape as checkpoints have it."""
     slots, turned = dict(nnx.to_flat_state(nnx.state(module))), turned_paths(module)
     return [
         (names[path], slot.shape[::-1] if path in turned else slot.shape)
@@ -291,25 +288,25 @@ def _wanted(
 
 
 def _scale_of(path: tuple) -> tuple:
-    """Where the scales are of a matrix in int8."""
+    """The path of the scales of a matrix in int8."""
     return *path[:-1], f"{path[-1]}_scale"
 
 
 def _weight_of(path: tuple, slots: Mapping[tuple, Any]) -> tuple | None:
-    """Where the matrix in int8 is whose scales are at a path; None: it is no path of scales."""
+    """The path of the int8 matrix that has its scales at `path`; None: there are none."""
     *place, last = path
     weight = *place, str(last).removesuffix("_scale")
     return weight if weight != path and weight in slots else None
 
 
 def _split(stacked: np.ndarray, shares: dict[str, int]) -> dict[str, np.ndarray]:
-    """Views of the rows of each part, which lie below one another in proportion to their shares."""
+    """Views of each part's rows, which are stacked in proportion to their shares."""
     ends = np.cumsum(list(shares.values())) * len(stacked) // sum(shares.values())
     return dict(zip(shares, np.split(stacked, ends[:-1]), strict=True))
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Memory that begins at a multiple of 64 bytes, as XLA on a CPU needs to use it in place."""
+    """An array aligned to 64 bytes, which XLA on a CPU can use in place."""
     size = int(np.prod(shape)) * dtype.itemsize
     buffer = np.empty(size + 64, np.uint8)
     begin = -buffer.ctypes.data % 64

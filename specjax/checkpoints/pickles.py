@@ -1,9 +1,9 @@
 """Reads the pickles in which torch describes tensors, and nothing else.
 
-A pickle is a program for a small machine, which may import any module and call any function. The
-machine here has only the instructions that build dicts, lists, tuples, numbers and strings, and
-knows a closed list of names, which stand for themselves: nothing is imported, and what is called is
-below. Every other name and instruction is refused.
+A pickle is a program that may import any module and call any function. The machine here has only
+the instructions that build dicts, lists, tuples, numbers and strings, and a closed list of names.
+Names stand for themselves: nothing is imported, and only functions of this file are called. Every
+other name and instruction is refused.
 """
 
 import pickletools
@@ -17,7 +17,7 @@ from specjax.checkpoints.tensors import DTYPES
 
 
 class Name(NamedTuple):
-    """What a pickle would have imported."""
+    """A name that a pickle would import."""
 
     module: str
     name: str
@@ -28,33 +28,33 @@ class Storage(NamedTuple):
 
     key: str
     dtype: np.dtype | None
-    """None: bytes, and each tensor says what they are."""
+    """The dtype; None: bytes, and each tensor has its own."""
     begin: int
-    """In elements, from the beginning of what `key` names."""
+    """Offset in elements from the beginning of what `key` names."""
     size: int
-    """In elements."""
+    """Number of elements."""
     whole: int
-    """Size of all that `key` names."""
+    """Number of elements of all that `key` names."""
 
 
 class Strided(NamedTuple):
-    """A tensor: which numbers of a storage it has."""
+    """A tensor: its numbers within a storage."""
 
     storage: Storage
     dtype: np.dtype
     begin: int
-    """In elements of the storage."""
+    """Offset in elements of the storage."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
 
 class Unpickled(ValueError):
-    """What is in the pickle and has no business there."""
+    """The error of a pickle that holds more than tensors, or is damaged."""
 
 
 ORDERED_DICT = Name("collections", "OrderedDict")
 PARAMETER = Name("torch._utils", "_rebuild_parameter")
-# With how many arguments, at least and at most, each makes a tensor.
+# Functions that make a tensor, with the least and the most arguments of each.
 TENSOR = {
     Name("torch._utils", "_rebuild_tensor"): (4, 4),
     Name("torch._utils", "_rebuild_tensor_v2"): (6, 7),
@@ -95,12 +95,12 @@ _MARK = object()
 
 
 def read(stream: IO[bytes]) -> Any:
-    """The value of the pickle that begins here, with `Strided` for tensors.
+    """Read the pickle that begins here, with `Strided` for tensors.
 
-    The stream is then behind it.
+    The stream then stands behind it.
 
     Raises:
-      Unpickled: it asks for what is not on the list above, makes no sense, or takes more than
+      Unpickled: it needs what is not listed above, is malformed, or takes more than
         `MAX_STEPS`.
     """
     machine = _Machine()
@@ -110,14 +110,14 @@ def read(stream: IO[bytes]) -> Any:
         (value,) = machine.stack
     except Unpickled:
         raise
-    # What pickletools and the machine say of bytes that are no pickle.
+    # Errors of pickletools and of the machine for bytes that are no pickle.
     except (ValueError, LookupError, TypeError, ArithmeticError, struct.error) as error:
         raise Unpickled(f"it is cut short or damaged ({type(error).__name__})") from None
     return value
 
 
 class _Bounded:
-    """A stream from which nobody reads gigabytes at once."""
+    """A stream that never reads gigabytes at once."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
@@ -132,7 +132,7 @@ class _Bounded:
 
 
 class _Machine:
-    """A stack and a memo; see the module `pickletools` for what each instruction does."""
+    """A stack and a memo; the module `pickletools` documents each instruction."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -160,7 +160,7 @@ class _Machine:
             raise Unpickled(f"it has the instruction {opcode}, which no file of tensors needs")
 
     def marked(self) -> list[Any]:
-        """What lies above the last mark, which goes too."""
+        """Pop the values above the last mark, and the mark."""
         at = len(self.stack) - 1
         while self.stack[at] is not _MARK:  # IndexError if there is none
             at -= 1
@@ -191,7 +191,7 @@ class _Machine:
         self.stack.append(found)
 
     def fill(self, pairs: list[Any]) -> None:
-        """The dict on top of the stack."""
+        """Add pairs to the dict on top of the stack."""
         into = self.stack[-1]
         if type(into) is not dict or len(pairs) % 2:
             raise Unpickled("it puts entries into what is no dict")
@@ -202,7 +202,7 @@ class _Machine:
             into[key] = value
 
     def extend(self, values: list[Any]) -> None:
-        """The list on top of the stack."""
+        """Add values to the list on top of the stack."""
         if type(self.stack[-1]) is not list:
             raise Unpickled("it appends to what is no list")
         self.stack[-1].extend(values)
@@ -214,7 +214,7 @@ class _Machine:
         if function == ORDERED_DICT:
             self.stack.append({})
             pairs = arguments[0] if arguments else ()
-            self.count(len(pairs))  # which the memo may give again and again
+            self.count(len(pairs))  # which the memo may repeat without new instructions
             for key, value in pairs:
                 self.fill([key, value])
         elif function == PARAMETER and arguments and type(arguments[0]) is Strided:
@@ -230,7 +230,7 @@ class _Machine:
             raise Unpickled(f"it calls {function.module}.{function.name} as it should not")
 
     def build(self) -> None:
-        """Attributes of an OrderedDict, such as versions of layers, are dropped."""
+        """Drop attributes of an OrderedDict, such as versions of layers."""
         self.pop()
         if type(self.stack[-1]) is not dict:
             raise Unpickled("it sets attributes of what is no dict")
@@ -279,7 +279,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _storage(pid: Any) -> Storage:
-    """From a persistent id: ("storage", class, key, device, size), and what it is a view of."""
+    """Read a persistent id: ("storage", class, key, device, size), and what it is a view of."""
     if type(pid) is not tuple or not 5 <= len(pid) <= 6 or pid[0] != "storage":
         raise Unpickled("it refers to what is no storage of numbers")
     _, kind, key, _, size, *view = pid

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from specjax.checkpoints import tensors
 from specjax.checkpoints.tensors import AGAIN, DTYPES, At, Tensor, Unread, read_into
 
-# Their names in a header, and ours.
+# Names of dtypes in a header, and numpy's.
 NAMES = {
     "F64": "float64",
     "F32": "float32",
@@ -34,11 +34,10 @@ class SafeTensor(Tensor):
     name: str
 
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
-        """A few rows at a time.
+        """Yield a few rows at a time.
 
-        The file is opened anew for each: safetensors maps it into memory, where the pages that
-        were read count as a second copy until it is closed. It costs less than 0.5 ms with 500
-        tensors.
+        The file is opened anew for each piece: safetensors maps it into memory, where pages that
+        were read count as a second copy until it is closed.
         """
         if not self.shape:
             with _open(self.file) as file:
@@ -47,7 +46,7 @@ class SafeTensor(Tensor):
         yield from self.within(tuple(slice(0, size) for size in self.shape))
 
     def within(self, part: At) -> Iterator[tuple[At, np.ndarray]]:
-        """A few rows at a time; of the file nothing else is read."""
+        """Yield a few rows at a time; nothing else of the file is read."""
         rows, *others = part
         lengths = [axis.stop - axis.start for axis in others]
         count = max(1, tensors.CHUNK // max(1, math.prod(lengths) * self.dtype.itemsize))
@@ -61,7 +60,7 @@ class SafeTensor(Tensor):
 
 
 def find(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file by name; ValueError if it is cut short or damaged."""
+    """Find all tensors of one file by name; ValueError if it is cut short or damaged."""
     found: dict[str, Tensor] = {}
     with _open(path) as file:
         for name in file.keys():  # noqa: SIM118
@@ -88,14 +87,14 @@ def write_file(
     metadata: Mapping[str, str],
     progress: Callable[[int], Any] = lambda count: None,
 ) -> None:
-    """Write one file that transformers reads too (`format: pt` says how names are meant).
+    """Write one file that transformers reads too (`format: pt`: names are torch's).
 
     Tensors are read one after the other, and only one is held in memory.
 
     Args:
-      path: the file; one that is there is replaced.
+      path: the file; an existing one is replaced.
       source: the tensors, by the names that they get.
-      dtype: that they get, float32, bfloat16 or float16.
+      dtype: of the stored tensors: float32, bfloat16 or float16.
       metadata: strings for the header.
       progress: called after each tensor with its bytes.
     """
@@ -119,7 +118,7 @@ def write_file(
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """safetensors' view of a file, whose errors do not say which file they are about."""
+    """Open a file with safetensors, whose errors do not name the file."""
     try:
         with safe_open(path, framework="numpy") as file:
             yield file

@@ -1,4 +1,4 @@
-"""Checkpoints → directories: `save` one, or `convert` what can be loaded without holding it."""
+"""Writes checkpoints: `save` those in memory, `convert` files without holding the weights."""
 
 import json
 import math
@@ -30,11 +30,11 @@ def save(directory: str | os.PathLike, checkpoint: Checkpoint, *, dtype: Any = j
     Args:
       directory: made if need be; files of the same names in it are replaced.
       checkpoint: what to write. `checkpoint.metadata` goes into the safetensors header.
-      dtype: float32, bfloat16 or float16, of the stored weights.
+      dtype: of the stored weights: float32, bfloat16 or float16.
 
     Raises:
-      ValueError: a model of one's own, of no family, one whose head is not its own, or one with
-        weights in int8; or the directory cannot be written.
+      ValueError: the checkpoint is of no family, has a head that is not its own or weights in int8;
+        or the directory cannot be written.
     """
     files.check_directory(directory)
     kept = isinstance(checkpoint.model, LanguageModel) and hasattr(checkpoint.config, "model_type")
@@ -61,14 +61,14 @@ def convert(
     dtype: Any = None,
     progress: Callable[[int, int], Any] = lambda written, whole: None,
 ) -> Checkpoint:
-    """Write what `load` can read as `save` would, without holding it in memory.
+    """Write a checkpoint as `save` does, without holding its weights in memory.
 
-    Afterwards the directory loads at the speed of safetensors, in transformers too.
+    The directory then loads at the speed of safetensors, in transformers too.
 
     Args:
       name: a checkpoint, as in `load`.
       directory: made if need be; files of the same names in it are replaced.
-      dtype: float32, bfloat16 or float16, of the stored weights. None: the widest of the source's,
+      dtype: of the stored weights: float32, bfloat16 or float16. None: the widest of the source's,
         at most float32.
       progress: called after each tensor with the bytes written, and all bytes.
 
@@ -77,7 +77,7 @@ def convert(
 
     Raises:
       FileNotFoundError: there is no such checkpoint, or a file of it is missing.
-      ValueError: as `load`, or the directory cannot be written, which is looked at first.
+      ValueError: as `load`, or the directory cannot be written, which is checked first.
     """
     if dtype is not None:
         dtype = float_dtype(dtype)

@@ -1,7 +1,7 @@
 """Reads T5's tokenizer from `spiece.model` alone, without the packages sentencepiece and protobuf.
 
 The file is a message of protocol buffers (https://protobuf.dev/programming-guides/encoding), whose
-fields are those of sentencepiece_model.proto (https://github.com/google/sentencepiece). Wanted are
+fields are those of sentencepiece_model.proto (https://github.com/google/sentencepiece). Read are
 pieces with their scores, and the table that normalizes texts before they are cut into pieces.
 """
 
@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 from specjax.checkpoints.tensors import AGAIN, read_json
 
 FILES = ("spiece.model", "sentencepiece.model")  # Hugging Face's name and T5X's
-UNIGRAM = 1  # of the kinds of models, the one of which T5's are
+UNIGRAM = 1  # the kind of model that T5 uses
 CONTROL, USER_DEFINED = 3, 4  # kinds of pieces
 UNKNOWN_ID = 2  # where transformers' T5 tokenizer has <unk>
-EXTRA_IDS = 100  # where tokenizer_config.json is silent
+EXTRA_IDS = 100  # the default of tokenizer_config.json
 SPECIAL = ("eos_token", "unk_token", "pad_token")
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 
 
 class Piece(NamedTuple):
-    """A token, its log probability, and what kind of token it is."""
+    """A token, its log probability, and its kind."""
 
     text: str
     score: float
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 class Spiece(NamedTuple):
-    """What a tokenizer is made of."""
+    """The parts of a tokenizer."""
 
     pieces: list[Piece]
     model_type: int
@@ -39,12 +39,12 @@ class Spiece(NamedTuple):
 
 
 def find(directory: Path) -> Path | None:
-    """The file of a directory, if it has one."""
+    """Find a directory's file of pieces; None if it has none."""
     return next((directory / name for name in FILES if (directory / name).is_file()), None)
 
 
 def load(path: Path) -> Any:
-    """transformers' tokenizer of T5, with the ids that its own conversion gives.
+    """Load transformers' tokenizer of T5, with the ids of its own conversion.
 
     tokenizer_config.json and special_tokens_map.json beside the file are followed.
 
@@ -89,12 +89,12 @@ def load(path: Path) -> Any:
 
 
 def _text(token: Any) -> Any:
-    """Of a token, which older files describe by an object."""
+    """The text of a token, which older files describe by an object."""
     return token.get("content") if isinstance(token, dict) else token
 
 
 def read(path: Path) -> Spiece:
-    """The parts of a sentencepiece model; ValueError if the file is cut short or damaged."""
+    """Read the parts of a sentencepiece model; ValueError if the file is cut short or damaged."""
     pieces, model_type, unknown_id, charsmap = [], UNIGRAM, 0, b""
     try:
         for field, value in _fields(path.read_bytes()):
@@ -117,13 +117,13 @@ def read(path: Path) -> Spiece:
 
 
 def is_charsmap(table: bytes) -> bool:
-    """Whether the trie at the beginning of a precompiled charsmap is as long as it says."""
+    """Whether the trie at the beginning of a precompiled charsmap has its stated length."""
     size = int.from_bytes(table[:4], "little")
     return len(table) >= 4 and 0 < size <= len(table) - 4 and size % 4 == 0
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The number of each field and its value: an int, or bytes where it is longer."""
+    """Yield each field's number and value: an int, or bytes if it is longer."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -145,7 +145,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number in base 128, the lowest digits first, and where it ends."""
+    """Read a number in base 128, lowest digits first; return it and its end."""
     value = shift = 0
     while True:
         byte = message[at]

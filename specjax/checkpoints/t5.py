@@ -1,10 +1,10 @@
-"""How Hugging Face names and configures a T5: its config.json and the tensors in its files.
+"""Hugging Face's form of a T5: its config.json and the tensors in its files.
 
-Two facts need care (checked with transformers 5.23). `tie_word_embeddings` means both "the head is
-the embedding" and "scale the decoder's output by d_model^−½" in files written before transformers
-5, and is always true in later ones, which have `scale_decoder_outputs` beside it. And a checkpoint
-may store a tied head all the same. So the tensors decide what is tied, and the newest field that
-is there decides about scaling.
+Two facts need care (checked with transformers 5.23). In files from before transformers 5,
+`tie_word_embeddings` means both "the head is the embedding" and "scale the decoder's output by
+d_model^−½". In later files it is always true, and `scale_decoder_outputs` stands beside it. A
+checkpoint may store a tied head all the same. So the tensors decide what is tied, and the newest
+field decides about scaling.
 """
 
 import warnings
@@ -17,7 +17,7 @@ from specjax.checkpoints.config_json import check_sizes, fill_in, is_copy, tie
 from specjax.checkpoints.tensors import Tensor, equal
 from specjax.models.t5 import T5, T5Config
 
-# What transformers assumes where config.json is silent: T5 v1.0 small.
+# transformers' defaults for config.json: T5 v1.0 small.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 32128,
     "d_model": 512,
@@ -39,14 +39,14 @@ UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight
 
 
 def build(config: T5Config, *, rngs: nnx.Rngs, dtype) -> T5:
-    """A freshly initialised module."""
+    """Build a freshly initialised T5."""
     return T5(config, rngs=rngs, dtype=dtype)
 
 
 def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Drop copies of the embedding, so that a head that remains is the model's own.
 
-    Warns where config.json (`raw`) promises a head of its own that the files lack.
+    Warn if config.json (`raw`) promises a head of its own that the files lack.
 
     Raises:
       ValueError: encoder and decoder have different embeddings.
@@ -79,7 +79,7 @@ def select_tensors(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dic
 
 
 def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T5Config:
-    """The config of a checkpoint.
+    """Read the config of a T5's checkpoint.
 
     Args:
       raw: config.json, as it is in the file.
@@ -116,7 +116,7 @@ def config_from_hub(raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> T5
 
 
 def config_to_hub(config: T5Config) -> dict[str, Any]:
-    """What config.json says of the architecture, for transformers before and since version 5."""
+    """The architecture's fields of config.json, for transformers before and since version 5."""
     fields = {key: getattr(config, key) for key in DEFAULTS if key != "eos_token_id"}
     return {
         "architectures": ["T5ForConditionalGeneration"],
@@ -131,9 +131,9 @@ def config_to_hub(config: T5Config) -> dict[str, Any]:
 
 
 def tensor_names(config: T5Config) -> dict[tuple, dict[str, int]]:
-    """For each parameter's path in the module: the tensors that it is made of, row after row.
+    """Map each parameter's path in the module to its tensors, stacked by rows.
 
-    Each with its share of the rows.
+    Each tensor has its share of the rows.
     """
     names: dict[tuple, dict[str, int]] = {("embedding",): {EMBEDDING: 1}}
     if not config.tie_word_embeddings:

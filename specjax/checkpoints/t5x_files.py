@@ -1,4 +1,4 @@
-"""Finds the parameters of T5X checkpoints, and what they say about the model.
+"""Finds the parameters of T5X checkpoints, and derives the model's config from them.
 
 A T5X checkpoint is a directory with a msgpack file `checkpoint`: a tree whose leaves are arrays or,
 for most parameters, descriptions of zarr arrays in folders beside it, such as
@@ -24,7 +24,7 @@ from specjax.checkpoints.tensors import AGAIN, DTYPES, At, Tensor, Turned
 
 FILE, GIN = "checkpoint", "config.gin"
 LONGEST_GIN = 1 << 20  # bytes; T5X writes some 20,000
-# Bytes in memory of a chunk that is larger than its array. T5X cuts arrays into chunks.
+# Bytes that a chunk may take in any case; beyond them, at most twice the bytes of its array.
 SMALL_CHUNK = 1 << 20
 MAX_CHUNKS = 1 << 16  # of an array; T5X writes one for each device
 TENSORFLOW = b"model_checkpoint_path"  # how TensorFlow's file of that name begins
@@ -46,7 +46,7 @@ SIZES = {
     },
 }
 NAMED = re.compile(r"t5(?:[._-]v?(?:1[._])?([01]))?[._-](small|base|large|xxl|xl|3b|11b)")
-# gin's names and Hugging Face's, of what tensors have too.
+# Names of fields in gin and in config.json; tensors show these fields too.
 GIN_FIELDS = {
     "vocab_size": "vocab_size",
     "emb_dim": "d_model",
@@ -84,10 +84,10 @@ class ZarrTensor(Tensor):
     """A zarr array on disk; `file` is its folder."""
 
     as_bfloat16: bool = False
-    """The numbers are bfloat16 under the name of uint16, as T5X once wrote them."""
+    """Whether the numbers are bfloat16, stored as uint16 by old versions of T5X."""
 
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
-        """One chunk of the array after the other, since each is compressed as a whole."""
+        """Yield one chunk at a time, since each is compressed as a whole."""
         store = self.store
         chunk = store.chunk_layout.read_chunk.shape
         starts = [range(0, n, step) for n, step in zip(self.shape, chunk, strict=True)]
@@ -105,12 +105,12 @@ class ZarrTensor(Tensor):
 
     @functools.cached_property
     def store(self) -> Any:
-        """tensorstore's view of it."""
+        """The array in tensorstore."""
         return _open(self.file)
 
 
 def is_checkpoint(directory: Path) -> bool:
-    """Whether there is a T5X checkpoint in the directory itself."""
+    """Whether the directory itself holds a T5X checkpoint."""
     file = directory / FILE
     if not file.is_file():
         return False
@@ -119,7 +119,7 @@ def is_checkpoint(directory: Path) -> bool:
 
 
 def latest(directory: Path) -> Path:
-    """The directory, or that of the last step where it holds only those of steps."""
+    """The directory, or that of the last step if it holds only steps."""
     steps = {
         int(path.parent.name.removeprefix("checkpoint_")): path.parent
         for path in directory.glob(f"checkpoint_*/{FILE}")
@@ -129,11 +129,11 @@ def latest(directory: Path) -> Path:
 
 
 def find(directory: Path) -> dict[str, Tensor]:
-    """All parameters by Hugging Face's names, as T5's torch models have them.
+    """Find all parameters, named and laid out as in T5's torch models.
 
     Raises:
       FileNotFoundError: an array's folder is missing.
-      ValueError: a file is damaged, or a parameter is none of such a T5.
+      ValueError: a file is damaged, or a parameter is not one of such a T5.
     """
     tree = msgpack_files.read_tree(directory / FILE)
     optimizer = tree.get("optimizer")
@@ -159,10 +159,10 @@ def find(directory: Path) -> dict[str, Tensor]:
 
 
 def config(directory: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The config.json that a T5X checkpoint lacks.
+    """Derive the config.json that a T5X checkpoint lacks.
 
-    Shapes tell most of it. `config.gin`, in the directory or the one above, or else a size for the
-    name of either, such as t5_1_1_small, says it too; what it says must then fit the tensors.
+    Shapes give most of it. The rest comes from `config.gin` in the directory or the one above, or
+    else from a size in the name of either, such as t5_1_1_small. Fields in both must agree.
 
     Raises:
       ValueError: the tensors lack what the sizes are read from, or gin asks for another model.
@@ -216,11 +216,11 @@ def _said(directory: Path) -> dict[str, Any]:
 
 
 def _gin(file: Path) -> dict[str, Any]:
-    """What it says of `network.T5Config`, as bindings or as a block; macros are followed."""
+    """Read the settings of `network.T5Config`, as bindings or as a block; macros are followed."""
     if file.stat().st_size > LONGEST_GIN:
         raise ValueError(f"{file} has more than {LONGEST_GIN:,} bytes. {AGAIN}")
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    # One space at most in a row: the patterns below take quadratic time over longer runs.
+    # At most one space in a row: the patterns below take quadratic time over longer runs.
     lines = [re.sub(r"\s+", " ", line.partition("#")[0]).rstrip() for line in lines]
     text = "\n".join(line for line in lines if line)
     macros = dict(re.findall(r"^(\w+)\s*=\s*(.+?)\s*$", text, re.MULTILINE))
@@ -249,7 +249,7 @@ def _gin(file: Path) -> dict[str, Any]:
 
 
 def _names() -> dict[str, str]:
-    """T5X's names, with N for the number of the layer, and Hugging Face's."""
+    """Map T5X's names, with N for the number of the layer, to Hugging Face's."""
     found = dict(_OUTSIDE)
     for stack, sublayers in _SUBLAYERS.items():
         for i, (norm, module, theirs) in enumerate(sublayers):
@@ -262,7 +262,7 @@ def _names() -> dict[str, str]:
 
 
 def _parameters(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves: arrays, and the maps that describe arrays elsewhere."""
+    """Yield the leaves: arrays, and maps that describe arrays elsewhere."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and not {"driver", "kvstore"} <= set(value):
             yield from _parameters(value, f"{prefix}{key}/")
@@ -271,7 +271,7 @@ def _parameters(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _array(directory: Path, path: str, old: bool) -> ZarrTensor:
-    """By its path and not by its description, which may name a place where it once was."""
+    """Open an array by its path: its description may name a place that is out of date."""
     folder = directory / f"target.{path.replace('/', '.')}"
     if not folder.is_dir():
         raise FileNotFoundError(
@@ -288,10 +288,10 @@ def _array(directory: Path, path: str, old: bool) -> ZarrTensor:
 
 
 def _check_chunks(folder: Path, store: Any) -> None:
-    """ValueError if a chunk takes much more memory than the array, or there are too many."""
+    """Raise ValueError if a chunk takes far more memory than its array, or there are too many."""
     chunk, width = store.chunk_layout.read_chunk.shape, store.dtype.numpy_dtype.itemsize
     whole = math.prod(chunk) * width
-    # Blosc allocates what a chunk says that it holds; other formats are decoded up to its size.
+    # Blosc allocates the size that a chunk states; other formats decode up to the chunk's size.
     if (store.spec().to_json()["metadata"].get("compressor") or {}).get("id") == "blosc":
         files = (file for file in folder.rglob("[0-9]*") if file.is_file())
         whole = max(map(_blosc_bytes, files), default=whole)
@@ -308,14 +308,14 @@ def _check_chunks(folder: Path, store: Any) -> None:
 
 
 def _blosc_bytes(file: Path) -> int:
-    """How many bytes a chunk says that it holds."""
+    """The number of bytes that a chunk states it holds."""
     with file.open("rb") as stream:
         return int.from_bytes(stream.read(8)[4:], "little")
 
 
 @functools.cache
 def _one_thread() -> Any:
-    """Chunks are read one at a time, and each thread would keep memory of its own."""
+    """A context of one thread: chunks are read one at a time, and each thread keeps memory."""
     import tensorstore
 
     limit = {"limit": 1}
@@ -330,7 +330,7 @@ def _open(folder: Path) -> Any:
     try:
         store = tensorstore.open(spec, open=True, read=True, context=_one_thread()).result()
         if store.spec().to_json()["metadata"].get("fill_value") is None:
-            # A chunk that is missing is then lost; else it may be one of the fill value alone.
+            # Without a fill value, a missing chunk is lost; with one, it may hold that value alone.
             spec["fill_missing_data_reads"] = False
             store = tensorstore.open(spec, open=True, read=True, context=_one_thread()).result()
         return store

@@ -1,8 +1,8 @@
-"""The one door by which weights come in: tensors by name, known before any of them is read.
+"""Tensors of files by name: the one interface to weights.
 
 A source of weights is a dict from names to `Tensor`s. Shape and dtype come from headers; numbers
-are read on demand, a piece at a time, to where they belong. What the files are is nobody's business
-beyond this: safetensors, pickles, msgpack and zarr each have a module that fills such a dict.
+are read on demand, a piece at a time, to where they belong. A module each for safetensors, pickles,
+msgpack and zarr fills such a dict; all other code is independent of the format.
 """
 
 import abc
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # teaches numpy the name "bfloat16" too
+import ml_dtypes  # registers the name "bfloat16" with numpy too
 import numpy as np
 
 from specjax.models import int8
@@ -29,7 +29,7 @@ FLOATS = {
 DTYPES = FLOATS | {
     name: np.dtype(name) for name in ("bool", "uint8", "int8", "int16", "int32", "int64")
 }
-HELD = ("float32", "bfloat16", "float16")  # what parameters may be held in, or written as
+HELD = ("float32", "bfloat16", "float16")  # dtypes in which parameters may be held or written
 CHUNK = 1 << 22  # bytes read at once
 AGAIN = "Copy or download it again."
 At = tuple[slice, ...]  # where a piece lies in its tensor
@@ -37,21 +37,21 @@ At = tuple[slice, ...]  # where a piece lies in its tensor
 
 @dataclasses.dataclass(frozen=True)
 class Tensor(abc.ABC):
-    """A tensor in a file. Two that are equal lie in the same place."""
+    """A tensor in a file. Equal ones lie in the same place."""
 
     file: Path
-    """For messages: the file that holds it."""
+    """The file that holds the tensor, for messages."""
     dtype: np.dtype
     shape: tuple[int, ...]
 
     @abc.abstractmethod
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
-        """All of its numbers once, a few megabytes at a time, each piece with its place."""
+        """Yield all numbers once, a few megabytes at a time, each piece with its place."""
 
     def within(self, part: At) -> Iterator[tuple[At, np.ndarray]]:
-        """The numbers of a part, each piece with its place in that part.
+        """Yield the numbers of a part, each piece with its place in that part.
 
-        By default the whole tensor is read, and what lies outside the part is dropped at once.
+        By default the whole tensor is read, and numbers outside the part are dropped at once.
 
         Args:
           part: slices with a begin and an end ≥ 0, one for each axis.
@@ -71,7 +71,7 @@ class Tensor(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Turned(Tensor):
-    """A matrix that the file holds the other way round."""
+    """A matrix that the file holds transposed."""
 
     stored: Tensor
 
@@ -81,13 +81,13 @@ class Turned(Tensor):
         return cls(stored.file, stored.dtype, stored.shape[::-1], stored)
 
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
-        """Those of the stored tensor, turned."""
+        """Yield the pieces of the stored tensor, transposed."""
         for at, piece in self.stored.pieces():
             yield at[::-1], piece.T
             del piece
 
     def within(self, part: At) -> Iterator[tuple[At, np.ndarray]]:
-        """That of the stored tensor, turned."""
+        """Yield a part of the stored tensor, transposed."""
         for at, piece in self.stored.within(part[::-1]):
             yield at[::-1], piece.T
             del piece
@@ -95,7 +95,7 @@ class Turned(Tensor):
 
 @dataclasses.dataclass(frozen=True)
 class Unread(Tensor):
-    """A tensor of a type that cannot be read. A model that does not need it loads."""
+    """A tensor of a type that cannot be read. A model that does not need it still loads."""
 
     reason: str  # the error of reading it
 
@@ -106,22 +106,22 @@ class Unread(Tensor):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Held(Tensor):
-    """A tensor that is in memory already, to be written."""
+    """A tensor in memory, to be written."""
 
     array: np.ndarray
 
     @classmethod
     def of(cls, array: np.ndarray) -> "Held":
-        """An array as a tensor."""
+        """Wrap an array as a tensor."""
         return cls(Path("memory"), array.dtype, array.shape, array)
 
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
-        """One."""
+        """Yield the whole array as one piece."""
         yield tuple(slice(None) for _ in self.shape), self.array
 
 
 def float_dtype(value: Any) -> np.dtype:
-    """The dtype of an argument `dtype`; ValueError unless it is one of `HELD`."""
+    """Read the argument `dtype`; ValueError unless it is one of `HELD`."""
     try:
         found = np.dtype(value)
     except TypeError:
@@ -135,13 +135,13 @@ def read_into(tensor: Tensor, out: np.ndarray, part: At | None = None) -> None:
     """Fill `out`, of the shape of the tensor or of the part, in its own dtype and strides."""
     for at, piece in tensor.pieces() if part is None else tensor.within(part):
         out[at] = piece
-        del piece  # or it would be in memory beside the next
+        del piece  # otherwise it stays in memory beside the next
 
 
 def read_scales(tensor: Tensor, out: np.ndarray, rows: slice = slice(None)) -> None:
     """Fill `out` with the scale of each row of a matrix, or of some rows, as `int8.quantise` does.
 
-    A pass of its own, before `read_rounded`: a piece need not hold whole rows.
+    This is a separate pass before `read_rounded`, since a piece need not hold whole rows.
 
     Args:
       out: float32.
@@ -159,8 +159,8 @@ def read_scales(tensor: Tensor, out: np.ndarray, rows: slice = slice(None)) -> N
 def read_rounded(
     tensor: Tensor, out: np.ndarray, scale: np.ndarray, part: At | None = None
 ) -> None:
-    """Fill `out` in int8 with a matrix, or a part of it, by the scales of its rows."""
-    with np.errstate(invalid="ignore"):  # not finite: then its scale is not either
+    """Fill `out`, in int8, with a matrix or a part of it, rounded by the scales of its rows."""
+    with np.errstate(invalid="ignore"):  # where a number is not finite, neither is its scale
         for at, piece in tensor.pieces() if part is None else tensor.within(part):
             out[at] = int8.round_to(piece.astype(np.float32), scale[at[0], None])
             del piece
@@ -173,7 +173,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return False
     for (at, x), (there, y) in zip(a.pieces(), b.pieces(), strict=False):
-        if at != there:  # they are laid out differently: one of them is read as a whole
+        if at != there:  # different layouts: one tensor is read as a whole
             whole = np.empty(b.shape, b.dtype)
             read_into(b, whole)
             return all(np.array_equal(x, whole[at]) for at, x in a.pieces())
@@ -188,7 +188,7 @@ def strided_pieces(
     dtype: np.dtype,
     read: Callable[[int, int], bytes],
 ) -> Iterator[tuple[At, np.ndarray]]:
-    """Pieces of a tensor in the order in which its numbers lie in the file.
+    """Yield pieces of a tensor in the order of its numbers in the file.
 
     Args:
       shape: any; nothing is read of an empty tensor.
@@ -226,7 +226,7 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def read_bytes(file: Path, begin: int, count: int) -> bytes:
-    """Part of a file; ValueError if it ends before."""
+    """Read a part of a file; ValueError if the file ends earlier."""
     with file.open("rb") as stream:
         if not 0 <= begin <= begin + count <= os.fstat(stream.fileno()).st_size:
             raise ValueError(f"{file} is cut short. {AGAIN}")
@@ -235,7 +235,7 @@ def read_bytes(file: Path, begin: int, count: int) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ValueError that names the file if it is not one."""
+    """Read a JSON object from a file; ValueError that names the file if it is not one."""
     try:
         value = json.loads(path.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:

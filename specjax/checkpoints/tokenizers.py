@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint, and what its files say of ids and of texts."""
+"""Loads a checkpoint's tokenizer, and reads ids and limits of texts from its files."""
 
 import base64
 import contextlib
@@ -15,16 +15,16 @@ from specjax.checkpoints.weights import PIECES
 from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
-MIN_SHARE_OF_ROWS = 0.5  # of the embedding's; published models are padded by less than a tenth
+MIN_SHARE_OF_ROWS = 0.5  # of an embedding that have ids; published models pad by less than a tenth
 
 
 def load(directory: Path) -> Any:
-    """The tokenizer, or None where the directory has none. No code of the checkpoint runs.
+    """Load the tokenizer; None if the directory has none. The checkpoint's code never runs.
 
     Raises:
       ValueError: a file is damaged or missing.
     """
-    # What is imported here takes a second, and advises to install torch, which is not used.
+    # The imports below take a second, and advise to install torch, which is not used.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     pieces = spiece.find(directory)
     if pieces is None and t5x_files.is_checkpoint(directory):
@@ -37,9 +37,9 @@ def load(directory: Path) -> Any:
 
 
 def from_transformers(directory: Path) -> Any:
-    """What `AutoTokenizer` makes of a directory; ValueError that names it if that fails.
+    """Load a directory with `AutoTokenizer`; ValueError that names it if that fails.
 
-    `trust_remote_code` is False and not left out: transformers would ask on stdin whether it may
+    `trust_remote_code` is False, not left out: else transformers asks on stdin whether it may
     run the checkpoint's code.
     """
     from transformers import AutoTokenizer
@@ -68,9 +68,9 @@ def from_transformers(directory: Path) -> Any:
 
 @contextlib.contextmanager
 def panics() -> Iterator[None]:
-    """Turns a panic of the tokenizers library into a ValueError.
+    """Turn a panic of the tokenizers library into a ValueError.
 
-    It is a BaseException, which no `except Exception` catches, of a class that cannot be imported.
+    A panic is a BaseException, which no `except Exception` catches; its class cannot be imported.
     """
     try:
         yield
@@ -82,10 +82,10 @@ def panics() -> Iterator[None]:
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text; ValueError that names the text if the tokenizer fails on it."""
+    """Encode a text as ids; ValueError that names it if the tokenizer fails."""
     try:
         with panics():
-            # Not verbose: transformers would warn of long texts in words that are not true here.
+            # Not verbose: transformers' warning about long texts does not apply here.
             return list(tokenizer(text, verbose=False)["input_ids"])
     except Exception as error:
         shown = ascii(text if len(text) <= 60 else text[:60] + "…")
@@ -102,9 +102,9 @@ def _pieces(directory: Path) -> list[str]:
 
 
 def _check_charsmaps(file: Path) -> None:
-    """ValueError if a table that normalizes texts is not as long as it says.
+    """Raise ValueError if a table that normalizes texts does not have its stated length.
 
-    The tokenizers library would allocate what the table says, and may abort the process.
+    The tokenizers library would allocate the stated length, and may abort the process.
     """
     if not file.is_file() or b'"Precompiled"' not in file.read_bytes():
         return
@@ -126,9 +126,9 @@ def _check_charsmaps(file: Path) -> None:
 
 
 def real_vocab_size(tokenizer: Any, rows: int, directory: Path) -> int:
-    """How many ids stand for something: those of the tokenizer, without the embedding's padding.
+    """Count the tokenizer's ids, without the embedding's padding.
 
-    Tokens that were added to the tokenizer beyond the embedding are left out, with a warning.
+    Tokens that were added beyond the embedding are left out, with a warning.
 
     Raises:
       ValueError: the tokenizer's own pieces are more than the embedding's rows, or so few that
@@ -167,14 +167,14 @@ def real_vocab_size(tokenizer: Any, rows: int, directory: Path) -> int:
 
 
 def eos_ids(value: Any) -> tuple[int, ...]:
-    """From an id, a list of them or None."""
+    """The EOS ids as a tuple, from an id, a list of them or None."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(sorted(set(ids)))
 
 
 def max_source_len(tokenizer: Any, raw: Mapping[str, Any], config: Any) -> int:
-    """What the tokenizer says, at most the positions of the model; else those, or a default."""
-    # A tokenizer that knows no limit says 10³⁰.
+    """The tokenizer's limit, at most the model's positions; else those, or a default."""
+    # A tokenizer without a limit has 10³⁰.
     limit = 10**30 if tokenizer is None else tokenizer.model_max_length
     if type(limit) not in (int, float) or not limit >= 1:
         raise ValueError(
@@ -187,7 +187,7 @@ def max_source_len(tokenizer: Any, raw: Mapping[str, Any], config: Any) -> int:
 
 
 def prefix(raw: Mapping[str, Any], directory: Path) -> str:
-    """transformers' field for what its pipelines put before every text."""
+    """The prefix that transformers' pipelines put before every text."""
     prefix = raw.get("prefix") or ""
     if not isinstance(prefix, str):
         raise ValueError(f"{directory / 'config.json'}: prefix={prefix!r} should be a text.")

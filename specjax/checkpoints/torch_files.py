@@ -1,8 +1,8 @@
 """Finds the tensors of the files that `torch.save` writes, without torch and without running them.
 
-Both formats: the zip archive of torch since 1.6, with a pickle and one uncompressed record for each
-storage; and before it four pickles, with the storages behind them. `pickles` reads the pickles; the
-numbers are read from their place in the file, whatever their strides are.
+Two formats are read: the zip archive of torch since 1.6, with a pickle and one uncompressed record
+for each storage; and the older one, four pickles followed by the storages. `pickles` reads the
+pickles. The numbers are read from their place in the file, whatever their strides are.
 """
 
 import io
@@ -24,16 +24,16 @@ from specjax.support import files
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of the older format
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
-LONGEST = 1 << 28  # bytes of a pickle; that of a model with 10,000 tensors has 2 MB
+LONGEST = 1 << 28  # bytes of a pickle; a model of 10,000 tensors has 2 MB
 
 
 class Place(NamedTuple):
-    """Where a storage lies."""
+    """The place of a storage in its file."""
 
     begin: int
-    """In bytes, from the beginning of the file."""
+    """Offset in bytes from the beginning of the file."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     checksum: int
     """CRC-32 of the bytes; 0: unknown."""
 
@@ -43,13 +43,13 @@ class TorchTensor(Tensor):
     """A tensor of a file that torch wrote."""
 
     begin: int
-    """In bytes, from the beginning of the file."""
+    """Offset in bytes from the beginning of the file."""
     strides: tuple[int, ...]
     checksum: int
-    """Of all of its bytes, if they are a whole storage in order; 0: unknown."""
+    """CRC-32 of its bytes, if they are a whole storage in order; 0: unknown."""
 
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
-        """In the order of the file; ValueError at the end if the checksum is not right."""
+        """Yield pieces in the file's order; ValueError at the end if the checksum differs."""
         found = 0
 
         def read(begin: int, count: int) -> bytes:
@@ -65,7 +65,7 @@ class TorchTensor(Tensor):
 
 
 def find(path: Path) -> dict[str, Tensor]:
-    """All tensors of one file by name.
+    """Find all tensors of one file by name.
 
     Raises:
       ValueError: it is no such file, is cut short or damaged, or its pickle asks for anything but
@@ -86,7 +86,7 @@ def find(path: Path) -> dict[str, Tensor]:
             }
         except Unpickled as error:
             raise ValueError(f"{path} cannot be read: {error}. {AGAIN}") from None
-        # A name in the archive may be no UTF-8.
+        # A name in the archive may not be UTF-8.
         except (zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is cut short or damaged ({error}). {AGAIN}") from None
 
@@ -150,7 +150,7 @@ def _read_pickles(stream: IO[bytes]) -> tuple[dict[str, Strided], dict[str, Plac
 
 
 def _named(value: Any) -> dict[str, Strided]:
-    """What a file of weights holds: tensors by name."""
+    """The tensors of a file of weights, by name."""
     if type(value) is not dict:
         raise Unpickled(f"it holds a {type(value).__name__}, not tensors by name")
     for name, tensor in value.items():

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-# Each with the values that change nothing.
+# Settings, each with the values that change nothing.
 UNFOLLOWED: dict[str, tuple] = {
     "do_sample": (False,),
     "num_beams": (1,),
@@ -53,7 +53,7 @@ def _unfollowed(settings: Mapping[str, Any]) -> list[str]:
 
 
 def warn(name: str | os.PathLike, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> None:
-    """One warning that names all of them."""
+    """Warn once, naming all settings that are not followed."""
     found = _unfollowed({**raw, **generation})
     for task, settings in (raw.get("task_specific_params") or {}).items():
         if inner := _unfollowed(settings):

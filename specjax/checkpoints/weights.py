@@ -1,4 +1,4 @@
-"""Which files of a directory or of a hub's repository hold the weights, and the tensors in them."""
+"""Finds the files of weights in a directory or a hub's repository, and their tensors."""
 
 import dataclasses
 import fnmatch
@@ -12,18 +12,18 @@ from specjax.checkpoints.tensors import AGAIN, Tensor, read_json
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A kind of file in which Hugging Face's directories hold weights."""
+    """A format in which Hugging Face's directories hold weights."""
 
     single: str
-    """All weights in one file."""
+    """Name of the file that holds all weights."""
     index: str
-    """Or this, which says in which file each is."""
+    """Name of the index, which gives the file of each tensor."""
     shards: str
-    """And a pattern for their names."""
+    """Pattern of the names of the index's files."""
     find: Callable[[Path], dict[str, Tensor]]
-    """Of one file."""
+    """Finds the tensors of one file."""
     named: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
-    """With the names that torch's models have."""
+    """Renames tensors as torch's models have them."""
 
 
 SAFETENSORS = Format(
@@ -47,7 +47,7 @@ FLAX = Format(
 )
 FORMATS = (SAFETENSORS, TORCH, FLAX)  # the best first: the only one that is read where it lies
 POINTER = b"version https://git-lfs"
-# What there is beside weights.
+# Files beside the weights.
 CONFIGS = ("config.json", "generation_config.json")
 # Files of pieces, as the classes of transformers name them (`vocab_files_names`).
 PIECES = (
@@ -60,7 +60,7 @@ PIECES = (
     "*.codes",
     "tekken.json",
 )
-TEMPLATES = "additional_chat_templates/"  # the one folder that a tokenizer has
+TEMPLATES = "additional_chat_templates/"  # the only folder that a tokenizer may have
 TOKENIZERS = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.*"),
     *PIECES[1:],
@@ -69,7 +69,7 @@ TOKENIZERS = (
 
 
 def wanted(files: Iterable[str]) -> list[str]:
-    """Of all files of a repository those to download: one format of weights, the best there is."""
+    """Choose a repository's files to download, with weights in the best format that it has."""
     offered = [file for file in files if "/" not in file.removeprefix(TEMPLATES)]
     patterns = (*CONFIGS, *TOKENIZERS)
     found = [file for pattern in patterns for file in fnmatch.filter(offered, pattern)]
@@ -85,9 +85,9 @@ def wanted(files: Iterable[str]) -> list[str]:
 
 
 def fingerprint(directory: Path) -> dict[str, str]:
-    """Size and hash of each file that is read of a directory, by name, in milliseconds a file.
+    """Size and hash by name of each file that loading reads from a directory.
 
-    Of a file above a megabyte 64 blocks are hashed, the first of which holds the header.
+    Of a file above a megabyte, 64 blocks are hashed; the first holds the header.
     """
     every = {str(path.relative_to(directory)): path for path in sorted(directory.rglob("*"))}
     names = every if t5x_files.is_checkpoint(directory) else wanted(every)
@@ -105,9 +105,9 @@ def _mark(path: Path, blocks: int = 64, block: int = 1 << 14) -> str:
 
 
 def find_tensors(directory: Path) -> dict[str, Tensor]:
-    """All tensors of a directory by name, from one file, the shards of an index or T5X's folders.
+    """Find a directory's tensors by name, in one file, the shards of an index or T5X's folders.
 
-    Where there are several formats, the best is read.
+    Of several formats, the best is read.
 
     Raises:
       FileNotFoundError: there are no weights, or a shard is missing.
@@ -139,7 +139,7 @@ def _find(form: Format, file: Path) -> dict[str, Tensor]:
 
 
 def _sharded(directory: Path, form: Format) -> dict[str, Tensor]:
-    """The tensors of all shards. Of one that several hold the index says which is read."""
+    """The tensors of all shards; the index decides about one that several hold."""
     index = directory / form.index
     shard_of = read_json(index).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:

@@ -1,4 +1,4 @@
-"""A model with its tokenizer and all that decoding has to know about both."""
+"""The class `Checkpoint`: a model, its tokenizer and the settings that decoding needs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,21 +11,21 @@ DEFAULT_MAX_SOURCE_LEN = 512  # what T5 was trained on; where no file says other
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A model with its tokenizer and all that decoding has to know about both."""
+    """A model with its tokenizer and the settings that decoding needs."""
 
     name: str
-    """The directory or hub name it came from, for messages and result rows."""
+    """The directory or hub name that was loaded, for messages and result rows."""
     model: LanguageModel
     config: Any
-    """Of the family: a `T5Config`, a `GPTConfig` or one of `llama.py`."""
+    """The family's config: a `T5Config`, a `GPTConfig` or one of `llama.py`."""
     tokenizer: Any = None
     """A transformers tokenizer; None where the checkpoint has none."""
     eos_ids: tuple[int, ...] = (1,)
-    """Any of these ends a row."""
+    """EOS ids: any of these ends a row."""
     max_source_len: int = DEFAULT_MAX_SOURCE_LEN
-    """Longer inputs are truncated."""
+    """Most tokens of an input; longer ones are truncated."""
     prefix: str = ""
-    """With which every input should begin, as config.json says. It is not added to texts."""
+    """Beginning that config.json asks for in every input. It is not added to texts."""
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Notes stored with the weights, such as the hash of the training data."""
 
@@ -40,10 +40,10 @@ class Checkpoint:
 
     @property
     def pad_id(self) -> int:
-        """Fills what lies beyond a row's end."""
+        """The id that fills a row beyond its end."""
         return self.config.pad_token_id
 
 
 def start_field(config: Any) -> str:
-    """Of config.json: where it names the first token."""
+    """The field of config.json that names the first token."""
     return "decoder_start_token_id" if config.is_encoder_decoder else "bos_token_id"

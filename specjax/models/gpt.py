@@ -1,8 +1,8 @@
 """GPT-2 (Radford et al. 2019): a decoder alone, with a rollback-free cache.
 
 LayerNorm before each sublayer, biases everywhere but in the head, learned absolute positions, and
-one fused projection for queries, keys and values. There is no source: what a text is conditioned
-on is its prompt.
+one fused projection for queries, keys and values. There is no source: a text is conditioned on its
+prompt.
 """
 
 import dataclasses
@@ -85,7 +85,7 @@ class SelfAttention(nnx.Module):
         self.heads = config.n_head
 
     def __call__(self, x: Array, start: Array, bias: CausalBias, cache: KV | None):
-        """(B, K, E) → (B, K, E) and the cache; without a cache the K tokens see one another."""
+        """Map (B, K, E) to (B, K, E) and the cache; without one, the K tokens see one another."""
         queries, keys, values = (split_heads(part, self.heads) for part in self.qkv(x))
         scaled = queries * queries.shape[-1] ** -0.5
         mixed, cache = attend_and_write(scaled, KV.of(keys, values), cache, bias, start)
@@ -93,7 +93,7 @@ class SelfAttention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """activation(x Wᵢ + bᵢ) Wₒ + bₒ."""
+    """The feed-forward layer activation(x Wᵢ + bᵢ) Wₒ + bₒ."""
 
     def __init__(self, config: GPTConfig, *, rngs, dtype):
         width, inner, std = config.n_embd, config.n_inner, _residual_std(config)
@@ -106,12 +106,12 @@ class FeedForward(nnx.Module):
 
 
 def _residual_std(config: GPTConfig) -> float:
-    """GPT-2's, so that what all sublayers add together is as wide at any depth."""
+    """GPT-2's initial deviation, which keeps the sum of all sublayers as wide at any depth."""
     return INITIAL_STD * (2 * config.n_layer) ** -0.5
 
 
 class Layer(nnx.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """A layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(self, config: GPTConfig, *, rngs, dtype):
         width, epsilon = config.n_embd, config.layer_norm_epsilon
@@ -144,12 +144,12 @@ class GPT(Decoder):
         self.input_first = False  # of the head; see `arrange`
 
     def cache_shape(self) -> tuple[int, int, int]:
-        """See `Decoder.cache_shape`."""
+        """Return (layers, heads, head size); see `Decoder.cache_shape`."""
         config = self.config
         return config.n_layer, config.n_head, config.n_embd // config.n_head
 
     def keep(self, layers: Sequence[int]) -> None:
-        """See `Decoder.keep`."""
+        """Leave out all layers but these, in place; see `Decoder.keep`."""
         self.layers = nnx.List(self.layers[i] for i in layers)
         self.config = dataclasses.replace(self.config, n_layer=len(layers))
 
@@ -161,10 +161,10 @@ class GPT(Decoder):
         cache: tuple[KV, ...] | None,
         layout: Layout | None = None,
     ) -> tuple[list[Array], tuple[KV, ...]]:
-        """See `Decoder.states`.
+        """Run K tokens per row; see `Decoder.states`.
 
-        Tokens past the last learned position share it: they may only be drafted ones that are
-        never kept, or padding.
+        Tokens past the last learned position share it: they may only be padding, or drafted tokens
+        that are never kept.
         """
         del context
         cache, count = self.ready(tokens, cache), tokens.shape[1]

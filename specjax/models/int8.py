@@ -1,9 +1,8 @@
-"""Numbers in 8 bits: x ≈ int8 · scale, symmetric around 0, with one scale for each of many vectors.
+"""Numbers in 8 bits: x ≈ int8 · scale, symmetric around 0, with one scale per vector.
 
-Weights have a scale for each output channel, caches one for each position and head. Only what is
-stored is narrow: products are taken in the dtype of the other factor, and scaled afterwards. On a
-CPU the weights are widened a block at a time, so a product reads a quarter of the bytes and holds
-little beside them.
+Weights have a scale for each output channel, caches one for each position and head. Only storage is
+narrow: products are taken in the dtype of the other factor, and scaled afterwards. A CPU widens
+the weights a block at a time: a product reads a quarter of the bytes, and holds little beside.
 """
 
 from collections.abc import Callable
@@ -22,11 +21,11 @@ A = TypeVar("A", Array, np.ndarray)
 
 
 def quantise(x: A, axis: int) -> tuple[A, A]:
-    """Rounded to int8, so that |x − int8 · scale| ≤ scale / 2; scale = max |x| / 127 along `axis`.
+    """Round to int8, so that |x − int8 · scale| ≤ scale / 2; scale = max |x| / 127 along `axis`.
 
     Args:
       x: floats, of numpy or jax.
-      axis: of the vectors that share a scale.
+      axis: the axis along which numbers share a scale.
 
     Returns:
       int8, in the shape of x, and the scales in float32, without that axis.
@@ -38,14 +37,15 @@ def quantise(x: A, axis: int) -> tuple[A, A]:
 
 
 def scale_of(largest: A) -> A:
-    """From the largest absolute values, ≥ 0, float32. A vector of zeros has the scale 1."""
+    """The scale of the largest absolute values, ≥ 0, float32; 1 for a vector of zeros."""
     xp = largest.__array_namespace__()
     return xp.where(largest == 0, np.float32(1), largest * np.float32(1 / LARGEST))
 
 
 def round_to(wide: A, scale: A) -> A:
-    """In int8, by scales that the numbers can be divided by. What is not finite has a scale that is
-    not, which makes the product so too.
+    """Round to int8 by given scales, which the numbers can be divided by.
+
+    A number that is not finite has a scale that is not finite, and so has the product.
     """
     xp = wide.__array_namespace__()
     return xp.rint(wide / scale).astype(np.int8)
@@ -54,13 +54,13 @@ def round_to(wide: A, scale: A) -> A:
 def product(
     rows: Array, weight: Array, scale: Array, input_first: bool, split: bool = False
 ) -> Array:
-    """rows (M, in) times a weight in int8 → (M, out), in at least float32.
+    """Multiply rows (M, in) by a weight in int8: (M, out), in at least float32.
 
     Args:
       weight: (out, in), or (in, out) if `input_first`.
       scale: (out,).
       split: whether the weight lies on several devices. A block of its channels would lie on one
-        of them, so each widens all of its part at once.
+        of them, so each device widens all of its part at once.
     """
     wide = np.promote_types(rows.dtype, jnp.float32)
     channels, outputs = int(input_first), len(scale)
@@ -71,11 +71,11 @@ def product(
         return jnp.matmul(rows, turned, preferred_element_type=wide)
 
     def first_row(rows):
-        """Of each input, for the device that has it."""
+        """One number of each input, for the device that has it."""
         return rows[0][:, None] if input_first else rows[0][None, :]
 
     def by_blocks(rows, weight):
-        """Some output channels at a time, which stay in the processor's own memory."""
+        """Multiply some output channels at a time, which stay in the processor's cache."""
         blocks = -(-weight.size // BLOCK)
         if split or blocks == 1:
             return times(rows, late(weight, rows, first_row if split else first))
@@ -96,19 +96,19 @@ def product(
 
 
 def first(x: Array) -> Array:
-    """The first number."""
+    """The first number of an array."""
     return x[(0,) * x.ndim]
 
 
 def late(narrow: Array, x: Array, few: Callable[[Array], Array] = first) -> Array:
-    """The same array in int8, which XLA cannot widen before x is known.
+    """Return the int8 array unchanged, such that XLA cannot widen it before x is known.
 
-    What does not change in a loop is moved out of it: all weights would be widened once, and kept
-    as floats. On a CPU a barrier is gone before that happens; there, what is added is always 0.
+    XLA hoists loop invariants: it would widen all weights once, and keep them as floats. On a CPU
+    `optimization_barrier` is removed too early, so 0 is added, which XLA cannot prove to be 0.
 
     Args:
-      few: of x, what a CPU looks at; it broadcasts to the array. Of what is split over devices,
-        numbers that lie where its parts lie, or devices would have to ask one another.
+      few: selects the numbers of x that a CPU looks at; they broadcast to the array. If the array
+        is split over devices, they must lie where its parts lie, or a collective is needed.
     """
 
     def cpu(narrow, x):

@@ -1,4 +1,4 @@
-"""A model as the jitted loops see it: one pytree of parameters, and everything else static."""
+"""The model of the jitted loops: one pytree of parameters, and everything else static."""
 
 import dataclasses
 from typing import Any
@@ -16,7 +16,7 @@ from specjax.types import Cache, Context, Inputs, Layout
 
 @pytree
 class LanguageModel:
-    """Parameters of an NNX module together with what is needed to call it.
+    """Parameters of an NNX module, with the static structure that calls it.
 
     The parameters are the pytree's only leaves; the module's structure and the vocabulary are part
     of its type, so a jitted function takes a LanguageModel as a plain argument and compiles once
@@ -24,13 +24,13 @@ class LanguageModel:
     """
 
     params: Any
-    """Plain dicts, nested as the module is: jit flattens them in C++, an nnx.State in Python, which
-    costs a tenth of a millisecond in every call."""
+    """Plain dicts, nested as the module is: jit flattens them in C++, but an nnx.State in Python
+    in every call."""
     graphdef: nnx.GraphDef = dataclasses.field(metadata={"static": True})
     vocab_size: int = dataclasses.field(metadata={"static": True})
-    """Ids 0 … vocab_size−1 stand for something; rows of the output layer past them are padding."""
+    """Number of ids that are tokens; further rows of the output layer are padding."""
     placement: Placement | None = dataclasses.field(default=None, metadata={"static": True})
-    """On which mesh the parameters lie, and how; None: on one device."""
+    """The mesh of the parameters, and how it splits them; None: one device."""
 
     @classmethod
     def of(
@@ -43,15 +43,15 @@ class LanguageModel:
     ) -> "LanguageModel":
         """Split a module that has a `vocab_size` and the methods of `Model`.
 
-        Its projections are turned to what suits a platform. The module itself stays as it is, and
-        what becomes of it later does not change this model.
+        Its projections are turned to the layout of a platform. The module stays as it is, and later
+        changes of it do not change this model.
 
         Args:
           module: holds parameters and nothing else.
           vocab_size: the number of real ids. None: every row of the output layer is one.
-          platform: "cpu", "gpu" or "tpu". None: of the device that the parameters lie on.
-          placement: of parameters that lie on a mesh, of a module that `sharding.fit` and
-            `sharding.split` made for it.
+          platform: "cpu", "gpu" or "tpu". None: that of the parameters' device.
+          placement: of parameters on a mesh; `sharding.fit` and `sharding.split` must have made
+            the module for it.
         """
         platform = platform or devices.device_of(nnx.state(module)).platform
         module = arrange(nnx.clone(module), input_first=devices.input_first(platform))
@@ -67,11 +67,11 @@ class LanguageModel:
         return f"LanguageModel({count:,} parameters, {dtypes}, {self.vocab_size} ids)"
 
     def module(self) -> Any:
-        """The module again. It starts with the same arrays, but its variables are its own."""
+        """Build the module again, with the same arrays in variables of its own."""
         return nnx.merge(self.graphdef, self.params, copy=True)
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
-        """See `Model.start`."""
+        """Encode inputs, and make an empty cache; see `Model.start`."""
         started = self.module().start(inputs, buffer_len)
         return started if self.placement is None else self.placement.begun(*started)
 
@@ -83,27 +83,27 @@ class LanguageModel:
         cache: Cache,
         layout: Layout | None = None,
     ) -> tuple[Float[Array, "B K E"], Cache]:
-        """See `Model.__call__`."""
-        # A module of one's own may not know of trees.
+        """Run K tokens per row; see `Model.__call__`."""
+        # A user's module may have no argument for trees.
         options = {} if layout is None else {"layout": layout}
         return self.module()(tokens, start, context, cache, **options)
 
     def compact(self, cache: Cache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Cache:
-        """See `BranchingModel.compact`."""
+        """Copy an accepted path's slots together; see `BranchingModel.compact`."""
         return self.module().compact(cache, start, path)
 
     @property
     def int8_cache(self) -> bool:
-        """See `Decoder.int8_cache`."""
+        """Whether caches are in int8; see `Decoder.int8_cache`."""
         return getattr(self.module(), "int8_cache", False)
 
     @property
     def branches(self) -> bool:
-        """Whether it is a `BranchingModel`."""
+        """Whether the model is a `BranchingModel`."""
         return hasattr(self.module(), "compact")
 
     def logits(self, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
-        """See `Model.logits`. Padding is cut off here, so no rule and no filter ever sees it."""
+        """Logits of hidden states, without padding, which no rule and no filter may see."""
         logits = self.module().logits(hidden)
         if self.placement is not None:
             logits = self.placement.gathered(logits)

@@ -20,37 +20,39 @@ from specjax.models import int8
 from specjax.types import Inputs, Layout
 
 M = TypeVar("M", bound=nnx.Module)
-# Added to the logit of a slot that a query must not see. Finite, so that a row of which every
-# slot is masked gives some average and not NaN; far below any real logit, so that exp gives 0.
+# Added to the logit of a slot that a query must not see. Finite, so that a row with all slots
+# masked gives some average and not NaN; far below any real logit, so that exp gives 0.
 MASKED = -1e30
 
 
 class KV(NamedTuple):
     """Keys and values of one attention layer.
 
-    Keys lie by column: XLA's CPU backend takes longer for the scores of a few queries if it has to
-    turn them.
+    Keys lie by column: otherwise XLA's CPU backend takes longer for the scores of a few queries,
+    since it transposes the keys.
     """
 
     keys: Array  # (B, H, D, T)
     values: Array  # (B, H, T, D)
     key_scale: Array | None = None  # (B, H, T) float32, of keys in int8; None: they are floats
-    value_scale: Array | None = None  # the same of the values
+    value_scale: Array | None = None  # (B, H, T) float32, of values in int8
 
     @classmethod
     def of(cls, keys: Array, values: Array) -> "KV":
-        """From (B, H, T, D) each."""
+        """Make a cache from keys and values of (B, H, T, D) each."""
         return cls(jnp.swapaxes(keys, 2, 3), values)
 
     def quantised(self) -> "KV":
-        """In int8, each slot's key and value of each head by a scale of its own."""
+        """Round to int8, with a scale for each slot's key and value of each head."""
         keys, key_scale = int8.quantise(self.keys, axis=2)
         values, value_scale = int8.quantise(self.values, axis=3)
         return KV(keys, values, key_scale, value_scale)
 
     def kept_narrow(self, queries: Array) -> "KV":
-        """The same, of which no loop keeps a copy in floats; see `int8.late`. Its rows may be one
-        for all queries: beams share what the encoder said."""
+        """Keep int8 arrays narrow in loops; see `int8.late`.
+
+        There may be one row of `self` for all queries: beams share the encoder's output.
+        """
         if self.key_scale is None:
             return self
         rows = len(self.keys)
@@ -60,13 +62,13 @@ class KV(NamedTuple):
         return self._replace(keys=keys, values=values)
 
     def part(self, at: Array, size: int) -> "KV":
-        """`size` slots from `at` on."""
+        """Cut out `size` slots from `at` on."""
         return self.by_slots(lambda x, axis: jax.lax.dynamic_slice_in_dim(x, at, size, axis))
 
     def by_slots(self, do: Callable[..., Array], *others: "KV") -> "KV":
-        """What `do` makes of each array, the axis of its slots, from the end, and those of others.
+        """Apply `do` to each array and the arrays of others beside it, with the axis of its slots.
 
-        So it serves one row too, without the axis of rows.
+        The axis counts from the end, so a row without the axis of rows works too.
         """
         parts = [
             None if x is None else do(x, axis, *rest)
@@ -76,7 +78,7 @@ class KV(NamedTuple):
 
 
 class Linear(nnx.Module):
-    """y = x Wᵀ (+ b); W is (out, in), or its transpose once `arrange` has turned it."""
+    """A layer y = x Wᵀ (+ b); W is (out, in), or its transpose once `arrange` has turned it."""
 
     weight_scale: nnx.Param | None = None  # (out,) float32, of a weight in int8
     split: bool = False  # over the devices of a mesh; see `sharding.split`
@@ -96,35 +98,35 @@ class Linear(nnx.Module):
         self.input_first = False
 
     def __call__(self, x: Array) -> Array:
-        """(..., in) → (..., out)."""
+        """Map (..., in) to (..., out)."""
         options: dict[str, Any] = {"scale": self.weight_scale, "split": self.split}
         y = project(x, self.weight[...], self.input_first, **options)
         return y if self.bias is None else y + _as_last_axis(self.bias, y)
 
     def turned_weight(self) -> nnx.Param:
-        """What `arrange` transposes."""
+        """The weight that `arrange` transposes."""
         return self.weight
 
     def matrices(self) -> dict[str, bool]:
-        """What `quantise_weights` rounds: whether each is (in, out)."""
+        """The matrices that `quantise_weights` rounds; True: it is (in, out)."""
         return {"weight": self.input_first}
 
 
 class Fused(Linear):
-    """Several projections of one input in one product; their rows lie below one another.
+    """Several projections of one input in one product; their rows are stacked.
 
     On a mesh the rows of one device lie together: `shards` blocks, each with an equal share of
-    every part, so that no part is split across the border of another. `sharding.order` has it.
+    every part, so that no part crosses a block's border. `sharding.order` gives the order.
     """
 
     def __init__(self, inputs: int, parts: Sequence[int], std: float, **options):
-        """`parts`: the outputs of each."""
+        """Build the layer; `parts`: the number of outputs of each projection."""
         super().__init__(inputs, sum(parts), std, **options)
         self.parts = tuple(parts)
         self.shards = 1
 
     def __call__(self, x: Array) -> list[Array]:  # type: ignore[override]
-        """(..., in) → (..., out) of each part."""
+        """Map (..., in) to (..., out) of each part."""
         y = super().__call__(x)
         ends = np.cumsum(self.parts)[:-1] // self.shards
         if self.shards == 1:
@@ -141,13 +143,13 @@ def project(
     scale: nnx.Param | None = None,
     split: bool = False,
 ) -> Array:
-    """x times a weight that is (out, in), or (in, out) if `input_first`.
+    """Multiply x by a weight that is (out, in), or (in, out) if `input_first`.
 
-    As a product of two matrices: XLA's CPU backend takes four times as long for the weight's
-    gradient where rows and positions are separate axes.
+    It is a product of two matrices: with separate axes for rows and positions, XLA's CPU backend
+    takes several times as long for the weight's gradient.
 
     Args:
-      dtype: of the sums and of the result. None: that of the factors.
+      dtype: of sums and result. None: that of the factors.
       scale: (out,), of a weight in int8. Then the sums are in at least float32.
       split: see `int8.product`.
     """
@@ -164,9 +166,9 @@ def project(
 def arrange(module: M, input_first: bool) -> M:
     """Turn all projections of a module in place, one at a time, and return it.
 
-    XLA's CPU backend multiplies a few rows by an (in, out) matrix at the speed of memory, up to
-    five rows in the time of one, and takes three times as long if the matrix is (out, in): that
-    is what makes verifying γ+1 tokens as cheap as decoding one. docs/performance.md has more.
+    XLA's CPU backend multiplies up to five rows by an (in, out) matrix in the time of one row. It
+    takes longer if the matrix is (out, in). The layout so makes verifying γ+1 tokens as cheap as
+    decoding one (docs/performance.md).
     """
     for _, layer in nnx.iter_graph(module):
         if getattr(layer, "input_first", input_first) != input_first:
@@ -179,9 +181,9 @@ def arrange(module: M, input_first: bool) -> M:
 def quantise_weights(module: M) -> M:
     """Round all projections, embeddings and heads of a module to int8 in place, and return it.
 
-    Each output channel has a scale of its own, in a parameter beside the matrix: that of `weight`
-    is `weight_scale`. A row of an embedding is a channel, as it is of a head, so tied ones share
-    the scales too. Norms, biases and tables of positions stay as they are: they are small.
+    Each output channel has a scale, in a parameter beside the matrix, such as `weight_scale` for
+    `weight`. A row of an embedding is a channel, as it is of a head, so tied ones share the scales
+    too. Norms, biases and tables of positions are small, and stay as they are.
     """
     for _, layer in list(nnx.iter_graph(module)):
         for name, turned in layer.matrices().items() if hasattr(layer, "matrices") else ():
@@ -193,21 +195,21 @@ def quantise_weights(module: M) -> M:
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) · scale over the last axis, computed in float32; no mean, no bias."""
+    """RMSNorm: x / rms(x) · scale over the last axis, computed in float32; no bias."""
 
     def __init__(self, width: int, epsilon: float, *, dtype=jnp.float32):
         self.scale = nnx.Param(jnp.ones((width,), dtype))
         self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
-        """(..., E) → (..., E), in the dtype of x."""
+        """Map (..., E) to (..., E), in the dtype of x."""
         wide = x.astype(np.promote_types(x.dtype, jnp.float32))
         inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
         return (wide * inverse).astype(x.dtype) * _as_last_axis(self.scale, x)
 
 
 class LayerNorm(nnx.Module):
-    """(x − mean) / deviation · scale + bias over the last axis, computed in float32."""
+    """LayerNorm: (x − mean) / deviation · scale + bias over the last axis, in float32."""
 
     def __init__(self, width: int, epsilon: float, *, dtype=jnp.float32):
         self.scale = nnx.Param(jnp.ones((width,), dtype))
@@ -215,7 +217,7 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
-        """(..., E) → (..., E), in the dtype of x."""
+        """Map (..., E) to (..., E), in the dtype of x."""
         wide = x.astype(np.promote_types(x.dtype, jnp.float32))
         centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
         variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
@@ -225,7 +227,7 @@ class LayerNorm(nnx.Module):
 
 
 def _as_last_axis(vector: nnx.Param, like: Array) -> Array:
-    """(N,) → (1, …, 1, N) with as many axes as `like`."""
+    """Reshape (N,) to (1, …, 1, N), with as many axes as `like`."""
     return jnp.expand_dims(vector[...], tuple(range(like.ndim - 1)))
 
 
@@ -244,7 +246,7 @@ def attend(queries: Array, kv: KV, bias: Array) -> Array:
 
 
 def _attend(queries: Array, kv: KV, bias: Array) -> Array:
-    """`attend`, to what changes in each call: no loop can keep it in floats."""
+    """Softmax attention to keys and values that change in each call; see `attend`."""
     scores = _scores(queries, kv, bias)
     top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))  # cancels, and so do its gradients
     weights = jnp.exp(scores - top)
@@ -253,7 +255,7 @@ def _attend(queries: Array, kv: KV, bias: Array) -> Array:
 
 
 def _scores(queries: Array, kv: KV, bias: Array) -> Array:
-    """(B, H, K, D) · (B, H, D, T) + bias → (B, H, K, T), summed in at least float32."""
+    """Scores (B, H, K, D) · (B, H, D, T) + bias: (B, H, K, T), in at least float32."""
     wide, keys = np.promote_types(queries.dtype, jnp.float32), kv.keys
     if kv.key_scale is not None:
         keys = keys.astype(queries.dtype)
@@ -264,13 +266,13 @@ def _scores(queries: Array, kv: KV, bias: Array) -> Array:
 
 
 def _mix(weights: Array, kv: KV, dtype: Any) -> Array:
-    """(B, H, K, T) · (B, H, T, D) → (B, H, K, D), in the dtype of the weights.
+    """Average values: (B, H, K, T) · (B, H, T, D) → (B, H, K, D), in the dtype of the weights.
 
     Heads stay in front: asked for (B, K, H, D), XLA's CPU backend swaps the factors, and the
-    product takes five times as long.
+    product takes several times as long.
 
     Args:
-      dtype: in which values in int8 are multiplied.
+      dtype: the dtype in which values in int8 are multiplied.
     """
     scaled, values = weights, kv.values
     if kv.value_scale is not None:
@@ -281,12 +283,12 @@ def _mix(weights: Array, kv: KV, dtype: Any) -> Array:
 
 
 def _join_heads(mixed: Array) -> Array:
-    """(B, H, K, D) → (B, K, H·D)."""
+    """Join heads: (B, H, K, D) → (B, K, H·D)."""
     return jnp.moveaxis(mixed, 1, 2).reshape(mixed.shape[0], mixed.shape[2], -1)
 
 
 class CausalBias(NamedTuple):
-    """What is added to the scores of K queries, on slots from before the call and on its own K."""
+    """The bias on the scores of K queries, for slots from before the call and for its own K."""
 
     before: Array  # (B or 1, H or 1, K or 1, T) float32, MASKED from each row's `start` on
     within: Array  # (B or 1, H or 1, K, K) float32, MASKED ahead of the query
@@ -294,7 +296,7 @@ class CausalBias(NamedTuple):
 
 
 def chain(count: int) -> Layout:
-    """K tokens one after the other."""
+    """The layout of K tokens one after the other."""
     depth = jnp.arange(count)[None, :]
     return Layout(depth, depth[:, :, None] >= depth[:, None, :])
 
@@ -302,7 +304,7 @@ def chain(count: int) -> Layout:
 def causal_bias(
     start: Array, count: int, slots: int, window: int = 0, layout: Layout | None = None
 ) -> CausalBias:
-    """The bias where positions add nothing: a query sees itself and all slots before it.
+    """The bias of a causal mask alone: a query sees itself and all slots before it.
 
     Args:
       start: (B,) int32, the position of each row's first query.
@@ -332,15 +334,14 @@ def attend_and_write(
 ) -> tuple[Array, KV]:
     """Causal attention over a cache and the call's own K tokens, which are written to it.
 
-    On a CPU old slots are read as far as they are filled, and the cache is written afterwards; on
-    an accelerator it is written first, and all slots are read, which takes fewer operations.
+    On a CPU filled slots are read, and the cache is written afterwards. On an accelerator it is
+    written first, and all slots are read, which takes fewer operations.
 
     Args:
       queries: (B, H, K, D), scaled.
       new: of the K tokens.
-      cache: of T slots. None: the K tokens are the whole text. In int8, the call's own keys and
-        values are rounded before they are read too: what a query sees does not depend on the call
-        in which a token came.
+      cache: of T slots. None: the K tokens are the whole text. In int8, own keys and values are
+        rounded before they are read: results do not depend on the call in which a token came.
       start: (B,) int32, the position of each row's first query.
 
     Returns:
@@ -357,16 +358,18 @@ def attend_and_write(
 def read_and_write(
     queries: Array, new: KV, cache: KV, bias: CausalBias, start: Array
 ) -> tuple[Array, KV]:
-    """Own tokens, then old slots `by_blocks`; the cache is written after it has been read, for only
-    then does XLA's CPU backend write in place."""
+    """Attend to own tokens, then to old slots `by_blocks`, and write the cache afterwards.
+
+    XLA's CPU backend writes in place only after the reads.
+    """
     # A query sees itself, so the first maximum is finite, and what is MASKED weighs exactly 0.
     scores = _scores(queries, new, bias.within)
     top = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - top)
     own = Mean(_mix(weights, new, queries.dtype), weights.sum(-1, keepdims=True), top)
     mixed, total, _ = by_blocks(own, queries, cache, bias, start)
-    # Never, which XLA cannot know: so the write waits for both reads, of the keys and of the
-    # values, and needs no copy. A barrier is gone too early. By head, or devices would ask another.
+    # Always false, but XLA cannot prove it, so the write must follow both reads and needs no copy.
+    # (`optimization_barrier` is removed too early. Per head: one flag would need a collective.)
     never = jnp.any((total < 0) & (mixed > 0), axis=3)  # (B, H, K)
     never = never.any(axis=2, keepdims=True)
     new = new.by_slots(lambda x, axis: jnp.where(never if x.ndim == 3 else never[..., None], 0, x))
@@ -377,15 +380,14 @@ def read_and_write(
 def write_and_read(
     queries: Array, new: KV, cache: KV, bias: CausalBias, start: Array
 ) -> tuple[Array, KV]:
-    """All slots of the buffer in one product, the call's own among them; those that are not filled
-    are MASKED."""
+    """Write the cache, then attend to all slots of the buffer; those that are empty are MASKED."""
     cache = write(cache, new, start)
     return _attend(queries, cache, by_slot(bias, start)), cache
 
 
 def by_slot(bias: CausalBias, start: Array) -> Array:
-    """(B, H or 1, K, T): the bias of each slot, once the K tokens are written."""
-    own = jnp.arange(bias.before.shape[3])[None, :] - start[:, None]  # (B, T), 0 … K−1 where it is
+    """The bias of each slot after the K tokens are written: (B, H or 1, K, T)."""
+    own = jnp.arange(bias.before.shape[3])[None, :] - start[:, None]  # (B, T), 0 … K−1 at own slots
     count = bias.within.shape[3]
     at = jnp.clip(own, 0, count - 1)[:, None, None, :]
     within = jnp.take_along_axis(bias.within, at, axis=3)
@@ -393,14 +395,14 @@ def by_slot(bias: CausalBias, start: Array) -> Array:
 
 
 class Mean(NamedTuple):
-    """A mean of values by softmax that further slots can join; in at least float32."""
+    """A softmax average of values that further slots can join, in at least float32."""
 
     mixed: Array  # (B, H, K, D): Σ exp(score − top) · value
     total: Array  # (B, H, K, 1): Σ exp(score − top)
     top: Array  # (B, H, K, 1): the largest score
 
     def join(self, queries: Array, kv: KV, bias: Array) -> "Mean":
-        """With T more slots; arguments as in `attend`."""
+        """Add T more slots to the average; arguments as in `attend`."""
         scores = _scores(queries, kv, bias)
         top = jnp.maximum(self.top, scores.max(-1, keepdims=True))
         weights, shrink = jnp.exp(scores - top), jnp.exp(self.top - top)
@@ -409,8 +411,9 @@ class Mean(NamedTuple):
 
 
 def by_blocks(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Array) -> Mean:
-    """Old slots block by block, from the first that some query sees and as far as some row has
-    filled them: what attention costs follows what has been generated, and not the buffer.
+    """Add old slots block by block, from the first that a query sees to the last that is filled.
+
+    The cost of attention so follows the generated length, and not the buffer.
     """
     length = cache.values.shape[2]
     size = min(BLOCK, length)
@@ -428,7 +431,7 @@ def by_blocks(own: Mean, queries: Array, cache: KV, bias: CausalBias, start: Arr
 
 
 def split_heads(x: Array, heads: int) -> Array:
-    """(B, K, H·D) → (B, H, K, D)."""
+    """Split heads: (B, K, H·D) → (B, H, K, D)."""
     return jnp.moveaxis(x.reshape(*x.shape[:2], heads, x.shape[-1] // heads), 1, 2)
 
 
@@ -448,15 +451,16 @@ def write(cache: KV, new: KV, start: Array) -> KV:
 
         return cache.by_slots(put, new)
 
-    # By row, so that the compiler sees that rows on different devices have nothing to exchange.
+    # By row: the compiler then sees that devices with different rows exchange nothing.
     return jax.vmap(one)(cache, new, start)
 
 
 def compact(cache: KV, start: Array, path: Array) -> KV:
-    """Copy what token path[b, i] of a call from `start` on wrote to slot start[b] + 1 + i.
+    """Copy the keys and values of token path[b, i] to slot start[b] + 1 + i.
 
     Args:
-      path: (B, D) int32.
+      start: (B,) int32, the first position of the call that wrote the tokens.
+      path: (B, D) int32, indices of the call's tokens.
     """
 
     def one(cache: KV, first: Array, path: Array) -> KV:
@@ -471,13 +475,14 @@ def compact(cache: KV, start: Array, path: Array) -> KV:
 
 
 def _at(axis: int, slots: Array) -> tuple:
-    """The index of some slots along an axis that is counted from the end."""
+    """An index of slots along an axis that counts from the end."""
     return (..., slots, *[slice(None)] * (-1 - axis))
 
 
 def empty(batch: int, heads: int, length: int, head_size: int, dtype=jnp.float32) -> KV:
-    """A cache of zeros, with scales if it is in int8. It has no length: which slots count is
-    decided by each query's position.
+    """Make a cache of zeros, with scales if it is in int8.
+
+    It has no length: each query's position decides which slots count.
     """
     keys = jnp.zeros((batch, heads, head_size, length), dtype)
     kv = KV(keys, jnp.zeros((batch, heads, length, head_size), dtype))
@@ -507,7 +512,7 @@ def slide(by_offset: Array, positions: Array, slots: int) -> Array:
 
 
 class DecoderOnly:
-    """What the configs of models without an encoder share."""
+    """The fields that configs of models without an encoder share."""
 
     is_encoder_decoder: ClassVar[bool] = False
     vocab_size: int
@@ -520,7 +525,7 @@ class DecoderOnly:
         return self.bos_token_id
 
     def check_ids(self) -> None:
-        """ValueError if an id lies outside the vocabulary."""
+        """Raise ValueError if an id lies outside the vocabulary."""
         for name in ("bos_token_id", "pad_token_id"):
             if getattr(self, name) >= self.vocab_size:
                 raise ValueError(
@@ -530,7 +535,7 @@ class DecoderOnly:
 
 
 class Decoder(nnx.Module):
-    """What the decoders of all families share: ids in, logits out, and a cache.
+    """The base of all families' decoders: ids in, logits out, and a cache.
 
     A family sets `config`, `embedding` (V, E), `input_first` and, unless its embeddings are tied,
     `head` (V, E), and defines `cache_shape`, `final_norm`, `keep` and `states`.
@@ -553,19 +558,19 @@ class Decoder(nnx.Module):
 
     @property
     def dtype(self) -> Any:
-        """Of hidden states."""
+        """The dtype of hidden states."""
         return self.final_norm.scale.dtype
 
     def cache_shape(self) -> tuple[int, int, int]:
-        """Number of layers, heads of each, and their size D."""
+        """Return the number of layers, the heads of each, and their size D."""
         raise NotImplementedError
 
     def keep(self, layers: Sequence[int]) -> None:
-        """Leave out all layers but these, of the decoder if there is an encoder too; in place."""
+        """Leave out all layers but these, in place; an encoder keeps its own."""
         raise NotImplementedError
 
     def encode(self, source: Array, source_len: Array) -> Any:
-        """The context, which is empty where there is no encoder."""
+        """Compute the context, which is empty without an encoder."""
         del source, source_len
         return ()
 
@@ -575,13 +580,13 @@ class Decoder(nnx.Module):
         return self.encode(inputs.source, inputs.source_len), cache
 
     def empty_cache(self, batch: int, length: int) -> tuple[KV, ...]:
-        """Of `length` slots for each row."""
+        """Make a cache of `length` slots for each row."""
         layers, heads, size = self.cache_shape()
         dtype = jnp.int8 if self.int8_cache else self.dtype
         return tuple(empty(batch, heads, length, size, dtype) for _ in range(layers))
 
     def ready(self, tokens: Array, cache: tuple[KV, ...] | None) -> tuple[KV, ...] | None:
-        """The cache that a call of `states` works with: where none is given, none, or one in int8,
+        """The cache for a call of `states`. Without one it stays None, unless caches are in int8,
         whose rounding is part of the model."""
         if cache is None and self.int8_cache:
             return self.empty_cache(*tokens.shape)
@@ -589,7 +594,7 @@ class Decoder(nnx.Module):
 
     @property
     def final_norm(self) -> Any:
-        """What stands between the last layer and the head."""
+        """The norm between the last layer and the head."""
         return self.norm
 
     def __call__(
@@ -605,8 +610,10 @@ class Decoder(nnx.Module):
         return self.final_norm(states[-1]), cache
 
     def compact(self, cache: tuple[KV, ...], start: Array, path: Array) -> tuple[KV, ...]:
-        """See `BranchingModel.compact`. Keys hold no position, or that of root and depth, so they
-        are copied as they are."""
+        """Copy an accepted path's slots together; see `BranchingModel.compact`.
+
+        Keys hold no position, or that of root and depth, so they are copied as they are.
+        """
         return tuple(compact(kv, start, path) for kv in cache)
 
     def states(
@@ -628,21 +635,22 @@ class Decoder(nnx.Module):
           layout: of the tokens in a tree; None: one after the other.
 
         Returns:
-          states: L + 1 of (B, K, E): what enters the first layer, and what leaves each.
+          states: L + 1 of (B, K, E): the input of the first layer, and the output of each.
           cache: with slots start … start+K−1 overwritten.
         """
         raise NotImplementedError
 
     def logits(self, hidden: Array) -> Array:
-        """(..., E) → (..., V), in at least float32 from the product on: bfloat16 keeps 8 bits, and
-        logits of 20 would be rounded by up to 0.06.
+        """Logits of hidden states, (..., E) → (..., V), in at least float32 from the product on.
+
+        With bfloat16's 8 bits, logits of 20 would be rounded by up to 0.06.
         """
         wide = np.promote_types(hidden.dtype, jnp.float32)
         head, scale = self.turned_weight()[...], self.turned_scale()
         return project(hidden, head, self.input_first, wide, scale, self.split)
 
     def embed(self, tokens: Array) -> Array:
-        """(B, K) → (B, K, E). A tied embedding lies as the head does."""
+        """Embed ids: (B, K) → (B, K, E). A tied embedding has the head's layout."""
         if self.config.tie_word_embeddings and self.input_first:
             rows = jnp.moveaxis(self.embedding[...][:, tokens], 0, -1)
         else:
@@ -657,11 +665,11 @@ class Decoder(nnx.Module):
         return self.embedding if self.config.tie_word_embeddings else self.head
 
     def turned_scale(self) -> nnx.Param | None:
-        """That of the head, in int8."""
+        """The scales of the head in int8."""
         return self.embedding_scale if self.config.tie_word_embeddings else self.head_scale
 
     def matrices(self) -> dict[str, bool]:
-        """What `quantise_weights` rounds of its own: whether each is (E, V)."""
+        """The own matrices that `quantise_weights` rounds; True: it is (E, V)."""
         if self.config.tie_word_embeddings:
             return {"embedding": self.input_first}
         return {"embedding": False, "head": self.input_first}

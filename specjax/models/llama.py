@@ -37,12 +37,13 @@ ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """How fast positions turn queries and keys, and how that is scaled for longer texts.
+    """The speeds at which positions turn queries and keys, and their scaling for longer texts.
 
     default: pair i of D dimensions turns by theta^(−2i/D) for each position.
     linear: all turn `factor` times more slowly.
-    llama3, yarn: those that turn at most `slow` times in a text of `original_length` tokens do,
-    those that turn at least `fast` times do not, and between the two it changes gradually.
+    llama3, yarn: pairs that turn at most `slow` times in `original_length` tokens turn `factor`
+    times more slowly. Those that turn at least `fast` times stay, and between the two the change
+    is gradual.
     dynamic: scales texts longer than `max_position_embeddings` alone, and none is longer here.
     """
 
@@ -68,10 +69,10 @@ class Rope:
 
 
 def frequencies(rope: Rope, size: int) -> np.ndarray:
-    """(D/2,) float32: radians per position of each pair of a head's D = `size` dimensions."""
+    """Radians per position of each pair of a head's D = `size` dimensions: (D/2,) float32."""
     pair = np.arange(size // 2)
     plain = rope.theta ** (-2 * pair / size)
-    kept: np.ndarray = np.ones_like(plain)  # how far a frequency stays as it is; else it is divided
+    kept: np.ndarray = np.ones_like(plain)  # weight of the plain frequency; the rest is divided
     if rope.kind == "linear":
         kept = np.zeros_like(plain)
     elif rope.kind == "llama3":
@@ -104,7 +105,7 @@ class LlamaConfig(DecoderOnly):
     max_position_embeddings: int = 2048
     rope: Rope = Rope()
     sliding_window: int = 0  # how many tokens a query sees, itself included; 0: all
-    full_layers: tuple[int, ...] = ()  # where it sees all of them nevertheless
+    full_layers: tuple[int, ...] = ()  # layers where it sees all of them nevertheless
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -145,7 +146,7 @@ class LlamaConfig(DecoderOnly):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """How many tokens a query sees in each layer, itself included; 0: all."""
+        """The number of tokens that a query sees in each layer, itself included; 0: all."""
         layers = range(self.num_hidden_layers)
         return tuple(0 if i in self.full_layers else self.sliding_window for i in layers)
 
@@ -156,14 +157,14 @@ class LlamaConfig(DecoderOnly):
 
 
 class MistralConfig(LlamaConfig):
-    """A Mistral may have a sliding window in all layers."""
+    """The config of a Mistral, which may have a sliding window in all layers."""
 
     model_type: ClassVar[str] = "mistral"
     options: ClassVar[tuple[str, ...]] = ("sliding_window",)
 
 
 class Qwen2Config(LlamaConfig):
-    """A Qwen 2 or 2.5 has biases in queries, keys and values; some layers may have a window."""
+    """The config of a Qwen 2 or 2.5: biases in queries, keys and values; windows in some layers."""
 
     model_type: ClassVar[str] = "qwen2"
     options: ClassVar[tuple[str, ...]] = ("sliding_window", "full_layers")
@@ -171,7 +172,7 @@ class Qwen2Config(LlamaConfig):
 
 
 class Qwen3Config(LlamaConfig):
-    """A Qwen 3 normalises each head's queries and keys; some layers may have a window."""
+    """The config of a Qwen 3: normalised queries and keys of each head; windows in some layers."""
 
     model_type: ClassVar[str] = "qwen3"
     options: ClassVar[tuple[str, ...]] = ("attention_bias", "sliding_window", "full_layers")
@@ -179,21 +180,21 @@ class Qwen3Config(LlamaConfig):
 
 
 class Rotation(NamedTuple):
-    """By how much each of K tokens is turned, in float32."""
+    """The rotation of each of K tokens, in float32."""
 
     cos: Array  # (B, 1, K, D/2)
     sin: Array
 
     @classmethod
     def at(cls, positions: Array, config: LlamaConfig) -> "Rotation":
-        """Of (B, K) positions."""
+        """The rotation at (B, K) positions."""
         turning = jnp.asarray(frequencies(config.rope, config.head_dim))
         angles = positions[:, None, :, None].astype(jnp.float32) * turning[None, None, None, :]
         factor = config.rope.attention_factor
         return cls(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
 
     def __call__(self, x: Array) -> Array:
-        """(B, H, K, D) → (B, H, K, D): dimension i and i + D/2 are one pair."""
+        """Rotate (B, H, K, D): dimensions i and i + D/2 are one pair."""
         wide = np.promote_types(x.dtype, jnp.float32)
         left, right = jnp.split(x.astype(wide), 2, axis=-1)
         cos, sin = (part.astype(wide) for part in self)
@@ -202,10 +203,10 @@ class Rotation(NamedTuple):
 
 
 class SelfAttention(nnx.Module):
-    """Queries, keys and values from one fused projection; G query heads share one of the others."""
+    """Queries, keys and values from one fused projection; G query heads share one key head."""
 
     def __init__(self, config: LlamaConfig, *, inputs: int = 0, rngs, dtype):
-        """`inputs`: the width of what is read; 0: the model's."""
+        """Build the layer; `inputs`: the width of its input; 0: the model's."""
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         width, size = config.hidden_size, config.head_dim
         self.qkv = Fused(
@@ -227,24 +228,24 @@ class SelfAttention(nnx.Module):
     def __call__(
         self, x: Array, start: Array, bias: CausalBias, rotation: Rotation, cache: KV | None
     ):
-        """(B, K, E) → (B, K, E) and the cache; `bias` is that of `for_groups`."""
+        """Map (B, K, E) to (B, K, E) and the cache; `bias` comes from `for_groups`."""
         queries, new = self.project(x, rotation)
         mixed, cache = attend_and_write(queries, new, cache, bias, start)
         return self.merge(mixed), cache
 
     def project(self, x: Array, rotation: Rotation) -> tuple[Array, KV]:
-        """(B, K, E) → queries (B, kv_heads, G·K, D), scaled, and keys and values of K slots."""
+        """Project (B, K, E) to queries (B, kv_heads, G·K, D), scaled, and keys and values."""
         heads = self.heads, self.kv_heads, self.kv_heads
         queries, keys, values = map(split_heads, self.qkv(x), heads)
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
         queries, keys = rotation(queries) * queries.shape[-1] ** -0.5, rotation(keys)
-        # The G heads of a group lie below one another as G·K queries, so no key is copied for them.
+        # The G heads of a group are stacked as G·K queries, so no key is copied for them.
         grouped = queries.reshape(len(x), self.kv_heads, -1, queries.shape[-1])
         return grouped, KV.of(keys, values)
 
     def merge(self, mixed: Array) -> Array:
-        """(B, G·K, kv_heads·D), what the queries of `project` found → (B, K, E)."""
+        """Merge the results of `project`'s queries: (B, G·K, kv_heads·D) → (B, K, E)."""
         batch, groups = len(mixed), self.heads // self.kv_heads
         count, size = mixed.shape[1] // groups, mixed.shape[2] // self.kv_heads
         apart = mixed.reshape(batch, groups, count, self.kv_heads, size)
@@ -253,7 +254,7 @@ class SelfAttention(nnx.Module):
 
 
 def for_groups(bias: CausalBias, groups: int) -> CausalBias:
-    """The bias of K queries, for `groups` heads of them below one another."""
+    """Repeat the bias of K queries for `groups` stacked heads of them."""
     before, within = (
         part if part.shape[2] == 1 else jnp.tile(part, (1, 1, groups, 1)) for part in bias[:2]
     )
@@ -261,7 +262,7 @@ def for_groups(bias: CausalBias, groups: int) -> CausalBias:
 
 
 class FeedForward(nnx.Module):
-    """(silu(x W₀) · x W₁) Wₒ with W₀ and W₁ in one projection."""
+    """The feed-forward layer (silu(x W₀) · x W₁) Wₒ, with W₀ and W₁ in one projection."""
 
     def __init__(self, config: LlamaConfig, *, rngs, dtype):
         width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
@@ -274,7 +275,7 @@ class FeedForward(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """A layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(self, config: LlamaConfig, *, rngs, dtype):
         width, epsilon = config.hidden_size, config.rms_norm_eps
@@ -308,12 +309,12 @@ class Llama(Decoder):
         self.input_first = False  # of the head; see `arrange`
 
     def cache_shape(self) -> tuple[int, int, int]:
-        """See `Decoder.cache_shape`."""
+        """Return (layers, heads, head size); see `Decoder.cache_shape`."""
         config = self.config
         return config.num_hidden_layers, config.num_key_value_heads, config.head_dim
 
     def keep(self, layers: Sequence[int]) -> None:
-        """See `Decoder.keep`."""
+        """Leave out all layers but these, in place; see `Decoder.keep`."""
         self.layers = nnx.List(self.layers[i] for i in layers)
         full = tuple(i for i, layer in enumerate(layers) if layer in self.config.full_layers)
         self.config = dataclasses.replace(
@@ -328,7 +329,7 @@ class Llama(Decoder):
         cache: tuple[KV, ...] | None,
         layout: Layout | None = None,
     ) -> tuple[list[Array], tuple[KV, ...]]:
-        """See `Decoder.states`."""
+        """Run K tokens per row; see `Decoder.states`."""
         del context
         config, windows, count = self.config, self.config.windows, tokens.shape[1]
         cache = self.ready(tokens, cache)

@@ -1,7 +1,7 @@
-"""What decoding needs of memory, and what the device has.
+"""Memory that decoding needs, and memory that a device has.
 
-Nothing is allocated here. `decoding.needed` gives the `Need` of a run, of models that are loaded or
-of outlines (`hub.outline`), whose parameters are shapes.
+Nothing is allocated here. `decoding.needed` gives the `Need` of a run, of loaded models or of
+outlines (`hub.outline`), whose parameters are shapes.
 """
 
 import math
@@ -16,27 +16,27 @@ from specjax import devices
 
 
 class Need(NamedTuple):
-    """Bytes of a run."""
+    """Bytes that a run needs."""
 
     params: int  # of all models
-    state: int  # of a batch: caches, contexts and all else that is kept from round to round
+    state: int  # of a batch: caches, contexts and all else that rounds carry
     temporary: int  # intermediate results of a compiled program: distributions and activations
 
     @property
     def total(self) -> int:
-        """All of it is held at once."""
+        """The sum: all of it is held at once."""
         return sum(self)
 
 
 def temporaries(compiled: jax.stages.Compiled) -> int:
     """Bytes that a compiled program holds beside its arguments while it runs.
 
-    Its intermediate results, as the compiler has placed them in memory, and results that are not
-    written over a donated argument. How many distributions over the vocabulary are held at once is
-    for the compiler to decide, so no formula bounds it. 0 on a backend that does not say.
+    They are intermediate results, as the compiler has placed them, and results that are not written
+    over a donated argument. The compiler decides how many distributions over the vocabulary are
+    held at once, so no formula bounds it. 0 on a backend that does not report it.
 
-    XLA does not count what the kernels of a library hold that it calls on a CPU (YNNPACK, in a
-    softmax). Seen there were up to two more arrays of the size of a round's distributions.
+    XLA does not count what a library's kernels hold on a CPU (YNNPACK, in a softmax):
+    up to two more arrays of the size of a round's distributions.
     """
     said = compiled.memory_analysis()
     if said is None:
@@ -45,36 +45,36 @@ def temporaries(compiled: jax.stages.Compiled) -> int:
 
 
 def nbytes(tree: Any) -> int:
-    """Of all arrays, or shapes of arrays, in a pytree. What several parts share counts once.
+    """Bytes of all arrays, or shapes of arrays, in a pytree; a shared array counts once.
 
-    Of what lies on a mesh: the bytes on one of its devices.
+    On a mesh: the bytes on one of its devices.
     """
     leaves = {id(leaf): leaf for leaf in _arrays(tree)}
     return sum(math.prod(_held(leaf)) * leaf.dtype.itemsize for leaf in leaves.values())
 
 
 def _arrays(tree: Any) -> list[Any]:
-    """Arrays and shapes of arrays; a plain number, such as a policy's setting, is none."""
+    """The arrays and shapes of arrays in a pytree, without plain numbers."""
     return [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
 
 
 def _held(leaf: Any) -> tuple[int, ...]:
-    """The shape of what one device has of an array."""
+    """The shape of one device's part of an array."""
     sharding = getattr(leaf, "sharding", None)
     return leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
 
 
 def dtype_of(tree: Any) -> np.dtype:
-    """Of a model's hidden states: the narrowest of its floats. Scales of int8 are float32."""
+    """The dtype of hidden states: a model's narrowest floats. Scales of int8 are float32."""
     dtypes = {leaf.dtype for leaf in _arrays(tree)}
     floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
     return np.dtype(min(floats, key=lambda dtype: dtype.itemsize))
 
 
 def memory_free(device: jax.Device | None = None) -> int | None:
-    """Bytes that can still be allocated on a device; None where it does not say.
+    """Bytes that can still be allocated on a device; None if it does not report them.
 
-    On a CPU: what the system calls available, or what is left of the container's limit.
+    On a CPU: the system's available memory, or the rest of the container's limit.
 
     Args:
       device: default: where jax puts new arrays.
@@ -92,10 +92,10 @@ def memory_free(device: jax.Device | None = None) -> int | None:
 def check_fits(
     what: str, needed: int, way_out: str, device: jax.Device | None = None, times: int = 1
 ) -> None:
-    """ValueError that names both numbers if the device certainly cannot hold `needed` bytes.
+    """Raise ValueError, with both numbers, if the device certainly cannot hold `needed` bytes.
 
     Args:
-      what: is to be held, for the message: the beginning of a sentence.
+      what: beginning of the message: the thing to hold.
       device: default: where jax puts new arrays.
       times: devices of one machine that each need as much: those of a CPU share its memory.
     """
@@ -110,12 +110,12 @@ def check_fits(
 
 
 def gigabytes(count: int) -> str:
-    """In 10⁹ bytes, with three digits: 45.2 GB, 0.03 GB."""
+    """Format bytes with three digits: 45.2 GB, or 3.25 MB below 0.01 GB."""
     return f"{count / 1e9:.3g} GB" if count >= 1e7 else f"{count / 1e6:.3g} MB"
 
 
 def _host_free() -> int | None:
-    """MemAvailable: free pages and those that the system gives up at once (Linux)."""
+    """MemAvailable of Linux: free pages, and those that the system gives up at once."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -125,7 +125,7 @@ def _host_free() -> int | None:
 
 
 def _container_free(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a control group (version 2) leaves; pages of files that nobody uses are given up."""
+    """Bytes left in a control group (version 2); its unused pages of files count as free."""
     try:
         limit, used = ((root / f"memory.{name}").read_text().strip() for name in ("max", "current"))
         stats = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())

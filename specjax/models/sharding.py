@@ -1,16 +1,16 @@
 """A model over several devices: which axis of which parameter, and where rows and caches lie.
 
-A mesh has an axis "data", over which the rows of a batch are split, an axis "model", over which the
-model is, or both. jax does the rest: parameters carry their shardings, and the compiler partitions
-the loops and places the collectives. What has to be right for it to place few of them:
+A mesh has an axis "data", which splits the rows of a batch, an axis "model", which splits the
+model, or both. Parameters carry their shardings; jax's compiler partitions the loops and places the
+collectives. Few collectives need this:
 
-- A matrix is split over its outputs, or over its inputs, as `TABLES` says for each family, so that
-  a layer needs one all-reduce for each of its sublayers. Heads stay whole.
+- A matrix is split over its outputs, or over its inputs, as `TABLES` has it for each family. A
+  sublayer then needs one all-reduce. Heads stay whole.
 - A fused projection is split within each of its parts: `layers.Fused` has the rows of one device
-  together, in as many `shards` as the axis has devices. Files are read in this order, see `order`.
-- Fewer heads of keys and values than devices are repeated, so that each device has the one that its
-  queries read. The vocabulary is padded. What cannot be split evenly then is replicated: attention
-  whose heads the axis does not divide, a feed-forward layer whose width it does not divide.
+  together, in as many `shards` as the axis has devices. Files are read in this `order`.
+- Heads of keys and values that are fewer than the devices are repeated, so that each device has the
+  head that its queries read. The vocabulary is padded. Layers that still cannot be split evenly are
+  replicated: attention if the axis does not divide its heads, feed-forward if not its width.
 """
 
 import dataclasses
@@ -35,10 +35,10 @@ OUT, IN = 0, 1  # axes of a weight as checkpoints have it, (out, in)
 
 
 class Cut(NamedTuple):
-    """How the model axis cuts a projection."""
+    """The way in which the model axis cuts a projection."""
 
     unit: str
-    """What must stay whole: "heads", "inner" (columns of a feed-forward layer) or "vocabulary"."""
+    """The unit that stays whole: "heads", "inner" (feed-forward columns) or "vocabulary"."""
     axis: int
     """OUT: each device has some outputs. IN: each has a part of the sum, which is all-reduced."""
 
@@ -56,8 +56,8 @@ CROSS = {
     "cross.kv": Cut("heads", OUT),
     "cross.output": Cut("heads", IN),
 }
-# By the last two names of a layer's path. What is not here is replicated: norms, positions, and
-# all that a drafter has beside its target.
+# By the last two names of a layer's path. All others are replicated: norms, positions, and a
+# drafter's layers beside its target.
 TABLES: Mapping[str, Mapping[str, Cut]] = {"t5": GPT | CROSS, "gpt2": GPT, "llama": GPT}
 # The fields of a config that count heads, of which there may be fewer for keys and values, and the
 # columns of a feed-forward layer.
@@ -70,61 +70,61 @@ SIZES = {
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where a model lies: part of a `LanguageModel`'s type."""
+    """The mesh that a model lies on: part of a `LanguageModel`'s type."""
 
     mesh: Mesh | AbstractMesh
     replicate: bool = False
-    """Every device has all of the model, as suits a draft: it then needs no collectives."""
+    """Whether every device has the whole model, as suits a draft: it needs no collectives."""
     vocab_size: int = 0
-    """Rows of the embedding before padding, as its checkpoint has them."""
+    """Rows of the embedding in its checkpoint, before padding."""
     kv_heads: int = 0
     """Heads of keys and values before they were repeated."""
 
     @property
     def ways(self) -> int:
-        """Among how many devices the model is split."""
+        """The number of devices that split the model."""
         return 1 if self.replicate else self.mesh.shape.get(MODEL, 1)
 
     @property
     def first(self) -> jax.Device:
-        """One of the mesh's devices in this process; of an abstract mesh, jax's own choice."""
+        """A device of the mesh in this process; jax's own choice for an abstract mesh."""
         if isinstance(self.mesh, AbstractMesh):
             return devices.find()
         return self.mesh.local_devices[0]
 
     @property
     def local(self) -> int:
-        """How many of its devices are in this process."""
+        """The number of the mesh's devices in this process."""
         return 1 if isinstance(self.mesh, AbstractMesh) else len(self.mesh.local_devices)
 
     def sharding(self, *axes: Any) -> NamedSharding:
-        """Of an array, from the mesh's axis, None or ANY for each of its own."""
+        """The sharding of an array, from a mesh axis, None or ANY for each of its axes."""
         there = [axis if axis is ANY or axis in self.mesh.axis_names else None for axis in axes]
         return NamedSharding(self.mesh, PartitionSpec(*there))
 
     def _even(self, axis: str, size: int) -> str | None:
-        """The axis, if it divides the size."""
+        """The axis, if it divides the size; else None."""
         ways = self.ways if axis == MODEL else self.mesh.shape.get(axis, 1)
         return axis if ways > 1 and size % ways == 0 else None
 
     def rows(self, shape: tuple[int, ...]) -> NamedSharding:
-        """Of an array that has the batch's rows first: split if the data axis divides them."""
+        """The sharding of an array with rows first: split if the data axis divides them."""
         return self.sharding(self._even(DATA, shape[0]), *[None] * (len(shape) - 1))
 
     def heads(self, shape: tuple[int, ...]) -> NamedSharding:
-        """Of (B, H, …): rows over one axis, heads over the other, where these divide them."""
+        """The sharding of (B, H, …): rows over one axis, heads over the other, if they divide."""
         rest = [None] * (len(shape) - 2)
         return self.sharding(self._even(DATA, shape[0]), self._even(MODEL, shape[1]), *rest)
 
     def gathered(self, logits: jax.Array) -> jax.Array:
-        """Logits whose last axis every device has whole: the one gather of a call."""
+        """Gather logits, so that each device has the whole last axis: a call's only gather."""
         if self.ways == 1:
             return logits
         whole = self.sharding(*[ANY] * (logits.ndim - 1), None)
         return jax.lax.with_sharding_constraint(logits, whole)
 
     def begun(self, context: Any, cache: Any) -> tuple[Any, Any]:
-        """What a model's `start` gave, placed: keys and values by heads, all else by rows."""
+        """Place the results of a model's `start`: keys and values by heads, all else by rows."""
 
         def place(x: Any) -> Any:
             if isinstance(x, KV):
@@ -143,11 +143,11 @@ _constrain = jax.lax.with_sharding_constraint
 
 
 def mesh_of(mesh: Mesh | AbstractMesh | str) -> Mesh | AbstractMesh:
-    """A mesh from "data=2,model=4", or one that was made elsewhere, whose axes jax is to partition.
+    """Make a mesh from "data=2,model=4", or check one whose axes jax is to partition.
 
-    A text takes the first devices of the default platform; they need not be all, but their number
-    must be a multiple of the mesh's. Of several processes each makes a mesh of its own devices, or,
-    where it takes more than these, all make one together.
+    A text takes the first devices of the default platform. There may be more, but the mesh's size
+    must divide their number. Of several processes, each makes a mesh of its own devices; if the
+    mesh is larger than these, all make one together.
 
     Raises:
       ValueError: an axis of another name or twice, a size that is no whole number ≥ 1, or a mesh
@@ -174,16 +174,16 @@ def mesh_of(mesh: Mesh | AbstractMesh | str) -> Mesh | AbstractMesh:
             f"mesh={mesh!r} needs {count} devices, but platform {jax.default_backend()!r} has "
             f"{len(found)}. Choose sizes whose product divides {len(found)}."
         )
-    # In an order that suits the connections of a TPU. jax is to place what is not said.
+    # The order suits the connections of a TPU. Auto: jax places what has no sharding.
     options: dict[str, Any] = {"axis_types": (AxisType.Auto,) * len(sizes)}
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), devices=found[:count], **options)
 
 
 def sizes_of(text: str) -> dict[str, int]:
-    """The axes of "data=2,model=4". No device is asked for.
+    """Read the axes of "data=2,model=4"; devices are not looked at.
 
     Raises:
-      ValueError: as `mesh_of`, but for the devices.
+      ValueError: as `mesh_of`, devices aside.
     """
     sizes = {}
     for part in text.split(","):
@@ -212,17 +212,17 @@ def _check_names(names: Any, said: Any) -> None:
 
 
 def family_of(config: Any) -> str | None:
-    """The table that a model goes by; None: it has none, and is replicated."""
+    """The key of a model's table; None: it has none, and is replicated."""
     kind = getattr(config, "model_type", None)
     return "llama" if kind in ("llama", "mistral", "qwen2", "qwen3") else kind
 
 
 def fit(config: T, placement: Placement) -> tuple[T, Placement]:
-    """The config of the module that lies on the mesh, and the placement that says what was changed.
+    """Fit a config to a mesh. Returns it with the placement that notes the changes.
 
-    The vocabulary is padded to a multiple of the model axis. Heads of keys and values are repeated
-    where they are fewer than the devices: then each device holds one, and the cache of all devices
-    together is as many times as large.
+    The vocabulary is padded to a multiple of the model axis. Heads of keys and values that are
+    fewer than the devices are repeated. Each device then holds one, and the cache of all devices
+    together grows as much.
     """
     ways, family = placement.ways, family_of(config)
     vocab: int = config.vocab_size  # type: ignore[attr-defined]
@@ -238,9 +238,7 @@ def fit(config: T, placement: Placement) -> tuple[T, Placement]:
 
 
 def split(module: M, placement: Placement) -> M:
-    """Tell a module's projections that they are split, and the fused ones into how many shards; in
-    place.
-    """
+    """Mark a module's projections as split, and set the shards of fused ones, in place."""
     for path, node in nnx.iter_graph(module):
         if isinstance(node, Linear | Decoder):
             node.split = placement.ways > 1
@@ -250,7 +248,7 @@ def split(module: M, placement: Placement) -> M:
 
 
 def _cut(module: Any, path: tuple, placement: Placement) -> Cut | None:
-    """How the layer, or the table, at a path is cut; None: not at all."""
+    """The cut of the layer, or of the embedding, at a path; None: it is whole."""
     config = getattr(module, "config", None)
     family = family_of(config)
     cut = TABLES.get(family or "", {}).get(".".join(map(str, path[-2:])))
@@ -266,7 +264,7 @@ def _cut(module: Any, path: tuple, placement: Placement) -> Cut | None:
 
 
 def specs(module: nnx.Module, placement: Placement) -> dict[tuple, NamedSharding]:
-    """The sharding of each parameter by its path in the module, turned as it is."""
+    """The sharding of each parameter by its path in the module, turned as the parameter is."""
     turned = turned_paths(module)
 
     def of(path: tuple, ndim: int) -> NamedSharding:
@@ -289,7 +287,7 @@ def turned_paths(module: nnx.Module) -> set[tuple]:
 
 
 def shardings(model: T) -> T:
-    """A `LanguageModel`, or its outline, with a NamedSharding for each of its parameters."""
+    """The NamedShardings of a model's parameters, in a `LanguageModel` of the same structure."""
     placement: Placement = model.placement  # type: ignore[attr-defined]
     by_path = specs(model.module(), placement)  # type: ignore[attr-defined]
     return jax.tree.map_with_path(
@@ -298,7 +296,7 @@ def shardings(model: T) -> T:
 
 
 def abstract(model: T) -> T:
-    """A model's outline on its mesh: shapes that carry their shardings. Nothing is allocated."""
+    """Outline a model on its mesh: shapes with their shardings. Nothing is allocated."""
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         model,
@@ -307,11 +305,10 @@ def abstract(model: T) -> T:
 
 
 def order(module: nnx.Module, placement: Placement) -> dict[tuple, np.ndarray]:
-    """Of the parameters whose rows are not those of a checkpoint, one after the other: which row of
-    the checkpoint each row holds; −1: none, for it is padding.
+    """The order of rows, of parameters whose rows are not in a checkpoint's order.
 
-    Rows are outputs, of weights that are (out, in), and of a fused projection those of all of its
-    parts below one another.
+    Each entry is a row of the checkpoint; −1: padding. Rows are outputs of weights that are
+    (out, in); a fused projection's are those of all its parts, stacked.
     """
     found = {}
     paths = dict(nnx.iter_graph(module))
@@ -328,14 +325,13 @@ def order(module: nnx.Module, placement: Placement) -> dict[tuple, np.ndarray]:
 
 
 def moved(model: Any) -> dict[tuple, np.ndarray]:
-    """The `order` of a model's parameters by their paths in `params`; empty where all lie as in a
-    checkpoint."""
+    """The `order` of parameters by path in `params`; empty if all are as in a checkpoint."""
     placement = getattr(model, "placement", None)
     return {} if placement is None else order(model.module(), placement)
 
 
 def restored(array: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
-    """A parameter, (out, in), as a checkpoint has it."""
+    """Put a parameter's rows, (out, in), into a checkpoint's order."""
     if rows is None:
         return array
     plain = np.empty((rows.max() + 1, *array.shape[1:]), array.dtype)
@@ -344,7 +340,7 @@ def restored(array: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
 
 
 def _repeats(module: Any, path: tuple, placement: Placement) -> list[int]:
-    """How often each head of each part comes."""
+    """The number of repeats of the heads of each part."""
     parts = len(module_at(module, path).parts)
     family = family_of(getattr(module, "config", None))
     if path[-1] != "qkv" or family is None:
@@ -354,14 +350,14 @@ def _repeats(module: Any, path: tuple, placement: Placement) -> list[int]:
 
 
 def module_at(module: Any, path: tuple) -> Any:
-    """What lies at a path of `nnx.iter_graph`."""
+    """The module or parameter at a path of `nnx.iter_graph`."""
     for name in path:
         module = module[name] if isinstance(name, int) else getattr(module, name)
     return module
 
 
 def _fused_order(parts: tuple[int, ...], repeats: list[int], shards: int) -> np.ndarray:
-    """See `order`. Where heads are repeated, each shard has one of them."""
+    """The `order` of a fused projection. Repeated heads: each shard has one."""
     blocks = []
     for shard in range(shards):
         offset = 0
@@ -377,7 +373,7 @@ def _fused_order(parts: tuple[int, ...], repeats: list[int], shards: int) -> np.
 
 
 def placement_of(tree: Any) -> Placement | None:
-    """That of the first model in a pytree which has one."""
+    """The placement of the first model in a pytree that has one."""
     for node in jax.tree.leaves(tree, is_leaf=_is_placed):
         if _is_placed(node):
             return node.placement
@@ -389,7 +385,7 @@ def _is_placed(x: Any) -> bool:
 
 
 def join(tree: T, placement: Placement | None) -> T:
-    """A drafter on its target's mesh: what is not there yet is replicated. None: as it is.
+    """Put a drafter on its target's mesh, replicating parts without one. None: unchanged.
 
     Raises:
       ValueError: a part of it lies on another mesh.
@@ -423,7 +419,7 @@ def _shown(mesh: Any) -> str:
 
 
 def put_on(x: jax.Array, place: NamedSharding) -> jax.Array:
-    """An array on a mesh. Of several processes each has the same, and puts its part."""
+    """Put an array on a mesh. Each of several processes has the same array, and puts its part."""
     if place.is_fully_addressable:
         return jax.device_put(x, place)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -435,7 +431,7 @@ def put_on(x: jax.Array, place: NamedSharding) -> jax.Array:
 
 
 def fetch(tree: Any) -> Any:
-    """Arrays of a mesh on the host, whole, in each of the processes that have a part of them."""
+    """Fetch whole arrays of a mesh to the host, in each process that has a part of them."""
 
     def whole(x: Any) -> Any:
         if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
@@ -446,7 +442,7 @@ def fetch(tree: Any) -> Any:
 
 
 def place_rows(tree: T, placement: Placement | None) -> T:
-    """Arrays, or shapes, that have a batch's rows first, split over the data axis; None: as is."""
+    """Split arrays or shapes with rows first over the data axis. None: unchanged."""
     if placement is None:
         return tree
 
@@ -460,9 +456,9 @@ def place_rows(tree: T, placement: Placement | None) -> T:
 
 
 def keep_rows(method: Any, state: T, rows: int) -> T:
-    """A loop's state, within jit, with each array of `rows` rows split over the data axis.
+    """Split each array of `rows` rows of a loop's state over the data axis, within jit.
 
-    So the carry begins as the loop's body leaves it. How heads lie `begun` has said.
+    The carry then begins as the loop's body leaves it. `begun` has placed the heads.
     """
     placement = placement_of(method)
     if placement is None:
@@ -484,7 +480,7 @@ def keep_rows(method: Any, state: T, rows: int) -> T:
 
 
 def results_of(compiled: jax.stages.Compiled, shapes: T, placement: Placement | None) -> T:
-    """What a program returns, as shapes; on a mesh with the shardings that the compiler chose."""
+    """A program's results as shapes; on a mesh, with the shardings that the compiler chose."""
     if placement is None:
         return shapes
     return jax.tree.map(
@@ -495,7 +491,7 @@ def results_of(compiled: jax.stages.Compiled, shapes: T, placement: Placement | 
 
 
 def held_by(model: Any) -> tuple[jax.Device, int]:
-    """A device of this process that holds a part of a model, and how many do."""
+    """A device of this process that holds a part of a model, and the number of such devices."""
     placement = placement_of(model)
     if placement is None:
         return devices.device_of(model), 1
@@ -503,5 +499,5 @@ def held_by(model: Any) -> tuple[jax.Device, int]:
 
 
 def padded_rows(rows: int, placement: Placement | None) -> int:
-    """The next number of rows that the data axis divides."""
+    """Round the number of rows up to a multiple of the data axis."""
     return rows if placement is None else rows + -rows % placement.mesh.shape.get(DATA, 1)

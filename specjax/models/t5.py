@@ -1,8 +1,8 @@
 """T5 encoder-decoder (Raffel et al. 2020), versions 1.0 and 1.1, with a rollback-free cache.
 
-Facts that differ from other transformers: RMSNorm before each sublayer, no biases, attention
-logits are not divided by √D, and positions enter only through a bias on self-attention that
-depends on the bucketed distance and is shared by all layers of a stack.
+Differences from other transformers: RMSNorm before each sublayer, no biases, and attention logits
+that are not divided by √D. Positions enter only through a bias on self-attention, which depends on
+the bucketed distance and is shared by all layers of a stack.
 """
 
 import dataclasses
@@ -79,19 +79,19 @@ class T5Config:
 
     @property
     def max_positions(self) -> None:
-        """Positions are relative, so no text is too long."""
+        """None: positions are relative, so no text is too long."""
         return None
 
 
 def relative_buckets(
     offsets: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> np.ndarray:
-    """Bucket of each offset = slot − query, as T5 defines it.
+    """The bucket of each offset = slot − query, as T5 defines it.
 
     Half of the buckets hold one distance each, the other half grow logarithmically up to
     `max_distance`. Bidirectional stacks use one half of all buckets for each direction; a causal
-    stack only looks back (offsets > 0 share bucket 0 and are masked anyway). The arithmetic is
-    float32, in which boundaries such as distance 16 of 128 fall where checkpoints expect them.
+    stack only looks back (offsets > 0 share bucket 0 and are masked anyway). float32 arithmetic
+    puts boundaries such as distance 16 of 128 where checkpoints expect them.
     """
     buckets = np.zeros(offsets.shape, np.int32)
     if bidirectional:
@@ -108,11 +108,11 @@ def relative_buckets(
 
 
 class Context(NamedTuple):
-    """What decoding reads and never writes."""
+    """The values that decoding reads and never writes."""
 
     cross: tuple[KV, ...]  # per decoder layer, of S slots: the encoder's keys and values
     cross_bias: Array  # (B, 1, 1, S): 0, or MASKED at padding
-    self_bias: Array | None  # (H, 2T) by offset + T, MASKED ahead of the query; None: made on call
+    self_bias: Array | None  # (H, 2T) by offset + T, MASKED ahead of the query; None: made per call
 
 
 class SelfAttention(nnx.Module):
@@ -128,12 +128,12 @@ class SelfAttention(nnx.Module):
         self.heads = config.num_heads
 
     def __call__(self, x: Array, bias: Array) -> Array:
-        """(B, K, E) → (B, K, E): the K tokens see one another, as far as the bias lets them."""
+        """Map (B, K, E) to (B, K, E): the K tokens see one another where the bias allows it."""
         queries, keys, values = self._project(x)
         return self.output(attend(queries, KV.of(keys, values), bias))
 
     def cached(self, x: Array, start: Array, bias: CausalBias, cache: KV | None):
-        """(B, K, E) → (B, K, E) and the cache with their keys and values."""
+        """Map (B, K, E) to (B, K, E) and the cache with their keys and values."""
         queries, keys, values = self._project(x)
         mixed, cache = attend_and_write(queries, KV.of(keys, values), cache, bias, start)
         return self.output(mixed), cache
@@ -154,16 +154,16 @@ class CrossAttention(nnx.Module):
         self.heads = config.num_heads
 
     def project(self, encoded: Array) -> KV:
-        """(B, S, E) → keys and values of S slots."""
+        """Project (B, S, E) to keys and values of S slots."""
         return KV.of(*(split_heads(part, self.heads) for part in self.kv(encoded)))
 
     def __call__(self, x: Array, kv: KV, bias: Array) -> Array:
-        """(B, K, E) → (B, K, E)."""
+        """Map (B, K, E) to (B, K, E)."""
         return self.output(attend(split_heads(self.query(x), self.heads), kv, bias))
 
 
 class FeedForward(nnx.Module):
-    """relu(x Wᵢ) Wₒ, or (gelu(x W₀) · x W₁) Wₒ with W₀ and W₁ in one projection."""
+    """The feed-forward layer relu(x Wᵢ) Wₒ, or (gelu(x W₀) · x W₁) Wₒ with W₀ and W₁ fused."""
 
     def __init__(self, config: T5Config, *, rngs, dtype):
         self.gated = config.feed_forward_proj.startswith("gated-")
@@ -179,7 +179,7 @@ class FeedForward(nnx.Module):
 
 
 class EncoderLayer(nnx.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """An encoder layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(self, config: T5Config, *, rngs, dtype):
         width, epsilon = config.d_model, config.layer_norm_epsilon
@@ -223,7 +223,7 @@ class RelativeBias(nnx.Module):
         self.max_distance = config.relative_attention_max_distance
 
     def by_offset(self, length: int) -> Array:
-        """(H, 2·length) float32: entry `length + o` is the bias at offset o = slot − query.
+        """The bias by offset o = slot − query, at entry `length + o`: (H, 2·length) float32.
 
         In a causal stack the future (o > 0) is MASKED, so one addition places and masks.
         """
@@ -278,23 +278,23 @@ class T5(Decoder):
         self.input_first = False  # of the head; see `arrange`
 
     def cache_shape(self) -> tuple[int, int, int]:
-        """See `Decoder.cache_shape`."""
+        """Return (layers, heads, head size); see `Decoder.cache_shape`."""
         return self.config.num_decoder_layers, self.config.num_heads, self.config.d_kv
 
     @property
     def final_norm(self) -> RMSNorm:
-        """See `Decoder.final_norm`."""
+        """The norm between the last layer and the head."""
         return self.decoder_norm
 
     def keep(self, layers: Sequence[int]) -> None:
-        """See `Decoder.keep`."""
+        """Leave out all decoder layers but these, in place; see `Decoder.keep`."""
         self.decoder = nnx.List(self.decoder[i] for i in layers)
         self.config = dataclasses.replace(self.config, num_decoder_layers=len(layers))
 
     def encode(self, source: Array, source_len: Array) -> Context:
         """Run the encoder once and project its output for every decoder layer.
 
-        Args: as of `read`.
+        Args: those of `read`.
         """
         encoded, source_bias = self.read(source, source_len)
         cross = tuple(layer.cross.project(encoded) for layer in self.decoder)
@@ -303,7 +303,7 @@ class T5(Decoder):
         return Context(cross, source_bias, None)
 
     def read(self, source: Array, source_len: Array) -> tuple[Array, Array]:
-        """The encoder's output, (B, S, E), and the bias of its slots, (B, 1, 1, S).
+        """Run the encoder: its output, (B, S, E), and the bias of its slots, (B, 1, 1, S).
 
         Args:
           source: (B, S) int32, right-padded.
@@ -333,7 +333,7 @@ class T5(Decoder):
         cache: tuple[KV, ...] | None,
         layout: Layout | None = None,
     ) -> tuple[list[Array], tuple[KV, ...]]:
-        """See `Decoder.states`."""
+        """Run K tokens per row; see `Decoder.states`."""
         cache, count = self.ready(tokens, cache), tokens.shape[1]
         slots = count if cache is None else cache[0].values.shape[2]
         by_offset = context.self_bias
@@ -353,7 +353,7 @@ class T5(Decoder):
         return states, tuple(written)
 
     def logits(self, hidden: Array) -> Array:
-        """(..., E) → (..., V)."""
+        """Logits of hidden states: (..., E) → (..., V)."""
         if self.config.scale_decoder_outputs:
             hidden = hidden * self.config.d_model**-0.5
         return super().logits(hidden)

@@ -1,8 +1,7 @@
-"""Models that are one table of distributions: small enough to print, and to know every answer in
-advance.
+"""Models that are one table of distributions, small enough to know every answer in advance.
 
-A `Table` stands where a network would: it has the `Model` protocol and runs through the same loops,
-but its distributions are given, so α, the output's distribution and the speedup can be computed and
+A `Table` takes the place of a network: it has the `Model` protocol and runs through the same loops.
+Its distributions are given, so α, the output's distribution and the speedup can be computed and
 compared.
 """
 
@@ -20,8 +19,7 @@ from specjax.types import Inputs
 
 @pytree
 class Table:
-    """The next token's distribution is a row of a table: its only row, or the row of the last
-    token."""
+    """A model that looks up its next token's distribution: its only row, or the last token's."""
 
     table: Array  # (1, V) or (V, V) log-probabilities; row 0 for every token, or one for each
 
@@ -31,21 +29,21 @@ class Table:
 
     @property
     def order(self) -> int:
-        """How many past tokens the distribution depends on, 0 or 1."""
+        """The number of past tokens that the distribution depends on, 0 or 1."""
         return int(self.table.shape[0] > 1)
 
     def start(self, inputs: Inputs, buffer_len: int):
-        """There is nothing to encode and nothing to remember."""
+        """Return an empty context and cache: there is nothing to encode or to keep."""
         return (), ()
 
     branches: ClassVar[bool] = True
 
     def __call__(self, tokens, start, context, cache, layout=None):
-        """The "hidden" state (B, K, V) is the row of the table itself, wherever a token stands."""
+        """Return rows of the table as "hidden" states (B, K, V), whatever the position."""
         return self.table[tokens if self.order else jnp.zeros_like(tokens)], cache
 
     def compact(self, cache, start, path):
-        """Nothing is remembered."""
+        """Return the empty cache."""
         return cache
 
     def logits(self, hidden):
@@ -53,7 +51,7 @@ class Table:
 
 
 def fixed(probs: Float[ArrayLike, " V"]) -> Table:
-    """A model of order 0: every token is drawn from the same distribution.
+    """Make a model of order 0: every token is drawn from the same distribution.
 
     Raises:
       ValueError: `probs` is not a distribution.
@@ -62,7 +60,7 @@ def fixed(probs: Float[ArrayLike, " V"]) -> Table:
 
 
 def by_last_token(probs: Float[ArrayLike, "V V"]) -> Table:
-    """A model of order 1: after token i the next one is drawn from probs[i].
+    """Make a model of order 1: after token i the next one is drawn from probs[i].
 
     Raises:
       ValueError: a row of `probs` is not a distribution, or there is not one for each token.
@@ -79,14 +77,13 @@ def by_last_token(probs: Float[ArrayLike, "V V"]) -> Table:
 def draft_of_alpha(
     target_probs: Float[ArrayLike, "*batch V"], alpha: Float[ArrayLike, "*batch"]
 ) -> np.ndarray:
-    """Distributions whose overlap Σ min(target, draft) with the target's is `alpha`, row by row:
-    (…, V).
+    """Make drafts (…, V) whose overlap Σ min(target, draft) with each target is `alpha`.
 
-    The draft is α · target + (1 − α) · junk, where junk is always the last token: one that the
-    target never says, so nothing of it is ever accepted.
+    The draft is α · target + (1 − α) · junk. Junk is the last token, which the target never emits,
+    so it is never accepted.
 
     Raises:
-      ValueError: the target may say the last token, or alpha lies outside [0, 1].
+      ValueError: the target may emit the last token, or alpha lies outside [0, 1].
     """
     target = np.asarray(target_probs, np.float64)
     alpha = np.asarray(alpha, np.float64)
@@ -114,5 +111,5 @@ def _distributions(probs: ArrayLike, rank: int) -> np.ndarray:
 
 
 def _logs(distributions: np.ndarray) -> Array:
-    with np.errstate(divide="ignore"):  # −inf: a token that cannot be
+    with np.errstate(divide="ignore"):  # −inf: a token of probability 0
         return jnp.asarray(np.log(distributions), jnp.float32)

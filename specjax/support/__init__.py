@@ -1,1 +1,1 @@
-"""What all modules lean on: files, names, ranges, the compilation cache."""
+"""Helpers of all modules: files, names, ranges, flags, processes, the compilation cache."""

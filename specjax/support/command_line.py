@@ -1,4 +1,4 @@
-"""The frame of a command: flags, errors in one sentence, places to write to."""
+"""The frame of a command: flags, errors in one sentence, output directories."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from specjax.support import files
 
-# The checkout; where specjax is installed from a wheel, a directory that holds nothing of it.
+# The checkout. With specjax installed from a wheel, a directory without its files.
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -26,22 +26,22 @@ def run(
     """Start a command. Errors that a user can correct, and Ctrl-C, print one line and no traceback.
 
     Args:
-      main: its module has defined the flags.
+      main: the command's function; its module has defined the flags.
       usage: the module's docstring, shown by --help.
-      config: --config, if the user gives none.
+      config: the default of --config.
       fields: the fields of the config, shown by --help.
     """
     usage = f"{usage}\n{fields}" if fields else usage
-    # Of config_flags, which says no more than what the config is for.
+    # The help of config_flags does not mention that the file is run.
     if "config" in flags.FLAGS:
         flags.FLAGS["config"].help += " A Python file, which is run; an argument follows a colon."
     flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
     if {"-h", "--help", "--helpshort"} & set(sys.argv[1:]):
-        # A command without flags of its own has no help of them.
+        # A command without flags of its own has no help text for them.
         *_, shown = flags.FLAGS.module_help(main.__module__).partition(":\n")
         print(f"{usage}\nFlags:\n{shown}" if shown.strip() else usage)
         return
-    from specjax.support import compilation_cache  # it imports jax, and the first words came before
+    from specjax.support import compilation_cache  # it imports jax; --help must not wait for it
 
     logging.set_verbosity(logging.WARNING)
     compilation_cache.enable_compilation_cache()
@@ -79,17 +79,17 @@ def run(
     try:
         app.run(guarded, argv=arguments(config), flags_parser=parsed)
     except (AttributeError, KeyError, TypeError) as error:
-        # A mistyped --config field comes out of flag parsing as one of these.
+        # Flag parsing raises one of these for a mistyped --config field.
         if "--debug" in sys.argv or flags.FLAGS.is_parsed():
             raise
-        # Quoted twice over by then: ''gama'\nDid you mean "gamma" instead of "gama"?'
+        # The message is quoted twice: ''gama'\nDid you mean "gamma" instead of "gama"?'
         said = str(error.args[0] if error.args else error).replace("\\n", "\n").replace("\\'", "'")
         name, *hint = (line.strip("\\'\"") for line in said.splitlines())
         fail(f"--config has no field {name!r}. {' '.join(hint)}".rstrip())
 
 
 def parsed(argv: list[str]) -> list[str]:
-    """What is left of the arguments when flags are read; an error of theirs is one line."""
+    """Parse flags, with errors in one line, and return the other arguments."""
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
@@ -104,7 +104,7 @@ def parsed(argv: list[str]) -> list[str]:
 
 
 def check_seed() -> None:
-    """ValueError if the config has a seed that JAX does not take."""
+    """Raise ValueError if the config has a seed that JAX does not take."""
     config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
     seed = config.get("seed", 0) if isinstance(config, ConfigDict) else 0
     if type(seed) is not int or not -(1 << 63) <= seed < 1 << 63:
@@ -112,7 +112,7 @@ def check_seed() -> None:
 
 
 def arguments(config: str = "") -> list[str]:
-    """Those of this process; --config is a file that is there, and `config` if it is not given."""
+    """The process's arguments, with --config as an existing file; default: `config`."""
     argv = [in_checkout(argument) for argument in sys.argv]
     if config and not any(_name(argument) == "config" for argument in argv):
         argv.insert(1, f"--config={config}")
@@ -120,12 +120,12 @@ def arguments(config: str = "") -> list[str]:
 
 
 def _name(argument: str) -> str:
-    """The name of a flag, "" for any other argument."""
+    """The name of a flag; "" for any other argument."""
     return argument.partition("=")[0].lstrip("-") if argument.startswith("-") else ""
 
 
 def in_checkout(argument: str) -> str:
-    """A --config=FILE of the checkout is found from any directory, if there is no such file."""
+    """Complete --config=FILE to a file of the checkout, unless FILE exists."""
     flag, equals, value = argument.partition("=")
     file, colon, choice = value.partition(":")
     if _name(argument) != "config" or not equals:
@@ -152,12 +152,12 @@ def only_writer_of_workdir() -> Iterator[None]:
 
 
 class Steps(tqdm):
-    """A progress bar over what a command does, which Ctrl-C reports."""
+    """A progress bar over the steps of a command, which Ctrl-C reports."""
 
     latest: "ClassVar[Steps | None]" = None
 
     def __init__(self, items: Any = None, *, resumes: bool = True, **options: Any):
-        """Other arguments: see `tqdm`.
+        """Start the bar; for other arguments see `tqdm`.
 
         Args:
           resumes: whether the same command continues where this one was interrupted.
@@ -174,16 +174,16 @@ class Steps(tqdm):
 
     @property
     def ended(self) -> int:
-        """How many are complete, earlier runs included."""
+        """The number of complete steps, earlier runs included."""
         return max(self._ended, self.n)  # `n` lags behind while the bar iterates
 
 
 def interrupted() -> str:
-    """What is said after Ctrl-C."""
+    """The message after Ctrl-C."""
     steps = Steps.latest
     if steps is None:
         return "interrupted"
-    steps.close()  # which ends its line
+    steps.close()  # this ends its line
     after = f"interrupted after {steps.ended} of {steps.total}"
     return f"{after}; the same command goes on" if steps.resumes else after
 
@@ -200,14 +200,14 @@ def fail(message: str) -> None:
 
 
 def leave_without_reader() -> None:
-    """Leave without a word, as Unix tools do when nobody reads their output any more."""
-    with contextlib.suppress(OSError):  # or Python complains when it flushes at the end
+    """Exit silently, as Unix tools do when the reader of their output has closed it."""
+    with contextlib.suppress(OSError):  # else Python complains when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(128 + signal.SIGPIPE)
 
 
 def make_workdir(path: str, flag: str = "workdir") -> pathlib.Path:
-    """The directory, made if need be; ValueError, which names the flag, if it cannot be written."""
+    """Make a directory if need be; ValueError, with the flag, if it cannot be written."""
     workdir = pathlib.Path(path)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -222,12 +222,12 @@ def make_workdir(path: str, flag: str = "workdir") -> pathlib.Path:
 
 
 def check_apart(output: pathlib.Path, source: str, flag: str) -> None:
-    """ValueError if the file of the inputs would be written to, by whatever name or link.
+    """Raise ValueError if the output would overwrite the file of inputs, by any name or link.
 
     Args:
-      output: the file to write, which need not exist.
+      output: the file to write; it need not exist.
       source: the file of --input, or - for standard input.
-      flag: that named the output.
+      flag: the flag that named the output.
     """
     if source != "-" and output.exists() and output.samefile(source):
         raise ValueError(
@@ -237,7 +237,7 @@ def check_apart(output: pathlib.Path, source: str, flag: str) -> None:
 
 
 def widths(said: Sequence[str], gamma_max: int) -> list[int]:
-    """Of verify passes, from a flag: for every length its own, the widest alone, or those named."""
+    """The widths of verify passes from a flag: all of 1 … γ_max, none, or those listed."""
     if list(said) == ["all"]:
         return list(range(1, gamma_max + 1))
     if list(said) == ["none"]:

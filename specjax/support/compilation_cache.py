@@ -1,7 +1,7 @@
-"""Compiled programs on disk, so that the next process finds them.
+"""The cache of compiled programs on disk, from which later processes read them.
 
-JAX keeps none by default. `enable_compilation_cache` names a directory. The commands call it; a
-program of your own may. What the user has set stays as it is:
+JAX keeps none by default. `enable_compilation_cache` names a directory. The commands call it; your
+own program may. Settings of the user stay as they are:
 
 - another place: `JAX_COMPILATION_CACHE_DIR=DIR`, or `jax_compilation_cache_dir` of `jax.config`;
 - off: `JAX_ENABLE_COMPILATION_CACHE=false`, or `jax_enable_compilation_cache`.
@@ -17,18 +17,18 @@ from typing import Any
 import jax
 import jax.monitoring
 
-MIN_SECONDS = 0.5  # of compiling, for a program to be kept; JAX's default leaves out too many
+MIN_SECONDS = 0.5  # of compiling a program that is kept; JAX's default leaves out too many
 MIN_SECONDS_OF_JAX = 1.0
 
 
 def directory() -> pathlib.Path:
-    """`$XDG_CACHE_HOME/specjax/compiled`, or the same below `~/.cache`.
+    """The cache's directory: `$XDG_CACHE_HOME/specjax/compiled`, or the same below `~/.cache`.
 
     Raises:
       RuntimeError: there is no home directory, or its name is empty, for which Python takes "/".
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification of XDG says to ignore a relative path.
+    # XDG's specification: ignore a relative path.
     if os.path.isabs(base):
         cache = pathlib.Path(base)
     elif os.environ.get("HOME") == "":
@@ -39,7 +39,7 @@ def directory() -> pathlib.Path:
 
 
 def enable_compilation_cache() -> None:
-    """Keep compiled programs in `directory()`. Changes nothing that the user has set."""
+    """Keep compiled programs in `directory()`. Settings of the user stay as they are."""
     found = jax.config.values
     if found["jax_compilation_cache_dir"] or not found["jax_enable_compilation_cache"]:
         return
@@ -47,7 +47,7 @@ def enable_compilation_cache() -> None:
         path = directory()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError):
-        return  # no home, or none that can be written to: every process compiles for itself
+        return  # no writable home: every process compiles for itself
     if not os.access(path, os.W_OK):
         return
     jax.config.update("jax_compilation_cache_dir", str(path))
@@ -56,7 +56,7 @@ def enable_compilation_cache() -> None:
 
 
 class Watch:
-    """A watch that measures how long JAX traces and compiles, from when it is made."""
+    """A watch that measures JAX's time of tracing and compiling, from its construction on."""
 
     def __init__(self):
         self._spans: list[tuple[float, float]] = []
@@ -68,8 +68,10 @@ class Watch:
             self._spans.append((now - duration_secs, now))
 
     def seconds(self) -> float:
-        """Seconds of tracing and compiling so far; the watch ends. Spans within others, such as
-        those of a function that another one calls, count once."""
+        """Stop the watch, and return the seconds of tracing and compiling so far.
+
+        Nested spans, such as those of a function that another one calls, count once.
+        """
         jax.monitoring.unregister_event_duration_listener(self._note)
         total, reached = 0.0, 0.0
         for begin, end in sorted(self._spans):

@@ -1,6 +1,4 @@
-"""Files that are read with errors that name them, and never half-written: replaced whole, or grown
-by whole rows.
-"""
+"""Files: reading with errors that name them, and writing that leaves no file half-written."""
 
 import contextlib
 import fcntl
@@ -16,15 +14,14 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-MAX_LIST = 1 << 22  # bytes of an archive's list of files; torch writes some 100 for a tensor
-# Bytes that the arrays of an npz file may take, and how many more for each byte of the file. Tables
-# of a vocabulary may be nearly all zeros: two of a million ids have 16 MB. What is not zeros is
-# packed to a third.
+MAX_LIST = 1 << 22  # bytes of an archive's list of files; torch writes some 100 per tensor
+# Bytes that the arrays of an npz file may take: the first number, and the second for each byte of
+# the file. Tables of a vocabulary may be nearly all zeros; other numbers are packed to a third.
 SMALL_NPZ, NPZ_RATIO = 1 << 25, 16
 
 
 def decode(data: bytes, name: str | os.PathLike) -> str:
-    """The text of a UTF-8 file without a byte-order mark, which Windows' editors begin files with.
+    """Decode a UTF-8 file, without the byte-order mark that Windows' editors write.
 
     Raises:
       ValueError: it is not UTF-8; the message has `name`.
@@ -38,15 +35,15 @@ def decode(data: bytes, name: str | os.PathLike) -> str:
 def read_npz(
     path: str | os.PathLike, ranks: Mapping[str, int], what: str, way_out: str
 ) -> dict[str, np.ndarray]:
-    """The arrays of an npz file.
+    """Read the arrays of an npz file.
 
-    Names, types and sizes are compared before any array is read. The arrays may take `SMALL_NPZ`
+    Names, types and sizes are checked before any array is read. The arrays may take `SMALL_NPZ`
     bytes, and `NPZ_RATIO` more for each byte of the file.
 
     Args:
       ranks: names of all its arrays, each of numbers, and how many axes they have.
-      what: the file should hold, and
-      way_out: what to do about it; for errors.
+      what: the expected contents, for errors.
+      way_out: the remedy, for errors.
 
     Raises:
       OSError: there is no such file, or it cannot be opened.
@@ -60,14 +57,14 @@ def read_npz(
                 return {name: _member(archive, name, npy.read_array) for name in ranks}
         except _Unlike as error:
             raise ValueError(f"{path}{error}. {way_out}") from None
-        except Exception as error:  # of the zip, its compression, the header of an array, …
+        except Exception as error:  # many classes: zip, compression, an array's header, …
             raise ValueError(
                 f"{path} is not a file of {what}, or it is damaged ({error}). {way_out}"
             ) from error
 
 
 class _Unlike(ValueError):
-    """What an npz file has in place of its arrays, as the end of a sentence."""
+    """An npz file's difference from the expected arrays, as the end of a sentence."""
 
 
 def _check_npz(archive: zipfile.ZipFile, ranks: Mapping[str, int], what: str, most: int) -> None:
@@ -104,9 +101,9 @@ def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def open_zip(stream: IO[bytes]) -> zipfile.ZipFile:
-    """An archive to read; BadZipFile if its list of files has more than `MAX_LIST` bytes.
+    """Open an archive to read; BadZipFile if its list of files has more than `MAX_LIST` bytes.
 
-    zipfile takes some 600 bytes for each file on the list, which may have 46 there.
+    zipfile takes some 600 bytes of memory for a file that may take 46 on the list.
     """
     return zipfile.ZipFile(_ListLimited(stream))
 
@@ -132,13 +129,13 @@ def only_writer(
 ) -> Iterator[None]:
     """Hold `path`, a file or a directory, for this process alone.
 
-    The lock is advisory (`flock` on `.NAME.lock` beside `path`). It ends with the process, however
-    that ends. `path` itself need not exist and may be replaced meanwhile. Parents are made.
+    The lock is advisory (`flock` on `.NAME.lock` beside `path`), and ends with the process. `path`
+    itself need not exist, and may be replaced meanwhile. Parents are made.
 
     Args:
       within: `path` is a directory that exists. The lock is `.lock` in it, since its parent may be
         read-only.
-      wait: until nobody else holds `path`.
+      wait: whether to wait until no other process holds `path`.
 
     Raises:
       ValueError: another process, or this one elsewhere, holds `path`; the message has its id.
@@ -158,7 +155,7 @@ def only_writer(
                 f"{path} is being written by another process (id {owner}). Wait until it ends, or "
                 "name another place."
             ) from None
-        # Whoever held the lock before may have removed the file between `open` and `flock`.
+        # The last holder of the lock may have removed the file between `open` and `flock`.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(stream.fileno()), lock.stat()):
                 break
@@ -175,7 +172,7 @@ def only_writer(
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A file to write, which becomes `path` at the end unless there was an error.
+    """Give a file to write, which becomes `path` at the end unless there was an error.
 
     Raises:
       ValueError: there is a device, a pipe or a directory at `path`, or the disk is full.
@@ -192,11 +189,10 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def replacing_within(directory: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """A directory to write files to, which go to `directory` at the end unless there was an error.
+    """Give a directory to write; its files go to `directory` unless there was an error.
 
-    Each appears whole or not at all, and a new directory only when it is complete. Parents are made
-    if need be, and files of the same names replaced. What a process left that was killed here is
-    removed.
+    Each file appears whole or not at all, and a new directory only when it is complete. Parents are
+    made, and files of the same names replaced. Leftovers of a killed process are removed.
 
     Raises:
       ValueError: as `check_directory`; another process writes to it; or the disk is full.
@@ -219,11 +215,11 @@ def replacing_within(directory: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 
 def check_directory(directory: str | os.PathLike) -> pathlib.Path:
-    """The absolute path of a directory to write, which need not exist.
+    """Check a directory to write, which need not exist, and return its absolute path.
 
     Raises:
-      ValueError: it has no name or one that is not UTF-8, is a file or below one, or cannot be
-        written to, or its parent cannot, where it is made.
+      ValueError: its name is empty or not UTF-8, it is a file or below one, or it cannot be written
+        to; or its parent cannot, where it is made.
     """
     try:
         str(directory).encode()
@@ -249,7 +245,7 @@ def remove(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _naming(path: pathlib.Path) -> Iterator[None]:
-    """Give errors of writing a file's name, which those of a full disk lack."""
+    """Add the file's name to errors of writing; those of a full disk lack it."""
     try:
         yield
     except OSError as error:
@@ -262,7 +258,7 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """A JSON object from a file; ValueError that names the file if it is not one."""
+    """Read a JSON object from a file; ValueError that names the file if it is not one."""
     try:
         value = json.loads(decode(path.read_bytes(), path))
     except (json.JSONDecodeError, RecursionError) as error:
@@ -291,9 +287,9 @@ def write_rows(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSON-lines file; none if there is no such file.
+    """Read the complete lines of a JSON-lines file; none if there is no such file.
 
-    A last line that is not complete is left out: it is being written, or its writer was cut off.
+    A last line that is not complete is left out: its writer is at work or was killed.
 
     Raises:
       ValueError: a line is not a JSON object.
@@ -302,10 +298,10 @@ def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def check_regular(path: pathlib.Path, named: str = "") -> None:
-    """ValueError if there is something at `path` that is no regular file.
+    """Raise ValueError if `path` exists and is not a regular file.
 
     Args:
-      named: how the user named it, for the error; default: the path.
+      named: the user's name of it, for the error; default: the path.
     """
     if path.exists() and not path.is_file():
         raise ValueError(
@@ -322,7 +318,7 @@ def _whole_lines(path: pathlib.Path) -> bytes:
 
 def _parsed(path: pathlib.Path, lines: bytes) -> list[dict[str, Any]]:
     try:
-        # Not splitlines(): JSON may hold U+2028 and such as they are.
+        # Not splitlines(): JSON may hold U+2028 and the like unescaped.
         rows = [json.loads(line) for line in lines.decode("utf-8").split("\n")[:-1]]
     except (ValueError, RecursionError):
         rows = [None]
@@ -340,7 +336,7 @@ class Rows:
     A last line that is not complete was being written when the run ended; it is dropped.
 
     `append` and `keep` raise ValueError if anything else has written to the file. Hold
-    `only_writer` for as long as rows are written, so that a second process is refused at its start.
+    `only_writer` while rows are written, so that a second process is refused at its start.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -354,7 +350,7 @@ class Rows:
                 os.truncate(path, self._size)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write one row through to the file."""
+        """Append one row, written through to the file."""
         line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
         try:
             with self.path.open("ab") as file:
@@ -369,7 +365,7 @@ class Rows:
         self.done.append(row)
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop the other rows, from the file too."""
+        """Drop rows that are not wanted, from the file too."""
         self._check(self.path.stat().st_size if self.path.exists() else 0)
         self.done = [row for row in self.done if wanted(row)]
         write_rows(self.path, self.done)

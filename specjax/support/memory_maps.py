@@ -1,10 +1,9 @@
-"""Memory maps of this process: compiled programs take them, and Linux allows only so many.
+"""Memory maps of this process: compiled programs take them, and Linux limits their number.
 
-A decoding loop of XLA's CPU backend takes some 1,000 maps, and JAX keeps it for good. A process
-that reaches `vm.max_map_count`, 65,530 by default, is killed. So whatever is about to
-compile calls `make_room`, which drops JAX's compiled programs before that. A program that is
-needed again is read from the cache on disk (`compilation_cache`), or compiled again. Nothing is
-done on systems other than Linux.
+A decoding loop of XLA's CPU backend takes some 1,000 maps, and JAX keeps it for good. Linux kills a
+process that reaches `vm.max_map_count`, 65,530 by default. So code that is about to compile calls
+`make_room`, which drops JAX's compiled programs before that. A program that is needed again is read
+from the cache on disk (`compilation_cache`), or compiled again. Other systems need nothing.
 """
 
 import contextlib
@@ -17,16 +16,16 @@ from typing import Any
 import jax
 from jax import monitoring
 
-MAPS_OF_A_METHOD = 1_500  # its programs, `start` and `decode`
+MAPS_OF_A_METHOD = 1_500  # for its programs `start` and `decode`
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # also of programs read from disk
 
 
 class _Process:
-    """What is known of this process."""
+    """The state of this process: flags and counts of maps."""
 
-    compiled = False  # since the maps were last counted
-    left = 0  # maps after the last clearing, which another one would not free
-    kept = 0  # blocks of `kept` that are entered
+    compiled = False  # whether it has compiled since the maps were last counted
+    left = 0  # maps after the last clearing; another clearing would not free them
+    kept = 0  # entered blocks of `kept`
     warned = False
     lock = threading.RLock()
 
@@ -52,10 +51,10 @@ def make_room(methods: int = 1) -> None:
 
     Maps are counted only if something has compiled since the last count. Nothing is dropped within
     `kept`, or if the last clearing left nearly as many maps. What runs meanwhile, such as a
-    generator of `specjax.stream`, goes on: its next call compiles again.
+    generator of `specjax.stream`, continues: its next call compiles again.
 
     Args:
-      methods: how many will compile before the next call.
+      methods: the number that will compile before the next call.
     """
     with _Process.lock:
         if _Process.kept or not _Process.compiled:
@@ -85,7 +84,7 @@ def kept(methods: int = 0) -> Iterator[None]:
     """Keep compiled programs inside this block, such as while they are timed.
 
     Args:
-      methods: how many compile inside; `make_room` is called for them first. 0: all have compiled.
+      methods: the number that compile inside; `make_room` is called for them first.
     """
     if methods:
         make_room(methods)

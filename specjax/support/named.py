@@ -1,4 +1,4 @@
-"""Values by name: what a setting like `policy` or `rule` stands for.
+"""Values by name, for settings such as `policy` and `rule`.
 
 make("policy", NAMES, "svip(threshold=0.3)"), or "my_module:my_policy(patience=2)"
 """
@@ -19,18 +19,17 @@ def make(
     """Call the function or class that a text names.
 
     Args:
-      kind: what is made, for errors.
-      names: the import path that each name stands for.
+      kind: the kind of value, for errors.
+      names: import paths by name.
       text: one of `names`, or an import path "module:attribute"; settings may follow as in Python,
         "svip(threshold=0.3)", literals only. An import path is code that runs: the module is
-        imported, and the attribute called. Take none from where you would take no program.
-      protocol: the class whose functions what is made must have.
-      settings: more of them.
+        imported, and the attribute called. Accept none from where you would run no program.
+      protocol: the class whose functions the value must have.
+      settings: further settings.
 
     Raises:
-      ValueError: no such name, module or attribute, settings that it does not take, or it makes
-        something else
-        than `protocol` asks for.
+      ValueError: no such name, module or attribute, settings that it does not take, or a value that
+        does not have the functions of `protocol`.
     """
     name, arguments, written = _parse(kind, text)
     settings = written | settings
@@ -49,7 +48,7 @@ def make(
 
 
 def check(kind: str, text: str, made: Any, protocol: type) -> None:
-    """ValueError if a value, made of a text, is no instance with the functions of a protocol."""
+    """Raise ValueError unless a text's value is an instance with the functions of a protocol."""
     functions = [name for name, value in vars(protocol).items() if inspect.isfunction(value)]
     missing = [name for name in functions if not callable(getattr(made, name, None))]
     if missing or isinstance(made, type):
@@ -61,7 +60,7 @@ def check(kind: str, text: str, made: Any, protocol: type) -> None:
 
 
 def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
-    """The function or class that a name of `names`, or an import path, stands for.
+    """Find the function or class that a name of `names`, or an import path, refers to.
 
     An import path is code that runs: its module is imported.
 
@@ -81,7 +80,7 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and what it imports is not
+            raise  # the module exists, but one of its imports does not
         raise ValueError(
             f"{kind.capitalize()} {name!r}: there is no module {module_name!r} to import; it must "
             "lie in the working directory or on PYTHONPATH."
@@ -102,7 +101,7 @@ def find(kind: str, names: Mapping[str, str], name: str) -> Callable[..., Any]:
 
 
 def split(texts: str) -> list[str]:
-    """Of "svip(threshold=0.3), goodput": commas within parentheses part nothing."""
+    """Split a list such as "svip(threshold=0.3), goodput" at commas outside parentheses."""
     parts, depth = [""], 0
     for letter in texts:
         depth += (letter == "(") - (letter == ")")
@@ -114,14 +113,14 @@ def split(texts: str) -> list[str]:
 
 
 def takes(kind: str, names: Mapping[str, str], text: str, setting: str) -> bool:
-    """Whether what a text names has this setting. See `make` for the arguments and errors."""
+    """Whether a text's function or class takes a setting. Arguments and errors: `make`."""
     return setting in inspect.signature(find(kind, names, _parse(kind, text)[0])).parameters
 
 
 def lacks(kind: str, names: Mapping[str, str], text: str, setting: str) -> bool:
-    """Whether what a text names cannot be made without this setting, and the text does not give it.
+    """Whether a text's function or class requires a setting that the text does not give.
 
-    See `make` for the arguments and errors.
+    Arguments and errors: `make`.
     """
     takes = inspect.signature(find(kind, names, _parse(kind, text)[0])).parameters
     missing = setting not in settings(kind, names, text)
@@ -129,8 +128,10 @@ def lacks(kind: str, names: Mapping[str, str], text: str, setting: str) -> bool:
 
 
 def settings(kind: str, names: Mapping[str, str], text: str) -> dict[str, Any]:
-    """Those that a text gives, by name. See `make` for the arguments and errors; that it may give
-    some that are not taken is left to `make`."""
+    """The settings that a text gives, by name; whether they are taken is left to `make`.
+
+    Arguments and errors: `make`.
+    """
     name, arguments, written = _parse(kind, text)
     signature = inspect.signature(find(kind, names, name))
     try:
@@ -145,7 +146,7 @@ def name_in(text: str) -> str:
 
 
 def _parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """Name, arguments and settings of "name(1, key=2)"; without parentheses there are none."""
+    """Split "name(1, key=2)" into name, arguments and settings."""
     if not isinstance(text, str):
         raise ValueError(f"{kind}={text!r} must be a text, name(setting=value, …).")
     name, (_, opens, rest) = name_in(text), text.partition("(")
@@ -166,7 +167,7 @@ def _parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def short(name: str) -> str:
-    """The last part of a directory or hub name; of what training wrote, that of its run."""
+    """The last part of a directory or hub name; for training's output, the run's name."""
     if "(" in name:
         return re.sub(r"[^'\"(]*/", "", name)
     path = pathlib.PurePath(name)

@@ -1,8 +1,7 @@
 """Several processes of one command, which share the rows of its output.
 
-Process i of N makes the rows i, i + N, i + 2N, …, on its own devices, and appends them to a part
-file beside the output. Nothing passes between the processes: whichever makes the last row merges
-all parts.
+Process i of N makes the rows i, i + N, i + 2N, … on its own devices. It appends them to a part file
+beside the output. The processes exchange nothing: the one that makes the last row merges all parts.
 """
 
 import contextlib
@@ -17,24 +16,24 @@ from jax.experimental import multihost_utils
 
 from specjax.support import files, runs
 
-AUTO = "auto"  # as coordinator: jax finds the cluster
+AUTO = "auto"  # the coordinator's value that lets jax find the cluster
 UNLIMITED = 10**7  # seconds that a process waits for the others to end
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """This process among `count`; as it stands, the only one."""
+    """This process among `count`; by default, the only one."""
 
     index: int = 0
     count: int = 1
-    joined: bool = False  # by `jax.distributed`: a mesh may take the devices of all
+    joined: bool = False  # by `jax.distributed`: a mesh may then take the devices of all
 
 
 ALONE = Group()
 
 
 def check_alike(settings: Mapping[str, Any]) -> None:
-    """ValueError in every joined process if one has other settings than process 0.
+    """Raise ValueError in every joined process if one's settings differ from process 0's.
 
     Args:
       settings: JSON values by name.
@@ -49,7 +48,7 @@ def check_alike(settings: Mapping[str, Any]) -> None:
 
 
 def group(coordinator: str, count: int, index: int, timeout: float) -> Group:
-    """The group that flags describe. To be called before jax runs anything.
+    """Make the group that flags describe. Call it before jax runs anything.
 
     Args:
       coordinator: HOST:PORT, where process 0 can be reached and no other program listens; "auto":
@@ -91,19 +90,20 @@ def group(coordinator: str, count: int, index: int, timeout: float) -> Group:
 class SharedRows:
     """The numbered rows of a JSON-lines file of which this process makes a share.
 
-    Rows that an earlier run has left in the output or in any part are not made again, however many
-    processes there are now.
+    Rows that an earlier run left in the output or in any part are not made again, whatever the
+    number of processes.
     """
 
     def __init__(self, group: Group, file: pathlib.Path, total: int):
-        """
+        """Open this process's part, and read the rows that exist.
+
         Args:
           file: the output, in a directory that all processes share.
-          total: how many rows there will be.
+          total: the number of all rows.
         """
         self.group, self.file, self.total = group, file, total
         own = part(file, group.index)
-        own.touch()  # from here on the output belongs to this run
+        own.touch()  # from here on, the output is this run's
         self.own = files.Rows(own)
         done = self._read()
         self.missing = [i for i in range(group.index, total, group.count) if i not in done]
@@ -113,12 +113,12 @@ class SharedRows:
         self.own.append({"row": number, **row})
 
     def merge(self) -> int:
-        """Puts all rows into the output, in order, and drops the parts, if no row is missing.
+        """Merge all rows into the output, in order, and drop the parts, if no row is missing.
 
         Returns:
-          How many rows are missing: other processes have yet to make them.
+          The number of missing rows: other processes have yet to make them.
         """
-        alone = self.group.count == 1  # and holds the file already
+        alone = self.group.count == 1  # it holds the file already
         with contextlib.nullcontext() if alone else files.only_writer(self.file, wait=True):
             found = self._read()
             missing = self.total - len(found)
@@ -139,7 +139,7 @@ class SharedRows:
 
 @contextlib.contextmanager
 def beginning(file: pathlib.Path) -> Iterator[None]:
-    """Holds the beginning of a run with this output, which processes pass one after the other.
+    """Hold the beginning of a run with this output, which processes pass one by one.
 
     Raises:
       ValueError: a process that writes the whole output is running.
@@ -149,7 +149,7 @@ def beginning(file: pathlib.Path) -> Iterator[None]:
 
 
 def parts(file: pathlib.Path) -> list[pathlib.Path]:
-    """The part files of an output that there are."""
+    """The existing part files of an output."""
     return sorted(file.parent.glob(part(file, "*").name))
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-SMALLEST = float(np.finfo(np.float32).tiny)  # XLA takes a float32 below it for 0
+SMALLEST = float(np.finfo(np.float32).tiny)  # XLA treats a float32 below it as 0
 LARGEST = float(np.finfo(np.float32).max)
 LARGEST_WHOLE = int(np.iinfo(np.int32).max)
 
 
 def number(name: str, value: Any, interval: str, why: str = "") -> float:
-    """A real number of an interval.
+    """Check that a value is a real number of an interval, and return it.
 
     Args:
       name: of the setting, for errors.
@@ -35,7 +35,7 @@ def number(name: str, value: Any, interval: str, why: str = "") -> float:
 
 
 def whole(name: str, value: Any, interval: str, why: str = "") -> int:
-    """A whole number of an interval, below 2³¹. Arguments and errors: `number`."""
+    """Check a whole number of an interval, below 2³¹. Arguments and errors: `number`."""
     found = _scalar(value)
     if not _holds(interval, found) or found > LARGEST_WHOLE or found != int(found):
         why = "it must be below 2³¹" if found is not None and found > LARGEST_WHOLE else why
@@ -44,7 +44,7 @@ def whole(name: str, value: Any, interval: str, why: str = "") -> int:
 
 
 def listed(name: str, values: Any) -> list[Any]:
-    """The entries of a list, tuple or array; ValueError if it is empty or anything else."""
+    """List the entries of a list, tuple or array; ValueError if it is empty or of another kind."""
     array = np.ndim(values) == 1 if hasattr(values, "__array__") else isinstance(values, Sequence)
     if not array or isinstance(values, str | bytes) or not len(values):
         one = f": write ({values!r},) for one number" if _scalar(values) is not None else ""
@@ -53,7 +53,7 @@ def listed(name: str, values: Any) -> list[Any]:
 
 
 def has(name: str, value: Any, parts: Sequence[str], kind: str) -> Any:
-    """The value; ValueError unless it has all the parts of a kind, and is no class.
+    """Check that a value has all parts of a kind and is no class, else ValueError.
 
     Args:
       name: of the argument, for errors.
@@ -67,13 +67,13 @@ def has(name: str, value: Any, parts: Sequence[str], kind: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value in a message, cut to 40 characters."""
+    """Format a value for a message, cut to 40 characters."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def _scalar(value: Any) -> Any:
-    """The number that a value is, or None; truth values are none."""
+    """A value as a number, or None; truth values are no numbers."""
     if getattr(value, "shape", None) == ():
         value = value.item()
     truth = type(value) is bool

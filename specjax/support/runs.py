@@ -1,4 +1,4 @@
-"""To which run a file of results belongs: the settings, models and data that it was made with."""
+"""The run of a file of results: the settings, models and data that made it."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 from specjax.support import files
 from specjax.support.command_line import ROOT
 
-# Fields that configs were given after results had been kept, with the values that change nothing.
+# Fields that older results lack, with the values that change nothing.
 LATER = {
     "weights": "", "cache": "", "policy": "", "rule": "", "compare": False, "filters": "",
     "carry": False, "mesh": "", "replicate_draft": True, "check_tokens": True,
@@ -20,10 +20,10 @@ LATER = {
 
 
 def settings(config) -> dict[str, Any]:
-    """A config for `fingerprint`, as JSON.
+    """Return a config for `fingerprint`, as JSON.
 
-    Results from before a field was there still belong to it, and so do those of another checkout:
-    directories below it go by their path in there.
+    Results without a newer field still belong to it, and so do those of another checkout:
+    directories below it are named by their path in it.
     """
     found = config.to_dict()
     kept = {k: v for k, v in found.items() if k not in LATER or v != LATER[k]}
@@ -31,7 +31,7 @@ def settings(config) -> dict[str, Any]:
 
 
 def fingerprint(*parts: Any) -> str:
-    """A short hash of JSON-able values, to tell whether a file belongs to this run."""
+    """A short hash of JSON-able values, to check that a file belongs to this run."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -49,7 +49,7 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
 
 
 def read_mark(mark: pathlib.Path) -> dict[str, Any]:
-    """What the run began with to which a mark belongs; empty if there is no mark.
+    """Read the values that a mark's run began with; empty if there is no mark.
 
     Raises:
       ValueError: the mark is damaged.
@@ -69,11 +69,11 @@ def read_mark(mark: pathlib.Path) -> dict[str, Any]:
 def check_same(
     place: Any, found: Mapping[str, Any], wanted: Mapping[str, Any], way_out: str
 ) -> None:
-    """ValueError if a run began with other values, `found`, than those `wanted` now.
+    """Raise ValueError if a run began with other values, `found`, than those `wanted` now.
 
     Args:
       place: the file or directory of the run, for the error.
-      way_out: what to do about it, for the error.
+      way_out: the remedy, for the error.
     """
     if differing := differences(found, wanted):
         raise ValueError(
@@ -91,7 +91,7 @@ def keep_settings(results: files.Rows, settings: Mapping[str, Any], mine: str, w
 
     Args:
       mine: a hash of the settings, the field "run" of each row.
-      what: rows with another hash are, for the error.
+      what: description of rows with another hash, for the error.
     """
     mark = results.path.with_name(MARK)
     if any(row.get("run") != mine for row in results.done):
@@ -103,11 +103,13 @@ def keep_settings(results: files.Rows, settings: Mapping[str, Any], mine: str, w
 
 
 def keep(results: files.Rows, fields: Mapping[str, Any]) -> None:
-    """Note models or data beside the rows that they make; ValueError if the rows that are there
-    were made with others.
+    """Note models or data beside the rows that they make.
 
     Args:
       fields: fingerprints by name.
+
+    Raises:
+      ValueError: rows were made with others.
     """
     mark = results.path.with_name(MARK)
     found = read_mark(mark)

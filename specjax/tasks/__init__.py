@@ -1,10 +1,10 @@
-"""Where inputs and references come from: named tasks, each with train, validation and test pairs.
+"""Named tasks: the inputs and references of train, validation and test, as pairs of text.
 
 parse           a Python statement of one line, or a header -> its syntax tree
 prose           three words -> some paragraphs of docstrings and comments: unconditional text
 wmt14_en_de     English -> German, of the paper
 cnn_dailymail   a news article -> its highlights, of the paper
-jsonl           one's own pairs, from files
+jsonl           your own pairs, from files
 """
 
 import json
@@ -36,14 +36,14 @@ TASKS = (*python_source.TASKS, *hub_datasets.CORPORA, "jsonl")
 def load(
     task: str, split: str, files: str | PathLike | Sequence[str | PathLike] = ()
 ) -> list[Example]:
-    """The pairs of one task and split, always in the same order.
+    """Load the pairs of one task and split, always in the same order.
 
     Args:
       task: one of `TASKS`.
       split: one of `SPLITS`, or several with + between them, one after the other.
       files: of the jsonl task, one for each split, in the order of `SPLITS`, or the directory of
-        train.jsonl, validation.jsonl and test.jsonl; of the paper's corpora, a directory in the
-        hub's layout. Empty: from the hub.
+        train.jsonl, validation.jsonl and test.jsonl. Of the paper's corpora, a directory in the
+        hub's layout. Empty: the hub.
 
     Raises:
       ValueError: no such task or split, or a file that is missing or has a wrong line.
@@ -69,7 +69,7 @@ def load(
 
 
 def _jsonl_file(split: str, places: Sequence[str | PathLike]) -> str | PathLike:
-    """The file of a split."""
+    """The jsonl file of a split."""
     if len(places) == 1 and pathlib.Path(places[0]).is_dir():
         return pathlib.Path(places[0]) / f"{split}.jsonl"
     if len(places) != len(SPLITS):
@@ -81,10 +81,10 @@ def _jsonl_file(split: str, places: Sequence[str | PathLike]) -> str | PathLike:
 
 
 def warn_of_overlap(task: str, data: Mapping[str, Sequence[Example]]) -> None:
-    """Warn if inputs of validation or test are in the training split too, and of how many.
+    """Warn of inputs of validation or test that are in the training split too, with their number.
 
-    An empty input, as of plain text, is compared by its target. The splits of Python source are
-    made without overlap and are not compared.
+    A pair with an empty input, such as plain text, is compared by its target. The splits of Python
+    source are made without overlap and are not compared.
     """
     if task in python_source.TASKS:
         return
@@ -113,12 +113,11 @@ def not_held_out(
     split: str,
     files: str | PathLike | Sequence[str | PathLike] = (),
 ) -> str:
-    """A sentence if a split is not the text that was held out when a model was trained, else "".
+    """A warning if a split differs from the text that a model's training held out, else "".
 
     Args:
-      training_data: JSON of `provenance`, as trained models have it in their metadata; "": none.
-      task, split, files: the inputs that are used, as in `load`. Nothing is known of other tasks
-        than the model's own.
+      training_data: JSON of `provenance`, from a trained model's metadata; "": none.
+      task, split, files: the inputs, as in `load`. "" for other tasks than the model's own.
     """
     then = json.loads(training_data or "{}")
     if then.get("task") != task:
@@ -140,7 +139,7 @@ def not_held_out(
 
 
 def provenance(task: str, data: Mapping[str, Sequence[Example]]) -> dict[str, Any]:
-    """Where pairs came from: versions of their sources, counts and hashes by split. JSON data."""
+    """The provenance of pairs as JSON data: versions of sources, counts and hashes by split."""
     return {
         "task": task,
         "pairs": {split: len(pairs) for split, pairs in data.items()},

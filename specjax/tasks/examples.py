@@ -1,11 +1,11 @@
-"""What a task is made of: pairs of text, in T5's text-to-text manner."""
+"""The class `Example`: a pair of text, in T5's text-to-text manner."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One pair. `input` carries the task's prefix, if it has one; `target` should come out."""
+    """A pair: `input`, with the task's prefix if there is one, and the expected `target`."""
 
     input: str
     target: str

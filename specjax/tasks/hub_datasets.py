@@ -3,7 +3,7 @@
 wmt14_en_de     an English sentence -> its German translation; test is newstest2014
 cnn_dailymail   a news article -> its highlights, one on each line
 
-Inputs carry the prefixes that T5 was trained with.
+Inputs have the prefixes that T5 was trained with.
 """
 
 import os
@@ -15,10 +15,10 @@ from specjax.tasks.examples import Example
 
 
 class Corpus(NamedTuple):
-    """Where a corpus lies, and what a row of it says."""
+    """The place of a corpus, and the pair in a row of it."""
 
-    name: str  # on the hub
-    folder: str  # of its config, with {split}-*.parquet inside
+    name: str  # the repository on the hub
+    folder: str  # the folder of its config, with {split}-*.parquet inside
     prefix: str
     pair: Callable[[Mapping[str, Any]], tuple[str, str]]
 
@@ -40,7 +40,7 @@ CORPORA = {
 
 
 def load(task: str, split: str, place: str | os.PathLike = "") -> list[Example]:
-    """The pairs of one task and split, in the corpus's order. No other split is downloaded or read.
+    """Load the pairs of one task and split, in the corpus's order; no other split is read.
 
     Args:
       task: a key of `CORPORA`.
@@ -62,11 +62,11 @@ def load(task: str, split: str, place: str | os.PathLike = "") -> list[Example]:
         raise ValueError(f"No such directory: {place}. Leave it empty to read from the hub.")
     files = f"{corpus.folder}/{split}-*.parquet"
     try:
-        # By files: asked for a config and a split, `datasets` would download all splits.
+        # By files: with a config and a split, `datasets` downloads all splits.
         rows = datasets.load_dataset(
             str(place) or corpus.name, data_files={split: files}, split=split
         )
-    except Exception as error:  # of many kinds: offline, mistyped, damaged, …
+    except Exception as error:  # many classes: offline, mistyped, damaged, …
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
             f"{files} of {str(place) or corpus.name} cannot be read ({type(error).__name__}: "

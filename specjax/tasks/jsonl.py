@@ -1,4 +1,4 @@
-"""One's own pairs: a file with a JSON object on each line, {"input": "…", "target": "…"}."""
+"""Your own pairs: a file with a JSON object on each line, {"input": "…", "target": "…"}."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from specjax.tasks.examples import Example
 
 
 def load(path: str | os.PathLike) -> list[Example]:
-    """The pairs of a file, in its order; empty lines are skipped, other fields ignored.
+    """Load the pairs of a file, in its order; empty lines are skipped, other fields ignored.
 
     Raises:
       ValueError: the file is missing or empty, or a line is wrong; the message names it.

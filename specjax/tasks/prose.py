@@ -1,7 +1,7 @@
-"""English out of Python source: what docstrings and comments say, for unconditional text.
+"""English text from Python source, for unconditional generation: docstrings and comments.
 
-An example is a stretch of one module's paragraphs in their order, a line each, and long enough that
-hundreds of tokens can be asked for.
+An example is a stretch of one module's paragraphs in their order, a line each, long enough for
+hundreds of tokens.
 """
 
 import ast
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 SHORTEST, LONGEST = 40, 1000  # characters of a paragraph
 SHORTEST_STRETCH, LONGEST_STRETCH = 200, 1400  # characters of an example
-OPENING = 3  # words that stand as the prompt, where a continuation is asked for
+OPENING = 3  # words of the prompt that a text continues
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _MARKUP = re.compile(
     r">>>|::|\.\. |[{}=|\\\[\]]|--|:[a-z]+:|Copyright|License"
@@ -19,7 +19,7 @@ _MARKUP = re.compile(
 
 
 def paragraphs(text: str, tree: ast.Module) -> Iterator[str]:
-    """The paragraphs of one source file that read like prose, each on one line."""
+    """Yield the paragraphs of one source file that read like prose, each on one line."""
     parts: list[tuple[int, str]] = []  # (line, paragraph)
     documented: set[int] = set()
     for node in ast.walk(tree):
@@ -42,7 +42,7 @@ def paragraphs(text: str, tree: ast.Module) -> Iterator[str]:
 
 
 def stretches(lines: Iterable[str]) -> Iterator[str]:
-    """The paragraphs of a module, joined until one more would be too much; the order stays."""
+    """Join a module's paragraphs in order, each stretch until one more would be too long."""
     stretch = ""
     for line in (*lines, ""):
         if line and len(stretch) + 1 + len(line) <= LONGEST_STRETCH:
@@ -54,13 +54,13 @@ def stretches(lines: Iterable[str]) -> Iterator[str]:
 
 
 def split_opening(stretch: str) -> tuple[str, str]:
-    """The first words, and the rest with the space before it."""
+    """Split off the first words; the rest begins with a space."""
     words = stretch.split(" ", OPENING)
     return " ".join(words[:OPENING]), " " + words[OPENING]
 
 
 def is_prose(line: str) -> bool:
-    """Whether a line is a sentence or several, and hardly anything else."""
+    """Whether a line is one or more sentences and hardly anything else."""
     if not SHORTEST <= len(line) <= LONGEST or not line.isascii() or line.count(" ") <= OPENING:
         return False
     letters = sum(c.isalpha() or c == " " for c in line)

@@ -5,17 +5,17 @@
 - `prose`: the first words of a stretch of a module's docstrings and comments -> the rest of it
   (`specjax.tasks.prose`).
 
-Validation and test come from modules of the standard library of the running interpreter, and those
-of `prose` from the packages in `PACKAGES` too; training from all other modules of these, and for
-`prose` from `MORE_PACKAGES`. The split is by module, by a hash of the module's name, so a module
-never changes sides, and what occurs in a held-out module, an input of `parse` or a paragraph of
-`prose`, is dropped from training (and what validation has, from test). Within a split, inputs and
-paragraphs are distinct, and pairs are ordered by a hash: the first n are a random sample, the same
-on every machine with the same sources.
+Validation and test come from modules of the running interpreter's standard library, and for `prose`
+from the packages in `PACKAGES` too. Training comes from all other modules of these, and for `prose`
+from `MORE_PACKAGES`. The split is by a hash of the module's name, so a module never changes sides.
+An input of `parse` or a paragraph of `prose` that a held-out module has is dropped from training
+(and what validation has, from test). Within a split, inputs and paragraphs are distinct. Pairs are
+ordered by a hash: the first n are a random sample, the same on every machine with the same
+sources.
 
-Lines that everyone writes are the exception. Those of keywords alone (`try:`, `return None`) and
-those that two or more held-out modules have (`import sys`) would be missing in training, so they
-are held out by no split, and training has `COPIES` of each.
+Common lines are the exception: those of keywords alone (`try:`, `return None`) and those that two
+or more held-out modules have (`import sys`). No split holds them out, as training would lack them,
+and training has `COPIES` of each.
 """
 
 import ast
@@ -40,14 +40,14 @@ from specjax.tasks.examples import Example
 SPLITS = ("train", "validation", "test")
 TASKS = ("parse", "prose")
 
-# Import names of the packages that are read beside the standard library: all of them dependencies
-# of specjax, so a pinned environment has them at known versions.
+# Import names of the packages that are read beside the standard library. All are dependencies of
+# specjax, so a pinned environment has them at known versions.
 PACKAGES = (
     "absl", "etils", "flax", "fsspec", "huggingface_hub", "jax", "matplotlib", "ml_collections",
     "numpy", "optax", "orbax", "scipy", "tqdm", "transformers",
 )  # fmt: skip
 
-# What else requirements.lock has for the extras and for tests, and is written in English: training
+# Further packages of requirements.lock, for extras and tests, that are written in English. Training
 # of `prose` reads those that are installed.
 MORE_PACKAGES = (
     "IPython", "PIL", "_pytest", "anyio", "attr", "click", "datasets", "dateutil", "filelock",
@@ -60,25 +60,25 @@ MORE_PACKAGES = (
     "xdist", "yaml", "zmq",
 )  # fmt: skip
 
-# Not source that people write, or a second copy of something: tests, tables, generated data.
+# Folders and files that people did not write, or second copies: tests, tables, generated data.
 _SKIPPED = {
     "test", "tests", "testing", "idle_test", "lib2to3", "site-packages", "dist-packages",
     "__pycache__", "encodings", "pydoc_data", "turtledemo", "__phello__", "_vendor",
 }  # fmt: skip
-_HELD_OUT_PERCENT = 4  # of modules, for validation and for test each
+_HELD_OUT_PERCENT = 4  # percent of modules, for validation and for test each
 
 STATEMENTS = (
     ast.Return, ast.Delete, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Raise, ast.Assert,
     ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.Expr, ast.Pass, ast.Break,
     ast.Continue, *trees.COMPOUND,
 )  # fmt: skip
-MAX_STATEMENT = 80  # bytes
-MAX_TREE = 240  # characters
-COPIES = 100  # of a common line (`try:`) in training, where it would be one of 400,000
+MAX_STATEMENT = 80  # bytes of a statement
+MAX_TREE = 240  # characters of a syntax tree
+COPIES = 100  # copies of a common line (`try:`) in training
 
 
 def load(task: str, split: str) -> list[Example]:
-    """The pairs of one task and split. Test and validation take about a second, train a minute.
+    """Load the pairs of one task and split. Training takes about a minute, the others a second.
 
     Raises:
       ValueError: no such task or split.
@@ -115,12 +115,12 @@ def _load(task: str, split: str) -> tuple[Example, ...]:
 
 
 def _parts(task: str, pair: Example) -> list[str]:
-    """What no other split has, and the split once: the input, or paragraphs."""
+    """The parts of a pair that occur in one split, and once: the input, or paragraphs."""
     return [pair.input] if task == "parse" else (pair.input + pair.target).split("\n")
 
 
 def _new_pairs(task: str, path: pathlib.Path, known: set[str]) -> Iterator[Example]:
-    """The pairs of a file without what is known, which they are added to."""
+    """Yield a file's pairs without known parts, and add theirs to `known`."""
     if task == "prose":
         new = [line for line in dict.fromkeys(_paragraphs(path)) if line not in known]
         known.update(new)
@@ -134,7 +134,7 @@ def _new_pairs(task: str, path: pathlib.Path, known: set[str]) -> Iterator[Examp
 
 
 def _is_common(line: str) -> bool:
-    """Whether a line says nothing of the module it is in: keywords alone, or in several modules."""
+    """Whether a line is not particular to its module: keywords alone, or in several modules."""
     if line in _in_several():
         return True
     words = re.findall(r"\w+", line)
@@ -162,7 +162,7 @@ def split_of(module: str) -> str:
 
 
 def files(task: str, split: str) -> list[tuple[str, pathlib.Path]]:
-    """(module, file) of all that a split of a task reads."""
+    """List (module, file) of everything that a split of a task reads."""
     whole, parted = installed(PACKAGES), standard_library()
     if task == "prose":
         whole, parted = installed(MORE_PACKAGES), parted + whole
@@ -171,12 +171,12 @@ def files(task: str, split: str) -> list[tuple[str, pathlib.Path]]:
 
 
 def standard_library() -> list[tuple[str, pathlib.Path]]:
-    """(module, file) of the running interpreter's standard library, sorted by name."""
+    """List (module, file) of the running interpreter's standard library, sorted by name."""
     return _modules(pathlib.Path(sysconfig.get_path("stdlib")), prefix=())
 
 
 def installed(packages: Iterable[str]) -> list[tuple[str, pathlib.Path]]:
-    """(module, file) of those packages that are installed, sorted by name."""
+    """List (module, file) of the packages that are installed, sorted by name."""
     files = []
     for package in packages:
         spec = importlib.util.find_spec(package)
@@ -195,11 +195,11 @@ def _modules(root: pathlib.Path, prefix: tuple[str, ...]) -> list[tuple[str, pat
 
 
 def _syntax(path: pathlib.Path) -> tuple[str, ast.Module] | None:
-    """The text and tree of a source file, or None where this Python cannot read it."""
+    """The text and tree of a source file, or None if this Python cannot read it."""
     try:
         text = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a library's invalid escapes are not ours to report
+            warnings.simplefilter("ignore")  # a library's invalid escapes are no fault of the user
             return text, ast.parse(text)
     except (SyntaxError, ValueError, OSError):
         return None
@@ -209,7 +209,7 @@ def _parse_pairs(path: pathlib.Path) -> Iterator[Example]:
     syntax = _syntax(path)
     if syntax is None:
         return
-    lines = [line.encode() for line in syntax[0].split("\n")]  # columns of ast count bytes
+    lines = [line.encode() for line in syntax[0].split("\n")]  # ast counts columns in bytes
     for node in ast.walk(syntax[1]):
         if not isinstance(node, STATEMENTS):
             continue
@@ -228,9 +228,9 @@ def _parse_pairs(path: pathlib.Path) -> Iterator[Example]:
 
 
 def _tree(text: str, node: ast.stmt) -> str | None:
-    """The tree of a line, which is that of the node or its header; None if the line is no such.
+    """The tree of a line: the node's, or its header's; None if the line is neither.
 
-    Of a compound statement the line may be only a part of the header, or an `elif`, or have a
+    The line of a compound statement may be only a part of the header, or an `elif`, or have a
     comment.
     """
     if not isinstance(node, trees.COMPOUND):
@@ -249,7 +249,7 @@ def _paragraphs(path: pathlib.Path) -> Iterator[str]:
 
 
 def digest(pairs: Iterable[Example]) -> str:
-    """sha256 of pairs in their order, in hexadecimal."""
+    """The sha256 of pairs in their order, in hexadecimal."""
     total = hashlib.sha256()
     for pair in pairs:
         for text in (pair.input, pair.target):
@@ -258,7 +258,7 @@ def digest(pairs: Iterable[Example]) -> str:
 
 
 def versions(task: str) -> dict:
-    """Of the interpreter and the packages that the pairs of a task come from, as JSON data."""
+    """Versions of the interpreter and packages that a task's pairs come from, as JSON data."""
     distributions = importlib.metadata.packages_distributions()
     packages = PACKAGES + (MORE_PACKAGES if task == "prose" else ())
     return {

@@ -24,7 +24,7 @@ import ast
 import re
 
 _LEFT_OUT = {"ctx", "kind", "type_comment"}
-# The only fields in which a bare word is a node.
+# Fields in which a bare word is a node; in all others it is not.
 _BARE_FIELDS = {"op", "ops", "body", "orelse", "finalbody"}
 _ABSENT = "~"
 
@@ -64,11 +64,11 @@ def _write_field(value) -> str:
         return f"[{' '.join(map(_write_field, value))}]"
     if isinstance(value, ast.AST):
         return write(value)
-    return str(value)  # an identifier, or a small integer such as ImportFrom.level
+    return str(value)  # identifier, or small integer such as ImportFrom.level
 
 
 def read(text: str) -> ast.AST:
-    """The tree of a text, with locations filled in so that Python can print or compile it.
+    """Read the tree of a text, with locations, so that Python can print or compile it.
 
     Raises:
       ValueError: the text is not in the grammar above; the message says where.
@@ -94,7 +94,7 @@ def read(text: str) -> ast.AST:
 
 
 def _read_field(tokens: list, at: int, field: str) -> tuple[object, int]:
-    """Reads one field that starts at token `at`; returns its value and where the next begins."""
+    """Read one field that starts at token `at`; return its value and the next field's start."""
     kind, token = tokens[at]
     if token == "[" and kind == "mark":
         items, at = [], at + 1
@@ -138,7 +138,7 @@ def _read_node(tokens: list, at: int) -> tuple[ast.AST, int]:
     return cls(**fields), at + 1
 
 
-# What an omitted trailing field stands for: an empty list, a zero, or (all others) None.
+# Values of omitted trailing fields: an empty list, a zero, or (all others) None.
 _LISTS = {
     "args", "keywords", "elts", "values", "names", "targets", "ops", "comparators", "generators",
     "ifs", "posonlyargs", "kwonlyargs", "kw_defaults", "defaults", "bases", "items", "body",
@@ -167,13 +167,13 @@ def _node_class(name: str) -> type[ast.AST]:
 
 
 def parse(line: str) -> ast.stmt:
-    """The statement of one line: a whole one, or a header (`for i in x:`), whose body is empty.
+    """Parse one line: a whole statement, or a header (`for i in x:`), whose body is empty.
 
     Raises:
       SyntaxError: the line is neither, or is several statements.
     """
     if line.endswith(":"):
-        # A comment would swallow the body, and then there is none.
+        # The body may be missing: a comment in the line swallows it.
         end = "\nfinally: pass" if line.startswith("try") else ""
         return _header(_only(f"{line} pass{end}"))
     return _only(line)
@@ -187,7 +187,7 @@ def _only(source: str) -> ast.stmt:
 
 
 def _header(statement: ast.stmt) -> ast.stmt:
-    """The statement without what its header does not say, in place."""
+    """Strip a statement to its header, in place."""
     for block in _BLOCKS:
         if hasattr(statement, block):
             setattr(statement, block, [])
@@ -198,7 +198,7 @@ def is_well_formed(text: str) -> bool:
     """Whether a text is the tree of some statement or header, in this grammar's one spelling.
 
     It must read as a tree; Python must be able to print that tree as source, a header with a body;
-    and the source must parse to a tree that is written as the very same text.
+    and the source must parse to a tree that is written as the same text.
     """
     try:
         tree = read(text)
@@ -208,7 +208,7 @@ def is_well_formed(text: str) -> bool:
         if isinstance(tree, ast.Try):
             tree.finalbody = [ast.Pass()]
         return write(_header(_only(ast.unparse(tree)))) == text
-    except Exception:  # `unparse` checks nothing, and a wrong tree fails in many ways
+    except Exception:  # `unparse` checks nothing, and a wrong tree raises many classes of errors
         return False
 
 
