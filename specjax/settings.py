@@ -1,4 +1,4 @@
-"""What a tuned run decodes with: a value that `specjax.tune` makes and `specjax.generate` takes."""
+"""Settings of a tuned run: a value that `specjax.tune` makes and `specjax.generate` takes."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from specjax.support import files
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Settings:
-    """How to draft: the arguments of `generate` that one machine, pair and batch size ask for.
+    """Drafting arguments of `generate` that suit one machine, pair and batch size.
 
     For example:
 
@@ -62,7 +62,7 @@ class Settings:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Settings":
-        """Read what `save` wrote; ValueError if the file holds anything else."""
+        """Read settings that `save` wrote; ValueError if the file holds anything else."""
         row = files.read_json(pathlib.Path(path))
         known = {field.name for field in dataclasses.fields(cls)}
         if "gamma" not in row or not set(row) <= known:
