@@ -23,7 +23,7 @@ VerifyCost = float | Sequence[float] | Num[ArrayLike, " G"]
 Floats = Any
 """A float where every argument is a number, otherwise a float64 array (Any: callers know which)."""
 Ints = Any
-"""The same for whole numbers."""
+"""An int where every argument is a number, otherwise an int64 array."""
 
 _TIE = 1e-12  # speedups that differ by less, relatively, differ by rounding only
 

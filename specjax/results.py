@@ -56,7 +56,7 @@ class Summary:
     corrections: int  # the target's tokens in the place of rejected ones
     bonus: int  # the target's tokens after a fully accepted or empty draft
     acceptance: list[float | None]
-    """At each position of a draft, of the tokens that were tested there; None where none was."""
+    """Share of tested tokens that were accepted, by draft position; None where none was tested."""
     exact: bool | None = True
     """Whether the outputs keep the target's distribution. None: the rule does not say."""
 
@@ -72,7 +72,7 @@ class Result:
 
     rows: list[Row]
     exact: bool | None = True
-    """Whether the outputs keep the target's distribution, as `rules.exactness` has it."""
+    """Whether the outputs keep the target's distribution; see `rules.exactness`."""
 
     @property
     def summary(self) -> Summary:

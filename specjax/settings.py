@@ -33,7 +33,7 @@ class Settings:
     widths: tuple[int, ...] = ()
     """Verify passes of fewer positions, as in `generate`."""
     words: str = ""
-    """What was found, and why this follows."""
+    """The findings of `tune` in words, with the reasons for these settings."""
 
     def __eq__(self, other: object) -> bool:
         """Whether all fields are equal, with those of the costs; unknown times are equal."""
