@@ -18,7 +18,7 @@ def by_platform(*operands: Any, cpu: Callable[..., T], accelerator: Callable[...
 
     Both are traced, and one is compiled. The two differ in loops. On a CPU a condition is free, so
     a loop that ends early saves the turns that it skips. On an accelerator the host launches each
-    turn. Unless XLA knows the number of turns, the host must first read the condition back from the
+    turn. Unless XLA knows the number of turns, the host first reads the condition back from the
     device, and that takes longer than a few masked rows or slots do.
     """
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=accelerator)

@@ -81,13 +81,13 @@ class Truncation(Filter):
 
 @pytree
 class Sampling:
-    """How tokens are chosen. The kind is static; the numbers are traced and never recompile.
+    """The choice of tokens. The kind is static; the numbers are traced and never recompile.
 
         Sampling(temperature=0.7, top_p=0.9)
         Greedy()
 
     Greedy: the most likely token with probability 1 (the first of equals). Otherwise
-    softmax(logits / temperature), with what the filters leave of it, one after the other.
+    softmax(logits / temperature), after all filters in order.
     """
 
     greedy: bool = dataclasses.field(metadata={"static": True})

@@ -36,7 +36,7 @@ class Settings:
     """The findings of `tune` in words, with the reasons for these settings."""
 
     def __eq__(self, other: object) -> bool:
-        """Whether all fields are equal, with those of the costs; unknown times are equal."""
+        """Whether all fields and all costs are equal; unknown times are equal."""
         return isinstance(other, Settings) and self.as_row() == other.as_row()
 
     __hash__ = None  # type: ignore[assignment]

@@ -115,7 +115,7 @@ class Turn(NamedTuple):
 def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tuple[Drafts, State]:
     """Draft up to γ_max tokens for each row, as far as its policy and its budget allow.
 
-    A row with r tokens left drafts at most r − 1: the target adds one of its own.
+    A row with r tokens left drafts at most r − 1, because the target adds one token.
     """
     policy, allowed = method.policy.begin(state.policy, method.gamma_max)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
@@ -194,8 +194,8 @@ def verify(
 ) -> tuple[Float[Array, "B K V"], Float[Array, "B K E"], State]:
     """Run the target at the last known token and at each drafted one, in one call.
 
-    With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4 and
-    returns the log-probabilities of the tokens after c, after d and after e, and the hidden states.
+    With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4. It
+    returns log-probabilities of the tokens after c, d and e, and the hidden states.
     """
     read = block(state, drafts.tokens), state.length - 1
     hidden, cache = method.target(*read, context, state.cache)

@@ -1,7 +1,7 @@
 """Kangaroo (Liu et al. 2024, 2404.18911): the target's first layers, an adapter, the target's head.
 
 The adapter is one layer of the target's own kind and a norm. Only the adapter is trained
-(`training.kangaroo`). It starts as a copy of the layer after the exit and of the final norm, so an
+(`training.kangaroo`). It starts as a copy of the layer after the exit and of the final norm. So an
 untrained Kangaroo is an `early_exit` of one layer more.
 """
 

@@ -31,8 +31,8 @@ MAX_IDS = 1 << 21  # eight times those of the largest vocabularies in use
 class Counts(NamedTuple):
     """Counts of each id, and of each pair of consecutive ids, stored by rows.
 
-    Successors of id y are `ids[offsets[y] : offsets[y+1]]`, ascending, each seen as often as
-    `times` says at the same place; the N pairs take 8 bytes each, whatever V is.
+    Successors of id y are `ids[offsets[y] : offsets[y+1]]`, ascending, and `times` has
+    their counts at the same places; the N pairs take 8 bytes each, whatever V is.
     """
 
     unigram: Int[np.ndarray, " V"]  # int64

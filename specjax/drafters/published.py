@@ -52,7 +52,7 @@ def is_medusa(place: pathlib.Path, raw: Mapping[str, Any]) -> bool:
 
 
 def is_head(place: pathlib.Path, raw: Mapping[str, Any]) -> bool:
-    """Whether a directory's tensors are those of an EAGLE."""
+    """Whether a directory holds the tensors of an EAGLE."""
     if "speculators_model_type" in raw or "draft_vocab_size" in raw:
         return True
     if raw.get("num_hidden_layers") != 1:

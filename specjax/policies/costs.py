@@ -169,7 +169,7 @@ class Costs:
         return drafts + self.verify + self.rest
 
     def of_plain(self) -> "Costs":
-        """The costs of plain decoding, as of a loop whose rounds draft nothing."""
+        """The costs of plain decoding, in the form of a loop whose rounds draft nothing."""
         verify, zero = jnp.full_like(self.verify, self.token), jnp.zeros_like(self.draft)
         return dataclasses.replace(
             self, draft=zero, verify=verify, rest=0 * self.rest, call=self.plain_call

@@ -51,9 +51,9 @@ class Bar(NamedTuple):
 class AdaEdl(Policy):
     """Drafts a token while 1 − √(scale·entropy) of its distribution is at least λ.
 
-    λ follows the rate of acceptance: AR ← (AR + a/L)/2; λ rises by .01 where AR < goal, falls by
-    .01 where AR ≥ goal and fewer than γ_max tokens were accepted, each change averaged with nine
-    parts of the old λ.
+    λ follows the rate of acceptance: AR ← (AR + a/L)/2; λ rises by .01 where AR < goal. It falls
+    by .01 where AR ≥ goal and fewer than γ_max tokens were accepted. Each change is averaged with
+    nine parts of the old λ.
     """
 
     carries = True

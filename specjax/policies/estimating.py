@@ -20,7 +20,7 @@ MEASURED_WEIGHT = 40.0  # weight of a measured α, in tested tokens
 PRIOR_SHARES = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
 CREDIT_MEMORY = 0.99  # the share of an estimate's credit that a round keeps
 MIN_CHANCE = 1e-3  # distance of estimates of α from 0 and 1, so that each can regain credit
-MOST_HOPED = 0.98  # the largest α with which `hoped` explores
+MOST_HOPED = 0.98  # the largest α for exploration
 OUTPUTS = 256  # equally likely outputs in a mean
 
 
@@ -44,8 +44,8 @@ class Estimating(Goodput):
 
     If no draft pays at that α, drafts are chosen for α + width/√n, after n tested tokens. The n
     include the (1 − b)/b that the measured α weighs for a single output, where outputs differ by
-    the share b of α(1 − α). So greedy outputs, of which some repeat themselves, are explored one by
-    one. If outputs are alike, or b is not known, there is no exploration. A row that stopped
+    the share b of α(1 − α). So greedy outputs, some of which repeat themselves, are each explored.
+    If outputs are alike, or b is not known, there is no exploration. A row that stopped
     drafting explores again as its evidence fades, more and more rarely.
     """
 

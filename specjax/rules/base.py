@@ -62,7 +62,8 @@ class AcceptanceRule(Protocol):
     ) -> Float[Array, "B V"]:
         """The draft's or target's distribution, given the noise of each row's absolute position.
 
-        It is unchanged unless both models share that noise."""
+        It is unchanged unless both models share that noise.
+        """
         return logprobs
 
     def acceptance(

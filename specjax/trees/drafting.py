@@ -1,7 +1,7 @@
 """Drafting a tree: level by level, the branches of a level side by side.
 
 Any drafter can draft trees. Its state after a node is a value, so a child starts from a copy of its
-parent's, as in beam search, and `extend` runs for all branches of a level in one call (`vmap`).
+parent's, as in beam search. `extend` runs for all branches of a level in one call (`vmap`).
 Copies of a large drafter's state are expensive, so trees pay with small drafters.
 """
 

@@ -230,7 +230,7 @@ def conclude(
 def begin(method: TreeSpeculative, state: State) -> tuple[Any, drafting.Allowed]:
     """Begin a round: the policy's state, and the allowed size of each row's tree.
 
-    A row with r tokens left drafts no deeper than r − 1: the target adds one of its own.
+    A row with r tokens left drafts no deeper than r − 1, because the target adds one token.
     """
     policy, depth = method.policy.begin(state.policy, method.gamma_max)
     nodes = method.policy.nodes(policy, method.shape.nodes)
