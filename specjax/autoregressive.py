@@ -1,5 +1,7 @@
-"""Plain decoding: one token per target call. The oracle of correctness, and the denominator of
-every speedup. It is the speculative loop without a drafter, and shares its state, draws and commit.
+"""Plain decoding: one token per target call.
+
+It is the reference for correctness and for every speedup: the speculative loop without a drafter,
+with the same state, draws and commit.
 """
 
 import dataclasses
@@ -22,7 +24,7 @@ from specjax.types import Context, Model
 
 @pytree
 class Autoregressive:
-    """What to decode with: a model, how its tokens are chosen, and the ids that end a row.
+    """The method of plain decoding: a model, its sampling, and the ids that end a row.
 
     Nothing is drafted, so a rule has an effect only if it defines noise. With `rules.Gumbel` the
     tokens are those of speculative decoding under that rule with the same key. Its noise costs V
@@ -55,14 +57,14 @@ class Autoregressive:
 def step(
     method: Autoregressive, context: Context, state: State, dice: Dice | None = None
 ) -> tuple[State, Round]:
-    """One token for every live row, drawn as in a speculative round that drafts nothing."""
+    """Decode one token for every live row, drawn as in a speculative round without a draft."""
     none = jnp.zeros((len(state.length), 0), jnp.int32)
     hidden, cache = method.target(block(state, none), state.length - 1, context, state.cache)
     logits = method.target.logits(hidden[:, 0])
     logprobs = smp.standardize(logits, method.sampling)
     probs = jnp.exp(method.rule.given_noise(logprobs, state.keys, state.length))
     if method.sampling.greedy:
-        # That of the logprobs, which are one-hot; `standardize` has computed it.
+        # The argmax of the one-hot logprobs too; `standardize` has computed it.
         token = smp.argmax(logits.astype(logprobs.dtype))
     else:
         token = (dice or Dice()).next(state, probs)

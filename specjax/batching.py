@@ -1,7 +1,7 @@
-"""From lists of ids to the padded arrays that the loops take, in few distinct shapes.
+"""Padded arrays for the loops, made from lists of ids, in few distinct shapes.
 
-Shapes are compiled for, so they come in buckets: sizes of the form 2ᵏ and 3·2ᵏ. A row's tokens
-depend neither on its bucket nor on its neighbours.
+Every shape is compiled, so sizes come in buckets of the form 2ᵏ and 3·2ᵏ. A row's tokens depend
+neither on its bucket nor on its neighbours.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ def bucket(size: int, smallest: int = 1) -> int:
 
 
 def pack(texts: Sequence[Sequence[int]], *, start_id: int | None, rows: int, width: int) -> Inputs:
-    """Right-padded inputs: sources of an encoder-decoder, or prompts of a decoder-only model.
+    """Pad texts on the right: sources of an encoder-decoder, or prompts of a decoder-only model.
 
     Args:
       texts: token ids of the live rows, at most `rows`, each of 1 … `width` ids.
       start_id: the prompt of every row of an encoder-decoder. None: the texts are the prompts.
-      rows: B; missing rows are filled with one token, and should be given no budget.
+      rows: B; missing rows are filled with one token, and should have no budget.
     """
     ids = np.zeros((rows, width), np.int32)
     lengths = np.ones((rows,), np.int32)

@@ -1,8 +1,8 @@
-"""Where arrays lie and programs run, and what follows from it. Nothing else asks for a platform.
+"""Devices of arrays and programs, and what depends on them. No other module asks for a platform.
 
-`by_platform` is decided when a program is lowered, by the platform it is lowered for. So an export
+`by_platform` chooses when a program is lowered, by the platform it is lowered for. So an export
 for "cuda" from a CPU is right, and so is a model on the CPU of a machine that has a GPU. Dtype and
-layout of the parameters are decided before: they follow the device that the parameters are put on.
+layout of the parameters are chosen before that, by the device that the parameters are put on.
 """
 
 from collections.abc import Callable
@@ -14,20 +14,20 @@ T = TypeVar("T")
 
 
 def by_platform(*operands: Any, cpu: Callable[..., T], accelerator: Callable[..., T]) -> T:
-    """cpu(*operands) where the program runs on a CPU, accelerator(*operands) elsewhere.
+    """Return cpu(*operands) where the program runs on a CPU, accelerator(*operands) elsewhere.
 
-    Both are traced, and one is compiled. What differs is loops. On a CPU a condition costs nothing,
-    so a loop that ends early saves all that it leaves out. On an accelerator the host launches each
-    turn. Unless XLA knows the number of turns, the host must first read the condition back from the
+    Both are traced, and one is compiled. The two differ in loops. On a CPU a condition is free, so
+    a loop that ends early saves the turns that it skips. On an accelerator the host launches each
+    turn. Unless XLA knows the number of turns, the host first reads the condition back from the
     device, and that takes longer than a few masked rows or slots do.
     """
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=accelerator)
 
 
 def find(device: jax.Device | str | None = None) -> jax.Device:
-    """A device, or the first of this process's that has the platform "cpu", "gpu" or "tpu".
+    """Find a device: the given one, or this process's first on platform "cpu", "gpu" or "tpu".
 
-    None: where jax puts new arrays, which `jax.default_device` sets.
+    None: the device of new arrays, which `jax.default_device` sets.
 
     Raises:
       ValueError: this machine has no such platform.
@@ -48,7 +48,7 @@ def find(device: jax.Device | str | None = None) -> jax.Device:
 
 
 def device_of(tree: Any) -> jax.Device:
-    """Where the arrays of a pytree lie; if it holds only shapes, where jax would put them."""
+    """The device of a pytree's arrays; of mere shapes, the one where jax would put them."""
     for leaf in jax.tree.leaves(tree):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
             return min(leaf.devices(), key=lambda device: device.id)
@@ -61,10 +61,10 @@ def is_accelerator(tree: Any) -> bool:
 
 
 def input_first(platform: str) -> bool:
-    """Whether projections lie (in, out) there; see `layers.arrange`."""
+    """Whether projections are stored (in, out) on this platform; see `layers.arrange`."""
     return platform == "cpu"
 
 
 def has_half_precision(platform: str) -> bool:
-    """Whether products of bfloat16 are faster there than those of float32."""
+    """Whether the platform multiplies bfloat16 faster than float32."""
     return platform != "cpu"

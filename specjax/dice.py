@@ -26,22 +26,22 @@ class Dice:
         logprobs: Float[Array, "B V"],
         best: Int[Array, " B"],
     ):
-        """A drafted token for each row, (B,) int32; `best` is the likeliest one."""
+        """Draw a drafted token for each row, (B,) int32; `best` is the likeliest one."""
         keys = smp.fold(state.keys, state.rounds, Purpose.DRAFT, slot)
         return smp.draw(keys, jnp.exp(logprobs))
 
     def accepted(self, state: State, stop: Float[Array, "B K"]):
-        """How many drafted tokens are accepted, (B,) int32, by one uniform number."""
+        """Draw the count of accepted tokens, (B,) int32, by one uniform number."""
         point = smp.uniform(smp.fold(state.keys, state.rounds, Purpose.ACCEPT), stop.dtype)
         return jnp.sum(point[:, None] < surviving(stop), axis=1, dtype=jnp.int32)
 
     def next(self, state: State, probs: Float[Array, "B V"]):
-        """The token after the accepted ones, (B,) int32."""
+        """Draw the token after the accepted ones, (B,) int32."""
         return smp.draw(smp.fold(state.keys, state.rounds, Purpose.NEXT), probs)
 
 
 class GreedyDice(Dice):
-    """Takes the likeliest outcome: at temperature 0 every distribution is one-hot."""
+    """Dice of the likeliest outcome: at temperature 0 every distribution is one-hot."""
 
     def draft(self, state, slot, logprobs, best):
         return best
@@ -54,5 +54,5 @@ class GreedyDice(Dice):
 
 
 def dice_for(method: Any) -> Dice:
-    """The draws that the jitted loop makes for a method."""
+    """The dice that the jitted loop uses for a method."""
     return GreedyDice() if method.sampling.greedy else Dice()

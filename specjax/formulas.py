@@ -4,8 +4,8 @@
 target call, c time(draft step) / time(target step), v time(verify call) / time(target step).
 Speedups are factors of walltime over plain decoding at batch 1: 2.0 is twice as fast.
 
-Every argument may be an array; arrays broadcast. Floats in give a float out, in float64. What these
-formulas assume, and where that fails, is in experiments/theory/README.md.
+Every argument may be an array; arrays broadcast. Floats in give a float out, in float64. The
+assumptions, and where they fail, are in experiments/theory/README.md.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ VerifyCost = float | Sequence[float] | Num[ArrayLike, " G"]
 Floats = Any
 """A float where every argument is a number, otherwise a float64 array (Any: callers know which)."""
 Ints = Any
-"""The same for whole numbers."""
+"""An int where every argument is a number, otherwise an int64 array."""
 
 _TIE = 1e-12  # speedups that differ by less, relatively, differ by rounding only
 
@@ -39,15 +39,13 @@ def expected_tokens(alpha: Numbers, gamma: Numbers) -> Floats:
 def rounds_distribution(
     alpha: float, gamma: int, tokens: int, rows: int = 1
 ) -> Float[np.ndarray, " K"]:
-    """Entry k is P(k rounds until all rows have their output), k = 0 … tokens; float64.
+    """Distribution of the rounds until all rows are done: entry k is P(k), k = 0 … tokens; float64.
 
-    Every output has `tokens` tokens, and each drafted token is accepted with chance α by itself. A
-    row with r tokens left drafts min(γ, r − 1) of them, so a round takes it from r to r − 1 − a,
-    a being how many were accepted. Rows are independent, and the slowest ends the batch:
-    P(≤ k rounds) is that of one row to the power of `rows`.
+    Every output has `tokens` tokens, and drafted tokens are accepted independently with chance α. A
+    row with r tokens left drafts min(γ, r − 1). If a of them are accepted, r − 1 − a are left. Rows
+    are independent, and the slowest ends the batch: P(≤ k rounds) is one row's to the power `rows`.
 
-    With R = Σ k·P(k), τ = tokens / R: of an output that ends, below Eq. (1), whose rounds all draft
-    γ tokens.
+    With R = Σ k·P(k), τ = tokens / R. It is below Eq. (1), whose rounds all draft γ tokens.
 
     Raises:
       ValueError: α outside [0, 1], or numbers that are not whole: γ ≥ 0, tokens ≥ 1, rows ≥ 1.
@@ -90,14 +88,14 @@ def walltime_speedup_from_tau(
 ) -> Floats:
     """Factor of walltime, τ / (γc + v + overhead), from a measured τ.
 
-    Unlike Thm 3.8 it needs no α, so nothing is assumed of how acceptances depend on each other.
+    Unlike Thm 3.8 it needs no α, so acceptances may depend on each other.
 
     Args:
       tau: measured tokens per target call, ≥ 0; at most γ+1.
       gamma: drafted tokens per target call. The mean over rounds where the length varies and v is
         a number; otherwise whole.
-      overhead: what else a round costs (sampling, acceptance, bookkeeping), in target steps. As a
-        measured difference it may be below 0; the whole round may not.
+      overhead: the rest of a round (sampling, acceptance, bookkeeping), in target steps. As a
+        measured difference it may be negative; the whole round may not.
     """
     tau = _nonnegative(tau, "tau", "it is emitted tokens / target calls")
     gamma = _nonnegative(gamma, "gamma", "it counts drafted tokens per target call")
@@ -128,10 +126,9 @@ def operations_factor(alpha: Numbers, gamma: Numbers, c_hat: Numbers) -> Floats:
 def optimal_gamma(alpha: Numbers, c: Numbers, v: VerifyCost = 1.0) -> Ints:
     """The smallest γ that maximises `walltime_speedup`: §3.5.
 
-    0 means: do not speculate. It is the answer where no γ ≥ 1 is faster than plain decoding, whose
-    speedup is 1 (for v = 1 that is α ≤ c, Cor 3.9). Tried are all γ up to the end of the table v,
-    or up to 1000: where the speedup still rises there, as it does for c = 0, the answer is bounded
-    by that and by rounding, not by the formula.
+    0 means that no γ ≥ 1 is faster than plain decoding (for v = 1: α ≤ c, Cor 3.9). The search
+    covers every γ up to the end of the table v, or up to 1000. If the speedup still rises there,
+    as for c = 0, that limit and rounding bound the answer, not the formula.
     """
     longest = 1000 if np.ndim(v) == 0 else len(np.asarray(v)) - 1
     if longest < 1:
@@ -157,7 +154,7 @@ def d_lk(target_probs: Probs, draft_probs: Probs) -> Floats:
 
 
 def non_iterative_acceptance(target_probs: Probs, draft_probs: Probs) -> Floats:
-    """Chance that classical rejection sampling keeps a drafted token: A.2.
+    """The chance that classical rejection sampling keeps a drafted token: A.2.
 
     Σ_x p(x) · min_y q(y)/p(y) = min q/p over the target's support, which is ≤ Σ min(p, q): one
     token that the draft underrates lowers the acceptance of all.

@@ -1,4 +1,4 @@
-"""What a user types: texts in, texts out. Nothing here reads a clock: `specjax.tune` does."""
+"""`generate` and `stream`: texts in, texts out. Nothing here reads a clock; `tune` does."""
 
 from collections.abc import Iterator, Sequence
 
@@ -48,53 +48,52 @@ def generate(
 
     The output's distribution is the target's in both cases, unless the rule is not exact
     (`Result.exact`); at temperature 0 and in float32 the tokens are the same. A row's tokens depend
-    on the key, its index among `texts` and its sample number, and not on the rows beside it; but
-    for policies that read their batch, and with `carry`.
+    on the key, its index among `texts` and its sample number, and not on other rows. Exceptions are
+    policies that read their batch, and `carry`.
 
     Args:
-      target: whose distribution the output follows.
+      target: the model whose distribution the output follows.
       draft: a small checkpoint with the same vocabulary, any other drafter, or the name of either
         (`specjax.drafters.loading.load`); or None.
       texts: inputs, which an encoder-decoder reads and a decoder-only model continues: strings, or
-        lists of token ids, which are taken as they are. An empty one gives an empty output and a
-        warning, or text from nothing.
+        lists of token ids, which are used unchanged. An empty input gives an empty output and
+        a warning, or text without a prompt.
       gamma: drafted tokens per target call, γ ≥ 1; with a policy, the most that it can ask for.
-        Default 4. A tree has its own depth, and takes none.
-      sampling: what is sampled, `Greedy()` or `Sampling(temperature=0.7, top_p=0.9)`.
-      temperature, top_k, top_p, filters: the arguments of `Sampling`, in its place; temperature 0
-        is greedy.
+        Default 4. Not for trees, whose shape sets the depth.
+      sampling: how tokens are chosen, `Greedy()` or `Sampling(temperature=0.7, top_p=0.9)`.
+      temperature, top_k, top_p, filters: arguments of `Sampling`, instead of `sampling`;
+        temperature 0 is greedy.
       max_new_tokens: at most this many tokens per row, EOS included.
       key: randomness, `jax.random.key(seed)`, or the seed. Greedy decoding needs none.
-      samples: draws for each input.
-      batch_size: rows decoded at once. Where there are more inputs, each takes the place of a row
-        that has ended.
+      samples: outputs drawn for each input.
+      batch_size: rows decoded at once. Further inputs take the places of rows that have ended.
       max_source_len: longer inputs are truncated, with a warning; default: the target's own.
       rule: acceptance rule, such as `specjax.rules.Block()`, or its name or import path
         (`specjax.rules.parse`); default the paper's `rules.Token()`. With `rules.Gumbel()` plain
         decoding draws by the same noise: both give the same tokens.
       policy: draft-length policy, such as `specjax.policies.svip(threshold=0.3)`, or its name or
         import path (`specjax.policies.parse`); default `constant(gamma)`. Import paths are code
-        that runs. One that weighs costs comes with `settings`, or is made with costs of one's own.
+        that runs. A policy that needs costs comes with `settings`, or is made with your own.
       widths: verify passes of fewer than gamma + 1 positions, for rounds in which no row's draft is
-        longer. Each is compiled; worth it where a narrower pass is cheaper. Of trees: of fewer
-        tokens, the root included.
+        longer. Each is compiled; worth it where a narrower pass is cheaper. For trees: numbers
+        of tokens, the root included.
       tree: the shape of drafts, `specjax.trees.fixed(3, 2, 1)` or
         `specjax.trees.best_first(width=4, depth=4, nodes=16)`, or its name (`specjax.trees.parse`);
         default `specjax.trees.chain()`.
-      settings: what `specjax.tune` found, in the place of gamma, rule, policy, widths and tree.
+      settings: a result of `specjax.tune`, instead of gamma, rule, policy, widths and tree.
         With γ = 0 the draft is not used.
       rounds: log every round, `Result.rounds`: what was drafted, accepted and emitted, and the
         confidence and entropy at each drafted token. The tokens are the same. For chains.
-      carry: begin each batch with what the policy, and a switch among drafters, learned in the one
-        before. A row's distribution stays as it is. At temperatures above 0 its tokens then depend
-        on the inputs before it, and on how batches were cut.
-      check_tokens: refuse a draft whose tokens are not the target's. False takes it: its output is
-        as exact, and drafted tokens are lost where the two differ. `specjax doctor` counts them.
+      carry: start each batch from what the policy, or a switch among drafters, learned in the last
+        batch. Distributions do not change. At temperatures above 0 a row's tokens then depend on
+        earlier inputs, and on how batches were cut.
+      check_tokens: refuse a draft whose tokens are not the target's. False accepts it: the output
+        is as exact, but drafts fail where tokens differ. `specjax doctor` counts them.
 
     Raises:
       ValueError: a number out of range, target and draft with different vocabularies, a policy
         that cannot learn from this rule or lacks its costs, no key where tokens are drawn, gamma
-        beside a tree, settings beside what they replace, or nothing that could be carried over.
+        beside a tree, settings beside what they replace, or `carry` with nothing to carry.
       FloatingPointError: logits that are not finite; the message names the model.
     """
     events, method = _decode(
@@ -149,20 +148,20 @@ def stream(
     carry: bool = False,
     check_tokens: bool = True,
 ) -> Iterator[Row | Progress]:
-    """The rows of `generate` one by one, as they end, and on request how far the others are.
+    """Yield the rows of `generate` as they end, and on request the progress of the others.
 
         for event in specjax.stream(target, draft, texts, every=4):
             if isinstance(event, specjax.Row):
                 print(event.index, event.text)
 
-    The tokens are those of `generate`. While rows are handed out others are decoded.
+    The tokens are those of `generate`. Other rows are decoded while the caller handles one.
 
     Args:
-      every: hand out a `Progress` of each row that runs, every so many rounds; 0: never.
-      gamma, …, check_tokens: as of `generate`.
+      every: yield a `Progress` of each running row after this many rounds; 0: never.
+      gamma, …, check_tokens: see `generate`.
 
     Raises:
-      ValueError, FloatingPointError: as `generate` does.
+      ValueError, FloatingPointError: see `generate`.
     """
     events, _ = _decode(
         target,
@@ -212,10 +211,10 @@ def _decode(
     eager: bool,
     every: int,
 ) -> tuple[Iterator[Row | Progress], Method]:
-    """The rows as they end, and the loop that decodes them.
+    """Return an iterator of rows as they end, and the method that decodes them.
 
     Args:
-      eager, every: as of `decoding.as_they_end`. For the others see `generate`.
+      eager, every: see `decoding.as_they_end`; for the others see `generate`.
     """
     decoding.check_texts(texts)
     if settings is None:
@@ -257,7 +256,7 @@ def _decode(
 
 
 def _check_depth(gamma: int | None, tree: Shape | str | None) -> None:
-    """ValueError if a tree, which has its own depth, is given a draft length."""
+    """Raise ValueError if a draft length is given for a tree, which has its own depth."""
     if gamma is not None and not isinstance(trees.parse(tree), trees.Chain):
         raise ValueError(
             f"gamma={gamma} beside tree={tree!r}: a tree has its own depth. Leave gamma out."
@@ -271,7 +270,7 @@ def _check_alone(
     widths: Sequence[int],
     tree: Shape | str | None,
 ) -> None:
-    """ValueError if one of these is given beside the settings that hold it."""
+    """Raise ValueError if one of these is given beside the settings that hold it."""
     given = {"gamma": gamma, "rule": rule, "policy": policy, "tree": tree}
     beside = [name for name, value in given.items() if value is not None]
     beside += ["widths"] if len(widths) else []
@@ -289,7 +288,7 @@ def _sampling(
     top_p: float,
     filters: Sequence[Filter | str],
 ) -> Sampling:
-    """What is sampled, of either form; ValueError if both are given."""
+    """The sampling, from either form of arguments; ValueError if both are given."""
     written = Sampling(temperature, top_k, top_p, filters)
     if sampling is None:
         return written

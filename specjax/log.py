@@ -1,4 +1,4 @@
-"""A log of every round of a run, which the loop writes where it is asked for."""
+"""A log of every round of a run, which the loop writes on request."""
 
 from typing import Any, NamedTuple
 
@@ -12,12 +12,12 @@ from specjax.rounds import Round
 
 
 class Log(NamedTuple):
-    """R rounds of each row. Those that have not come are 0."""
+    """The log of R rounds for each row; entries of rounds to come are 0."""
 
     written: Int[Array, " B"]  # rounds so far
     allowed: Int[Array, "B R"]  # the longest draft that the policy allowed
     drafted: Int[Array, "B R"]
-    accepted: Int[Array, "B R"]  # of those, the ones in the output
+    accepted: Int[Array, "B R"]  # drafted tokens in the output
     emitted: Int[Array, "B R"]
     tested: Int[Array, "B R"]  # drafted tokens up to the first rejection, or to the output's end
     confidence: Float[Array, "B R G"]  # belief in each drafted token, a log-probability
@@ -26,7 +26,7 @@ class Log(NamedTuple):
 
 def empty(rows: int, rounds: int, gamma_max: int) -> Log:
     """Return a log of `rounds` rounds for each row; a round emits at least one token."""
-    # An array of its own for each field: the loop donates them.
+    # A separate array for each field, because the loop donates them.
     counts = [jnp.zeros((rows, rounds), jnp.int32) for _ in range(5)]
     slots = [jnp.zeros((rows, rounds, gamma_max), jnp.float32) for _ in range(2)]
     return Log(jnp.zeros((rows,), jnp.int32), *counts, *slots)
@@ -55,7 +55,7 @@ def lines(log: Log, row: int) -> list[dict[str, Any]]:
     """Return the rounds of one row as rows of a table.
 
     Args:
-      log: after the loop, on the host.
+      log: the log after the loop, on the host.
 
     Returns:
       For each round: round (from 0), allowed, drafted, accepted, emitted, tested, and for each

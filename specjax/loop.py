@@ -37,12 +37,12 @@ class Method(Protocol):
 
     @property
     def drafter(self) -> Drafter | None:
-        """Proposes tokens; None in plain decoding."""
+        """The drafter, which proposes tokens; None in plain decoding."""
         ...
 
     @property
     def policy(self) -> Policy | None:
-        """Says how much a round drafts; None in plain decoding."""
+        """The policy, which sets draft lengths; None in plain decoding."""
         ...
 
     @property
@@ -52,22 +52,22 @@ class Method(Protocol):
 
     @property
     def gamma_max(self) -> int:
-        """The most tokens, one after the other, that a round drafts."""
+        """The longest chain or path of tokens that a round drafts."""
         ...
 
     @property
     def slots(self) -> int:
-        """Tokens that a round's call of the target sees: slots that it writes."""
+        """Number of tokens, and so of cache slots, in a round's target call."""
         ...
 
     def start(
         self, inputs: Inputs, keys: Key[Array, " B"], budget: Int[Array, " B"], buffer_len: int
     ) -> tuple[Context, State]:
-        """See `start`."""
+        """Encode the source and read the prompt; see `loop.start`."""
         ...
 
     def step(self, context: Context, state: State) -> tuple[State, Round]:
-        """One round for every live row: the loop's body, which Python may call as well."""
+        """Run one round for every live row: the loop's body, which Python may call too."""
         ...
 
 
@@ -81,13 +81,13 @@ def start(
     buffer_len: int,
     logged: int = 0,
 ) -> tuple[Any, State]:
-    """Encode, and read the prompt but for its last token.
+    """Encode the source, and read the prompt except its last token.
 
     Args:
       keys: one for each (input, sample), see `sampling.row_keys`.
       budget: new tokens allowed for each row; 0 finishes a row at once (padding of a batch).
       buffer_len: ≥ prompt + budget + slots.
-      logged: rounds of each row that `State.log` has room for; 0: no log is written.
+      logged: rounds per row for which `State.log` has room; 0: no log is written.
     """
     context, state = _start(method, inputs, keys, budget, buffer_len, logged)
     return context, sharding.keep_rows(method, state, len(keys))
@@ -102,7 +102,7 @@ def _start(method, inputs, keys, budget, buffer_len, logged) -> tuple[Any, State
 
 @partial(jax.jit, donate_argnames="state")
 def decode(method: Method, context: Any, state: State) -> State:
-    """Run rounds until every row is done, or as `State.until` says. Donates `state`."""
+    """Run rounds until every row is done, or `State.until` is met. Donates `state`."""
 
     def round_(state: State) -> State:
         after, seen = method.step(context, state)
@@ -123,13 +123,13 @@ def admit(
 ) -> tuple[Any, State]:
     """Start R inputs in rows that are done, while the others stay as they are.
 
-    Whatever `start` makes with an axis for the rows is replaced along it. What has none is shared,
-    and stays. Donates `context` and `state`; nothing of them is copied.
+    Arrays that `start` makes with a row axis are replaced along it. Others are shared and stay.
+    Donates `context` and `state`, without a copy.
 
     Args:
-      rows: where each input goes. The same input may go to one row several times: padding.
-      inputs: as wide as those that the others were started from.
-      keys, budget: as in `start`.
+      rows: the row of each input. As padding, an input may be repeated with its row.
+      inputs: as wide as those that the other rows were started from.
+      keys, budget: see `start`.
     """
     logged = 0 if state.log is None else state.log.drafted.shape[1]
     begun = partial(_start, method, buffer_len=state.tokens.shape[1], logged=logged)
@@ -150,13 +150,12 @@ def admit(
 
 
 def row_axes(begun: Callable[..., Any], arguments: Any, made: Any) -> list[int | None]:
-    """Which axis of each leaf of begun(*arguments) has a place for each row; None: it has no such
-    axis.
+    """Find the row axis of each leaf of begun(*arguments); None where a leaf has none.
 
-    That is the axis which grows with the first axis of the arguments.
+    The row axis is the one that grows with the first axis of the arguments.
 
     Args:
-      made: what it gave.
+      made: the value of begun(*arguments).
 
     Raises:
       ValueError: a leaf has several such axes, or one that is no multiple of the rows.

@@ -1,4 +1,4 @@
-"""How often the models run, for the sake of XLA and the hardware. Nothing here changes a token.
+"""Model calls left out or narrowed, for the sake of the hardware. Nothing here changes a token.
 
 A round would be right without this module: it would call the drafter γ_max times and verify
 γ_max + 1 positions, whatever the rows need. Here calls that no row needs are left out.
@@ -39,7 +39,7 @@ def runs(policy: Policy, needed: Bool[Array, ""], always: Bool[Array, ""] | bool
 def unless_idle(
     policy: Policy, needed: Bool[Array, ""], propose: Callable[[T], T], nothing: T
 ) -> T:
-    """propose(nothing); `nothing` itself where no row drafts. `Drafter.begin` catches up later."""
+    """Return propose(nothing), or `nothing` where no row drafts; `Drafter.begin` catches up."""
     # Nothing else may go through the conditional: with one result more, XLA copies the caches.
     return jax.lax.cond(runs(policy, needed, True), propose, lambda nothing: nothing, nothing)
 
@@ -51,16 +51,16 @@ def narrowed(
     state: State,
     drafts: Any,
 ) -> tuple[T, State]:
-    """judge(state, drafts) at the narrowest pass that holds all positions needed.
+    """Run judge(state, drafts) in the narrowest pass that holds all positions needed.
 
     Entries beyond its width are 0 and cost nothing. A narrower pass leaves stale slots in the
     caches; they lie beyond every query, as after a rejection.
 
     Args:
-      method: its `widths` and `slots` are those of the passes that are compiled.
-      needed: positions, from the first, that some row reads.
-      judge: one pass of the target, and what follows from it. It may change `cache`, `drafter` and
-        `target_finite` of the state.
+      method: `widths` and `slots` are the widths of the compiled passes.
+      needed: number of positions, from the first, that some row reads.
+      judge: runs one pass of the target. It may change `cache`, `drafter` and `target_finite` of
+        the state.
       drafts: `drafts.within(width)` is what a pass of this width verifies.
     """
     full = method.slots
@@ -99,7 +99,7 @@ def _plus(turn: Array | int, block: Any) -> Any:
 
 
 def _padded(x: Array, like: jax.ShapeDtypeStruct) -> Array:
-    """Zeros behind each axis that is shorter than that of `like`."""
+    """Pad each axis with zeros to its length in `like`."""
     if x.shape == like.shape:
         return x
     return jnp.pad(x, [(0, long - short) for short, long in zip(x.shape, like.shape, strict=True)])

@@ -24,11 +24,11 @@ def pytree(cls: type[T]) -> type[T]:
     classes of fields that are dataclasses themselves.
 
     `jax.tree_util.register_dataclass` does not keep classes apart: with jax 0.10.2 two structures
-    compare equal where their static fields do. Only their hashes differ, so that now and then jit
-    finds the program of another class with the same shapes, of another policy say, and runs that.
-    A user's class that is registered that way is safe within one that is made here.
+    compare equal where their static fields do. Only their hashes differ, so jit sometimes runs the
+    program of another class with the same shapes, such as another policy. A class registered that
+    way is safe as a field of one made here.
 
-    A class may have an `__init__` of its own, which takes what users write and sets the fields by
+    A class may have its own `__init__`, which takes a user's arguments and sets the fields by
     `set_fields`. Transformations of JAX do not call it.
     """
     if "__repr__" not in vars(cls):
@@ -65,7 +65,7 @@ def check_pytree(name: str, value: Any) -> None:
     """Raise ValueError if jit cannot take the value apart.
 
     Args:
-      name: of the argument, for the message.
+      name: the argument's name, for the message.
     """
     if jax.tree_util.all_leaves([value]):
         raise ValueError(
@@ -96,14 +96,14 @@ def _brief(value: Any) -> str:
 
 
 def _getter(names: list[str]) -> Callable[[object], tuple]:
-    """All fields at once; `attrgetter` of a single name would give no tuple."""
+    """A getter of all fields as a tuple; `attrgetter` of a single name would give no tuple."""
     if len(names) > 1:
         return operator.attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)
 
 
 def averaged(like: Any, past: Any, rows: Bool[Array, " A"]) -> Any:
-    """Means over some rows of `past`, for every row of `like`; whole numbers are rounded.
+    """Average some rows of `past`, for every row of `like`; integers are rounded.
 
     Args:
       like: has the structure of `past`, and any number of rows.

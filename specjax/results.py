@@ -1,4 +1,4 @@
-"""What decoding returns: outputs, what each of them took, and the counts over all of them."""
+"""Results of decoding: outputs, their counts, and the counts over all of them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,33 +9,33 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One output: input `index`, draw `sample` of it, and what it took."""
+    """One output: draw `sample` of input `index`, with its counts."""
 
     index: int
     sample: int
-    text: str  # what follows the prompt's, without special tokens
+    text: str  # the text after the prompt, without special tokens
     tokens: list[int]  # without the prompt, EOS included
     target_calls: int
     drafted: int  # tokens, in trees nodes
-    levels: int  # of those, the ones on each round's longest path: in chains all of them
+    levels: int  # drafted tokens on each round's longest path; in chains all
     accepted: int
     accepted_lengths: list[int]  # rounds by accepted length, 0 … γ_max; autoregressive: [calls]
     tested: list[int]  # rounds in which draft position i was reached, 0 … γ_max−1
-    rounds: tuple[dict[str, Any], ...] = ()  # one after the other, where they were logged
+    rounds: tuple[dict[str, Any], ...] = ()  # in order, if they were logged
 
     @property
     def emitted(self) -> int:
-        """Tokens of the output."""
+        """Number of tokens of the output."""
         return len(self.tokens)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Its rounds, each with input and sample."""
+        """The row's logged rounds, each with input and sample."""
         return [{"input": self.index, "sample": self.sample, **line} for line in self.rounds]
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """A row that is being decoded: input `index`, draw `sample` of it."""
+    """A row that is being decoded: draw `sample` of input `index`."""
 
     index: int
     sample: int
@@ -51,12 +51,12 @@ class Summary:
     tokens: int  # accepted + corrections + bonus
     iterations: int  # target calls; prefill is not counted
     drafted: int  # tokens, in trees nodes
-    levels: int  # calls of the drafter one after the other: in chains as many as tokens
+    levels: int  # sequential calls of the drafter; in chains one per token
     accepted: int
     corrections: int  # the target's tokens in the place of rejected ones
-    bonus: int  # and those after a draft that was accepted to its end, or had no tokens
+    bonus: int  # the target's tokens after a fully accepted or empty draft
     acceptance: list[float | None]
-    """At each position of a draft, of the tokens that were tested there; None where none was."""
+    """Share of tested tokens that were accepted, by draft position; None where none was tested."""
     exact: bool | None = True
     """Whether the outputs keep the target's distribution. None: the rule does not say."""
 
@@ -72,26 +72,26 @@ class Result:
 
     rows: list[Row]
     exact: bool | None = True
-    """Whether the outputs keep the target's distribution, as `rules.exactness` has it."""
+    """Whether the outputs keep the target's distribution; see `rules.exactness`."""
 
     @property
     def summary(self) -> Summary:
-        """Tokens, iterations, drafted, accepted, bonus and acceptance by position."""
+        """Counts over all rows, and acceptance by position."""
         return summarize(self.rows, self.exact)
 
     @property
     def texts(self) -> list[str]:
-        """Decoded, without special tokens."""
+        """Text of each row, without special tokens."""
         return [row.text for row in self.rows]
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Ids of each row, without the prompt, EOS included."""
+        """Token ids of each row, without the prompt, EOS included."""
         return [row.tokens for row in self.rows]
 
     @property
     def target_calls(self) -> np.ndarray:
-        """Verify passes of each row; for the autoregressive loop, its tokens."""
+        """Verify passes of each row; in plain decoding, its tokens."""
         return np.array([row.target_calls for row in self.rows])
 
     @property
@@ -101,22 +101,22 @@ class Result:
 
     @property
     def accepted(self) -> np.ndarray:
-        """Drafted tokens in the output of each row."""
+        """Number of drafted tokens in the output of each row."""
         return np.array([row.accepted for row in self.rows])
 
     @property
     def emitted(self) -> np.ndarray:
-        """Tokens in the output of each row."""
+        """Number of tokens in the output of each row."""
         return np.array([row.emitted for row in self.rows])
 
     @property
     def accepted_lengths(self) -> np.ndarray:
-        """(rows, γ_max+1): how many rounds of each row accepted 0, 1, … drafted tokens."""
+        """Rounds of each row that accepted 0, 1, … drafted tokens, (rows, γ_max+1)."""
         return np.array([row.accepted_lengths for row in self.rows])
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
-        """A line for each round that was logged, with input and sample: rows of a table."""
+        """The logged rounds of all rows, each with input and sample: lines of a table."""
         return [line for row in self.rows for line in row.lines()]
 
     @property
@@ -126,11 +126,11 @@ class Result:
 
 
 def summarize(rows: Sequence[Row], exact: bool | None = True) -> Summary:
-    """The counts of some outputs, of one method; `exact` as `rules.exactness` has it."""
+    """Sum the counts of some outputs of one method; `exact`: see `rules.exactness`."""
     rates = acceptance_by_position(rows).tolist() if rows else []
     emitted = sum(row.emitted for row in rows)
     accepted = sum(row.accepted for row in rows)
-    # Each accepted token was tested, and so was each that a correction stands for.
+    # Each accepted token was tested, and so was each that a correction replaces.
     corrections = sum(sum(row.tested) for row in rows) - accepted
     return Summary(
         outputs=len(rows),
@@ -149,15 +149,15 @@ def summarize(rows: Sequence[Row], exact: bool | None = True) -> Summary:
 def acceptance_by_position(rows: Sequence[Row]) -> np.ndarray:
     """P(position i is accepted | it was reached), for i = 1 … γ_max; NaN where it never was.
 
-    Rates of later positions are conditional on all earlier ones having been accepted, which is
-    why they, and not accepted/drafted, can be compared with α.
+    Each rate is conditional on all earlier positions being accepted. So these rates compare with
+    α, and accepted/drafted does not.
     """
     lengths = np.sum([row.accepted_lengths for row in rows], axis=0)
     return acceptance_rates(lengths, np.sum([row.tested for row in rows], axis=0))
 
 
 def acceptance_rates(lengths: np.ndarray, tested: np.ndarray) -> np.ndarray:
-    """`acceptance_by_position` of counts: `accepted_lengths` and `tested`, summed over rows."""
+    """Acceptance by position, from `accepted_lengths` and `tested` summed over rows."""
     tested = tested.astype(np.float64)
     passed = np.cumsum(lengths[::-1])[::-1][1:]
     return np.divide(passed, tested, out=np.full_like(tested, np.nan), where=tested > 0)

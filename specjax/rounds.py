@@ -1,4 +1,4 @@
-"""What happens in a round: what was drafted, the verdict on it, and the round as all see it."""
+"""Records of a round: its drafts, the target's verdict, and the round that others read."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ class Drafts(NamedTuple):
 
     @classmethod
     def empty(cls, rows: int, gamma: int, like: jax.ShapeDtypeStruct | Array) -> "Drafts":
-        """Room for γ tokens, none drafted yet.
+        """Empty drafts with room for γ tokens.
 
         Args:
           like: shape (B, V) and dtype of a distribution.
@@ -42,7 +42,7 @@ class Drafts(NamedTuple):
         """Add one token at `slot`, which counts in the rows that `drafted` it.
 
         Args:
-          columns: its entries in tokens, logprobs, confidence and entropy.
+          columns: the token's entries in tokens, logprobs, confidence and entropy.
         """
         put = partial(jax.lax.dynamic_update_index_in_dim, index=slot, axis=1)
         added = [put(old, new) for old, new in zip(self[:4], columns, strict=True)]
@@ -56,7 +56,7 @@ class Drafts(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the target makes of the drafts: entry i is about the token after i drafted ones."""
+    """The target's verdict on the drafts; entry i is about the token after i drafted ones."""
 
     target_logprobs: Float[Array, "B K V"]  # before any noise is known
     hidden: Float[Array, "B K E"]
@@ -72,16 +72,16 @@ _UNKNOWN: Any = None
 
 
 class Round(NamedTuple):
-    """One round of every row. What nobody reads is not computed: the jitted loop drops the rest.
+    """One round of every row. The jitted loop computes only the fields that are read.
 
     Entries after the first rejection describe a prefix that was discarded, and not the output.
 
-    Of a tree, entry i is about the node at depth i of the accepted path, and whether it has a child
-    that is accepted: `ratio` and `overlap` are its chance, given the tokens, and `confidence` the
-    belief in its children together. `drafted` is the depth.
+    For a tree, entry i is about the node at depth i of the accepted path. `ratio` and `overlap` are
+    the chance that one of its children is accepted, given the tokens. `confidence` is the belief in
+    its children together, and `drafted` the depth.
 
     The fields from `drafts` on hold distributions and states of the models: enough to compute the
-    round's probability. Replay knows the others alone and leaves these None.
+    round's probability. Replay leaves these None.
     """
 
     active: Bool[Array, " B"]  # False: the row had finished, learn nothing from it
@@ -91,7 +91,7 @@ class Round(NamedTuple):
     overlap: Float[Array, "B G"]  # float32, P(a token there is accepted): Σ min(target, draft)
     ratio: Float[Array, "B G"]  # float32, min(1, target/draft) of the drafted token
     confidence: Float[Array, "B G"]  # float32, the belief in the drafted token, a log-probability
-    submitted: Bool[Array, "B G"]  # positions that count
+    submitted: Bool[Array, "B G"]  # positions with a submitted token
     left: Int[Array, " B"]  # tokens that the row may still emit; 0: it has ended
     drafts: Drafts = _UNKNOWN
     target_logprobs: Float[Array, "B K V"] = _UNKNOWN  # before any noise is known, as in `drafts`
@@ -101,13 +101,13 @@ class Round(NamedTuple):
     stop: Float[Array, "B K"] = _UNKNOWN  # P(exactly i drafted tokens are accepted)
     next_probs: Float[Array, "B V"] = _UNKNOWN
     next_token: Int[Array, " B"] = _UNKNOWN
-    nodes: Any = None  # of a tree, `trees.nodes.Nodes`; `drafts` is unknown then
-    node: Int[Array, " B"] | None = None  # at which acceptance ended
+    nodes: Any = None  # of a tree: `trees.nodes.Nodes`; `drafts` is unset then
+    node: Int[Array, " B"] | None = None  # the node at which acceptance ended
     reach: Float[Array, "B C"] | None = None  # P(a node is accepted), given the tokens
 
     @property
     def gamma_max(self) -> int:
-        """G, the longest draft."""
+        """G, the length of the longest draft."""
         return self.submitted.shape[1]
 
     @property
@@ -152,7 +152,7 @@ def round_of(before: State, after: State, drafts: Drafts, verdict: Verdict) -> R
 
 
 def idle(gamma_max: int, rows: int) -> Round:
-    """A round of rows that drafted nothing, and have much left."""
+    """A round without drafts, of rows with many tokens left."""
     none, nothing = jnp.zeros((rows,), jnp.int32), jnp.zeros((rows, gamma_max), jnp.float32)
     return Round(
         active=none == 0,

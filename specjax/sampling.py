@@ -1,7 +1,7 @@
-"""From logits to the distribution that is sampled, and draws from it.
+"""The distribution that is sampled, computed from logits, and draws from it.
 
 `standardize` is the only place where temperature and filters act. Baseline, draft, verify,
-bonus and residual all share it, which is what makes the output's distribution the target's.
+bonus and residual all share it, so the output's distribution is the target's.
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ from specjax.pytrees import pytree, set_fields
 from specjax.support import named
 from specjax.support.ranges import number, whole
 
-COLDEST = 1e-20  # temperature above 0; logits up to 3e18 divided by it stay below float32's largest
+COLDEST = 1e-20  # the lowest temperature above 0: logits up to 3e18 stay finite in float32
 NAMES = {"truncation": "specjax.sampling:Truncation"}
 
 
 class Filter(Protocol):
-    """What leaves tokens out of the distribution that is sampled: a pytree of numbers.
+    """A pytree of numbers that leaves tokens out of the sampled distribution.
 
-    Numbers are traced, so that another one compiles nothing; the class is static. A filter acts
-    along the last axis. docs/own.md has min-p.
+    Numbers are traced, so a new value compiles nothing; the class is static. A filter acts along
+    the last axis. docs/own.md shows min-p.
     """
 
     @abstractmethod
     def __call__(self, logits: Float[Array, "*batch V"]) -> Float[Array, "*batch V"]:
-        """The logits, with −inf for each token that is left out; NaN must stay NaN.
+        """Return the logits, with −inf for each token that is left out; NaN must stay NaN.
 
         Args:
           logits: divided by the temperature, at least float32, −inf for what an earlier filter left
@@ -55,7 +55,7 @@ class Truncation(Filter):
     top_p: Array  # () float32, in (0, 1], 1: off
 
     def __init__(self, top_k: int = TOP_K, top_p: float = TOP_P):
-        """From plain numbers; ValueError if top_k < 0 or ≥ 2³¹, or top_p is outside (0, 1]."""
+        """Make one from plain numbers; ValueError if top_k < 0 or ≥ 2³¹, or top_p ∉ (0, 1]."""
         top_k = whole("top_k", top_k, "[0, ∞)", "0 switches it off")
         top_p = number("top_p", top_p, "(0, 1]", "1 switches it off")
         set_fields(self, top_k=jnp.int32(top_k), top_p=jnp.float32(top_p))
@@ -81,13 +81,13 @@ class Truncation(Filter):
 
 @pytree
 class Sampling:
-    """How tokens are chosen. The kind is static; the numbers are traced and never recompile.
+    """The choice of tokens. The kind is static; the numbers are traced and never recompile.
 
         Sampling(temperature=0.7, top_p=0.9)
         Greedy()
 
     Greedy: the most likely token with probability 1 (the first of equals). Otherwise
-    softmax(logits / temperature), with what the filters leave of it, one after the other.
+    softmax(logits / temperature), after all filters in order.
     """
 
     greedy: bool = dataclasses.field(metadata={"static": True})
@@ -101,17 +101,17 @@ class Sampling:
         top_p: float = TOP_P,
         filters: Sequence[Filter | str] | str = (),
     ):
-        """From plain numbers.
+        """Make a sampling from plain numbers.
 
         Args:
           temperature: 0 is greedy, and filters nothing.
-          top_k, top_p: see `Truncation`, which comes first.
-          filters: more of them, in this order, or their import paths, also as one text with commas:
+          top_k, top_p: see `Truncation`, which acts first.
+          filters: further filters in order, or their import paths, also as one string with commas:
             "my_module:min_p(0.1)". An import path is code that runs.
 
         Raises:
           ValueError: temperature < 0, not finite or between 0 and `COLDEST`; top_k or top_p as in
-            `Truncation`; a filter that is none.
+            `Truncation`; a filter of another type.
         """
         given = temperature
         temperature = number("temperature", temperature, "[0, ∞)", "0 is greedy decoding")
@@ -143,7 +143,7 @@ class Sampling:
 
 
 def Greedy() -> Sampling:
-    """The most likely token: `Sampling(temperature=0)`."""
+    """Sampling of the most likely token: `Sampling(temperature=0)`."""
     return Sampling(temperature=0.0)
 
 
@@ -164,7 +164,7 @@ def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
     """Index of the first largest entry.
 
     Two plain reductions: XLA's CPU backend does not vectorise the (value, index) reduction of
-    `jnp.argmax`, which takes five times as long at V = 32128. NaN gives the last index.
+    `jnp.argmax`, which is slow for a large V. NaN gives the last index.
     """
     width = x.shape[-1]
     index = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), x.shape)
@@ -199,7 +199,7 @@ def standardize(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[A
 
 
 class Purpose(enum.IntEnum):
-    """What a key is for; no two draws of one row share round, slot and purpose."""
+    """The purpose of a key; no two draws of one row share round, slot and purpose."""
 
     ACCEPT = 0
     NEXT = 1
@@ -209,10 +209,10 @@ class Purpose(enum.IntEnum):
 
 
 def as_key(key: Key[Array, ""] | int | None) -> Key[Array, ""]:
-    """A key of what a user gives: itself, `jax.random.key(seed)` of a whole number, or of 0.
+    """Make a key from a user's argument: a key, or a whole number as seed; None is seed 0.
 
     Raises:
-      ValueError: anything else.
+      ValueError: the argument is anything else.
     """
     if key is None:
         return jax.random.key(0)
@@ -224,15 +224,15 @@ def as_key(key: Key[Array, ""] | int | None) -> Key[Array, ""]:
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0:
             return key
         if key.dtype == jnp.uint32 and key.shape == (2,):
-            return jax.random.wrap_key_data(key)  # of jax.random.PRNGKey
+            return jax.random.wrap_key_data(key)  # from jax.random.PRNGKey
     raise ValueError(f"key={key!r} must be jax.random.key(seed), or the seed as a whole number.")
 
 
 def key_for(sampling: Sampling, key: Key[Array, ""] | int | None) -> Key[Array, ""]:
-    """The key that a function draws with, of what its user gives (`as_key`).
+    """The key that a function draws with, from its user's argument (`as_key`).
 
     Raises:
-      ValueError: tokens are drawn and no key is given, or it is none.
+      ValueError: tokens are drawn without a key, or the argument is no key.
     """
     if key is None and not sampling.greedy:
         raise ValueError(
@@ -274,11 +274,11 @@ def uniform(keys: Key[Array, " B"], dtype=jnp.float32) -> Float[Array, " B"]:
 
 
 def draw(keys: Key[Array, " B"], probs: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """A token for each row, in proportion to `probs`, which need not sum to 1. Consumes the keys.
+    """Draw a token for each row in proportion to `probs`, of any sum. Consumes the keys.
 
     Entries lie in blocks of about √V. A block is drawn by its mass and then an entry of that block,
-    each by `race`. So a token takes 2√V numbers rather than V, and no long sum decides: the
-    distribution function in float32 cannot tell rare tokens of a large vocabulary apart.
+    each by `race`. So a token takes 2√V numbers rather than V. No cumulative sum is used: in
+    float32 it cannot separate the rare tokens of a large vocabulary.
     """
     width = probs.shape[1]
     block = 1 << math.isqrt(width - 1).bit_length()
@@ -293,7 +293,7 @@ def draw(keys: Key[Array, " B"], probs: Float[Array, "B V"]) -> Int[Array, " B"]
 
 
 def draw_by_gumbel(keys: Key[Array, " B"], logprobs: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """A token for each row, with noise of its own for each token. Consumes the keys.
+    """Draw a token for each row, with separate noise for each entry. Consumes the keys.
 
     The same keys give the same noise for any distribution, which couples two models that share
     them. With times t of a standard exponential, −log t is Gumbel noise, and the winner of the
@@ -324,8 +324,8 @@ def exponential(keys: Key[Array, " B"], count: int, dtype) -> Float[Array, "B co
 def exponential_of_bits(high: Array, low: Array, dtype) -> Array:
     """−log(1 − u) or −log(u), by the lowest bit of `high`; the other bits give u in (0, ½).
 
-    So every time, short or long, has the relative precision of its dtype. Rare tokens win by short
-    ones, which the 23 bits of `jax.random.uniform` do not resolve below 1.2e-7.
+    Every time, short or long, has the relative precision of its dtype. Rare tokens win by short
+    times, which the 23 bits of `jax.random.uniform` do not resolve below 1.2e-7.
     """
     u = (high >> 1).astype(dtype) * 2.0**-32 + (low.astype(dtype) + 0.5) * 2.0**-64
     return -jnp.where(high & 1, jnp.log(u), jnp.log1p(-u))

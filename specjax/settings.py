@@ -1,4 +1,4 @@
-"""What a tuned run decodes with: a value that `specjax.tune` makes and `specjax.generate` takes."""
+"""Settings of a tuned run: a value that `specjax.tune` makes and `specjax.generate` takes."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from specjax.support import files
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Settings:
-    """How to draft: the arguments of `generate` that one machine, pair and batch size ask for.
+    """Drafting arguments of `generate` that suit one machine, pair and batch size.
 
     For example:
 
@@ -33,10 +33,10 @@ class Settings:
     widths: tuple[int, ...] = ()
     """Verify passes of fewer positions, as in `generate`."""
     words: str = ""
-    """What was found, and why this follows."""
+    """The findings of `tune` in words, with the reasons for these settings."""
 
     def __eq__(self, other: object) -> bool:
-        """Whether all fields are equal, with those of the costs; unknown times are equal."""
+        """Whether all fields and all costs are equal; unknown times are equal."""
         return isinstance(other, Settings) and self.as_row() == other.as_row()
 
     __hash__ = None  # type: ignore[assignment]
@@ -62,7 +62,7 @@ class Settings:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Settings":
-        """Read what `save` wrote; ValueError if the file holds anything else."""
+        """Read settings that `save` wrote; ValueError if the file holds anything else."""
         row = files.read_json(pathlib.Path(path))
         known = {field.name for field in dataclasses.fields(cls)}
         if "gamma" not in row or not set(row) <= known:

@@ -35,7 +35,7 @@ from specjax.types import Context, Inputs, Model
 
 @pytree
 class Speculative:
-    """What to decode with. `gamma_max` and `widths` are static; other numbers never recompile."""
+    """The method of speculative decoding. `gamma_max` and `widths` are static, the rest traced."""
 
     target: Model
     drafter: Drafter
@@ -53,7 +53,7 @@ class Speculative:
 
     @property
     def slots(self) -> int:
-        """See `Method.slots`."""
+        """Number of tokens in a round's target call."""
         return self.gamma_max + 1
 
     def start(self, inputs, keys, budget, buffer_len):
@@ -64,7 +64,7 @@ class Speculative:
 
 
 class Contexts(NamedTuple):
-    """What both models only read."""
+    """The read-only contexts of both models."""
 
     target: Context
     drafter: Context
@@ -90,7 +90,7 @@ def start(
 def step(
     method: Speculative, contexts: Contexts, state: State, dice: Dice | None = None
 ) -> tuple[State, Round]:
-    """One round for every live row: the loop's body, which Python may call as well."""
+    """Run one round for every live row: the loop's body, which Python may call too."""
     dice = dice or dice_for(method)
     drafts, state = draft(method, contexts.drafter, state, dice)
     judged = partial(judge, method, contexts, dice=dice)
@@ -107,15 +107,15 @@ class Turn(NamedTuple):
     slot: Int[Array, ""]  # of the next token, from 0
     going: Bool[Array, " B"]  # rows that may draft it
     drafts: Drafts
-    drafter: Any  # its state
-    policy: Any  # its state
+    drafter: Any  # the drafter's state
+    policy: Any  # the policy's state
     finite: Bool[Array, ""]
 
 
 def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tuple[Drafts, State]:
     """Draft up to γ_max tokens for each row, as far as its policy and its budget allow.
 
-    A row with r tokens left drafts at most r − 1: the target adds one of its own.
+    A row with r tokens left drafts at most r − 1, because the target adds one token.
     """
     policy, allowed = method.policy.begin(state.policy, method.gamma_max)
     room = jnp.minimum(state.limit - state.length - 1, method.gamma_max)
@@ -134,9 +134,9 @@ def draft(method: Speculative, context: Context, state: State, dice: Dice) -> tu
 
 
 def draft_chain(method, context, state, cap, dice, changed) -> tuple:
-    """Draft at least one token, at most `cap` (B,) of each row; each call reads the token before.
+    """Draft 1 to `cap` (B,) tokens for each row; each call reads the token before.
 
-    `changed` are empty drafts, the states of drafter and policy, and whether logits were finite.
+    `changed` holds empty drafts, the states of drafter and policy, and whether logits were finite.
     """
 
     def more(turn):
@@ -194,8 +194,8 @@ def verify(
 ) -> tuple[Float[Array, "B K V"], Float[Array, "B K E"], State]:
     """Run the target at the last known token and at each drafted one, in one call.
 
-    With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4 and
-    returns the log-probabilities of the tokens after c, after d and after e, and the hidden states.
+    With known tokens a b c and drafts [d e], the call feeds [c d e] at positions 2, 3, 4. It
+    returns log-probabilities of the tokens after c, d and e, and the hidden states.
     """
     read = block(state, drafts.tokens), state.length - 1
     hidden, cache = method.target(*read, context, state.cache)
@@ -207,7 +207,7 @@ def verify(
 def accept(
     method: Speculative, state: State, drafts: Drafts, logprobs: Array, hidden: Array, dice: Dice
 ) -> Verdict:
-    """Say where acceptance ends and what follows: distributions by the rule, draws by the dice."""
+    """Decide where acceptance ends and what follows, by the rule's distributions and the dice."""
     rule, judged = method.rule, logprobs[:, :-1]
     position = state.length[:, None] + jnp.arange(logprobs.shape[1], dtype=jnp.int32)[None, :]
     noisy = given_noise(rule, logprobs, state.keys, position)
@@ -231,7 +231,7 @@ def accept(
 def observe(
     method: Speculative, context: Context, state: State, drafts: Drafts, verdict: Verdict
 ) -> State:
-    """Show the drafter what the target read, and how much of it is text from now on."""
+    """Pass the drafter the tokens that the target read, and how many of them are now text."""
     read = block(state, drafts.tokens), state.length - 1, verdict.hidden, verdict.accepted + 1
     return state.replace(drafter=method.drafter.observe(*read, context, state.drafter))
 
@@ -242,7 +242,7 @@ def observe(
 def conclude(
     method: Speculative, context: Context, state: State, drafts: Drafts, verdict: Verdict
 ) -> tuple[State, Round]:
-    """Commit the round's tokens; drafter and policy learn from what happened."""
+    """Commit the round's tokens, and update drafter and policy by the round."""
     tokens = drafts.tokens, drafts.length, verdict.accepted, verdict.next_token
     after = commit(state, *tokens, method.eos_ids)
     round_ = round_of(state, after, drafts, verdict)

@@ -17,8 +17,8 @@ class Stats(struct.PyTreeNode):
 
     target_calls: Array  # [B] int32, verify passes while the row was active
     drafted: Array  # [B] int32, drafted tokens submitted to the target
-    levels: Array  # [B] int32, of those, the ones on the longest path: in a chain all of them
-    accepted: Array  # [B] int32, of those, the ones in the output
+    levels: Array  # [B] int32, drafted tokens on the longest path; in a chain all
+    accepted: Array  # [B] int32, drafted tokens in the output
     emitted: Array  # [B] int32, tokens of the output, EOS included
     accepted_lengths: Array  # [B, γ_max+1] int32, rounds by accepted length
     tested: Array  # [B, γ_max] int32, rounds in which position i was reached: all before it kept
@@ -28,10 +28,10 @@ FOREVER = np.iinfo(np.int32).max  # rounds
 
 
 class Until(NamedTuple):
-    """When the loop returns: numbers, so that one program serves every wish."""
+    """The loop's end condition, as traced numbers: a new value compiles nothing."""
 
-    done: Array  # [] int32, when so many rows are done, idle ones included
-    rounds: Array  # [] int32, or after so many rounds more
+    done: Array  # [] int32, when this many rows are done, idle ones included
+    rounds: Array  # [] int32, or after this many further rounds
 
 
 def until(done: int, rounds: int = FOREVER) -> Until:
@@ -40,7 +40,7 @@ def until(done: int, rounds: int = FOREVER) -> Until:
 
 
 class State(struct.PyTreeNode):
-    """What changes from round to round. A finished row is frozen."""
+    """The loop's carry, which each round replaces. A finished row is frozen."""
 
     keys: Array  # [B] keys, one for each (input, sample); never consumed, only folded
     tokens: Array  # [B, T] int32, prompt and output; beyond `length` arbitrary
@@ -55,7 +55,7 @@ class State(struct.PyTreeNode):
     target_finite: Array  # [] bool, False once a live row's logits were not finite
     draft_finite: Array  # [] bool
     until: Until
-    log: Any = None  # `log.Log` of all rounds, where it was asked for
+    log: Any = None  # `log.Log` of all rounds, on request
 
 
 def begin(
@@ -104,7 +104,7 @@ def begin(
 
 
 def unfinished(state: State) -> Bool[Array, ""]:
-    """The loops' condition: enough rows are active, and no model has failed."""
+    """The loop's condition: enough rows are active, and no model has failed."""
     waits = jnp.sum(state.done, dtype=jnp.int32) < state.until.done
     return waits & (state.until.rounds > 0) & state.target_finite & state.draft_finite
 
@@ -115,7 +115,7 @@ def left(state: State) -> Int[Array, " B"]:
 
 
 def block(state: State, tokens: Int[Array, "B G"]) -> Int[Array, "B K"]:
-    """What the target reads in a round, K = G + 1: the last known token and the drafted ones."""
+    """The tokens of a round's target call, K = G + 1: the last known one and the drafted ones."""
     last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     return jnp.concatenate([last, tokens], axis=1)
 
@@ -135,9 +135,9 @@ def commit(
     [a b] and is done, and x counts nowhere. Finished rows get nothing.
 
     Args:
-      drafts: of a tree, the path that was accepted.
-      draft_len: how many tokens one after the other were submitted.
-      submitted: of a tree, its nodes and its levels that were; in a chain both are draft_len.
+      drafts: for a tree, the accepted path.
+      draft_len: submitted tokens, on the longest path.
+      submitted: for a tree, its submitted nodes and levels; for a chain both are draft_len.
     """
     nodes, levels = submitted or (draft_len, draft_len)
     gamma = drafts.shape[1]
@@ -186,7 +186,7 @@ def commit(
 def is_finite(logprobs: Array, live: Bool[Array, " B"]) -> Bool[Array, ""]:
     """Whether every live row of (B, …, V) standardized log-probabilities is a distribution.
 
-    `standardize` spreads NaN over the whole distribution, so its first entry tells.
+    `standardize` spreads NaN over the whole distribution, so the first entry is enough.
     """
     first = logprobs[..., 0].reshape(logprobs.shape[0], -1)
     return ~jnp.any(jnp.isnan(first) & live[:, None])

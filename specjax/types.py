@@ -18,7 +18,7 @@ Context = Any  # a pytree of arrays that decoding only reads
 
 
 class Inputs(NamedTuple):
-    """What a batch is conditioned on. Ids are right-padded; padding is never attended to.
+    """The inputs of a batch. Ids are right-padded; padding is never attended to.
 
     An encoder-decoder reads `source` and starts every row with one start token as its prompt. A
     decoder-only model reads its text as the prompt and has a source of width 0.
@@ -31,18 +31,17 @@ class Inputs(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How the K tokens of one call lie in a tree; R is B, or 1 where all rows have one tree.
+    """The tree of the K tokens of one call; R is B, or 1 where all rows share one tree.
 
-    Token k is written to slot start + k as ever, and stands at position start + depth[k]. Its query
-    sees all slots before the call, and those of the call that `seen` says: its ancestors and
-    itself.
+    Token k is written to slot start + k, as in a chain, but its position is start + depth[k]. Its
+    query sees all slots before the call and, by `seen`, its ancestors and itself.
     """
 
     depth: Int[Array, "R K"]
     seen: Bool[Array, "R K K"]  # by query, then by slot of the call
 
     def first(self, count: int) -> "Layout":
-        """Of the first tokens alone; with a token its ancestors are among them."""
+        """The layout of the first tokens; a token's ancestors are among them."""
         return Layout(self.depth[:, :count], self.seen[:, :count, :count])
 
 
@@ -91,13 +90,13 @@ class BranchingModel(Model, Protocol):
         cache: Cache,
         layout: Layout | None = None,
     ) -> tuple[Float[Array, "B K E"], Cache]:
-        """As `Model.__call__`; with a layout the tokens lie in a tree."""
+        """Run K tokens per row as `Model.__call__` does; with a layout they form a tree."""
         ...
 
     def compact(self, cache: Cache, start: Int[Array, " B"], path: Int[Array, "B D"]) -> Cache:
         """The cache with one path of the tree that the last call wrote from slot `start` on.
 
-        What token path[i] of the call left in its slot is copied to slot start + 1 + i, for all i
-        at once. Then the cache is as if the path alone had been fed, behind token 0.
+        The entry of the call's token path[i] is copied to slot start + 1 + i, for all i at once.
+        The cache is then as if the path alone had been fed after token 0.
         """
         ...

@@ -1,5 +1,5 @@
-"""Drafters: where proposals come from. A module is imported when one of its names is first used, so
-that a drafter without files imports no file reader. `__init__.pyi` has the list of names."""
+"""Drafters: the sources of proposals. A module is imported when one of its names is first used, so
+a drafter without files imports no file reader. `__init__.pyi` has the list of names."""
 
 import lazy_loader
 

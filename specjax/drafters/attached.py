@@ -2,7 +2,7 @@
 
 A directory holds
 
-    config.json        {"specjax_drafter": kind, "settings": {…}, "target": what `describe` says}
+    config.json        {"specjax_drafter": kind, "settings": {…}, "target": as `describe` returns}
     model.safetensors  the drafter's own parameters; what it shares with its target is not stored
 
     attached.save("runs/eagle", drafter, target)
@@ -41,27 +41,27 @@ KINDS = {
     "medusa": "specjax.drafters.medusa:Medusa",
 }
 CONFIG = "config.json"
-POINTS = 3  # of each parameter that a fingerprint holds
+POINTS = 3  # numbers of each parameter in a fingerprint
 # bfloat16 keeps 8 bits, and numbers below 6e-5 lose bits in float16.
 TOLERANCE = {"rtol": 2.0**-7, "atol": 1e-6}
 
 
 class Attached(Protocol):
-    """What a drafter has beside `Drafter`, so that it can be saved and loaded."""
+    """The methods beyond `Drafter` with which a drafter is saved and loaded."""
 
     def settings(self) -> dict[str, Any]:
-        """All that is no array, as JSON holds it."""
+        """All settings that are no arrays, as JSON values."""
         ...
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Its own parameters, floats or int64, by name. Nothing of the target's."""
+        """The drafter's parameters, floats or int64, by name; none of the target's."""
         ...
 
     @classmethod
     def from_tensors(
         cls, settings: Mapping[str, Any], tensors: Mapping[str, np.ndarray], target: Checkpoint
     ) -> Drafter:
-        """The drafter again. Floats come in the dtype that it is to have."""
+        """Make the drafter from its parts. Floats arrive in the dtype that it shall have."""
         ...
 
 
@@ -71,12 +71,12 @@ def save(
     """Write a drafter's directory; each file appears whole or not at all.
 
     Args:
-      drafter: of one of `KINDS`.
-      target: that it belongs to.
+      drafter: a drafter of one of `KINDS`.
+      target: the target that it belongs to.
       dtype: float32, bfloat16 or float16, of the stored parameters.
 
     Raises:
-      ValueError: a drafter of no such kind, or another dtype.
+      ValueError: a drafter of another kind, or another dtype.
     """
     path = f"{type(drafter).__module__}:{type(drafter).__qualname__}"
     kind = next((kind for kind, place in KINDS.items() if place == path), None)
@@ -96,17 +96,16 @@ def save(
 
 
 def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None) -> Drafter:
-    """A drafter that `save` wrote, or published EAGLE or Medusa heads (`published`).
+    """Load a drafter that `save` wrote, or published EAGLE or Medusa heads (`published`).
 
     Args:
-      target: that it belongs to. If only its outline is there (`hub.outline`), its weights are not
+      target: the target that it belongs to. The weights of an outline (`hub.outline`) are not
         compared.
       dtype: float32, bfloat16 or float16, of the drafter's parameters; None: the target's.
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: the target is another one, of another width, vocabulary or with other weights; or
-        a file is damaged.
+      ValueError: the target has another width, vocabulary or other weights, or a file is damaged.
     """
     place = pathlib.Path(directory)
     wide = np.dtype(dtype_of(target.model)) if dtype is None else float_dtype(dtype)
@@ -142,7 +141,7 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
 
 
 def is_attached(directory: str | os.PathLike) -> bool:
-    """Whether `load` reads this directory, and `specjax.load` does not."""
+    """Whether `load` reads this directory, rather than `specjax.load`."""
     place = pathlib.Path(directory)
     if not (place / CONFIG).is_file():
         return False
@@ -154,7 +153,7 @@ def is_attached(directory: str | os.PathLike) -> bool:
 
 
 def describe(target: Checkpoint) -> dict[str, Any]:
-    """The target as config.json has it: its name, kind, sizes and fingerprint."""
+    """Describe the target for config.json: its name, kind, sizes and fingerprint."""
     path = pathlib.PurePath(target.name)
     return {
         "name": "/".join(path.parts[-2:]) if path.is_absolute() else target.name,
@@ -167,7 +166,7 @@ def describe(target: Checkpoint) -> dict[str, Any]:
 
 
 def width(model: Model) -> int:
-    """E, of a model's hidden states. Nothing is computed."""
+    """The width E of a model's hidden states. Nothing is computed."""
     one = jnp.zeros((1, 1), jnp.int32)
     inputs = Inputs(one, one[0] + 1, one, one[0] + 1)
 
@@ -180,9 +179,9 @@ def width(model: Model) -> int:
 def fingerprint(model: Model) -> list[str] | None:
     """A few numbers of every parameter, evenly spaced along its diagonal from corner to corner.
 
-    So they do not depend on whether a matrix is turned (`layers.arrange`), hardly on the dtype, and
-    a target of any size is read in a moment. A matrix in int8 counts as the floats that it stands
-    for. None for an outline, which has no numbers.
+    They do not depend on whether a matrix is turned (`layers.arrange`), and hardly on the dtype.
+    Few numbers are read, whatever the size. A matrix in int8 counts as the floats that it
+    represents. None for an outline, which has no numbers.
     """
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(model)):
         return None
@@ -194,9 +193,9 @@ def fingerprint(model: Model) -> list[str] | None:
 
 
 def rounding(model: Model) -> list[float]:
-    """How far a float may be from each row of a fingerprint, which int8 has rounded.
+    """The largest rounding error of int8 in each row of a fingerprint.
 
-    Half a scale, or 0 of floats. Empty where nothing is in int8, and for an outline.
+    It is half a scale, or 0 for floats. Empty if nothing is in int8, and for an outline.
     """
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(model)):
         return []
@@ -205,15 +204,15 @@ def rounding(model: Model) -> list[float]:
 
 
 def _points(model: Model) -> list[tuple[np.ndarray, np.ndarray | None]]:
-    """Of each parameter, in order, the numbers of a fingerprint; of one in int8 with their scales,
-    which are no parameter of their own.
-    """
+    """The fingerprint's numbers of each parameter, in order, with the scales of those in int8."""
     found: dict[str, tuple[Any, Any]] = {}
     moved = sharding.moved(model)
     turned = sharding.turned_paths(model.module()) if moved else set()  # type: ignore[attr-defined]
     for path, leaf in jax.tree.leaves_with_path(model):
         name = jax.tree_util.keystr(path)
-        narrow = name.replace("_scale']", "']")  # whose scales these are; it stands before them
+        narrow = name.replace(
+            "_scale']", "']"
+        )  # the parameter of these scales; it stands before them
         keys = tuple(getattr(entry, "key", None) for entry in path[1:])
         rows, axis = moved.get(keys), -1 if keys in turned else 0
         if narrow != name and narrow in found and found[narrow][0].dtype == np.int8:
@@ -224,10 +223,10 @@ def _points(model: Model) -> list[tuple[np.ndarray, np.ndarray | None]]:
 
 
 def _diagonal(leaf: Array, rows: np.ndarray | None, axis: int) -> Any:
-    """Some numbers of an array, evenly spaced from corner to corner.
+    """`POINTS` numbers of an array, evenly spaced from corner to corner.
 
     Args:
-      rows: on a mesh, which row of the checkpoint lies where along `axis`; the points are the
+      rows: on a mesh, the checkpoint's row at each place along `axis`; the points are the
         checkpoint's.
     """
     share = np.linspace(0, 1, POINTS)
@@ -235,15 +234,15 @@ def _diagonal(leaf: Array, rows: np.ndarray | None, axis: int) -> Any:
     if rows is not None:
         wanted = np.rint(share * rows.max()).astype(int)
         at[axis] = np.array([np.flatnonzero(rows == row)[0] for row in wanted])
-    # On a CPU the array is read where it lies; elsewhere nothing but these numbers moves.
+    # On a CPU the array is read in place; from other devices only these numbers are copied.
     here = np.asarray(leaf) if devices.device_of(leaf).platform == "cpu" else leaf
     return here[tuple(at)] if at else here[None].repeat(POINTS)
 
 
 def check_target(drafter: Drafter, target: Checkpoint) -> None:
-    """ValueError if a drafter shares the arrays of another target than this.
+    """Raise ValueError if a drafter shares the arrays of another target than this.
 
-    The same target loaded again is the same. Drafters without a field `target` fit any.
+    The same target, loaded again, passes. Drafters without a field `target` fit any.
     """
     for one in getattr(drafter, "drafters", ()):  # of a switch
         check_target(one, target)
@@ -256,7 +255,7 @@ def check_target(drafter: Drafter, target: Checkpoint) -> None:
 
 
 def check(place: str | pathlib.Path, described: Any, target: Checkpoint) -> None:
-    """ValueError, which names both, if a drafter was made for another target than this."""
+    """Raise ValueError, with both names, if a drafter was made for another target than this."""
     if not isinstance(described, dict):
         raise ValueError(f"{place} does not say which target the drafter belongs to.")
     sizes = {

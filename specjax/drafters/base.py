@@ -1,4 +1,4 @@
-"""Drafters: where proposals come from. A model drafts by decoding autoregressively itself."""
+"""The `Drafter` protocol, and drafting by a model that decodes autoregressively."""
 
 import math
 from abc import abstractmethod
@@ -18,28 +18,28 @@ from specjax.types import Cache, Context, Inputs, Model
 
 
 class Drafter(Protocol):
-    """What the loop needs of a drafter. Its logits pass the same `standardize` as the target's.
+    """The protocol of drafters. Their logits pass the same `standardize` as the target's.
 
-    As in `Model`, a call returns a hidden state, and `logits` reads the distribution from it; a
-    drafter that has no other state returns the logits themselves, and `logits` passes them on.
+    As in `Model`, a call returns a hidden state, and `logits` reads the distribution from it. A
+    drafter without hidden states returns the logits, and `logits` is the identity.
 
     A row of logits that is −inf throughout proposes nothing, and the row's draft ends there. Like
-    all logits it depends on the known tokens alone, so the output's distribution stays as it is.
+    all logits it depends on the known tokens alone, so the output's distribution does not change.
 
-    A class need not inherit from this one, but then it defines `observe` too. What a drafter may do
-    beyond it: `learning`, `branching`, `carrying` and `observing`.
+    A class need not inherit from this one, but then it defines `observe` too. Optional abilities:
+    `learning`, `branching`, `carrying` and `observing`.
     """
 
     if TYPE_CHECKING:  # a property here would be in the way of a field of this name
 
         @property
         def vocab_size(self) -> int:
-            """Width of its logits."""
+            """Width V of the drafter's logits."""
             ...
 
     @abstractmethod
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Any]:
-        """A read-only context, and the state before the first round. The prompt is in `inputs`."""
+        """Make a read-only context and the first state; the prompt is in `inputs`."""
         ...
 
     def observe(
@@ -51,16 +51,16 @@ class Drafter(Protocol):
         context: Context,
         state: Any,
     ) -> Any:
-        """The state with what the target's hidden states show; unchanged by default.
+        """Update the state by the target's hidden states; unchanged by default.
 
         Called once after the prompt has been read, unless it is a single token, and after every
         round, including rounds without drafts. Values that are not read are not computed.
 
         Args:
-          tokens: what the target read, at positions start[b] … start[b]+K−1.
-          hidden: the target's, after reading each of them; width E of the target.
+          tokens: the tokens that the target read, at positions start[b] … start[b]+K−1.
+          hidden: the target's hidden states after each of them; width E of the target.
           count: how many of them, from the first, are part of the text. The rest was rejected, or
-            is padding: a prompt of one token beside longer ones has none to show, and a count of 0.
+            is padding: a prompt of one token beside longer ones has a count of 0.
         """
         return state
 
@@ -78,7 +78,7 @@ class Drafter(Protocol):
 
         Args:
           lags: whether rounds may have passed since the last call. False: `begin` was called in
-            every round, so that at most two known tokens are new.
+            every round, so at most two known tokens are new.
         """
         ...
 
@@ -96,23 +96,23 @@ class Drafter(Protocol):
 
 
 class Fed(NamedTuple):
-    """A model's cache, and how far it goes."""
+    """A model's cache, and the end of its known tokens."""
 
     cache: Cache
     end: Int[Array, " B"]  # slots before it hold known tokens
 
 
 class ByModel(Drafter):
-    """Drafts as a model decodes, with a cache of its own."""
+    """Base of drafters that decode with a model and its own cache."""
 
     stride: ClassVar[int] = 2
-    """Tokens that it reads at a time where it lags."""
+    """Tokens per call while the cache catches up."""
 
     if TYPE_CHECKING:
 
         @property
         def model(self) -> Model:
-            """What decodes."""
+            """The model that decodes."""
             ...
 
     @property
@@ -124,7 +124,7 @@ class ByModel(Drafter):
         return context, Fed(cache, inputs.prompt_len - 1)
 
     def observe(self, tokens, start, hidden, count, context, state):
-        """What was fed and then rejected does not count. The target's own token was never fed."""
+        """Move the cache's end before rejected tokens. The target's own token was never fed."""
         return state._replace(end=jnp.minimum(state.end, start + count))
 
     def begin(self, tokens, length, context, state, *, lags=True):
@@ -158,7 +158,7 @@ class ByModel(Drafter):
 
 @pytree
 class ModelDrafter(ByModel):
-    """A small model as drafter."""
+    """Drafts with a small model."""
 
     model: Model
 
@@ -166,10 +166,10 @@ class ModelDrafter(ByModel):
 def prefill(
     model: Model, inputs: Inputs, context: Context, cache: Cache
 ) -> tuple[Float[Array, "B P E"] | None, Cache]:
-    """Run the prompt but for its last token, P of them: hidden states, and the cache.
+    """Run the P prompt tokens before the last: hidden states, and the cache.
 
-    No hidden states where the prompt is a single token. In a row with a short prompt the padding is
-    fed too; no query sees those slots before the row's own tokens have overwritten them.
+    There are no hidden states if the prompt is a single token. In a row with a short prompt the
+    padding is fed too; the row's own tokens overwrite those slots before a query sees them.
     """
     batch, length = inputs.prompt.shape
     if length == 1:
@@ -178,30 +178,30 @@ def prefill(
 
 
 def started(model: Model, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
-    """Context and cache after the prompt but for its last token."""
+    """Context and cache after the prompt, except its last token."""
     context, cache = model.start(inputs, buffer_len)
     return context, prefill(model, inputs, context, cache)[1]
 
 
 def is_silent(logits: Float[Array, "*batch V"]) -> Bool[Array, "*batch"]:
-    """Where a drafter proposes nothing: −inf throughout (NaN and +inf are faults)."""
+    """Whether a drafter proposes nothing: −inf throughout (NaN and +inf are faults)."""
     return jnp.max(logits, axis=-1) == -jnp.inf
 
 
 class Proposal(NamedTuple):
-    """What a drafter says of the next token. What is not read is not computed."""
+    """A drafter's proposal for the next token. Fields that are not read are not computed."""
 
-    speaks: Bool[Array, "*batch"]  # where it does not, all else is arbitrary, and finite
+    speaks: Bool[Array, "*batch"]  # whether it proposes; if not, all else is arbitrary and finite
     logprobs: Float[Array, "*batch V"]  # of the distribution that is sampled
     belief: Float[Array, "*batch V"]  # the same; at temperature 0 log_softmax(logits), not one-hot
     best: Int[Array, "*batch"]  # the likeliest token; the first of equals
 
 
 def proposal(logits: Float[Array, "*batch V"], sampling: Sampling) -> Proposal:
-    """By a drafter's logits.
+    """Make a proposal from a drafter's logits.
 
-    All of it reads the maximum of the same array, which XLA computes once. So silence is left out
-    of the results, and not of the logits, which would then be another array.
+    All fields read the maximum of the same array, which XLA computes once. So rows without a
+    proposal are masked in the results: masked logits would be another array.
     """
     logits = logits.astype(np.promote_types(logits.dtype, jnp.float32))
     silent = is_silent(logits)
@@ -235,13 +235,13 @@ def catch_up(
     count: int,
     cache: Cache,
 ) -> Cache:
-    """Feed what lies between `first` and `newest`, `count` slots at a time.
+    """Feed the tokens between `first` and `newest`, `count` slots at a time.
 
-    The last of these calls ends before `newest`: it may feed again what was fed before. Where fewer
-    tokens are known, what it feeds beyond them is overwritten before a query sees it.
+    The last call ends before `newest`, and may feed some tokens again. Where fewer tokens are
+    known, slots beyond them are overwritten before a query sees them.
 
     Args:
-      feed: fills the given number of cache slots, from one on.
+      feed: fills the given number of cache slots, from a given slot on.
     """
 
     def behind(carry):
@@ -256,6 +256,6 @@ def catch_up(
 
 
 def block_at(x: Shaped[Array, "B T ..."], first: Int[Array, " B"], count: int) -> Array:
-    """Of each row `count` entries from its first, (B, count, …)."""
+    """Take `count` entries of each row from its `first` on, (B, count, …)."""
     slots = first[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
     return jnp.take_along_axis(x, slots.reshape(*slots.shape, *(1,) * (x.ndim - 2)), axis=1)

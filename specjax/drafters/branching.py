@@ -1,4 +1,4 @@
-"""What trees ask of a drafter beyond `Drafter`. A drafter that answers nothing drafts trees too."""
+"""Optional abilities of drafters of trees. A drafter without them drafts trees too."""
 
 from abc import abstractmethod
 from typing import Any, Protocol, runtime_checkable
@@ -10,8 +10,8 @@ from specjax.drafters.base import Drafter
 class Forks(Protocol):
     """A drafter whose branches share a part of its state, as EAGLE's share features of the text.
 
-    `fork` splits a state into what each node has a copy of, and what all share; `extend` neither
-    reads nor changes the shared part. `join` makes a branch's copy whole again.
+    `fork` splits a state into a part that each node copies and a part that all share; `extend`
+    neither reads nor changes the shared part. `join` puts the two together again.
     """
 
     @abstractmethod
@@ -22,12 +22,12 @@ class Forks(Protocol):
 
 
 def fork(drafter: Drafter, state: Any) -> tuple[Any, Any]:
-    """A drafter's state split in two; the first part is all of it unless the drafter `Forks`."""
+    """Split a drafter's state in two; the first part is all of it unless the drafter `Forks`."""
     return drafter.fork(state) if isinstance(drafter, Forks) else (state, ())
 
 
 def join(drafter: Drafter, own: Any, shared: Any) -> Any:
-    """The state of a branch that `fork` has split."""
+    """Join the two parts of a branch's state that `fork` has split."""
     return drafter.join(own, shared) if isinstance(drafter, Forks) else own
 
 

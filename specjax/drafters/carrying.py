@@ -1,4 +1,4 @@
-"""Drafters that begin a batch with what the batch before has learned: `generate(carry=True)`."""
+"""Drafters that start a batch from the last batch's state: `generate(carry=True)`."""
 
 from abc import abstractmethod
 from typing import Any, Protocol, runtime_checkable
@@ -11,10 +11,10 @@ from specjax.drafters.base import Drafter
 
 @runtime_checkable
 class Carries(Protocol):
-    """A drafter that may begin a batch with a part of its last state.
+    """A drafter that may start a batch from a part of its last state.
 
-    `carries` says whether it does so. `carry_over` takes that part, without caches, from the state
-    at the end of a batch of A rows. `resume` puts it into a fresh state; `rows` are those of the A
+    `carries` is True if it does so. `carry_over` takes that part, without caches, from the state at
+    the end of a batch of A rows. `resume` puts it into a fresh state; `rows` marks those of the A
     rows that were no padding.
     """
 
@@ -29,7 +29,7 @@ class Carries(Protocol):
 
 
 def carries(drafter: Drafter) -> bool:
-    """Whether the next batch of a run may begin with what the drafter has learned."""
+    """Whether the drafter may start a batch from its last state."""
     return isinstance(drafter, Carries) and drafter.carries
 
 
@@ -39,5 +39,5 @@ def carry_over(drafter: Drafter, state: Any) -> Any:
 
 
 def resume(drafter: Drafter, fresh: Any, past: Any, rows: Bool[Array, " A"]) -> Any:
-    """A fresh state with what `carry_over` took from the batch before, of A rows."""
+    """Put the part that `carry_over` took from the last batch, of A rows, into a fresh state."""
     return drafter.resume(fresh, past, rows) if isinstance(drafter, Carries) else fresh

@@ -1,7 +1,7 @@
-"""Which of several drafters drafts next, by what past rounds showed of each.
+"""Choices: which of several drafters drafts next, by past rounds.
 
-A choice gives every drafter a score, and the largest one drafts (`switch.py`). It knows past rounds
-and nothing of the next one, so whatever it does, the output's distribution stays the target's.
+A choice scores every drafter, and the drafter of the largest score drafts (`switch.py`). Scores
+depend on past rounds alone, so the output's distribution stays the target's.
 """
 
 from abc import abstractmethod
@@ -20,77 +20,76 @@ NAMES = {name: f"specjax.drafters.choices:{name}" for name in ("fixed", "recent"
 
 
 class Evidence(NamedTuple):
-    """Tokens of each of N drafters that were held against the target, and how many passed."""
+    """Counts of each of N drafters: tokens that were tested, and those of them that passed."""
 
     passed: Float[Array, "B N"]
     tested: Float[Array, "B N"]
 
 
 class Choice(Protocol):
-    """What a switch needs of a choice. Its state has a row for each row of the batch."""
+    """The protocol of choices. A choice's state has a row for each row of the batch."""
 
     watches: ClassVar[bool] = False
-    """Whether drafters that are `free` are tested in every round, whoever drafted."""
+    """Whether `free` drafters are tested in every round, whichever drafted."""
 
     carries: ClassVar[bool] = False
-    """Whether what it has learned may begin the next batch of a run."""
+    """Whether the next batch may start from the last state of the choice."""
 
     def init(self, rows: int, drafters: int) -> Any:
-        """The state before the first round; ValueError where it does not fit so many drafters."""
+        """The state before the first round; ValueError for a wrong number of drafters."""
         return ()
 
     @abstractmethod
     def scores(self, state: Any) -> Float[Array, "*batch N"]:
-        """One for each drafter. Of those that have something to propose the largest is chosen, of
-        equals the first."""
+        """Scores of the drafters. The largest of those that propose wins, of equals the first."""
         ...
 
     def update(self, state: Any, seen: Evidence, gamma_max: int) -> Any:
-        """After a round: what was learned."""
+        """Update the state after a round."""
         return state
 
     def resume(self, fresh: Any, past: Any, rows: Bool[Array, " A"]) -> Any:
-        """See `Policy.resume`."""
+        """A fresh state with the means of the last batch's `rows`, if the choice `carries`."""
         return averaged(fresh, past, rows) if self.carries else fresh
 
 
 @pytree
 class Fixed(Choice):
-    """The first drafter that has something to propose, in the order in which they are given."""
+    """Chooses the first drafter that proposes something, in the given order."""
 
     def scores(self, state):
         return jnp.zeros((1, 1), jnp.float32)
 
 
 def fixed() -> Fixed:
-    """The drafters in their order."""
+    """Make a choice of the first drafter that proposes something."""
     return Fixed()
 
 
 class Judged(NamedTuple):
-    """What past rounds have shown: fading sums, and the scores that follow from them."""
+    """Evidence of past rounds as fading sums, and the scores computed from it."""
 
     seen: Evidence
     score: Float[Array, "B N"]
 
 
 class Rated(Choice):
-    """The drafter that promises most tokens per time in rounds of γ drafted tokens,
+    """Chooses the drafter of most expected tokens per time in rounds of γ drafted tokens,
 
         (1 + α + … + αᵞ)/(1 + γ·cost),
 
-    each with an α of its own. Evidence fades round by round, that of idle drafters too. Before the
-    first round all scores are equal, so that the first drafter begins.
+    with an α for each. Evidence fades round by round, also for idle drafters. Before the first
+    round all scores are equal, so the first drafter begins.
     """
 
     carries = True
 
     costs: Float[Array, " N"]  # of a draft step, in rounds without drafts: one for each, or for all
-    memory: Float[Array, ""]  # of the evidence, how much a round leaves
+    memory: Float[Array, ""]  # the share of the evidence that a round keeps
 
     @abstractmethod
     def alphas(self, seen: Evidence) -> Float[Array, "B N"]:
-        """The chance of acceptance that each drafter is credited with."""
+        """The estimated chance of acceptance of each drafter."""
         ...
 
     def init(self, rows, drafters):
@@ -115,16 +114,16 @@ class Rated(Choice):
 
 @pytree
 class Recent(Rated):
-    """By recent acceptance: α = (passed + weight·prior)/(tested + weight).
+    """Chooses by recent acceptance: α = (passed + weight·prior)/(tested + weight).
 
-    A drafter is tested in the rounds in which it drafts. While it is idle its α goes back to the
-    prior: with a high one it is tried again soon.
+    A drafter is tested in the rounds in which it drafts. While it is idle its α returns to the
+    prior; with a high prior it is tried again soon.
     """
 
     costs: Float[Array, " N"]
     memory: Float[Array, ""]
     prior: Float[Array, ""]  # α without evidence
-    weight: Float[Array, ""]  # how many tests the prior is worth
+    weight: Float[Array, ""]  # the prior's weight, in tested tokens
 
     def alphas(self, seen):
         return (seen.passed + self.weight * self.prior) / (seen.tested + self.weight)
@@ -133,11 +132,11 @@ class Recent(Rated):
 def recent(
     costs: Sequence[float] = (0.0,), memory: float = 0.9, prior: float = 0.9, weight: float = 2.0
 ) -> Recent:
-    """By recent acceptance.
+    """Make a choice by recent acceptance.
 
     Args:
-      costs: of a draft step of each drafter, in the time of a round that drafts nothing; by default
-        acceptance alone decides.
+      costs: time of each drafter's draft step, in rounds without drafts; by default acceptance
+        alone decides.
       memory, prior, weight: see `Recent`.
     """
     return Recent(
@@ -149,15 +148,15 @@ def recent(
 
 @pytree
 class Bandit(Rated):
-    """UCB with all that a round shows (UCB-N, Caron et al. 2012, 1210.4839):
+    """Chooses by UCB with side observations (UCB-N, Caron et al. 2012, 1210.4839):
 
         α = min(1, passed/tested + width·√(2 ln(1 + Σ tested)/tested))
 
-    At every verified position the target's distribution is known, and with it the chance that the
-    token of a drafter would have been accepted there. A drafter that is `free` is tested at all of
-    them, whoever drafted, and never has to be explored. Of the others only the one that drafted is
-    tested; that little is known of one raises its α. With fading sums it is discounted UCB, for
-    drafters that are good now and bad later (Garivier and Moulines 2008, 0805.3415).
+    At every verified position the target's distribution gives the chance that a drafter's token
+    would have been accepted. A `free` drafter is tested at all of them, whichever drafted, and is
+    never explored. Other drafters are tested only when they draft; few tests raise their α. With
+    fading sums this is discounted UCB, for drafters whose quality changes (Garivier and Moulines
+    2008, 0805.3415).
     """
 
     watches = True
@@ -175,11 +174,11 @@ class Bandit(Rated):
 
 
 def bandit(costs: Sequence[float] = (0.0,), memory: float = 0.9, width: float = 0.2) -> Bandit:
-    """UCB over drafters.
+    """Make a choice by UCB over drafters.
 
     Args:
       costs, memory: see `recent`.
-      width: of the confidence radius. With 0 a drafter that was tested is never explored.
+      width: factor of the confidence radius. With 0 a tested drafter is never explored.
     """
     return Bandit(*_rated(costs, memory), jnp.float32(number("width", width, "[0, ∞)")))
 
@@ -190,7 +189,7 @@ def _rated(costs: Sequence[float], memory: float) -> tuple[Array, Array]:
 
 
 def parse(choice: str | Choice) -> Choice:
-    """The choice that a name of `NAMES` or an import path stands for, "recent(memory=0.8)".
+    """Make the choice of a name in `NAMES` or an import path, such as "recent(memory=0.8)".
 
     A `Choice` is returned as it is. An import path is code that runs.
 

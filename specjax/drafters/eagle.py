@@ -1,30 +1,30 @@
-"""EAGLE: one layer that goes on where the target stopped, from the target's own hidden states.
+"""EAGLE: one layer that drafts from the target's own hidden states.
 
-EAGLE-1 (Li et al. 2024, 2401.15077) predicts the target's next feature, which is the hidden state
-that its head reads, and lets that head say the token. EAGLE-3 (2503.01840) reads the states of
-three of the target's layers, predicts tokens alone, and has a head of its own over frequent ids.
+EAGLE-1 (Li et al. 2024, 2401.15077) predicts the target's next feature, the hidden state that the
+target's head reads, and uses that head. EAGLE-3 (2503.01840) reads the states of three of the
+target's layers, predicts tokens alone, and has its own head over frequent ids.
 
 Let f_s be the target's feature after token x_s. Slot s of the one layer reads the pair
 
-    (f_{s−1}, embedding of x_s)    and says h_s, from which the token x_{s+1} is drawn.
+    (f_{s−1}, embedding of x_s)    and gives h_s, from which the token x_{s+1} is drawn.
 
-While it drafts there is no f_{s−1}, and h_{s−1} stands for it. Once the target has read the block,
-`observe` makes the block's keys and values anew, now with the target's true features one to the
-left: that overwrites the slots which drafting made from guesses. With known tokens a b c and drafts
-[d e], of which d is accepted and x follows:
+While it drafts there is no f_{s−1}, and h_{s−1} replaces it. Once the target has read the block,
+`observe` computes the block's keys and values again, from the target's features. They overwrite
+the slots that drafting made from guesses. With known tokens a b c and drafts [d e], of which d is
+accepted and x follows:
 
     begin    slot 2  (f_1, c)  → h_2, d drawn
     extend   slot 3  (h_2, d)  → h_3, e drawn
-    target   reads [c d e]     → f_2, f_3 and one that is of no use
+    target   reads [c d e]     → f_2, f_3 and one that is not used
     observe  slots 2, 3, 4     (f_1, c) (f_2, d) (f_3, e)
-    begin    slot 4  (f_3, x)  → over what was rejected
+    begin    slot 4  (f_3, x)  → overwrites the rejected e
 
-A pass of one position has seen no drafts. Then `observe` keeps the feature and computes nothing:
-where nobody drafts an EAGLE costs nothing. `begin` fills the slots that lag.
+In a pass of one position `observe` keeps the feature and computes nothing, so an EAGLE is free
+where nobody drafts. `begin` fills the slots that lag.
 
-The embedding is the target's, and so is the head of EAGLE-1: the same arrays, and none of them is
-stored. A published head whose own embedding differs keeps that.
-Of an encoder-decoder the layer may read the encoder's output too, by cross-attention.
+The embedding and EAGLE-1's head are the target's arrays, and are not stored. A published head
+with another embedding keeps its own. In an encoder-decoder the layer may read the encoder's
+output too, by cross-attention.
 """
 
 import dataclasses
@@ -70,32 +70,32 @@ from specjax.models.tapped import Tapped, decoder_of
 from specjax.pytrees import pytree
 from specjax.types import Inputs, Model
 
-TABLE = "embed_tokens.weight"  # of a head that brings an embedding
+TABLE = "embed_tokens.weight"  # in the files of a head with its own embedding
 
 
 @dataclasses.dataclass(frozen=True)
 class EagleConfig:
-    """What an EAGLE is made of. Without taps it is an EAGLE-1, with them an EAGLE-3."""
+    """The architecture of an EAGLE: EAGLE-1 without taps, EAGLE-3 with them."""
 
     layer: LlamaConfig
-    """Of one layer, as wide as the target."""
+    """Sizes of the one layer, which is as wide as the target."""
     taps: tuple[int, ...] = ()
-    """After how many of the target's layers a state is taken: of EAGLE-3, three."""
+    """Numbers of the target's layers after which EAGLE-3 takes a state: three."""
     rows: int = 0
-    """Of EAGLE-3's own head, one for each frequent id."""
+    """Number of rows of EAGLE-3's own head, one for each frequent id."""
     fuse_bias: bool = False
     """Whether the projection of pairs or taps has a bias."""
     residual_normed: bool = False
-    """EAGLE-3: whether the residual stream begins behind the feature's norm."""
+    """EAGLE-3: whether the residual stream begins after the feature's norm."""
     first_learned: bool = True
-    """Whether a learned feature stands for f_{−1}. If not, no other slot sees slot 0, and a round
-    that must begin there has zeros for the feature."""
+    """Whether f_{−1} is a learned feature. If not, no other slot sees slot 0, and a round that
+    must begin there uses zeros."""
     cross: bool = False
     """Whether the layer reads the encoder's output."""
 
 
 class Source(NamedTuple):
-    """The encoder's output, as the layer reads it."""
+    """Keys, values and mask of the encoder's output for the layer."""
 
     kv: KV  # of S slots
     bias: Array  # (B, 1, 1, S)
@@ -128,7 +128,7 @@ class Network(nnx.Module):
             self.first = nnx.Param(jnp.zeros((width,), dtype))
 
     def feature(self, hidden: Array) -> Array:
-        """(..., F) of the target → (..., E) as a pair has it."""
+        """Map the target's states (..., F) to a pair's feature (..., E)."""
         if not self.config.taps:
             return hidden
         return self.fuse(hidden[..., self.config.layer.hidden_size :])
@@ -141,7 +141,7 @@ class Network(nnx.Module):
         cache: KV | None,
         source: Source | tuple[()],
     ) -> tuple[Array, KV]:
-        """K pairs of each row, (B, K, E) each, in slots start … start+K−1 → h, and the cache."""
+        """Run K pairs of each row, 2 × (B, K, E), in slots start … start+K−1 → h, and the cache."""
         count = embedded.shape[1]
         slots = count if cache is None else cache.values.shape[2]
         rotation = Rotation.at(start[:, None] + jnp.arange(count)[None, :], self.config.layer)
@@ -151,14 +151,14 @@ class Network(nnx.Module):
         return self.leave(residual + attended, source), cache
 
     def remember(self, embedded: Array, feature: Array, start: Array, cache: KV) -> KV:
-        """What `__call__` writes to the cache; h, and what only it takes, is not computed."""
+        """Write to the cache as `__call__` does, without computing h."""
         _, x = self.enter(embedded, feature)
         positions = start[:, None] + jnp.arange(x.shape[1])[None, :]
         _, new = self.attention.project(x, Rotation.at(positions, self.config.layer))
         return write(cache, new, start)
 
     def enter(self, embedded: Array, feature: Array) -> tuple[Array, Array]:
-        """Pairs → the residual stream, and what attention reads."""
+        """Map pairs to the residual stream and the input of attention."""
         if not self.config.taps:
             fused = self.fuse(jnp.concatenate([embedded, feature], axis=-1))
             return fused, fused
@@ -167,13 +167,13 @@ class Network(nnx.Module):
         return (normed if self.config.residual_normed else feature), x
 
     def leave(self, x: Array, source: Source | tuple[()]) -> Array:
-        """The residual stream after self-attention → h."""
+        """Map the residual stream after self-attention to h."""
         if source:
             x = x + self.cross(self.cross_norm(x), source.kv, source.bias)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
     def bias(self, start: Array, count: int, slots: int) -> CausalBias:
-        """Causal; where there is no first feature, slot 0 is seen by itself alone."""
+        """A causal bias; without a first feature, slot 0 is seen by itself alone."""
         bias = causal_bias(start, count, slots)
         if not self.config.first_learned:
             query, key = jnp.arange(count)[:, None], jnp.arange(count)[None, :]
@@ -186,17 +186,17 @@ class Network(nnx.Module):
         return for_groups(bias, layer.num_attention_heads // layer.num_key_value_heads)
 
     def few(self, hidden: Array) -> Array:
-        """EAGLE-3's own head: (..., E) → (..., rows), in at least float32."""
+        """Apply EAGLE-3's own head: (..., E) → (..., rows), in at least float32."""
         wide = np.promote_types(hidden.dtype, jnp.float32)
         return project(self.norm(hidden), self.head.weight[...], self.head.input_first, wide)
 
 
 class EagleState(NamedTuple):
-    """What an EAGLE keeps of a row."""
+    """The state of an EAGLE."""
 
     cache: KV  # of the one layer
     end: Int[Array, " B"]  # slots before it hold pairs with true features
-    features: Float[Array, "B T E"]  # entry s: the target's, that slot s reads; of known tokens
+    features: Float[Array, "B T E"]  # entry s: the target's feature for slot s; of known tokens
     guess: Float[Array, "B E"]  # h of the last token that was drafted from
 
 
@@ -206,12 +206,12 @@ class Eagle(Drafter):
 
     guesses: ClassVar[bool] = True
     stride: ClassVar[int] = 8
-    """Slots that it fills at a time where it lags."""
+    """Slots per call while the cache catches up."""
 
     target: LanguageModel
-    """Whose embedding, head and encoder it reads; shared."""
+    """The target, for its embedding, head and encoder; shared."""
     params: Any
-    """Its own."""
+    """The parameters of the EAGLE itself."""
     ids: Int[Array, " N"] | None
     """EAGLE-3: the target's id of each row of its head."""
     row_of: Int[Array, " V"] | None
@@ -219,7 +219,7 @@ class Eagle(Drafter):
     graphdef: nnx.GraphDef = dataclasses.field(metadata={"static": True})
     config: EagleConfig = dataclasses.field(metadata={"static": True})
     table: Float[Array, "V E"] | None = None
-    """An embedding of its own; None: the target's."""
+    """The EAGLE's own embedding; None: the target's."""
 
     @property
     def vocab_size(self) -> int:
@@ -232,7 +232,7 @@ class Eagle(Drafter):
 
     @property
     def dtype(self) -> Any:
-        """Of its parameters, its cache and its features."""
+        """The dtype of the parameters, the cache and the features."""
         return jax.tree.leaves(self.params)[0].dtype
 
     def sees(self, target: Model) -> Model:
@@ -240,7 +240,7 @@ class Eagle(Drafter):
         return Tapped(target, self.config.taps) if self.config.taps else target  # type: ignore[arg-type]
 
     def start(self, inputs: Inputs, buffer_len: int):
-        """Runs the target's encoder once more, if the layer reads the source."""
+        """Make the state; run the target's encoder once more if the layer reads the source."""
         layer, module = self.config.layer, self.module
         batch = inputs.prompt.shape[0]
         heads, size = layer.num_key_value_heads, layer.head_dim
@@ -251,21 +251,21 @@ class Eagle(Drafter):
         features = jnp.zeros((batch, buffer_len, len(first[0])), self.dtype).at[:, 0].set(first)
         cache = empty(batch, heads, buffer_len, size, self.dtype)
         end = jnp.zeros((batch,), jnp.int32)
-        # Slot 0 at once: a prompt of two tokens has a pass of one position.
+        # Fill slot 0 now: a prompt of two tokens has a pass of one position.
         cache = self.module.remember(self.embed(inputs.prompt[:, :1]), first[:, None], end, cache)
         state = EagleState(cache, end + 1, features, first)
         return self.read(inputs.source, inputs.source_len), state
 
     def read(self, source: Int[Array, "B S"], source_len: Int[Array, " B"]) -> Source | tuple[()]:
-        """What the layer reads of the source; () where it does not."""
+        """Encode the source for the layer; () if it does not read it."""
         if not self.config.cross:
             return ()
         encoded, bias = self.target.module().read(source, source_len)
         return Source(self.module.cross.project(encoded.astype(self.dtype)), bias)
 
     def observe(self, tokens, start, hidden, count, context, state):
-        """Keeps the features. Where there may have been drafts: keys and values of the block anew,
-        each token beside the true feature of the one before it."""
+        """Keep the features. If there may have been drafts, compute the block's keys and values
+        again, each token with the target's feature of the token before it."""
         slots = start[:, None] + 1 + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         put = jax.vmap(lambda row, at, some: row.at[at].set(some, mode="drop"))
         features = put(state.features, slots, self.features(hidden))
@@ -277,7 +277,7 @@ class Eagle(Drafter):
         return EagleState(cache, end, features, state.guess)
 
     def begin(self, tokens, length, context, state, *, lags=True):
-        """The slots that lag, `stride` at a time, and then the newest token's."""
+        """Fill the slots that lag, `stride` at a time, and then run the newest token."""
         newest, cache = length - 1, state.cache
 
         def feed(at, count, cache):
@@ -292,7 +292,7 @@ class Eagle(Drafter):
         return self._guess(token, state.guess, position, context, state)
 
     def _remember(self, tokens, features, at, cache):
-        """Keys and values of tokens from a slot on."""
+        """Write keys and values of tokens from a slot on."""
         return self.module.remember(
             self.embed(tokens), block_at(features, at, tokens.shape[1]), at, cache
         )
@@ -309,11 +309,11 @@ class Eagle(Drafter):
         return own._replace(features=shared)
 
     def features(self, hidden: Float[Array, "*batch F"]) -> Float[Array, "*batch E"]:
-        """The target's hidden states as pairs have them."""
+        """Map the target's hidden states to the features of pairs."""
         return self.module.feature(hidden.astype(self.dtype))
 
     def embed(self, tokens: Int[Array, "B K"]) -> Float[Array, "B K E"]:
-        """By the target's table, or its own."""
+        """Embed tokens by the target's table, or the EAGLE's own."""
         if self.table is not None:
             return self.table[tokens]
         return self.target.module().embed(tokens).astype(self.dtype)
@@ -322,24 +322,24 @@ class Eagle(Drafter):
         if self.row_of is None:
             return self.target.logits(hidden.astype(self.target_dtype))
         few = self.module.few(hidden)
-        # A gather: a scatter of the rows takes a loop on a CPU.
+        # A gather, because a scatter of the rows is a loop on a CPU.
         found = few.at[..., self.row_of].get(mode="clip")
         known = jnp.broadcast_to(self.row_of < self.config.rows, found.shape)
         return jnp.where(known, found, -jnp.inf)
 
     @property
     def target_dtype(self) -> Any:
-        """Of the features that the target's head reads."""
+        """The dtype of the features that the target's head reads."""
         return self.target.module().dtype
 
     # --- files -----------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """For `from_tensors`, as JSON holds them."""
+        """The settings for `from_tensors`, as JSON values."""
         return settings_of(self.config)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Its own parameters by the names of the published heads; d2t[i] is ids[i] − i."""
+        """The EAGLE's parameters by the names of published heads; d2t[i] is ids[i] − i."""
         found = checkpoints.unfilled(self.module, tensor_names(self.config))
         if self.ids is not None:
             found["d2t"] = np.asarray(self.ids, np.int64) - np.arange(len(self.ids))
@@ -351,10 +351,10 @@ class Eagle(Drafter):
     def from_tensors(
         cls, settings: Mapping[str, Any], tensors: Mapping[str, np.ndarray], target: Checkpoint
     ) -> "Eagle":
-        """An EAGLE of `target` from what `settings` and `tensors` gave.
+        """Make an EAGLE of `target` from `settings` and `tensors`.
 
         Raises:
-          ValueError: the parts do not fit together, or the target has not the layers.
+          ValueError: the parts do not fit together, or the target lacks the layers.
         """
         layer = names_of.config_from_hub(settings["layer"], {})
         config = EagleConfig(**{**settings, "layer": layer, "taps": tuple(settings["taps"])})
@@ -375,10 +375,10 @@ class Eagle(Drafter):
 def _is_the_targets(table: np.ndarray, drafter: Eagle, most: int = 1024) -> bool:
     """Whether a head's embedding is a copy of the target's, up to the rounding of int8.
 
-    Rows of at most `most` ids, evenly spaced, are compared; of an outline, none.
+    At most `most` rows, evenly spaced, are compared; for an outline, none.
 
     Raises:
-      ValueError: it has another shape.
+      ValueError: the table has another shape.
     """
     wanted = jax.eval_shape(drafter.embed, jax.ShapeDtypeStruct((1, 1), jnp.int32)).shape[-1]
     if table.ndim != 2 or table.shape[1] != wanted or len(table) < drafter.vocab_size:
@@ -395,7 +395,7 @@ def _is_the_targets(table: np.ndarray, drafter: Eagle, most: int = 1024) -> bool
 
 
 def settings_of(config: EagleConfig) -> dict[str, Any]:
-    """See `Eagle.settings`."""
+    """The settings of a config, as JSON values."""
     layer = {"model_type": config.layer.model_type, **names_of.config_to_hub(config.layer)}
     return {**dataclasses.asdict(config), "taps": list(config.taps), "layer": layer}
 
@@ -424,7 +424,7 @@ def _of(target: Checkpoint, module: Network, ids: np.ndarray | None) -> Eagle:
 
 
 def _without_params(config: EagleConfig, target: Checkpoint, dtype: Any) -> Network:
-    """A network of shapes; ValueError where the target cannot have it."""
+    """A network of shapes; ValueError if it does not fit the target."""
     module = decoder_of(target.model, "EAGLE")
     layers = module.cache_shape()[0]
     if wrong := [tap for tap in config.taps if not 0 <= tap <= layers]:
@@ -446,9 +446,9 @@ def _network(config: EagleConfig, target: Checkpoint, seed: int, dtype: Any) -> 
 
 
 def tensor_names(config: EagleConfig) -> dict[tuple, dict[str, int]]:
-    """For each parameter's path the tensors that it is made of, as the published heads name them.
+    """The published heads' names of the tensors of each parameter, by its path.
 
-    The cross-attention and the first feature, which those do not have, are named as they are here.
+    The cross-attention and the first feature, which those heads lack, keep their names here.
     """
     place = "midlayer" if config.taps else "layers.0"
     found: dict[tuple, dict[str, int]] = {("fuse", "weight"): {"fc.weight": 1}}
@@ -486,16 +486,16 @@ def fresh(
     cross: bool | None = None,
     seed: int = 0,
 ) -> Eagle:
-    """An EAGLE to be trained (`training.eagle`), in float32. The target's weights stay as they are.
+    """Make an EAGLE for training (`training.eagle`), in float32. The target does not change.
 
     Args:
-      target: of the T5, GPT-2 or Llama layout.
+      target: a model of the T5, GPT-2 or Llama layout.
       version: 1 or 3.
-      heads: of its attention; 0: one for 64 numbers of the target's width, and at least 4.
+      heads: number of attention heads; 0: one per 64 numbers of the target's width, at least 4.
       inner: width of the feed-forward layer; 0: twice the target's width.
-      taps: of EAGLE-3; (): the published ones, after 2, L/2 and L − 3 layers, or after 1, L/2 and
-        L − 1 where there are fewer than eight.
-      ids: of EAGLE-3's head, each once; None: all that the target has.
+      taps: EAGLE-3's taps; (): the published ones, after 2, L/2 and L − 3 layers, or after 1, L/2
+        and L − 1 where there are fewer than eight.
+      ids: distinct ids of EAGLE-3's head; None: all of the target's.
       cross: whether to read the encoder's output; None: if there is an encoder. Tasks that copy
         need it.
 
@@ -528,7 +528,7 @@ def fresh(
     _without_params(config, target, jnp.float32)  # refuses what does not fit
     network = _network(config, target, seed, jnp.float32)
     if version == 3:
-        # Copies: training donates what it starts from.
+        # Copies, because training donates its initial parameters.
         network.norm.scale.set_value(jnp.array(module.final_norm.scale[...], jnp.float32))
         network.head.weight.set_value(jnp.array(_head_rows(module)[ids], jnp.float32))
     first = devices.input_first(devices.device_of(target.model).platform)
@@ -536,19 +536,19 @@ def fresh(
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """After which of the target's layers EAGLE-3 taps it."""
+    """The default taps of EAGLE-3: numbers of the target's layers."""
     return (2, layers // 2, layers - 3) if layers >= 8 else (1, layers // 2, max(layers - 1, 1))
 
 
 def width_of(module: Decoder) -> int:
-    """E, of the embedding and of the features."""
+    """The width E of the embedding and of the features."""
     shape = module.embedding.shape
     turned = module.config.tie_word_embeddings and module.input_first
     return shape[0] if turned else shape[1]
 
 
 def _head_rows(module: Decoder) -> Array:
-    """(V, E) of the target's head, with what its `logits` multiplies by."""
+    """The rows of the target's head, (V, E), with the factor of its `logits`."""
     weight, scale = module.turned_weight()[...], module.turned_scale()
     rows = weight.T if module.input_first else weight
     if scale is not None:

@@ -1,9 +1,8 @@
 """Early exit: some layers of the target draft for it, through its own final norm and head.
 
-The draft has no weights of its own: its arrays are the target's. The first layers alone (LayerSkip,
-Elhoushi et al. 2024, 2404.16710) serve best in a model that was trained with a loss at its exits
-(`training.exits`); which layers to leave out of any other can be searched for (Draft & Verify,
-Zhang et al. 2023, 2309.08168).
+The draft's arrays are the target's. The first layers alone (LayerSkip, Elhoushi et al. 2024,
+2404.16710) work best in a model that was trained with a loss at its exits (`training.exits`). For
+other models the layers to skip can be searched (Draft & Verify, Zhang et al. 2023, 2309.08168).
 """
 
 import dataclasses
@@ -22,18 +21,18 @@ from specjax.types import Params
 
 
 def early_exit(target: Checkpoint, layers: int | Sequence[int]) -> Checkpoint:
-    """A draft of some of the target's layers, then the target's final norm and head.
+    """Make a draft of some of the target's layers, its final norm and its head.
 
-    It shares the target's arrays: no weight is copied, and jitted functions are handed the same
-    buffers twice. It has a cache of its own. Of a T5 these are layers of the decoder, and the
-    encoder, which is the target's, runs once for each of the two.
+    The draft shares the target's arrays: no weight is copied, and jitted functions get the same
+    buffers twice. Its cache is its own. In a T5 these are layers of the decoder, and the target's
+    encoder runs once for each of the two.
 
     Args:
       target: a T5, a GPT-2 or a model of the Llama layout.
       layers: how many, from the first; or which, in ascending order from 0.
 
     Raises:
-      ValueError: layers that are not there, none or all of them, or a model of no such family.
+      ValueError: missing layers, none or all of them, or a model of another family.
     """
     module = decoder_of(target, "early_exit")
     module.keep(chosen(layers, module.cache_shape()[0]))
@@ -47,7 +46,7 @@ def early_exit(target: Checkpoint, layers: int | Sequence[int]) -> Checkpoint:
 
 
 def decoder_of(checkpoint: Any, purpose: str) -> Decoder:
-    """The checkpoint's module; ValueError, which names the purpose, if it is of no known family."""
+    """The checkpoint's module; ValueError with the purpose if its family is unknown."""
     model = getattr(checkpoint, "model", None)
     module = model.module() if isinstance(model, LanguageModel) else None
     if not isinstance(module, Decoder):
@@ -60,7 +59,7 @@ def decoder_of(checkpoint: Any, purpose: str) -> Decoder:
 
 
 def chosen(layers: int | Sequence[int], count: int) -> list[int]:
-    """Which of `count` layers run; ValueError as `early_exit` says."""
+    """The layers that run, of `count`; ValueError as in `early_exit`."""
     if count < 2:
         raise ValueError(f"layers={layers!r}: a model of {count} layer has none to leave out.")
     if np.ndim(layers) == 0:
@@ -75,7 +74,7 @@ def chosen(layers: int | Sequence[int], count: int) -> list[int]:
 
 
 def places(params: Params) -> tuple[str, str]:
-    """Where a family has the layers of its decoder and the norm after them."""
+    """The names of the decoder's layers and of the norm after them, in a family's parameters."""
     return ("decoder", "decoder_norm") if "decoder" in params else ("layers", "norm")
 
 

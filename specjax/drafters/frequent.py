@@ -1,10 +1,9 @@
 """A head over frequent ids: a model drafts from a part of its vocabulary (FR-Spec, Zhao et al.
 2025, 2502.14856).
 
-Most of what is written takes few of the ids, and the head of a small model is much of what a step
-of it reads. Ids outside have probability 0 in the draft. The target may still say them: as after
-any token that a draft cannot propose, the residual does, so the output's distribution stays as it
-is.
+Most text uses few of the ids, and the head is a large part of what a step of a small model reads.
+Other ids have probability 0 in the draft. The target still emits them, through the residual, so
+the output's distribution does not change.
 """
 
 import dataclasses
@@ -29,27 +28,27 @@ from specjax.types import Cache, Context, Inputs
 
 @pytree
 class FrequentHead:
-    """A model with the rows of some ids for a head: −inf is the logit of all others."""
+    """A model whose head has the rows of some ids; the logit of all others is −inf."""
 
     model: LanguageModel
     rows: Array  # (N, E) of its head, or (E, N) where projections are turned; see `layers.arrange`
-    row_of: Int[Array, " V"]  # of each id; N where it has none
+    row_of: Int[Array, " V"]  # the row of each id; N where it has none
     vocab_size: int = dataclasses.field(metadata={"static": True})
     scale: Float[Array, " N"] | None = None  # of the rows, if the head is in int8
 
     def start(self, inputs: Inputs, buffer_len: int) -> tuple[Context, Cache]:
-        """See `Model.start`."""
+        """Encode the source and make a cache; see `Model.start`."""
         return self.model.start(inputs, buffer_len)
 
     def __call__(
         self, tokens: Int[Array, "B K"], start: Int[Array, " B"], context: Context, cache: Cache
     ) -> tuple[Float[Array, "B K E"], Cache]:
-        """See `Model.__call__`."""
+        """Run K tokens per row; see `Model.__call__`."""
         return self.model(tokens, start, context, cache)
 
     def logits(self, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch V"]:
-        """See `Model.logits`. Ids without a row read an entry past the last: on a CPU that takes
-        less time than a scatter of the N logits.
+        """Logits of the next token; see `Model.logits`. Ids without a row read an entry past the
+        last, because a scatter of the N logits is slower on a CPU.
         """
         module = self.model.module()
         module.turned_weight().set_value(self.rows)
@@ -62,9 +61,9 @@ class FrequentHead:
 
 
 def frequent(draft: Checkpoint, ids: Sequence[int] | np.ndarray) -> Checkpoint:
-    """The draft with a head over some ids. Its other arrays are the draft's own.
+    """Make a draft with a head over some ids. The other arrays are shared with the given draft.
 
-    The rows are gathered once, here. The ids that end a row are always among them.
+    The rows are gathered once, here. They always include the ids that end a row.
 
     Args:
       draft: a T5, a GPT-2 or a model of the Llama layout, whole or an `early_exit`.
@@ -91,7 +90,7 @@ def frequent(draft: Checkpoint, ids: Sequence[int] | np.ndarray) -> Checkpoint:
 
 
 def _of_ids(array: Any, ids: np.ndarray, axis: int, placement: Placement | None) -> Any:
-    """Those rows, or columns; on a mesh every device has them."""
+    """The rows, or columns, of some ids; on a mesh every device has them."""
     if isinstance(array, jax.Array):
         rows = jnp.take(array, ids, axis=axis)
         return rows if placement is None else jax.device_put(rows, placement.sharding())
@@ -105,7 +104,7 @@ def _list(ids: Any) -> list[Any]:
 
 
 def most_frequent(counts: ngram.Counts, share: float) -> list[int]:
-    """The share of all ids that was counted most often, at least one; of equals the smallest."""
+    """The most frequent ids, a share of all ids and at least one; of equals the smallest."""
     share = number("share", share, "(0, 1]", "1 keeps all ids")
     order = np.argsort(-counts.unigram, kind="stable")
     return order[: max(1, round(share * len(order)))].tolist()
@@ -114,11 +113,11 @@ def most_frequent(counts: ngram.Counts, share: float) -> list[int]:
 def by_counts(
     draft: str, target: Checkpoint, counts: ngram.Counts, share: float = 0.25
 ) -> Checkpoint:
-    """`frequent` of a model by name, over the ids that were counted most often: "frequent" among
-    `drafters.NAMES`. The ids that end the target's rows are among them too.
+    """Make a `frequent` draft of a named model and the most frequent ids: "frequent" among
+    `drafters.NAMES`. The ids that end the target's rows are included.
 
     Raises:
-      ValueError, FileNotFoundError: as `frequent`, share outside (0, 1], or there is no such model.
+      ValueError, FileNotFoundError: see `frequent`; share outside (0, 1], or no such model.
     """
     loaded = loading.load(draft, target, counts=lambda: counts)
     size = loaded.model.vocab_size if isinstance(loaded, Checkpoint) else 0

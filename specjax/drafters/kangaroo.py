@@ -1,8 +1,8 @@
 """Kangaroo (Liu et al. 2024, 2404.18911): the target's first layers, an adapter, the target's head.
 
-The adapter is one layer of the target's own kind with a norm after it, and it is all that is
-trained (`training.kangaroo`). It starts as a copy of the layer that follows the exit and of the
-final norm, so an untrained Kangaroo is an `early_exit` of one layer more.
+The adapter is one layer of the target's own kind and a norm. Only the adapter is trained
+(`training.kangaroo`). It starts as a copy of the layer after the exit and of the final norm. So an
+untrained Kangaroo is an `early_exit` of one layer more.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ Adapter = dict[str, Params]  # "layer" and "norm", nested as in the target's par
 
 @pytree
 class Kangaroo(ByModel):
-    """Drafts as a model does whose arrays are the target's but for the adapter."""
+    """Drafts with the target's first layers and head, and an adapter between them."""
 
     target: LanguageModel  # for its first layers, its embedding and its head: the same arrays
     adapter: Adapter  # in the layout of the platform
@@ -45,11 +45,11 @@ class Kangaroo(ByModel):
         return dataclasses.replace(self.target, graphdef=graphdef, params=params)
 
     def settings(self) -> dict[str, Any]:
-        """What is no array."""
+        """The settings for `from_tensors`."""
         return {"layers": self.layers}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Its own parameters by name, "layer.attention.qkv.weight", projections (out, in)."""
+        """The adapter by name, such as "layer.attention.qkv.weight"; projections are (out, in)."""
         turned, moved = self.target.module().input_first, self._moved()
         return {
             _name(path): sharding.restored(np.asarray(_turn(leaf, turned)), moved.get(_name(path)))
@@ -57,7 +57,7 @@ class Kangaroo(ByModel):
         }
 
     def _moved(self) -> dict[str, np.ndarray]:
-        """On a mesh: what `sharding.moved` says of the layer that the adapter is like."""
+        """The rows that `sharding.moved` moved on a mesh, in the layer that the adapter copies."""
         prefix = places(self.target.params)[0], self.layers
         found = sharding.moved(self.target)
         return {
@@ -70,7 +70,7 @@ class Kangaroo(ByModel):
     def from_tensors(
         cls, settings: Mapping[str, Any], tensors: Mapping[str, np.ndarray], target: Checkpoint
     ) -> "Kangaroo":
-        """The drafter again.
+        """Make a Kangaroo of `target` from `settings` and `tensors`.
 
         Raises:
           ValueError: a tensor is missing, or has the shape of another target's layer.
@@ -98,14 +98,14 @@ class Kangaroo(ByModel):
 
 
 def kangaroo(target: Checkpoint, layers: int = 2) -> Kangaroo:
-    """The drafter before training.
+    """Make a Kangaroo before training.
 
     Args:
       target: a T5, a GPT-2 or a model of the Llama layout.
       layers: how many of the target's run before the adapter.
 
     Raises:
-      ValueError: as `early_exit`, `layers` is no number, or the target's weights are in int8.
+      ValueError: see `early_exit`; `layers` is no number, or the target's weights are in int8.
     """
     count = decoder_of(target, "kangaroo").cache_shape()[0]
     layers = len(chosen(int(layers), count))
@@ -126,5 +126,5 @@ def _name(path: tuple) -> str:
 
 
 def _turn(array: Any, turned: bool) -> Any:
-    """A layer's matrices are projections, and its vectors are not."""
+    """Transpose a turned projection; vectors of a layer stay."""
     return array.T if turned and array.ndim == 2 else array

@@ -1,4 +1,4 @@
-"""Drafters that learn from rounds, as a `switch` does; and what a switch asks of those it holds."""
+"""Drafters that learn from rounds, as a `switch` does, and drafters that are free to query."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -24,11 +24,11 @@ class Learns(Protocol):
     chain. Values that it does not read are not computed.
 
     Args of `learn`:
-      tokens: the known ones, with those of the round.
-      length: how many were known before the round.
-      judge: takes logits of the tokens after 0 … γ_max drafted ones, (B, γ_max+1, V), and returns
-        the chance that a token drawn from them is accepted, float32; 0 where they propose nothing.
-        With `certain=True` the logits are log-probabilities of one token each already.
+      tokens: the known tokens, including those of the round.
+      length: number of tokens that were known before the round.
+      judge: maps logits of the tokens after 0 … γ_max drafted ones, (B, γ_max+1, V), to the chance
+        that a token drawn from them is accepted, float32; 0 where they propose nothing. With
+        `certain=True` the logits are one-hot log-probabilities.
     """
 
     @abstractmethod
@@ -52,7 +52,7 @@ def learn(
     context: Context,
     state: Any,
 ) -> Any:
-    """The drafter's state after a round; unchanged unless it `Learns`."""
+    """Update the drafter's state after a round; unchanged unless it `Learns`."""
     if isinstance(drafter, Learns):
         return drafter.learn(tokens, length, round_, judge, context, state)
     return state
@@ -66,7 +66,7 @@ def learn_from(
     context: Context,
     state: Any,
 ) -> Any:
-    """The state of a method's drafter after a round, judged by the method's rule."""
+    """Update the state of a method's drafter after a round, judged by the method's rule."""
     judge = partial(chances_of, method.rule, method.sampling, round_.target_logprobs)
     return learn(method.drafter, tokens, length, round_, judge, context, state)
 
@@ -87,7 +87,7 @@ def chances_of(
 
 
 def is_free(drafter: Drafter) -> bool:
-    """Whether a switch may ask the drafter at any known token, in any order.
+    """Whether a switch may call the drafter at any known token, in any order.
 
     A class declares `free = True` if `begin` reads the source and the known tokens alone, at hardly
     any cost.

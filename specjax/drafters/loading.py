@@ -1,4 +1,4 @@
-"""Drafters by name: what a setting like `draft` stands for, wherever one can be given.
+"""Drafters by name, for settings such as `draft`.
 
 load("google-t5/t5-small", target), load("lookup(max_ngram=2)", target),
 load("switch(drafts=('lookup', 'google-t5/t5-small'), choice='recent')", target),
@@ -43,20 +43,20 @@ def load(
     counts: Callable[[], ngram.Counts] | None = None,
     replicate: bool = True,
 ) -> Checkpoint | Drafter:
-    """The model or drafter that a text stands for. It is put on its target's mesh.
+    """Load the model or drafter of a name, onto its target's mesh.
 
     Args:
       draft: one of `NAMES`, or "module:attribute" of a function or class that makes a drafter,
         either with settings, "lookup(max_ngram=2)"; or the directory or hub name of a model, or the
         directory of a drafter that belongs to the target (`attached`). An import path is code, and
         runs. A directory with a drafter's name is "./lookup".
-      target: whose ids are drafted. What makes a drafter is given `target`, `vocab_size`, `counts`
-        `load`, which makes another one of its name, `dtype` and `replicate`, if it takes arguments
-        of these names.
-      dtype: of a model, see `specjax.load`; of what belongs to the target, by default the target's.
-      counts: of n-grams; default: ngram.npz beside the target's directory.
-      replicate: on a mesh, whether each device has the whole of a model that drafts, or a part of
-        it as of the target. What a drafter has beside its target is always replicated.
+      target: the target whose ids are drafted. A drafter's function gets `target`, `vocab_size`,
+        `counts`, `load` (which loads another drafter by name), `dtype` and `replicate`, if it has
+        parameters of these names.
+      dtype: of a model, see `specjax.load`; of an attached drafter, by default the target's.
+      counts: returns counts of n-grams; default: ngram.npz beside the target's directory.
+      replicate: on a mesh, whether each device has the whole of a drafting model, or a part as of
+        the target. Other parameters of a drafter are always replicated.
 
     Raises:
       ValueError, FileNotFoundError: there is no such drafter or model, it does not take these
@@ -89,7 +89,7 @@ def load(
 
 
 def _model(draft: str, target: Checkpoint, *, replicate: bool, **options: Any) -> Checkpoint:
-    """A model by the options of `checkpoints.load`, on its target's mesh."""
+    """Load a model with the options of `checkpoints.load`, onto its target's mesh."""
     placement = sharding.placement_of(target.model)
     if placement is not None:
         options |= {"mesh": placement.mesh, "replicate": replicate}
@@ -99,15 +99,15 @@ def _model(draft: str, target: Checkpoint, *, replicate: bool, **options: Any) -
 def in_int8(
     draft: str, target: Checkpoint, dtype: Any = None, replicate: bool = True, cache: bool = False
 ) -> Checkpoint:
-    """A model with weights in int8: "int8" among `NAMES`, for drafts apart from their target.
+    """Load a model with weights in int8: "int8" among `NAMES`, whatever the target's.
 
     Args:
       draft: the directory or hub name of a model.
-      target: on whose mesh it is put; see `load`.
-      cache: whether its cache is in int8 too.
+      target: the target, whose mesh the model shares; see `load`.
+      cache: whether the cache is in int8 too.
 
     Raises:
-      ValueError, FileNotFoundError: as `specjax.load`, or it is a drafter and no model.
+      ValueError, FileNotFoundError: see `specjax.load`; or the name is of a drafter, not a model.
     """
     if maker(draft) is not None or attached.is_attached(draft):
         raise ValueError(
@@ -122,7 +122,7 @@ def in_int8(
 
 
 def maker(draft: str) -> Callable[..., Drafter] | None:
-    """What `load` calls to make a drafter; None for a model, ValueError where there is none."""
+    """The function that makes a drafter; None for a model, ValueError if there is none."""
     if not isinstance(draft, str):
         raise ValueError(f"draft={draft!r} must be a text: a name, a directory or a hub name.")
     name = named.name_in(draft)
@@ -149,9 +149,9 @@ def fingerprint(draft: str) -> dict[str, str]:
 
 
 def parameters(draft: Checkpoint | Drafter, target: Checkpoint | None = None) -> int:
-    """How many numbers a draft has of its own, beside the arrays that it shares with its target.
+    """Number of a draft's parameters, without the arrays that it shares with its target.
 
-    Of a drafter those that it would store; counts of n-grams are none.
+    For a drafter these are the numbers that it would store, without counts of n-grams.
 
     Args:
       target: None: a model that shares nothing.
@@ -167,7 +167,7 @@ def parameters(draft: Checkpoint | Drafter, target: Checkpoint | None = None) ->
 
 
 def counts_ngrams(draft: str) -> bool:
-    """Whether a drafter is made from counts of n-grams, or one of those that it is made of."""
+    """Whether a drafter, or one that it consists of, is made from counts of n-grams."""
     make = maker(draft)
     if make is None:
         return False
@@ -177,7 +177,7 @@ def counts_ngrams(draft: str) -> bool:
 
 
 def beside(target: Checkpoint) -> ngram.Counts:
-    """Counts that lie beside the target's directory; ValueError where there are none."""
+    """Load the counts beside the target's directory; ValueError if there are none."""
     path = pathlib.Path(target.name).parent / "ngram.npz"
     if not path.is_file():
         raise ValueError(
@@ -188,5 +188,5 @@ def beside(target: Checkpoint) -> ngram.Counts:
 
 
 def name_of(draft: str | Checkpoint | Drafter) -> str:
-    """For tables and messages."""
+    """The draft's name for tables and messages."""
     return draft if isinstance(draft, str) else getattr(draft, "name", type(draft).__name__)

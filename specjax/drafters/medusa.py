@@ -5,16 +5,14 @@ With n known tokens the target has read n − 1 of them. Its hidden state after 
 feature, gave token n − 1 through the target's own head. Head k, from 1, reads the same feature for
 token n + k − 1:
 
-    x + SiLU(W x + b), one such block or several; then a linear head, its own or the target's
+    one or more blocks x + SiLU(W x + b), then a linear head, its own or the target's
 
 Hydra's first block reads W [x; e(n−1); …; e(n+k−2)]: the embeddings of the newest known token and
-of those drafted since, each divided by its root mean square. Heads hold no cache and feed nothing
-back, so a rejected token leaves nothing behind: a round begins with the feature that the target
-itself computed.
+of those drafted since, each divided by its root mean square. Heads hold no cache, so a rejected
+token leaves nothing behind: a round begins with the feature that the target itself computed.
 
-Where a row has no feature yet, nothing is proposed: in the first round of a T5, whose prompt is one
-start token, and of any prompt of one token. That round is a round of plain decoding. Behind the
-last head the draft ends too.
+A row without a feature proposes nothing. That is the first round after any prompt of one token,
+such as a T5's start token, and it decodes plainly. The draft also ends after the last head.
 """
 
 import os
@@ -55,7 +53,7 @@ class Block:
 
 @pytree
 class Head:
-    """What proposes the token at one place of a draft."""
+    """A head, which proposes the token at one place of a draft."""
 
     blocks: tuple[Block, ...]
     linear: Float[Array, "E V"] | None = None  # None: the target's head
@@ -63,7 +61,7 @@ class Head:
     def __call__(
         self, feature: Float[Array, "*batch E"], read: Float[Array, "*batch R"] | None
     ) -> Float[Array, "*batch E"]:
-        """The state that logits are read from."""
+        """The hidden state from which `logits` are computed."""
         first, *others = self.blocks
         x = first(feature, read)
         for block in others:
@@ -71,14 +69,14 @@ class Head:
         return x
 
     def logits(self, x: Float[Array, "*batch E"], target: LanguageModel) -> Array:
-        """(…, V), float32 at least."""
+        """Logits (…, V), float32 at least."""
         if self.linear is None:
             return target.logits(x)
         return project(x, self.linear, True, np.promote_types(x.dtype, jnp.float32))
 
 
 class Shown(NamedTuple):
-    """What a row's heads read."""
+    """The state of the heads: what they read."""
 
     feature: Float[Array, "B E"]  # the target's hidden state after the last token but one
     there: Bool[Array, " B"]  # whether there is one
@@ -88,10 +86,10 @@ class Shown(NamedTuple):
 
 @pytree
 class Medusa(Drafter):
-    """The heads of a target; Hydra's where their first blocks have room for tokens.
+    """Drafts with Medusa heads, or Hydra heads if their first blocks have room for tokens.
 
-    What `begin` and `extend` return is the head's state and one number more: the slot that it is
-    for, or −1 where nothing is proposed.
+    `begin` and `extend` return the head's hidden state and one number more: its slot, or −1 where
+    nothing is proposed.
     """
 
     guesses: ClassVar[bool] = True
@@ -119,7 +117,7 @@ class Medusa(Drafter):
         )
 
     def observe(self, tokens, start, hidden, count, context, state):
-        """The last hidden state that belongs to the text; of a count of 0 nothing."""
+        """Keep the last hidden state that belongs to the text; a count of 0 changes nothing."""
         last = jnp.maximum(count - 1, 0)[:, None, None]
         feature = jnp.take_along_axis(hidden, last, axis=1)[:, 0].astype(state.feature.dtype)
         some = count > 0
@@ -135,7 +133,7 @@ class Medusa(Drafter):
         return self._propose(token, state._replace(slot=state.slot + 1))
 
     def _propose(self, token: Int[Array, " B"], state: Shown) -> tuple[Array, Shown]:
-        """For the place after `token`, which comes at `slot` of the path."""
+        """Propose the token after `token`, which is put at `slot` of the path."""
         here = jnp.arange(state.path.shape[1], dtype=jnp.int32)[None, :] == state.slot[:, None]
         state = state._replace(path=jnp.where(here, token[:, None], state.path))
         x = self._at(state.slot, self._state_of, state.feature, state.path)
@@ -152,9 +150,9 @@ class Medusa(Drafter):
         return jnp.where(slot[:, None] >= 0, logits, -jnp.inf)
 
     def _at(self, slot: Int[Array, " B"], of_head: Any, *operands: Array) -> Array:
-        """of_head(k, …) of one head: all rows that draft are at one slot.
+        """Call of_head(k, …) for one head: all rows that draft are at one slot.
 
-        A branch for each head, so that the weights of one alone are read, and none are copied.
+        Each head has a branch, so the weights of one alone are read, and none are copied.
         """
         branches = [partial(of_head, k) for k in range(len(self.heads))]
         return jax.lax.switch(jnp.max(slot), branches, *operands)  # which clamps the index
@@ -166,17 +164,17 @@ class Medusa(Drafter):
         return self.heads[k].logits(x, self.target)
 
     def read(self, tokens: Int[Array, "*batch N"]) -> Float[Array, "*batch R"]:
-        """The embeddings of N tokens side by side, each divided by its root mean square, so that
-        heads learn alike on targets whose embeddings are of all sizes."""
+        """Concatenate the embeddings of N tokens, each divided by its root mean square: the scale
+        of a target's embeddings then does not affect training."""
         embedded = self.target.module().embed(tokens)
         wide = embedded.astype(np.promote_types(embedded.dtype, jnp.float32))
         unit = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-12)
         return unit.astype(embedded.dtype).reshape(*tokens.shape[:-1], -1)
 
-    # Files. Tensors have the names of the original repository, and its layout, (out, in).
+    # Files: tensors have the names and the layout (out, in) of the original repository.
 
     def settings(self) -> dict[str, Any]:
-        """What `from_tensors` needs beside the tensors."""
+        """The settings for `from_tensors`."""
         return {
             "medusa_num_heads": len(self.heads),
             "medusa_num_layers": len(self.heads[0].blocks),
@@ -199,11 +197,11 @@ class Medusa(Drafter):
     def from_tensors(
         cls, settings: Mapping[str, Any], tensors: Mapping[str, Any], target: Checkpoint
     ) -> "Medusa":
-        """The drafter that `settings` and `tensors` describe, in the target's dtype.
+        """Make the drafter that `settings` and `tensors` describe, in the target's dtype.
 
         Args:
-          settings: of `settings`, or the config.json of published heads, which are Medusa's and
-            have linear heads of their own.
+          settings: from `settings`, or the config.json of published heads, which are Medusa's and
+            have their own linear heads.
           tensors: arrays by name; "medusa_head." may be missing. Rows of a linear head beyond the
             target's vocabulary are padding.
 
@@ -255,7 +253,7 @@ class Medusa(Drafter):
 
 
 def width_of(target: LanguageModel) -> tuple[int, Any]:
-    """E of a target, and the dtype of its hidden states."""
+    """The width E of a target, and the dtype of its hidden states."""
     ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     found = jax.eval_shape(lambda model, ids: model.module().embed(ids), target, ids)
     return found.shape[-1], found.dtype
@@ -268,15 +266,15 @@ FILES = {  # of the original repository; the older heads are pickles
 
 
 def _head_of(name: str) -> int:
-    """The number of the head that a tensor belongs to; −1: of none."""
+    """The number of the head that a tensor belongs to; −1 if it belongs to none."""
     number = name.removeprefix("medusa_head.").partition(".")[0]
     return int(number) if number.isdecimal() and len(number) < 5 else -1
 
 
 def load_published(directory: str | os.PathLike, target: Checkpoint) -> Medusa:
-    """Heads that FasterDecoding/Medusa trained: config.json, and one of `FILES`.
+    """Load heads that FasterDecoding/Medusa trained: config.json, and one of `FILES`.
 
-    The file may hold more heads than config.json says. Those are left out, with a warning.
+    Heads beyond the number in config.json are left out, with a warning.
 
     Raises:
       FileNotFoundError: there is no such file.

@@ -1,7 +1,7 @@
-"""Drafters that cost nothing: unigram and bigram counts, and copying from the input.
+"""Drafters without a network: unigram and bigram counts, and copying from the input.
 
-None of them runs a network, so c ≈ 0. A drafter may also have nothing to say: a row of logits that
-is −inf throughout proposes no token, and the row's draft ends there.
+Their cost c is close to 0. A row of logits that is −inf throughout proposes no token, and the
+row's draft ends there.
 
     counts = ngram.count(sequences, vocab_size=2048, start_id=0)
     specjax.generate(target, ngram.bigram(counts), texts)
@@ -29,10 +29,10 @@ MAX_IDS = 1 << 21  # eight times those of the largest vocabularies in use
 
 
 class Counts(NamedTuple):
-    """How often each id, and each id after each other, was seen. The pairs lie by rows.
+    """Counts of each id, and of each pair of consecutive ids, stored by rows.
 
-    Successors of id y are `ids[offsets[y] : offsets[y+1]]`, ascending, each seen as often as
-    `times` says at the same place; the N pairs take 8 bytes each, whatever V is.
+    Successors of id y are `ids[offsets[y] : offsets[y+1]]`, ascending, and `times` has
+    their counts at the same places; the N pairs take 8 bytes each, whatever V is.
     """
 
     unigram: Int[np.ndarray, " V"]  # int64
@@ -47,7 +47,7 @@ class Counts(NamedTuple):
 
 
 def count(sequences: Iterable[Sequence[int]], vocab_size: int, start_id: int) -> Counts:
-    """Counts over sequences of ids, each with its EOS.
+    """Count ids and pairs over sequences of ids, each with its EOS.
 
     The first token of a sequence follows `start_id`, which is not counted itself.
 
@@ -92,7 +92,7 @@ def save(path: str | os.PathLike, counts: Counts) -> None:
         "gaps": gaps,
         "times": counts.times,
     }
-    # Through a file, for numpy would add .npz to a name without it.
+    # An open file, because numpy adds .npz to a name without it.
     with replacing(pathlib.Path(path)) as part, part.open("wb") as file:
         np.savez_compressed(file, **{name: _smallest(x) for name, x in arrays.items()})  # type: ignore[arg-type]
 
@@ -102,12 +102,12 @@ def _smallest(numbers: np.ndarray) -> np.ndarray:
 
 
 def load(path: str | os.PathLike) -> Counts:
-    """Counts that `save` wrote.
+    """Load counts that `save` wrote.
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: it is not a file of counts, its parts do not fit together, or it has more ids
-        than `MAX_IDS`, or more pairs than bits.
+      ValueError: the file holds no counts, its parts do not fit together, or it has more ids than
+        `MAX_IDS`, or more pairs than bits.
     """
     names = ("unigram", "successors", "gaps", "times")
     found = read_npz(path, dict.fromkeys(names, 1), "n-gram counts", "Write it again.")
@@ -131,14 +131,14 @@ def load(path: str | os.PathLike) -> Counts:
 
 
 def _smoothed(counts: Counts, add_k: float) -> Float[np.ndarray, " V"]:
-    """(c(x) + k) / (N + kV), in float64."""
+    """Add-k probabilities (c(x) + k) / (N + kV), in float64."""
     weights = counts.unigram + number("add_k", add_k, "(0, ∞)", "every id can be drafted then")
     return weights / weights.sum()
 
 
 @pytree
 class Unigram(Drafter):
-    """One distribution for every prefix."""
+    """Drafts from one distribution for every prefix."""
 
     free: ClassVar[bool] = True
 
@@ -165,7 +165,7 @@ class Unigram(Drafter):
 
 
 def unigram(counts: Counts, add_k: float = 1.0) -> Unigram:
-    """Add-k smoothing: P(x) = (c(x) + k) / (N + kV), N = Σ c.
+    """Make a unigram drafter with add-k smoothing: P(x) = (c(x) + k) / (N + kV), N = Σ c.
 
     Raises:
       ValueError: add_k ≤ 0.
@@ -175,19 +175,19 @@ def unigram(counts: Counts, add_k: float = 1.0) -> Unigram:
 
 @pytree
 class Bigram(Drafter):
-    """The distribution of the next token depends on the last one.
+    """Drafts from a distribution that depends on the last token.
 
-    A row of the table is made when it is read, from the pairs that were seen: memory grows with
-    them and not with V². Logits are the logs of unnormalised weights.
+    A row of the table is computed on reading, from the pairs that were seen, so memory does not
+    grow with V². Logits are the logs of unnormalised weights.
     """
 
     free: ClassVar[bool] = True
 
     prior: Float[Array, " V"]  # weight of each id after any other, > 0
     offsets: Int[Array, " V+1"]  # as in `Counts`
-    ids: Int[Array, " N+W"]  # W more than there are, so that a row can be read W wide
+    ids: Int[Array, " N+W"]  # W more than there are pairs, so that a row can be read W wide
     times: Float[Array, " N+W"]
-    most: int = dataclasses.field(metadata={"static": True})  # W: successors of one id, at most
+    most: int = dataclasses.field(metadata={"static": True})  # W: the most successors of one id
 
     @property
     def vocab_size(self) -> int:
@@ -206,7 +206,7 @@ class Bigram(Drafter):
         return hidden
 
     def _after(self, last: Int[Array, " B"]) -> Float[Array, "B V"]:
-        """log(prior + count after `last`)."""
+        """Logits after `last`: log(prior + count)."""
         first, past = self.offsets[last][:, None], self.offsets[last + 1][:, None]
         at = first + jnp.arange(self.most, dtype=jnp.int32)[None, :]
         ids = jnp.where(at < past, self.ids[at], self.vocab_size)  # past the row: dropped
@@ -216,15 +216,15 @@ class Bigram(Drafter):
 
 
 def bigram(counts: Counts, add_k: float = 1.0, strength: float = 1.0) -> Bigram:
-    """Counts of pairs, interpolated with the add-k unigram distribution P₁ (a Dirichlet prior).
+    """Make a bigram drafter, interpolated with the add-k unigram P₁ (a Dirichlet prior).
 
         P(x | y) = (c(y, x) + m·P₁(x)) / (c(y) + m) = λ·c(y, x)/c(y) + (1 − λ)·P₁(x)
 
-    with λ = c(y) / (c(y) + m): an id that was seen often needs the unigram distribution little, one
-    that was never seen follows it, and every id has positive probability.
+    with λ = c(y) / (c(y) + m). Frequent ids depend little on the unigram distribution, ids that
+    were never seen follow it, and every id has positive probability.
 
     Args:
-      strength: m > 0, how many pairs the unigram distribution is worth.
+      strength: m > 0, the weight of the unigram distribution in pairs.
 
     Raises:
       ValueError: add_k or strength ≤ 0.
@@ -240,20 +240,20 @@ def bigram(counts: Counts, add_k: float = 1.0, strength: float = 1.0) -> Bigram:
     )
 
 
-_NOTHING = -1  # where there is no token; no id equals it
+_NOTHING = -1  # the place of a missing token; no id equals it
 
 
 @pytree
 class PromptLookup(Drafter):
     """Proposes what followed the last n-gram when it occurred before (prompt lookup decoding).
 
-    It searches the source (of an encoder-decoder), then the prompt and the output so far, drafted
-    tokens included. The longest n-gram that occurs wins, of `max_ngram` down to `min_ngram` last
-    tokens; of equals, the most recent. With known tokens a b c a b and n = 2, c is proposed, then
-    a, b and c again. Its distribution is one-hot; where nothing matches it proposes nothing.
+    It searches the source of an encoder-decoder, then the prompt and the output so far, drafted
+    tokens included. The longest n-gram that occurs wins, from `max_ngram` down to `min_ngram` last
+    tokens; of equals, the most recent. With known tokens a b c a b and n = 2, it proposes c, then
+    a, b and c again. Its distribution is one-hot; without a match it proposes nothing.
 
-    With `matches` > 1, for trees, the best matches that are followed by different tokens propose
-    one each, every next one with half the probability.
+    With `matches` > 1, for trees, the best matches with different next tokens propose one each,
+    every next one with half the probability.
 
     All decisions depend on the prefix alone, so the output's distribution stays the target's.
 
@@ -270,7 +270,7 @@ class PromptLookup(Drafter):
 
     @property
     def branches(self) -> bool:
-        """See `branching.branches`."""
+        """Whether drafts can be trees: only with several matches."""
         return self.matches > 1
 
     def __post_init__(self):
@@ -283,7 +283,7 @@ class PromptLookup(Drafter):
             )
 
     def start(self, inputs, buffer_len):
-        """The context is the source, (B, S+1), the state the known tokens, (B, T)."""
+        """Make the context, the source (B, S+1), and the state, the known tokens (B, T)."""
         batch = inputs.source.shape[0]
         source = _up_to(inputs.source, inputs.source_len)
         # An n-gram does not reach from the source into the output.
@@ -305,7 +305,7 @@ class PromptLookup(Drafter):
     def _look_up(
         self, source: Int[Array, "B S"], known: Int[Array, "B T"], length: Int[Array, " B"]
     ) -> Float[Array, "B V"]:
-        """−n·log 2 for the n-th best id, from 0, and −inf for the rest, or −inf throughout."""
+        """Logits: −n·log 2 for the n-th best id, from 0, and −inf for the rest."""
         text = jnp.concatenate([source, known], axis=1)
         here = jnp.arange(text.shape[1], dtype=jnp.int32)[None, :]
         last = source.shape[1] + length[:, None] - 1
@@ -333,6 +333,6 @@ class PromptLookup(Drafter):
 
 
 def _up_to(ids: Int[Array, "B T"], length: Int[Array, " B"]) -> Int[Array, "B T"]:
-    """The ids before `length`, and nothing from there on."""
+    """The ids before `length`, and `_NOTHING` from there on."""
     known = jnp.arange(ids.shape[1], dtype=jnp.int32)[None, :] < length[:, None]
     return jnp.where(known, ids, _NOTHING)

@@ -1,5 +1,4 @@
-"""Drafters that read more of the target than its last hidden state, and those that look further
-ahead than the text."""
+"""Drafters that read more of the target than its last hidden state, or draft from guesses."""
 
 from abc import abstractmethod
 from typing import Protocol, runtime_checkable
@@ -12,7 +11,7 @@ from specjax.types import Model
 class Sees(Protocol):
     """A drafter whose `observe` needs states of more layers, as EAGLE-3 does.
 
-    `sees` wraps the target so that its hidden states hold them. Its distributions stay the same.
+    `sees` wraps the target so that its hidden states hold them. Distributions do not change.
     """
 
     @abstractmethod
@@ -20,14 +19,14 @@ class Sees(Protocol):
 
 
 def seen_by(drafter: Drafter, target: Model) -> Model:
-    """The target whose hidden states `observe` is given; as it is unless the drafter `Sees`."""
+    """The target whose hidden states `observe` gets; unchanged unless the drafter `Sees`."""
     return drafter.sees(target) if isinstance(drafter, Sees) else target
 
 
 def guesses(drafter: Drafter) -> bool:
-    """Whether a drafter's distribution depends on where the round began, and not on the text alone.
+    """Whether a drafter's distribution depends on where the round began, not on the text alone.
 
-    A class declares `guesses = True`: behind drafted tokens EAGLE reads its own guesses, and Medusa
-    looks further ahead. Replay then records a rollout from each beginning.
+    A class declares `guesses = True`: after drafted tokens EAGLE reads its own guesses, and Medusa
+    looks further ahead. Replay then records a rollout from each position.
     """
     return getattr(drafter, "guesses", False)

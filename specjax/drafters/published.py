@@ -1,6 +1,6 @@
-"""EAGLE heads for targets of the Llama layout as others publish them: which tensor is what.
+"""Published EAGLE heads for targets of the Llama layout: which tensor is what.
 
-Read from SafeAILab/EAGLE (EAGLE-1 and EAGLE-3), sgl-project/SpecForge (EAGLE-3) and
+The formats are those of SafeAILab/EAGLE (EAGLE-1 and EAGLE-3), sgl-project/SpecForge (EAGLE-3) and
 vllm-project/speculators (both):
 
                     EAGLE-1                       EAGLE-3
@@ -10,11 +10,11 @@ vllm-project/speculators (both):
     config.json     a Llama's of one layer        the same, and draft_vocab_size; speculators has
                                                   it in transformer_layer_config
 
-A tap after j layers is what enters layer j. speculators counts so in
-`eagle_aux_hidden_state_layer_ids`; SpecForge names in `eagle_config` the layers that a tap leaves,
-one less each. A head's embedding is used where it differs from the target's.
+A tap after j layers is the input of layer j. speculators counts so in
+`eagle_aux_hidden_state_layer_ids`; SpecForge's `eagle_config` has one less each, the layers whose
+output is tapped. A head's embedding is used where it differs from the target's.
 
-No published head has a feature before the first token, so slot 0 is seen by no other.
+No published head has a feature before the first token, so no other slot sees slot 0.
 """
 
 import pathlib
@@ -30,10 +30,10 @@ from specjax.checkpoints.weights import find_tensors
 from specjax.drafters import eagle, medusa
 from specjax.models.tapped import decoder_of
 
-PLACES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}  # what speculators calls otherwise
-# Copies of the target's head and norm, and what follows from d2t.
+PLACES = {"fusion_fc.": "fc.", "transformer.": "layers.0."}  # other names in speculators
+# Tensors that are not read: copies of the target's head and norm, and t2d, which d2t determines.
 LEFT = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
-# Variants that are not built, by the fields that ask for them.
+# Fields of variants that are not supported.
 UNBUILT = ("layernorms", "norm_before_fc", "norm_output", "fc_norm", "embed_requires_grad")
 
 FIELDS = {  # of config.json, beside those of a Llama
@@ -52,7 +52,7 @@ def is_medusa(place: pathlib.Path, raw: Mapping[str, Any]) -> bool:
 
 
 def is_head(place: pathlib.Path, raw: Mapping[str, Any]) -> bool:
-    """Whether a directory's tensors are those of an EAGLE."""
+    """Whether a directory holds the tensors of an EAGLE."""
     if "speculators_model_type" in raw or "draft_vocab_size" in raw:
         return True
     if raw.get("num_hidden_layers") != 1:
@@ -60,21 +60,21 @@ def is_head(place: pathlib.Path, raw: Mapping[str, Any]) -> bool:
     try:
         found = find_tensors(place)
     except (OSError, ValueError):
-        return False  # what is wrong will be said by those who load it
+        return False  # `load` raises the error
     return "fc.weight" in found and "layers.0.self_attn.q_proj.weight" in found
 
 
 def layout(
     place: pathlib.Path, raw: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Checkpoint
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Settings and the names of tensors, as `Eagle.from_tensors` takes them.
+    """Settings and names of tensors for `Eagle.from_tensors`.
 
     Returns:
-      settings, and for each tensor of the files that is read the name that it is given.
+      settings, and for each tensor to read its name here.
 
     Raises:
-      ValueError: a variant that is not built, a field of another kind, or a target of another width
-        or vocabulary.
+      ValueError: an unsupported variant, a field of another kind, or a target of another width or
+        vocabulary.
     """
     with naming(place / "config.json"):
         check_fields(raw, FIELDS)

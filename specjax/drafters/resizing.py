@@ -1,4 +1,4 @@
-"""Drafters over the ids of a target that has more or fewer of them."""
+"""Drafters for a target with more or fewer ids."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from specjax.pytrees import pytree
 
 @pytree
 class Resized(Drafter):
-    """A drafter over the ids of a target that has more or fewer of them. Made by `over`.
+    """A drafter for a target with more or fewer ids. Made by `over`.
 
     Ids that the drafter lacks are never drafted; where the text has one, the drafter reads its own
     last id in that place. Ids that the target lacks are cut off.
@@ -24,22 +24,22 @@ class Resized(Drafter):
 
     @property
     def branches(self) -> bool:
-        """See `branching.branches`."""
+        """Whether the inner drafter can draft trees."""
         return branching.branches(self.inner)
 
     @property
     def free(self) -> bool:
-        """See `learning.is_free`."""
+        """Whether the inner drafter is free (`learning.is_free`)."""
         return learning.is_free(self.inner)
 
     @property
     def guesses(self) -> bool:
-        """See `observing.guesses`."""
+        """Whether the inner drafter guesses (`observing.guesses`)."""
         return observing.guesses(self.inner)
 
     @property
     def carries(self) -> bool:
-        """See `Carries`."""
+        """Whether the inner drafter `Carries`."""
         return carrying.carries(self.inner)
 
     def start(self, inputs, buffer_len):
@@ -90,7 +90,7 @@ class ResizedLearner(Resized):
 
 
 def over(drafter: Drafter, vocab_size: int) -> Drafter:
-    """The drafter with logits over `vocab_size` ids; as it is where it has as many."""
+    """Resize a drafter's logits to `vocab_size` ids; unchanged if it has as many."""
     if drafter.vocab_size == vocab_size:
         return drafter
     kind = ResizedLearner if isinstance(drafter, learning.Learns) else Resized
@@ -98,7 +98,7 @@ def over(drafter: Drafter, vocab_size: int) -> Drafter:
 
 
 def resized(logits: Float[Array, "*batch W"], vocab_size: int) -> Float[Array, "*batch V"]:
-    """Logits over the first `vocab_size` ids: −inf for those that are missing."""
+    """Cut or pad logits to the first `vocab_size` ids: −inf for those that are missing."""
     room = vocab_size - logits.shape[-1]
     if room <= 0:
         return logits[..., :vocab_size]
@@ -107,5 +107,5 @@ def resized(logits: Float[Array, "*batch W"], vocab_size: int) -> Float[Array, "
 
 
 def readable(ids: Int[Array, "..."], vocab_size: int) -> Int[Array, "..."]:
-    """Ids as a model of `vocab_size` ids can read them: those past its last become the last."""
+    """Clip ids for a model of `vocab_size` ids: those past its last become the last."""
     return jnp.minimum(ids, vocab_size - 1)

@@ -1,13 +1,13 @@
-"""Several drafters for one target: in every round each row is drafted for by one of them.
+"""Several drafters for one target: in every round one of them drafts for each row.
 
     load("switch(drafts=('lookup(min_ngram=2)', 'runs/x/model'), choice='bandit')", target)
 
-Which one is decided when the round begins, from the known tokens and past rounds alone. The drafted
-tokens are draws from its distributions, and verification gets these. To the loop this is a drafter
-like any other, and as exact.
+The choice is made when the round begins, from the known tokens and past rounds alone. The drafted
+tokens are draws from the chosen distributions, which verification gets. To the loop this is a
+drafter like any other, and as exact.
 
-At batch 1 the chosen one alone runs. In a batch each runs that some row chose, for all rows, and
-each row takes the logits of its own. A model that was idle catches up when it is chosen again.
+At batch 1 only the chosen drafter runs. In a batch every drafter that some row chose runs for all
+rows, and each row takes the logits of its choice. An idle model catches up when it is chosen again.
 """
 
 import dataclasses
@@ -40,9 +40,9 @@ class Switched(NamedTuple):
     """The state of a switch."""
 
     states: tuple[Any, ...]  # of its drafters
-    chosen: Int[Array, " B"]  # the number of the one that drafts in this round
+    chosen: Int[Array, " B"]  # the index of the drafter in this round
     live: Bool[Array, " B"]  # rows that had not ended before the last round
-    drafted_rounds: Int[Array, "B N"]  # in which each has drafted a token
+    drafted_rounds: Int[Array, "B N"]  # rounds in which each drafted a token
     choice: Any
 
 
@@ -50,20 +50,20 @@ class Switched(NamedTuple):
 class Switch(Drafter):
     """One of several drafters for each row and round. Made by `switch`.
 
-    What it returns as a hidden state are the logits: those of drafters differ in width.
+    Its hidden states are the logits, because the drafters' hidden states differ in width.
     """
 
     drafters: tuple[Drafter, ...]
     choice: Choice
     vocab_size: int = dataclasses.field(metadata={"static": True})
-    # How much of the target's hidden state each is shown, from the first number; 0: all of it.
+    # The length of the target's hidden state that each drafter gets, from the start; 0: all of it.
     shown: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
-    branches = False  # a tree has no round of one drafter that could be learned from
+    branches = False  # in a tree no round belongs to one drafter, so a choice could not learn
 
     @property
     def carries(self) -> bool:
-        """See `Carries`. What is carried over is which drafters were worth it."""
+        """Whether the next batch starts from the choice's state (`Carries`)."""
         return self.choice.carries
 
     def sees(self, target: Model) -> Model:
@@ -80,7 +80,7 @@ class Switch(Drafter):
         return contexts, Switched(states, chosen, live, rounds, choice)
 
     def observe(self, tokens, start, hidden, count, context, state):
-        """All of them see the text grow, the idle ones too."""
+        """Let all drafters observe, also the idle ones."""
         each = zip(self.drafters, self.shown, context, state.states, strict=True)
         states = tuple(
             drafter.observe(tokens, start, hidden[..., : width or None], count, own, before)
@@ -89,7 +89,7 @@ class Switch(Drafter):
         return state._replace(states=states)
 
     def begin(self, tokens, length, context, state, *, lags=True):
-        """Chooses. Whoever drafts may have been idle, so all may lag."""
+        """Choose a drafter for each row. It may have been idle, so all may lag."""
         speaks = self._speaks(tokens, length, context, state.states)
         scores = jnp.where(speaks, self.choice.scores(state.choice), -jnp.inf)
         state = state._replace(chosen=jnp.argmax(scores, axis=1).astype(jnp.int32))
@@ -109,8 +109,8 @@ class Switch(Drafter):
         return hidden
 
     def learn(self, tokens, length, round_, judge, context, state):
-        """Of the drafter that drafted: how many tokens were tested, and accepted. Where the choice
-        watches, of those that are free: the chances at all positions that belong to the text."""
+        """Count tested and accepted tokens of the drafter that drafted. If the choice watches, add
+        the chances of `free` drafters at all positions that belong to the text."""
         mine = state.chosen[:, None] == jnp.arange(len(self.drafters), dtype=jnp.int32)[None, :]
         own = round_.in_output, jnp.sum(round_.tested, axis=1, dtype=jnp.int32)
         seen = Evidence(*(jnp.where(mine, x[:, None], 0).astype(jnp.float32) for x in own))
@@ -141,7 +141,7 @@ class Switch(Drafter):
     def _speaks(
         self, tokens: Int[Array, "B T"], length: Int[Array, " B"], contexts: Any, states: Any
     ) -> Bool[Array, "B N"]:
-        """Which have something to propose, as far as it costs nothing to ask."""
+        """Whether each `free` drafter proposes something; True for the others."""
         found = []
         for drafter, context, state in zip(self.drafters, contexts, states, strict=True):
             speaks = jnp.ones(length.shape, bool)
@@ -156,9 +156,9 @@ class Switch(Drafter):
     ) -> tuple[Float[Array, "B V"], Switched]:
         """The logits of each row's drafter, by call(drafter, turn, context, its state).
 
-        A drafter that nobody chose does not run. It is in a loop of zero turns or one: a
-        conditional would copy the caches. The turn is always 0, but hidden from XLA, which would
-        otherwise compute before the loop what does not change in it (`passes.narrowed`).
+        A drafter that no row chose does not run. Each is in a loop of zero turns or one, because a
+        conditional would copy the caches. `turn` is always 0, but unknown to XLA, which would
+        otherwise hoist the work out of the loop (`passes.narrowed`).
         """
         chosen, dtype, states = state.chosen, self._dtype, []
         found = jnp.zeros((len(chosen), self.vocab_size), dtype)
@@ -178,7 +178,7 @@ class Switch(Drafter):
 
     @property
     def _dtype(self) -> Any:
-        """Of all logits: float32, or wider if parameters are."""
+        """The dtype of all logits: float32, or wider if parameters are."""
         leaves = jax.tree.leaves(self.drafters)
         kinds = {x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)}
         return functools.reduce(np.promote_types, kinds, np.dtype(np.float32))
@@ -193,8 +193,8 @@ def _watched(
     context: Any,
     state: Any,
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-    """Of a free drafter, at the verified positions that belong to the text and where it has
-    something to propose: the sum of the chances, and how many there are. See `Learns`."""
+    """Sum and number of a free drafter's chances, at verified positions that belong to the text
+    and where it proposes something; see `Learns`."""
     places = jnp.arange(round_.gamma_max + 1, dtype=jnp.int32)
 
     def at(place):
@@ -209,7 +209,7 @@ def _watched(
 
 @pytree
 class Latecomer(ModelDrafter):
-    """A model that may have been idle for long, and then reads many tokens at a time."""
+    """A model that may have been idle, and then reads many tokens per call."""
 
     model: Model
 
@@ -223,16 +223,16 @@ def switch(
     load: Callable[[str], Checkpoint | Drafter] | None = None,
     check_tokens: bool = True,
 ) -> Switch:
-    """A drafter made of several.
+    """Make one drafter of several.
 
     Args:
-      drafts: two or more, models or others, or their names (`loading.load`). Before anything is
-        known of them, the first that has something to propose drafts.
-      target: whose ids are drafted.
+      drafts: two or more models, other drafters, or their names (`loading.load`). Without
+        evidence, the first that proposes something drafts.
+      target: the target whose ids are drafted.
       choice: `choices.Choice`, or its name: "fixed", "recent" or "bandit", with settings such as
         "recent(costs=(0.0, 0.1))".
-      load: what gives a drafter for its name; default: `loading.load` with this target.
-      check_tokens: False takes drafters whose tokens are not the target's, as `generate` does.
+      load: makes a drafter from its name; default: `loading.load` with this target.
+      check_tokens: False accepts drafters whose tokens are not the target's, as in `generate`.
 
     Raises:
       ValueError: fewer than two drafters, one that does not fit the target, or two that read more

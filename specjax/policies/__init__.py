@@ -1,7 +1,7 @@
-"""Draft-length policies: how long the next draft may be. `base.py` says what a policy is.
+"""Draft-length policies: how long the next draft may be. `base.py` has the protocol.
 
-specjax.policies.svip(threshold=0.3), or by name: policies.parse("svip(threshold=0.3)"), and
-policies.parse("my_module:my_policy"), which is code that runs
+A policy is specjax.policies.svip(threshold=0.3), or policies.parse("svip(threshold=0.3)"), or
+policies.parse("my_module:my_policy"), which imports and runs code.
 """
 
 from specjax.policies.acceptance_head import head

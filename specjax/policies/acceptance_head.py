@@ -17,7 +17,7 @@ from specjax.support.ranges import number
 
 
 class HeadParams(NamedTuple):
-    """Residual blocks h + silu(W h + b), then one logit."""
+    """Parameters of residual blocks h + silu(W h + b), then one logit."""
 
     weights: Float[Array, "L E E"]
     biases: Float[Array, "L E"]
@@ -26,7 +26,7 @@ class HeadParams(NamedTuple):
 
 
 def init(key: Key[Array, ""], width: int, layers: int = 3) -> HeadParams:
-    """Fresh parameters in float32 for hidden states of `width` E; consumes the key."""
+    """Make fresh float32 parameters for hidden states of `width` E; consumes the key."""
     weights = jax.random.normal(key, (layers, width, width), jnp.float32) / jnp.sqrt(width)
     return HeadParams(
         weights,
@@ -37,7 +37,7 @@ def init(key: Key[Array, ""], width: int, layers: int = 3) -> HeadParams:
 
 
 def logit(params: HeadParams, hidden: Float[Array, "*batch E"]) -> Float[Array, "*batch"]:
-    """Log-odds that the token which the drafter read last is accepted; float32."""
+    """Log-odds that the drafter's last token is accepted; float32."""
     state = hidden.astype(jnp.float32)
     for weight, bias in zip(params.weights, params.biases, strict=True):
         inner = jnp.einsum("...e,fe->...f", state, weight) + jnp.broadcast_to(bias, state.shape)
@@ -55,9 +55,9 @@ def loss(
     """Mean weighted cross-entropy: −ratio·log â − reject_weight·(1 − ratio)·log(1 − â).
 
     Args:
-      hidden: the drafter's states after it read each token x.
-      ratio: min(1, target(x)/draft(x)), the chance that it is accepted.
-      valid: how much each token counts, 0 for those that do not.
+      hidden: the drafter's states after each token x.
+      ratio: min(1, target(x)/draft(x)), the chance that x is accepted.
+      valid: the weight of each token, 0 to leave it out.
     """
     odds = logit(params, hidden)
     each = -ratio * jax.nn.log_sigmoid(odds)
@@ -73,11 +73,11 @@ def save(path: str | os.PathLike, params: HeadParams) -> None:
 
 
 def load(path: str | os.PathLike) -> HeadParams:
-    """What `save` wrote, in float32.
+    """Load the parameters that `save` wrote, in float32.
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: it holds no head.
+      ValueError: the file holds no head.
     """
     ranks = {"weights": 3, "biases": 2, "out": 1, "bias": 0}
     found = files.read_npz(path, ranks, "the parameters of a head", "Make it by experiments.train.")
@@ -111,7 +111,7 @@ class Head(Policy):
 
 
 def head(params: HeadParams, threshold: float = 0.7) -> Head:
-    """SpecDec++ with a head that `training.train_head` made and `load` reads."""
+    """Make a SpecDec++ policy with a head from `training.train_head` or `load`."""
     if not isinstance(params, HeadParams):
         raise ValueError(
             f"params={params!r} must be a head, as specjax.policies.acceptance_head.load reads it."

@@ -1,4 +1,4 @@
-"""Follow the average number of accepted tokens: GammaTune, and tiers as in SGLang."""
+"""Policies that follow the average number of accepted tokens: GammaTune, and tiers as in SGLang."""
 
 import itertools
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ class Tuned(NamedTuple):
 
 @pytree
 class GammaTune(Policy):
-    """γ ← a + 2 where a = γ tokens were accepted; else ⌈average⌉, average ← .7·average + .3·a."""
+    """Drafts γ tokens: average ← .7·average + .3·a; γ ← a + 2 if a = γ, else ⌈average⌉."""
 
     carries = True
 
-    gamma: Int[Array, ""]  # of the first round, and the first average
+    gamma: Int[Array, ""]  # γ of the first round, and the first average
     memory: Float[Array, ""]
 
     def init(self, keys, gamma_max):
@@ -46,21 +46,21 @@ class GammaTune(Policy):
 
 
 def gammatune(gamma: int = 4, memory: float = 0.7) -> GammaTune:
-    """GammaTune, from γ ≥ 1."""
+    """Make a GammaTune policy that starts from γ ≥ 1."""
     return GammaTune(
         jnp.int32(whole("gamma", gamma, "[1, ∞)")), jnp.float32(number("memory", memory, "[0, 1)"))
     )
 
 
 class Tier(NamedTuple):
-    tier: Int[Array, " B"]  # an index
+    tier: Int[Array, " B"]  # index of the tier
     average: Float[Array, " B"]
     counted: Int[Array, " B"]  # rounds
 
 
 @pytree
 class Average(Policy):
-    """Lengths from a few tiers: e ← .8·e + .2·a, and every fifth round
+    """Drafts lengths from a few tiers: e ← .8·e + .2·a, and every fifth round
 
         down a tier while e ≤ the tier below − .75, else
         up a tier while e > this tier − .5.
@@ -71,7 +71,7 @@ class Average(Policy):
     carries = True
 
     tiers: Int[Array, " N"]  # ascending
-    first: Int[Array, ""]  # an index
+    first: Int[Array, ""]  # index of the first tier
     memory: Float[Array, ""]
     every: Int[Array, ""]  # rounds between two changes
 
@@ -88,7 +88,7 @@ class Average(Policy):
         average = self.memory * state.average + (1 - self.memory) * accepted
         counted = state.counted + 1
         tiers = self.tiers[None, :].astype(jnp.float32)
-        # Tiers ascend: how many are below the average is where going down, or up, would end.
+        # Tiers ascend, so the number of tiers below the average is the tier to move to.
         down = jnp.sum(average[:, None] > tiers - 0.75, axis=1, dtype=jnp.int32)
         up = jnp.sum(average[:, None] > tiers - 0.5, axis=1, dtype=jnp.int32)
         moved = jnp.where(down < state.tier, down, jnp.maximum(state.tier, up))
@@ -104,7 +104,7 @@ class Average(Policy):
 def average(
     tiers: Sequence[int] = (1, 3, 5, 7), first: int = 3, memory: float = 0.8, every: int = 5
 ) -> Average:
-    """Tiers in the manner of SGLang, starting from the tier `first`."""
+    """Make a policy of tiers as in SGLang, which starts from the tier `first`."""
     lengths = [whole("tiers", tier, "[0, ∞)") for tier in listed("tiers", tiers)]
     first = whole("first", first, "[0, ∞)")
     if first not in lengths or any(a >= b for a, b in itertools.pairwise(lengths)):

@@ -1,8 +1,8 @@
-"""Lengths as arms of a bandit: what each gives is learned from playing it.
+"""Bandits whose arms are draft lengths; the speedup of an arm is estimated from its rounds.
 
 The speedup of a round that drafts k tokens is tokens per time, emitted/cost(k), divided by the
-most that any arm can give, so that it lies in [0, 1]. Without costs every round costs the same,
-and long drafts win.
+largest value of any arm, so it lies in [0, 1]. Without costs every round costs the same, and long
+drafts win.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ def speedups(
     drafted: Int[Array, "*batch"],
     gamma_max: int,
 ) -> Float[Array, "*batch"]:
-    """Tokens per time of rounds that drafted so many, in units of the most that is possible."""
+    """Tokens per time of rounds, by drafted tokens, divided by the largest possible value."""
     cost = round_costs(costs, gamma_max)
     most = jnp.max(jnp.arange(1, gamma_max + 2, dtype=jnp.float32) / cost)
     return tokens.astype(jnp.float32) / cost[drafted] / most
@@ -37,7 +37,7 @@ def _one_hot(arm: Int[Array, " B"], arms: int) -> Float[Array, "B K"]:
 
 
 class _Bandit(Policy):
-    """What is known of the arms carries over to another batch; noise does not."""
+    """Base of bandits. Evidence about arms carries over to the next batch; noise does not."""
 
     carries = True
 
@@ -46,7 +46,7 @@ class _Bandit(Policy):
 
 
 class Played(NamedTuple):
-    """What UCB has seen; arm i drafts i + 1 tokens."""
+    """The state of UCB; arm i drafts i + 1 tokens."""
 
     arm: Int[Array, " B"]
     plays: Float[Array, "B K"]
@@ -90,12 +90,12 @@ class Ucb(_Bandit):
 
 
 def ucb(costs: Costs | None = None, width: float = 1.0) -> Ucb:
-    """UCB1 over lengths."""
+    """Make a UCB1 policy over draft lengths."""
     return Ucb(checked(costs), jnp.float32(number("width", width, "[0, ∞)")))
 
 
 class Weighed(NamedTuple):
-    """What exponential weights have seen."""
+    """The state of exponential weights."""
 
     arm: Int[Array, " B"]
     loss: Float[Array, "B K"]  # estimated sums of 1 − speedup
@@ -107,8 +107,8 @@ class Weighed(NamedTuple):
 class Exp3(_Bandit):
     """Exponential weights over 1 … γ_max tokens, learning from the arm that was played.
 
-    Arms are drawn ∝ exp(−η·loss), η = rate·√(ln K/(K·t)); the loss of the arm that was played is
-    divided by its probability, so that the sums have the right mean for every arm.
+    Arms are drawn ∝ exp(−η·loss), η = rate·√(ln K/(K·t)). The loss of the played arm is divided by
+    its probability, so the sums are unbiased for every arm.
     """
 
     costs: Costs | None
@@ -141,7 +141,7 @@ class Exp3(_Bandit):
 
 
 def exp3(costs: Costs | None = None, rate: float = 1.0) -> Exp3:
-    """EXP3 over lengths."""
+    """Make an EXP3 policy over draft lengths."""
     return Exp3(checked(costs), jnp.float32(number("rate", rate, "[0, ∞)")))
 
 
@@ -149,12 +149,12 @@ def exp3(costs: Costs | None = None, rate: float = 1.0) -> Exp3:
 class Hedge(_Bandit):
     """Exponential weights over 0 … γ_max tokens, learning from all arms that a round reveals.
 
-    A round with a rejection after a tokens shows what every length k would have got, min(a, k);
-    one without shows it for all k ≤ L. So k is hidden only if the arm played was too short to
-    show either its end or a rejection before it, and a loss that is seen is divided by the
-    probability that the arm is long enough. η = rate·√(ln K/t).
+    A round with a rejection after a tokens reveals the count of every length k, min(a, k); one
+    without reveals it for all k ≤ L. So k is hidden only if the played arm was too short to show
+    its end or a rejection before it. A revealed loss is divided by the probability that the arm is
+    long enough. η = rate·√(ln K/t).
 
-    Under rules by which a token's fate depends on those after it nothing is revealed so.
+    Rules that decide a token by later tokens reveal nothing of this (`needs_shorter`).
     """
 
     needs_shorter = True
@@ -177,8 +177,8 @@ class Hedge(_Bandit):
         lengths = jnp.arange(arms, dtype=jnp.int32)[None, :]
         known = state.arm, round_.drafted, round_.accepted, round_.emitted
         arm, drafted, accepted, emitted = (x[:, None] for x in known)
-        # A draft that was cut short, by the row's end or a drafter with nothing to say, would have
-        # been cut for longer arms too.
+        # A draft that the row's end, or a drafter without a proposal, cut short would have been cut
+        # for longer arms too.
         would_draft = jnp.minimum(lengths, jnp.where(drafted < arm, drafted, arms))
         # An EOS among the accepted tokens ends longer drafts too, and so does a rejection.
         ends = jnp.where(accepted < drafted, accepted + 1, arms)
@@ -201,5 +201,5 @@ class Hedge(_Bandit):
 
 
 def hedge(costs: Costs | None = None, rate: float = 1.0) -> Hedge:
-    """Exponential weights with the feedback that token verification gives for free."""
+    """Make a policy of exponential weights that uses all feedback of token verification."""
     return Hedge(checked(costs), jnp.float32(number("rate", rate, "[0, ∞)")))

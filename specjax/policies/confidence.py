@@ -15,7 +15,7 @@ BINS = 20
 
 
 class Seen(NamedTuple):
-    """The threshold, and what tells whether it is a good one."""
+    """The threshold, and the counts by which it is retuned."""
 
     threshold: Float[Array, " B"]
     matches: Float[Array, "B N"]  # accepted tokens by the belief in them, in N equal bins
@@ -26,9 +26,9 @@ class Seen(NamedTuple):
 class Confidence(Policy):
     """Stops after a token whose own probability is below τ.
 
-    τ is retuned after each round: of the bins' edges the one of smallest FPR + 3·FNR, where a
-    positive is a token that passes τ, and true is one that was accepted. transformers keeps every
-    token and its probability; here they are counted in 20 bins.
+    τ is retuned after each round: it is the bin edge of smallest FPR + 3·FNR, where a positive is a
+    token that passes τ, and a true one was accepted. transformers keeps every token and its
+    probability; here they are counted in 20 bins.
     """
 
     carries = True
@@ -66,5 +66,5 @@ class Confidence(Policy):
 
 
 def confidence(threshold: float = 0.4) -> Confidence:
-    """transformers' dynamic length, from a threshold in [0, 1]."""
+    """Make a policy of transformers' dynamic length, from a threshold in [0, 1]."""
     return Confidence(jnp.float32(number("threshold", threshold, "[0, 1]", "it is a probability")))

@@ -1,4 +1,4 @@
-"""Always the same length, as in the paper."""
+"""The policy of the paper: always the same length."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -11,7 +11,7 @@ from specjax.support.ranges import whole
 
 @pytree
 class Constant(Policy):
-    """Always γ tokens."""
+    """Drafts γ tokens in every round."""
 
     fixed = True
 

@@ -1,10 +1,9 @@
-"""Costs: what calls and rounds take on one machine, the one table of times.
+"""Costs: the table of times of calls and rounds on one machine.
 
-Nothing can read a clock inside a jitted loop. The table is made outside it, in seconds, in one of
-two ways: `measure.phases.measure` times the phases of a round one by one, and
-`tuning.fitting.measure` times whole calls and fits. Policies, replay, its oracle and every
-predicted speedup read the same table. Only ratios matter to them, so a table in any other unit,
-target steps for one, does as well.
+A jitted loop cannot read a clock, so the table is made outside it, in seconds, in one of two ways.
+`measure.phases.measure` times the phases of a round one by one; `tuning.fitting.measure` times
+whole calls and fits. Policies, replay, its oracle and every predicted speedup read the same table.
+Only ratios matter to them, so another unit, such as target steps, works as well.
 """
 
 import dataclasses
@@ -34,19 +33,21 @@ class Costs:
 
     draft: Float[Array, ""]  # of one call of the drafter, its distribution and draw
     verify: Float[Array, " K"]  # of a round's target call, by 0 … γ_max drafted tokens
-    rest: Float[Array, " K"]  # of all else in a round; fitted to whole calls, `verify` has it
+    rest: Float[Array, " K"]  # of all else in a round; in fitted tables `verify` includes it
     token: Float[Array, ""]  # of plain decoding: one target call, its distribution and draw
     call: Float[Array, ""]  # of a call of the loop, beyond its rounds
     plain_call: Float[Array, ""]  # of a call of plain decoding, beyond its tokens
-    # Of a round's first call of the drafter where nothing is drafted after it. NaN: not known.
+    # Time of a round's first call of the drafter if nothing is drafted after it. NaN: not known.
     refused: Float[Array, ""]
-    # How far the timed calls are from these costs, as shares; 0 where nothing was fitted.
-    error: Float[Array, ""]  # of a call in the middle: the median
+    # Errors of these costs on the timed calls, as shares; 0 if nothing was fitted.
+    error: Float[Array, ""]  # the median over calls
     largest_error: Float[Array, ""]
-    drop: Float[Array, ""]  # by how much a longer draft or a wider pass was timed as cheaper
-    # Of the drafted tokens that measured calls tested, the share that was accepted. NaN: not known.
+    drop: Float[
+        Array, ""
+    ]  # the largest share by which a longer draft or a wider pass was timed as cheaper
+    # The share of tested tokens that measured calls accepted. NaN: not known.
     alpha: Float[Array, ""]
-    # How far outputs differ: the variance of their own α, as a share of α(1 − α). NaN: not known.
+    # The variance of α between outputs, as a share of α(1 − α). NaN: not known.
     between: Float[Array, ""]
     alpha_error: Float[Array, ""]  # the standard error of alpha. NaN: not known
 
@@ -69,15 +70,15 @@ class Costs:
     ):
         """Make a table from plain numbers, by default in target steps.
 
-        JAX arrays are taken as they are: differences of timings, `rest` or `call`, may be negative.
+        JAX arrays are not checked: differences of timings, `rest` or `call`, may be negative.
 
         Args:
-          verify: by 0 … γ_max drafted tokens.
-          rest: the same, or one number for all of them.
+          verify: times by 0 … γ_max drafted tokens.
+          rest: times by drafted tokens, or one number for all.
           refused, alpha, between, alpha_error: NaN if not known.
 
         Raises:
-          ValueError: a negative number but for `rest`, verify empty or not positive throughout, or
+          ValueError: a negative number outside `rest`, verify empty or not positive throughout, or
             a share outside [0, 1].
         """
         shares = {"alpha": alpha, "between": between, "alpha_error": alpha_error}
@@ -99,7 +100,7 @@ class Costs:
 
     @classmethod
     def measured(cls, **times: Any) -> "Costs":
-        """Make a table as a clock gave it: differences of timings may be negative."""
+        """Make a table from timings, whose differences may be negative."""
         times["rest"] = np.broadcast_to(times.get("rest", 0.0), len(times["verify"]))
         arrays: Any = {name: jnp.asarray(time, jnp.float32) for name, time in times.items()}
         return cls(**arrays)
@@ -111,25 +112,25 @@ class Costs:
 
     @property
     def c(self) -> float:
-        """A draft step in target steps, the paper's c."""
+        """The time of a draft step in target steps, the paper's c."""
         return float(self.draft) / float(self.token)
 
     def v(self, gamma: int) -> float:
-        """The target call of γ+1 positions in target steps; the paper takes 1."""
+        """The time of the target call over γ+1 positions, in target steps; the paper assumes 1."""
         return float(np.asarray(self.verify)[gamma]) / float(self.token)
 
     def overhead(
         self, gamma: int, tokens: float | None = None, rounds: float | None = None
     ) -> float:
-        """What a round takes beyond γ draft steps and the target call, in target steps.
+        """Time of a round beyond γ draft steps and the target call, in target steps.
 
-        Given the tokens and rounds of an output, the fixed times of a call have their share. A
+        Given an output's tokens and rounds, it includes a share of the fixed times of a call. A
         plain call takes tokens · token + plain_call, a speculative one rounds · round + call. Their
-        ratio is the speedup, and τ/(γc + v + overhead) with τ = tokens/rounds is the same:
+        ratio is the speedup, and equals τ/(γc + v + overhead) with τ = tokens/rounds:
 
             overhead = (round + call/rounds) / (token + plain_call/tokens) − γc − v
 
-        Not clipped: it is negative where phases that were timed apart take longer than together.
+        Not clipped: it is negative if separately timed phases take longer than together.
         """
         token, spent = float(self.token), float(np.asarray(self.round_times(self.gamma_max))[gamma])
         if tokens is not None and rounds is not None and not np.isnan(self.call + self.plain_call):
@@ -140,14 +141,14 @@ class Costs:
     def speedup(
         self, gamma: int, tokens: float, rounds: float, drafted: float | None = None
     ) -> float | None:
-        """Predicted, over plain decoding: τ/(γc + v + overhead), τ = tokens/rounds.
+        """Predicted speedup over plain decoding: τ/(γc + v + overhead), τ = tokens/rounds.
 
-        None where noise in the timings leaves a round no time at all.
+        None if noise in the timings makes the time of a round negative or 0.
 
         Args:
-          tokens, rounds: of an output; they share the fixed times of a call where these are known.
-          drafted: tokens that its rounds drafted, where that is not γ in each: the budget or the
-            drafter may end a draft.
+          tokens, rounds: counts of an output; they share the fixed times of a call, if known.
+          drafted: tokens that its rounds drafted, if not γ in each: the budget or the drafter may
+            end a draft.
         """
         length = gamma if drafted is None else drafted / rounds
         lasts = length * self.c + self.v(gamma) + self.overhead(gamma, tokens, rounds)
@@ -168,7 +169,7 @@ class Costs:
         return drafts + self.verify + self.rest
 
     def of_plain(self) -> "Costs":
-        """Costs of plain decoding, as a loop whose rounds draft nothing."""
+        """The costs of plain decoding, in the form of a loop whose rounds draft nothing."""
         verify, zero = jnp.full_like(self.verify, self.token), jnp.zeros_like(self.draft)
         return dataclasses.replace(
             self, draft=zero, verify=verify, rest=0 * self.rest, call=self.plain_call
@@ -177,8 +178,8 @@ class Costs:
     def outside(self, more: float | Array) -> "Costs":
         """Costs for the decision whether to enter the loop.
 
-        A round without a draft takes what a token of plain decoding does, if that is known and
-        less, and drafts must bring this share more.
+        A round without a draft costs at most a token of plain decoding, if that is known. Drafts
+        must gain the share `more` over it.
         """
         first = jnp.fmin(self.verify[0] + self.rest[0], self.token) / (1 + more)
         return dataclasses.replace(
@@ -196,7 +197,7 @@ def mean(one: Costs, other: Costs) -> Costs:
 
 
 def required(table: Costs | None) -> Costs:
-    """Return the table; ValueError if it is none."""
+    """Return the table; ValueError if it is no `Costs`."""
     if isinstance(table, Costs):
         return table
     raise ValueError(
@@ -206,12 +207,12 @@ def required(table: Costs | None) -> Costs:
 
 
 def checked(table: Costs | None) -> Costs | None:
-    """Return the table, if one was given; ValueError for anything else."""
+    """Return the table, or None if none is given; ValueError for anything else."""
     return None if table is None else required(table)
 
 
 def round_costs(table: Costs | None, gamma_max: int) -> Float[Array, " K"]:
-    """Times of whole rounds; without a table each takes one target step, whatever it drafts."""
+    """Times of whole rounds; without a table each takes one target step."""
     if table is None:
         return jnp.ones((gamma_max + 1,), jnp.float32)
     return table.round_times(gamma_max)

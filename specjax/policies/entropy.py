@@ -1,4 +1,4 @@
-"""Stop by the entropy of the draft's distribution, a lower bound on acceptance: SVIP and AdaEDL."""
+"""SVIP and AdaEDL: stop by the draft's entropy, which gives a lower bound on acceptance."""
 
 from typing import NamedTuple
 
@@ -14,8 +14,7 @@ from specjax.support.ranges import number
 
 @pytree
 class Svip(Policy):
-    """Stops after a token whose distribution had √(scale·entropy) > threshold. The state is that
-    root."""
+    """Stops after a token of √(scale·entropy) > threshold. The state is that root."""
 
     scale: Float[Array, ""]
     threshold: Float[Array, ""]
@@ -34,7 +33,7 @@ class Svip(Policy):
 
 
 def svip(scale: float = 0.15, threshold: float = 0.3) -> Svip:
-    """SVIP (Zhang et al. 2024) with its authors' settings."""
+    """Make an SVIP policy (Zhang et al. 2024), by default with its authors' settings."""
     return Svip(
         jnp.float32(number("scale", scale, "(0, ∞)")),
         jnp.float32(number("threshold", threshold, "[0, ∞]")),
@@ -42,7 +41,7 @@ def svip(scale: float = 0.15, threshold: float = 0.3) -> Svip:
 
 
 class Bar(NamedTuple):
-    """What a distribution's estimated acceptance must reach, and the rate that moves it."""
+    """The bar for a distribution's estimated acceptance, and the rate that moves it."""
 
     bar: Float[Array, " B"]  # λ
     rate: Float[Array, " B"]  # accepted over drafted, averaged
@@ -52,9 +51,9 @@ class Bar(NamedTuple):
 class AdaEdl(Policy):
     """Drafts a token while 1 − √(scale·entropy) of its distribution is at least λ.
 
-    λ follows the rate of acceptance: AR ← (AR + a/L)/2; λ rises by .01 where AR < goal, falls by
-    .01 where AR ≥ goal and fewer than γ_max tokens were accepted, each change averaged with nine
-    parts of the old λ.
+    λ follows the rate of acceptance: AR ← (AR + a/L)/2; λ rises by .01 where AR < goal. It falls
+    by .01 where AR ≥ goal and fewer than γ_max tokens were accepted. Each change is averaged with
+    nine parts of the old λ.
     """
 
     carries = True
@@ -78,16 +77,16 @@ class AdaEdl(Policy):
 
 
 def _if_drafted(round_, new: Bar, old: Bar) -> Bar:
-    """Without a draft there is no rate; but a λ that lets nothing through must come down."""
+    """Keep the rate of rounds without a draft, and lower λ, or it would block drafts for ever."""
     none = round_.drafted == 0
     return Bar(jnp.where(none, old.bar - 0.001, new.bar), jnp.where(none, old.rate, new.rate))
 
 
 def adaedl(scale: float = 0.2, bar: float = 0.4, goal: float = 0.9) -> AdaEdl:
-    """AdaEDL (Agrawal et al. 2024).
+    """Make an AdaEDL policy (Agrawal et al. 2024).
 
-    Its steps .01, averages .5 and .9 and its goal .9 are the authors'. Ours are λ = `bar` and
-    AR = `goal` at the start, and that λ falls in a round without a draft.
+    The steps .01, averages .5 and .9 and the goal .9 are the authors'. The start at λ = `bar` and
+    AR = `goal`, and the fall of λ in a round without a draft, are ours.
     """
     return AdaEdl(
         jnp.float32(number("scale", scale, "(0, ∞)")),

@@ -1,4 +1,4 @@
-"""α of each row, from its own rounds; and how far recent rounds are to be trusted, from these."""
+"""Estimates of each row's α from its own rounds, and of the weight of recent rounds."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ from specjax.policies.goodput import Goodput, Tally, add
 from specjax.pytrees import pytree
 from specjax.rounds import where_active
 
-PRIOR_WEIGHT = 6.0  # tested tokens that the prior is worth
-MEASURED_WEIGHT = 40.0  # and an α that was measured
+PRIOR_WEIGHT = 6.0  # weight of the prior α, in tested tokens
+MEASURED_WEIGHT = 40.0  # weight of a measured α, in tested tokens
 PRIOR_SHARES = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
-CREDIT_MEMORY = 0.99  # of an estimate's credit, how much a round leaves
-MIN_CHANCE = 1e-3  # that an estimate is held to, so that no credit is lost for ever
-MOST_HOPED = 0.98
-OUTPUTS = 256  # equally likely, of which a mean is taken
+CREDIT_MEMORY = 0.99  # the share of an estimate's credit that a round keeps
+MIN_CHANCE = 1e-3  # distance of estimates of α from 0 and 1, so that each can regain credit
+MOST_HOPED = 0.98  # the largest α for exploration
+OUTPUTS = 256  # equally likely outputs in a mean
 
 
 class Evidence(NamedTuple):
-    """What past rounds of each row taught."""
+    """Evidence from past rounds of each row."""
 
     recent: Tally
     lasting: Tally
@@ -36,21 +36,20 @@ class Evidence(NamedTuple):
 class Estimating(Goodput):
     """A policy that estimates α from recent and past rounds, and explores where outputs differ.
 
-    α is drawn from that of recent rounds towards the row's lasting one. How far is learned too:
-    there are three estimates, in which the lasting α is worth `weight`/8, `weight` and 8 · `weight`
-    recent tests, and each counts by how likely it held what came (Bayes). So where outputs change,
-    α follows; where all tokens are alike it stays. The lasting α begins at the one that was
-    measured with the costs, or else at the prior, and fades towards it.
+    The estimate shrinks the α of recent rounds towards the row's lasting α. In three estimates the
+    lasting α weighs `weight`/8, `weight` and 8 · `weight` recent tests. Each counts by the
+    likelihood that it gave to past tokens (Bayes). So α follows outputs that change, and is steady
+    for others. The lasting α starts at the one measured with the costs, or else at the prior, and
+    fades towards it.
 
-    Where no draft pays at that α, drafts are as if it were α + width/√n: what is given up is given
-    up on evidence, after n tested tokens. The n include the (1 − b)/b which the measured α is worth
-    to a single output, where outputs differ by the share b of α(1 − α). So greedy outputs, of which
-    some repeat themselves, are tried one by one. Where outputs are alike, or b is not known, an α
-    that does not pay is believed. What has been given up is tried again as its evidence fades, ever
-    more seldom.
+    If no draft pays at that α, drafts are chosen for α + width/√n, after n tested tokens. The n
+    include the (1 − b)/b that the measured α weighs for a single output, where outputs differ by
+    the share b of α(1 − α). So greedy outputs, some of which repeat themselves, are each explored.
+    If outputs are alike, or b is not known, there is no exploration. A row that stopped
+    drafting explores again as its evidence fades, more and more rarely.
     """
 
-    lasting: Float[Array, ""]  # of the lasting evidence, how much a round leaves
+    lasting: Float[Array, ""]  # the share of the lasting evidence that a round keeps
     width: Float[Array, ""]  # of the interval that exploration adds to α
 
     def init(self, keys, gamma_max):
@@ -58,8 +57,8 @@ class Estimating(Goodput):
         return Evidence(none, none, jnp.zeros((*keys.shape, len(PRIOR_SHARES)), jnp.float32))
 
     def prefers_plain(self, gamma_max, rounds, rows=1):
-        """As `Goodput`. Where no draft pays at the measured α, every output pays for the try of the
-        best: all of them together must promise `margin` more than plain decoding."""
+        """Whether plain decoding is preferred, as in `Goodput`. If no draft pays at the measured α,
+        the outputs together must gain `margin` over plain decoding, since each pays to explore."""
         hopeless = dataclasses.replace(self, width=jnp.zeros_like(self.width))
         if not Goodput.prefers_plain(hopeless, gamma_max, rounds, rows):
             return False
@@ -68,35 +67,35 @@ class Estimating(Goodput):
         return super().prefers_plain(gamma_max, rounds, rows)
 
     def promised_speedup(self, gamma_max: int, rows: int = 1) -> float:
-        """Over plain decoding, if the α of each output were known, and their mean were a standard
+        """Speedup over plain decoding if each output's α were known, and their mean were a standard
         error below the measured α.
 
-        Their α are of the Beta distribution of that mean and of `Costs.between`. Each output
-        drafts the length that is best for it, or nothing for the cost of an idle round. Where a
-        batch waits for its last row, it lasts as long as its worst output. So a token takes
+        The α follow a Beta distribution of that mean and of `Costs.between`. Each output drafts its
+        best length, or nothing for the cost of an idle round. A batch lasts as long as its worst
+        output. So a token takes
 
             E_α [ min_k cost(k)/(1 + α + … + αᵏ) ]
 
         where α is the least of as many draws as there are rows.
 
         Args:
-          rows: that wait for each other.
+          rows: number of rows that wait for each other.
         """
         cost = np.asarray(self.costs.round_times(gamma_max), np.float64)
         tokens = self.expected_tokens(self.lower_alpha(), gamma_max, rows)
         return self.plain_token() / float(np.mean(np.min(cost / tokens, axis=1)))
 
     def promised_alone(self, cost: Mapping[int, float], rows: int = 1) -> dict[int, float]:
-        """The `promised_speedup` of each draft length if all rounds have it, the best first.
+        """The `promised_speedup` of each draft length if all rounds draft it, the best first.
 
         A token takes
 
             cost(k) · E_α [ 1/(1 + α + … + αᵏ) ]
 
-        Their order is by the measured α; what each promises is of the lower one.
+        The order is by the measured α; the speedups are by the lower one.
 
         Args:
-          cost: of a round, by the lengths to choose from.
+          cost: time of a round, by the lengths to choose from.
         """
 
         def takes(length: int, alpha: float) -> float:
@@ -108,16 +107,16 @@ class Estimating(Goodput):
         return {length: token / takes(length, lower) for length in ordered}
 
     def plain_token(self) -> float:
-        """What a token of plain decoding takes, or a round without a draft if that is less."""
+        """Time of a token in plain decoding, or of a round without a draft if that is less."""
         return float(self.costs.outside(0.0).round_times(self.costs.gamma_max)[0])
 
     def lower_alpha(self) -> float:
-        """The first α less a standard error of it."""
+        """The first α minus its standard error."""
         return float(self.first()[0] - jnp.nan_to_num(self.costs.alpha_error))
 
     def expected_tokens(self, mean: float, gamma_max: int, rows: int) -> Float[np.ndarray, "N K"]:
-        """1 + α + … + αᵏ for 0 … γ_max drafted tokens, of N equally likely outputs, or of the worst
-        of so many rows."""
+        """1 + α + … + αᵏ for 0 … γ_max drafted tokens, of N equally likely outputs; each is the
+        worst of `rows` rows."""
         alpha = np.clip(mean, MIN_CHANCE, 1 - MIN_CHANCE)
         total = float(self.concentration())
         shares = (np.arange(OUTPUTS) + 0.5) / OUTPUTS
@@ -126,10 +125,10 @@ class Estimating(Goodput):
         return np.cumsum(alphas[:, None] ** np.arange(gamma_max + 1), axis=1)
 
     def learned(self, state: Evidence, held: Float[Array, "B 3"], round_) -> Evidence:
-        """After a round.
+        """Update the evidence after a round.
 
         Args:
-          held: the estimates before it.
+          held: the estimates before the round.
         """
         held = jnp.clip(held, MIN_CHANCE, 1 - MIN_CHANCE)
         accepted = round_.in_output.astype(jnp.float32)[:, None]
@@ -143,17 +142,17 @@ class Estimating(Goodput):
         return where_active(round_, new, state)
 
     def first(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """α before any round, and the tested tokens that it is worth; these never fade."""
+        """The α before any round, and its weight in tested tokens, which never fades."""
         measured = self.costs.alpha
         unknown = jnp.isnan(measured)
         known = jnp.where(unknown, PRIOR_WEIGHT, MEASURED_WEIGHT)
         return jnp.where(unknown, self.prior, measured), known
 
     def estimates(self, state: Evidence, first: Array, known: Array) -> Float[Array, "B 3"]:
-        """The three of which α is a mean.
+        """The three estimates of which α is a weighted mean.
 
         Args:
-          first: what the lasting α of each row is drawn to, by as much as `known` tested tokens.
+          first: the prior of each row's lasting α, with the weight of `known` tested tokens.
         """
         recent, lasting = state.recent, state.lasting
         mean = (lasting.accepted + known * first) / (lasting.tested + known)
@@ -162,21 +161,21 @@ class Estimating(Goodput):
         return accepted / (recent.tested[:, None] + weight)
 
     def hoped(self, state: Evidence, alpha: Float[Array, " B"]) -> Float[Array, " B"]:
-        """What α may be yet; α itself where it is not known how far outputs differ."""
+        """An upper bound of α for exploration; α itself if `Costs.between` is not known."""
         return jnp.minimum(alpha + self.width / jnp.sqrt(self.evident(state)), MOST_HOPED)
 
     def evident(self, state: Evidence) -> Float[Array, " B"]:
-        """Tested tokens of each row, and as many as its first α is worth to it."""
+        """Tested tokens of each row, plus the weight of its first α."""
         return self.concentration() + state.lasting.tested
 
     def concentration(self) -> Float[Array, ""]:
-        """Of the Beta distribution of the outputs' α, (1 − b)/b: as many tested tokens the first α
-        is worth to an output. A million where it is not known how far outputs differ; and a
-        thousandth at least, for at 0 there is no distribution."""
+        """Concentration (1 − b)/b of the Beta distribution of the outputs' α: the weight of the
+        first α for an output, in tested tokens. A million if b is not known; a thousandth at least,
+        because at 0 there is no distribution."""
         between = jnp.clip(jnp.nan_to_num(self.costs.between), 1e-6, 1 - MIN_CHANCE)
         return (1 - between) / between
 
 
 def mixed(state: Evidence, estimates: Float[Array, "B 3"]) -> Float[Array, " B"]:
-    """By the credit of each."""
+    """Mean of the estimates, weighted by their credit."""
     return jnp.sum(jax.nn.softmax(state.credit, axis=1) * estimates, axis=1)

@@ -1,8 +1,8 @@
-"""Tokens for the time they take: the length that promises most, by a table of costs.
+"""Goodput: the length of most expected tokens per time, by a table of costs.
 
-Where this round's drafts are judged by what this round shows, the best of all lengths, found after
-the fact, would depend on tokens that it throws away. So the search must stop at the first descent,
-or else judge longer drafts by past rounds alone: every token that was drawn is kept.
+If the best length were found after drafting, by this round's own tokens, it would depend on tokens
+that it drops. So the search stops at the first descent, or judges longer drafts by past rounds
+alone: every token that was drawn is kept.
 """
 
 import dataclasses
@@ -29,23 +29,23 @@ class Tally(NamedTuple):
     tested: Float[Array, "B ..."]
 
 
-MIN_MARGIN = 0.02  # that drafts must promise over plain decoding
+MIN_MARGIN = 0.02  # the least expected gain over plain decoding for which to draft
 
 
 @pytree
 class Goodput(Policy):
     """Drafts the k in 0 … γ_max of largest (1 + α + … + αᵏ)/cost(k), as SmartSpec does.
 
-    α is estimated from past rounds. Evidence fades round by round towards a prior, so that a row
-    that stopped drafting tries again.
+    α is estimated from past rounds. Evidence fades round by round towards a prior, so a row that
+    stopped drafting starts again.
     """
 
     carries = True
 
     costs: Costs
     prior: Float[Array, ""]  # α before any evidence
-    weight: Float[Array, ""]  # how many tested tokens the prior is worth
-    memory: Float[Array, ""]  # of the evidence, how much a round leaves
+    weight: Float[Array, ""]  # the prior's weight, in tested tokens
+    memory: Float[Array, ""]  # the share of the evidence that a round keeps
 
     def init(self, keys, gamma_max):
         self.costs.round_times(gamma_max)  # checks that the table fits
@@ -59,8 +59,8 @@ class Goodput(Policy):
         return where_active(round_, add(state, self.memory, round_), state)
 
     def prefers_plain(self, gamma_max, rounds, rows=1):
-        """Where no draft promises `margin` more than plain decoding, by the time that a token takes
-        outside of the loop, if that is known. Nothing is learned while nothing is drafted."""
+        """Whether no draft is expected to gain `margin` over plain decoding, by the time of a token
+        outside of the loop, if known. Without drafts nothing is learned."""
         outside = self.outside()
 
         def next_round(state, _):
@@ -72,26 +72,26 @@ class Goodput(Policy):
         return not bool(jnp.any(drafts))
 
     def outside(self) -> "Goodput":
-        """Itself, where a draft must bring more than plain decoding outside of the loop."""
+        """The policy with costs of plain decoding outside of the loop, which drafts must beat."""
         return dataclasses.replace(self, costs=self.costs.outside(self.margin()))
 
     def margin(self) -> Float[Array, ""]:
-        """What drafts must promise over plain decoding: as much as costs are off, if that is
-        known."""
+        """The gain over plain decoding that drafts must promise: the error of the costs, if known,
+        and at least `MIN_MARGIN`."""
         return jnp.fmax(self.costs.error, MIN_MARGIN)
 
     def alpha(self, state: Tally) -> Float[Array, " B"]:
-        """The estimate for each row."""
+        """The estimated α of each row."""
         return (state.accepted + self.weight * self.prior) / (state.tested + self.weight)
 
     def rate(self, alpha: Float[Array, " B"], gamma_max: int) -> Float[Array, "B K"]:
-        """Tokens per time that are expected of 0 … γ_max drafted tokens."""
+        """Expected tokens per time of 0 … γ_max drafted tokens."""
         cost = self.costs.round_times(gamma_max)
         return expected(alpha[:, None], np.arange(len(cost))[None]) / cost[None]
 
 
 def add(tally: Tally, memory: Float[Array, ""], round_: Round) -> Tally:
-    """With a round more."""
+    """Add a round to fading counts."""
     tested = jnp.sum(round_.tested, axis=1)  # the first rejected one included
     return Tally(
         memory * tally.accepted + round_.in_output.astype(jnp.float32),
@@ -100,14 +100,14 @@ def add(tally: Tally, memory: Float[Array, ""], round_: Round) -> Tally:
 
 
 def expected(alpha: Float[Array, "..."], drafted: np.ndarray) -> Float[Array, "..."]:
-    """1 + α + … + αᵏ in closed form: an element at a time, it costs no operation of its own."""
+    """1 + α + … + αᵏ in closed form: elementwise, so XLA fuses it with its surroundings."""
     count, short = (drafted + 1).astype(np.float32), 1 - alpha
     ratio = -jnp.expm1(count * jnp.log1p(-short)) / jnp.where(short > 0, short, 1.0)
     return jnp.where(short > 0, ratio, count)
 
 
 def goodput(costs: Costs, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9) -> Goodput:
-    """SmartSpec's rule for each row, with a table from `specjax.policies.costs`."""
+    """Make a goodput policy, SmartSpec's rule for each row, with a table of costs."""
     return Goodput(*checked(costs, prior, weight, memory))
 
 
@@ -127,7 +127,7 @@ BINS = 8
 
 
 class Descent(NamedTuple):
-    """Counts by the belief in a token, and where this round stands."""
+    """Counts by the belief in a token, and the position in this round."""
 
     tally: Tally  # (B, BINS)
     drafted: Int[Array, " B"]
@@ -137,15 +137,15 @@ class Descent(NamedTuple):
 
 @pytree
 class FirstDescent(Goodput):
-    """Goes on while one more token is expected to raise tokens per time, judged draft by draft.
+    """Drafts while one more token is expected to raise tokens per time, decided token by token.
 
-    The chance that a token is accepted is estimated from past rounds for tokens of like
-    confidence; that of a token which is yet to be drawn, from all. It stops at the first length
-    after which expected tokens per time would fall, 0 included: a longer one is never looked at.
+    A token's chance of acceptance is estimated from past tokens of similar confidence; before the
+    token is drawn, from all past tokens. Drafting stops at the first length, 0 included, after
+    which expected tokens per time would fall; longer drafts are not considered.
     """
 
     def outside(self):
-        """As in its loop: it does not see that a longer draft pays where one token does not."""
+        """The policy itself: it never considers longer drafts if one token does not pay."""
         return self
 
     def init(self, keys, gamma_max):
@@ -194,7 +194,7 @@ class FirstDescent(Goodput):
 
 
 def _bin(confidence: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
-    """Which of BINS equal bins a probability falls into."""
+    """The index of a probability's bin, of BINS equal ones."""
     which = jnp.floor(jnp.exp(confidence) * BINS).astype(jnp.int32)
     return jnp.clip(which, 0, BINS - 1)
 
@@ -202,5 +202,5 @@ def _bin(confidence: Float[Array, "*batch"]) -> Int[Array, "*batch"]:
 def first_descent(
     costs: Costs, prior: float = 0.7, weight: float = 4.0, memory: float = 0.9
 ) -> FirstDescent:
-    """Goodput by this round's confidences, with a table from `specjax.policies.costs`."""
+    """Make a goodput policy by this round's confidences, with a table of costs."""
     return FirstDescent(*checked(costs, prior, weight, memory))

@@ -1,4 +1,4 @@
-"""transformers' default schedule: two more after full acceptance, else one less."""
+"""The default schedule of transformers: two more after full acceptance, else one less."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -12,7 +12,7 @@ from specjax.support.ranges import whole
 
 @pytree
 class Heuristic(Policy):
-    """γ ← γ + 2 where all drafted tokens were accepted, else max(1, γ − 1). The state is γ."""
+    """Drafts γ tokens: γ ← γ + 2 after full acceptance, else max(1, γ − 1). The state is γ."""
 
     carries = True
 
@@ -27,12 +27,12 @@ class Heuristic(Policy):
     def update(self, state, round_):
         all_accepted = round_.accepted == round_.drafted
         new = jnp.where(all_accepted, state + 2, jnp.maximum(state - 1, 1))
-        # A round without a draft, at the end of a row or of a drafter with nothing to say, shows
-        # nothing; nor does one that an EOS cut short.
+        # A round without a draft (at a row's end, or without a proposal) shows nothing, and neither
+        # does one that an EOS cut short.
         new = jnp.where(round_.drafted > 0, jnp.minimum(new, round_.gamma_max), state)
         return where_active(round_.uncut, new, state)
 
 
 def heuristic(gamma: int = 5) -> Heuristic:
-    """transformers' schedule, from γ ≥ 1."""
+    """Make a policy of transformers' schedule, which starts from γ ≥ 1."""
     return Heuristic(jnp.int32(whole("gamma", gamma, "[1, ∞)")))

@@ -1,4 +1,4 @@
-"""A policy by its name, or by the import path of one that lies anywhere."""
+"""Policies by name, or by import path."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ NAMES = {
 
 
 def parse(name: str, **settings: Any) -> Policy:
-    """The policy that a name or an import path stands for.
+    """Make the policy of a name or an import path.
 
         parse("svip", threshold=0.3), or parse("svip(threshold=0.3)")
         parse("my_module:my_policy", patience=2)
@@ -34,7 +34,7 @@ def parse(name: str, **settings: Any) -> Policy:
     Args:
       name: one of `NAMES`, or "module:attribute" of a function or class that makes a policy. That
         is code that runs: the module is imported.
-      settings: passed to it.
+      settings: its keyword arguments.
 
     Raises:
       ValueError: no such name, module or attribute, or settings that it does not take.
@@ -43,30 +43,30 @@ def parse(name: str, **settings: Any) -> Policy:
 
 
 def parse_with_costs(name: str, table: Costs, **settings: Any) -> Policy:
-    """As `parse`, with the costs if the policy takes any."""
+    """Make a policy as `parse` does, with the costs if the policy takes any."""
     return parse(name, **settings, **({"costs": table} if takes(name, "costs") else {}))
 
 
 def check(name: str) -> None:
-    """ValueError where `parse` would refuse the name or its settings, before any cost is known."""
+    """Raise ValueError if `parse` would refuse the name or settings; needs no costs."""
     with_any_costs(name)
 
 
 def with_any_costs(name: str, gamma_max: int = 0) -> Policy:
-    """The policy of a name, with costs that nobody measured where it needs some."""
+    """Make the policy of a name, with placeholder costs if it needs any."""
     free = {"costs": Costs(0.0, [1.0] * (gamma_max + 1))} if needs_costs(name) else {}
     return parse(name, **free)
 
 
 def needs_costs(name: str) -> bool:
-    """Whether a policy cannot be made without `Costs`, and is given none.
+    """Whether a policy's name lacks `Costs` that it needs.
 
-    A policy says so by a parameter `costs` that has no default. `specjax.tune` and
-    `specjax decode` measure them.
+    Such a policy has a parameter `costs` without a default. `specjax.tune` and `specjax decode`
+    measure them.
     """
     return named.lacks("policy", NAMES, name, "costs")
 
 
 def takes(name: str, setting: str) -> bool:
-    """Whether a policy has this setting; ValueError where there is no such policy."""
+    """Whether a policy has this setting; ValueError if there is no such policy."""
     return named.takes("policy", NAMES, name, setting)

@@ -1,5 +1,6 @@
-"""Our own: a draft goes on while some longer one promises more than its time is worth, by chances
-of acceptance that are learned from the row's own rounds.
+"""Lookahead, our own policy: draft on while some longer draft is expected to be worth its time.
+
+The chances of acceptance are learned from the row's own rounds.
 """
 
 from typing import NamedTuple
@@ -18,41 +19,38 @@ from specjax.rounds import where_active
 from specjax.sampling import argmax
 from specjax.support.ranges import number
 
-BELIEF_WEIGHT = 2.0  # tested tokens that the mean belief is worth which fits α
-FIRST_SLOPE = 0.6
-LIMIT = 4.0  # of log-odds: beliefs of 1.8% and 98.2%
+BELIEF_WEIGHT = 2.0  # weight of the prior mean belief, which fits α, in tested tokens
+FIRST_SLOPE = 0.6  # the slope before any round
+LIMIT = 4.0  # the largest log-odds: beliefs of 1.8% and 98.2%
 
 
 class Ahead(NamedTuple):
-    """What past rounds taught, and where this round stands."""
+    """Evidence from past rounds, and the position in this round."""
 
     evidence: Evidence
     odds: Float[Array, " B"]  # a fading sum, as in `recent`: log-odds of beliefs in tested tokens
     slope: Float[Array, " B"]
     offset: Float[Array, " B"]  # log-odds of acceptance at even belief
-    bars: Float[Array, "B K"]  # what survival must exceed behind 0, 1, … tokens
+    bars: Float[Array, "B K"]  # the bound that survival must exceed after 0, 1, … tokens
     drafted: Int[Array, " B"]  # tokens so far
     survival: Float[Array, " B"]  # P(all of them are accepted), estimated
 
 
 @pytree
 class Lookahead(Estimating):
-    """Goes on while some longer draft, be it by one token or by many, promises more than its time
-    is worth.
+    """Drafts while some longer draft, by one token or many, is expected to be worth its time.
 
-    A token that the drafter believes in with probability b is accepted with the log-odds
+    A token in which the drafter's belief is b is accepted with the log-odds
 
         log(α/(1 − α)) + slope · (log(b/(1 − b)) − its mean over tested tokens)
 
-    so beliefs move a chance up and down from the α of recent rounds, and how far they do is learned
-    by online logistic regression: from nothing, where they tell nothing, to more than the drafter
-    says. It begins near a drafter whose beliefs are right: with a slope of .6, and a mean of α's
-    own log-odds, which tested tokens soon outweigh.
+    So beliefs move the chance up and down from the α of recent rounds. The slope is learned by
+    online logistic regression: it is 0 if beliefs are uninformative, and may exceed 1. It starts
+    at .6, and the mean at α's own log-odds, which tested tokens soon outweigh.
 
-    With n tokens drafted, all of which are accepted with the chance S, k more are expected to bring
-    S·(α + … + αᵏ) tokens and take cost(n + k) − cost(n). Time is worth what `goodput` would make
-    of it, max (1 + α + … + αᵏ)/cost(k). In a round where it would draft nothing nothing is
-    drafted.
+    With n tokens drafted, all accepted with the chance S, k more are expected to bring
+    S·(α + … + αᵏ) tokens and take cost(n + k) − cost(n). Time is valued at the rate of `goodput`,
+    max (1 + α + … + αᵏ)/cost(k). If `goodput` would draft nothing, nothing is drafted.
     """
 
     learning_rate: Float[Array, ""]  # of the slope
@@ -100,12 +98,12 @@ class Lookahead(Estimating):
         return where_active(round_, new, state)._replace(evidence=evidence)
 
     def alpha(self, state: Ahead) -> Float[Array, " B"]:  # type: ignore[override]
-        """The estimate for each row."""
+        """The estimated α of each row."""
         return mixed(state.evidence, self.estimates(state.evidence, *self.first()))
 
 
 def _odds(some: Array, rest: Array) -> Array:
-    """log(some/rest), within `LIMIT`."""
+    """Log-odds log(some/rest), clipped to ±`LIMIT`."""
     return jnp.clip(jnp.log(jnp.maximum(some, 1e-6) / jnp.maximum(rest, 1e-6)), -LIMIT, LIMIT)
 
 
@@ -115,14 +113,13 @@ def _belief_odds(confidence: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
 
 
 def _mean_odds(state: Ahead, alpha: Float[Array, " B"]) -> Float[Array, " B"]:
-    """Of beliefs in recent tested tokens; before there are any, of a drafter that is right about
-    its α."""
+    """Mean log-odds of beliefs in recent tested tokens; at first that of α itself."""
     fitting = BELIEF_WEIGHT * _odds(alpha, 1 - alpha)
     return (state.odds + fitting) / (state.evidence.recent.tested + BELIEF_WEIGHT)
 
 
 def _chance(state: Ahead, confidence: Float[Array, "B K"]) -> Float[Array, "B K"]:
-    """That tokens of these beliefs are accepted."""
+    """The chance that tokens of these beliefs are accepted."""
     slope, offset = state.slope[:, None], state.offset[:, None]
     return jax.nn.sigmoid(offset + slope * _belief_odds(confidence))
 
@@ -136,18 +133,17 @@ def lookahead(
     learning_rate: float = 0.05,
     width: float = 0.4,
 ) -> Lookahead:
-    """Our own, with a table from `specjax.policies.costs`.
+    """Make a lookahead policy, our own, with a table of costs.
 
     It is lossless: whether a token is drafted depends on tokens before it, which stay, and on past
     rounds.
 
     Args:
-      prior: α without evidence, one at which drafting pays; of no account where the table has one.
-      weight: how many recent tests the lasting α is worth, in the second of three estimates.
-      memory, lasting: of the evidence, how much a round leaves: of what α follows, and of what it
-        falls back to.
-      learning_rate: of what beliefs tell.
-      width: how much is hoped for; with 0 a row gives up on the α of other outputs.
+      prior: α without evidence, at which drafting should pay; unused if the table has an α.
+      weight: weight of the lasting α in recent tests, in the second of three estimates.
+      memory, lasting: the share of the recent and of the lasting evidence that a round keeps.
+      learning_rate: step size of the slope.
+      width: width of the interval for exploration; 0: a row never explores.
     """
     return Lookahead(
         *checked(costs, prior, weight, memory),

@@ -1,4 +1,4 @@
-"""How large the next tree is: depth and number of nodes."""
+"""Policies for trees: the depth and number of nodes of the next tree."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from specjax.support.ranges import number, whole
 
 @pytree
 class Cut(Policy):
-    """Always the same part of the tree."""
+    """Drafts the same part of the tree in every round."""
 
     depth: Int[Array, ""]
     count: Int[Array, ""]
@@ -29,32 +29,32 @@ class Cut(Policy):
 
 
 def cut(depth: int, nodes: int) -> Cut:
-    """The first `nodes` nodes, and of these no deeper ones than `depth`; both ≥ 0."""
+    """Make a policy of the first `nodes` nodes, down to depth `depth`; both ≥ 0."""
     found = whole("depth", depth, "[0, ∞)"), whole("nodes", nodes, "[0, ∞)")
     return Cut(*(jnp.int32(limit) for limit in found))
 
 
 class Reached(NamedTuple):
-    """Fading sums over the rounds that had a node, N of them."""
+    """Fading sums for each of N nodes, over the rounds that drafted it."""
 
-    accepted: Float[Array, "B N"]  # the chances that it was
+    accepted: Float[Array, "B N"]  # the chances of acceptance
     seen: Float[Array, "B N"]
     counted: Int[Array, " B"]  # rounds
 
 
 @pytree
 class BestNodes(Policy):
-    """As many nodes n as promise most: (1 + Σ P(node i is accepted), i ≤ n) / cost(n).
+    """Drafts the n nodes of largest (1 + Σ P(node i is accepted), i ≤ n) / cost(n).
 
-    A round tells of all its nodes: P(i is accepted), given the tokens, is the chance that
-    acceptance ends there or below. Their fading means stand for the next round. Now and then all
-    nodes are drafted, so that those that were left out are judged again.
+    A round reveals P(i is accepted), given the tokens, for all its nodes: the chance that
+    acceptance ends there or below. The estimates are fading means. Every `every` rounds all nodes
+    are drafted, so that nodes that were left out are measured again.
     """
 
     carries = True
 
     costs: Costs  # of rounds, by nodes
-    memory: Float[Array, ""]  # of the evidence, how much a round leaves
+    memory: Float[Array, ""]  # the share of the evidence that a round keeps
     every: Int[Array, ""]  # rounds from one whole tree to the next
 
     def init(self, keys, gamma_max):
@@ -76,7 +76,7 @@ class BestNodes(Policy):
 
 
 def nodes(costs: Costs, memory: float = 0.9, every: int = 16) -> BestNodes:
-    """Our own, for trees, with a table of what rounds of 0 … N nodes take."""
+    """Make our own policy for trees, with a table of the costs of rounds of 0 … N nodes."""
     return BestNodes(
         required(costs),
         jnp.float32(number("memory", memory, "[0, 1]")),

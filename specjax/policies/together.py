@@ -16,29 +16,28 @@ from specjax.support.ranges import number
 
 
 class Shared(NamedTuple):
-    """What past rounds taught of each row, and how much of it is left."""
+    """Evidence from past rounds of each row, and the tokens left."""
 
     evidence: Evidence
-    left: Int[Array, " B"]  # tokens that it may still emit; 0: it has ended
+    left: Int[Array, " B"]  # tokens that the row may still emit; 0: it has ended
 
 
 @pytree
 class Together(Estimating):
-    """All rows draft the k of largest min_r (1 + α_r + … + α_rᵏ) / left_r / cost(k).
+    """Drafts in all rows the k of largest min_r (1 + α_r + … + α_rᵏ) / left_r / cost(k).
 
-    A batch lasts as long as its slowest row, so the row counts that will be done last: the least
-    over active rows of the share of what is left that a round brings. What others would
-    gain is worth nothing, for nobody takes their place. A row with n tokens left counts for n terms
-    at most. The verify pass is as wide as the longest draft asks for, so a cost may rise by steps.
+    A batch lasts as long as its slowest row, so only the row that will be done last counts: the one
+    for which a round brings the least share of its remaining tokens. Gains of other rows are worth
+    nothing, because no input takes their place. A row with n tokens left counts n terms at most.
+    The verify pass is as wide as the longest draft, so a cost may rise by steps.
 
-    α_r is a row's own rate. Its lasting part is drawn towards that of the other live rows: a batch
-    of n rows learns what a draft is worth n times as fast as one. What is not known yet of a row is
-    taken to be as bad as it is expected to be in the worst of n rows: α_r less z_n of its standard
-    deviations, z_n = Φ⁻¹((n − 3/8)/(n + 1/4)) (Blom), by the share of α(1 − α) that is between
-    outputs.
+    α_r is a row's own rate. Its lasting part shrinks towards that of the other live rows, so a
+    batch of n rows learns n times as fast as one. The uncertainty of a row counts as in the worst
+    of n rows: α_r minus z_n standard deviations, z_n = Φ⁻¹((n − 3/8)/(n + 1/4)) (Blom), by the
+    share of α(1 − α) that is between outputs.
 
-    Before the first round it is not known which rows are padding. All count then, and since all of
-    them have the same α, the length is that of any one.
+    Before the first round it is not known which rows are padding. All count then; they have the
+    same α, so the length is that of any one.
     """
 
     reads_batch = True
@@ -59,18 +58,18 @@ class Together(Estimating):
         return Shared(super().resume(fresh.evidence, past.evidence, rows), fresh.left)
 
     def alpha(self, state: Shared) -> Float[Array, " B"]:  # type: ignore[override]
-        """The estimate for each row."""
+        """The estimated α of each row."""
         return mixed(state.evidence, self.held(state))
 
     def slowest(self, state: Shared) -> Float[Array, " B"]:
-        """What α each row would have, were it the worst of the active ones."""
+        """The α that each row would have if it were the worst of the active ones."""
         count = jnp.maximum(jnp.sum(state.left > 0, dtype=jnp.float32), 1)
         alpha = self.alpha(state)
         deviation = jnp.sqrt(alpha * (1 - alpha) / (self.evident(state.evidence) + 1))
         return jnp.maximum(alpha - ndtri((count - 0.375) / (count + 0.25)) * deviation, 0.0)
 
     def held(self, state: Shared) -> Float[Array, "B 3"]:
-        """The three of which it is a mean."""
+        """The three estimates of which α is a weighted mean."""
         first, known = self.first()
         live, own = state.left > 0, state.evidence.lasting
         accepted, tested = (jnp.where(live, x, 0.0) for x in own)
@@ -78,8 +77,7 @@ class Together(Estimating):
         return self.estimates(state.evidence, others / (jnp.sum(tested) - tested + known), known)
 
     def rates(self, state: Shared, alpha: Float[Array, " B"], gamma_max: int) -> Float[Array, " K"]:
-        """Of what the slowest row has left, the share in a unit of time where all draft 0 … γ_max
-        tokens."""
+        """Share of the slowest row's remaining tokens per time, by 0 … γ_max drafted tokens."""
         place, left = jnp.arange(gamma_max + 1, dtype=jnp.int32)[None, :], state.left[:, None]
         chance = alpha[:, None] ** place.astype(jnp.float32)
         emitted = jnp.cumsum(jnp.where(place < left, chance, 0.0), axis=1)
@@ -95,10 +93,10 @@ def together(
     lasting: float = 0.995,
     width: float = 0.4,
 ) -> Together:
-    """Our own, for batches, with a table that was measured at their size.
+    """Make our own policy for batches, with a table of costs measured at their size.
 
     Args:
-      prior, weight, memory, lasting, width: as of `lookahead`.
+      prior, weight, memory, lasting, width: see `lookahead`.
     """
     return Together(
         *checked(costs, prior, weight, memory),

@@ -1,8 +1,7 @@
-"""Acceptance rules: how many drafted tokens are kept, and the distribution of the token that
-follows. `base` says what a rule is; each rule has a file.
+"""Acceptance rules: how many drafted tokens are kept, and the distribution of the next token.
 
-specjax.rules.Lenient(0.3), or by name: rules.parse("lenient(0.3)"), and
-rules.parse("my_module:MyRule"), which is code that runs
+`base` has the protocol; each rule has a file. A rule is specjax.rules.Lenient(0.3), or
+rules.parse("lenient(0.3)"), or rules.parse("my_module:MyRule"), which imports and runs code.
 """
 
 from specjax.rules.base import (

@@ -1,15 +1,15 @@
-"""What an acceptance rule is, and what rules compute with.
+"""The protocol of acceptance rules, and functions that rules share.
 
-A rule is pure functions from log-probabilities to distributions. It draws nothing: the loop does,
-so that the distribution of a whole round can be enumerated. Both models' log-probabilities come
-from the same `standardize`; only a rule that is not exact may read the target by another
+A rule is pure functions from log-probabilities to distributions. The loop draws, not the rule, so
+the distribution of a whole round can be enumerated. Both models' log-probabilities come from the
+same `standardize`; only a rule that is not exact may read another target distribution
 (`target_distribution`).
 
 Shapes: `target_logprobs` (B, γ+1, V), entry i the target's distribution after i drafted tokens,
 given the noise (`given_noise`) in `stop` and `next_probs`; `draft_logprobs` (B, γ, V), entry i the
 distribution that drafted token i was drawn from, before any noise is known; `drafts` (B, γ);
-`draft_len` (B,) ≤ γ, how many were submitted. Entries at or beyond draft_len are arbitrary. γ is
-what a pass has room for, and 0 in a pass of one position.
+`draft_len` (B,) ≤ γ, the number of submitted tokens. Entries at or beyond draft_len are arbitrary.
+γ is the room of a pass, and 0 in a pass of one position.
 """
 
 import itertools
@@ -26,26 +26,26 @@ from specjax.sampling import Sampling
 
 
 class AcceptanceRule(Protocol):
-    """What the loop needs of a rule; `Token` is the paper's, and the base of the others.
+    """The protocol of rules; `Token` is the paper's rule, and the base of the others.
 
     Attributes:
       exact: whether the output keeps the target's distribution: a class variable, or a property
         that reads the rule's parameters. A subclass that changes how tokens are decided must
         declare it again, since `exactness` ignores what a base class declares.
       reveals_shorter: whether a round in which `a` of L drafted tokens were accepted also shows
-        what any shorter draft would have got, namely min(a, its length). Policies with
-        `needs_shorter` require it.
+        the count for any shorter draft, namely min(a, its length). Policies with `needs_shorter`
+        require it.
     """
 
     reveals_shorter: ClassVar[bool]
 
     @property
     def exact(self) -> bool:
-        """See above; a class variable will do."""
+        """Whether the output keeps the target's distribution; may be a class variable."""
         ...
 
     def under(self, sampling: Sampling) -> "AcceptanceRule":
-        """The rule to use under this kind of sampling; default: itself."""
+        """The rule to use under this kind of sampling; default: the rule itself."""
         return self
 
     def target_distribution(
@@ -60,15 +60,16 @@ class AcceptanceRule(Protocol):
         keys: Key[Array, " B"],
         position: Int[Array, " B"],
     ) -> Float[Array, "B V"]:
-        """The distribution, of the draft or the target, given the noise of each row's absolute
-        position. It is unchanged unless both models share that noise."""
+        """The draft's or target's distribution, given the noise of each row's absolute position.
+
+        It is unchanged unless both models share that noise.
+        """
         return logprobs
 
     def acceptance(
         self, target_logprobs: Float[Array, "*batch V"], draft_logprobs: Float[Array, "*batch V"]
     ) -> Float[Array, "*batch"]:
-        """The chance that a token drawn from the draft's distribution is accepted: α is its
-        mean."""
+        """The chance that a token drawn from the draft is accepted; α is its mean."""
         ...
 
     def stop(
@@ -94,9 +95,9 @@ class AcceptanceRule(Protocol):
 
 
 def resolve_rule(method: Any) -> None:
-    """Put `rule.under(sampling)` in the place of a new method's rule, once and for all.
+    """Replace a new method's rule by `rule.under(sampling)`.
 
-    Nothing is done where jax rebuilds a method with placeholders for its fields.
+    Nothing is done if jax rebuilds a method with placeholders for its fields.
     """
     if isinstance(method.sampling, Sampling):
         object.__setattr__(method, "rule", method.rule.under(method.sampling))
@@ -108,7 +109,7 @@ def given_noise(
     keys: Key[Array, " B"],
     position: Int[Array, "B K"],
 ) -> Float[Array, "B K V"]:
-    """`AcceptanceRule.given_noise` at several positions of each row."""
+    """Apply `AcceptanceRule.given_noise` at K positions of each row."""
     return jax.vmap(rule.given_noise, in_axes=(1, None, 1), out_axes=1)(logprobs, keys, position)
 
 
@@ -132,14 +133,14 @@ def overlap(
 
 
 def ends(survival: Float[Array, "B G"]) -> Float[Array, "B G+1"]:
-    """`stop` from the chances that more than 0, 1, … tokens are accepted: their differences."""
+    """Compute `stop` from the chances that more than 0, 1, … tokens are accepted."""
     return -jnp.diff(survival, axis=1, prepend=1.0, append=0.0)
 
 
 def surviving(stop: Float[Array, "B K"]) -> Float[Array, "B K-1"]:
-    """Entry i is P(more than i tokens are accepted): what `ends` was given, within rounding.
+    """The inverse of `ends`, within rounding: entry i is P(more than i tokens are accepted).
 
-    Summed from the end: where nothing can survive it is exactly 0.
+    It is summed from the end, and exactly 0 where no token can survive.
     """
     return along(jnp.add, stop[:, :0:-1], 0.0)[:, :0:-1]
 
@@ -147,10 +148,10 @@ def surviving(stop: Float[Array, "B K"]) -> Float[Array, "B K-1"]:
 def along(
     step: Callable[[Any, Any], Any], values: Float[Array, "B G"], first: float
 ) -> Float[Array, "B G+1"]:
-    """first, step(first, values₀), step(step(first, values₀), values₁), …
+    """Accumulate: first, step(first, values₀), step(step(first, values₀), values₁), …
 
-    One step after another, in the same order on every platform: a scan of XLA's has an order of its
-    own on each. γ is small, and elementwise steps fuse with what is around them.
+    The order is the same on every platform, unlike that of XLA's scans. γ is small, and elementwise
+    steps fuse with neighbouring operations.
     """
     start = jnp.full(values.shape[:1], first, values.dtype)
     return jnp.stack(list(itertools.accumulate(values.T, step, initial=start)), axis=1)
@@ -159,10 +160,10 @@ def along(
 def residual(
     target_probs: Float[Array, "B V"], draft_probs: Float[Array, "B V"]
 ) -> Float[Array, "B V"]:
-    """norm(max(0, target − draft)); the target's own distribution where nothing is left of it.
+    """The residual norm(max(0, target − draft)); the target's own distribution if it is empty.
 
-    Nothing is left where both distributions agree up to rounding; a rejection there has a
-    probability of the order of rounding too.
+    It is empty if both distributions agree up to rounding; then a rejection has a probability of
+    the order of rounding too.
     """
     left = jnp.maximum(target_probs - draft_probs, 0.0)
     mass = jnp.sum(left, axis=-1, keepdims=True)
@@ -176,7 +177,7 @@ def stop_where_not(
     draft_len: Int[Array, " B"],
     like: Float[Array, "B K V"],
 ) -> Float[Array, "B K"]:
-    """`stop` where it is certain which tokens are kept, in the dtype of `like`."""
+    """Compute `stop` of a rule that keeps tokens with certainty, in the dtype of `like`."""
     count = drafts.shape[1]
     survives = at_tokens(kept[:, :count], drafts)
     survives &= jnp.arange(count, dtype=jnp.int32)[None, :] < draft_len[:, None]

@@ -1,4 +1,4 @@
-"""Whether a rule keeps the target's distribution, by its own word."""
+"""A rule's own declarations: whether it keeps the target's distribution."""
 
 import dataclasses
 from collections.abc import Collection
@@ -9,12 +9,12 @@ import numpy as np
 from specjax.rules.base import AcceptanceRule
 from specjax.sampling import Sampling
 
-# What decides about tokens. `under` need not be among them: a rule is judged as what it gives.
+# The functions that decide about tokens. `under` is none: its result is judged in the rule's place.
 _DECIDING = frozenset(("target_distribution", "given_noise", "stop", "next_probs"))
 
 
 def exactness(rule: AcceptanceRule, sampling: Sampling) -> bool | None:
-    """Whether outputs keep the target's distribution, by the rule's own word; None: it is silent.
+    """Whether outputs keep the target's distribution, as the rule declares; None: undeclared.
 
     A declaration covers the class that makes it, and subclasses that decide about tokens in the
     same way. One that overrides a function of `_DECIDING` must declare `exact` again.
@@ -32,13 +32,13 @@ def own_acceptance(rule: AcceptanceRule, sampling: Sampling) -> bool:
 
 
 def _depth(rule: AcceptanceRule, names: Collection[str]) -> int | None:
-    """How many classes down its method resolution order a rule has one of these; None: nowhere."""
+    """Index in the method resolution order of the first class with one of these names, or None."""
     classes = enumerate(type(rule).__mro__)
     return next((i for i, cls in classes if not vars(cls).keys().isdisjoint(names)), None)
 
 
 def label(rule: AcceptanceRule) -> str:
-    """The rule as one would write it, "Lenient(lenience=0.3)"."""
+    """The rule as Python code, such as "Lenient(lenience=0.3)"."""
     made: Any = rule
     if not dataclasses.is_dataclass(made):
         return type(rule).__name__

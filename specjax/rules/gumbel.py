@@ -1,4 +1,4 @@
-"""Both models draw with one noise."""
+"""The Gumbel rule: both models draw with the same noise."""
 
 from typing import ClassVar
 
@@ -16,39 +16,38 @@ from specjax.sampling import Purpose
 
 @pytree
 class Gumbel(Token):
-    """Both models draw with the noise that plain decoding has at a position (Daliri, Musco and
-    Suresh 2024): a drafted token is kept if it is the one that the target draws there.
+    """Both models draw with plain decoding's noise at a position (Daliri, Musco and Suresh 2024):
+    a drafted token is kept if it is the one that the target draws there.
 
-    So the tokens are those of plain decoding with the same key, whatever the drafter and the
-    policy. Given the noise the target's distribution is one-hot. So the token rule accepts the
-    drafted token exactly if it is the target's.
+    So the tokens are those of plain decoding with the same key, for every drafter and policy. Given
+    the noise the target's distribution is one-hot, so the token rule accepts the drafted token
+    exactly if it is the target's.
     """
 
     exact: ClassVar[bool] = True
 
     def under(self, sampling):
-        """Greedy decoding has no noise."""
+        """The token rule if greedy, without noise."""
         return Token() if sampling.greedy else self
 
     def given_noise(self, logprobs, keys, position):
-        """One-hot at what plain decoding would draw."""
+        """A one-hot distribution at the token that plain decoding would draw."""
         drawn = smp.draw_by_gumbel(smp.fold(keys, position, Purpose.POSITION), logprobs)
         return jnp.where(drawn[:, None] == ids(logprobs)[None, :], 0.0, -jnp.inf)
 
     def acceptance(self, target_logprobs, draft_logprobs):
-        """Σₓ 1/Σ_y max(p(y)/p(x), q(y)/q(x)), over the noise: (1−TV)/(1+TV) to 1−TV."""
+        """The mean over the noise, `coupled_overlap`, between (1−TV)/(1+TV) and 1−TV."""
         return coupled_overlap(target_logprobs, draft_logprobs)
 
 
 def coupled_overlap(
     target_logprobs: Float[Array, "*batch V"], draft_logprobs: Float[Array, "*batch V"]
 ) -> Float[Array, "*batch"]:
-    """Σₓ 1/Σ_y max(p(y)/p(x), q(y)/q(x)): the chance that one Gumbel noise draws the same token
-    from both distributions (target p, draft q); never too high, and at most 1/32 of it too low.
+    """The chance that one Gumbel noise draws the same token from target p and draft q,
+    Σₓ 1/Σ_y max(p(y)/p(x), q(y)/q(x)); never too high, and at most 1/32 of it too low.
 
     With s = p(x)/(p(x) + q(x)) a term is p·q/(p + q) over G(s) = Σ_y max((1−s)·p(y), s·q(y)). G is
-    convex, so its chords over 32 cells lie above it; a sort would be exact, and takes 26 ms on a
-    CPU at V = 32128.
+    convex, so its chords over 32 cells lie above it. A sort would be exact, but slow for a large V.
     """
     target, draft = jnp.exp(target_logprobs), jnp.exp(draft_logprobs)
 

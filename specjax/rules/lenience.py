@@ -1,4 +1,4 @@
-"""Lenience of the paper's appendix A.5, which is not exact."""
+"""The lenient rules of the paper's appendix A.5, which are not exact."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -20,14 +20,15 @@ class Lenient(Token):
 
         min(q, p/l)(x) + (1 − Σ min(q, p/l)) · norm(max(0, p − q))(x)  ≤  p(x)/l
 
-    and no longer p(x): text gets faster and drifts towards the draft's. l = 1 is `Token`. The
-    token after a fully accepted draft still follows p. At temperature 0 see `LenientArgmax`.
+    and no longer p(x): decoding is faster, and its text drifts towards the draft's. l = 1 is
+    `Token`. The token after a fully accepted draft still follows p. At temperature 0 see
+    `LenientArgmax`.
     """
 
     lenience: Float[Array, ""]  # l in (0, 1]
 
     def __init__(self, lenience: float):
-        """The rule for any temperature; a smaller l accepts more, and 1 is exact.
+        """Make the rule for any temperature; a smaller l accepts more, and 1 is exact.
 
         Raises:
           ValueError: not 0 < lenience ≤ 1.
@@ -37,19 +38,19 @@ class Lenient(Token):
         set_fields(self, lenience=jnp.float32(found))
 
     @property
-    def exact(self) -> bool:  # type: ignore[override]  # one for all of a base, and here by l
-        """With l = 1."""
+    def exact(self) -> bool:  # type: ignore[override]  # a class variable in `Token`, here by l
+        """Whether l = 1."""
         return bool(self.lenience == 1)
 
     def under(self, sampling):
         return LenientArgmax(self.lenience) if sampling.greedy else self
 
     def acceptance(self, target_logprobs, draft_logprobs):
-        """Σ min(p/l, q)."""
+        """The chance of acceptance, Σ min(p/l, q)."""
         return overlap(_over(target_logprobs, self.lenience), draft_logprobs)
 
     def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        """Ratios are p/(l·q): p/l in the place of p."""
+        """The token rule's `stop` with ratios p/(l·q)."""
         over = _over(target_logprobs, self.lenience)
         return super().stop(over, draft_logprobs, drafts, draft_len)
 
@@ -58,16 +59,16 @@ class Lenient(Token):
 class LenientArgmax(Token):
     """Lenience at temperature 0: keep token x if p(x) ≥ l·max p, else replace it by the argmax.
 
-    Here p is the target's softmax at temperature 1: lenience comes before the standardization that
-    makes greedy decoding one-hot. The paper prints p(x) ≤ l·max p, evidently for ≥. With l = 1 only
-    the argmax is kept, the first of equals.
+    Here p is the target's softmax at temperature 1, because greedy standardization would make it
+    one-hot. The paper prints p(x) ≤ l·max p, evidently for ≥. With l = 1 only the argmax is kept,
+    the first of equals.
     """
 
     lenience: Float[Array, ""]  # l in (0, 1]
 
     @property
-    def exact(self) -> bool:  # type: ignore[override]  # one for all of a base, and here by l
-        """With l = 1."""
+    def exact(self) -> bool:  # type: ignore[override]  # a class variable in `Token`, here by l
+        """Whether l = 1."""
         return bool(self.lenience == 1)
 
     def target_distribution(self, logits, sampling):
@@ -80,7 +81,7 @@ class LenientArgmax(Token):
         )
 
     def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        """At the first token that is not kept, with certainty."""
+        """Stop at the first token that is not kept, with certainty."""
         return stop_where_not(self._kept(target_logprobs), drafts, draft_len, target_logprobs)
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
@@ -97,5 +98,5 @@ class LenientArgmax(Token):
 
 
 def _over(logprobs: Float[Array, "*batch V"], lenience: Float[Array, ""]):
-    """log(p/l)."""
+    """The leniently scaled log-probabilities, log(p/l)."""
     return logprobs - jnp.log(lenience.astype(logprobs.dtype))

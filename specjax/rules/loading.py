@@ -1,4 +1,4 @@
-"""Rules by name."""
+"""Rules by name, or by import path."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ NAMES = {
 
 
 def parse(name: str, **settings: Any) -> AcceptanceRule:
-    """The rule that a name or an import path stands for.
+    """Make the rule of a name or an import path.
 
         parse("lenient", lenience=0.3), or parse("lenient(lenience=0.3)")
         parse("my_module:MyRule")

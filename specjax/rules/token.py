@@ -1,4 +1,4 @@
-"""The paper's rule, and the base of the others."""
+"""The token rule of the paper, and the base of the others."""
 
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ class Token(AcceptanceRule):
     reveals_shorter: ClassVar[bool] = True
 
     def acceptance(self, target_logprobs, draft_logprobs):
-        """Σ min(p, q)."""
+        """The chance of acceptance, Σ min(p, q)."""
         return overlap(target_logprobs, draft_logprobs)
 
     def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):

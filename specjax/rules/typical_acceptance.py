@@ -1,4 +1,4 @@
-"""Typical acceptance of Medusa, which is not exact."""
+"""The typical acceptance rule of Medusa, which is not exact."""
 
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from specjax.support.ranges import number
 @pytree
 class Typical(Token):
     """Typical acceptance (Medusa, Cai et al. 2024): keep token x if p(x) > min(ε, δ·exp(−H(p))),
-    however likely the draft found it.
+    whatever q(x).
 
     H is the entropy of p in nats. A, the tokens that pass, always holds the likeliest: max p is at
     least exp(−H). A token that is not kept is replaced by a draw from p within A, which the token
@@ -23,17 +23,17 @@ class Typical(Token):
 
         q(x) + (1 − q(A)) · p(x)/p(A)  for x in A, and 0 for others
 
-    and no longer p(x): within A the draft's distribution is taken as it is. At temperature 0 only
-    the argmax passes, and this is `Token`.
+    and no longer p(x): within A the draft's distribution is used unchanged. At temperature 0 only
+    the argmax passes, and the rule is `Token`.
     """
 
     exact: ClassVar[bool] = False
 
-    epsilon: Float[Array, ""]  # ε in (0, 1], what is always enough
-    delta: Float[Array, ""]  # δ in (0, 1], what is enough relative to exp(−H)
+    epsilon: Float[Array, ""]  # ε in (0, 1], a probability that is always accepted
+    delta: Float[Array, ""]  # δ in (0, 1], a threshold relative to exp(−H)
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3):
-        """Smaller numbers accept more. By default those of Medusa's code, where δ = √ε.
+        """Make the rule; smaller numbers accept more. The defaults are Medusa's, where δ = √ε.
 
         Raises:
           ValueError: ε or δ outside (0, 1].
@@ -46,16 +46,16 @@ class Typical(Token):
         return Token() if sampling.greedy else self
 
     def acceptance(self, target_logprobs, draft_logprobs):
-        """q(A)."""
+        """The chance of acceptance, q(A)."""
         kept = self._kept(target_logprobs)
         return jnp.sum(jnp.where(kept, jnp.exp(draft_logprobs), 0.0), axis=-1)
 
     def stop(self, target_logprobs, draft_logprobs, drafts, draft_len):
-        """At the first token that is not kept, with certainty."""
+        """Stop at the first token that is not kept, with certainty."""
         return stop_where_not(self._kept(target_logprobs), drafts, draft_len, target_logprobs)
 
     def next_probs(self, target_logprobs, draft_logprobs, drafts, draft_len, accepted):
-        """p within A."""
+        """The target's distribution within A."""
         target = at_position(target_logprobs, accepted)
         left = jnp.where(self._kept(target), jnp.exp(target), 0.0)
         return left / jnp.sum(left, axis=-1, keepdims=True)

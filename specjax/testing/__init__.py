@@ -1,8 +1,8 @@
-"""Checks for a rule, a drafter or a policy of your own, in a test of yours:
+"""Checks for your own rule, drafter or policy, in your own tests:
 
     from specjax.testing import check_drafter, check_policy, check_rule
 
-    check_rule(MyRule())  # raises an AssertionError that says what is wrong, and by how much
+    check_rule(MyRule())  # raises an AssertionError that names the error and its size
 
 A check runs the real loop over a vocabulary of few tokens and takes every outcome of every round
 (`enumeration`). It computes in float32 and allows a total variation of 1e-5; within

@@ -1,4 +1,4 @@
-"""What the three checks share: a method on tables, and outputs held against the target's."""
+"""Parts of all three checks: a method on tables, and a comparison of outputs with the target's."""
 
 from functools import partial
 from typing import Any
@@ -22,17 +22,17 @@ from specjax.types import Inputs
 
 EOS, PROMPT = 2, [1, 0]
 BUDGET = 4  # new tokens of an enumerated output
-ROWS = 64  # of a batch that decodes with the real dice
+ROWS = 64  # rows of a batch that decodes with the real dice
 GAMMA = 2
 
 
-# Nearly all of the time of a check goes into compiling.
+# Compilation takes nearly all of a check's time.
 quickly = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 @pytree
 class Varying(Policy):
-    """Caps from 0 to 3 that depend on all past rounds through a number modulo 11."""
+    """Allows 0 to 3 tokens, by a number modulo 11 that depends on all past rounds."""
 
     def init(self, keys, gamma_max):
         return jnp.full(keys.shape, gamma_max, jnp.int32)
@@ -59,13 +59,13 @@ def method_of(
 
 
 def keys_of(rows: int, seed: int = 0) -> Array:
-    """A key for each of so many rows."""
+    """Make a key for each row."""
     index = jnp.arange(rows, dtype=jnp.int32)
     return row_keys(jax.random.key(seed), 0 * index, index)
 
 
 def layout(state: Any) -> list[str]:
-    """Where the arrays of a state lie in it, with dtype and shape."""
+    """The paths of a state's arrays, with dtype and shape."""
     return [
         f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}".strip()
         for path, leaf in jax.tree.leaves_with_path(state)
@@ -73,14 +73,14 @@ def layout(state: Any) -> list[str]:
 
 
 def check_output(name: str, method: speculative.Speculative, inputs: Inputs | None = None) -> None:
-    """Hold the enumerated distribution of outputs against the target's."""
+    """Compare the enumerated distribution of outputs with the target's."""
     inputs = inputs_of([PROMPT]) if inputs is None else inputs
     expected = sequence_distribution(method.target, inputs, method.sampling, {EOS}, BUDGET)
     require_equal(name, output_distribution(method, inputs, BUDGET), expected)
 
 
 def require_equal(name: str, found: dict[tuple, float], expected: dict[tuple, float]) -> None:
-    """AssertionError where two distributions of outputs differ; names the worst output."""
+    """Raise AssertionError with the worst output if two distributions of outputs differ."""
     apart = total_variation(found, expected)
     if not apart <= tolerance():
         worst = max(found.keys() | expected.keys(), key=lambda x: abs(_off(x, found, expected)))

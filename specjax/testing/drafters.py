@@ -1,4 +1,4 @@
-"""What a drafter promises: distributions by the source and the known tokens alone."""
+"""The check of drafters: distributions depend on the source and the known tokens alone."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -18,8 +18,8 @@ from specjax.testing.common import GAMMA, PROMPT, Varying, check_output, layout,
 from specjax.testing.tables import inputs_of, random_table, repeat
 from specjax.types import Inputs, Model
 
-ROWS, LENGTH = 4, 9  # texts that are drafted along, and their tokens behind the prompt
-CLOSE = 1e-4  # between probabilities that calls of different shapes give
+ROWS, LENGTH = 4, 9  # number of test texts, and their tokens after the prompt
+CLOSE = 1e-4  # tolerance between probabilities of calls of different shapes
 
 
 def check_drafter(
@@ -35,28 +35,28 @@ def check_drafter(
     """Check that a drafter's logits depend on the known tokens alone, and enumerate its outputs.
 
     - `begin`, `extend` and `observe` keep the state's shapes and dtypes; logits are (B, V).
-    - The same text gives the same distribution, whatever was drafted and rejected on the way, and
+    - The same text gives the same distribution, whatever was drafted and rejected before, and
       however many rounds passed without a draft.
-    - `extend` after a token gives what `begin` gives once the token is known, unless the drafter
+    - `extend` after a token and `begin` once the token is known give the same, unless the drafter
       `guesses`.
     - Rows do not depend on each other.
     - Logits are finite or −inf. A row of −inf throughout proposes nothing.
     - Every outcome of every round gives the target's distribution.
 
     Args:
-      drafter: over few ids, 3 to 5: enumeration takes V² drafts. Id 2 ends an output.
-      target: whose hidden states the drafter is shown, over the same ids; default: a random table,
-        whose hidden states are its logits.
+      drafter: a drafter over 3 to 5 ids: enumeration takes V² drafts. Id 2 ends an output.
+      target: a model over the same ids, whose hidden states the drafter observes; default: a random
+        table, whose hidden states are its logits.
       inputs: the first row is used; default: a prompt of two tokens. Give a source if the drafter
         or the target reads one.
-      guesses: whether what it gives behind a drafted token depends on where the round began;
-        default: what the drafter declares.
-      rule, sampling: that outputs are enumerated with; default: `Token()` at temperature 0.7.
+      guesses: whether distributions after a drafted token depend on where the round began;
+        default: as the drafter declares.
+      rule, sampling: used for enumerated outputs; default: `Token()` at temperature 0.7.
       seed: picks texts, drafts and the default target.
 
     Raises:
       ValueError: a class or a name is given.
-      AssertionError: says what is wrong, and by how much.
+      AssertionError: the message names the error and its size.
     """
     has("drafter", drafter, ("begin", "extend", "logits"), "a drafter")
     check_pytree("drafter", drafter)
@@ -74,7 +74,7 @@ def check_drafter(
 
 
 class Asked(NamedTuple):
-    """Logits that a drafter gave for the token after a text."""
+    """A drafter's distribution of the token after a text."""
 
     call: str  # "begin" or "extend"
     row: int
@@ -84,7 +84,7 @@ class Asked(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What both models have read."""
+    """Contexts and states of both models after some tokens."""
 
     context: Any
     cache: Any
@@ -152,7 +152,7 @@ def _check_state(name, drafter, target, inputs: Inputs) -> None:
 
 
 def _check_histories(name, drafter, target, inputs: Inputs, guesses: bool, rng) -> None:
-    """The same texts by several rounds: one token a round first, then at random."""
+    """Check that the same texts give the same in other rounds: one token each, then random ones."""
     texts = rng.integers(drafter.vocab_size, size=(ROWS, LENGTH), dtype=np.int32)
     known: dict[tuple, Asked] = {}
     for history in range(6):
@@ -183,12 +183,11 @@ def _check_histories(name, drafter, target, inputs: Inputs, guesses: bool, rng) 
 
 
 def _along(drafter, target, inputs, texts, rng, *, plain) -> Iterator[Asked]:
-    """Decode along known texts, and yield what the drafter gives for each beginning of one.
+    """Decode along known texts, and yield the drafter's distribution after each prefix.
 
     Args:
-      plain: one token in each round, and no rejections. Otherwise it is random which tokens are
-        drafted and how many of them are accepted; and in a third of the rounds nothing is drafted:
-        `begin` is not called then.
+      plain: one token in each round, and no rejections. Otherwise drafted tokens and accepted
+        counts are random, and in a third of the rounds nothing is drafted: `begin` is not called.
     """
     size, first = drafter.vocab_size, int(inputs.prompt_len[0])
     whole = np.concatenate([np.asarray(inputs.prompt[:, :first]), texts], axis=1)
@@ -197,7 +196,7 @@ def _along(drafter, target, inputs, texts, rng, *, plain) -> Iterator[Asked]:
     length, before = np.full(ROWS, first, np.int32), [["the prompt"] for _ in rows]
     read = _start(drafter, target, inputs)
     while length.min() < end:
-        # Behind the known tokens stands what must not be read.
+        # Random tokens, which must not be read, follow the known ones.
         tokens = rng.integers(size, size=(ROWS, _room(inputs)), dtype=np.int32)
         known = np.arange(_room(inputs)) < length[:, None]
         tokens = np.where(
@@ -219,7 +218,7 @@ def _along(drafter, target, inputs, texts, rng, *, plain) -> Iterator[Asked]:
                 if i + 1 < turns:
                     logits, read = _extend(drafter, read, drafts[:, i], length + np.int32(i))
         accepted = np.zeros(ROWS, np.int32)
-        if not (plain or idle):  # a right token may be rejected too, and come from the target then
+        if not (plain or idle):  # a right token may also be rejected, and then come from the target
             accepted = rng.integers(right + 1, dtype=np.int32)
         verified = np.concatenate([whole[rows, length - 1][:, None], drafts], axis=1)
         read = _observe(drafter, target, read, verified, length - 1, accepted + 1)
@@ -231,7 +230,7 @@ def _along(drafter, target, inputs, texts, rng, *, plain) -> Iterator[Asked]:
 
 
 def _probs(logits: Array) -> np.ndarray:
-    """Probabilities (B, V); 0 throughout where logits are −inf throughout."""
+    """Compute probabilities (B, V); 0 throughout where logits are −inf throughout."""
     found = np.asarray(logits, np.float64)
     silent = (found == -np.inf).all(axis=1, keepdims=True)
     top = np.where(silent, 0.0, found.max(axis=1, keepdims=True))

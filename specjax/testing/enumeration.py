@@ -1,8 +1,8 @@
-"""The distribution of the speculative loop's output, through the real `step`, outcome by outcome.
+"""Enumeration of the speculative loop's outputs, through the real `step`, outcome by outcome.
 
-A round runs once for every draft, every accepted count and every next token, with dice that fall as
-prescribed. Its probability follows from the distributions that the `Round` reports. Rows with the
-same tokens and the same state of the policy are merged before the next round.
+A round runs once for every draft, every accepted count and every next token, with prescribed dice.
+Its probability follows from the distributions that the `Round` reports. Rows with the same tokens
+and the same policy state are merged before the next round.
 """
 
 import functools
@@ -24,12 +24,12 @@ from specjax.sampling import Sampling, row_keys
 from specjax.testing.tables import logits_after, repeat
 from specjax.types import Inputs, Model
 
-SHARED = ("keys", "target_finite", "draft_finite", "until")  # the same for all rows
-STATES = 53  # expanded at a time; a prime, so that no other axis is taken for the batch
+SHARED = ("keys", "target_finite", "draft_finite", "until")  # fields that all rows share
+STATES = 53  # states expanded at a time; a prime, so that no other axis is taken for the batch
 
 
 def total_variation(left: dict, right: dict) -> float:
-    """Half the sum of absolute differences."""
+    """Total variation distance: half the sum of absolute differences."""
     return sum(abs(left.get(k, 0.0) - right.get(k, 0.0)) for k in left.keys() | right.keys()) / 2
 
 
@@ -51,7 +51,7 @@ def sequence_distribution(
 
     Args:
       inputs: the first row is used.
-      distribution: from logits (V,) to the probabilities of the next token.
+      distribution: maps logits (V,) to the probabilities of the next token.
     """
     done: dict[tuple, float] = {}
     prompt = tuple(int(t) for t in inputs.prompt[0, : int(inputs.prompt_len[0])])
@@ -71,7 +71,7 @@ def sequence_distribution(
 
 
 class Forced(Dice):
-    """Dice that fall as prescribed for each row."""
+    """Dice with prescribed outcomes for each row."""
 
     def __init__(self, drafts, accepted, next_token):
         self.drafts, self.count, self.token = drafts, accepted, next_token
@@ -99,10 +99,9 @@ def output_distribution(
 
     Args:
       step: `speculative.step`, or one with a planted fault.
-      drawn_from: the distributions (B, γ, V) that drafted tokens come from, given those that are
-        reported;
-        None: the same, as it should be.
-      seed: picks which of the merged rows goes on (with its own cache).
+      drawn_from: maps the reported distributions (B, γ, V) to those that drafted tokens come from;
+        None: the same, as in a correct loop.
+      seed: picks which of the merged rows continues, with its own cache.
     """
     rng = np.random.default_rng(seed)
     contexts, pool = _first(method, inputs, budget)
@@ -143,7 +142,7 @@ def _first(method, inputs, budget):
 
 
 def _batched(state):
-    """The leaves that have a row for each state and differ from row to row."""
+    """The state without the `SHARED` fields: leaves with a row for each state."""
     return state.replace(**dict.fromkeys(SHARED, ()))
 
 
@@ -153,9 +152,9 @@ def _on_device(state):
 
 @functools.cache
 def _expander(step, drawn_from):
-    """A jitted function from STATES rows to STATES × outcomes rows and their probabilities."""
+    """Make a jitted function from STATES rows to STATES × outcomes rows and their probabilities."""
 
-    # Nearly all of the time goes into compiling, none into running.
+    # Compilation takes nearly all of the time.
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def expand(method, contexts, state):
         drawn = 0 if getattr(method, "chosen", False) else method.slots - 1
@@ -175,8 +174,8 @@ def _expander(step, drawn_from):
 
 
 def _outcomes(vocab_size, drawn, ends):
-    """Everything that dice can say in a round: drawn tokens (O, drawn), where acceptance ends (O,),
-    next tokens (O,)."""
+    """All outcomes of the dice in a round: drawn tokens (O, drawn), accepted counts (O,), next
+    tokens (O,)."""
     axes = [range(vocab_size)] * drawn + [range(ends), range(vocab_size)]
     table = jnp.asarray(np.array(list(itertools.product(*axes)), np.int32))
     return table[:, :drawn], table[:, drawn], table[:, drawn + 1]
@@ -185,7 +184,7 @@ def _outcomes(vocab_size, drawn, ends):
 def _chance(round_, drawn_from):
     """The probability of each row's outcome.
 
-    Tokens past the end of a draft are arbitrary: they count as drawn uniformly.
+    Tokens past the end of a draft are arbitrary, and count as drawn uniformly.
     """
     ending, drafts = round_.accepted, round_.drafts
     if round_.nodes is None:
@@ -217,7 +216,7 @@ def _harvest(pool, weights, distribution, inputs):
 
 
 def _merge(pool, weights, rng):
-    """One row, picked at random, for all that agree in tokens and in the state of the policy."""
+    """Merge rows of equal tokens and policy state into one of them, picked at random."""
     if not len(weights):
         return pool, weights
     known = np.arange(pool.tokens.shape[1])[None, :] < pool.length[:, None]
@@ -232,7 +231,7 @@ def _merge(pool, weights, rng):
 
 
 def _history(drafter):
-    """Of a drafter's state what past rounds left there beside the tokens."""
+    """The leaves of a drafter's state that depend on past rounds beyond the tokens."""
     if isinstance(drafter, Fed):
         return [drafter.end[:, None]]
     if isinstance(drafter, Switched):
@@ -244,13 +243,13 @@ def _history(drafter):
 def joint_distribution(
     method: speculative.Speculative, inputs: Inputs, budgets: list[int], *, step=speculative.step
 ) -> dict[tuple, float]:
-    """P(outputs of all rows together), for a batch of few rows that may have to do with each other.
+    """P(outputs of all rows together), for a batch of few rows that may depend on each other.
 
-    Rows decide apart about what they draw, so a batch's outcomes are all combinations of its rows'.
-    Batches are mapped over, and see nothing of one another.
+    Rows draw independently, so a batch's outcomes are all combinations of its rows' outcomes.
+    Batches are mapped over, and do not see each other.
 
     Args:
-      budgets: of each row.
+      budgets: new tokens allowed for each row.
       step: `speculative.step`, or one with a planted fault.
     """
     rng, count = np.random.default_rng(0), len(budgets)
@@ -286,12 +285,12 @@ def joint_distribution(
     return distribution
 
 
-BATCHES = 7  # expanded at a time
+BATCHES = 7  # batches expanded at a time
 
 
 @partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
 def _expand_batches(step, method, contexts, rest, states):
-    """From BATCHES batches to BATCHES × outcomes, and their probabilities."""
+    """Expand BATCHES batches to BATCHES × outcomes, with their probabilities."""
     count = len(rest["keys"])
     each = _outcomes(method.target.vocab_size, method.slots - 1, method.slots)
     every = np.indices((len(each[1]),) * count).reshape(count, -1).T
@@ -306,7 +305,7 @@ def _expand_batches(step, method, contexts, rest, states):
 
 
 def _merge_batches(pool, weights, rng):
-    """As `_merge`, of whole batches."""
+    """Merge whole batches as `_merge` does rows."""
     if not len(weights):
         return pool, weights
     slots = np.arange(pool.tokens.shape[2])

@@ -1,4 +1,4 @@
-"""What a draft-length policy promises: lengths by its row's past alone, and outputs as before."""
+"""The check of policies: lengths depend on the row's past alone, and outputs stay the target's."""
 
 import dataclasses
 import itertools
@@ -42,34 +42,34 @@ def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> No
 
     - The state has a row for each row of the batch, and keeps its shapes and dtypes.
     - `begin` allows whole numbers of tokens, 0 or more; the loop cuts them to `gamma_max`.
-    - Decisions do not depend on the entries of a draft behind its end.
+    - Decisions do not depend on the entries of a draft past its end.
     - Rows do not depend on each other, unless the policy declares `reads_batch`.
     - Every outcome of every round gives the target's distribution: greedily and under the block
       rule, or for two rows together if the policy reads its batch.
 
     Args:
-      policy: settings such as costs must fit `gamma_max`. The draft has 3 ids and hidden states of
-        width 3.
+      policy: a policy whose settings, such as costs, fit `gamma_max`. The draft has 3 ids and
+        hidden states of width 3.
       gamma_max: the longest draft. Enumeration takes 3^γ_max drafts: keep it at 2 or 3.
       seed: picks the distributions of target and draft.
 
     Raises:
       ValueError: a class or a name is given.
-      AssertionError: says what is wrong, and by how much.
+      AssertionError: the message names the error and its size.
     """
     has("policy", policy, ("init", "begin"), "a draft-length policy")
     check_pytree("policy", policy)
     name = type(policy).__name__
 
     def method(temperature: float, rule: Any = Token(), policy: Policy = policy):  # noqa: B008
-        # The draft's logits are finite: they are its hidden states, which a policy may read.
+        # The draft's logits must be finite: they are its hidden states, which a policy may read.
         draft = ModelDrafter(random_table(seed + 2, forbidden=0))
         sampling = Sampling(temperature)
         return method_of(random_table(seed + 1), draft, rule, policy, sampling, gamma_max)
 
     _check_state(name, policy, method(1.0, policy=Varying()))
     _check_decisions(name, method(1.0))
-    if policy.reads_batch:  # the rows of an enumeration would be its neighbours
+    if policy.reads_batch:  # in `check_output` it would read other states
         _check_pair(f"{name}, two rows together", policy, gamma_max, seed)
         return
     check_output(f"{name} at temperature 0", method(0.0))
@@ -77,10 +77,10 @@ def check_policy(policy: Policy, *, gamma_max: int = GAMMA, seed: int = 0) -> No
 
 
 def _check_state(name: str, policy: Policy, method) -> None:
-    """Shapes and dtypes of the state and of what `begin` allows, without running anything.
+    """Check shapes and dtypes of the state and of the result of `begin`, without running anything.
 
     Args:
-      method: has another policy; its rounds have the shapes that this policy will see.
+      method: a method with another policy, whose rounds have the shapes for this one.
     """
     rows, gamma = 5, method.gamma_max
     init = jax.eval_shape(lambda: policy.init(keys_of(rows), gamma))
@@ -115,7 +115,7 @@ def _check_state(name: str, policy: Policy, method) -> None:
 
 
 def _check_decisions(name: str, method) -> None:
-    """Lengths of 20 rounds of 64 rows, against those with other entries and other neighbours."""
+    """Compare lengths of 20 rounds of 64 rows with those for other entries and other neighbours."""
     inputs, keys = _inputs(ROWS), keys_of(ROWS)
     lengths, allowed = _lengths(method, inputs, keys, jnp.int32(0))
     if allowed.min() < 0:
@@ -139,7 +139,7 @@ def _check_decisions(name: str, method) -> None:
             others[:, ::2],
             NEIGHBOURS,
         )
-        few = np.array([ROWS - 1, 0])  # what most rows have in common shows in a small batch alone
+        few = np.array([ROWS - 1, 0])  # a value that most rows share changes in a small batch
         pair = jax.tree.map(lambda x: x[few], inputs)
         others, _ = _lengths(method, pair, keys_of(ROWS)[few], jnp.int32(0))
         _require_same(name, lengths[:, few], others, NEIGHBOURS)
@@ -156,10 +156,10 @@ def _require_same(name: str, lengths: np.ndarray, others: np.ndarray, why: str) 
 
 
 def _lengths(method, inputs: Inputs, keys: Array, filler: Array) -> tuple[np.ndarray, np.ndarray]:
-    """(ROUNDS, B) tokens drafted in each round, −1 after a row's end, and tokens allowed.
+    """Tokens drafted in each round, (ROUNDS, B), −1 after a row's end, and tokens allowed.
 
     Args:
-      filler: () int32, the token that stands behind the end of each draft.
+      filler: () int32, the token past the end of each draft.
     """
     endless = dataclasses.replace(method, eos_ids=jnp.int32([-1]))
     return jax.device_get(_decoded(endless, inputs, keys, filler))
@@ -194,7 +194,7 @@ def _where(past: Array, value: Array, otherwise: Array) -> Array:
 
 
 def _inputs(rows: int) -> Inputs:
-    """Prompts of one to three tokens that differ from row to row."""
+    """Make prompts of one to three tokens that differ from row to row."""
     every = [list(ids) for n in (1, 2, 3) for ids in itertools.product((0, 1), repeat=n)]
     return inputs_of([every[i % len(every)] for i in range(rows)])
 
@@ -206,7 +206,8 @@ def _started(method, inputs: Inputs, keys: Array):
 
 
 def _check_pair(name: str, policy: Policy, gamma_max: int, seed: int) -> None:
-    """Outputs of two rows are independent, each with the target's distribution. Over 2 ids."""
+    """Check that outputs of two rows over 2 ids are independent, each with the target's
+    distribution."""
     inputs, budgets = inputs_of([[1, 0], [0, 1, 1]]), [3, 3]
     target, draft = (random_table(seed + i, 2) for i in (1, 2))
     method = method_of(target, ModelDrafter(draft), Token(), policy, Sampling(1.0), gamma_max)

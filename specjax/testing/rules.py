@@ -1,4 +1,4 @@
-"""What an acceptance rule promises: distributions, and the target's outputs if it is exact."""
+"""The check of acceptance rules: distributions, and the target's outputs if they are exact."""
 
 import jax
 import jax.numpy as jnp
@@ -23,23 +23,22 @@ from specjax.testing.common import (
 )
 from specjax.testing.tables import hopeless, inputs_of, one_hot, random_table, repeat
 
-DRAFTS, SIZE, LONGEST = 512, 4, 3  # random drafts of 0 to 3 tokens, over 4 ids
+DRAFTS, SIZE, LONGEST = 512, 4, 3  # number of random drafts, ids, and most tokens of a draft
 
 
 def check_rule(rule: AcceptanceRule, *, seed: int = 0) -> None:
     """Check that a rule returns distributions, and that an exact one keeps the target's outputs.
 
-    Target and draft have random distributions with tokens of probability 0, also where the other
-    has some. A rule that says `exact = False` is checked for its distributions alone. A rule whose
-    `given_noise` changes a distribution has to give the tokens of plain decoding with the same
-    keys.
+    Target and draft have random distributions with tokens of probability 0, at different ids. A
+    rule that declares `exact = False` is checked for its distributions alone. A rule whose
+    `given_noise` changes a distribution must give the tokens of plain decoding with the same keys.
 
     Args:
       seed: picks the random distributions.
 
     Raises:
       ValueError: a class or a name is given.
-      AssertionError: says what is wrong, and by how much.
+      AssertionError: the message names the error and its size.
     """
     has("rule", rule, ("stop", "next_probs"), "an acceptance rule")
     check_pytree("rule", rule)
@@ -75,7 +74,7 @@ def _check_outputs(name, rule, sampling, seed) -> None:
 
 
 def _check_distributions(name, rule, sampling, noisy, rng) -> None:
-    """`stop`, `next_probs` and `acceptance` of random drafts; of one-hot ones if greedy."""
+    """Check `stop`, `next_probs` and `acceptance` for random drafts; for one-hot ones if greedy."""
     target = _random(rng, LONGEST + 1, sampling)
     draft = _random(rng, LONGEST, sampling)
     drafts = np.array([[rng.choice(SIZE, p=q) for q in row] for row in draft], np.int32)
@@ -122,7 +121,7 @@ def _check_distributions(name, rule, sampling, noisy, rng) -> None:
 
 
 def _check_one_token(name, rule, target, draft) -> None:
-    """Drafts of one token, summed over their draws: `acceptance` and the output's first token."""
+    """Check `acceptance` and the output's first token for drafts of one token, over all draws."""
     accepted, output = np.zeros(DRAFTS), np.zeros((DRAFTS, SIZE))
     one, none = jnp.ones(DRAFTS, jnp.int32), jnp.zeros(DRAFTS, jnp.int32)
     for token in range(SIZE):
@@ -158,13 +157,13 @@ def _check_one_token(name, rule, target, draft) -> None:
 
 
 def _next_probs(rule, target, draft, drafts, length) -> Array:
-    """(B, γ+1, V) after each accepted count up to the draft's length."""
+    """`next_probs` (B, γ+1, V) after each accepted count up to the draft's length."""
     ends = [jnp.minimum(jnp.int32(i), length) for i in range(draft.shape[1] + 1)]
     return jnp.stack([rule.next_probs(target, draft, drafts, length, end) for end in ends], axis=1)
 
 
 def _random(rng, count: int, sampling: Sampling) -> np.ndarray:
-    """Distributions (DRAFTS, count, SIZE) with zeros; one-hot if greedy."""
+    """Make random distributions (DRAFTS, count, SIZE) with zeros; one-hot if greedy."""
     probs = rng.exponential(size=(DRAFTS, count, SIZE)) ** 2
     if sampling.greedy:
         return np.eye(SIZE)[probs.argmax(axis=-1)]
@@ -179,7 +178,7 @@ def _logs(probs: np.ndarray) -> Array:
 
 
 def _require(name: str, probs: np.ndarray, what: str) -> None:
-    """AssertionError where the last axis holds no distribution."""
+    """Raise AssertionError if the last axis holds no distribution."""
     for wrong, problem in (
         (~np.isfinite(probs), "are not finite"),
         (probs < -tolerance(), "are negative"),
@@ -207,7 +206,7 @@ def _is_noisy(rule) -> bool:
 
 
 def _check_tokens(name, rule, sampling, seed) -> None:
-    """Tokens against those of plain decoding by the same keys, and the noise's mean."""
+    """Check tokens against those of plain decoding with the same keys, and the noise's mean."""
     target, inputs = random_table(seed + 1), repeat(inputs_of([PROMPT]), ROWS)
     for draft in (random_table(seed + 2), target, hopeless(target)):
         method = method_of(target, ModelDrafter(draft), rule, Varying(), sampling)

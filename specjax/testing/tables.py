@@ -15,19 +15,19 @@ from specjax.drafters.base import started
 from specjax.pytrees import pytree
 from specjax.types import Inputs
 
-UNWRITTEN = 1_000_003  # what a slot holds before its first write
+UNWRITTEN = 1_000_003  # the content of a slot before its first write
 _MULTIPLIERS = np.random.default_rng(0).integers(1 << 32, size=(2, 64), dtype=np.uint32) | 1
 
 
 def _scramble(x: Array) -> Array:
-    """A fixed permutation of the 32-bit numbers."""
+    """Map 32-bit numbers by a fixed permutation."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
         x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
     return x
 
 
 def _hash(tokens: Array, which: int) -> Array:
-    """(B, T) → (B, T) uint32: entry t depends on the tokens 0 … t and their slots."""
+    """Hash (B, T) → (B, T) uint32: entry t depends on the tokens 0 … t and their slots."""
     factors = jnp.asarray(_MULTIPLIERS[which, : tokens.shape[1]])[None, :]
     mixed = (tokens.astype(jnp.uint32) + np.uint32(1)) * factors
     return jnp.cumsum(mixed, axis=1, dtype=jnp.uint32)
@@ -35,7 +35,7 @@ def _hash(tokens: Array, which: int) -> Array:
 
 @pytree
 class TableModel:
-    """The next token's distribution depends on the source and on the whole prefix."""
+    """A model whose next token depends on the source and on the whole prefix."""
 
     table: Array  # (N, V) logits; prefixes are spread over the N rows
 
@@ -44,7 +44,7 @@ class TableModel:
         return self.table.shape[1]
 
     def start(self, inputs: Inputs, buffer_len: int):
-        """The context is a hash of the source; the cache is what was fed, slot by slot."""
+        """Make the context, a hash of the source, and the cache, the fed tokens slot by slot."""
         batch = inputs.prompt.shape[0]
         cache = jnp.full((batch, buffer_len), UNWRITTEN, jnp.int32)
         context = jnp.zeros((batch,), jnp.uint32)
@@ -54,7 +54,7 @@ class TableModel:
         return context, cache
 
     def __call__(self, tokens, start, context, cache, layout=None):
-        """The "hidden" state is the row of the table."""
+        """Run K tokens; the hidden state is the row of the table."""
         slots = start[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
         rows = jnp.arange(tokens.shape[0])[:, None]
         before = jnp.pad(_hash(cache, 0), ((0, 0), (1, 0)))  # entry t: of the slots before t
@@ -83,7 +83,7 @@ class TableModel:
 def random_table(
     seed: int, vocab_size: int = 3, *, rows: int = 4096, forbidden: float = 0.15, dtype=float
 ) -> TableModel:
-    """Normal logits of deviation 1.5; a share of them −inf, though never a row's largest."""
+    """Make a table of normal logits of deviation 1.5; a share is −inf, never a row's largest."""
     rng = np.random.default_rng(seed)
     logits = 1.5 * rng.normal(size=(rows, vocab_size))
     banned = rng.random(logits.shape) < forbidden
@@ -92,18 +92,18 @@ def random_table(
 
 
 def hopeless(model: TableModel) -> TableModel:
-    """Likes best what the model likes least, and what it cannot say at all most."""
+    """Make a draft that prefers the model's least likely tokens, and its impossible ones most."""
     return TableModel(jnp.where(jnp.isfinite(model.table), -3.0 * model.table, 5.0))
 
 
 def one_hot(seed: int, vocab_size: int = 3, *, rows: int = 4096, dtype=float) -> TableModel:
-    """A deterministic drafter: one token is certain after each prefix."""
+    """Make a deterministic table: one token is certain after each prefix."""
     choice = np.random.default_rng(seed).integers(vocab_size, size=rows)
     return TableModel(jnp.asarray(np.where(np.eye(vocab_size)[choice], 0.0, -np.inf), dtype))
 
 
 def inputs_of(prompts: list[list[int]], sources: list[list[int]] | None = None) -> Inputs:
-    """Inputs from ragged lists, right-padded with 0; without sources their width is 0."""
+    """Make inputs from ragged lists, right-padded with 0; without sources their width is 0."""
 
     def pad(rows):
         width = max(len(row) for row in rows)
@@ -114,7 +114,7 @@ def inputs_of(prompts: list[list[int]], sources: list[list[int]] | None = None) 
 
 
 def repeat(inputs: Inputs, times: int) -> Inputs:
-    """A batch of one input, `times` rows."""
+    """Repeat the first row to a batch of `times` rows."""
     return jax.tree.map(lambda x: jnp.repeat(x[:1], times, axis=0), inputs)
 
 

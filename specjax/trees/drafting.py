@@ -1,8 +1,8 @@
 """Drafting a tree: level by level, the branches of a level side by side.
 
-Any drafter can do it. Its state after a node is a value, so a child starts from a copy of its
-parent's, as in beam search, and `extend` runs for all branches of a level in one call (`vmap`).
-A drafter of half the target's size would copy much; those that pay are small.
+Any drafter can draft trees. Its state after a node is a value, so a child starts from a copy of its
+parent's, as in beam search. `extend` runs for all branches of a level in one call (`vmap`).
+Copies of a large drafter's state are expensive, so trees pay with small drafters.
 """
 
 from typing import Any, NamedTuple
@@ -24,33 +24,33 @@ from specjax.types import Context
 
 
 class Allowed(NamedTuple):
-    """How large each row's tree may be."""
+    """The largest depth and number of nodes of each row's tree."""
 
     depth: Int[Array, " B"]
     nodes: Int[Array, " B"]
 
 
 class Level(NamedTuple):
-    """The nodes of one depth that have children, M of them."""
+    """The M nodes of one depth that have children."""
 
     nodes: Int[Array, "B M"]  # −1: no node of the tree, or the drafter was left out
-    states: Any  # the drafter's after each, as `fork` gives them; leaves (B, M, …)
+    states: Any  # the drafter's state after each, from `fork`; leaves (B, M, …)
     logprobs: Float[Array, "B M V"]  # of the next token, under the sampling
     belief: Float[Array, "B M V"]  # at temperature 1 where decoding is greedy, else the same
     speaks: Bool[Array, "B M"]  # False: the drafter proposes nothing
 
 
 class Drafted(NamedTuple):
-    """What drafting made."""
+    """The result of drafting a tree."""
 
     nodes: Nodes
     levels: list[Level]  # from the root's on
-    rest: Any  # of the drafter's state what all branches share (`Forks`)
+    rest: Any  # the part of the drafter's state that all branches share (`Forks`)
     finite: Bool[Array, ""]
 
 
 def root(method: Any, context: Context, state: State) -> tuple[Level, Any]:
-    """The known tokens, and what all branches share of the drafter's state."""
+    """The level of the root, and the part of the drafter's state that all branches share."""
     known = state.tokens, state.length, context, state.drafter
     hidden, drafter = method.drafter.begin(*known)
     own, rest = fork(method.drafter, drafter)
@@ -68,14 +68,14 @@ def expand(
     position: Int[Array, " B"],
     needed: Bool[Array, ""],
 ) -> Level:
-    """The drafter after M tokens, each behind a node of the level above.
+    """Run the drafter after M tokens, each the child of a node of the level above.
 
     Args:
-      at: the place of each token's parent among the nodes above.
-      nodes: their own numbers.
-      position: of the tokens.
+      at: index of each token's parent in the level above.
+      nodes: the tokens' node numbers.
+      position: position of the tokens.
       needed: whether any row has nodes below these. If not, and unless the policy is `fixed`, the
-        drafter is left out and says nothing.
+        drafter does not run and proposes nothing.
     """
 
     def grown():
@@ -92,7 +92,7 @@ def expand(
 
 
 def level(method: Any, nodes: Array, states: Any, hidden: Float[Array, "B M E"]) -> Level:
-    """A level with what the drafter says there."""
+    """Make a level with the drafter's proposals."""
     drafter: Drafter = method.drafter
     sampling: Sampling = method.sampling
     logits = jax.vmap(drafter.logits, in_axes=1, out_axes=1)(hidden)
@@ -101,7 +101,7 @@ def level(method: Any, nodes: Array, states: Any, hidden: Float[Array, "B M E"])
 
 
 def finite(level: Level, state: State) -> Bool[Array, ""]:
-    """Whether the drafter gave distributions in active rows."""
+    """Whether the drafter's logits are valid in all active rows."""
     live = ~state.done[:, None] & level.speaks
     flat = level.logprobs.reshape(-1, level.logprobs.shape[-1])
     return is_finite(flat, live.reshape(-1))
@@ -111,14 +111,14 @@ def finite(level: Level, state: State) -> Bool[Array, ""]:
 
 
 def fixed(method: Any, context: Context, state: State, allowed: Allowed, dice: Any) -> Drafted:
-    """The nodes of `method.shape`, as many and as deep as each row is allowed."""
+    """Draft the nodes of `method.shape`, as many and as deep as each row is allowed."""
     shape: FixedTree = method.shape
     deepest = jnp.asarray(np.maximum.accumulate(shape.depths))[allowed.nodes]
     allowed = allowed._replace(depth=jnp.minimum(allowed.depth, deepest))
     first, rest = root(method, context, state)
     levels = [first]
     parts: list[Children] = []  # by level
-    order: list[int] = []  # the nodes in which they are
+    order: list[int] = []  # the node numbers, in the same order
     submitted = {0: jnp.ones_like(state.done)}  # by node
     for depth in range(shape.depth):
         inner = shape.inner(depth)
@@ -150,7 +150,7 @@ def fixed(method: Any, context: Context, state: State, allowed: Allowed, dice: A
 
 
 class Children(NamedTuple):
-    """The nodes of one depth, M of them; see `Nodes`."""
+    """The M nodes of one depth; see `Nodes`."""
 
     tokens: Int[Array, "B M"]
     logprobs: Float[Array, "B M V"]
@@ -168,7 +168,7 @@ def _children(
     submitted: dict[int, Bool[Array, " B"]],
     dice: Any,
 ) -> Children:
-    """The children of a level's inner nodes, node by node; `submitted` gets them too."""
+    """Draft the children of a level's inner nodes, node by node, and add them to `submitted`."""
     shape: FixedTree = method.shape
     children = [shape.children(node) for node in inner]
     position = state.length + depth
@@ -177,7 +177,7 @@ def _children(
     draw = jax.vmap(dice.draft, in_axes=(None, 0, 1, 1), out_axes=1)
     by_rank = []
     for rank in range(max(map(len, children))):
-        # A node with fewer children draws in vain, in the slot of its last.
+        # A node with fewer children repeats the slot of its last; that draw is not used.
         slots = jnp.array([of[min(rank, len(of) - 1)] - 1 for of in children], jnp.int32)
         token = smp.argmax(left)
         if not method.chosen:
@@ -199,7 +199,7 @@ def _children(
 
 
 def without(logprobs: Float[Array, "*batch V"], token: Int[Array, "*batch"]) -> Array:
-    """The distribution with a token left out, normalised again; −inf throughout if none is left."""
+    """Leave a token out of a distribution and normalise; −inf throughout if none is left."""
     ids = jnp.arange(logprobs.shape[-1], dtype=jnp.int32)
     hit = jnp.expand_dims(ids, tuple(range(token.ndim))) == token[..., None]
     rest = jnp.where(hit, -jnp.inf, logprobs)
@@ -212,14 +212,14 @@ def without(logprobs: Float[Array, "*batch V"], token: Int[Array, "*batch"]) -> 
 
 
 def best_first(method: Any, context: Context, state: State, allowed: Allowed, dice: Any) -> Drafted:
-    """The best nodes of `method.shape`, in each row its own, the best one first."""
+    """Draft the best nodes of `method.shape`, for each row its own, the best node first."""
     del dice  # nothing is drawn
     shape: BestFirst = method.shape
     width = shape.width
     rows = state.length.shape[0]
     first, rest = root(method, context, state)
     levels = [first]
-    path = jnp.zeros((rows, 1), jnp.float32)  # log of the belief in the way to each inner node
+    path = jnp.zeros((rows, 1), jnp.float32)  # log of the belief in the path to each inner node
     tokens, parents, depths, beliefs, paths = [], [], [], [], []
     count = 0  # candidates so far; candidate i has the number i + 1
     for depth in range(1, shape.depth + 1):
@@ -267,7 +267,7 @@ def best_first(method: Any, context: Context, state: State, allowed: Allowed, di
 
 
 def _renumbered(nodes: Int[Array, "B M"], renumber: Int[Array, "B A"]) -> Int[Array, "B M"]:
-    """A node that was expanded and not kept is no node of the tree."""
+    """Renumber expanded nodes; −1 for those that are not kept in the tree."""
     found = jnp.take_along_axis(renumber, jnp.maximum(nodes, 0), axis=1)
     return jnp.where(found > 0, found, -1)
 
@@ -276,12 +276,12 @@ def _renumbered(nodes: Int[Array, "B M"], renumber: Int[Array, "B A"]) -> Int[Ar
 
 
 def state_at(levels: list[Level], path: Int[Array, "B D"], accepted: Int[Array, " B"]) -> Any:
-    """The drafter's state after the last node of the accepted path that was expanded, without what
+    """The drafter's state after the last expanded node of the accepted path, without the part that
     all branches share.
 
     Args:
       path: the nodes at depths 1 … D.
-      accepted: how many of them are.
+      accepted: the number of accepted nodes.
     """
     found = jax.tree.map(lambda x: x[:, 0], levels[0].states)
     for depth, one in enumerate(levels[1:], start=1):

@@ -1,14 +1,14 @@
 """Acceptance rules for trees: at which node acceptance ends, and the token that follows there.
 
 As for chains, a rule draws nothing. It returns one distribution over the nodes at which acceptance
-may end, `stop`, and at each node the distribution of the next token. One uniform number settles the
+may end, `stop`, and at each node the distribution of the next token. One uniform number decides the
 first. On a chain `Sibling` is the token rule and `Traversal` the block rule.
 
     p[v]    the target's distribution after node v
-    q[c]    the distribution of c's token given all that was drawn before it; 0 where there is no c
+    q[c]    the distribution of c's token given all tokens drawn before it; 0 where there is no c
 
-Tokens that were chosen, and not drawn, leave nothing to be weighed: `Follow` is right for them, and
-no lossless rule accepts more. For drawn ones `Follow` is exact too.
+Tokens that were chosen, not drawn, have no draft distribution. `Follow` is exact for them, and no
+lossless rule accepts more. It is exact for drawn tokens too.
 """
 
 from typing import NamedTuple, Protocol
@@ -25,22 +25,22 @@ from specjax.trees.nodes import Nodes, all_rows, comes_before
 
 
 class Endings(NamedTuple):
-    """Where acceptance may end, and what follows there."""
+    """The distributions of the node where acceptance ends, and of the next token there."""
 
     stop: Float[Array, "B C"]
     next_probs: Float[Array, "B C V"]  # arbitrary at nodes where it cannot end
 
 
 class TreeRule(Protocol):
-    """What a round needs of a rule."""
+    """The protocol of rules for trees."""
 
     def endings(
         self, target_probs: Float[Array, "B C V"], nodes: Nodes, lines: Int[Array, "R C D1"]
     ) -> Endings:
-        """Where acceptance ends, given the tokens.
+        """Decide where acceptance ends, given the tokens.
 
         Args:
-          target_probs: after each node.
+          target_probs: the target's distribution after each node.
           lines: see `nodes.lineage`.
         """
         ...
@@ -54,11 +54,11 @@ class Follow:
     """
 
     def endings(self, target_probs, nodes, lines):
-        """reach[c] = reach[v]·p[v](x_c); at v what is left of p without its children's tokens."""
+        """Compute reach[c] = reach[v]·p[v](x_c); at v, p without its children's tokens is left."""
         parent = all_rows(nodes.parent, nodes.tokens)
         rows = jnp.arange(len(parent))[:, None]
         width = target_probs.shape[-1]
-        # A child whose token an earlier sibling has is never followed, and takes nothing away.
+        # A child with the token of an earlier sibling is never followed, and takes no mass.
         token = jnp.where(nodes.submitted, nodes.tokens, width)
         twins = (parent[:, 1:, None] == parent[:, None, 1:]) & (token[:, :, None] == token[:, None])
         earlier = jnp.tril(jnp.ones(twins.shape, bool), -1)
@@ -76,11 +76,11 @@ class Follow:
 
 @pytree
 class Sibling:
-    """Children one after the other, each by the token rule against what its earlier siblings left.
+    """Judge children in order, each by the token rule against the residual of earlier siblings.
 
     With M = p[v], child c is accepted with probability min(1, M(x)/q[c](x)), else M becomes
     norm[M − q[c]]₊; if all are rejected the next token follows M. For draws with replacement this
-    is SpecInfer's (Miao et al. 2023), without replacement that of RSD (Jeon et al. 2024) and
+    is the rule of SpecInfer (Miao et al. 2023); without replacement, of RSD (Jeon et al. 2024) and
     Sequoia (Chen et al. 2024).
     """
 
@@ -116,7 +116,7 @@ class Traversal:
     """
 
     def endings(self, target_probs, nodes, lines):
-        """stop[v] = R[v]·Π (1 − R[u]) over all u before v in post-order, and 1 for the root's R."""
+        """Compute stop[v] = R[v]·Π (1 − R[u]) over u before v in post-order, with 1 as root's R."""
         rows = jnp.arange(len(target_probs))
 
         def child(c, carry):
@@ -142,8 +142,8 @@ class Traversal:
         return Endings(kept * passed, left)
 
 
-# The rule of trees that does for them what one of chains does for chains. Coupled noise makes the
-# target one-hot, so that all there is to do is to follow it.
+# The rule of trees for each rule of chains. Coupled noise makes the target one-hot, so `Follow` is
+# enough.
 OF_CHAIN: dict[type, type] = {
     rules.Token: Sibling,
     rules.Block: Traversal,
@@ -152,14 +152,14 @@ OF_CHAIN: dict[type, type] = {
 
 
 def of_chain(rule: rules.AcceptanceRule, *, chosen: bool) -> TreeRule:
-    """The rule for a tree.
+    """The rule for trees that corresponds to a rule for chains.
 
     Args:
-      rule: under its sampling.
+      rule: a rule of chains, after `under`.
       chosen: whether the tokens are chosen by the drafter's beliefs, and not drawn.
 
     Raises:
-      ValueError: one that trees do not have.
+      ValueError: a rule without a counterpart for trees.
     """
     kind = OF_CHAIN.get(type(rule))
     if kind is None:
@@ -172,7 +172,7 @@ def of_chain(rule: rules.AcceptanceRule, *, chosen: bool) -> TreeRule:
 
 
 def _child(nodes: Nodes, c: Int[Array, ""]) -> tuple[Array, Array, Array]:
-    """Parent, token and distribution of node c of every row; where it is absent, all zeros."""
+    """Parent, token and distribution of node c of every row; 0 throughout if c is absent."""
     if nodes.logprobs is None:
         raise ValueError("The tokens of this tree were not drawn: take Follow.")
     i = c - 1
@@ -184,12 +184,12 @@ def _child(nodes: Nodes, c: Int[Array, ""]) -> tuple[Array, Array, Array]:
 
 
 def over(target: Float[Array, "*batch"], draft: Float[Array, "*batch"]) -> Array:
-    """p/q; 0 where q is."""
+    """The ratio target/draft; 0 where draft is 0."""
     return jnp.where(draft > 0, target / jnp.where(draft > 0, draft, 1.0), 0.0)
 
 
 def _reached(chance: Float[Array, "B C"], lines: Int[Array, "R C D1"]) -> Float[Array, "B C"]:
-    """The product of the chances along the way to each node."""
+    """The product of the chances along the path to each node."""
     padded = jnp.pad(chance, ((0, 0), (0, 1)), constant_values=1.0)
     lines = jnp.broadcast_to(lines, (len(chance), *lines.shape[1:]))
     flat = jnp.take_along_axis(padded, lines.reshape(len(chance), -1), axis=1)

@@ -1,9 +1,9 @@
-"""Shapes of a round's draft: a chain, a tree that is fixed, or one that follows the beliefs.
+"""Shapes of a round's draft: a chain, a fixed tree, or a tree that follows the beliefs.
 
     chain(), fixed(3, 2, 1, 1), fixed(paths=((0,), (0, 0), (1,))),
     best_first(width=4, depth=4, nodes=16), or by name: parse("fixed(3, 2, 1, 1)")
 
-Shapes are static: they are part of what is compiled.
+Shapes are static: each shape is compiled.
 """
 
 import dataclasses
@@ -21,24 +21,24 @@ NAMES = {
     "best_first": "specjax.trees.shapes:best_first",
 }
 DRAWS = ("without", "with", "top")
-MAX_NODES = 1024  # of a tree, and of its depth: all are verified in one pass of the target
-MAX_CANDIDATES = 16_384  # that a `BestFirst` tree drafts for them
+MAX_NODES = 1024  # nodes and depth of a tree: all are verified in one pass of the target
+MAX_CANDIDATES = 16_384  # candidates that a `BestFirst` tree drafts
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """One token after the other: `specjax.speculative`. `chain` makes one."""
+    """A chain of tokens, for `specjax.speculative`. Made by `chain`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedTree:
-    """A tree that is the same in every round. `fixed` makes one."""
+    """A tree that is the same in every round. Made by `fixed`."""
 
     parents: tuple[int, ...]
-    """Of nodes 1 … N, each after its parent and its earlier siblings; 0 is the root. A round that
-    has fewer nodes has the first of them."""
+    """Parents of nodes 1 … N, each after its parent and its earlier siblings; 0 is the root. A
+    round of fewer nodes has the first ones."""
     draw: str = "without"
-    """How a node's children come: drawn without or with replacement, or chosen, the most likely."""
+    """How a node's children are drawn: "without" or "with" replacement, or "top": the likeliest."""
 
     def __post_init__(self):
         if len(listed("parents", self.parents)) > MAX_NODES:
@@ -50,17 +50,17 @@ class FixedTree:
 
     @property
     def nodes(self) -> int:
-        """N."""
+        """Number N of drafted nodes."""
         return len(self.parents)
 
     @cached_property
     def parent(self) -> np.ndarray:
-        """(N + 1,) int32, that of the root the root itself."""
+        """Parents of all nodes, (N + 1,) int32; the root's parent is the root."""
         return np.array([0, *self.parents], np.int32)
 
     @cached_property
     def depths(self) -> np.ndarray:
-        """(N + 1,) int32."""
+        """Depths of all nodes, (N + 1,) int32."""
         depth = np.zeros(len(self.parent), np.int32)
         for node in range(1, len(depth)):
             depth[node] = depth[self.parent[node]] + 1
@@ -68,11 +68,11 @@ class FixedTree:
 
     @property
     def depth(self) -> int:
-        """The longest path."""
+        """The length of the longest path."""
         return int(self.depths.max())
 
     def children(self, node: int) -> list[int]:
-        """In drawn order."""
+        """The children of a node, in drawn order."""
         return [child for child in range(1, len(self.parent)) if self.parent[child] == node]
 
     def inner(self, depth: int) -> list[int]:
@@ -84,9 +84,9 @@ class FixedTree:
 class BestFirst:
     """EAGLE-2's tree (Li et al. 2024, 2406.16858): the likeliest nodes by the drafter's beliefs.
 
-    On each level `width` nodes are expanded, those whose path has the largest belief; each gets its
-    `width` most likely children. Of all candidates the `nodes` best are verified. `best_first`
-    makes one.
+    On each level the `width` nodes whose paths have the largest beliefs are expanded. Each gets its
+    `width` likeliest children. The `nodes` best of all candidates are verified. Made by
+    `best_first`.
     """
 
     width: int
@@ -109,7 +109,7 @@ class BestFirst:
 
     @property
     def candidates(self) -> int:
-        """How many nodes there are to choose from."""
+        """Number of drafted nodes to choose from."""
         return self.width + (self.depth - 1) * self.width**2
 
 
@@ -117,12 +117,12 @@ Shape = Chain | FixedTree | BestFirst
 
 
 def chain() -> Chain:
-    """One token after the other."""
+    """Make the shape of a chain."""
     return Chain()
 
 
 def best_first(width: int, depth: int, nodes: int) -> BestFirst:
-    """The `nodes` likeliest of those that `width` and `depth` give, by the drafter's beliefs.
+    """Make a tree of the `nodes` likeliest candidates of `width` and `depth`, by belief.
 
     Raises:
       ValueError: a number out of range, or fewer candidates than nodes.
@@ -131,12 +131,12 @@ def best_first(width: int, depth: int, nodes: int) -> BestFirst:
 
 
 def fixed(*branches: int, paths: Sequence[Sequence[int]] = (), draw: str = "without") -> FixedTree:
-    """The same tree in every round, from either description.
+    """Make a tree that is the same in every round, from either description.
 
     Args:
-      branches: how many children each node has, by depth: fixed(3, 2) has 3 nodes with 2 each.
-      paths: nodes by the ranks of their children on the way: (0,) is the root's first child, and
-        (0, 1) its second one. A path comes after its parent's and its smaller siblings'.
+      branches: children of each node, by depth: fixed(3, 2) has 3 nodes with 2 children each.
+      paths: nodes by child ranks along the path: (0,) is the root's first child, and (0, 1) that
+        node's second child. A path comes after its parent's and its earlier siblings'.
       draw: see `FixedTree`.
 
     Raises:
@@ -184,13 +184,13 @@ def _too_large(what: str) -> str:
 
 
 def of_paths(paths: Sequence[tuple[int, ...]], draw: str = "without") -> FixedTree:
-    """The tree with these nodes in this order; see `fixed` for what a path is."""
+    """Make the tree of some paths, in this order; see `fixed` for the form of a path."""
     number = {(): 0} | {path: i for i, path in enumerate(paths, start=1)}
     return FixedTree(tuple(number[path[:-1]] for path in paths), draw)
 
 
 def text_of(shape: "Shape") -> str:
-    """What `parse` makes the shape of."""
+    """The text from which `parse` makes the shape."""
     if isinstance(shape, Chain):
         return "chain"
     if isinstance(shape, BestFirst):
@@ -202,7 +202,7 @@ def text_of(shape: "Shape") -> str:
 
 
 def parse(shape: "Shape | str | None") -> "Shape":
-    """A shape by name, or as it is; None is a chain.
+    """Make a shape from its name; a shape is returned unchanged, and None is a chain.
 
     Raises:
       ValueError: no such shape, or settings that it does not take.

@@ -2,10 +2,10 @@
 
     draft → judge (verify, accept, compact) → conclude (commit, observe)
 
-The target scores the root, which is the last known token, and all drafted nodes in one call, in
-which a node sees its ancestors alone. The rule says at which node acceptance ends. The path to it
-becomes text, its slots of the cache move together, and drafter and policy observe as ever. The
-output's distribution is the target's.
+The target scores the root, which is the last known token, and all drafted nodes in one call. A node
+sees its ancestors alone. The rule decides at which node acceptance ends. The path to it becomes
+text, its cache slots are compacted, and drafter and policy observe as for chains. The output's
+distribution is the target's.
 """
 
 import dataclasses
@@ -37,16 +37,16 @@ from specjax.types import BranchingModel, Context, Layout
 
 @pytree
 class TreeSpeculative:
-    """What to decode with, as `Speculative`, whose fields it has, with a shape for the draft."""
+    """The method of decoding with trees: the fields of `Speculative`, with a shape for drafts."""
 
     target: BranchingModel
     drafter: Drafter
-    rule: AcceptanceRule  # of chains; trees have one each that does the same
+    rule: AcceptanceRule  # of chains; `tree_rule` is its counterpart for trees
     policy: Policy  # caps depth and nodes
     sampling: Sampling
     eos_ids: Int[Array, " N"]
     shape: FixedTree | BestFirst = dataclasses.field(metadata={"static": True})
-    # Numbers < `slots` of tokens that the verify pass may have where no row's tree is larger.
+    # Token counts < `slots` of narrower verify passes, used if no row's tree is larger.
     widths: tuple[int, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     branches = True
@@ -58,27 +58,27 @@ class TreeSpeculative:
 
     @property
     def gamma_max(self) -> int:
-        """The longest path."""
+        """The length of the longest path."""
         return self.shape.depth
 
     @property
     def slots(self) -> int:
-        """Of the cache, that a round writes: the root's and the nodes'."""
+        """Number of cache slots that a round writes: the root's and the nodes'."""
         return self.shape.nodes + 1
 
     @property
     def chosen(self) -> bool:
-        """Whether children are the drafter's most likely tokens. If not, they are drawn."""
+        """Whether children are the drafter's most likely tokens, and not drawn."""
         return self.sampling.greedy or isinstance(self.shape, BestFirst) or self.shape.draw == "top"
 
     @property
     def dynamic(self) -> bool:
-        """Whether rows have trees of their own."""
+        """Whether each row has its own tree."""
         return isinstance(self.shape, BestFirst)
 
     @property
     def tree_rule(self) -> TreeRule:
-        """See `trees.rules`."""
+        """The rule for trees that corresponds to `rule`."""
         return of_chain(self.rule, chosen=self.chosen)
 
     def start(self, inputs, keys, budget, buffer_len):
@@ -92,7 +92,7 @@ class TreeSpeculative:
 def step(
     method: TreeSpeculative, contexts: Contexts, state: State, dice: Dice | None = None
 ) -> tuple[State, Round]:
-    """One round for every live row: the loop's body."""
+    """Run one round for every live row: the loop's body."""
     dice = dice or dice_for(method)
     drafted, state = draft(method, contexts.drafter, state, dice)
     lines = lineage(drafted.nodes.parent, drafted.nodes.depth, method.gamma_max)
@@ -110,9 +110,9 @@ def draft(
 
 
 class Block(NamedTuple):
-    """What the target reads in a round."""
+    """The input of a round's target call."""
 
-    tokens: Int[Array, "B C"]  # the last known one and the nodes'
+    tokens: Int[Array, "B C"]  # the last known token and the nodes'
     tree: Layout
 
     def within(self, width: int) -> "Block":
@@ -121,14 +121,14 @@ class Block(NamedTuple):
 
 
 class TreeVerdict(NamedTuple):
-    """What the target makes of a tree; node 0 is the root."""
+    """The target's verdict on a tree; node 0 is the root."""
 
     target_logprobs: Float[Array, "B C V"]  # after each node, before any noise is known
     hidden: Float[Array, "B C E"]
     stop: Float[Array, "B C"]  # P(acceptance ends at a node)
     node: Int[Array, " B"]  # where it ended
-    path: Int[Array, "B D"]  # the way there, see `path_to`
-    accepted: Int[Array, " B"]  # nodes on it
+    path: Int[Array, "B D"]  # the path to it, see `path_to`
+    accepted: Int[Array, " B"]  # number of nodes on it
     next_probs: Float[Array, "B V"]
     next_token: Int[Array, " B"]
 
@@ -141,7 +141,7 @@ def judge(
     lines: Int[Array, "R C D1"],
     dice: Dice,
 ) -> tuple[TreeVerdict, State]:
-    """Verify all nodes in one call, accept, and copy the accepted path together in the cache."""
+    """Verify all nodes in one call, accept, and compact the accepted path in the cache."""
     tree = layout(lines, nodes.depth)
     tokens = block(state, nodes.tokens)
     scored = partial(verify, method, context)
@@ -185,7 +185,7 @@ def conclude(
     lines: Int[Array, "R C D1"],
     verdict: TreeVerdict,
 ) -> tuple[State, Round]:
-    """Commit the accepted path; drafter and policy observe what happened."""
+    """Commit the accepted path, and update drafter and policy by the round."""
     nodes, path, accepted = drafted.nodes, verdict.path, verdict.accepted
     tokens = block(state, nodes.tokens)
     below = jnp.broadcast_to(nodes.parent, tokens.shape)[:, 1:] == verdict.node[:, None]
@@ -194,7 +194,7 @@ def conclude(
     deepest = jnp.max(jnp.where(nodes.submitted, nodes.depth[:, 1:], 0), axis=1)
     gained = taken(tokens, path), tested, accepted, verdict.next_token
     after = commit(state, *gained, method.eos_ids, submitted=(count, deepest))
-    seen = jnp.pad(path, ((0, 0), (1, 0)))  # the root, and the way to the last accepted node
+    seen = jnp.pad(path, ((0, 0), (1, 0)))  # the root, and the path to the last accepted node
     hidden = taken(verdict.hidden, seen)
     slot = jnp.arange(method.gamma_max, dtype=jnp.int32)[None, :]
     reached = reach(verdict.stop, lines)
@@ -228,9 +228,9 @@ def conclude(
 
 
 def begin(method: TreeSpeculative, state: State) -> tuple[Any, drafting.Allowed]:
-    """The policy's state, and how large each row's tree may be.
+    """Begin a round: the policy's state, and the allowed size of each row's tree.
 
-    A row with r tokens left drafts no deeper than r − 1: the target adds one of its own.
+    A row with r tokens left drafts no deeper than r − 1, because the target adds one token.
     """
     policy, depth = method.policy.begin(state.policy, method.gamma_max)
     nodes = method.policy.nodes(policy, method.shape.nodes)
@@ -245,13 +245,13 @@ def begin(method: TreeSpeculative, state: State) -> tuple[Any, drafting.Allowed]
 
 
 def last_of(nodes: Nodes) -> Int[Array, ""]:
-    """The last node that any row has; 0 where none has any."""
+    """The largest node number of any row; 0 if no row has nodes."""
     number = jnp.arange(1, nodes.size + 1, dtype=jnp.int32)
     return jnp.max(jnp.where(nodes.submitted, number, 0))
 
 
 def _chance_below(stop: Float[Array, "B C"], reached: Float[Array, "B C"]) -> Array:
-    """(B, C) float32: P(a child is accepted), once the node is."""
+    """P(a child is accepted | the node is), (B, C) float32."""
     some = reached > 0
     ends = jnp.where(some, stop / jnp.where(some, reached, 1.0), 1.0)
     return jnp.clip(1.0 - ends, 0.0, 1.0).astype(jnp.float32)
@@ -267,5 +267,5 @@ def _belief_below(nodes: Nodes) -> Float[Array, "B C"]:
 
 
 def grow(method: TreeSpeculative) -> Callable[..., drafting.Drafted]:
-    """What drafts the method's shape."""
+    """The function that drafts the method's shape."""
     return drafting.best_first if method.dynamic else drafting.fixed
