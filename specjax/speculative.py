@@ -163,7 +163,7 @@ def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -
     """Decide whether to draft a token, then draw it: the decision must not see the token."""
     slot, policy = turn.slot, turn.policy
     said = proposal(method.drafter.logits(hidden), method.sampling)
-    going = turn.going & said.speaks
+    going = turn.going & said.proposes
     finite = turn.finite & is_finite(said.logprobs, going)
     seen = Observation(slot, going, said.logprobs, said.belief, hidden)
     policy, more = method.policy.keep_drafting(policy, seen)

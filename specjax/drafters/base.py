@@ -191,7 +191,7 @@ def is_silent(logits: Float[Array, "*batch V"]) -> Bool[Array, "*batch"]:
 class Proposal(NamedTuple):
     """A drafter's proposal for the next token. Fields that are not read are not computed."""
 
-    speaks: Bool[Array, "*batch"]  # whether it proposes; if not, all else is arbitrary and finite
+    proposes: Bool[Array, "*batch"]  # whether it proposes; if not, all else is arbitrary and finite
     logprobs: Float[Array, "*batch V"]  # of the distribution that is sampled
     belief: Float[Array, "*batch V"]  # the same; at temperature 0 log_softmax(logits), not one-hot
     best: Int[Array, "*batch"]  # the likeliest token; the first of equals

@@ -83,7 +83,7 @@ def chances_of(
     logits = logits.astype(target_logprobs.dtype)
     said = proposal(logits, sampling)
     chance = rule.acceptance(target_logprobs, logits if certain else said.logprobs)
-    return jnp.where(said.speaks, chance, 0.0).astype(jnp.float32)
+    return jnp.where(said.proposes, chance, 0.0).astype(jnp.float32)
 
 
 def is_free(drafter: Drafter) -> bool:

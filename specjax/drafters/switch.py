@@ -90,8 +90,8 @@ class Switch(Drafter):
 
     def begin(self, tokens, length, context, state, *, lags=True):
         """Choose a drafter for each row. It may have been idle, so all may lag."""
-        speaks = self._speaks(tokens, length, context, state.states)
-        scores = jnp.where(speaks, self.choice.scores(state.choice), -jnp.inf)
+        proposes = self._proposes(tokens, length, context, state.states)
+        scores = jnp.where(proposes, self.choice.scores(state.choice), -jnp.inf)
         state = state._replace(chosen=jnp.argmax(scores, axis=1).astype(jnp.int32))
 
         def first(drafter, turn, context, state):
@@ -138,17 +138,17 @@ class Switch(Drafter):
     def resume(self, fresh, past, rows):
         return fresh._replace(choice=self.choice.resume(fresh.choice, past, rows))
 
-    def _speaks(
+    def _proposes(
         self, tokens: Int[Array, "B T"], length: Int[Array, " B"], contexts: Any, states: Any
     ) -> Bool[Array, "B N"]:
         """Whether each `free` drafter proposes something; True for the others."""
         found = []
         for drafter, context, state in zip(self.drafters, contexts, states, strict=True):
-            speaks = jnp.ones(length.shape, bool)
+            proposes = jnp.ones(length.shape, bool)
             if is_free(drafter):
                 hidden, _ = drafter.begin(tokens, length, context, state)
-                speaks = ~is_silent(drafter.logits(hidden))
-            found.append(speaks)
+                proposes = ~is_silent(drafter.logits(hidden))
+            found.append(proposes)
         return jnp.stack(found, axis=1)
 
     def _ask(
@@ -201,10 +201,10 @@ def _watched(
         return drafter.logits(drafter.begin(tokens, length + place, context, state)[0])
 
     logits = jax.vmap(at, out_axes=1)(places)
-    speaks = (places[None, :] < round_.emitted[:, None]) & ~is_silent(logits)
+    proposes = (places[None, :] < round_.emitted[:, None]) & ~is_silent(logits)
     chance = judge(logits, certain=not branches(drafter))
-    passed = jnp.sum(jnp.where(speaks, chance, 0.0), axis=1)
-    return passed, jnp.sum(speaks, axis=1, dtype=jnp.float32)
+    passed = jnp.sum(jnp.where(proposes, chance, 0.0), axis=1)
+    return passed, jnp.sum(proposes, axis=1, dtype=jnp.float32)
 
 
 @pytree

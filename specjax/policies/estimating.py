@@ -20,7 +20,7 @@ MEASURED_WEIGHT = 40.0  # weight of a measured α, in tested tokens
 PRIOR_SHARES = np.array([1 / 8, 1, 8], np.float32)  # shares of `weight`, by estimate
 CREDIT_MEMORY = 0.99  # the share of an estimate's credit that a round keeps
 MIN_CHANCE = 1e-3  # distance of estimates of α from 0 and 1, so that each can regain credit
-MOST_HOPED = 0.98  # the largest α for exploration
+MAX_EXPLORED_ALPHA = 0.98  # the largest α for exploration
 OUTPUTS = 256  # equally likely outputs in a mean
 
 
@@ -160,9 +160,9 @@ class Estimating(Goodput):
         accepted = recent.accepted[:, None] + weight * mean[:, None]
         return accepted / (recent.tested[:, None] + weight)
 
-    def hoped(self, state: Evidence, alpha: Float[Array, " B"]) -> Float[Array, " B"]:
+    def optimistic(self, state: Evidence, alpha: Float[Array, " B"]) -> Float[Array, " B"]:
         """An upper bound of α for exploration; α itself if `Costs.between` is not known."""
-        return jnp.minimum(alpha + self.width / jnp.sqrt(self.evident(state)), MOST_HOPED)
+        return jnp.minimum(alpha + self.width / jnp.sqrt(self.evident(state)), MAX_EXPLORED_ALPHA)
 
     def evident(self, state: Evidence) -> Float[Array, " B"]:
         """Tested tokens of each row, plus the weight of its first α."""

@@ -65,7 +65,7 @@ class Lookahead(Estimating):
     def begin(self, state, gamma_max):
         cost, alpha = self.costs.round_times(gamma_max), self.alpha(state)
         pays = argmax(self.rate(alpha, gamma_max)) > 0
-        alpha = jnp.where(pays, alpha, self.hoped(state.evidence, alpha))
+        alpha = jnp.where(pays, alpha, self.optimistic(state.evidence, alpha))
         rate = self.rate(alpha, gamma_max)
         best = jnp.max(rate, axis=1)
         now = np.arange(len(cost))[:, None]

@@ -47,8 +47,8 @@ class Together(Estimating):
 
     def begin(self, state, gamma_max):
         alpha = self.slowest(state)
-        hoped = self.hoped(state.evidence, alpha)
-        length, tried = (argmax(self.rates(state, a, gamma_max)) for a in (alpha, hoped))
+        optimistic = self.optimistic(state.evidence, alpha)
+        length, tried = (argmax(self.rates(state, a, gamma_max)) for a in (alpha, optimistic))
         return state, jnp.where(length > 0, length, tried)
 
     def update(self, state, round_):

@@ -37,7 +37,7 @@ class Level(NamedTuple):
     states: Any  # the drafter's state after each, from `fork`; leaves (B, M, …)
     logprobs: Float[Array, "B M V"]  # of the next token, under the sampling
     belief: Float[Array, "B M V"]  # at temperature 1 where decoding is greedy, else the same
-    speaks: Bool[Array, "B M"]  # False: the drafter proposes nothing
+    proposes: Bool[Array, "B M"]  # False: the drafter proposes nothing
 
 
 class Drafted(NamedTuple):
@@ -97,12 +97,12 @@ def level(method: Any, nodes: Array, states: Any, hidden: Float[Array, "B M E"])
     sampling: Sampling = method.sampling
     logits = jax.vmap(drafter.logits, in_axes=1, out_axes=1)(hidden)
     said = proposal(logits, sampling)
-    return Level(nodes, states, said.logprobs, said.belief, said.speaks)
+    return Level(nodes, states, said.logprobs, said.belief, said.proposes)
 
 
 def finite(level: Level, state: State) -> Bool[Array, ""]:
     """Whether the drafter's logits are valid in all active rows."""
-    live = ~state.done[:, None] & level.speaks
+    live = ~state.done[:, None] & level.proposes
     flat = level.logprobs.reshape(-1, level.logprobs.shape[-1])
     return is_finite(flat, live.reshape(-1))
 
@@ -191,7 +191,7 @@ def _children(
     for place, (node, of) in enumerate(zip(inner, children, strict=True)):
         for rank, child in enumerate(of):
             token, law, belief, possible = (x[:, place] for x in by_rank[rank])
-            there = submitted[node] & above.speaks[:, place] & possible
+            there = submitted[node] & above.proposes[:, place] & possible
             there &= (depth < allowed.depth) & (child <= allowed.nodes)
             submitted[child] = there
             found.append(Children(token, law, belief, there))
@@ -225,7 +225,7 @@ def best_first(method: Any, context: Context, state: State, allowed: Allowed, di
     for depth in range(1, shape.depth + 1):
         above = levels[-1]
         belief, token = jax.lax.top_k(above.belief.astype(jnp.float32), width)  # (B, M, W)
-        there = above.speaks & (depth <= allowed.depth)[:, None]
+        there = above.proposes & (depth <= allowed.depth)[:, None]
         total = jnp.where(there[..., None], path[..., None] + belief, -jnp.inf)
         size = token.shape[1] * width
         tokens.append(token.reshape(rows, size))

@@ -117,7 +117,7 @@ def test_what_a_drafter_says(temperature):
     """The likeliest token is the first of equals. A silent drafter's logits are finite."""
     logits = jnp.float32([[1, 3, 3, -jnp.inf], [-jnp.inf] * 4])
     said = proposal(logits, Sampling(temperature))
-    assert said.speaks.tolist() == [True, False]
+    assert said.proposes.tolist() == [True, False]
     assert said.best[0] == 1
     softmax = np.exp([1, 3, 3, -np.inf]) / np.exp([1, 3, 3]).sum()
     np.testing.assert_allclose(np.exp(said.belief[0]), softmax, rtol=1e-6)
@@ -131,7 +131,7 @@ def test_faults_are_no_silence():
     """NaN and +∞ are active, and standardize to NaN."""
     for fault in (jnp.nan, jnp.inf):
         said = proposal(jnp.float32([[1, fault, 0]]), Sampling(0.0))
-        assert said.speaks.tolist() == [True]
+        assert said.proposes.tolist() == [True]
         assert np.all(np.isnan(said.logprobs))
 
 

@@ -19,7 +19,7 @@ def test_compare():
     assert (row["outputs"], row["different"]) == (2, 1)
     assert (row["per_token"], row["per_token_ratio"]) == (1.0, 0.5)
     assert (row["first"], row["first_ratio"]) == (8.0, 2.0)
-    with pytest.raises(ValueError, match="shorter|longer"):  # outputs are missing
+    with pytest.raises(ValueError, match=r"shorter|longer"):  # outputs are missing
         versions.compare(ours, [run_of([[1, 2]], 1.0, 1.0)])
 
 
