@@ -5,6 +5,8 @@ for "cuda" from a CPU is right, and so is a model on the CPU of a machine that h
 layout of the parameters are chosen before that, by the device that the parameters are put on.
 """
 
+import functools
+import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -63,6 +65,22 @@ def is_accelerator(tree: Any) -> bool:
 def input_first(platform: str) -> bool:
     """Whether projections are stored (in, out) on this platform; see `layers.arrange`."""
     return platform == "cpu"
+
+
+@functools.cache
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether this machine's processor has units for products of bfloat16.
+
+    Linux lists them: AVX-512 BF16 or AMX on x86, bf16 on ARM. Elsewhere the answer is False.
+    """
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return not BFLOAT16_UNITS.isdisjoint(text.split())
+
+
+BFLOAT16_UNITS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def has_half_precision(platform: str) -> bool:

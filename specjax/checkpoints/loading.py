@@ -44,6 +44,8 @@ def load(
         safetensors if there are any, else torch's, else flax's (docs/checkpoints.md).
       dtype: of the parameters. None: float32 on a CPU, which has no fast half precision; elsewhere
         that of the files, except that float16 becomes bfloat16 (T5's activations overflow float16).
+        On a CPU bfloat16 is for matrices alone: all else, hidden states and caches too, is float32,
+        and products round their inputs to bfloat16 and sum in float32.
       device: the device that holds the parameters and runs the model, or a platform: "cpu", "gpu"
         or "tpu". None: where jax puts new arrays (`jax.default_device`). Dtype and layout of the
         parameters follow it. Target and draft belong on the same device.

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -16,7 +17,7 @@ from specjax import devices
 from specjax.checkpoints.families import Family
 from specjax.checkpoints.tensors import Tensor, Turned, Unread, read_into, read_rounded, read_scales
 from specjax.models import sharding
-from specjax.models.layers import M, arrange, quantise_weights
+from specjax.models.layers import M, arrange, narrow_weights, quantise_weights
 from specjax.models.sharding import Placement, turned_paths
 
 
@@ -28,14 +29,21 @@ def without_params(
     weights: str | None = None,
     cache: str | None = None,
 ) -> Any:
-    """Build a module with shapes for parameters; no weights are made."""
+    """Build a module with shapes for parameters; no weights are made.
+
+    A CPU computes in float32, so bfloat16 is the dtype of matrices alone there.
+    """
+
+    mixed = platform == "cpu" and dtype == jnp.bfloat16
 
     def build() -> nnx.Module:
         module = arrange(
-            family.build(config, rngs=nnx.Rngs(0), dtype=dtype),
+            family.build(config, rngs=nnx.Rngs(0), dtype=jnp.float32 if mixed else dtype),
             input_first=devices.input_first(platform),
         )
-        return quantise_weights(module) if weights else module
+        if weights:
+            return quantise_weights(module)
+        return narrow_weights(module, dtype) if mixed else module
 
     module: Any = nnx.eval_shape(build)
     if cache:

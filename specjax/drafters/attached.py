@@ -31,7 +31,6 @@ from specjax.checkpoints.weights import SAFETENSORS, find_tensors
 from specjax.drafters import medusa, published
 from specjax.drafters.base import Drafter
 from specjax.models import sharding
-from specjax.models.memory import dtype_of
 from specjax.support import files, named
 from specjax.types import Inputs, Model
 
@@ -101,14 +100,15 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
     Args:
       target: the target that it belongs to. The weights of an outline (`hub.outline`) are not
         compared.
-      dtype: float32, bfloat16 or float16, of the drafter's parameters; None: the target's.
+      dtype: float32, bfloat16 or float16, of the drafter's parameters; None: that of
+        the target's hidden states.
 
     Raises:
       FileNotFoundError: a file is missing.
       ValueError: the target has another width, vocabulary or other weights, or a file is damaged.
     """
     place = pathlib.Path(directory)
-    wide = np.dtype(dtype_of(target.model)) if dtype is None else float_dtype(dtype)
+    wide = np.dtype(target.model.module().dtype) if dtype is None else float_dtype(dtype)
     raw = read_json(place / CONFIG)
     if published.is_medusa(place, raw):
         return medusa.load_published(place, target)

@@ -16,7 +16,7 @@ from flax import nnx
 from jax import Array
 
 from specjax import devices
-from specjax.models import int8
+from specjax.models import int8, products
 from specjax.types import Inputs, Layout
 
 M = TypeVar("M", bound=nnx.Module)
@@ -157,9 +157,8 @@ def project(
     if scale is not None:
         out = int8.product(rows, weight, scale[...], input_first, split)
         out = out.astype(dtype or x.dtype)
-        return out.reshape(*x.shape[:-1], -1)
-    turned = weight if input_first else weight.T
-    out = jnp.matmul(rows, turned, preferred_element_type=dtype)
+    else:
+        out = products.product(rows, weight if input_first else weight.T, dtype)
     return out.reshape(*x.shape[:-1], -1)
 
 
@@ -191,6 +190,18 @@ def quantise_weights(module: M) -> M:
             rounded, scale = int8.quantise(matrix[...], axis=0 if turned else 1)
             matrix.set_value(rounded)
             setattr(layer, f"{name}_scale", nnx.Param(scale))
+    return module
+
+
+def narrow_weights(module: M, dtype: Any) -> M:
+    """Cast all projections, embeddings and heads of a module to `dtype` in place, and return it.
+
+    Norms, biases and tables of positions keep theirs, and so do hidden states and caches.
+    """
+    for _, layer in list(nnx.iter_graph(module)):
+        for name in layer.matrices() if hasattr(layer, "matrices") else ():
+            matrix = getattr(layer, name)
+            matrix.set_value(matrix[...].astype(dtype))
     return module
 
 
@@ -656,7 +667,7 @@ class Decoder(nnx.Module):
         else:
             rows = self.embedding[...][tokens]
         if self.embedding_scale is None:
-            return rows
+            return rows.astype(self.dtype)
         scale = self.embedding_scale[...][tokens][..., None]
         return (rows.astype(scale.dtype) * scale).astype(self.dtype)
 

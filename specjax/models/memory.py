@@ -65,7 +65,7 @@ def _held(leaf: Any) -> tuple[int, ...]:
 
 
 def dtype_of(tree: Any) -> np.dtype:
-    """The dtype of hidden states: a model's narrowest floats. Scales of int8 are float32."""
+    """A model's narrowest floats: the dtype of its matrices, unless they are int8."""
     dtypes = {leaf.dtype for leaf in _arrays(tree)}
     floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
     return np.dtype(min(floats, key=lambda dtype: dtype.itemsize))

@@ -396,7 +396,7 @@ def test_compatibility_verdicts():
     [
         ("cpu", 1, ("float32", "float32"), ""),
         ("cpu", 8, ("float32", "float32"), ""),
-        ("cpu", 1, ("bfloat16", "float32"), "slow on a CPU"),
+        ("cpu", 1, ("bfloat16", "float32"), "slow on this CPU"),
         ("H100", 1, ("float16", "bfloat16"), "overflow"),
         ("H100", 1, ("bfloat16", "bfloat16"), ""),
         ("H100", 2, ("bfloat16", "bfloat16"), "Only the first"),
@@ -404,10 +404,14 @@ def test_compatibility_verdicts():
 )
 def test_device_verdicts(kind, count, dtypes, said, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(verdicts, "cpu_multiplies_bfloat16", lambda: False)
     roles = dict(zip(("target", "draft"), dtypes, strict=True))
     found = verdicts.devices(kind, count, roles, True)
     assert found.verdict == ("warn" if said else "pass")
     assert said in found.way_out
+    monkeypatch.setattr(verdicts, "cpu_multiplies_bfloat16", lambda: True)
+    fast = verdicts.devices(kind, count, roles, True)
+    assert fast.verdict == ("pass" if "this CPU" in said else found.verdict)
 
 
 def test_a_gpu_that_is_not_used(monkeypatch):

@@ -1,0 +1,108 @@
+"""Time the products of one decoder step, by their form and by the number of rows.
+
+    python -m experiments.benchmark.products
+    python -m experiments.benchmark.products --shapes=t5-base --rows=1,4,11
+
+`specjax/models/products.py` chooses among these forms. Prints milliseconds for all matrices of a
+step, the least of --turns runs that take turns.
+"""
+
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from jax import Array
+from rich.console import Console
+
+from specjax.measure import provenance, report
+from specjax.models import products
+from specjax.support import command_line
+
+LAYER = {  # (inputs, outputs) of a decoder layer's matrices, the number of layers, and the head
+    "parse": ([(256, 1536), (512, 256), (256, 512), (512, 256), (256, 3200), (1600, 256)], 6, 2048),
+    "t5-base": ([(768, 2304), *3 * [(768, 768)], (768, 3072), (3072, 768)], 12, 32128),
+    "smollm2": ([(576, 960), (576, 576), (576, 3072), (1536, 576)], 30, 49152),
+}
+
+
+def _narrow(rows: Array, matrix: Array) -> Array:
+    return jnp.matmul(rows.astype(matrix.dtype), matrix).astype(rows.dtype)
+
+
+def _widened(rows: Array, matrix: Array) -> Array:
+    return jnp.matmul(rows, matrix.astype(rows.dtype))
+
+
+def _integers(rows: Array, matrix: Array) -> Array:
+    """Round the rows to int8 too, with a scale for each."""
+    scale = jnp.abs(rows).max(axis=1, keepdims=True) / 127
+    narrow = jnp.rint(rows / scale).astype(jnp.int8)
+    sums = jnp.matmul(narrow, matrix, preferred_element_type=jnp.int32)
+    return sums.astype(rows.dtype) * scale
+
+
+FORMS: dict[str, tuple[type, Callable[[Array, Array], Array]]] = {
+    "float32": (jnp.float32, jnp.matmul),
+    "bfloat16, as products.py chooses": (jnp.bfloat16, products.product),
+    "bfloat16, sums too": (jnp.bfloat16, _narrow),
+    "bfloat16, widened": (jnp.bfloat16, _widened),
+    "int8, widened": (jnp.int8, _widened),
+    "int8, rows too": (jnp.int8, _integers),
+}
+
+
+def step(form: Callable[[Array, Array], Array], turns: int) -> Callable[..., Array]:
+    """Compile a loop of steps in which each product depends on the one before."""
+
+    def once(_, carried, rows, matrices):
+        for matrix in matrices:
+            found = form(rows[:, : matrix.shape[0]] + carried[:, :1], matrix)
+            carried = 0.5 * carried + 1e-3 * found[:, :8]
+        return carried
+
+    def run(rows, matrices):
+        def body(i, carried):
+            return once(i, carried, rows, matrices)
+
+        return jax.lax.fori_loop(0, turns, body, jnp.zeros((len(rows), 8)))
+
+    return jax.jit(run)
+
+
+def main(_) -> None:
+    args, rng, inner = flags.FLAGS, np.random.default_rng(0), 5
+    layer, layers, vocabulary = LAYER[args.shapes]
+    shapes = [*layers * layer, (layer[0][0], vocabulary)]
+    floats = [rng.normal(size=shape).astype(np.float32) * shape[0] ** -0.5 for shape in shapes]
+    counts = [int(count) for count in args.rows]
+    runs = {}
+    for name, (dtype, form) in FORMS.items():
+        factor = 400 if dtype == jnp.int8 else 1
+        matrices = [jnp.asarray(np.rint(factor * x) if factor > 1 else x, dtype) for x in floats]
+        for count in counts:
+            rows = jnp.asarray(rng.normal(size=(count, max(s[0] for s in shapes))), jnp.float32)
+            call = step(form, inner)
+            call(rows, matrices).block_until_ready()  # compiles
+            runs[name, count] = (call, rows, matrices)
+    least = dict.fromkeys(runs, np.inf)
+    for _ in range(args.turns):
+        for key, (call, *operands) in runs.items():
+            begin = time.perf_counter()
+            call(*operands).block_until_ready()
+            least[key] = min(least[key], (time.perf_counter() - begin) / inner * 1e3)
+    rows = [{"form": name} | {str(n): least[name, n] for n in counts} for name in FORMS]
+    columns = [("form", lambda row: row["form"])]
+    columns += [(str(n), lambda row, n=n: f"{row[str(n)]:.2f}") for n in counts]
+    facts = provenance.environment()
+    title = f"{args.shapes}, ms by rows: {facts['device']}, {facts['cores']} cores"
+    Console(width=100).print(report.table(columns, rows, title))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_enum("shapes", "parse", list(LAYER), "The decoder whose matrices are multiplied.")
+    flags.DEFINE_list("rows", ["1", "2", "4", "8", "11", "16"], "Numbers of rows.")
+    flags.DEFINE_integer("turns", 8, "Runs of each form.", lower_bound=1)
+    command_line.run(main, __doc__)

@@ -1,0 +1,83 @@
+"""Products of float32 rows and bfloat16 matrices, in each form that a CPU may choose."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import devices
+from specjax.checkpoints import load
+from specjax.models import products
+from specjax.models.memory import dtype_of
+from tests.helpers import t5_variants
+
+
+@pytest.fixture(params=[True, False], ids=["units", "no units"])
+def units(request, monkeypatch):
+    """Whether the processor multiplies bfloat16."""
+    jax.clear_caches()  # a choice that was traced is kept
+    monkeypatch.setattr(devices, "cpu_multiplies_bfloat16", lambda: request.param)
+    return request.param
+
+
+def factors(count: int, width: int = 96, outputs: int = 40):
+    keys = jax.random.split(jax.random.key(count))
+    rows = jax.random.normal(keys[0], (count, width), jnp.float32)
+    return rows, jax.random.normal(keys[1], (width, outputs), jnp.float32).astype(jnp.bfloat16)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 17])
+def test_the_factors_are_bfloat16_and_the_sums_float32(units, count):
+    """Every form gives the product of the rounded factors, for any number of rows."""
+    rows, matrix = factors(count)
+    found = jax.jit(products.product)(rows, matrix)
+    exact = np.float64(rows.astype(jnp.bfloat16)) @ np.float64(matrix)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4)
+    unrounded = np.float64(rows) @ np.float64(matrix)
+    assert np.abs(exact - unrounded).max() > 1e-3  # so the bound above tells the two apart
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(units):
+    """The added rows are zeros, and a pass of several positions multiplies as one of one does."""
+    rows, matrix = factors(6)
+    together = products.product(rows, matrix)
+    alone = jnp.concatenate([products.product(row[None], matrix) for row in rows])
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
+
+
+def test_few_rows_are_filled_up_where_there_are_units(units):
+    rows, matrix = factors(1)
+    text = jax.jit(products.product).lower(rows, matrix).as_text()
+    assert ("pad" in text) == units
+
+
+def test_float32_matrices_are_multiplied_in_float32(units):
+    rows, matrix = factors(3)
+    wide = matrix.astype(jnp.float32)
+    np.testing.assert_array_equal(products.product(rows, wide), jnp.matmul(rows, wide))
+
+
+def test_on_a_cpu_matrices_alone_are_bfloat16(tmp_path):
+    """Norms, biases and hidden states are float32, in which a CPU computes."""
+    variant = t5_variants.VARIANTS["deep_encoder"]
+    model = load(t5_variants.write(tmp_path, variant), dtype=jnp.bfloat16).model
+    assert {leaf.dtype for leaf in jax.tree.leaves(model.params) if leaf.ndim == 1} == {
+        jnp.dtype(jnp.float32)
+    }
+    assert dtype_of(model) == jnp.bfloat16
+    module = model.module()
+    assert module.dtype == jnp.float32
+    assert module.head.dtype == module.embedding.dtype == jnp.bfloat16
+
+
+def test_the_processor_lists_its_units(monkeypatch):
+    """Words of /proc/cpuinfo, whole ones: avx512_bf16 is in no other flag's name."""
+    for text, expected in (
+        ("flags\t: fpu avx2 avx512_bf16 amx_int8", True),
+        ("flags\t: fpu amx_bf16", True),
+        ("Features\t: fp asimd bf16 i8mm", True),
+        ("flags\t: fpu avx2 avx512f", False),
+    ):
+        monkeypatch.setattr("pathlib.Path.read_text", lambda _, text=text: text)
+        assert devices.cpu_multiplies_bfloat16.__wrapped__() is expected
