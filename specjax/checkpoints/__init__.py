@@ -1,12 +1,13 @@
 """Checkpoints: `load` one from a directory or the hub, `save` one, `convert` one to safetensors.
 
 `tensors` is the one interface to weights: safetensors, torch's pickles (which are read, never run),
-flax's msgpack and T5X's zarr folders. Pieces go straight to their place in the fused parameters, in
-their final dtype. So loading needs hardly more memory than the model itself.
+flax's msgpack, T5X's zarr folders and GGUF. Pieces go straight to their place in the fused
+parameters, in their final dtype. So loading needs hardly more memory than the model itself.
 
 - `finding`: a name → its directory, its configs
 - `families`, `config_json`: configs → the module to build, and the names of its tensors
 - `weights`, `tensors`: files of every format → tensors by name
+- `gguf_models`: a GGUF file → config, tensors and tokenizer
 - `parameters`: tensors → the parameters of a module, and back
 - `tokenizers`: the tokenizer, marks and limits
 - `loading`, `saving`: all of it → a `Checkpoint`, and back

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints import t5x_files, weights
+from specjax.checkpoints import gguf_files, gguf_models, t5x_files, weights
 from specjax.checkpoints.config_json import check_fields
+from specjax.checkpoints.gguf_files import is_gguf
 from specjax.checkpoints.safetensors_files import read_metadata
 from specjax.checkpoints.tensors import Tensor, read_json
 from specjax.checkpoints.weights import SAFETENSORS, wanted
@@ -16,14 +17,20 @@ from specjax.support.ranges import shown
 
 
 def locate(name: str | os.PathLike) -> Path:
-    """Find a checkpoint's directory; a hub name is downloaded to the local cache."""
+    """Find a checkpoint's directory or GGUF file; a hub name is downloaded to the local cache."""
     if not isinstance(name, str | os.PathLike):
         raise ValueError(f"{shown(name)} must be a directory or a hub name, as text or a path.")
     path = Path(name)
     if path.is_dir():
-        return path if (path / "config.json").is_file() else t5x_files.latest(path)
+        if (path / "config.json").is_file():
+            return path
+        return gguf_files.only(path) or t5x_files.latest(path)
+    if is_gguf(path):
+        return path
     if path.exists():
-        raise ValueError(f"{path} is a file; give the directory that holds config.json.")
+        raise ValueError(
+            f"{path} is a file; give the directory that holds config.json, or a file *.gguf."
+        )
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", str(name)):
         raise FileNotFoundError(f"No such directory: {path}.")
     try:
@@ -51,9 +58,9 @@ def _download(name: str) -> Path:
 
 
 def locate_config(name: str | os.PathLike) -> Path:
-    """Find config.json in a directory, or fetch that file alone from the hub."""
+    """Find config.json in a directory, or fetch that file alone from the hub; or a GGUF file."""
     if Path(name).exists():
-        return locate(name) / "config.json"
+        return config_place(locate(name))
     import huggingface_hub  # imported here: local use must not need it
 
     try:
@@ -78,13 +85,21 @@ def fingerprint(name: str | os.PathLike) -> dict[str, str]:
     return weights.fingerprint(locate(name))
 
 
+def config_place(directory: Path) -> Path:
+    """The file that holds the config of a checkpoint: config.json, or GGUF's one file."""
+    return directory if is_gguf(directory) else directory / "config.json"
+
+
 def read_configs(
     directory: Path,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor] | None]:
     """Read config.json and generation_config.json, which is empty if absent.
 
-    If T5X left no config.json, it comes from the tensors, which are the third result.
+    T5X without config.json and GGUF have the config beside the tensors, which are the third result.
     """
+    if is_gguf(directory):
+        raw, tensors = gguf_models.read(directory)
+        return raw, {}, tensors
     config, generation = directory / "config.json", directory / "generation_config.json"
     if not config.is_file() and t5x_files.is_checkpoint(directory):
         tensors = t5x_files.find(directory)

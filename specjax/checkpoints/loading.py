@@ -17,6 +17,7 @@ from specjax import devices
 from specjax.checkpoints import finding, parameters, tokenizers, unfollowed
 from specjax.checkpoints.config_json import check_fields, check_layers, merge_ids
 from specjax.checkpoints.families import FAMILIES, family_of
+from specjax.checkpoints.gguf_files import is_gguf
 from specjax.checkpoints.tensors import Tensor, float_dtype
 from specjax.checkpoints.weights import find_tensors
 from specjax.models import sharding
@@ -39,13 +40,14 @@ def load(
     """Load a model, its config and its tokenizer.
 
     Args:
-      name: a directory in Hugging Face's layout or in T5X's, or a hub name such as
-        "google-t5/t5-small". Configs, tokenizer and one format of weights are downloaded:
-        safetensors if there are any, else torch's, else flax's (docs/checkpoints.md).
+      name: a directory in Hugging Face's layout or in T5X's, a file such as "model.gguf", or a hub
+        name such as "google-t5/t5-small". Configs, tokenizer and one format of weights are
+        downloaded: safetensors if there are any, else torch's, else flax's (docs/checkpoints.md).
       dtype: of the parameters. None: float32 on a CPU, which has no fast half precision; elsewhere
-        that of the files, except that float16 becomes bfloat16 (T5's activations overflow float16).
-        On a CPU bfloat16 is for matrices alone: all else, hidden states and caches too, is float32,
-        and products round their inputs to bfloat16 and sum in float32.
+        that of the files, except that float16 becomes bfloat16 (T5's activations overflow float16),
+        as do numbers that GGUF holds in fewer bits. On a CPU bfloat16 is for matrices alone: all
+        else, hidden states and caches too, is float32, and products round their inputs to bfloat16
+        and sum in float32.
       device: the device that holds the parameters and runs the model, or a platform: "cpu", "gpu"
         or "tpu". None: where jax puts new arrays (`jax.default_device`). Dtype and layout of the
         parameters follow it. Target and draft belong on the same device.
@@ -122,7 +124,7 @@ def opened(
     unfollowed.warn(name, raw, generation)
     tensors = family.select_tensors(raw, find_tensors(directory) if found is None else found)
     raw = merge_ids(raw, generation)
-    with finding.naming(directory / "config.json"):
+    with finding.naming(finding.config_place(directory)):
         config = family.config_from_hub(raw, tensors)
         check_layers(config, tensors)
     names = family.tensor_names(config)
@@ -178,8 +180,8 @@ def _choose_dtype(dtype: Any, tensors: Mapping[str, Tensor], platform: str) -> n
         return float_dtype(dtype)
     if not devices.has_half_precision(platform):
         return np.dtype(np.float32)
-    widest = max((t.dtype for t in tensors.values()), key=lambda d: d.itemsize)
-    return np.dtype(jnp.bfloat16 if widest.itemsize == 2 else jnp.float32)
+    widest = max(t.width for t in tensors.values())
+    return np.dtype(jnp.bfloat16 if widest == 2 else jnp.float32)
 
 
 def _check_narrow(**options: str | None) -> None:
@@ -234,8 +236,8 @@ def described(
     no tokenizer.
 
     Args:
-      description: the fields of a config.json, a directory that has one, or a hub name, from which
-        only that file is fetched.
+      description: the fields of a config.json, a directory that has one, a GGUF file, or a hub
+        name, from which only config.json is fetched.
       dtype, platform, placement: see `shapes`.
 
     Raises: as `outline`.
@@ -245,7 +247,7 @@ def described(
         check_fields(raw)
     else:
         place = finding.locate_config(description)
-        raw = finding.read_configs(place.parent)[0]
+        raw = finding.read_configs(place if is_gguf(place) else place.parent)[0]
     family, raw = family_of(raw, place.parent), merge_ids(raw, {})
     head = {"lm_head.weight": None} if raw.get("tie_word_embeddings") is False else {}
     with finding.naming(place):

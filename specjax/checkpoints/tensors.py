@@ -2,7 +2,7 @@
 
 A source of weights is a dict from names to `Tensor`s. Shape and dtype come from headers; numbers
 are read on demand, a piece at a time, to where they belong. A module each for safetensors, pickles,
-msgpack and zarr fills such a dict; all other code is independent of the format.
+msgpack, zarr and GGUF fills such a dict; all other code is independent of the format.
 """
 
 import abc
@@ -43,6 +43,11 @@ class Tensor(abc.ABC):
     """The file that holds the tensor, for messages."""
     dtype: np.dtype
     shape: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number that keep its precision in memory."""
+        return self.dtype.itemsize
 
     @abc.abstractmethod
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints import spiece, t5x_files
+from specjax.checkpoints import gguf_files, gguf_models, spiece, t5x_files
 from specjax.checkpoints.tensors import AGAIN, read_json
 from specjax.checkpoints.weights import PIECES
 from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
@@ -26,6 +26,8 @@ def load(directory: Path) -> Any:
     """
     # The imports below take a second, and advise to install torch, which is not used.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    if gguf_files.is_gguf(directory):
+        return from_gguf(directory)
     pieces = spiece.find(directory)
     if pieces is None and t5x_files.is_checkpoint(directory):
         pieces = spiece.find(directory.absolute().parent)  # beside all steps of a run
@@ -63,6 +65,23 @@ def from_transformers(directory: Path) -> Any:
             )
         raise ValueError(
             f"The tokenizer in {directory} cannot be read ({type(error).__name__}: {reason}). {fix}"
+        ) from error
+
+
+def from_gguf(path: Path) -> Any:
+    """Load the tokenizer of a GGUF file, None if it has none; ValueError if that fails."""
+    try:
+        with panics():
+            return gguf_models.tokenizer(path)
+    except ImportError as error:
+        raise ValueError(
+            f"{path}: its tokenizer needs a newer transformers: pip install 'specjax[gguf]'."
+        ) from error
+    except Exception as error:  # transformers and the tokenizers library raise any kind
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"The tokenizer in {path} cannot be read ({type(error).__name__}: {reason[:200]}). "
+            f"{AGAIN}"
         ) from error
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from specjax.checkpoints import msgpack_files, safetensors_files, t5x_files, torch_files
+from specjax.checkpoints import gguf_files, msgpack_files, safetensors_files, t5x_files, torch_files
 from specjax.checkpoints.tensors import AGAIN, Tensor, read_json
 
 
@@ -85,10 +85,12 @@ def wanted(files: Iterable[str]) -> list[str]:
 
 
 def fingerprint(directory: Path) -> dict[str, str]:
-    """Size and hash by name of each file that loading reads from a directory.
+    """Size and hash by name of each file that loading reads from a directory, or of a GGUF file.
 
     Of a file above a megabyte, 64 blocks are hashed; the first holds the header.
     """
+    if gguf_files.is_gguf(directory):
+        return {path.name: _mark(path) for path in gguf_files.shards(directory) if path.is_file()}
     every = {str(path.relative_to(directory)): path for path in sorted(directory.rglob("*"))}
     names = every if t5x_files.is_checkpoint(directory) else wanted(every)
     return {name: _mark(every[name]) for name in names if every[name].is_file()}

@@ -1,0 +1,305 @@
+"""Reads GGUF files, llama.cpp's format: metadata by name, and tensors, which are often quantised.
+
+The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The header is read here,
+so that no count in it takes more memory than the file; the package `gguf` decodes the numbers.
+`gguf_models` turns names and metadata into those of Hugging Face.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from specjax.checkpoints import tensors
+from specjax.checkpoints.tensors import AGAIN, DTYPES, At, Tensor, Unread, read_bytes
+
+SUFFIX = ".gguf"
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+# The types of metadata by their numbers, two of which are no numbers themselves.
+SCALARS = ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "", "", "<u8", "<i8", "<f8")
+STRING, ARRAY = 8, 9
+MAX_VALUE = 1 << 26  # bytes of a string or of an array of numbers
+MAX_AXES = 4
+ALIGNMENT = 32  # of tensors, where `general.alignment` is absent
+# Types whose numbers are stored one by one; all others are blocks.
+PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"} | {
+    f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)
+}
+
+
+class GGUF(NamedTuple):
+    """The header of a file, or of all shards."""
+
+    file: Path
+    fields: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class GGUFTensor(Tensor):
+    """A tensor of a GGUF file. A quantised one is decoded to float32, some rows at a time."""
+
+    begin: int
+    """Offset in bytes from the beginning of the file."""
+    kind: str
+    """Name of the type of its numbers, as in `gguf.GGMLQuantizationType`."""
+    head: int = 0
+    """Rows of a head whose halves the file interleaves; 0: rows are in order."""
+
+    @property
+    def width(self) -> int:
+        """2 if quantised, or a vector, which llama.cpp keeps in float32 beside any matrices."""
+        whole = self.kind in PLAIN and len(self.shape) > 1
+        return self.dtype.itemsize if whole else 2
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of an index of the first axis of a matrix, or of a whole vector."""
+        block, size = _block(self.kind)
+        return math.prod(self.shape[1:] or self.shape) * size // block
+
+    def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
+        """Yield some rows at a time, in whole heads; a vector comes whole."""
+        rows = self.shape[0] if self.shape[1:] else 1
+        unit = self.head if self.head and self.shape[1:] else 1
+        numbers = math.prod(self.shape[1:] or self.shape)
+        count = max(1, tensors.CHUNK // (numbers * self.dtype.itemsize * unit)) * unit
+        whole = [slice(0, size) for size in self.shape[1:]]
+        for begin in range(0, rows, count):
+            end = min(begin + count, rows)
+            data = read_bytes(
+                self.file, self.begin + begin * self.row_bytes, (end - begin) * self.row_bytes
+            )
+            found = _decode(self.kind, data, end - begin)
+            if self.head:
+                halves = (-1, self.head // 2, 2, *self.shape[1:])
+                found = found.reshape(halves).swapaxes(1, 2)
+            first = slice(begin, end) if self.shape[1:] else slice(0, self.shape[0])
+            yield (first, *whole), found.reshape(-1, *self.shape[1:])
+
+    def within(self, part: At) -> Iterator[tuple[At, np.ndarray]]:
+        """Yield the numbers of a part. Of a matrix, rows of other heads are not read."""
+        if not self.shape[1:]:
+            yield from super().within(part)
+            return
+        unit, (rows, *others) = self.head or 1, part
+        begin, end = rows.start // unit * unit, -(-rows.stop // unit) * unit
+        some = dataclasses.replace(
+            self,
+            shape=(end - begin, *self.shape[1:]),
+            begin=self.begin + begin * self.row_bytes,
+        )
+        moved = slice(rows.start - begin, rows.stop - begin)
+        yield from Tensor.within(some, (moved, *others))
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file, by its name."""
+    return path.suffix == SUFFIX and path.is_file()
+
+
+def only(directory: Path) -> Path | None:
+    """Find the GGUF file of a directory; None if it has none.
+
+    Raises:
+      ValueError: there are several, and not as shards of one.
+    """
+    found = sorted(path for path in directory.glob(f"*{SUFFIX}") if path.is_file())
+    firsts = {shards(path)[0]: None for path in found}
+    if len(firsts) > 1:
+        names = ", ".join(path.name for path in firsts)
+        raise ValueError(f"{directory} holds several models: give one of the files {names}.")
+    return next(iter(firsts), None)
+
+
+def shards(path: Path) -> list[Path]:
+    """List the files of a model by their names, given one of them."""
+    match = SHARD.fullmatch(path.name)
+    if match is None or not int(match[3]):
+        return [path]
+    count = int(match[3])
+    return [path.with_name(f"{match[1]}-{i + 1:05}-of-{count:05}{SUFFIX}") for i in range(count)]
+
+
+def read(path: Path) -> GGUF:
+    """Read the header of a file, or of all shards, whose metadata is that of the first.
+
+    Raises:
+      FileNotFoundError: a shard is missing.
+      ValueError: a file is cut short or damaged, or the package `gguf` is missing.
+    """
+    files, found, fields = shards(path), {}, {}
+    for i, file in enumerate(files):
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"{file} is missing, a part of the model in {path}. Copy or download it too."
+            )
+        read_fields, inner = _read(file)
+        fields = fields or read_fields
+        parts = read_fields.get("split.count", len(files))
+        if parts != len(files) or read_fields.get("split.no", i) != i:
+            raise ValueError(
+                f"{file} is a part of a model in {parts!r} files. Give them the names that "
+                "llama.cpp's gguf-split gives, such as model-00001-of-00003.gguf."
+            )
+        for name, tensor in inner.items():
+            if name in found:
+                raise ValueError(f"{file} is damaged ({name[:100]!r} is there twice). {AGAIN}")
+            found[name] = tensor
+    if not found:
+        raise ValueError(f"{path} holds no tensors. {AGAIN}")
+    return GGUF(files[0], fields, found)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    _package()
+    with path.open("rb") as stream:
+        header = _Header(stream)
+        try:
+            if header.take(4) != MAGIC:
+                raise ValueError("it does not begin with GGUF")
+            if (version := header.whole(4)) not in VERSIONS:
+                raise ValueError(f"its version is {version}; read are 2 and 3")
+            return header.contents(path)
+        except (EOFError, ValueError) as error:  # a name may not be UTF-8
+            raise ValueError(f"{path} is cut short or damaged ({error}). {AGAIN}") from None
+
+
+class _Header:
+    """Reads the header from the beginning; EOFError where the file ends earlier."""
+
+    def __init__(self, stream: BinaryIO):
+        self.stream, self.at = stream, 0
+        self.size = os.fstat(stream.fileno()).st_size
+
+    def take(self, count: int) -> bytes:
+        if count > self.size - self.at:
+            raise EOFError("it ends too early")
+        if count > MAX_VALUE:
+            raise ValueError(f"a value of {count:,} bytes in its header")
+        self.at += count
+        return self.stream.read(count)
+
+    def whole(self, count: int) -> int:
+        return int.from_bytes(self.take(count), "little")
+
+    def text(self) -> str:
+        return self.take(self.whole(8)).decode()
+
+    def value(self) -> Any:
+        kind = self.whole(4)
+        if kind == STRING:
+            return self.text()
+        if kind != ARRAY:
+            found = self.scalars(kind, 1)[0]
+            # The shortest decimal: 1e-05 for the float32 that is next to it.
+            return float(str(found)) if found.dtype == np.float32 else found.item()
+        kind, count = self.whole(4), self.whole(8)
+        if kind == STRING:
+            return [self.text() for _ in range(count)]
+        return self.scalars(kind, count)
+
+    def scalars(self, kind: int, count: int) -> np.ndarray:
+        if kind >= len(SCALARS) or not SCALARS[kind]:
+            raise ValueError(f"a value of the unknown type {kind} in its header")
+        dtype = np.dtype(SCALARS[kind])
+        return np.frombuffer(self.take(count * dtype.itemsize), dtype)
+
+    def contents(self, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The rest of the header: metadata, and tensors whose numbers are all in the file."""
+        count, fields_count = self.whole(8), self.whole(8)
+        fields: dict[str, Any] = {}
+        for _ in range(fields_count):
+            key = self.text()
+            if key in fields:
+                raise ValueError(f"{key[:100]!r} is there twice")
+            fields[key] = self.value()
+        described: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        for _ in range(count):
+            name, axes = self.text(), self.whole(4)
+            if name in described:
+                raise ValueError(f"{name[:100]!r} is there twice")
+            if not 1 <= axes <= MAX_AXES:
+                raise ValueError(f"{name[:100]!r} has {axes} axes")
+            shape = tuple(self.whole(8) for _ in range(axes))[::-1]  # the fastest comes first
+            described[name] = shape, self.whole(4), self.whole(8)
+        unit = fields.get("general.alignment", ALIGNMENT)
+        if type(unit) is not int or unit < 1 or unit & (unit - 1):
+            raise ValueError(f"general.alignment={unit!r} is no power of two")
+        start = -(-self.at // unit) * unit
+        found = {
+            name: self.tensor(path, name, shape, number, start + offset)
+            for name, (shape, number, offset) in described.items()
+        }
+        placed = sorted((t for t in found.values() if isinstance(t, GGUFTensor)), key=_place)
+        for one, other in itertools.pairwise(placed):
+            if _place(one)[1] > other.begin:
+                raise ValueError("the numbers of two tensors overlap")
+        return fields, found
+
+    def tensor(
+        self, path: Path, name: str, shape: tuple[int, ...], number: int, begin: int
+    ) -> Tensor:
+        try:
+            kind = _package().GGMLQuantizationType(number).name
+        except ValueError:
+            kind = str(number)
+        if kind not in PLAIN and not _is_decoded(kind):
+            reason = f"{path}: {name[:100]!r} is stored as {kind}, which is not read."
+            return Unread(path, np.dtype(np.void), shape, reason)
+        block, _ = _block(kind)
+        if 0 in shape or shape[-1] % block:
+            raise ValueError(f"{name[:100]!r} of type {kind} has the impossible shape {shape}")
+        found = GGUFTensor(path, DTYPES[PLAIN.get(kind, "float32")], shape, begin, kind)
+        if _place(found)[1] > self.size:
+            raise EOFError(f"the numbers of {name[:100]!r} are missing or cut short")
+        return found
+
+
+def _place(tensor: GGUFTensor) -> tuple[int, int]:
+    rows = tensor.shape[0] if tensor.shape[1:] else 1
+    return tensor.begin, tensor.begin + rows * tensor.row_bytes
+
+
+def _package() -> Any:
+    """The package that decodes quantised numbers, which only GGUF files need."""
+    try:
+        import gguf
+    except ImportError:
+        raise ValueError("Files of GGUF need a package: pip install 'specjax[gguf]'.") from None
+    return gguf
+
+
+@functools.cache
+def _block(kind: str) -> tuple[int, int]:
+    """How many numbers a block of a type has, and how many bytes."""
+    gguf = _package()
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+
+
+@functools.cache
+def _is_decoded(kind: str) -> bool:
+    """Whether the package decodes a type."""
+    try:
+        _decode(kind, bytes(_block(kind)[1]), 1)
+    except (KeyError, NotImplementedError):
+        return False
+    return True
+
+
+def _decode(kind: str, data: bytes, rows: int) -> np.ndarray:
+    """Decode rows of numbers, whose shape is left to the caller."""
+    if kind in PLAIN:
+        return np.frombuffer(data, DTYPES[PLAIN[kind]])
+    gguf = _package()
+    blocks = np.frombuffer(data, np.uint8).reshape(rows, -1)
+    with np.errstate(all="ignore"):  # a scale may be no number
+        return gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind])
