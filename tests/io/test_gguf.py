@@ -1,0 +1,495 @@
+"""GGUF files give the parameters that safetensors give, or an error of one line that names the
+file. `tests/torch/test_gguf_torch.py` compares logits and ids with transformers' own reading."""
+
+import sys
+import tracemalloc
+
+import gguf
+import jax
+import numpy as np
+import pytest
+
+import gguf_variants as variants
+from specjax.checkpoints import (
+    convert,
+    described,
+    fingerprint,
+    gguf_files,
+    gguf_models,
+    load,
+    loading,
+    outline,
+    tensors,
+)
+from specjax.checkpoints.tensors import Turned, read_into
+
+KINDS = [kind.name for kind in gguf.GGMLQuantizationType]
+DECODED = [kind for kind in KINDS if gguf_files._is_decoded(kind)]
+
+
+def written(path, model="llama", **options):
+    """A file of one of the families, and its variant and arrays."""
+    module, variant = variants.MODELS[model]
+    return variants.write(path, variant, module.tensors(variant), **options)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A Llama."""
+    return written(tmp_path / "x.gguf")
+
+
+def assert_same(a, b):
+    assert a.config == b.config
+    assert a.eos_ids == b.eos_ids
+    jax.tree.map(np.testing.assert_array_equal, a.model, b.model)
+
+
+@pytest.mark.parametrize("model", variants.MODELS)
+def test_each_family_has_the_parameters_of_safetensors(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors, "CHUNK", 64)  # several pieces to a tensor
+    module, variant = variants.MODELS[model]
+    plain = load(module.write(tmp_path / "plain", variant))
+    assert_same(load(written(tmp_path / "x.gguf", model)), plain)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("model", ["llama", "gpt2", "t5 v1.1"])
+def test_quantised_models(model, kind, tmp_path, monkeypatch):
+    """The parameters of a model whose matrices were rounded before."""
+    monkeypatch.setattr(tensors, "CHUNK", 512)
+    module, variant = variants.MODELS[model]
+    arrays, chosen = module.tensors(variant), gguf.GGMLQuantizationType[kind]
+    rounded = {}
+    for name, array in arrays.items():
+        turned = name.endswith(gguf_models.gpt.TURNED)
+        stored = array.T if turned else array
+        if stored.ndim == 2 and stored.shape[1] % gguf.GGML_QUANT_SIZES[chosen][0] == 0:
+            stored = np.ascontiguousarray(stored)
+            stored = gguf.dequantize(gguf.quantize(stored, chosen), chosen)
+        rounded[name] = stored.T if turned else stored
+    assert any((rounded[name] != arrays[name]).any() for name in arrays)
+    exact = variants.write(tmp_path / "exact.gguf", variant, rounded)
+    found = variants.write(tmp_path / "x.gguf", variant, arrays, kind=kind)
+    assert_same(load(found), load(exact))
+    assert_same(load(found, weights="int8"), load(exact, weights="int8"))
+
+
+@pytest.mark.parametrize("kind", DECODED)
+@pytest.mark.parametrize("head", [0, 4])
+def test_every_type_of_numbers(kind, head, tmp_path, monkeypatch):
+    """Random blocks in small pieces, and a part of them, as the package decodes the whole."""
+    monkeypatch.setattr(tensors, "CHUNK", 4096)
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    rows, row = 24, 2 * block if block > 1 else 96
+    data = np.random.default_rng(0).integers(0, 256, (rows, row // block * size), np.uint8)
+    (tmp_path / "x").write_bytes(b"12345" + data.tobytes())
+    dtype = tensors.DTYPES[gguf_files.PLAIN.get(kind, "float32")]
+    tensor = gguf_files.GGUFTensor(tmp_path / "x", dtype, (rows, row), 5, kind, head)
+    if kind in gguf_files.PLAIN:
+        whole = data.view(dtype).reshape(rows, row)
+    else:
+        with np.errstate(all="ignore"):
+            whole = gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
+    if head:
+        whole = whole.reshape(-1, head // 2, 2, row).swapaxes(1, 2).reshape(rows, row)
+    out = np.zeros((rows, row), dtype)
+    read_into(tensor, out)
+    np.testing.assert_array_equal(out, whole)
+    assert len(np.unique(whole[np.isfinite(whole)])) > 5
+    part = (slice(5, 18), slice(3, row - 7))
+    for shape, found in (((13, row - 10), tensor), ((row - 10, 13), Turned.of(tensor))):
+        some = np.zeros(shape, dtype)
+        read_into(found, some, part if found is tensor else part[::-1])
+        np.testing.assert_array_equal(some, whole[part] if found is tensor else whole[part].T)
+
+
+def test_all_types_that_the_package_decodes():
+    known = {kind.name for kind in gguf.quants._type_traits}
+    assert known | set(gguf_files.PLAIN) == set(DECODED) | (known & {"F32", "F16"})
+    assert "Q4_K" in DECODED and "IQ2_XS" in DECODED and "Q8_K" not in DECODED  # noqa: PT018
+
+
+def test_the_dtype_on_an_accelerator(tmp_path):
+    """bfloat16 unless the matrices are float32: norms always are."""
+    for kind, expected in (("F32", "float32"), ("Q4_0", "bfloat16"), ("F16", "bfloat16")):
+        file = written(tmp_path / f"{kind}.gguf", kind=kind)
+        found = {n: t for n, t in gguf_models.read(file)[1].items() if t.shape[-1] % 32 == 0}
+        assert loading._choose_dtype(None, found, "gpu").name == expected
+
+
+def test_outline_and_description(file):
+    assert outline(file).config == described(file).config == load(file).config
+    assert outline(file).name == str(file)
+
+
+def test_converted(tmp_path):
+    """The same parameters, tokenizer and template from safetensors."""
+    file = variants.with_vocabulary(tmp_path / "x.gguf", "bpe")
+    convert(file, tmp_path / "converted")
+    ours, theirs = load(file), load(tmp_path / "converted")
+    assert_same(theirs, ours)
+    for text in variants.TEXTS:
+        assert theirs.tokenizer(text)["input_ids"] == ours.tokenizer(text)["input_ids"]
+    chat = [{"role": "user", "content": "the"}]
+    shown = theirs.tokenizer.apply_chat_template(chat, tokenize=False)
+    assert shown == "<|im_start|>the<|im_end|>"
+
+
+def test_ids_of_a_chat_model(tmp_path):
+    """Both the end of a turn and the end of a text end a row; padding has no more ids."""
+    found = load(variants.with_vocabulary(tmp_path / "x.gguf", "bpe"))
+    names = found.tokenizer.convert_ids_to_tokens(list(found.eos_ids))
+    assert set(names) == {"<|im_end|>", "<|endoftext|>"}
+    assert found.tokenizer.eos_token == "<|im_end|>"
+    assert found.tokenizer("<think>a")["input_ids"][0] == len(variants.bpe()["merges"]) + 256 + 3
+
+
+def test_a_charsmap_is_followed(tmp_path):
+    """T5 reads a ligature as its letters, and the file holds the table for that."""
+    import make_checkpoint_data
+    from specjax.checkpoints import spiece
+
+    module, variant = variants.MODELS["t5 v1.1"]
+    vocabulary = variants.unigram()
+    charsmap = spiece.read(make_checkpoint_data.DATA / "spiece.model").charsmap
+    vocabulary["precompiled_charsmap"] = list(charsmap)
+    variant = variants.changed(variant, vocab_size=len(vocabulary["tokens"]))
+    file = variants.write(
+        tmp_path / "x.gguf", variant, module.tensors(variant), vocabulary=vocabulary
+    )
+    tokenizer = load(file).tokenizer
+    assert tokenizer("ﬁ")["input_ids"] == tokenizer("fi")["input_ids"]
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def test_a_directory(file, tmp_path):
+    """One file is the model; of several, one has to be named."""
+    assert_same(load(tmp_path), load(file))
+    written(tmp_path / "y.gguf")
+    with pytest.raises(ValueError, match=r"several models: .*x\.gguf, y\.gguf"):
+        load(tmp_path)
+
+
+def split(file, count):
+    """Rewrite a file as shards, as gguf-split does."""
+    reader, names = gguf.GGUFReader(file), []
+    for i in range(count):
+        path = file.with_name(f"x-{i + 1:05}-of-{count:05}.gguf")
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_uint16("split.no", i)
+        writer.add_uint16("split.count", count)
+        for field in reader.fields.values() if i == 0 else ():
+            if not field.name.startswith(("GGUF.", "general.architecture")):
+                writer.add_key_value(field.name, field.contents(), field.types[0])
+        for tensor in reader.tensors[i::count]:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        names.append(path)
+    return names
+
+
+def test_shards(file, tmp_path):
+    whole = load(file)
+    paths = split(file, 3)
+    file.unlink()
+    for name in (tmp_path, *paths):
+        assert_same(load(name), whole)
+    assert sorted(fingerprint(tmp_path)) == [path.name for path in paths]
+    moved = paths[1].rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match=r"x-00002-of-00003\.gguf is missing"):
+        load(paths[0])
+    paths[0].rename(tmp_path / "x-00001-of-00002.gguf")
+    moved.rename(tmp_path / "x-00002-of-00002.gguf")
+    with pytest.raises(ValueError, match=r"x-00001-of-00002\.gguf is a part of a model in 3 files"):
+        load(tmp_path / "x-00001-of-00002.gguf")
+    (tmp_path / "x-00002-of-00002.gguf").rename(tmp_path / "y.gguf")
+    with pytest.raises(ValueError, match=r"y\.gguf is a part of a model in 3 files"):
+        load(tmp_path / "y.gguf")
+
+
+def test_the_fingerprint_is_of_the_file(file):
+    before = fingerprint(file)
+    assert list(before) == ["x.gguf"]
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert fingerprint(file) != before
+
+
+def test_without_the_package(file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ValueError, match=r"pip install 'specjax\[gguf\]'"):
+        load(file)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def rewritten(file, *, fields=None, change=None, drop=(), architecture="llama"):
+    """A copy of a file with other metadata, or with other tensors."""
+    reader = gguf.GGUFReader(file)
+    path = file.with_name("changed.gguf")
+    writer = gguf.GGUFWriter(path, architecture)
+    given = fields or {}
+    for field in reader.fields.values():
+        if field.name.startswith(("GGUF.", "general.architecture")) or field.name in drop:
+            continue
+        if field.name not in given:
+            writer.add_key_value(field.name, field.contents(), field.types[0])
+    for name, value in given.items():
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        else:
+            writer.add_uint32(name, value)
+    for tensor in reader.tensors:
+        if tensor.name not in drop:
+            array = np.array(tensor.data)
+            name, array = (change or (lambda name, array: (name, array)))(tensor.name, array)
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+METADATA = {
+    "a tokenizer of too few": ({"tokenizer.ggml.tokens": ["a", "b"]}, "not as many as the rows"),
+    "no tokens": ({"tokenizer.ggml.tokens": 3}, "not as many as the rows"),
+    "no size": ({"llama.embedding_length": "x"}, "hidden_size='x' should be an integer"),
+    "many layers": ({"llama.block_count": 4_000_000_000}, "num_hidden_layers=4000000000 should be"),
+    "more layers": ({"llama.block_count": 7}, "layers beyond the 2"),
+    "heads by layer": ({"llama.attention.head_count": [4, 4]}, r"num_attention_heads=\[4, 4\]"),
+    "other heads": ({"llama.attention.head_count": 3}, "impossible shape"),
+    "part of a head": ({"llama.rope.dimension_count": 8}, r"rope\.dimension_count=8 is not supp"),
+    "experts": ({"llama.expert_count": 8}, r"expert_count=8 is not supported"),
+    "longrope": ({"llama.rope.scaling.type": "longrope"}, None),
+    "an id": ({"tokenizer.ggml.eos_token_id": "x"}, r"eos_token_id=\['x'\] should be"),
+    "no epsilon": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps=nan"),
+    "an alignment": ({"general.alignment": 3}, None),
+}
+
+
+@pytest.mark.parametrize("case", METADATA)
+def test_metadata_is_checked(case, file):
+    fields, message = METADATA[case]
+    if case == "an alignment":
+        data = file.read_bytes()
+        added = b"\x11" + bytes(7) + b"general.alignment" + b"\4\0\0\0\3\0\0\0"
+        count = int.from_bytes(data[16:24], "little") + 1
+        changed = file.with_name("changed.gguf")
+        changed.write_bytes(data[:16] + count.to_bytes(8, "little") + added + data[24:])
+        message = "general.alignment=3 is no power of two"
+    elif case == "longrope":
+        changed, message = rewritten(file, fields=fields, drop=["rope_freqs.weight"]), "'longrope'"
+    else:
+        changed = rewritten(file, fields=fields)
+    refused(changed, message)
+
+
+def refused(file, message):
+    with pytest.raises(ValueError, match=message) as error:
+        load(file)
+    assert "\n" not in str(error.value)
+    assert str(file) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["embedding_length", "block_count", "attention.head_count"])
+def test_missing_metadata(name, file):
+    refused(rewritten(file, drop=[f"llama.{name}"]), f"no 'llama.{name}'")
+
+
+@pytest.mark.parametrize("name", ["t5encoder", "falcon", "llama4"])
+def test_architectures(name, file):
+    refused(rewritten(file, architecture=name), f"'{name}' is not supported; supported are 'llama'")
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("output_norm.weight", np.ones(5, np.float32), "shape"),
+        ("blk.0.attn_q.weight", np.ones((5, 5), np.float32), "impossible shape"),
+        ("blk.1.ffn_up.weight", np.ones((5, 5), np.float32), "shape"),
+        ("rope_freqs.weight", np.ones(5, np.float32), "shape"),
+        ("rope_freqs.weight", np.full(8, 3, np.float32), "not as Llama 3 has it"),
+        ("output_norm.weight", np.ones(64, np.int32), "stored as int32"),
+    ],
+)
+def test_tensors_are_checked(name, array, message, file):
+    def change(found, stored):
+        return found, array if found == name else stored
+
+    refused(rewritten(file, change=change), message)
+
+
+def test_a_missing_tensor(file):
+    refused(rewritten(file, drop=["blk.1.attn_v.weight"]), "v_proj.weight' missing")
+
+
+def test_a_type_that_is_not_decoded(file):
+    """It is an error only where the model needs the tensor."""
+    data, name = file.read_bytes(), b"blk.1.ffn_norm.weight"
+    at = data.index(name) + len(name) + 4 + 8
+    for kind, shown in ((15, "Q8_K"), (99, "99")):
+        file.write_bytes(data[:at] + kind.to_bytes(4, "little") + data[at + 4 :])
+        refused(file, f"{name.decode()}' is stored as {shown}, which is not read")
+    other = file.read_bytes().replace(name, b"blk.1.fff_norm.weight")
+    file.write_bytes(other)
+    with pytest.warns(UserWarning, match="fff_norm"), pytest.raises(ValueError, match="missing"):
+        load(file)
+
+
+def test_a_umt5_is_refused(tmp_path):
+    module, variant = variants.MODELS["t5 v1.1"]
+    arrays = dict(module.tensors(variant))
+    bias = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    arrays[bias.replace("block.0", "block.1")] = arrays[bias]
+    refused(variants.write(tmp_path / "x.gguf", variant, arrays), "UMT5")
+
+
+def sections(file):
+    """Offsets at which parts of the header begin, and of the numbers."""
+    reader = gguf.GGUFReader(file)
+    fields = [field.offset for field in reader.fields.values()]
+    infos = [tensor.field.offset for tensor in reader.tensors]
+    return sorted({0, 2, 4, 6, *fields, *infos, *(i + 5 for i in infos), reader.data_offset})
+
+
+def test_cut_short(file):
+    data, places = file.read_bytes(), sections(file)
+    for place in [*places, len(data) - 100]:
+        file.write_bytes(data[:place])
+        with pytest.raises(ValueError, match=r"x\.gguf is cut short or damaged \(.*\)\. Copy"):
+            gguf_files.read(file)
+
+
+def length(count):
+    return count.to_bytes(8, "little")
+
+
+def entry(kind, value, key=b"x"):
+    return length(len(key)) + key + kind.to_bytes(4, "little") + value
+
+
+def header(*fields, tensors=(), version=3, counts=None):
+    count = counts or (len(tensors), len(fields))
+    start = b"GGUF" + version.to_bytes(4, "little") + length(count[0]) + length(count[1])
+    return start + b"".join(fields) + b"".join(tensors)
+
+
+def info(shape, kind=0, offset=0, name=b"t", axes=None):
+    axes = len(shape) if axes is None else axes
+    return (
+        length(len(name)) + name + axes.to_bytes(4, "little")
+        + b"".join(map(length, shape)) + kind.to_bytes(4, "little") + length(offset)
+    )  # fmt: skip
+
+
+HUGE = 1 << 60
+HEADERS = {
+    "empty": (b"", "ends too early"),
+    "magic": (b"FUGG" + header()[4:], "does not begin with GGUF"),
+    "version 1": (header(version=1), "its version is 1"),
+    "other byte order": (header(version=3 << 24), "its version is 50331648"),
+    "many fields": (header(counts=(0, HUGE)), "ends too early"),
+    "many tensors": (header(counts=(HUGE, 0)), "ends too early"),
+    "a long key": (header(length(HUGE) + b"x"), "ends too early"),
+    "a long text": (header(entry(8, length(HUGE))), "ends too early"),
+    "many texts": (header(entry(9, b"\x08\0\0\0" + length(HUGE))), "ends too early"),
+    "many numbers": (header(entry(9, b"\x06\0\0\0" + length(HUGE))), "ends too early"),
+    "arrays of arrays": (header(entry(9, b"\x09\0\0\0" + length(1))), "the unknown type 9"),
+    "an unknown type": (header(entry(13, bytes(8))), "the unknown type 13"),
+    "a key twice": (header(entry(0, b"1"), entry(0, b"1")), "'x' is there twice"),
+    "no UTF-8": (header(entry(0, b"1", key=b"\xff")), "utf-8"),
+    "a text that is no UTF-8": (header(entry(8, length(1) + b"\xff")), "utf-8"),
+    "a tensor twice": (header(tensors=(info([1]), info([1]))), "'t' is there twice"),
+    "no axes": (header(tensors=(info([]),)), "'t' has 0 axes"),
+    "many axes": (header(tensors=(info([1], axes=1 << 31),)), "axes"),
+    "no numbers": (header(tensors=(info([0]),)), "impossible shape"),
+    "a huge shape": (header(tensors=(info([HUGE, HUGE]),)), "missing or cut short"),
+    "part of a block": (header(tensors=(info([33], kind=2),)), "impossible shape"),
+    "a far place": (header(tensors=(info([1], offset=HUGE),)) + bytes(99), "missing or cut short"),
+    "one place": (header(tensors=(info([8]), info([8], name=b"u"))) + bytes(99), "overlap"),
+    "a name of bytes": (header(tensors=(info([1], name=b"\xff"),)) + bytes(99), "utf-8"),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_hostile_headers(case, tmp_path):
+    data, message = HEADERS[case]
+    file = tmp_path / "x.gguf"
+    file.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=rf"x\.gguf is cut short or damaged \(.*{message}"):
+            load(file)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_tensors(tmp_path):
+    file = tmp_path / "x.gguf"
+    file.write_bytes(header())
+    refused(file, "holds no tensors")
+
+
+def test_a_directory_with_such_a_name(tmp_path):
+    (tmp_path / "x.gguf").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"x\.gguf has no config\.json"):
+        load(tmp_path / "x.gguf")
+
+
+TOKENIZERS = {
+    "no such id": ({"bos_token_id": 9_999}, "bos_token_id|list index"),
+    "fewer types": ({"token_type": [1]}, "token_type are not as many"),
+    "a merge of one": ({"merges": ["abc"]}, ""),
+    "a merge of others": ({"merges": ["abc abd"]}, ""),
+    "an unknown kind": ({"model": "rwkv"}, "rwkv"),
+}
+
+
+@pytest.mark.parametrize("case", TOKENIZERS)
+def test_tokenizers_are_checked(case, tmp_path):
+    changes, message = TOKENIZERS[case]
+    module, variant = variants.MODELS["qwen2"]
+    vocabulary = variants.bpe() | changes
+    variant = variants.changed(variant, vocab_size=300)
+    arrays = module.tensors(variant)
+    file = variants.write(tmp_path / "x.gguf", variant, arrays, vocabulary=vocabulary)
+    refused(file, message)
+
+
+def test_every_byte_of_a_header_spoilt(tmp_path):
+    """It is read, or refused by a ValueError."""
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_uint32("a", 3)
+    writer.add_array("b", ["x", "yz"])
+    writer.add_array("c", [1.0, 2.0])
+    writer.add_tensor("t", np.ones((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    data, read = (tmp_path / "x.gguf").read_bytes(), 0
+    for place in range(len(data) - 256):
+        for change in (1, 0x80, 0xFF):
+            spoilt = bytearray(data)
+            spoilt[place] ^= change
+            (tmp_path / "x.gguf").write_bytes(spoilt)
+            try:
+                gguf_files.read(tmp_path / "x.gguf")
+                read += 1
+            except ValueError as error:
+                assert "x.gguf" in str(error)  # noqa: PT017
+    assert 0 < read < 3 * len(data)
