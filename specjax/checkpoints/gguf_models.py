@@ -321,7 +321,7 @@ def tokenizer(path: Path) -> Any:
         i = fields.get(f"{TOKENIZER}{stored}_token_id")
         options[f"{role}_token"] = None if i is None else tokens[i]
     built, _ = convert_gguf_tokenizer(fields["general.architecture"], given)
-    charsmap = bytes(fields.get(f"{TOKENIZER}precompiled_charsmap", b""))
+    charsmap = bytes(fields.get(f"{TOKENIZER}precompiled_charsmap", b""))  # transformers has none
     if charsmap and given["tokenizer_type"] == "t5":
         if not spiece.is_charsmap(charsmap):
             raise ValueError("precompiled_charsmap is not as long as it says")

@@ -15,6 +15,7 @@ from flax import nnx
 
 from specjax import devices
 from specjax.checkpoints.families import Family
+from specjax.checkpoints.gguf_files import is_gguf
 from specjax.checkpoints.tensors import Tensor, Turned, Unread, read_into, read_rounded, read_scales
 from specjax.models import sharding
 from specjax.models.layers import M, arrange, narrow_weights, quantise_weights
@@ -236,7 +237,8 @@ def needed(
       ValueError: one is missing.
     """
     wanted = dict.fromkeys(name for parts in names.values() for name in parts)
-    place = next(iter(tensors.values())).file.parent if tensors else "the checkpoint"
+    files = [tensor.file for tensor in tensors.values()][:1]
+    place = next((f if is_gguf(f) else f.parent for f in files), "the checkpoint")
     if missing := [name for name in wanted if name not in tensors]:
         raise ValueError(
             f"{place}: {_some(missing)} missing from the weights, or config.json is "

@@ -26,6 +26,7 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "rope_theta": 100.0}
+LLAMA3_SIZES = {**WIDE, "rope_scaling": LLAMA3, "head_dim": 16, "rope_theta": 5e5}
 DISTANCE = {"relative_attention_max_distance": 128}  # of all T5s; the format has no field for it
 
 
@@ -38,7 +39,7 @@ def changed(variant: Any, **config: Any) -> Any:
 MODELS = {
     "llama": (
         llama_variants,
-        changed(llama_variants.VARIANTS["llama3"], **WIDE, rope_scaling=LLAMA3, head_dim=16),
+        changed(llama_variants.VARIANTS["llama3"], **LLAMA3_SIZES),
     ),
     "llama, biased": (llama_variants, llama_variants.VARIANTS["llama_biased"]),
     "mistral": (llama_variants, llama_variants.VARIANTS["mistral"]),
@@ -163,15 +164,13 @@ def as_in_gguf(
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names, found = gguf.get_tensor_name_map(kind, max(layers, raw.get("num_layers", 0))), {}
     for name, array in arrays.items():
-        if architecture == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight")):
-            array = array.T
-        if architecture == "gpt2" and name.endswith(".c_fc.weight"):
+        if architecture == "gpt2" and ".c_" in name and name.endswith(".weight"):
             array = array.T
         if architecture == "llama" and ".q_proj." in name:
             array = permute(array, raw["num_attention_heads"])
         if architecture == "llama" and ".k_proj." in name:
             array = permute(array, raw["num_key_value_heads"] or raw["num_attention_heads"])
-        found[names.get_name(name, try_suffixes=(".weight", ".bias"))] = array
+        found[names.get_name(name, try_suffixes=(".weight", ".bias")) or name] = array
     if architecture == "gpt2":
         found.setdefault("output.weight", found["token_embd.weight"])
     if (raw.get("rope_scaling") or {}).get("rope_type") == "llama3":

@@ -53,8 +53,14 @@ def test_each_family_has_the_parameters_of_safetensors(model, tmp_path, monkeypa
     assert_same(load(written(tmp_path / "x.gguf", model)), plain)
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-@pytest.mark.parametrize("model", ["llama", "gpt2", "t5 v1.1"])
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        *(("llama", kind) for kind in ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")),
+        ("gpt2", "Q8_0"),
+        ("t5 v1.1", "Q4_1"),
+    ],
+)
 def test_quantised_models(model, kind, tmp_path, monkeypatch):
     """The parameters of a model whose matrices were rounded before."""
     monkeypatch.setattr(tensors, "CHUNK", 512)
@@ -72,7 +78,8 @@ def test_quantised_models(model, kind, tmp_path, monkeypatch):
     exact = variants.write(tmp_path / "exact.gguf", variant, rounded)
     found = variants.write(tmp_path / "x.gguf", variant, arrays, kind=kind)
     assert_same(load(found), load(exact))
-    assert_same(load(found, weights="int8"), load(exact, weights="int8"))
+    if kind == "Q4_1":
+        assert_same(load(found, weights="int8"), load(exact, weights="int8"))
 
 
 @pytest.mark.parametrize("kind", DECODED)
@@ -95,13 +102,14 @@ def test_every_type_of_numbers(kind, head, tmp_path, monkeypatch):
         whole = whole.reshape(-1, head // 2, 2, row).swapaxes(1, 2).reshape(rows, row)
     out = np.zeros((rows, row), dtype)
     read_into(tensor, out)
-    np.testing.assert_array_equal(out, whole)
-    assert len(np.unique(whole[np.isfinite(whole)])) > 5
+    assert out.tobytes() == whole.tobytes()
+    with np.errstate(invalid="ignore"):
+        assert len(np.unique(whole[np.isfinite(whole)])) > 5
     part = (slice(5, 18), slice(3, row - 7))
     for shape, found in (((13, row - 10), tensor), ((row - 10, 13), Turned.of(tensor))):
         some = np.zeros(shape, dtype)
         read_into(found, some, part if found is tensor else part[::-1])
-        np.testing.assert_array_equal(some, whole[part] if found is tensor else whole[part].T)
+        assert some.tobytes() == (whole[part] if found is tensor else whole[part].T).tobytes()
 
 
 def test_all_types_that_the_package_decodes():
@@ -125,7 +133,7 @@ def test_outline_and_description(file):
 
 def test_converted(tmp_path):
     """The same parameters, tokenizer and template from safetensors."""
-    file = variants.with_vocabulary(tmp_path / "x.gguf", "bpe")
+    file = variants.with_vocabulary(tmp_path / "x.gguf", "bpe of gpt2")
     convert(file, tmp_path / "converted")
     ours, theirs = load(file), load(tmp_path / "converted")
     assert_same(theirs, ours)
@@ -153,7 +161,7 @@ def test_a_charsmap_is_followed(tmp_path):
     module, variant = variants.MODELS["t5 v1.1"]
     vocabulary = variants.unigram()
     charsmap = spiece.read(make_checkpoint_data.DATA / "spiece.model").charsmap
-    vocabulary["precompiled_charsmap"] = list(charsmap)
+    vocabulary["precompiled_charsmap"] = charsmap
     variant = variants.changed(variant, vocab_size=len(vocabulary["tokens"]))
     file = variants.write(
         tmp_path / "x.gguf", variant, module.tensors(variant), vocabulary=vocabulary
@@ -343,10 +351,17 @@ def test_a_type_that_is_not_decoded(file):
     for kind, shown in ((15, "Q8_K"), (99, "99")):
         file.write_bytes(data[:at] + kind.to_bytes(4, "little") + data[at + 4 :])
         refused(file, f"{name.decode()}' is stored as {shown}, which is not read")
-    other = file.read_bytes().replace(name, b"blk.1.fff_norm.weight")
-    file.write_bytes(other)
-    with pytest.warns(UserWarning, match="fff_norm"), pytest.raises(ValueError, match="missing"):
-        load(file)
+
+
+def test_a_surplus_tensor(tmp_path):
+    """It is left out with a warning, of whatever type it is."""
+    module, variant = variants.MODELS["llama"]
+    arrays = module.tensors(variant) | {"other.weight": np.ones(3, np.float32)}
+    file = variants.write(tmp_path / "x.gguf", variant, arrays)
+    data, at = file.read_bytes(), file.read_bytes().index(b"other.weight") + 12 + 4 + 8
+    file.write_bytes(data[:at] + b"\x63" + data[at + 1 :])
+    with pytest.warns(UserWarning, match=r"x\.gguf: 'other\.weight' in the weights belong"):
+        outline(file)
 
 
 def test_a_umt5_is_refused(tmp_path):
@@ -453,8 +468,8 @@ def test_a_directory_with_such_a_name(tmp_path):
 TOKENIZERS = {
     "no such id": ({"bos_token_id": 9_999}, "bos_token_id|list index"),
     "fewer types": ({"token_type": [1]}, "token_type are not as many"),
-    "a merge of one": ({"merges": ["abc"]}, ""),
-    "a merge of others": ({"merges": ["abc abd"]}, ""),
+    "a merge of one": ({"merges": ["abc"]}, "cannot be read"),
+    "a merge of others": ({"merges": ["abc abd"]}, "cannot be read"),
     "an unknown kind": ({"model": "rwkv"}, "rwkv"),
 }
 
@@ -483,7 +498,7 @@ def test_every_byte_of_a_header_spoilt(tmp_path):
     writer.close()
     data, read = (tmp_path / "x.gguf").read_bytes(), 0
     for place in range(len(data) - 256):
-        for change in (1, 0x80, 0xFF):
+        for change in (1, 0xFF):
             spoilt = bytearray(data)
             spoilt[place] ^= change
             (tmp_path / "x.gguf").write_bytes(spoilt)
@@ -492,4 +507,4 @@ def test_every_byte_of_a_header_spoilt(tmp_path):
                 read += 1
             except ValueError as error:
                 assert "x.gguf" in str(error)  # noqa: PT017
-    assert 0 < read < 3 * len(data)
+    assert 0 < read < 2 * len(data)

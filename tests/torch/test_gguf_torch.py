@@ -1,0 +1,99 @@
+"""Parity with transformers' own reading of the same GGUF file: logits and ids.
+
+Skipped where torch is not installed. transformers' `from_pretrained` asks for accelerate, which
+takes no part in the numbers: the tests call what it calls.
+"""
+
+import numpy as np
+import pytest
+import transformers
+
+import gguf_variants as variants
+import t5_variants
+from specjax.checkpoints import convert, load
+
+torch = pytest.importorskip("torch")
+
+import test_parity_torch as parity  # noqa: E402  needs torch
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+# transformers reads neither Llama 3's factors of frequencies, yarn, windows nor biases, no T5
+# without gates, and no GPT-2 whose head is its own.
+READ = {
+    "llama": {"rope_scaling": None},
+    "qwen2": {},
+    "qwen3": {"rope_scaling": None},
+    "gpt2": {},
+    "t5 v1.1": {},
+}
+
+
+def read_by_transformers(path, encoder_decoder, **sizes):
+    """A model of torch in float32; `sizes` are fields that transformers takes from elsewhere."""
+    fields = load_gguf_checkpoint(path)["config"] | sizes
+    config = transformers.AutoConfig.for_model(**fields)
+    kind = (
+        transformers.AutoModelForSeq2SeqLM if encoder_decoder else transformers.AutoModelForCausalLM
+    )
+    model = kind.from_config(config, dtype=torch.float32).eval()
+    read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    found = model.load_state_dict(read, strict=False)
+    assert not found.unexpected_keys
+    assert all("embed_tokens" in k or "lm_head" in k or "bias" in k for k in found.missing_keys)
+    model.tie_weights()
+    return model
+
+
+def logits_of_both(path, model, ours):
+    """Logits of transformers from the file, and of specjax from another place."""
+    module, variant = variants.MODELS[model]
+    sizes = {k: variant.raw[k] for k in ("vocab_size", "n_positions") if k in variant.raw}
+    theirs = read_by_transformers(path, module is t5_variants, **sizes)
+    with torch.no_grad():
+        if module is t5_variants:
+            source, lengths, tokens = inputs = module.inputs(variant)
+            mask = np.arange(source.shape[1])[None, :] < lengths[:, None]
+            given = {"attention_mask": torch.tensor(mask)}
+            given["decoder_input_ids"] = torch.tensor(tokens, dtype=torch.long)
+            expected = theirs(torch.tensor(source, dtype=torch.long), **given).logits.numpy()
+            return expected, parity.our_logits(ours, inputs)
+        tokens = module.texts()
+        expected = theirs(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+        return expected, parity.our_causal_logits(ours, tokens)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("model", READ)
+def test_logits(model, kind, tmp_path):
+    module, variant = variants.MODELS[model]
+    variant = variants.changed(variant, **READ[model])
+    path = variants.write(tmp_path / "x.gguf", variant, module.tensors(variant), kind=kind)
+    expected, found = logits_of_both(path, model, path)
+    assert len(np.unique(found.argmax(-1))) > 5
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    if kind == "Q4_1":
+        convert(path, tmp_path / "converted")
+        _, again = logits_of_both(path, model, tmp_path / "converted")
+        np.testing.assert_array_equal(again, found)
+
+
+@pytest.mark.parametrize("name", variants.VOCABULARIES)
+def test_ids(name, tmp_path):
+    path = variants.with_vocabulary(tmp_path / "x.gguf", name)
+    ours = load(path).tokenizer
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="x.gguf")
+    for text in variants.TEXTS:
+        ids = theirs(text)["input_ids"]
+        assert ours(text)["input_ids"] == ids
+        assert ours.decode(ids) == theirs.decode(ids)
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    if theirs.chat_template:
+        chat = [{"role": "user", "content": "the"}]
+        assert (
+            ours.apply_chat_template(chat)["input_ids"]
+            == (theirs.apply_chat_template(chat)["input_ids"])
+        )
