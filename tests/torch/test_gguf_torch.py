@@ -32,8 +32,12 @@ READ = {
 }
 
 
+# Fields that transformers leaves at their defaults.
+ELSEWHERE = ("vocab_size", "n_positions", "head_dim", "feed_forward_proj")
+
+
 def read_by_transformers(path, encoder_decoder, **sizes):
-    """A model of torch in float32; `sizes` are fields that transformers takes from elsewhere."""
+    """A model of torch in float32, with some fields of config.json given."""
     fields = load_gguf_checkpoint(path)["config"] | sizes
     config = transformers.AutoConfig.for_model(**fields)
     kind = (
@@ -41,17 +45,18 @@ def read_by_transformers(path, encoder_decoder, **sizes):
     )
     model = kind.from_config(config, dtype=torch.float32).eval()
     read = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    if "lm_head.weight" in read:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())  # its own
     found = model.load_state_dict(read, strict=False)
     assert not found.unexpected_keys
-    assert all("embed_tokens" in k or "lm_head" in k or "bias" in k for k in found.missing_keys)
-    model.tie_weights()
+    assert all("embed_tokens" in name or "lm_head" in name for name in found.missing_keys)
     return model
 
 
 def logits_of_both(path, model, ours):
     """Logits of transformers from the file, and of specjax from another place."""
     module, variant = variants.MODELS[model]
-    sizes = {k: variant.raw[k] for k in ("vocab_size", "n_positions") if k in variant.raw}
+    sizes = {k: variant.raw[k] for k in ELSEWHERE if k in variant.raw}
     theirs = read_by_transformers(path, module is t5_variants, **sizes)
     with torch.no_grad():
         if module is t5_variants:
