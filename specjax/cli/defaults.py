@@ -39,7 +39,7 @@ SHARED: Fields = {
 """Fields of `specjax decode` and `specjax select`."""
 
 DECODE: Fields = {
-    "target": ("", "the model whose distribution outputs follow: a directory or hub name"),
+    "target": ("", "the model whose distribution outputs follow: a directory, *.gguf or hub name"),
     "draft": ("", "the same; or unigram, bigram, lookup, lookup(max_ngram=2), an import path"),
     "method": ("speculative", "or autoregressive, which needs no draft"),
     "gamma": (defaults.GAMMA, "drafted tokens per target call; with a policy the most"),
@@ -72,7 +72,10 @@ TUNED = ("gamma", "tree", "policy", "rule")
 
 SELECT: Fields = (
     {
-        "target": ("", "the model whose outputs are to come sooner: a directory or hub name"),
+        "target": (
+            "",
+            "the model whose outputs are to come sooner: a directory, *.gguf or hub name",
+        ),
         "drafts": ("", "names with commas between; empty: smaller members of the target's family"),
     }
     | SHARED

@@ -14,7 +14,7 @@ class Checkpoint:
     """A model with its tokenizer and the settings that decoding needs."""
 
     name: str
-    """The directory or hub name that was loaded, for messages and result rows."""
+    """The directory, GGUF file or hub name that was loaded, for messages and result rows."""
     model: LanguageModel
     config: Any
     """The family's config: a `T5Config`, a `GPTConfig` or one of `llama.py`."""

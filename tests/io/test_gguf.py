@@ -230,8 +230,11 @@ def test_the_fingerprint_is_of_the_file(file):
     assert fingerprint(file) != before
 
 
-def test_without_the_package(file, monkeypatch):
+def test_without_the_package(file, tmp_path, monkeypatch):
+    """Only GGUF files need it."""
+    module, variant = variants.MODELS["llama"]
     monkeypatch.setitem(sys.modules, "gguf", None)
+    assert load(module.write(tmp_path / "plain", variant)).config.hidden_size == 64
     with pytest.raises(ValueError, match=r"pip install 'specjax\[gguf\]'"):
         load(file)
 
