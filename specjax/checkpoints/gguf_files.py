@@ -136,7 +136,9 @@ def read(path: Path) -> GGUF:
       FileNotFoundError: a shard is missing.
       ValueError: a file is cut short or damaged, or the package `gguf` is missing.
     """
-    files, found, fields = shards(path), {}, {}
+    files = shards(path)
+    fields: dict[str, Any] = {}
+    found: dict[str, Tensor] = {}
     for i, file in enumerate(files):
         if not file.is_file():
             raise FileNotFoundError(

@@ -126,7 +126,7 @@ SCALING = {  # in `rope_scaling` and in the metadata
     "beta_slow": "yarn_beta_slow",
 }
 THETA = 10_000.0  # where the metadata has none
-LLAMA3 = {"original_length": 8192, "slow": 1.0, "fast": 4.0}  # of all sizes of Llama 3
+LLAMA3 = Rope("llama3", original_length=8192, slow=1.0, fast=4.0)  # of all sizes of Llama 3
 TOKENIZER = "tokenizer.ggml."
 TOKENS = f"{TOKENIZER}tokens"
 ENDS = ("eos", "eot", "eom")  # of a text, of a turn, of a message that calls a tool
@@ -245,7 +245,7 @@ def _llama3(stored: Tensor, theta: float, size: int) -> dict[str, Any] | None:
         return None
     if not 1 < factor <= LARGEST or not np.allclose(
         frequencies(Rope(theta=theta), size) / factors,
-        frequencies(Rope("llama3", theta, factor, **LLAMA3), size),
+        frequencies(dataclasses.replace(LLAMA3, theta=theta, factor=factor), size),
         rtol=1e-4,
         atol=0,
     ):
@@ -253,9 +253,9 @@ def _llama3(stored: Tensor, theta: float, size: int) -> dict[str, Any] | None:
     return {
         "rope_type": "llama3",
         "factor": factor,
-        "low_freq_factor": LLAMA3["slow"],
-        "high_freq_factor": LLAMA3["fast"],
-        "original_max_position_embeddings": LLAMA3["original_length"],
+        "low_freq_factor": LLAMA3.slow,
+        "high_freq_factor": LLAMA3.fast,
+        "original_max_position_embeddings": LLAMA3.original_length,
     }
 
 
