@@ -146,10 +146,10 @@ def read(path: Path) -> GGUF:
             )
         read_fields, inner = _read(file)
         fields = fields or read_fields
-        parts = read_fields.get("split.count", len(files))
-        if parts != len(files) or read_fields.get("split.no", i) != i:
+        parts = str(read_fields.get("split.count", len(files)))
+        if parts != str(len(files)) or str(read_fields.get("split.no", i)) != str(i):
             raise ValueError(
-                f"{file} is a part of a model in {parts!r} files. Give them the names that "
+                f"{file} is a part of a model in {parts[:9]} files. Give them the names that "
                 "llama.cpp's gguf-split gives, such as model-00001-of-00003.gguf."
             )
         for name, tensor in inner.items():

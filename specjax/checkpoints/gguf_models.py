@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specjax.checkpoints import gguf_files, gpt, spiece
-from specjax.checkpoints.config_json import check_fields, check_sizes
+from specjax.checkpoints.config_json import NO_ID, check_fields, check_sizes
 from specjax.checkpoints.gguf_files import GGUF, GGUFTensor
 from specjax.checkpoints.tensors import AGAIN, Tensor, Turned, read_into
 from specjax.models.llama import Rope, frequencies
@@ -130,6 +130,7 @@ LLAMA3 = Rope("llama3", original_length=8192, slow=1.0, fast=4.0)  # of all size
 TOKENIZER = "tokenizer.ggml."
 TOKENS = f"{TOKENIZER}tokens"
 ENDS = ("eos", "eot", "eom")  # of a text, of a turn, of a message that calls a tool
+PADDING = re.compile(r"\[PAD\d+\]")  # llama.cpp's name of a row that has no token
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -243,12 +244,12 @@ def _llama3(stored: Tensor, theta: float, size: int) -> dict[str, Any] | None:
     factor = float(factors.max())
     if (factors == 1).all():
         return None
-    if not 1 < factor <= LARGEST or not np.allclose(
-        frequencies(Rope(theta=theta), size) / factors,
-        frequencies(dataclasses.replace(LLAMA3, theta=theta, factor=factor), size),
-        rtol=1e-4,
-        atol=0,
-    ):
+    fits = type(theta) is float and 0 < theta <= LARGEST and 1 < factor <= LARGEST
+    if fits:
+        expected = frequencies(dataclasses.replace(LLAMA3, theta=theta, factor=factor), size)
+        found = factors * expected / frequencies(Rope(theta=theta), size)
+        fits = np.allclose(found, 1, rtol=1e-4, atol=0)
+    if not fits:
         raise ValueError(f"{ROPE_FREQS} is not as Llama 3 has it, and not supported.")
     return {
         "rope_type": "llama3",
@@ -304,26 +305,38 @@ def tokenizer(path: Path) -> Any:
         return None
     given, options = (
         {
-            name: value.tolist() if isinstance(value := fields[f"tokenizer.{key}"], np.ndarray)
-            else value
+            name: _listed(fields[f"tokenizer.{key}"])
             for key, name in GGUF_TOKENIZER_MAPPING[group].items()
             if f"tokenizer.{key}" in fields
         }
         for group in ("tokenizer", "tokenizer_config")
-    )  # fmt: skip
-    tokens = given["tokens"]
-    for key in ("scores", "token_type"):
-        if len(given.get(key, tokens)) != len(tokens):
-            raise ValueError(f"{TOKENIZER}{key} are not as many as the tokens")
+    )
+    tokens, ids = given["tokens"], []
     if given.get("tokenizer_type") == "llama":
         options.setdefault("add_bos_token", True)
     for role, stored in SPECIAL.items():
-        i = fields.get(f"{TOKENIZER}{stored}_token_id")
-        options[f"{role}_token"] = None if i is None else tokens[i]
+        i = fields.get(f"{TOKENIZER}{stored}_token_id", NO_ID)
+        options[f"{role}_token"] = None if i == NO_ID else tokens[i]
+        ids.append(i)
+    end = len(tokens)
+    while end and PADDING.fullmatch(tokens[end - 1]):
+        end -= 1
+    extra = spiece.EXTRA_IDS if given.get("tokenizer_type") == "t5" else 0
+    end = min(max(end + extra, *(i + 1 for i in ids)), len(tokens))
+    for key in ("tokens", "scores", "token_type"):
+        if len(given.get(key, tokens)) != len(tokens):
+            raise ValueError(f"{TOKENIZER}{key} are not as many as the tokens")
+        if key in given:
+            given[key] = given[key][:end]
     built, _ = convert_gguf_tokenizer(fields["general.architecture"], given)
-    charsmap = bytes(fields.get(f"{TOKENIZER}precompiled_charsmap", b""))  # transformers has none
-    if charsmap and given["tokenizer_type"] == "t5":
-        if not spiece.is_charsmap(charsmap):
+    charsmap = given.get("precompiled_charsmap")  # transformers does not follow it
+    if isinstance(charsmap, list) and extra:
+        table = bytes(byte % 256 for byte in charsmap)
+        if not spiece.is_charsmap(table):
             raise ValueError("precompiled_charsmap is not as long as it says")
-        built.normalizer = normalizers.Precompiled(charsmap)
+        built.normalizer = normalizers.Precompiled(table)
     return PreTrainedTokenizerFast(tokenizer_object=built, **options)
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value

@@ -153,6 +153,48 @@ def test_ids_of_a_chat_model(tmp_path):
     assert found.tokenizer("<think>a")["input_ids"][0] == len(variants.bpe()["merges"]) + 256 + 3
 
 
+def test_rows_without_a_token(tmp_path):
+    """llama.cpp names them [PAD…]; they are no ids, but for T5's <extra_id_…>."""
+    bpe = variants.bpe()
+    count = sum(not token.startswith("[PAD") for token in bpe["tokens"])
+    found = load(variants.with_vocabulary(tmp_path / "x.gguf", "bpe"))
+    assert found.model.vocab_size == len(found.tokenizer) == count < found.config.vocab_size == 300
+    module, variant = variants.MODELS["t5 v1.1"]
+    unigram = variants.unigram()
+    count = len(unigram["tokens"])
+    for key, value in (("tokens", "[PAD{}]"), ("scores", -1e4), ("token_type", 5)):
+        unigram[key] += [
+            value.format(i) if key == "tokens" else value for i in range(count, count + 28)
+        ]
+    variant = variants.changed(variant, vocab_size=count + 28)
+    file = variants.write(tmp_path / "y.gguf", variant, module.tensors(variant), vocabulary=unigram)
+    found = load(file)
+    assert found.model.vocab_size == len(found.tokenizer) == count
+    assert found.tokenizer("<extra_id_0>")["input_ids"] == [count - 1, 1]
+
+
+WRONG = (-7, "x", float("nan"), [1, 2])
+
+
+def test_metadata_of_any_kind(tmp_path):
+    """A wrong value gives a ValueError of one line that names the file, or changes nothing."""
+    file = variants.with_vocabulary(tmp_path / "x.gguf", "sentencepiece")
+    names = [n for n in gguf.GGUFReader(file).fields if not n.startswith(("GGUF.", "general."))]
+    names += ["split.count", "llama.expert_count", "llama.rope.scaling.type"]
+    names += ["llama.attention.sliding_window", "tokenizer.ggml.merges"]
+    refused = 0
+    for name in names:
+        for value in WRONG:
+            changed = rewritten(file, fields={name: value})
+            try:
+                outline(changed)
+            except ValueError as error:
+                refused += 1
+                assert str(changed) in str(error), (name, value)  # noqa: PT017
+                assert "\n" not in str(error), (name, value)  # noqa: PT017
+    assert refused > len(names)
+
+
 def test_a_charsmap_is_followed(tmp_path):
     """T5 reads a ligature as its letters, and the file holds the table for that."""
     import make_checkpoint_data
@@ -260,6 +302,8 @@ def rewritten(file, *, fields=None, change=None, drop=(), architecture="llama"):
             writer.add_string(name, value)
         elif isinstance(value, float):
             writer.add_float32(name, value)
+        elif value < 0:
+            writer.add_int32(name, value)
         else:
             writer.add_uint32(name, value)
     for tensor in reader.tensors:
