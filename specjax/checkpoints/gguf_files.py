@@ -56,9 +56,8 @@ class GGUFTensor(Tensor):
 
     @property
     def width(self) -> int:
-        """2 if quantised, or a vector, which llama.cpp keeps in float32 beside any matrices."""
-        whole = self.kind in PLAIN and len(self.shape) > 1
-        return self.dtype.itemsize if whole else 2
+        """2 if quantised or half; else 0: llama.cpp keeps small tensors in float32 in any file."""
+        return 2 if self.kind not in PLAIN or self.dtype.itemsize == 2 else 0
 
     @property
     def row_bytes(self) -> int:

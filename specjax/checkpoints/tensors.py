@@ -46,7 +46,7 @@ class Tensor(abc.ABC):
 
     @property
     def width(self) -> int:
-        """Bytes of a number that keep its precision in memory."""
+        """Bytes of a number that keep its precision in memory; 0: other tensors decide."""
         return self.dtype.itemsize
 
     @abc.abstractmethod
@@ -84,6 +84,11 @@ class Turned(Tensor):
     def of(cls, stored: Tensor) -> "Turned":
         """The transpose of a tensor."""
         return cls(stored.file, stored.dtype, stored.shape[::-1], stored)
+
+    @property
+    def width(self) -> int:
+        """The width of the stored tensor."""
+        return self.stored.width
 
     def pieces(self) -> Iterator[tuple[At, np.ndarray]]:
         """Yield the pieces of the stored tensor, transposed."""

@@ -118,12 +118,14 @@ def test_all_types_that_the_package_decodes():
     assert "Q4_K" in DECODED and "IQ2_XS" in DECODED and "Q8_K" not in DECODED  # noqa: PT018
 
 
-def test_the_dtype_on_an_accelerator(tmp_path):
-    """bfloat16 unless the matrices are float32: norms always are."""
-    for kind, expected in (("F32", "float32"), ("Q4_0", "bfloat16"), ("F16", "bfloat16")):
-        file = written(tmp_path / f"{kind}.gguf", kind=kind)
-        found = {n: t for n, t in gguf_models.read(file)[1].items() if t.shape[-1] % 32 == 0}
-        assert loading._choose_dtype(None, found, "gpu").name == expected
+@pytest.mark.parametrize("model", ["llama", "gpt2", "t5 v1.1"])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("F32", "float32"), ("Q4_0", "bfloat16"), ("F16", "bfloat16")]
+)
+def test_the_dtype_on_an_accelerator(model, kind, expected, tmp_path):
+    """bfloat16 unless all numbers are float32: norms are in any file."""
+    found = gguf_models.read(written(tmp_path / "x.gguf", model, kind=kind))[1]
+    assert loading._choose_dtype(None, found, "gpu").name == expected
 
 
 def test_outline_and_description(file):
