@@ -502,6 +502,14 @@ def test_hostile_headers(case, tmp_path):
         tracemalloc.stop()
 
 
+def test_a_long_value(tmp_path, monkeypatch):
+    """A header is held in memory, and one value must not fill it, however large the file."""
+    monkeypatch.setattr(gguf_files, "MAX_VALUE", 100)
+    file = tmp_path / "x.gguf"
+    file.write_bytes(header(entry(8, length(101) + bytes(101))))
+    refused(file, "a value of 101 bytes")
+
+
 def test_no_tensors(tmp_path):
     file = tmp_path / "x.gguf"
     file.write_bytes(header())
