@@ -9,6 +9,8 @@ step, the least of --turns runs that take turns.
 
 import time
 from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +46,7 @@ def _integers(rows: Array, matrix: Array) -> Array:
     return sums.astype(rows.dtype) * scale
 
 
-FORMS: dict[str, tuple[type, Callable[[Array, Array], Array]]] = {
+FORMS: dict[str, tuple[Any, Callable[[Array, Array], Array]]] = {
     "float32": (jnp.float32, jnp.matmul),
     "bfloat16, as products.py chooses": (jnp.bfloat16, products.product),
     "bfloat16, sums too": (jnp.bfloat16, _narrow),
@@ -93,12 +95,13 @@ def main(_) -> None:
             begin = time.perf_counter()
             call(*operands).block_until_ready()
             least[key] = min(least[key], (time.perf_counter() - begin) / inner * 1e3)
-    rows = [{"form": name} | {str(n): least[name, n] for n in counts} for name in FORMS]
-    columns = [("form", lambda row: row["form"])]
-    columns += [(str(n), lambda row, n=n: f"{row[str(n)]:.2f}") for n in counts]
+    table: list[dict[str, Any]] = [{"form": name} for name in FORMS]
+    for line in table:
+        line |= {str(n): f"{least[line['form'], n]:.2f}" for n in counts}
+    columns = [(name, itemgetter(name)) for name in ("form", *map(str, counts))]
     facts = provenance.environment()
     title = f"{args.shapes}, ms by rows: {facts['device']}, {facts['cores']} cores"
-    Console(width=100).print(report.table(columns, rows, title))
+    Console(width=100).print(report.table(columns, table, title))
 
 
 if __name__ == "__main__":

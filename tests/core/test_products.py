@@ -35,7 +35,7 @@ def test_the_factors_are_bfloat16_and_the_sums_float32(units, count):
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4)
     unrounded = np.float64(rows) @ np.float64(matrix)
-    assert np.abs(exact - unrounded).max() > 1e-3  # so the bound above tells the two apart
+    assert np.abs(exact - unrounded).max() > 1e-3  # so the bound above separates the two
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(units):
