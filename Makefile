@@ -12,7 +12,7 @@ QUICKLY := JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
   XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test slow parity results lint types docs docs-serve \
+.PHONY: help setup demo real quick test slow parity results lint types docs docs-serve \
   release-check lock clean
 
 help:  ## what there is
@@ -23,6 +23,9 @@ setup: .venv/setup.stamp  ## .venv with pinned versions
 demo: setup  ## the main job on the embedded family
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:demo --workdir=runs/embedded
 	$(BIN)/python -m experiments.race --inputs=8
+
+real: .venv/real.stamp  ## a chat with a real language model, plain and speculative side by side
+	$(BIN)/python -m experiments.chat --workdir=runs/chat
 
 results: setup  ## the whole reports, of both embedded families and of the formulas, as in docs/results
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/results/parse
@@ -94,6 +97,10 @@ $(BIN)/pip:
 .venv/setup.stamp: $(METADATA) | $(BIN)/pip
 	@echo "Installing the pinned packages into .venv; the first time this downloads some 220 MB."
 	$(INSTALL) -e .
+	@touch $@
+
+.venv/real.stamp: .venv/setup.stamp
+	$(INSTALL) -e '.[gguf]'
 	@touch $@
 
 .venv/docs.stamp: .venv/setup.stamp

@@ -72,6 +72,7 @@ CHOICES = (
     "hydra-prose",
     "kangaroo-parse",
     "kangaroo-prose",
+    "eagle3-smollm2",
 )
 
 
@@ -89,6 +90,8 @@ def get_config(model: str = "target") -> ConfigDict:
         raise ValueError(f"no model {model!r}: choose from {', '.join(CHOICES)}")
     if model == "head":
         return _head()
+    if model == "eagle3-smollm2":
+        return _eagle_of_smollm2()
     if model.startswith(("eagle", "medusa", "hydra", "kangaroo")):
         return _attached(*model.split("-"))
     if model in ("gpt-97m", "gpt-6m"):
@@ -245,6 +248,24 @@ def _attached(kind: str, task: str) -> ConfigDict:
             "kangaroo": {"layers": 1},
         }[kind]
     )  # fmt: skip
+    return config
+
+
+def _eagle_of_smollm2() -> ConfigDict:
+    config = _attached("eagle3", "prose")
+    config.target = "runs/chat/SmolLM2-135M-Instruct.Q4_1.gguf"  # of `make real`
+    config.task = "jsonl"
+    config.task_file = ",".join(
+        f"runs/chat/outputs/{split}.jsonl" for split in ("train", "validation", "test")
+    )
+    config.buckets = ((0, 96), (0, 160), (0, 224), (0, 288), (0, 352))
+    config.steps = 1000
+    config.warmup_steps = 50
+    config.eval_every = 250
+    config.eval_examples = 32
+    config.checkpoint_every = 50
+    config.log_every = 10
+    config.settings.update({"frequent": 6144, "taps": (2, 15, 30)})
     return config
 
 

