@@ -29,16 +29,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
-from tqdm import tqdm
 
 from experiments.race import recording
 from experiments.race.recording import Piece, Side
 from specjax import checkpoints, decoding, drafters
 from specjax.cli.inputs import load_examples
 from specjax.loop import Method
-from specjax.measure import doubts, report
+from specjax.measure import doubts, phases, report
 from specjax.sampling import Sampling
-from specjax.support import command_line
+from specjax.support import command_line, memory_maps
 from specjax.support.named import short
 
 HEIGHT = 10  # lines of text on each side
@@ -53,6 +52,8 @@ def main(_) -> None:
         raise ValueError(f"--inputs={args.inputs} must be ≥ 1, and --slow={args.slow:g} above 0.")
     if args.save and pathlib.Path(args.save).suffix != ".gif":
         raise ValueError(f"--save={args.save} must end in .gif.")
+    if busy := doubts.busy_before(doubts.load_average()):
+        command_line.say(busy)
     sides = run(config, args.draft, args.gamma, args.temperature, args.inputs)
     console = Console()
     if args.save:
@@ -83,29 +84,33 @@ def chosen(config, draft: str) -> str:
 
 def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list[Side]:
     """Both sides, plain decoding first."""
+    draft = chosen(config, draft)
+    command_line.say_loading(config.target, draft)
     target = checkpoints.load(config.target, mesh=config.get("mesh") or None)
     examples = load_examples(config)[:inputs]
     sources = decoding.tokenize(
         target, [example.input for example in examples], config.max_source_len or None
     )
     how = Sampling(temperature)
-    loaded = drafters.load(chosen(config, draft), target)
+    loaded = drafters.load(draft, target)
     methods: dict[str, Method] = {
         "plain": decoding.plain(target, how),
         "speculative": decoding.build(target, loaded, gamma=gamma, sampling=how, tree=config.tree),
     }
-    return [
-        recording.record(
-            name,
-            method,
-            target,
-            sources,
-            max_new_tokens=config.max_new_tokens,
-            key=jax.random.key(config.seed),
-            progress=partial(tqdm, desc=f"timing {name} decoding", leave=False),
-        )
-        for name, method in methods.items()
-    ]
+    options: dict[str, Any] = {
+        "target": target,
+        "sources": sources,
+        "max_new_tokens": config.max_new_tokens,
+        "key": jax.random.key(config.seed),
+    }
+    command_line.say("compiling plain and speculative decoding, and a round of each")
+    with memory_maps.kept(methods=4):  # both loops, and their rounds
+        phases.at_once(partial(recording.compile_, **options), methods.values())
+        sides = []
+        for name, method in methods.items():
+            command_line.say(f"timing {name} decoding of {len(sources)} inputs")
+            sides.append(recording.record(name, method, **options))
+    return sides
 
 
 def pace(slow: float) -> str:

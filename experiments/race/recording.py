@@ -66,26 +66,17 @@ def record(
     max_new_tokens: int,
     key: Key[Array, ""],
     repeats: int = 5,
-    progress: Callable[[Any], Any] = iter,
 ) -> Side:
     """Decode the inputs one after the other, at batch 1, and time every round.
 
     Args:
       sources: token ids of each input, as `decoding.tokenize` gives them.
       repeats: of each timing, of which the median counts; one more comes first, and compiles.
-      progress: wraps what is iterated over, such as `tqdm`.
     """
-    width = decoding.common_width(sources)
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key, "rows": 1}
-
-    def prepare(index: int) -> tuple[Any, State]:
-        label = [(index, 0)]
-        begun = decoding.prepare(method, target, [sources[index]], label, width=width, **options)
-        return jax.block_until_ready(begun)
-
+    prepare = _beginning(method, target, sources, max_new_tokens=max_new_tokens, key=key)
     moments: list[Moment] = []
     now, tokens = 0.0, 0
-    for index in progress(range(len(sources))):
+    for index in range(len(sources)):
         runs = [_timed(method, partial(prepare, index)) for _ in range(1 + repeats)][1:]
         start, whole = np.median([(start, whole) for start, whole, *_ in runs], axis=0)
         stepped = np.median([steps for *_, steps, _ in runs], axis=0)
@@ -99,6 +90,33 @@ def record(
             tokens += len(round_.accepted) + len(round_.next_token)
             moments.append(Moment(now, index, report.broken(pieces)[0], tokens))
     return Side(name, moments)
+
+
+def compile_(
+    method: Method, target: Checkpoint, sources: Sequence[Sequence[int]], **options: Any
+) -> None:
+    """Compile all that `record` runs, by decoding the first input; for the options see there."""
+    _timed(method, partial(_beginning(method, target, sources, **options), 0))
+
+
+def _beginning(
+    method: Method,
+    target: Checkpoint,
+    sources: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+) -> Callable[[int], tuple[Any, State]]:
+    """Return a function that encodes one input and begins, in the shapes of all inputs."""
+    width = decoding.common_width(sources)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key, "rows": 1}
+
+    def prepare(index: int) -> tuple[Any, State]:
+        label = [(index, 0)]
+        begun = decoding.prepare(method, target, [sources[index]], label, width=width, **options)
+        return jax.block_until_ready(begun)
+
+    return prepare
 
 
 def _timed(
