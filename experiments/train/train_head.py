@@ -182,6 +182,7 @@ def run(config: HeadConfig, directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def _run(config: HeadConfig, directory: pathlib.Path) -> dict[str, Any]:
+    command_line.say_loading(config.target, config.draft)
     target, draft = checkpoints.load(config.target), checkpoints.load(config.draft)
     places = [part for part in config.task_file.split(",") if part]
     data = {
