@@ -40,8 +40,8 @@ from specjax.sampling import Sampling
 from specjax.support import command_line, memory_maps
 from specjax.support.named import short
 
-HEIGHT = 10  # lines of text on each side
-FRAMES_PER_SECOND = 12
+HEIGHT = 14  # lines of text on each side
+FRAMES_PER_SECOND = 8
 GIF_WIDTH = 48  # characters on each side of the animation
 GIF_SECONDS = 7.0  # of the slower side, as it is shown
 
@@ -191,11 +191,13 @@ def save(path: pathlib.Path, sides: Sequence[Side], heading: str) -> float:
 def blank() -> Figure:
     """A frame without anything in it, as large as all of them."""
     advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
-    # At 120 dpi that is 9 whole pixels; characters are drawn in whole pixels.
-    return Figure(figsize=(advance * (2 * GIF_WIDTH + 8), 0.21 * (HEIGHT + 5.2)), dpi=120)
+    # Characters are drawn in whole pixels: 8 of them at this resolution.
+    return Figure(figsize=(advance * (2 * GIF_WIDTH + 8), 0.21 * (HEIGHT + 6)), dpi=8 / advance)
 
 
-COLOURS = 48  # of an animation: text in few colours, and its edges
+TOP = 4.7  # of the first line of text, in lines
+BAR = "#0072b2"
+COLOURS = 24  # of an animation: text in few colours, and its edges
 
 
 def share_palette(path: pathlib.Path) -> None:
@@ -214,28 +216,43 @@ def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: 
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(0, 2 * GIF_WIDTH + 8)
-    axes.set_ylim(HEIGHT + 5.2, 0)
+    axes.set_ylim(HEIGHT + 6, 0)
     mono: dict[str, Any] = {"family": "monospace", "fontsize": 9, "va": "center"}
     mono["parse_math"] = False
     axes.text(2, 0.7, f"{heading}; {pace(slow)}", fontsize=9, va="center", color="0.4",
               parse_math=False)  # fmt: skip
-    for column, side in enumerate(sides):
+    for column, (side, words) in enumerate(zip(sides, captions(sides, now), strict=True)):
         left = 2 + column * (GIF_WIDTH + 4)
-        axes.text(left, 1.8, side.name, fontsize=11, weight="bold", va="center")
+        axes.text(left, 1.8, words, fontsize=10, weight="bold", va="center")
         axes.text(left, 2.8, recording.clock(side, now), **mono)
+        for share, colour in ((1.0, "0.88"), (recording.share(side, now), BAR)):
+            axes.plot([left, left + share * GIF_WIDTH], [3.6] * 2, color=colour, linewidth=4,
+                      solid_capstyle="butt")  # fmt: skip
         for row, line in enumerate(recording.screen(side, now, GIF_WIDTH, HEIGHT)):
             x = left
             for piece, kind in line:
                 colour = report.COLOURS[kind]
-                axes.text(x, 4 + row, piece, color=colour, **mono)
+                axes.text(x, TOP + row, piece, color=colour, **mono)
                 if kind == "rejected":
-                    axes.plot([x, x + len(piece)], [4 + row] * 2, color=colour, linewidth=0.8)
+                    axes.plot([x, x + len(piece)], [TOP + row] * 2, color=colour, linewidth=0.8)
                 x += len(piece)
     at = 2.0
-    for name, kind in (("accepted", "accepted"), ("rejected", "rejected"),
-                       ("the target's own", "corrected")):  # fmt: skip
-        axes.text(at, HEIGHT + 4.5, name, color=report.COLOURS[kind], fontsize=9, va="center")
-        at += len(name) + 2
+    for name, colour in (
+        ("drafted and accepted", report.COLOURS["accepted"]),
+        ("drafted and rejected", report.COLOURS["rejected"]),
+        ("the target's own", report.COLOURS["corrected"]),
+        (f"{report.SPACE} a space at a token's edge", "0.4"),
+    ):
+        axes.text(at, HEIGHT + 5.3, name, color=colour, fontsize=9, va="center")
+        at += len(name) + 3
+
+
+def captions(sides: Sequence[Side], now: float) -> tuple[str, str]:
+    """What each side does; of the second, when it is done, by what factor it was faster."""
+    plain, other = sides
+    if now < other.seconds:
+        return "plain: the target alone", "speculative: a draft, checked by the target"
+    return "plain: the target alone", f"done: {plain.seconds / other.seconds:.2f} times as fast"
 
 
 if __name__ == "__main__":
@@ -247,7 +264,7 @@ if __name__ == "__main__":
     flags.DEFINE_string("draft", "", "One of the config's drafts, or any other; none: the first.")
     flags.DEFINE_integer("gamma", 7, "Drafted tokens per target call.")
     flags.DEFINE_float("temperature", 0.0, "0: greedy.")
-    flags.DEFINE_integer("inputs", 16, "Inputs, the first of the config's split.")
+    flags.DEFINE_integer("inputs", 8, "Inputs, the first of the config's split.")
     flags.DEFINE_float("slow", 1.0, "The factor by which the race is shown slower.")
     flags.DEFINE_string("save", "", "Write an animation, a file that ends in .gif.")
     command_line.run(main, __doc__)

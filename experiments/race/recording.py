@@ -169,11 +169,11 @@ def screen(side: Side, seconds: float, width: int, height: int) -> list[list[Pie
 
 
 def wrapped(pieces: Iterator[Piece], width: int) -> list[list[Piece]]:
-    """Lines of pieces, broken at any character."""
+    """Lines of pieces, broken at any character; ␣ is a space at a token's edge."""
     lines: list[list[Piece]] = [[]]
     room = width
     for text, kind in pieces:
-        text = report.printable(text)
+        text = report.token_text(text)
         while text:
             if room == 0:
                 lines.append([])
@@ -182,6 +182,12 @@ def wrapped(pieces: Iterator[Piece], width: int) -> list[list[Piece]]:
             lines[-1].append((head, kind))
             room -= len(head)
     return lines
+
+
+def share(side: Side, seconds: float) -> float:
+    """The part of all tokens that a side has written by then, from 0 to 1."""
+    done = side.at(seconds)
+    return done[-1].tokens / side.tokens if done else 0.0
 
 
 def clock(side: Side, seconds: float) -> str:
