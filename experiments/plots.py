@@ -1,4 +1,4 @@
-"""The look of all pictures: lines that can be told apart, and small files."""
+"""The look of pictures: distinct colours and markers, and small files."""
 
 import io
 import pathlib
@@ -10,7 +10,7 @@ from PIL import Image
 
 from specjax.support import files
 
-# Okabe and Ito's colours, which colour-blind readers tell apart too; without the pale yellow.
+# Okabe and Ito's colours, distinct for colour-blind readers too; without the pale yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7f7f7f")
 MARKERS = "osD^vP*X"
 ACCEPTED, REJECTED = COLOURS[0], COLOURS[5]

@@ -31,7 +31,7 @@ from specjax.policies.acceptance_head import HeadParams
 from specjax.sampling import Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
-from specjax.support import files
+from specjax.support import command_line, files
 from specjax.support.ranges import listed, number, whole
 
 COUNTS = (  # fields that are whole numbers

@@ -15,7 +15,7 @@ from specjax.checkpoints.weights import PIECES
 from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
-GENERIC = ("t5", "gpt2", "llama")  # model types whose tokenizer_class transformers trusts
+GENERIC = ("t5", "gpt2", "llama")  # model types whose tokenizer_class transformers follows
 MIN_SHARE_OF_ROWS = 0.5  # of an embedding that have ids; published models pad by less than a tenth
 
 
