@@ -19,8 +19,10 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from absl import flags
 from matplotlib.animation import FuncAnimation, PillowWriter
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from ml_collections import config_flags
 from PIL import Image, ImageSequence
@@ -40,7 +42,7 @@ from specjax.sampling import Sampling
 from specjax.support import command_line, memory_maps
 from specjax.support.named import short
 
-HEIGHT = 14  # lines of text on each side
+HEIGHT = 15  # lines of text on each side
 FRAMES_PER_SECOND = 8
 GIF_WIDTH = 48  # characters on each side of the animation
 GIF_SECONDS = 7.0  # of the slower side, as it is shown
@@ -196,19 +198,29 @@ def blank() -> Figure:
 
 
 TOP = 4.7  # of the first line of text, in lines
-BAR = "#0072b2"
-COLOURS = 24  # of an animation: text in few colours, and its edges
+BAR, EMPTY = "#0072b2", "0.88"
+SHADES = 3  # of each colour, from white on: the edges of letters
 
 
 def share_palette(path: pathlib.Path) -> None:
-    """Give all frames of an animation the few colours of its last one, which makes it a third as
-    large."""
+    """Give all frames of an animation the same few colours, which makes it a third as large."""
     with Image.open(path) as animation:
         frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(animation)]
         took = [frame.info["duration"] for frame in ImageSequence.Iterator(animation)]
-    palette = frames[-1].quantize(COLOURS, dither=Image.Dither.NONE)
-    first, *others = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames)
+    few = palette()
+    first, *others = (frame.quantize(palette=few, dither=Image.Dither.NONE) for frame in frames)
     first.save(path, save_all=True, append_images=others, duration=took, loop=0, optimize=True)
+
+
+def palette() -> Image.Image:
+    """Make an image with the palette of an animation: its colours in a few shades."""
+    kinds = (report.COLOURS[kind] for kind in ("accepted", "rejected", "corrected"))
+    inks = np.array([to_rgb(ink) for ink in ("black", "0.4", BAR, *kinds)])
+    shades = [1 - (1 - inks) * shade / SHADES for shade in range(1, SHADES + 1)]
+    colours = np.concatenate([np.ones((1, 3)), [to_rgb(EMPTY)], *shades])
+    made = Image.new("P", (1, 1))
+    made.putpalette((255 * colours).round().astype(int).ravel().tolist())
+    return made
 
 
 def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: float) -> None:
@@ -225,7 +237,7 @@ def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: 
         left = 2 + column * (GIF_WIDTH + 4)
         axes.text(left, 1.8, words, fontsize=10, weight="bold", va="center")
         axes.text(left, 2.8, recording.clock(side, now), **mono)
-        for share, colour in ((1.0, "0.88"), (recording.share(side, now), BAR)):
+        for share, colour in ((1.0, EMPTY), (recording.share(side, now), BAR)):
             axes.plot([left, left + share * GIF_WIDTH], [3.6] * 2, color=colour, linewidth=4,
                       solid_capstyle="butt")  # fmt: skip
         for row, line in enumerate(recording.screen(side, now, GIF_WIDTH, HEIGHT)):

@@ -199,6 +199,10 @@ def test_an_animation(sides, tmp_path, monkeypatch):
     with Image.open(tmp_path / "race.gif") as image:
         assert image.n_frames > 3
         assert image.size[0] > image.size[1]
+        image.seek(image.n_frames - 1)
+        colours = {colour for _, colour in image.convert("RGB").getcolors()}
+    assert (0xC6, 0x28, 0x28) in colours  # rejected, as it is
+    assert len(colours) <= 20
     assert [path.name for path in tmp_path.iterdir()] == ["race.gif"]
 
 
