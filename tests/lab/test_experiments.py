@@ -652,7 +652,7 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     outcome = job(f"--workdir={work}")
     assert outcome.status == 0, outcome.stderr
     # Progress, through a pipe too.
-    assert "3 of 32: alpha, draft, T = 1\n" in outcome.stderr
+    assert "3 of 29: alpha, draft, T = 1\n" in outcome.stderr
     assert "timing plain decoding and speculative, turn 1 of 1" in outcome.progress
     assert {path.name for path in work.iterdir()} == {
         "results.jsonl", "report.md", "alphas.png", "speedups.png", "trace.png", "trace.html",
