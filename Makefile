@@ -20,9 +20,11 @@ help:  ## what there is
 
 setup: .venv/setup.stamp  ## .venv with pinned versions
 
-demo: setup  ## the main job on the embedded family
+demo: setup  ## both loops side by side on the embedded family; what is gained, and what limits it
+	$(BIN)/python -m experiments.race --draft=draft-small --gamma=10
 	$(BIN)/python -m experiments.reproduce --config=configs/embedded.py:demo --workdir=runs/embedded
-	$(BIN)/python -m experiments.race --inputs=8
+	@echo "Next: a pretrained language model: make real. All tables: make results. Your own pair:"
+	@echo "$(BIN)/specjax select --config.target=DIR --config.drafts=DIR,lookup --input=FILE"
 
 real: .venv/real.stamp  ## a chat with a real language model, plain and speculative side by side
 	$(BIN)/python -m experiments.chat --workdir=runs/chat

@@ -5,10 +5,10 @@ a GPT-2 that continues English sentences.
     python -m experiments.reproduce --config=configs/embedded.py:full --workdir=runs/parse
     python -m experiments.reproduce --config=configs/embedded.py:prose --workdir=runs/prose
 
-Reproduces the paper's tables on a laptop and in miniature. The first takes about 4 minutes on 2
-cores and has Table 3 (α) and Tables 2 and 4 (speedups) of `parse`, on few inputs. `full` is all of
-it on more inputs: n-grams timed too, lenience (Table 5), quality, beams and Figure 5; `prose` is
-the same for the decoder-only family. `specjax decode` takes these configs too.
+Reproduces the paper's tables on a laptop and in miniature. The first is part of `make demo`: one
+draft of `parse` at two temperatures, with α (Table 3) and speedup (Tables 2 and 4) on few inputs.
+`full` has all tables on more inputs: both drafts, n-grams, lenience (Table 5), quality, beams and
+Figure 5. `prose` is the same for the decoder-only family. `specjax decode` takes these configs too.
 """
 
 import pathlib
@@ -22,7 +22,11 @@ CHOICES = ("all", "demo", "full", "prose")
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
-    """`size` is one of `CHOICES`; `all` is `demo` with more repeats and all lengths of drafts."""
+    """Build the config of a run.
+
+    Args:
+      size: one of `CHOICES`; `demo` is the shortest, and `all` has every draft and draft length.
+    """
     if size not in CHOICES:
         raise ValueError(f"configs/embedded.py:{size}: choose one of {', '.join(CHOICES)}.")
     full, prose = size in ("full", "prose"), size == "prose"
@@ -60,8 +64,11 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     config.lenience_inputs = 0
     config.beam_inputs = 0
     if size == "demo":
-        config.repeats = 3
-        config.gammas = (3, 5, 7, 10)
+        config.drafts, config.ngrams = config.drafts[-1:], ()
+        config.repeats, config.timed_inputs = 3, 8
+        config.alpha_inputs = config.batch_size = 32  # one batch
+        config.gammas = (5, 10)
+        config.fixed_times = False  # of a call: two programs more for each row
     if full:
         config.tables = ("alpha", "speedup", "lenience", *(() if prose else ("quality",)), "beam")
         config.alpha_inputs = 1000

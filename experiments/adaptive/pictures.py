@@ -2,66 +2,97 @@
 
 import itertools
 import pathlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
+from experiments import plots
 from experiments.adaptive import board
 from experiments.adaptive.board import Row
+from experiments.plots import ACCEPTED, REJECTED
 from experiments.reproduce.pages import Section
-from specjax.support import files
 
-ACCEPTED, REJECTED = "#1f4e8c", "#e08a2e"
+EVEN = 0.01  # tokens of plain decoding by which losses may differ and count as equal
+LEVEL = 0.98  # of the best static γ, from which on a title counts a race as not lost
 
 
 def panels(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
     """A panel for each race: policies as rows, with intervals."""
-    _save(workdir / "speedups.png", draw_panels(board.races(rows)))
+    plots.save(workdir / "speedups.png", draw_panels(board.races(rows)))
     return Section(
         "Speedup of each race",
         words="A panel for each draft and temperature. Dots are policies, with 95% intervals over "
-        "inputs. Lines: plain decoding (dotted), the best static γ (solid), and the oracle in "
-        "replay of the same outputs (dashed).",
+        "inputs. The oracle is that of replay of the same outputs.",
         images=("speedups.png",),
     )
 
 
 def draw_panels(found: Sequence[Sequence[Row]]) -> Figure:
-    """Policies in the order of their means over all races."""
+    """Draw policies in the order of their means; the title counts what the best one reaches."""
     methods = _methods(found, static=False)
 
     def mean(method):
         return np.mean([r["of_best"] for rows in found for r in rows if r["method"] == method])
 
     methods.sort(key=mean)
-    figure, grid = _grid(len(found), 1.9, 0.7 + 0.17 * len(methods), sharey=True)
+    figure, grid = _grid(len(found), 2.1, 0.9 + 0.19 * len(methods), sharey=True)
     for axes, rows in zip(grid, found, strict=True):
         by, still = {row["method"]: row for row in rows}, board.still(rows)
         for i, method in enumerate(methods):
             if method in by:
                 row = by[method]
                 low, high = row["speedup_decode_low"], row["speedup_decode_high"]
-                axes.plot([low, high], [i, i], color=ACCEPTED, linewidth=1)
-                axes.plot(row["speedup_decode"], i, "o", color=ACCEPTED, markersize=3.5)
-        axes.axvline(1, color="0.5", linewidth=0.8, linestyle=":")
-        axes.axvline(still["speedup_decode"], color=REJECTED, linewidth=1)
-        axes.axvline(still["oracle_timed"], color=REJECTED, linewidth=1, linestyle="--")
+                axes.plot([low, high], [i, i], color=ACCEPTED, linewidth=1.2)
+                axes.plot(row["speedup_decode"], i, "o", color=ACCEPTED, markersize=4)
+        axes.margins(x=0.08)
+        axes.axvline(1, **plots.PLAIN)
+        axes.axvline(still["speedup_decode"], **plots.BEST_STATIC)
+        axes.axvline(still["oracle_timed"], **plots.ORACLE)
         title = f"{board.label(rows[0])}, α = {rows[0]['alpha']:.2f}\nbest {still['method']}"
-        axes.set_title(title, fontsize=8)
-        axes.tick_params(labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(labelsize=8)
+        plots.bare(axes)
     grid[0].set_yticks(range(len(methods)), methods)
     grid[0].set_ylim(-0.6, len(methods) - 0.4)
-    figure.supxlabel("times plain decoding", fontsize=8)
+    marks: list[tuple[str, dict[str, Any]]] = [
+        ("policy, with its 95% interval", {"color": ACCEPTED, "marker": "o", "markersize": 4}),
+        ("plain decoding", plots.PLAIN),
+        ("best static γ", plots.BEST_STATIC),
+        ("oracle", plots.ORACLE),
+    ]
+    _legend(figure, [Line2D([], [], label=name, **style) for name, style in marks])
+    _label_below(grid, "speedup over plain (factor)")
+    figure.suptitle(levelled(found), fontsize=10)
     return figure
+
+
+def levelled(found: Sequence[Sequence[Row]]) -> str:
+    """Say which policy is level with the best static γ in most races."""
+    reached: dict[str, list[float]] = {}
+    for row in itertools.chain.from_iterable(found):
+        if not row["static"]:
+            reached.setdefault(row["method"], []).append(row["of_best"])
+    if not reached:
+        return ""
+
+    def rank(name: str) -> tuple[int, float]:
+        return sum(ratio >= LEVEL for ratio in reached[name]), float(np.mean(reached[name]))
+
+    best = max(reached, key=rank)
+    return (
+        f"{best}: faster than the best static γ, or within {1 - LEVEL:.0%} of it, in "
+        f"{rank(best)[0]} of {len(found)} races"
+    )
 
 
 def lengths(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
     """How long the drafts of each method were, and how much of them was kept."""
-    _save(workdir / "lengths.png", draw_lengths(board.races(rows)))
+    plots.save(workdir / "lengths.png", draw_lengths(board.races(rows)))
     return Section(
         "Draft lengths",
         words="Drafted tokens per target call, over all timed inputs, by what became of them. A "
@@ -84,8 +115,8 @@ def draw_lengths(found: Sequence[Sequence[Row]]) -> Figure:
         lost = [(row["drafted"] - row["accepted"]) / row["target_calls"] for row in of]
         axes.barh(there, kept, color=ACCEPTED, label="accepted")
         axes.barh(there, lost, left=kept, color=REJECTED, label="rejected")
-        axes.set_title(f"{board.label(rows[0])}\nα = {rows[0]['alpha']:.2f}", fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(f"{board.label(rows[0])}\nα = {rows[0]['alpha']:.2f}", fontsize=9)
+        plots.bare(axes)
     panels[0].set_yticks(range(len(methods)), methods, fontsize=8)
     panels[0].invert_yaxis()
     figure.supxlabel("drafted tokens per target call", fontsize=9)
@@ -96,7 +127,7 @@ def draw_lengths(found: Sequence[Sequence[Row]]) -> Figure:
 
 def example(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
     """The rounds of one output: what was drafted where, and what was kept."""
-    _save(workdir / "example.png", draw_example(board.races(rows)))
+    plots.save(workdir / "example.png", draw_example(board.races(rows)))
     return Section(
         "Draft lengths along one output",
         words="The first timed output of each race, from left to right. A bar for each round, at "
@@ -108,7 +139,7 @@ def example(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
 
 def draw_example(found: Sequence[Sequence[Row]]) -> Figure:
     """A panel for each race."""
-    figure = Figure(figsize=(8.5, 0.5 + 0.75 * len(found)), layout="constrained")
+    figure = Figure(figsize=(8.5, 0.8 + 0.75 * len(found)), layout="constrained")
     panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
     for axes, rows in zip(panels, found, strict=True):
         shown = sorted((row for row in rows if "trail" in row), key=lambda row: row["static"])
@@ -119,17 +150,20 @@ def draw_example(found: Sequence[Sequence[Row]]) -> Figure:
                 left, lost = start + kept, drafted - kept
                 axes.barh(line, lost, left=left, height=0.35, color=REJECTED, alpha=0.8)
                 axes.plot([start, start], [line - 0.4, line + 0.4], color="0.3", linewidth=0.4)
-        axes.set_yticks(range(len(shown)), [row["method"] for row in shown], fontsize=7)
-        axes.set_title(board.label(rows[0]), fontsize=7, loc="left", pad=2)
-        axes.tick_params(axis="x", labelsize=6)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("tokens of the output", fontsize=8)
+        axes.set_yticks(range(len(shown)), [row["method"] for row in shown], fontsize=8)
+        axes.set_title(board.label(rows[0]), fontsize=8, loc="left", pad=2)
+        axes.tick_params(axis="x", labelsize=7)
+        plots.bare(axes)
+    panels[-1].set_xlabel("position in the output (tokens)", fontsize=9)
+    parts = [Patch(color=ACCEPTED, label="accepted"), Patch(color=REJECTED, label="rejected"),
+             Line2D([], [], color="0.3", linewidth=0.8, label="a round begins")]  # fmt: skip
+    _legend(figure, parts)
     return figure
 
 
 def regrets(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
     """What was lost to the fastest way, as outputs grow."""
-    _save(workdir / "regret.png", draw_regrets(board.races(rows)))
+    plots.save(workdir / "regret.png", draw_regrets(board.races(rows)))
     return Section(
         "Regret",
         words="In replay of the timed outputs: time lost to the fastest way by when there are so "
@@ -140,22 +174,52 @@ def regrets(workdir: pathlib.Path, rows: Sequence[Row]) -> Section:
 
 
 def draw_regrets(found: Sequence[Sequence[Row]]) -> Figure:
-    """A panel for each race: the best static γ, and the five policies that lose least."""
-    figure, grid = _grid(len(found), 2.1, 1.8)
+    """A panel for each race: the best static γ, and the five policies that lose least.
+
+    A policy has the same colour and marker in all panels. The title counts the races in which the
+    best policy loses no more than the best static γ.
+    """
+    figure, grid = _grid(len(found), 2.3, 1.9)
+    styles = {name: plots.line(i) for i, name in enumerate(_methods(found, static=False))}
+    drawn: dict[str, Any] = {}
+    fewer: Counter[str] = Counter()
     for axes, rows in zip(grid, found, strict=True):
         policies = sorted((r for r in rows if not r["static"]), key=lambda row: row["regret"][-1])
         still = board.still(rows)
-        axes.plot(still["regret_at"], still["regret"], color=REJECTED, label=still["method"])
-        for i, row in enumerate(policies[:5]):
-            axes.plot(row["regret_at"], row["regret"], label=row["method"], linewidth=0.9,
-                      color=colormaps["viridis"](i / 5))  # fmt: skip
-        axes.set_title(board.label(rows[0]), fontsize=8)
-        axes.legend(frameon=False, fontsize=5)
-        axes.tick_params(labelsize=6)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("tokens", fontsize=8)
-    figure.supylabel("lost, in tokens of plain decoding", fontsize=8)
+        (drawn["best static γ"],) = axes.plot(
+            still["regret_at"], still["regret"], color="0.6", linewidth=3, marker="o", markersize=4
+        )
+        for row in policies[:5]:
+            name, every = row["method"], max(1, len(row["regret"]) // 6)
+            (drawn[name],) = axes.plot(
+                row["regret_at"], row["regret"], markevery=every, **styles[name]
+            )
+        fewer.update(r["method"] for r in policies if r["regret"][-1] <= still["regret"][-1] + EVEN)
+        axes.set_title(f"{board.label(rows[0])}, best {still['method']}", fontsize=9)
+        axes.tick_params(labelsize=8)
+        plots.bare(axes)
+    _label_below(grid, "length of output (tokens)")
+    figure.supylabel("lost time (in tokens of plain decoding)", fontsize=9)
+    for name, line in drawn.items():
+        line.set_label(name)
+    _legend(figure, list(drawn.values()), columns=5)
+    for name, count in fewer.most_common(1):
+        races = f"{count} of {len(found)} races"
+        title = f"In replay {name} loses no more than the best static γ in {races}"
+        figure.suptitle(title, fontsize=10)
     return figure
+
+
+def _label_below(grid: np.ndarray, label: str) -> None:
+    """Label the axes of the last line of panels."""
+    for axes in grid[-4:]:
+        axes.set_xlabel(label, fontsize=9)
+
+
+def _legend(figure: Figure, handles: Sequence[Any], columns: int = 4) -> None:
+    """One legend for all panels, below them."""
+    figure.legend(handles=handles, frameon=False, fontsize=8, ncols=columns,
+                  loc="outside lower center")  # fmt: skip
 
 
 def _grid(count: int, width: float, height: float, **options: Any) -> tuple[Figure, np.ndarray]:
@@ -173,8 +237,3 @@ def _methods(found: Sequence[Sequence[Row]], *, static: bool) -> list[str]:
     """Names of the methods in any race: static γ in their order, policies by their name."""
     names = {row["method"] for rows in found for row in rows if row["static"] == static}
     return sorted(names, key=(lambda name: int(name.removeprefix("γ="))) if static else None)
-
-
-def _save(path: pathlib.Path, figure: Figure) -> None:
-    with files.replacing(path) as part:
-        figure.savefig(part, format="png", dpi=160)

@@ -155,9 +155,11 @@ def family(
     if sizes is None:
         sizes = [(WIDTH, draft_width, 4) for draft_width in DRAFT_WIDTHS]
     precision = defaults.precision(config)
+    command_line.say_loading(config.target, *config.drafts)
     target = checkpoints.load(config.target, **precision)
     texts = [pair.input for pair in load_examples(config)[:inputs]]
     limit = config.max_new_tokens
+    command_line.say("compiling beam search, without a draft and with each")
     plain = {
         width: beam_search(target, None, texts, width=width, max_new_tokens=limit, batch_size=BATCH)
         for width in {width for width, *_ in sizes}

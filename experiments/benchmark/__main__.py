@@ -46,7 +46,7 @@ SETTINGS = ("repeats", "keys_per_repeat", "steps")  # of the config, in every ro
 def fill(config, results: provenance.Results, cases: Sequence[Any]) -> int:
     """Measure what is missing, as long as the config's minutes last; how many cases are left."""
     lab, begin = Lab(config), time.monotonic()
-    command_line.say("compiling …")
+    command_line.say("compiling programs, each before it first runs")
     missing = [case for case in cases if not find(results.done, case.cell)]
     for done, case in enumerate(bar := command_line.Steps(missing, unit="case", disable=None)):
         # A case is begun only if one of the mean length so far would end in time.

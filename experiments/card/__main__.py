@@ -84,6 +84,7 @@ def measure(config) -> dict[str, Any]:
     """Losses, outputs and α of the family on the config's split, each input once."""
     loaded = load_examples(config)
     examples = list({example.input: example for example in reversed(loaded)}.values())[::-1]
+    command_line.say_loading(config.target, *config.drafts)
     target = checkpoints.load(config.target)
     drafts: dict[str, checkpoints.Checkpoint | Drafter] = {
         pathlib.PurePath(path).name: checkpoints.load(path) for path in config.drafts

@@ -155,6 +155,7 @@ def loaded(on: Study, name: str, role: int) -> dict[str, Checkpoint]:
     """A model in every way in which `PAIRS` has it."""
     ways: dict[str, dict[str, Any]] = {str(p[role]): p[role] for p in PAIRS.values()}
     dtype = on.precision["dtype"]
+    command_line.say(f"loading the {name} {on.config[name]} in {len(ways)} precisions")
     return {key: checkpoints.load(on.config[name], dtype=dtype, **way) for key, way in ways.items()}
 
 

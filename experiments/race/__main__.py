@@ -19,8 +19,10 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from absl import flags
 from matplotlib.animation import FuncAnimation, PillowWriter
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from ml_collections import config_flags
 from PIL import Image, ImageSequence
@@ -29,20 +31,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
-from tqdm import tqdm
 
 from experiments.race import recording
 from experiments.race.recording import Piece, Side
 from specjax import checkpoints, decoding, drafters
 from specjax.cli.inputs import load_examples
 from specjax.loop import Method
-from specjax.measure import doubts, report
+from specjax.measure import doubts, phases, report
 from specjax.sampling import Sampling
-from specjax.support import command_line
+from specjax.support import command_line, memory_maps
 from specjax.support.named import short
 
-HEIGHT = 10  # lines of text on each side
-FRAMES_PER_SECOND = 12
+HEIGHT = 15  # lines of text on each side
+FRAMES_PER_SECOND = 8
 GIF_WIDTH = 48  # characters on each side of the animation
 GIF_SECONDS = 7.0  # of the slower side, as it is shown
 
@@ -53,6 +54,8 @@ def main(_) -> None:
         raise ValueError(f"--inputs={args.inputs} must be ≥ 1, and --slow={args.slow:g} above 0.")
     if args.save and pathlib.Path(args.save).suffix != ".gif":
         raise ValueError(f"--save={args.save} must end in .gif.")
+    if busy := doubts.busy_before(doubts.load_average()):
+        command_line.say(busy)
     sides = run(config, args.draft, args.gamma, args.temperature, args.inputs)
     console = Console()
     if args.save:
@@ -83,29 +86,33 @@ def chosen(config, draft: str) -> str:
 
 def run(config, draft: str, gamma: int, temperature: float, inputs: int) -> list[Side]:
     """Both sides, plain decoding first."""
+    draft = chosen(config, draft)
+    command_line.say_loading(config.target, draft)
     target = checkpoints.load(config.target, mesh=config.get("mesh") or None)
     examples = load_examples(config)[:inputs]
     sources = decoding.tokenize(
         target, [example.input for example in examples], config.max_source_len or None
     )
     how = Sampling(temperature)
-    loaded = drafters.load(chosen(config, draft), target)
+    loaded = drafters.load(draft, target)
     methods: dict[str, Method] = {
         "plain": decoding.plain(target, how),
         "speculative": decoding.build(target, loaded, gamma=gamma, sampling=how, tree=config.tree),
     }
-    return [
-        recording.record(
-            name,
-            method,
-            target,
-            sources,
-            max_new_tokens=config.max_new_tokens,
-            key=jax.random.key(config.seed),
-            progress=partial(tqdm, desc=f"timing {name} decoding", leave=False),
-        )
-        for name, method in methods.items()
-    ]
+    options: dict[str, Any] = {
+        "target": target,
+        "sources": sources,
+        "max_new_tokens": config.max_new_tokens,
+        "key": jax.random.key(config.seed),
+    }
+    command_line.say("compiling plain and speculative decoding, and a round of each")
+    with memory_maps.kept(methods=4):  # both loops, and their rounds
+        phases.at_once(partial(recording.compile_, **options), methods.values())
+        sides = []
+        for name, method in methods.items():
+            command_line.say(f"timing {name} decoding of {len(sources)} inputs")
+            sides.append(recording.record(name, method, **options))
+    return sides
 
 
 def pace(slow: float) -> str:
@@ -186,22 +193,34 @@ def save(path: pathlib.Path, sides: Sequence[Side], heading: str) -> float:
 def blank() -> Figure:
     """A frame without anything in it, as large as all of them."""
     advance = 9 * 0.602 / 72  # inches that a character of the monospace font takes at 9 points
-    # At 120 dpi that is 9 whole pixels; characters are drawn in whole pixels.
-    return Figure(figsize=(advance * (2 * GIF_WIDTH + 8), 0.21 * (HEIGHT + 5.2)), dpi=120)
+    # Characters are drawn in whole pixels: 8 of them at this resolution.
+    return Figure(figsize=(advance * (2 * GIF_WIDTH + 8), 0.21 * (HEIGHT + 6)), dpi=8 / advance)
 
 
-COLOURS = 48  # of an animation: text in few colours, and its edges
+TOP = 4.7  # of the first line of text, in lines
+BAR, EMPTY = "#0072b2", "0.88"
+SHADES = 3  # of each colour, from white on: the edges of letters
 
 
 def share_palette(path: pathlib.Path) -> None:
-    """Give all frames of an animation the few colours of its last one, which makes it a third as
-    large."""
+    """Give all frames of an animation the same few colours, which makes it a third as large."""
     with Image.open(path) as animation:
         frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(animation)]
         took = [frame.info["duration"] for frame in ImageSequence.Iterator(animation)]
-    palette = frames[-1].quantize(COLOURS, dither=Image.Dither.NONE)
-    first, *others = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames)
+    few = palette()
+    first, *others = (frame.quantize(palette=few, dither=Image.Dither.NONE) for frame in frames)
     first.save(path, save_all=True, append_images=others, duration=took, loop=0, optimize=True)
+
+
+def palette() -> Image.Image:
+    """Make an image with the palette of an animation: its colours in a few shades."""
+    kinds = (report.COLOURS[kind] for kind in ("accepted", "rejected", "corrected"))
+    inks = np.array([to_rgb(ink) for ink in ("black", "0.4", BAR, *kinds)])
+    shades = [1 - (1 - inks) * shade / SHADES for shade in range(1, SHADES + 1)]
+    colours = np.concatenate([np.ones((1, 3)), [to_rgb(EMPTY)], *shades])
+    made = Image.new("P", (1, 1))
+    made.putpalette((255 * colours).round().astype(int).ravel().tolist())
+    return made
 
 
 def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: float) -> None:
@@ -209,28 +228,43 @@ def draw(figure: Figure, sides: Sequence[Side], now: float, heading: str, slow: 
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(0, 2 * GIF_WIDTH + 8)
-    axes.set_ylim(HEIGHT + 5.2, 0)
+    axes.set_ylim(HEIGHT + 6, 0)
     mono: dict[str, Any] = {"family": "monospace", "fontsize": 9, "va": "center"}
     mono["parse_math"] = False
     axes.text(2, 0.7, f"{heading}; {pace(slow)}", fontsize=9, va="center", color="0.4",
               parse_math=False)  # fmt: skip
-    for column, side in enumerate(sides):
+    for column, (side, words) in enumerate(zip(sides, captions(sides, now), strict=True)):
         left = 2 + column * (GIF_WIDTH + 4)
-        axes.text(left, 1.8, side.name, fontsize=11, weight="bold", va="center")
+        axes.text(left, 1.8, words, fontsize=10, weight="bold", va="center")
         axes.text(left, 2.8, recording.clock(side, now), **mono)
+        for share, colour in ((1.0, EMPTY), (recording.share(side, now), BAR)):
+            axes.plot([left, left + share * GIF_WIDTH], [3.6] * 2, color=colour, linewidth=4,
+                      solid_capstyle="butt")  # fmt: skip
         for row, line in enumerate(recording.screen(side, now, GIF_WIDTH, HEIGHT)):
             x = left
             for piece, kind in line:
                 colour = report.COLOURS[kind]
-                axes.text(x, 4 + row, piece, color=colour, **mono)
+                axes.text(x, TOP + row, piece, color=colour, **mono)
                 if kind == "rejected":
-                    axes.plot([x, x + len(piece)], [4 + row] * 2, color=colour, linewidth=0.8)
+                    axes.plot([x, x + len(piece)], [TOP + row] * 2, color=colour, linewidth=0.8)
                 x += len(piece)
     at = 2.0
-    for name, kind in (("accepted", "accepted"), ("rejected", "rejected"),
-                       ("the target's own", "corrected")):  # fmt: skip
-        axes.text(at, HEIGHT + 4.5, name, color=report.COLOURS[kind], fontsize=9, va="center")
-        at += len(name) + 2
+    for name, colour in (
+        ("drafted and accepted", report.COLOURS["accepted"]),
+        ("drafted and rejected", report.COLOURS["rejected"]),
+        ("the target's own", report.COLOURS["corrected"]),
+        (f"{report.SPACE} a space at a token's edge", "0.4"),
+    ):
+        axes.text(at, HEIGHT + 5.3, name, color=colour, fontsize=9, va="center")
+        at += len(name) + 3
+
+
+def captions(sides: Sequence[Side], now: float) -> tuple[str, str]:
+    """What each side does; of the second, when it is done, by what factor it was faster."""
+    plain, other = sides
+    if now < other.seconds:
+        return "plain: the target alone", "speculative: a draft, checked by the target"
+    return "plain: the target alone", f"done: {plain.seconds / other.seconds:.2f} times as fast"
 
 
 if __name__ == "__main__":
@@ -242,7 +276,7 @@ if __name__ == "__main__":
     flags.DEFINE_string("draft", "", "One of the config's drafts, or any other; none: the first.")
     flags.DEFINE_integer("gamma", 7, "Drafted tokens per target call.")
     flags.DEFINE_float("temperature", 0.0, "0: greedy.")
-    flags.DEFINE_integer("inputs", 16, "Inputs, the first of the config's split.")
+    flags.DEFINE_integer("inputs", 8, "Inputs, the first of the config's split.")
     flags.DEFINE_float("slow", 1.0, "The factor by which the race is shown slower.")
     flags.DEFINE_string("save", "", "Write an animation, a file that ends in .gif.")
     command_line.run(main, __doc__)

@@ -66,26 +66,17 @@ def record(
     max_new_tokens: int,
     key: Key[Array, ""],
     repeats: int = 5,
-    progress: Callable[[Any], Any] = iter,
 ) -> Side:
     """Decode the inputs one after the other, at batch 1, and time every round.
 
     Args:
       sources: token ids of each input, as `decoding.tokenize` gives them.
       repeats: of each timing, of which the median counts; one more comes first, and compiles.
-      progress: wraps what is iterated over, such as `tqdm`.
     """
-    width = decoding.common_width(sources)
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key, "rows": 1}
-
-    def prepare(index: int) -> tuple[Any, State]:
-        label = [(index, 0)]
-        begun = decoding.prepare(method, target, [sources[index]], label, width=width, **options)
-        return jax.block_until_ready(begun)
-
+    prepare = _beginning(method, target, sources, max_new_tokens=max_new_tokens, key=key)
     moments: list[Moment] = []
     now, tokens = 0.0, 0
-    for index in progress(range(len(sources))):
+    for index in range(len(sources)):
         runs = [_timed(method, partial(prepare, index)) for _ in range(1 + repeats)][1:]
         start, whole = np.median([(start, whole) for start, whole, *_ in runs], axis=0)
         stepped = np.median([steps for *_, steps, _ in runs], axis=0)
@@ -99,6 +90,33 @@ def record(
             tokens += len(round_.accepted) + len(round_.next_token)
             moments.append(Moment(now, index, report.broken(pieces)[0], tokens))
     return Side(name, moments)
+
+
+def compile_(
+    method: Method, target: Checkpoint, sources: Sequence[Sequence[int]], **options: Any
+) -> None:
+    """Compile all that `record` runs, by decoding the first input; for the options see there."""
+    _timed(method, partial(_beginning(method, target, sources, **options), 0))
+
+
+def _beginning(
+    method: Method,
+    target: Checkpoint,
+    sources: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    key: Key[Array, ""],
+) -> Callable[[int], tuple[Any, State]]:
+    """Return a function that encodes one input and begins, in the shapes of all inputs."""
+    width = decoding.common_width(sources)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "key": key, "rows": 1}
+
+    def prepare(index: int) -> tuple[Any, State]:
+        label = [(index, 0)]
+        begun = decoding.prepare(method, target, [sources[index]], label, width=width, **options)
+        return jax.block_until_ready(begun)
+
+    return prepare
 
 
 def _timed(
@@ -151,11 +169,11 @@ def screen(side: Side, seconds: float, width: int, height: int) -> list[list[Pie
 
 
 def wrapped(pieces: Iterator[Piece], width: int) -> list[list[Piece]]:
-    """Lines of pieces, broken at any character."""
+    """Lines of pieces, broken at any character; ␣ is a space at a token's edge."""
     lines: list[list[Piece]] = [[]]
     room = width
     for text, kind in pieces:
-        text = report.printable(text)
+        text = report.token_text(text)
         while text:
             if room == 0:
                 lines.append([])
@@ -164,6 +182,12 @@ def wrapped(pieces: Iterator[Piece], width: int) -> list[list[Piece]]:
             lines[-1].append((head, kind))
             room -= len(head)
     return lines
+
+
+def share(side: Side, seconds: float) -> float:
+    """The part of all tokens that a side has written by then, from 0 to 1."""
+    done = side.at(seconds)
+    return done[-1].tokens / side.tokens if done else 0.0
 
 
 def clock(side: Side, seconds: float) -> str:

@@ -1,6 +1,7 @@
 """The command; see the package."""
 
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ from experiments.reproduce import (
     traces,
 )
 from experiments.reproduce.study import Study, check_counts, find, identity, open_results
+from specjax.measure import doubts
 from specjax.support import command_line
 from specjax.support.named import short
 
@@ -66,9 +68,9 @@ def main(_) -> None:
     pages.show(console, sections, rows)
     for row in by_table.get("trace", ()):
         console.print(traces.coloured(row))
+    console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
     if timed := by_table.get("speedup"):
         console.print(speedups.conclusion(timed), soft_wrap=True)
-    console.print(f"Report and figures: {workdir / 'report.md'}", soft_wrap=True)
 
 
 def wanted(config) -> list[str]:
@@ -85,15 +87,26 @@ def cells(config, name: str) -> list[dict[str, Any]]:
 
 
 def fill(study: Study) -> None:
-    """Measure what is missing, cell by cell."""
+    """Measure what is missing, cell by cell; lines on standard error say what is done."""
     config, results = study.config, study.results
     missing = [cell for cell in in_order(config) if not find(results.done, cell)]
-    for cell in (bar := command_line.Steps(missing, unit="cell")):
-        bar.set_description(" ".join(short(str(part)) for part in cell.values()))
+    if missing and (busy := doubts.busy_before(doubts.load_average())):
+        command_line.say(busy)
+    bar = command_line.Steps(missing, unit="cell", disable=True)  # for what Ctrl-C says
+    for number, cell in enumerate(bar, 1):
+        command_line.say(f"{number} of {len(missing)}: {described(cell)}")
         row = {**cell, **TABLES[cell["table"]].measure(study, cell), **identity(study)}
         results.append(row)
         if cell["table"] == "speedup":
             bar.write(speedups.told(row))
+
+
+def described(cell: Mapping[str, Any]) -> str:
+    """Format a cell, such as "speedup, draft-small, T = 1"."""
+    parts = {name: short(str(value)) for name, value in cell.items()}
+    if "temperature" in cell:
+        parts["temperature"] = f"T = {cell['temperature']:g}"
+    return ", ".join(parts.values())
 
 
 def in_order(config) -> list[dict[str, Any]]:

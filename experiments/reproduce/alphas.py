@@ -9,6 +9,7 @@ from experiments.reproduce.pages import Section
 from experiments.reproduce.study import NGRAMS, Study
 from specjax.drafters import parameters
 from specjax.measure import metrics, report
+from specjax.support import command_line
 from specjax.support.named import short
 
 
@@ -20,8 +21,9 @@ def keys(config) -> list[dict[str, Any]]:
 def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     """α with its 95% interval, and on how many tokens."""
     temperature = cell["temperature"]
-    alpha = on.alpha(cell["draft"], temperature, on.outputs(temperature))
-    draft = on.draft(cell["draft"])
+    outputs, draft = on.outputs(temperature), on.draft(cell["draft"])
+    command_line.say(f"measuring α on {len(outputs)} outputs")
+    alpha = on.alpha(cell["draft"], temperature, outputs)
     return {
         "alpha": alpha.value,
         "low": alpha.low,

@@ -17,6 +17,7 @@ from specjax.measure.timing import PLAIN, SPECULATIVE, Comparison
 from specjax.policies import Costs
 from specjax.results import summarize
 from specjax.speculative import Speculative
+from specjax.support import command_line
 from specjax.support.named import short
 from specjax.tuning import fitting
 
@@ -36,7 +37,10 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
     texts = timed_texts(on)
     longest = method(on, draft, temperature, max(config.gammas))
     contexts, state = start(on, longest, texts)
-    costs = phases.measure(longest, contexts, state, config.gammas)
+    gammas = ", ".join(map(str, config.gammas))
+    command_line.say(f"compiling a step of both models, and the verify passes of γ = {gammas}")
+    programs: phases.Programs = {}
+    costs = phases.measure(longest, contexts, state, config.gammas, programs=programs)
     tokens = {gamma: formulas.expected_tokens(alpha, gamma) for gamma in config.gammas}
     if config.gamma_by_position:
         tokens = tokens_by_position(on, draft, temperature)
@@ -46,11 +50,13 @@ def measure(on: Study, cell: dict[str, Any]) -> dict[str, Any]:
         method(on, draft, temperature, gamma),
         on.target,
         texts,
-        typical=(length, length / tokens[gamma]),
+        typical=(length, length / tokens[gamma]) if config.get("fixed_times", True) else None,
         max_new_tokens=config.max_new_tokens,
         key=jax.random.key(config.seed),
         repeats=config.repeats,
         names=(config.target, draft),
+        programs=programs,
+        say=command_line.say,
     )
     whole = sum(leaf.size for leaf in jax.tree.leaves(on.target.model))
     return {
@@ -190,16 +196,32 @@ def told(row: Mapping[str, Any]) -> str:
 
 
 def conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What was gained, why the formula differs, and what the machine has to do with it."""
+    """Say in three lines what was gained, what limited it, and why the formula differs."""
     if doubt := doubtful(rows):
         return doubt
     top = max(rows, key=lambda row: row["speedup_decode"])
     return (
-        f"{told(top)}. The paper's formula predicts {top['predicted_paper']:.2f}, because it "
+        f"Gained: {told(top)}; {top['tau']:.1f} tokens per target call (τ), "
+        f"α = {top['alpha']:.2f}.\n"
+        f"Limited by {limit(top)}\n"
+        f"The paper's formula predicts {top['predicted_paper']:.2f}, because it "
         f"assumes that a verify pass costs one target step (here {top['v']:.2f}) and that every "
         f"token has the same chance of acceptance ({top['tau_expected']:.1f} expected tokens per "
         f"call; measured {top['tau']:.1f}).{here(top)}"
     )
+
+
+def limit(row: Mapping[str, Any]) -> str:
+    """Name the term of τ / (γc + v + overhead) that costs most beyond the paper's ideal, v = 1."""
+    gamma, c, v, overhead = (row[name] for name in ("gamma", "c", "v", "overhead"))
+    lost = {
+        f"drafting: {gamma} draft steps cost {gamma * c:.2f} target steps.": gamma * c,
+        f"the verify pass: its {gamma + 1} tokens cost {v:.2f} target steps (the paper assumes 1).":
+            v - 1,
+        f"the rest of a round, such as acceptance: it costs {overhead:.2f} target steps.": overhead,
+    }  # fmt: skip
+    most = max(lost, key=lambda term: lost[term])
+    return f"{most} A round costs {gamma * c:.2f} + {v:.2f} + {overhead:.2f} (γc + v + overhead)."
 
 
 def doubtful(rows: Sequence[Mapping[str, Any]]) -> str:

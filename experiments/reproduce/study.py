@@ -48,9 +48,9 @@ class Study:
         """Whose distribution all outputs follow."""
         mesh = self.config.get("mesh") or None
         self.keep("target", checkpoints.fingerprint(self.config.target))
-        command_line.say(f"loading {self.config.target} …")
+        command_line.say_loading(self.config.target)
         loaded = checkpoints.load(self.config.target, **self.precision, mesh=mesh)
-        command_line.say("compiling …")
+        command_line.say("compiling programs, each before it first runs")
         return loaded
 
     @functools.cached_property
@@ -82,7 +82,7 @@ class Study:
         """A model, or a drafter that costs nothing; one is held at a time."""
         if name not in self._draft:
             self.keep(f"draft {name}", drafters.fingerprint(self.path(name)))
-            command_line.say(f"loading {name} …")
+            command_line.say(f"loading the draft {name}")
             loaded = drafters.load(
                 self.path(name),
                 self.target,
@@ -113,8 +113,8 @@ class Study:
         """The timed inputs, and which of them has the longest output at the first temperature."""
         count = self.config.timed_inputs
         ids = decoding.tokenize(self.target, self.texts(count), self.config.max_source_len or None)
-        rows = self.decode(None, self.config.temperatures[0], count)
-        return ids, max(range(len(rows)), key=lambda i: rows[i].emitted)
+        lengths = [len(tokens) for tokens in self.outputs(self.config.temperatures[0], count)]
+        return ids, lengths.index(max(lengths))
 
     def sampling(self, temperature: float) -> Sampling:
         """The distribution of every model."""
@@ -159,12 +159,18 @@ class Study:
         )
         return list(rows)
 
-    def outputs(self, temperature: float) -> list[list[int]]:
-        """Tokens that the target generates: the prefixes over which α is measured."""
-        if temperature not in self._outputs:
-            rows = self.decode(None, temperature, self.config.alpha_inputs)
+    def outputs(self, temperature: float, count: int | None = None) -> list[list[int]]:
+        """Tokens that the target generates: the prefixes over which α is measured.
+
+        Args:
+          count: of the first inputs; None: the config's `alpha_inputs`.
+        """
+        count = len(self.texts(count or self.config.alpha_inputs))
+        if len(self._outputs.get(temperature, ())) < count:
+            command_line.say(f"decoding {count} texts by the target, T = {temperature:g}")
+            rows = self.decode(None, temperature, count)
             self._outputs[temperature] = [row.tokens for row in rows]
-        return self._outputs[temperature]
+        return self._outputs[temperature][:count]
 
     def alpha(
         self,

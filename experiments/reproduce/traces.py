@@ -12,6 +12,7 @@ from experiments.reproduce.study import Study
 from specjax import decoding
 from specjax.measure import report
 from specjax.measure.trace import trace
+from specjax.support import command_line
 from specjax.support.named import short
 
 
@@ -27,6 +28,7 @@ def measure(on: Study, _) -> dict[str, Any]:
     sampling = on.sampling(best["temperature"])
     draft, gamma = on.draft(best["draft"]), best["gamma"]
     method = decoding.with_draft(on.target, draft, gamma=gamma, sampling=sampling, tree=tree)
+    command_line.say("compiling a round, and decoding one output round by round")
     texts, index = on.longest
     rounds = trace(method, *speedups.start(on, method, texts, index))
     decode = partial(decoding.text_of, on.target, texts[index], skip_special_tokens=False)

@@ -31,7 +31,7 @@ from specjax.policies.acceptance_head import HeadParams
 from specjax.sampling import Sampling
 from specjax.speculative import Contexts, Speculative
 from specjax.state import State
-from specjax.support import files
+from specjax.support import command_line, files
 from specjax.support.ranges import listed, number, whole
 
 COUNTS = (  # fields that are whole numbers
@@ -182,6 +182,7 @@ def run(config: HeadConfig, directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def _run(config: HeadConfig, directory: pathlib.Path) -> dict[str, Any]:
+    command_line.say_loading(config.target, config.draft)
     target, draft = checkpoints.load(config.target), checkpoints.load(config.draft)
     places = [part for part in config.task_file.split(",") if part]
     data = {

@@ -1,6 +1,5 @@
 """Where adaptivity pays: maps over α and the variance within outputs, and curves for the rest."""
 
-import io
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,13 +8,12 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 
+from experiments import plots
 from experiments.reproduce.pages import Section
 from experiments.when import points, sweep
 from experiments.when.sweep import ORACLE
 from specjax.measure import report
-from specjax.support import files
 
 Row = Mapping[str, Any]
 INFORMED = (0.0, 0.5)  # informativeness of the maps' rows
@@ -24,7 +22,6 @@ LETTER: dict[str, Any] = {
     "bbox": {"boxstyle": "circle,pad=0.15", "color": "0.15"},
 }  # fmt: skip
 LOWEST = -0.2  # of what is closed, as far as it is drawn
-PLAIN = Image.Dither.NONE
 CURVE = {"within": 0.5, "between": 0.0}  # where informativeness varies alone
 
 
@@ -33,15 +30,15 @@ def sections(workdir: pathlib.Path, rows: Sequence[Row], config) -> list[Section
     simulated = [row for row in rows if row["sweep"] != points.TRACES]
     found = []
     if space := [row for row in simulated if row["sweep"] == "space"]:
-        save(workdir / "map.png", draw_maps(space, points.letters(rows)))
+        plots.save(workdir / "map.png", draw_maps(space, points.letters(rows)), dpi=85)
         found.append(Section("Over α and the variance within outputs", words=_MAPS,
                              images=("map.png",), measured=space))  # fmt: skip
     if drawn := draw_curves(simulated, config):
-        save(workdir / "curves.png", drawn)
+        plots.save(workdir / "curves.png", drawn, dpi=85)
         found.append(Section("One thing at a time", words=_CURVES, images=("curves.png",),
                              measured=simulated))  # fmt: skip
     if lines := fits(simulated, config):
-        save(workdir / "rule.png", draw_rule(simulated, config, points.letters(rows)))
+        plots.save(workdir / "rule.png", draw_rule(simulated, config, points.letters(rows)), dpi=85)
         found.append(Section("What can be foretold, and what is closed", RULE, lines, _RULE,
                              images=("rule.png",), measured=simulated))  # fmt: skip
     return found
@@ -180,8 +177,8 @@ def draw_curve(axes: Axes, name: str, rows: Sequence[Row], methods: Sequence[str
         values, errors = np.array([row["of_static"][method] for row in rows]).T
         style: dict[str, Any] = {"color": "0.4", "linestyle": ":"}
         if method != ORACLE:
-            style = {"color": colormaps["tab10"](i), "marker": "osD^vP"[i % 6], "markersize": 3.5}
-        axes.errorbar(where, values, 2 * errors, label=method, linewidth=1.2, **style)
+            style = plots.line(i)
+        axes.errorbar(where, values, 2 * errors, label=method, **style)
     axes.axhline(1, color="0.7", linewidth=0.8)
     axes.set_xlabel(name, fontsize=9)
     axes.tick_params(labelsize=8)
@@ -240,15 +237,6 @@ def draw_rule(rows: Sequence[Row], config, traces: Sequence[tuple[str, Row]]) ->
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=7, loc="upper left")
     return figure
-
-
-def save(path: pathlib.Path, figure: Figure) -> None:
-    """In 64 colours: a third of the size."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=85)
-    with files.replacing(path) as part:
-        few = Image.open(drawn).convert("RGB").quantize(64, Image.Quantize.FASTOCTREE, dither=PLAIN)
-        few.save(part, format="png", optimize=True)
 
 
 _MAPS = (

@@ -15,6 +15,7 @@ from specjax.checkpoints.weights import PIECES
 from specjax.models.checkpoint import DEFAULT_MAX_SOURCE_LEN
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+GENERIC = ("t5", "gpt2", "llama")  # model types whose tokenizer_class transformers follows
 MIN_SHARE_OF_ROWS = 0.5  # of an embedding that have ids; published models pad by less than a tenth
 
 
@@ -39,16 +40,20 @@ def load(directory: Path) -> Any:
 
 
 def from_transformers(directory: Path) -> Any:
-    """Load a directory with `AutoTokenizer`; ValueError that names it if that fails.
+    """Load a directory with transformers; ValueError that names it if that fails.
 
     `trust_remote_code` is False, not left out: else transformers asks on stdin whether it may
     run the checkpoint's code.
     """
-    from transformers import AutoTokenizer
-
     _check_charsmaps(directory / FILE)
     try:
         with panics():
+            if _is_generic(directory):
+                from transformers import PreTrainedTokenizerFast
+
+                return PreTrainedTokenizerFast.from_pretrained(str(directory))
+            from transformers import AutoTokenizer
+
             return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
@@ -83,6 +88,21 @@ def from_gguf(path: Path) -> Any:
             f"The tokenizer in {path} cannot be read ({type(error).__name__}: {reason[:200]}). "
             f"{AGAIN}"
         ) from error
+
+
+def _is_generic(directory: Path) -> bool:
+    """Whether `AutoTokenizer` would take the class that reads tokenizer.json and nothing else.
+
+    Importing `AutoTokenizer` takes a second, and imports torch if it is installed.
+    """
+    if not all((directory / name).is_file() for name in (FILE, CONFIG, "config.json")):
+        return False
+    own, model = read_json(directory / CONFIG), read_json(directory / "config.json")
+    return (
+        own.get("tokenizer_class") == "TokenizersBackend"
+        and model.get("model_type") in GENERIC
+        and "auto_map" not in own.keys() | model.keys()
+    )
 
 
 @contextlib.contextmanager

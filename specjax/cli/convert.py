@@ -62,6 +62,7 @@ run = main  # the name that the command `specjax` calls
 
 def convert(source: str, directory: str, dtype: str | None) -> None:
     """Run `checkpoints.convert` with a progress bar, and print one line when it is done."""
+    command_line.say(f"converting {source} into {directory}")
     size = 0
     # disable=None: a bar only in a terminal.
     with tqdm(unit="B", unit_scale=True, desc="weights", leave=False, disable=None) as bar:

@@ -172,11 +172,11 @@ def decode_texts(
     if config.mesh:
         check_plan(config, texts, tuned)
     if not silent:
-        names = dict.fromkeys([config.target, *([config.draft] if with_draft(config) else [])])
-        command_line.say(f"loading {' and '.join(names)} …")
+        command_line.say_loading(config.target, config.draft if with_draft(config) else "")
     target, draft = load_pair(config)
     if not silent:
-        command_line.say("compiling …")
+        kind = "speculative" if with_draft(config) else "plain"
+        command_line.say(f"compiling {kind} decoding of {config.batch_size} rows at once")
     method = method_of(config, target, draft, tuned)
     check_memory(config, texts, target, method)
     measured = tuned is None and lacks_costs(config)
@@ -262,7 +262,7 @@ def decode_texts(
     if lacking:
         print(f"{lacking} rows of {args.output} are still to come, from other processes.")
     if config.compare and method.drafter is not None:
-        command_line.say("comparing …")
+        command_line.say("comparing with plain decoding: both decode every input in turns")
         show(method, compare(method, target, texts, config), beside)
     elif config.compare:
         print("Nothing is compared: no draft is used, so both methods are the same.", file=beside)

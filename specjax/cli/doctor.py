@@ -53,7 +53,8 @@ def main(_) -> None:
         sampling=defaults.sampling(config),
         key=config.seed,
     )
-    command_line.say(f"loading {config.target} and {config.draft}, and compiling …")
+    command_line.say_loading(config.target, config.draft)
+    command_line.say("compiling what each check runs")
     console, begin, verdicts = Console(highlight=False), time.monotonic(), []
     for finding in doctor.examine(plan):
         console.print(line(finding), soft_wrap=True)

@@ -88,11 +88,9 @@ def measure(
     def trial() -> Trial:
         if results:
             runs.keep(results, {"target": checkpoints.fingerprint(config.target)})
-        command_line.say(f"loading {config.target} …")
-        target = checkpoints.load(config.target, **precision, mesh=config.mesh or None)
-        command_line.say("compiling …")
+        command_line.say_loading(config.target)
         return Trial(
-            target,
+            checkpoints.load(config.target, **precision, mesh=config.mesh or None),
             texts,
             drafts,
             sampling=defaults.sampling(config),
@@ -117,7 +115,11 @@ def measure(
     bar = command_line.Steps(missing, resumes=resumes, unit="draft", disable=None)
     for one in bar:
         bar.set_description(short(one[0]))
-        done[one] = trial().measure(*one)
+        measured = trial()
+        shape = "trees" if one[1] else "chains"
+        said = f"measuring {short(one[0])} with {shape}: compiling its loops, then α and times"
+        bar.write(said, file=sys.stderr)
+        done[one] = measured.measure(*one)
         if results and not done[one].problem:
             runs.keep(results, {f"draft {one[0]}": drafters.fingerprint(one[0])})
         if results:

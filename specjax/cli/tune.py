@@ -40,9 +40,9 @@ def main(_) -> None:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     if config.mesh:
         check_plan(config, texts)
-    command_line.say(f"loading {config.target} and {config.draft} …")
+    command_line.say_loading(config.target, config.draft)
     target, draft = load_pair(config)
-    command_line.say("compiling …")
+    command_line.say("compiling loops with drafts of a few lengths, which are then timed")
     found = measure(config, target, draft, texts)
     print(found)
     if args.settings:

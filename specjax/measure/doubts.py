@@ -12,6 +12,7 @@ MIN_V = 0.9
 # A speedup and its prediction from the same rounds may differ by this factor.
 MAX_RATIO = 1.5
 MAX_LOAD = 2.0  # per processor; a measurement reaches 1.3 by itself
+MAX_LOAD_BEFORE = 0.75  # per processor, before anything is measured
 
 AGAIN = "Measure again on a machine that does nothing else."
 
@@ -57,6 +58,20 @@ def load_average() -> float:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except (AttributeError, OSError):
         return float("nan")
+
+
+def busy_before(load: float) -> str:
+    """Describe other work on the machine before a measurement; "" if there is little.
+
+    Args:
+      load: from `load_average`, before the first measurement.
+    """
+    if not load > MAX_LOAD_BEFORE:  # NaN: unknown
+        return ""
+    return (
+        f"Other programs use this machine: a load average of {load:.1f} for each processor. The "
+        "measurements will take longer and say less."
+    )
 
 
 def busy(loads: Iterable[float | None]) -> str:

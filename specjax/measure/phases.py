@@ -13,7 +13,7 @@ from the caches. Separate calls measure it (`Costs.overhead`).
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -37,6 +37,8 @@ from specjax.trees.speculative import grow
 # Seconds of one step of ("target", 0), ("draft", 0), ("verify", γ) and ("round", γ), and of whole
 # calls ("call", γ, rounds).
 Sample = Mapping[Hashable, float]
+# Jitted phases and calls, by what they run.
+Programs = MutableMapping[Hashable, Any]
 # A loop, a function that encodes and begins, and a number of rounds.
 Call = tuple[Method, Callable[[], tuple[Any, State]], int]
 
@@ -50,6 +52,7 @@ def stopwatch(
     *,
     steps: int = 20,
     calls: Iterable[Call] = (),
+    programs: Programs | None = None,
 ) -> Callable[[], dict[Hashable, float]]:
     """Compile the phases and calls, and return a function that times each of them once.
 
@@ -66,6 +69,8 @@ def stopwatch(
         among `rounds` and whose policy drafts that many in every round. The function of each
         encodes and returns as `loop.start` does; it runs right before the timing, since the state
         is donated. The number of rounds is about what outputs take, since the first are slower.
+      programs: those of an earlier stopwatch, which are not compiled again for a method of the same
+        shapes; new ones are added.
 
     Raises:
       ValueError: a speculative call whose γ_max is not among `rounds`.
@@ -84,7 +89,10 @@ def stopwatch(
     phases |= {("round", g): partial(_round, gamma=g) for g in sorted(whole)}
     runs = {name: partial(_repeat, phase, steps) for name, phase in phases.items()}
     runs |= {name: partial(_repeat, _any_round, name[2]) for name in made}
-    jitted = {name: jax.jit(run, donate_argnames="state") for name, run in runs.items()}
+    programs = {} if programs is None else programs
+    for name, run in runs.items():
+        programs.setdefault((name, steps, tree), jax.jit(run, donate_argnames="state"))
+    jitted = {name: programs[name, steps, tree] for name in runs}
     held = [jax.tree.map(jnp.copy, state)]
 
     def arguments(name):
@@ -172,9 +180,10 @@ def measure(
     *,
     steps: int = 20,
     repeats: int = 9,
+    programs: Programs | None = None,
 ) -> Costs:
     """Measure costs by `repeats` timings of every phase; see `stopwatch` for the arguments."""
-    take = stopwatch(method, contexts, state, gammas, rounds, steps=steps)
+    take = stopwatch(method, contexts, state, gammas, rounds, steps=steps, programs=programs)
     return medians([take() for _ in range(repeats)])
 
 

@@ -35,6 +35,14 @@ PLAIN, SPECULATIVE = "plain decoding", "speculative"
 ALL = slice(None)
 
 Item = TypeVar("Item")
+Say = Callable[[str], None]
+"""Reports the next work, such as "turn 2 of 3"; a command prints it."""
+
+
+def silent(what: str) -> None:
+    """Report nothing."""
+
+
 # A run's seconds, of the loop alone and with the encoder and prefill; its rows, and a note.
 Run = tuple[float, float, Sequence[Row], Any]
 
@@ -164,6 +172,7 @@ def in_turns(
     turn: int = 1,
     between: Callable[[], None] = lambda: None,
     order: random.Random | None = None,
+    say: Say = silent,
 ) -> Comparison:
     """Call every run on every batch, `repeats` times, runs taking turns.
 
@@ -174,10 +183,12 @@ def in_turns(
       turn: batches of a turn. Where many programs take turns at short calls, each finds its code
         cold, which costs some percent. With more batches in a row only the first call does.
       between: is called after each turn, to time other work under the same conditions.
+      say: reports each repeat.
     """
     order, turns = order or random.Random(0), list(runs)
     taken: dict[str, list[list[Run]]] = {name: [] for name in runs}
-    for _ in range(repeats):
+    for repeat in range(repeats):
+        say(f"timing {' and '.join(runs)}, turn {repeat + 1} of {repeats}")
         for name in runs:
             taken[name].append([])
         for at in range(0, len(batches), turn):
@@ -209,6 +220,7 @@ def side_by_side(
     width: int | None = None,
     between: Callable[[], None] = lambda: None,
     note: Callable[[State], Any] = lambda state: None,
+    say: Say = silent,
 ) -> Comparison:
     """Decode every text by every method, batch by batch, methods taking turns (`in_turns`).
 
@@ -219,6 +231,7 @@ def side_by_side(
       names: names of target and draft, for errors.
       width: width of the sources, as in `start`.
       note: returns what to keep of each batch's final state.
+      say: reports what is compiled and timed.
     """
     batches = [range(len(texts))[at : at + batch_size] for at in range(0, len(texts), batch_size)]
     begin = partial(start, target=target, texts=texts, max_new_tokens=max_new_tokens, key=key,
@@ -236,9 +249,10 @@ def side_by_side(
 
     programs = len({jax.tree.structure(method) for method in methods.values()})
     with memory_maps.kept(programs):
+        say(f"compiling {' and '.join(methods)}")
         phases.at_once(lambda method: run(method, batches[0]), methods.values())
         runs = {name: partial(run, method) for name, method in methods.items()}
-        return in_turns(runs, batches, repeats, turn=turn, between=between)
+        return in_turns(runs, batches, repeats, turn=turn, between=between, say=say)
 
 
 def start(
@@ -332,6 +346,8 @@ def compare(
     names: tuple[str, str] = ("target", "draft"),
     repeats: int = 3,
     typical: tuple[float, float] | None = None,
+    programs: phases.Programs | None = None,
+    say: Say = silent,
 ) -> Comparison:
     """Decode by plain decoding and by a speculative loop in turns, and time the phases.
 
@@ -341,6 +357,8 @@ def compare(
     Args:
       sources: ids from `decoding.tokenize`, none empty, one output each.
       typical: tokens and rounds of a typical output, for the fixed times, at batch 1.
+      programs: of the phases, as in `phases.stopwatch`.
+      say: reports what is compiled and timed.
     """
     plain = Autoregressive(method.target, method.sampling, method.eos_ids)
     first, gamma = range(min(batch_size, len(sources))), method.gamma_max
@@ -349,13 +367,16 @@ def compare(
         return start(by, target, sources, first, max_new_tokens, key, rows=len(first))
 
     def stopwatch() -> Callable[[], phases.Sample]:
+        say(f"compiling the phases of a round of γ = {gamma}")
         contexts, state = begin(method)
         both: Sequence[Method] = (plain, method)
         calls = [
             (by, partial(begin, by), max(1, round(count)))
             for by, count in zip(both, typical or (), strict=False)
         ]
-        return phases.stopwatch(method, contexts, state, [gamma], [gamma], calls=calls)
+        return phases.stopwatch(
+            method, contexts, state, [gamma], [gamma], calls=calls, programs=programs
+        )
 
     samples: list[phases.Sample] = []
     take = stopwatch() if typical else None
@@ -369,6 +390,7 @@ def compare(
         batch_size=batch_size,
         names=names,
         between=lambda: samples.append(take()) if take else None,
+        say=say,
     )
     if take is None:
         take = stopwatch()

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float
-from scipy.special import betaincinv
 
 from specjax.policies.goodput import Goodput, Tally, add
 from specjax.pytrees import pytree
@@ -117,6 +116,8 @@ class Estimating(Goodput):
     def expected_tokens(self, mean: float, gamma_max: int, rows: int) -> Float[np.ndarray, "N K"]:
         """1 + α + … + αᵏ for 0 … γ_max drafted tokens, of N equally likely outputs; each is the
         worst of `rows` rows."""
+        from scipy.special import betaincinv  # imports for .2 s, which few programs need
+
         alpha = np.clip(mean, MIN_CHANCE, 1 - MIN_CHANCE)
         total = float(self.concentration())
         shares = (np.arange(OUTPUTS) + 0.5) / OUTPUTS

@@ -193,6 +193,14 @@ def say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
+def say_loading(target: str, *drafts: str) -> None:
+    """Print which models the command loads, those of the checkout by their path in it."""
+    names = [str(name).replace(f"{ROOT}/", "") for name in dict.fromkeys(filter(None, drafts))]
+    role = "draft" if len(names) == 1 else "drafts"
+    beside = f" and the {role} {', '.join(names)}" if names else ""
+    say(f"loading the target {str(target).replace(f'{ROOT}/', '')}{beside}")
+
+
 def fail(message: str) -> None:
     """Print the error and leave with status 1."""
     print(f"error: {message}", file=sys.stderr)

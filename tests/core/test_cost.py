@@ -203,6 +203,18 @@ def test_fixed_times():
     assert found.call == 15 - 2 * 7
 
 
+def test_programs_are_shared_by_stopwatches():
+    """The second one compiles its round alone."""
+    method, contexts, state = setup(0.0)
+    programs: phases.Programs = {}
+    phases.stopwatch(method, contexts, state, [2, GAMMA], steps=2, programs=programs)
+    first = dict(programs)
+    phases.stopwatch(method, contexts, state, [GAMMA], [GAMMA], steps=2, programs=programs)
+    assert {name for name, *_ in programs.keys() - first.keys()} == {("round", GAMMA)}
+    assert all(programs[key] is first[key] for key in first)
+    assert {program._cache_size() for program in programs.values()} == {1}
+
+
 def test_calls_need_their_round():
     method, contexts, state = setup(0.0)
     calls = [(method, lambda: (contexts, state), 2)]

@@ -480,6 +480,9 @@ def test_command(command, pair, tmp_path, monkeypatch):
     run = functools.partial(command, f"--config.target={pair.target.name}", f"--workdir={work}")
     first = run()
     assert first.status == 0, first.stderr
+    assert [line.split(" with ")[0] for line in first.progress[-3:]] == [
+        f"loading the target {pair.target.name}", "measuring draft", "measuring twin"
+    ]  # fmt: skip
     results = work / "results.jsonl"
     rows = [json.loads(line) for line in results.read_text().splitlines()]
     assert [row["name"] for row in rows] == [pair.draft.name, pair.twin.name]

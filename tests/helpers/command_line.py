@@ -13,7 +13,9 @@ from absl import app, flags
 
 from specjax.support import compilation_cache
 
-PROGRESS = ("loading ", "compiling …", "comparing …")
+PROGRESS = (
+    "loading ", "compiling ", "decoding ", "measuring ", "timing ", "comparing ", "converting ",
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 # What users read: the README, the guides and concepts, and the experiments' own pages.
 PAGES = [

@@ -928,7 +928,8 @@ def test_convert_from_a_shell(directory, tmp_path, capsys):
     convert_command.main([str(directory), str(tmp_path / "out"), "--dtype=bfloat16"])
     said = capsys.readouterr()
     assert re.fullmatch(rf"{tmp_path / 'out'}: a t5 with 0\.0 MB of .* no tokenizer\n", said.out)
-    assert said.err == ""  # the bar is for terminals
+    # The bar is for terminals.
+    assert said.err == f"converting {directory} into {tmp_path / 'out'}\n"
     assert {t.dtype.name for t in find_tensors(tmp_path / "out").values()} == {"bfloat16"}
 
 

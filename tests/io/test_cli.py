@@ -14,6 +14,7 @@ from pairs import TEXTS
 from specjax.cli import defaults, main
 from specjax.policies import Costs
 from specjax.settings import Settings
+from specjax.support import command_line as commands
 from specjax.tuning import fitting
 
 
@@ -79,6 +80,21 @@ def test_a_command_speaks_before_it_imports():
     assert found.stderr.splitlines()[0] == "loading specjax …"
 
 
+def test_models_are_named_before_they_are_loaded(capsys):
+    """On standard error; those of the checkout by their path in it, and each draft once."""
+    root, say_loading = commands.ROOT, commands.say_loading
+    say_loading(f"{root}/families/parse/target")
+    say_loading("google-t5/t5-base", f"{root}/families/a", "lookup", "lookup", "")
+    say_loading("t", "t")
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.splitlines() == [
+        "loading the target families/parse/target",
+        "loading the target google-t5/t5-base and the drafts families/a, lookup",
+        "loading the target t and the draft t",
+    ]
+
+
 def test_help_of_convert(command):
     """It has no config: a source, a directory and a dtype."""
     outcome = command("specjax", "convert", "--help")
@@ -115,6 +131,10 @@ def tuned(command, pair, inputs, tmp_path, monkeypatch):
             f"--config.draft={pair.draft.name}", f"--settings={file}", *flags,
         )  # fmt: skip
         assert (outcome.status, outcome.stderr) == (0, "")
+        assert outcome.progress[-2:] == [
+            f"loading the target {pair.target.name} and the draft {pair.draft.name}",
+            "compiling loops with drafts of a few lengths, which are then timed",
+        ]
         return outcome.stdout, file
 
     return run

@@ -570,6 +570,10 @@ def test_a_pair_in_order(pair, command, tmp_path):
     file.write_text("\n".join(["", *TEXTS[:2], " "]))
     outcome = command(pair.target.name, pair.draft.name, f"--input={file}")
     assert (outcome.status, outcome.stderr) == (0, "")
+    assert outcome.progress[-2:] == [
+        f"loading the target {pair.target.name} and the draft {pair.draft.name}",
+        "compiling what each check runs",
+    ]
     *lines, last = outcome.stdout.splitlines()
     shown = {line[6:23].strip(): line for line in lines if not line.startswith(" ")}
     assert list(shown) == NAMES

@@ -33,6 +33,12 @@ def test_contradictions(timings, said):
     assert all(one.startswith(start) for one, start in zip(found, said, strict=True))
 
 
+def test_a_machine_is_busy_before_the_measurement():
+    said = doubts.busy_before(0.9)
+    assert said.startswith("Other programs use this machine: a load average of 0.9 for each")
+    assert doubts.busy_before(0.4) == doubts.busy_before(float("nan")) == ""
+
+
 def test_a_busy_machine(monkeypatch):
     assert doubts.busy([]) == doubts.busy([None, np.nan, 1.3, 2.0]) == ""
     assert "a load average of up to 5.2 for each processor" in doubts.busy([0.1, 5.2, None])

@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto import tokenization_auto
@@ -14,6 +15,7 @@ import gpt_variants
 import make_checkpoint_data
 import pairs
 import t5_variants
+from command_line import ROOT
 from specjax import decoding
 from specjax.checkpoints import FAMILIES, load, spiece, tokenizers
 from specjax.checkpoints.weights import wanted
@@ -78,6 +80,19 @@ def test_added_tokens_beyond_the_embedding_are_cut(tmp_path):
     assert decoding.tokenize(found, ["value"])[0]
     with pytest.raises(ValueError, match=rf"{pairs.IDS} in 'value<never>' is no token id of"):
         decoding.tokenize(found, ["value<never>"])
+
+
+@pytest.mark.parametrize("name", ["parse/target", "prose/draft"])
+def test_a_generic_tokenizer_needs_no_auto_class(name, monkeypatch):
+    """The import of `AutoTokenizer` takes a second; what is loaded is the same."""
+    directory = ROOT / "families" / name
+    expected = AutoTokenizer.from_pretrained(str(directory))
+    monkeypatch.setattr(transformers, "AutoTokenizer", None)
+    found = tokenizers.load(directory)
+    assert type(found) is type(expected)
+    text = "return self.line  # <unk> é"
+    assert found(text)["input_ids"] == expected(text)["input_ids"]
+    assert found.special_tokens_map == expected.special_tokens_map
 
 
 @pytest.mark.parametrize("tokenizer_class", ["GPT2Tokenizer", None])

@@ -435,10 +435,38 @@ def test_rounds_of_one_output():
 
 def test_regret_is_drawn_of_those_that_lose_least():
     race = [row_of("γ=3", 1.2, 1.0), *(row_of(f"p{i}", 1.0, 1.0 + i / 10) for i in range(7))]
-    (axes,) = pictures.draw_regrets([race]).axes
+    figure = pictures.draw_regrets([race])
+    (axes,) = figure.axes
     names = [line.get_label() for line in axes.lines]
-    assert names == ["γ=3", "p6", "p5", "p4", "p3", "p2"]
+    assert names == ["best static γ", "p6", "p5", "p4", "p3", "p2"]
     assert list(axes.lines[0].get_ydata()) == [0, 2]
+    looks = {(line.get_color(), line.get_marker()) for line in axes.lines}
+    assert len(looks) == 6
+    assert "None" not in {marker for _, marker in looks}  # a curve of one value is a point
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    title = "In replay p6 loses no more than the best static γ in 1 of 1 races"
+    assert figure.get_suptitle() == title
+
+
+def test_a_policy_has_one_look_in_all_panels():
+    races = [
+        [row_of("γ=3", 1.2, 1.0, draft=draft), *(row_of(n, 1.1, 0.9, draft=draft) for n in names)]
+        for draft, names in (("a", ("svip", "ucb")), ("b", ("ucb",)))
+    ]
+    panels = [axes for axes in pictures.draw_regrets(races).axes if axes.axison]
+    first, second = (axes.lines[-1] for axes in panels)
+    assert (first.get_color(), first.get_marker()) == (second.get_color(), second.get_marker())
+
+
+def test_the_title_counts_the_races_of_the_best_policy():
+    races = [
+        [row_of("γ=3", 1.2, 1.0), row_of("svip", 1.1, 0.99), row_of("ucb", 1.3, 0.97)],
+        [row_of("γ=3", 1.2, 1.0, draft="b"), row_of("svip", 1.1, 0.9, draft="b")],
+    ]
+    said = "svip: faster than the best static γ, or within 2% of it, in 1 of 2 races"
+    assert pictures.levelled(races) == said
+    assert pictures.draw_panels(races).get_suptitle() == said
 
 
 def test_lengths_are_drawn_by_what_became_of_them():

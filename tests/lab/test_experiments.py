@@ -133,8 +133,10 @@ def test_decode_says_what_it_took(decode, pair, tmp_path, inputs):
     assert re.fullmatch(pattern, decode().stderr)
     lines = out.read_text().splitlines(keepends=True)
     out.write_text("".join(lines[:5]))
-    assert first.progress[0].startswith("loading ")
-    assert first.progress[1:] == ["compiling …"]
+    assert first.progress[-2:] == [
+        f"loading the target {pair.target.name} and the draft {pair.draft.name}",
+        "compiling speculative decoding of 8 rows at once",
+    ]
     _, last = decode(f"--output={out}").stdout.splitlines()
     assert last.startswith("3 outputs, 5 were there already: ")
     assert decode(f"--output={out}").stdout == "All 8 outputs were there already.\n"
@@ -649,7 +651,9 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     job = functools.partial(command, "experiments.reproduce", f"--config={config_file}")
     outcome = job(f"--workdir={work}")
     assert outcome.status == 0, outcome.stderr
-    assert "speedup draft 1.0" in outcome.stderr  # progress, through a pipe too
+    # Progress, through a pipe too.
+    assert "3 of 29: alpha, draft, T = 1\n" in outcome.stderr
+    assert "timing plain decoding and speculative, turn 1 of 1" in outcome.progress
     assert {path.name for path in work.iterdir()} == {
         "results.jsonl", "report.md", "alphas.png", "speedups.png", "trace.png", "trace.html",
         "timeline.png", "positions.png", "ngram.npz", "run.json",
@@ -759,6 +763,20 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert (work / "results.jsonl").read_bytes() == b"".join(again)
     refused(job(f"--workdir={config_file}/below"), "Cannot write to", "--workdir")
     refused(job(f"--workdir={work}", "--config.tables=('beams',)"), "no 'beams'", "quality")
+
+
+def test_the_demo_has_two_rows():
+    """One draft at two temperatures; γ from two lengths, so few programs are compiled."""
+    import experiments.reproduce.__main__ as reproduce
+    from configs import embedded
+
+    config = embedded.get_config("demo")
+    cells = [(cell["table"], cell.get("temperature")) for cell in reproduce.in_order(config)]
+    assert cells == [
+        ("alpha", 0), ("speedup", 0), ("alpha", 1), ("speedup", 1), ("trace", None)
+    ]  # fmt: skip
+    assert len(config.gammas) == 2
+    assert config.alpha_inputs <= config.batch_size  # no row is admitted while others run
 
 
 def test_two_drafts_of_one_name_are_two():
@@ -887,11 +905,19 @@ def test_the_last_words_name_the_best_row():
         "draft": "families/a/tiny", "temperature": 0.0, "gamma": 7, "speedup_decode": 3.456,
         "speedup_end_to_end": 2.9, "predicted_paper": 5.5, "v": 1.78, "tau": 6.04,
         "tau_expected": 7.1, "cores": 2, "device": "Toaster", "c": 0.04, "overhead": 0.1,
-        "predicted": 3.2, "load_per_core": 0.6,
+        "predicted": 3.2, "load_per_core": 0.6, "alpha": 0.957,
     }  # fmt: skip
     slower = {**row, "draft": "b", "speedup_decode": 2.0, "predicted": 2.1}
     said = speedups.conclusion([slower, row])
-    assert said.startswith("tiny, T = 0, γ = 7: 3.46 times as fast as plain decoding, 2.90 with")
+    first, second, _ = said.splitlines()
+    assert first.startswith(
+        "Gained: tiny, T = 0, γ = 7: 3.46 times as fast as plain decoding, 2.90 with"
+    )
+    assert first.endswith("6.0 tokens per target call (τ), α = 0.96.")
+    assert second == (
+        "Limited by the verify pass: its 8 tokens cost 1.78 target steps (the paper assumes 1). "
+        "A round costs 0.28 + 1.78 + 0.10 (γc + v + overhead)."
+    )
     assert "formula predicts 5.50" in said
     assert "one target step (here 1.78)" in said
     assert said.endswith("(7.1 expected tokens per call; measured 6.0).")
@@ -906,6 +932,21 @@ def test_the_last_words_name_the_best_row():
     assert "a speedup of 3.46, where the times of the phases give 1.90" in far
     busy = speedups.conclusion([{**row, "load_per_core": 5.0}])
     assert busy.startswith("The machine was busy: a load average of up to 5.0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"c": 0.2}, "drafting: 10 draft steps cost 2.00 target steps."),
+        ({"v": 2.1}, "the verify pass: its 11 tokens cost 2.10 target steps"),
+        ({"v": 0.98, "overhead": 0.4}, "the rest of a round, such as acceptance: it costs 0.40"),
+    ],
+)
+def test_the_last_words_name_the_dearest_part_of_a_round(changes, said):
+    from experiments.reproduce import speedups
+
+    row = {"gamma": 10, "c": 0.03, "v": 1.2, "overhead": 0.1}
+    assert speedups.limit(row | changes).startswith(said)
 
 
 def test_the_last_words_name_a_machine_that_is_in_the_way():

@@ -112,6 +112,27 @@ def test_what_is_on_the_screen():
     ]
 
 
+def test_spaces_at_the_edges_of_tokens_are_visible():
+    pieces = [(") ", "rejected"), (")", "corrected"), (" a b", "accepted")]
+    side = Side("spaces", [Moment(1.0, 0, pieces, 3)])
+    assert recording.screen(side, 1.0, 80, 9) == [
+        [(")␣", "rejected"), (")", "corrected"), ("␣a b", "accepted")]
+    ]
+    figure = command.blank()
+    command.draw(figure, [side, side], 1.0, "a pair", 5.0)
+    drawn = {text.get_text() for text in figure.axes[0].texts}
+    assert {")␣", "␣a b", "␣ a space at a token's edge"} <= drawn
+
+
+def test_the_animation_says_what_was_gained():
+    """Bars have the share of all tokens; at the end the faster side shows the factor."""
+    fast = Side("fast", [Moment(1.0, 0, [("abc", "accepted")], 3), Moment(2.0, 0, [], 4)])
+    assert recording.share(MADE, 0.5) == 0
+    assert recording.share(fast, 1.5) == 0.75
+    assert command.captions([MADE, fast], 1.5)[1] == "speculative: a draft, checked by the target"
+    assert command.captions([MADE, fast], 2.0)[1] == "done: 2.50 times as fast"
+
+
 def test_the_clock_stands_still_at_the_end():
     assert recording.clock(MADE, 0.0) == "0.00 s, 0 tokens, 0 tokens/s"
     assert recording.clock(MADE, 2.5) == "2.50 s, 4 tokens, 2 tokens/s"
@@ -152,7 +173,7 @@ def test_words_of_an_animation_do_not_collide():
     command.draw(figure, [many, many], 1234.5, "a pair", 5.0)
     renderer = FigureCanvasAgg(figure).get_renderer()
     boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
-    assert len(boxes) == 10  # heading, two names, clocks and texts, and three words of the legend
+    assert len(boxes) == 11  # heading, two captions, clocks and texts, and the legend's four parts
     for one, other in itertools.combinations(boxes, 2):
         assert not one.overlaps(other)
 
@@ -161,7 +182,8 @@ def test_pieces_of_an_animation_lie_side_by_side():
     """Each begins where the one before ends, within a third of a character."""
     line = [("n" * 40, "accepted"), ("x", "corrected")]
     figure = command.blank()
-    command.draw(figure, [Side("plain", [Moment(1.0, 0, line, 41)])], 1.0, "a pair", 5.0)
+    sides = [Side(name, [Moment(1.0, 0, line, 41)]) for name in ("plain", "speculative")]
+    command.draw(figure, sides, 1.0, "a pair", 5.0)
     renderer = FigureCanvasAgg(figure).get_renderer()
     texts = {text.get_text(): text for text in figure.axes[0].texts}
     first, second = (texts[piece].get_window_extent(renderer) for piece, _ in line)
@@ -177,6 +199,10 @@ def test_an_animation(sides, tmp_path, monkeypatch):
     with Image.open(tmp_path / "race.gif") as image:
         assert image.n_frames > 3
         assert image.size[0] > image.size[1]
+        image.seek(image.n_frames - 1)
+        colours = {colour for _, colour in image.convert("RGB").getcolors()}
+    assert (0xC6, 0x28, 0x28) in colours  # rejected, as it is
+    assert len(colours) <= 20
     assert [path.name for path in tmp_path.iterdir()] == ["race.gif"]
 
 
