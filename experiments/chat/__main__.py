@@ -72,7 +72,7 @@ def main(_) -> None:
     config, console = flags.FLAGS.config, Console()
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     name = config.target or fetch.model(workdir)
-    command_line.say(f"loading {name} …")
+    command_line.say_loading(name, *config.drafts)
     precision = defaults.precision(config)
     target = checkpoints.load(name, **precision)
     plain = {PLAIN: target}

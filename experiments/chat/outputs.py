@@ -96,7 +96,7 @@ def main(_) -> None:
     args = flags.FLAGS
     workdir = command_line.make_workdir(args.workdir)
     name = args.target or fetch.model(workdir)
-    command_line.say(f"loading {name} …")
+    command_line.say_loading(name)
     target = specjax.load(name, dtype=jnp.bfloat16)
     place = workdir / "outputs"
     place.mkdir(exist_ok=True)
