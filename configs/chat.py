@@ -27,6 +27,7 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
     config.temperatures = (0.0, 1.0) if full else (0.0,)
     config.max_new_tokens = 128 if full else 48
     config.repeats = 3 if full else 2
+    config.costs = full  # time the phases of a round too: c, v and the predicted speedup
     on_cpu = devices.find().platform == "cpu"
     config.dtype = "bfloat16" if on_cpu and devices.cpu_multiplies_bfloat16() else ""
     return config

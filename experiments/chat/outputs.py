@@ -95,7 +95,7 @@ def rounds(target: Checkpoint, begin: int, batch_size: int) -> Iterator[list[dic
 def main(_) -> None:
     args = flags.FLAGS
     workdir = command_line.make_workdir(args.workdir)
-    name = args.target or fetch.model(workdir)
+    name = args.target or str(fetch.model(workdir))
     command_line.say_loading(name)
     target = specjax.load(name, dtype=jnp.bfloat16)
     place = workdir / "outputs"

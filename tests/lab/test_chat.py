@@ -52,7 +52,7 @@ def test_the_command(directory, dtype, monkeypatch, capsys, tmp_path):
     outcome = run(
         monkeypatch, capsys, "experiments.chat",
         f"--config.target={directory}", "--config.drafts=('lookup',)", "--config.gammas=(2,)",
-        "--config.max_new_tokens=5", "--config.repeats=1", f"--config.dtype={dtype}",
+        "--config.max_new_tokens=5", "--config.repeats=1", "--config.costs=True", f"--config.dtype={dtype}",
         f"--workdir={tmp_path}",
     )  # fmt: skip
     assert outcome.status == 0, outcome.stderr
@@ -61,6 +61,7 @@ def test_the_command(directory, dtype, monkeypatch, capsys, tmp_path):
     assert [row["method"] for row in rows] == names
     assert max(row["speedup"] for row in rows[:-1]) == pytest.approx(1)
     assert rows[-1]["tau"] >= 1
+    assert min(rows[-1][name] for name in ("v", "predicted")) > 0
     assert len(rows[-1]["acceptance_by_position"]) == 2
     assert {len(row["speedup_by_kind"]) for row in rows} == {6}
     if not dtype:
