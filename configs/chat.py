@@ -29,5 +29,5 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
     config.repeats = 3 if full else 2
     config.costs = full  # time the phases of a round too: c, v and the predicted speedup
     on_cpu = devices.find().platform == "cpu"
-    config.dtype = "bfloat16" if on_cpu and devices.cpu_multiplies_bfloat16() else ""
+    config.dtype = "bfloat16" if on_cpu and devices.cpu_multiplies("bfloat16") else ""
     return config

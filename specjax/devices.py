@@ -67,20 +67,27 @@ def input_first(platform: str) -> bool:
     return platform == "cpu"
 
 
-@functools.cache
-def cpu_multiplies_bfloat16() -> bool:
-    """Whether this machine's processor has units for products of bfloat16.
+UNITS = {
+    "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "int8": {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"},
+}
+"""Flags of /proc/cpuinfo, on x86 and ARM, of a processor with units for products of a dtype."""
+MIN_ROWS = 4
+"""Rows from which XLA's CPU backend uses them. For fewer rows it converts every number of the
+matrix, and takes up to three times as long."""
 
-    Linux lists them: AVX-512 BF16 or AMX on x86, bf16 on ARM. Elsewhere the answer is False.
+
+@functools.cache
+def cpu_multiplies(dtype: str) -> bool:
+    """Whether this machine's processor has units for products of "bfloat16" or "int8".
+
+    Linux lists them. Elsewhere the answer is False.
     """
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
-    return not BFLOAT16_UNITS.isdisjoint(text.split())
-
-
-BFLOAT16_UNITS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
+    return not UNITS[dtype].isdisjoint(text.split())
 
 
 def has_half_precision(platform: str) -> bool:

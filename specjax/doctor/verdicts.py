@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from specjax.checkpoints.compatibility import MAX_PADDING, Check
-from specjax.devices import cpu_multiplies_bfloat16
+from specjax.devices import cpu_multiplies
 from specjax.measure.doubts import AGAIN
 from specjax.measure.metrics import Alpha
 from specjax.models.memory import Need, gigabytes
@@ -114,7 +114,7 @@ def devices(kind: str, count: int, dtypes: Mapping[str, str], encodes: bool) -> 
     narrow = {"float16", "bfloat16"} & set(dtypes.values())
     if "float16" in narrow and encodes:
         way_out = "T5's activations overflow float16: take --config.dtype=bfloat16 or float32."
-    elif kind == "cpu" and narrow and not (narrow == {"bfloat16"} and cpu_multiplies_bfloat16()):
+    elif kind == "cpu" and narrow and not (narrow == {"bfloat16"} and cpu_multiplies("bfloat16")):
         way_out = "Half precision is slow on this CPU, and rounds more: leave --config.dtype empty."
     elif kind == "cpu" and shutil.which("nvidia-smi"):
         way_out = "There is a GPU that JAX does not use: pip install -e '.[cuda13]'."

@@ -1,8 +1,9 @@
 """Numbers in 8 bits: x ≈ int8 · scale, symmetric around 0, with one scale per vector.
 
 Weights have a scale for each output channel, caches one for each position and head. Only storage is
-narrow: products are taken in the dtype of the other factor, and scaled afterwards. A CPU widens
-the weights a block at a time: a product reads a quarter of the bytes, and holds little beside.
+narrow: products are as exact as with the widened numbers, and are scaled afterwards. A CPU with
+units for int8 takes rows as sums of two int8 parts. Other CPUs widen the weights a block at a time:
+a product reads a quarter of the bytes, and holds little beside.
 """
 
 from collections.abc import Callable
@@ -76,6 +77,8 @@ def product(
 
     def by_blocks(rows, weight):
         """Multiply some output channels at a time, which stay in the processor's cache."""
+        if devices.cpu_multiplies("int8"):
+            return in_parts(rows, weight if input_first else weight.T).astype(wide)
         blocks = -(-weight.size // BLOCK)
         if split or blocks == 1:
             return times(rows, late(weight, rows, first_row if split else first))
@@ -93,6 +96,25 @@ def product(
 
     sums = devices.by_platform(rows, weight, cpu=by_blocks, accelerator=at_once)
     return sums * scale[None, :].astype(wide)
+
+
+def in_parts(rows: Array, weight: Array) -> Array:
+    """Multiply rows (M, in) by an int8 weight (in, out) in integers: (M, out) float32.
+
+    A row is two int8 parts, x = coarse · s + fine · s/254 with s = max |x| / 127, up to
+    max |x| / 64,516. Both parts are rows of one product, whose int32 sums are exact; so a row's
+    result does not depend on the rows beside it.
+    """
+    wide = rows.astype(jnp.float32)
+    scale = scale_of(jnp.abs(wide).max(axis=1, keepdims=True))
+    coarse = jnp.rint(wide / scale)
+    fine = jnp.rint((wide - coarse * scale) / (scale / (2 * LARGEST)))
+    parts = jnp.concatenate([coarse, fine]).astype(jnp.int8)
+    missing = max(0, devices.MIN_ROWS - len(parts))
+    padded = jnp.pad(parts, ((0, missing), (0, 0)))
+    sums = jnp.matmul(padded, weight, preferred_element_type=jnp.int32).astype(jnp.float32)
+    count = len(rows)
+    return (sums[:count] + sums[count : 2 * count] / (2 * LARGEST)) * scale
 
 
 def first(x: Array) -> Array:

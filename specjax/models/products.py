@@ -12,10 +12,6 @@ from jax import Array
 
 from specjax import devices
 
-MIN_ROWS = 4
-"""Rows from which XLA's CPU backend multiplies bfloat16 by tiles. For fewer rows it converts every
-number of the matrix, and takes up to three times as long."""
-
 
 def product(rows: Array, matrix: Array, dtype: Any = None) -> Array:
     """Multiply rows (M, in) by a matrix (in, out): (M, out).
@@ -39,8 +35,8 @@ def _rounded(rows: Array, matrix: Array) -> Array:
     Without units for bfloat16 a CPU multiplies the same numbers in float32, which is faster there.
     """
     narrow = rows.astype(matrix.dtype)
-    if not devices.cpu_multiplies_bfloat16():
+    if not devices.cpu_multiplies("bfloat16"):
         return _widened(narrow.astype(rows.dtype), matrix)
-    missing = max(0, MIN_ROWS - len(rows))
+    missing = max(0, devices.MIN_ROWS - len(rows))
     padded = jnp.pad(narrow, ((0, missing), (0, 0)))
     return jnp.matmul(padded, matrix, preferred_element_type=rows.dtype)[: len(rows)]

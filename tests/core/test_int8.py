@@ -19,7 +19,7 @@ from eagles import EOS, eagle_of, target_of
 from experiments.beam.decoding import beam_search
 from lowered import Found, loops
 from reference import sequence_distribution, total_variation
-from specjax import autoregressive, checkpoints, decoding, drafters, loop, speculative
+from specjax import autoregressive, checkpoints, decoding, devices, drafters, loop, speculative
 from specjax.checkpoints import parameters, tensors
 from specjax.cli import defaults
 from specjax.drafters import attached
@@ -153,9 +153,11 @@ def read(model, tokens, inputs):
 
 @pytest.mark.parametrize("kind", ["t5", "gpt", pytest.param("llama", marks=SLOW)])
 def test_logits_are_those_of_the_rounded_weights(kind, monkeypatch):
-    """A model in floats with the same numbers gives them too; the exact ones are near. In blocks
-    too, of which the last overlaps the one before.
+    """A model in floats with the same numbers gives them too; the exact ones are near. So do
+    integers, and blocks, of which the last overlaps the one before.
     """
+    monkeypatch.setattr(devices, "cpu_multiplies", lambda _: False)
+    jax.clear_caches()
     floats = target_of(kind)
     weights = in_int8(floats, cache=False).model
     module = floats.model.module()
@@ -166,6 +168,10 @@ def test_logits_are_those_of_the_rounded_weights(kind, monkeypatch):
     np.testing.assert_allclose(found, same, atol=2e-5 * float(jnp.abs(same).max()))
     size = float(jnp.std(exact))
     assert 1e-4 * size < float(jnp.abs(found - exact).max()) < 0.2 * size
+    with monkeypatch.context() as patch:
+        patch.setattr(devices, "cpu_multiplies", lambda _: True)
+        jax.clear_caches()
+        np.testing.assert_allclose(logits(weights), found, atol=2e-4 * float(jnp.abs(same).max()))
     if kind != "gpt":
         return
     monkeypatch.setattr(int8, "BLOCK", 40)  # weights; most matrices have 64 to 288
@@ -286,6 +292,8 @@ def temporaries(model):
 
 def test_no_loop_keeps_the_floats(monkeypatch):
     """Neither of the weights nor of the encoder's keys and values. Without `late` it does."""
+    monkeypatch.setattr(devices, "cpu_multiplies", lambda _: False)
+    jax.clear_caches()
     model = outlined(cache=True)
     layers_of = model.params["decoder"]
     weights = 4 * sum(x.size for x in jax.tree.leaves(layers_of) if x.dtype == jnp.int8)

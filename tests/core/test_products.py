@@ -7,7 +7,7 @@ import pytest
 
 from specjax import devices
 from specjax.checkpoints import load
-from specjax.models import products
+from specjax.models import int8, products
 from specjax.models.memory import dtype_of
 from tests.helpers import t5_variants
 
@@ -16,7 +16,7 @@ from tests.helpers import t5_variants
 def units(request, monkeypatch):
     """Whether the processor multiplies bfloat16."""
     jax.clear_caches()  # a choice that was traced is kept
-    monkeypatch.setattr(devices, "cpu_multiplies_bfloat16", lambda: request.param)
+    monkeypatch.setattr(devices, "cpu_multiplies", lambda _: request.param)
     return request.param
 
 
@@ -80,4 +80,56 @@ def test_the_processor_lists_its_units(monkeypatch):
         ("flags\t: fpu avx2 avx512f", False),
     ):
         monkeypatch.setattr("pathlib.Path.read_text", lambda _, text=text: text)
-        assert devices.cpu_multiplies_bfloat16.__wrapped__() is expected
+        assert devices.cpu_multiplies.__wrapped__("bfloat16") is expected
+
+
+# --- int8 ----------------------------------------------------------------------------------------
+
+
+def int8_factors(count: int, width: int = 96, outputs: int = 40):
+    """Rows with outliers, and a weight in int8 with the scales of its channels."""
+    rows, matrix = factors(count, width, outputs)
+    weight, scale = int8.quantise(matrix.astype(jnp.float32), axis=0)
+    return rows.at[:, 3].mul(40), weight, scale
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 17])
+@pytest.mark.parametrize("input_first", [True, False])
+def test_int8_products_are_those_of_the_widened_weight(units, count, input_first):
+    """In integers too, up to 1/64,516 of a row's largest number for each of its numbers."""
+    rows, weight, scale = int8_factors(count)
+    stored = weight if input_first else weight.T
+    found = jax.jit(int8.product, static_argnums=3)(rows, stored, scale, input_first)
+    widened = np.float64(weight) * np.float64(scale)
+    bound = np.abs(rows).max() / 64_516 * np.abs(widened).sum(axis=0) + 1e-4
+    assert found.dtype == jnp.float32
+    assert np.all(np.abs(found - np.float64(rows) @ widened) <= bound)
+
+
+def test_in_integers_a_row_does_not_depend_on_the_rows_beside_it():
+    """Sums of integers are exact in any order, so the bits are the same."""
+    rows, weight, _ = int8_factors(6)
+    alone = [int8.in_parts(row[None], weight) for row in rows]
+    np.testing.assert_array_equal(int8.in_parts(rows, weight), jnp.concatenate(alone))
+
+
+def test_one_part_would_be_seen():
+    """With the coarse part alone the error is beyond the bound above."""
+    rows, weight, scale = int8_factors(3)
+    step = jnp.abs(rows).max(axis=1, keepdims=True) / 127
+    coarse = (jnp.rint(rows / step) * step) @ (weight.astype(jnp.float32) * scale[None])
+    widened = np.float64(weight) * np.float64(scale)
+    exact = np.float64(rows) @ widened
+    bound = np.abs(rows).max() / 64_516 * np.abs(widened).sum(axis=0) + 1e-4
+    assert np.any(np.abs(coarse - exact) > bound)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_not_finite_stays_so(units, wrong):
+    """And a row of zeros gives zeros."""
+    rows, weight, scale = int8_factors(3)
+    rows = rows.at[0, 0].set(wrong).at[1].set(0)
+    found = int8.product(rows, weight, scale, True)
+    assert not np.isfinite(found[0]).any()
+    np.testing.assert_array_equal(found[1], 0)
+    assert np.isfinite(found[2]).all()

@@ -404,12 +404,12 @@ def test_compatibility_verdicts():
 )
 def test_device_verdicts(kind, count, dtypes, said, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(verdicts, "cpu_multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(verdicts, "cpu_multiplies", lambda _: False)
     roles = dict(zip(("target", "draft"), dtypes, strict=True))
     found = verdicts.devices(kind, count, roles, True)
     assert found.verdict == ("warn" if said else "pass")
     assert said in found.way_out
-    monkeypatch.setattr(verdicts, "cpu_multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(verdicts, "cpu_multiplies", lambda _: True)
     fast = verdicts.devices(kind, count, roles, True)
     assert fast.verdict == ("pass" if "this CPU" in said else found.verdict)
 

@@ -52,8 +52,8 @@ def test_the_command(directory, dtype, monkeypatch, capsys, tmp_path):
     outcome = run(
         monkeypatch, capsys, "experiments.chat",
         f"--config.target={directory}", "--config.drafts=('lookup',)", "--config.gammas=(2,)",
-        "--config.max_new_tokens=5", "--config.repeats=1", "--config.costs=True", f"--config.dtype={dtype}",
-        f"--workdir={tmp_path}",
+        "--config.max_new_tokens=5", "--config.repeats=1", "--config.costs=True",
+        f"--config.dtype={dtype}", f"--workdir={tmp_path}",
     )  # fmt: skip
     assert outcome.status == 0, outcome.stderr
     rows = files.read_rows(tmp_path / "results.jsonl")
