@@ -270,6 +270,34 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return value
 
 
+def json_objects(
+    data: bytes, name: str | os.PathLike, way_out: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Parse a file of JSON lines, each an object; blank lines are skipped.
+
+    Yields the place of each object, "NAME, line N", for errors, and the object.
+
+    Args:
+      name: of the file, for errors.
+      way_out: the remedy, for errors.
+
+    Raises:
+      ValueError: the file is not UTF-8, or a line is not a JSON object.
+    """
+    # Not splitlines(): JSON may hold U+2028 and the like unescaped.
+    for number, line in enumerate(decode(data, name).split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{name}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{place}: not JSON ({error}): {line[:60]!r}. {way_out}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{place}: not a JSON object: {line[:60]!r}. {way_out}")
+        yield place, row
+
+
 def write_text(path: pathlib.Path, text: str) -> None:
     """Replace a file by this text, whole or not at all."""
     with replacing(path) as part:

@@ -1,11 +1,14 @@
 """Your own pairs: a file with a JSON object on each line, {"input": "…", "target": "…"}."""
 
-import json
 import os
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 from specjax.support import files
 from specjax.tasks.examples import Example
+
+WAY_OUT = "Give an object with input and target on each line."
 
 
 def load(path: str | os.PathLike) -> list[Example]:
@@ -17,23 +20,14 @@ def load(path: str | os.PathLike) -> list[Example]:
     path = pathlib.Path(path)
     if not path.is_file():
         raise ValueError(f"no such file: {path}")
-    pairs = []
-    text = files.decode(path.read_bytes(), path)
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            pairs.append(_example(line, f"{path}, line {number}"))
+    objects = files.json_objects(path.read_bytes(), path, WAY_OUT)
+    pairs = [_example(row, place) for place, row in objects]
     if not pairs:
-        raise ValueError(f"{path} has no pairs: one JSON object with input and target on each line")
+        raise ValueError(f"{path} has no pairs. {WAY_OUT}")
     return pairs
 
 
-def _example(line: str, place: str) -> Example:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: not JSON ({error}): {line[:60]!r}") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"{place}: an object with input and target is needed, not {line[:60]!r}")
+def _example(row: Mapping[str, Any], place: str) -> Example:
     for field in ("input", "target"):
         if not isinstance(row.get(field), str):
             raise ValueError(

@@ -276,7 +276,8 @@ def test_provenance(few_modules):
     [
         ('{"input": "a", "target": "b"}\n{"input": "a"', "line 2: not JSON"),
         ('{"input": "a"}', "line 1: the field 'target' must be a string, is None"),
-        ("[1]", "line 1: an object with input and target is needed"),
+        ("[1]", r"line 1: not a JSON object.* Give an object with input and target"),
+        ("[" * 100_000, "line 1: not JSON"),
         ("\n", "has no pairs"),
     ],
 )
