@@ -29,6 +29,7 @@ from rich.rule import Rule
 from experiments import plots
 from experiments.chat import fetch
 from specjax import checkpoints, decoding, devices, drafters
+from specjax.checkpoints.tokenizers import chat_prompt
 from specjax.cli import defaults
 from specjax.loop import Method
 from specjax.measure import doubts, phases, provenance, report, timing
@@ -61,14 +62,8 @@ def read_prompts(path: pathlib.Path) -> list[Prompt]:
 
 def as_chat(target: Checkpoint, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Ids of each prompt in the target's chat template, up to the answer's first token."""
-    if not getattr(target.tokenizer, "chat_template", None):
-        raise ValueError(f"{target.name} has no chat template: take a model that was made to chat.")
-    texts = [
-        target.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True
-        )
-        for prompt in prompts
-    ]
+    chats = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
+    texts = [chat_prompt(target.tokenizer, chat, target.name) for chat in chats]
     return decoding.tokenize(target, texts, None)
 
 

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 import specjax
 from experiments.chat import fetch
+from specjax.checkpoints.tokenizers import chat_prompt
 from specjax.models.checkpoint import Checkpoint
 from specjax.results import Row
 from specjax.support import command_line, files
@@ -44,9 +45,7 @@ HELD_OUT = {0: "test", 1: "validation"}  # of every 32 outputs
 
 def template(target: Checkpoint) -> tuple[str, str]:
     """The chat template's text before and after a user's turn, up to the answer."""
-    text = target.tokenizer.apply_chat_template(
-        [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
-    )
+    text = chat_prompt(target.tokenizer, [{"role": "user", "content": MARK}], target.name)
     before, _, after = text.partition(MARK)
     return before, after
 

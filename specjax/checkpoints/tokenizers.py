@@ -5,7 +5,7 @@ import contextlib
 import fnmatch
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,32 @@ def panics() -> Iterator[None]:
             raise
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"the tokenizers library panicked: {reason[:200]}") from None
+
+
+def chat_prompt(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], name: str | os.PathLike
+) -> str:
+    """Write a chat as a prompt, by the tokenizer's chat template, up to the answer's first token.
+
+    The prompt has the BOS that the template writes. `decoding.tokenize` adds no second one.
+
+    Args:
+      messages: turns with role and content, and what else the template reads.
+      name: of the checkpoint, for errors.
+
+    Raises:
+      ValueError: there is no template, or it refuses the messages.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(f"{name} has no chat template: take a model that was made to chat.")
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program, and raises any kind
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"The chat template of {name} refuses the messages ({type(error).__name__}: "
+            f"{reason[:200]})."
+        ) from error
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
