@@ -10,7 +10,7 @@ of each size (`specjax.tuning.best_tree`) with its predicted speedup; then plain
 and these trees on the same inputs in turns. Writes results.jsonl and report.md to the workdir. A
 run that was cut off goes on where it was.
 
-Input: one line each, "-" for standard input; a config with a task needs none.
+Input: as of `specjax decode`; a config with a task needs none.
 """
 
 import sys
@@ -28,7 +28,7 @@ from experiments.reproduce import pages, speedups, study
 from experiments.reproduce.pages import Section, number
 from experiments.reproduce.study import Study, identity, open_results
 from specjax import decoding
-from specjax.cli.inputs import read_lines
+from specjax.cli.inputs import HELP, read_texts
 from specjax.loop import Method
 from specjax.measure import phases, provenance, report, timing
 from specjax.results import Summary, summarize
@@ -42,10 +42,13 @@ ACCELERATOR = 1.0  # v where reading the weights takes all of the time
 
 def main(_) -> None:
     config = flags.FLAGS.config
-    if flags.FLAGS.input is not None:
-        with config.unlocked():
-            config.task, config.texts = "own", own_texts(flags.FLAGS.input, config.alpha_inputs)
-    check(config)
+    given = flags.FLAGS.input
+    with config.unlocked():
+        if given is not None:
+            config.task = "own"
+        check(config)
+        if given is not None:
+            config.texts = own_texts(given, config.target, config.alpha_inputs)
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     on = Study(config, open_results(workdir, config))
     fill(on)
@@ -57,12 +60,12 @@ def main(_) -> None:
     console.print(f"Report: {workdir / 'report.md'}", soft_wrap=True)
 
 
-def own_texts(path: str, most: int) -> tuple[str, ...]:
-    """The first lines that are not blank."""
-    lines = [line for line in read_lines(path) if line.strip()]
-    if not lines:
+def own_texts(path: str, target: str, most: int) -> tuple[str, ...]:
+    """The first texts that are not blank."""
+    texts = [text for text in read_texts(path, target) if text.strip()]
+    if not texts:
         raise ValueError(f"--input={path} is empty: give it one input a line.")
-    return tuple(lines[:most])
+    return tuple(texts[:most])
 
 
 def check(config) -> None:
@@ -297,7 +300,7 @@ def words(rows: list[dict[str, Any]]) -> str:
 
 if __name__ == "__main__":
     config_flags.DEFINE_config_file("config", None, "Pair, sizes and inputs.", lock_config=True)
-    flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
+    flags.DEFINE_string("input", None, HELP)
     flags.DEFINE_string("workdir", None, "Directory for results and report.")
     flags.mark_flags_as_required(["config", "workdir"])
     command_line.run(main, __doc__)

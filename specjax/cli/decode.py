@@ -1,4 +1,4 @@
-"""Decode the lines of a file, speculatively or autoregressively.
+"""Decode the inputs of a file, speculatively or autoregressively.
 
     specjax decode --config.target=DIR --config.draft=DIR --input=FILE --output=OUT.jsonl
 
@@ -21,10 +21,13 @@ confidence and entropy. Position i of a draft, from 0, was tested if i < tested.
 
 With --follow the terminal shows each running row as a line that grows.
 
-Input: one line each, "-" for standard input. Each of batch_size rows takes the next input when it
-has ended. Output: a JSON line for each input and sample, in the input's order: input, sample,
-output, tokens, target_calls, drafted, accepted. The same command, with the same inputs and models,
-continues a run that was cut off. .OUT.jsonl.run.json beside the output has its settings,
+Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input": "…"}, or
+{"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template. Each of
+batch_size rows takes the next input when it has ended.
+
+Output: a JSON line for each input and sample, in the input's order: input (of a chat its prompt),
+sample, output, tokens, target_calls, drafted, accepted. The same command, with the same inputs and
+models, continues a run that was cut off. .OUT.jsonl.run.json beside the output has its settings,
 fingerprints and commits. At the end acceptance by position, counts, τ and tokens a second go to
 standard output, or to standard error if the rows go to standard output.
 
@@ -51,9 +54,8 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from specjax import checkpoints, decoding, drafters, policies, rules, trees
-from specjax.cli import defaults
+from specjax.cli import defaults, inputs
 from specjax.cli import follow as following
-from specjax.cli.inputs import read_lines
 from specjax.drafters.base import Drafter
 from specjax.loop import Method
 from specjax.measure import provenance, report, timing
@@ -91,7 +93,7 @@ def run_in(group: Group, args, config) -> None:
         raise ValueError("--follow writes to a terminal, and standard error is none: leave it out.")
     if group.count > 1:
         check_shared(args, config)
-    texts = read_lines(args.input)
+    texts = inputs.read_texts(args.input, config.target)
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     together = spans(group, config)
@@ -694,7 +696,7 @@ def check_memory(
 def run() -> None:
     """Run the command with the flags of this process."""
     config_flags.DEFINE_config_file("config", None, "What to run with; none: the defaults.")
-    flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
+    flags.DEFINE_string("input", None, inputs.HELP)
     flags.DEFINE_string("output", "-", "A file of JSON lines, or - for standard output.")
     flags.DEFINE_bool("overwrite", False, "Replace an output of another run; a regular file.")
     flags.DEFINE_string("settings", "", "A file of `specjax tune`, which says how to draft.")

@@ -5,7 +5,8 @@
 Checks files, tokenizer, compatibility, devices and dtypes, memory, weights, logits, outputs, greedy
 identity, the sampling distribution, acceptance by position, c and v, and the expected speedup. A
 failed check skips those that build on it. The fields of the config, listed below, are those that
-you decode with. --input has lines of your own, on which α and the speedup depend.
+you decode with. --input has texts of your own, on which α and the speedup depend: one a line, or
+FILE.jsonl with {"input": "…"} or {"messages": [{"role": "user", "content": "…"}]} on each line.
 docs/troubleshooting.md goes by symptom. Status 1 if a check failed.
 """
 
@@ -20,7 +21,7 @@ from rich.text import Text
 from specjax import doctor
 from specjax.cli import defaults
 from specjax.cli.decode import check
-from specjax.cli.inputs import read_lines
+from specjax.cli.inputs import HELP, read_texts
 from specjax.support import command_line
 
 MAX_INPUTS = 8  # of a file, the first ones
@@ -40,7 +41,7 @@ def main(_) -> None:
     plan = doctor.Plan(
         target=config.target,
         draft=config.draft,
-        texts=texts(flags.FLAGS.input),
+        texts=texts(flags.FLAGS.input, config.target),
         **defaults.precision(config),
         mesh=config.mesh or None,
         replicate_draft=config.replicate_draft,
@@ -65,11 +66,11 @@ def main(_) -> None:
         sys.exit(1)
 
 
-def texts(path: str) -> tuple[str, ...]:
-    """Read the first lines of a file that are not blank, or take the doctor's own."""
+def texts(path: str, target: str) -> tuple[str, ...]:
+    """Read the first texts of a file that are not blank, or take the doctor's own."""
     if not path:
         return doctor.TEXTS
-    found = [text for text in read_lines(path) if text.strip()][:MAX_INPUTS]
+    found = [text for text in read_texts(path, target) if text.strip()][:MAX_INPUTS]
     if not found:
         raise ValueError(f"--input={path} has no text.")
     return tuple(found)
@@ -90,7 +91,7 @@ def line(finding: doctor.Finding) -> Text:
 def run() -> None:
     """Run the command with the flags of this process."""
     config_flags.DEFINE_config_file("config", None, "What to decode with; none: the defaults.")
-    flags.DEFINE_string("input", "", "A file of inputs, one a line; empty: a few built in.")
+    flags.DEFINE_string("input", "", f"{HELP} Empty: a few built in.")
     flags.mark_flags_as_required(["config"])
     command_line.run(
         main,

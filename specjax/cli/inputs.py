@@ -1,24 +1,104 @@
-"""Inputs of a command: the lines of a file, or a task."""
+"""Inputs of a command: the texts and chats of a file, or a task."""
 
+import functools
 import pathlib
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from specjax import tasks
+from specjax.checkpoints import finding, tokenizers
+from specjax.decoding.texts import SURROGATE
 from specjax.models.checkpoint import Checkpoint
-from specjax.support import files
+from specjax.support import command_line, files
+from specjax.support.ranges import shown
 from specjax.tasks.examples import Example
 
+HELP = "A file of inputs, one a line; FILE.jsonl with objects; - for standard input."
+"""What --input names, for --help."""
+WAY_OUT = (
+    'Give {"input": "…"} or {"messages": [{"role": "user", "content": "…"}]} on each line, or end '
+    "the name in .txt for lines of plain text."
+)
 
-def read_lines(path: str) -> list[str]:
-    """Read the lines of a file or of standard input, without their ends."""
+
+def read_texts(path: str, target: str) -> list[str]:
+    """Read the inputs of a file or of standard input.
+
+    In a file *.jsonl each line is a JSON object with `input`, a text, or `messages`, a chat, which
+    the target's chat template turns into a prompt; other fields are ignored. Elsewhere each line is
+    a text.
+
+    Args:
+      path: a file, or - for standard input.
+      target: the checkpoint that has the template; it is not read unless there are chats.
+
+    Raises:
+      FileNotFoundError: the target is needed, and is not found.
+      ValueError: there is no such file, a line is wrong, or the target cannot write a chat.
+    """
     file = pathlib.Path(path)
     if path != "-" and not file.is_file():
         raise ValueError(f"--input={path}: no such file. Use - for standard input.")
     data = sys.stdin.buffer.read() if path == "-" else file.read_bytes()
+    if path.endswith(".jsonl"):
+        return _read_objects(data, f"--input={path}", target)
     text = files.decode(data, f"--input={path}")
     # Not splitlines(): form feeds and such belong to a line.
     lines = text.replace("\r\n", "\n").split("\n")
     return lines[:-1] if lines[-1] == "" else lines
+
+
+def _read_objects(data: bytes, name: str, target: str) -> list[str]:
+    """Read the inputs of JSON lines; the tokenizer is loaded once, at the first chat."""
+
+    @functools.cache
+    def tokenizer() -> Any:
+        command_line.say(f"loading the chat template of {target}")
+        return tokenizers.load(finding.locate(target))
+
+    texts = []
+    for place, row in files.json_objects(data, name, WAY_OUT):
+        text = _checked(row, place)
+        if "messages" in row:
+            writer = tokenizer()
+            try:
+                text = tokenizers.chat_prompt(writer, row["messages"], target)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error} Or give the prompt itself as input.") from error
+        if wrong := SURROGATE.search(text):
+            raise ValueError(
+                f"{place}: {wrong[0]!r} is half a character, which no tokenizer reads. Write the "
+                "character itself, or both halves."
+            )
+        texts.append(text)
+    return texts
+
+
+def _checked(row: Mapping[str, Any], place: str) -> str:
+    """Check an object's fields, and return its input; empty if it has messages."""
+    given = [field for field in ("input", "messages") if field in row]
+    if len(given) != 1:
+        said = "both input and messages" if given else "neither input nor messages"
+        raise ValueError(f"{place}: {said}. {WAY_OUT}")
+    if given == ["input"]:
+        if not isinstance(row["input"], str):
+            raise ValueError(f"{place}: input={shown(row['input'])} should be a text. {WAY_OUT}")
+        return row["input"]
+    messages = row["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(
+            f"{place}: messages={shown(messages)} should be a list of one message or more. "
+            f"{WAY_OUT}"
+        )
+    for index, message in enumerate(messages):
+        fields = message if isinstance(message, dict) else {}
+        if not all(isinstance(fields.get(field), str) for field in ("role", "content")):
+            raise ValueError(
+                f"{place}: messages[{index}]={shown(message)} should be an object whose role and "
+                f"content are texts. {WAY_OUT}"
+            )
+    return ""
 
 
 def load_examples(config, split: str = "") -> list[Example]:

@@ -5,9 +5,12 @@
 The fields of the config are listed below; docs/choosing.md says what is measured and how to read
 it.
 
-Input: one line each, "-" for standard input; a config with a task needs none. With --workdir each
-candidate's row is kept in results.jsonl there. The same command, with the same inputs and models,
-continues a run that was cut off.
+Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input": "…"}, or
+{"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template. A config
+with a task needs no input.
+
+With --workdir each candidate's row is kept in results.jsonl there. The same command, with the same
+inputs and models, continues a run that was cut off.
 """
 
 import dataclasses
@@ -20,7 +23,7 @@ from rich.console import Console
 
 from specjax import checkpoints, drafters
 from specjax.cli import defaults
-from specjax.cli.inputs import load_examples, read_lines
+from specjax.cli.inputs import HELP, load_examples, read_texts
 from specjax.measure import report
 from specjax.measure.provenance import Results, dtype_of
 from specjax.models import sharding
@@ -57,7 +60,7 @@ def inputs(path: str | None, config) -> list[str]:
     if path is None:
         texts = [example.input for example in load_examples(config)]
     else:
-        texts = [line for line in read_lines(path) if line.strip()]
+        texts = [text for text in read_texts(path, config.target) if text.strip()]
     return texts[: config.alpha_inputs]
 
 
@@ -180,7 +183,7 @@ COLUMNS: list[report.Column] = [
 def run() -> None:
     """Run the command with the flags of this process."""
     config_flags.DEFINE_config_file("config", None, "What to choose from; none: the defaults.")
-    flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
+    flags.DEFINE_string("input", None, HELP)
     flags.DEFINE_string("workdir", None, "A directory that keeps the rows of an unfinished run.")
     flags.mark_flags_as_required(["config"])
     command_line.run(

@@ -8,10 +8,12 @@ plain decoding, and prints the fastest way and the reasons. The fields of the co
 you will decode with. It takes a few seconds, and the compilation of several loops; docs/costs.md
 describes what is measured.
 
-Input: one line each, "-" for standard input. With 128 or more the candidates are compared in a
-trial, else by the measured costs alone. --settings names a JSON file, which `specjax decode`,
-`specjax.Settings.load` and `specjax.generate` take; settings hold for this machine, this pair, this
-batch size and such inputs.
+Input: one line each, "-" for standard input. In FILE.jsonl each line is {"input": "…"}, or
+{"messages": [{"role": "user", "content": "…"}]}, a chat for the target's chat template.
+
+With 128 inputs or more the candidates are compared in a trial, else by the measured costs alone.
+--settings names a JSON file, which `specjax decode`, `specjax.Settings.load` and `specjax.generate`
+take; settings hold for this machine, this pair, this batch size and such inputs.
 """
 
 import pathlib
@@ -20,9 +22,8 @@ from absl import flags
 from ml_collections import config_flags
 
 from specjax.checkpoints import Checkpoint
-from specjax.cli import defaults
+from specjax.cli import defaults, inputs
 from specjax.cli.decode import check, check_plan, load_pair
-from specjax.cli.inputs import read_lines
 from specjax.drafters.base import Drafter
 from specjax.settings import Settings
 from specjax.support import command_line, files
@@ -35,7 +36,7 @@ def main(_) -> None:
     check(config)
     if args.settings:
         check_place(pathlib.Path(args.settings), args.input)
-    texts = read_lines(args.input)
+    texts = inputs.read_texts(args.input, config.target)
     if not texts:
         raise ValueError(f"--input={args.input} is empty: give it one input a line.")
     if config.mesh:
@@ -81,7 +82,7 @@ def check_place(file: pathlib.Path, source: str) -> None:
 def run() -> None:
     """Run the command with the flags of this process."""
     config_flags.DEFINE_config_file("config", None, "What to decode with; none: the defaults.")
-    flags.DEFINE_string("input", None, "A file of inputs, one a line, or - for standard input.")
+    flags.DEFINE_string("input", None, inputs.HELP)
     flags.DEFINE_string("settings", "", "A JSON file to write what is found to; empty: none.")
     flags.mark_flags_as_required(["config", "input"])
     command_line.run(

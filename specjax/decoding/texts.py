@@ -17,7 +17,7 @@ from specjax.support.ranges import shown, whole
 from specjax.types import Inputs, Text
 
 MAX_NEW_TOKENS = 2**20  # of a row: buffers and caches have a slot for each
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def tokenize(
@@ -102,7 +102,7 @@ def check_texts(texts: Sequence[Text]) -> None:
     if isinstance(texts, Set | Mapping):
         raise ValueError(f"texts={shown(texts)} has no order: give a list, such as sorted(texts).")
     for index, text in enumerate(texts):
-        if isinstance(text, str) and (wrong := _SURROGATE.search(text)):
+        if isinstance(text, str) and (wrong := SURROGATE.search(text)):
             raise ValueError(
                 f"texts[{index}]={shown(text)} holds {wrong[0]!r}, half a character, which no "
                 'tokenizer reads: text.encode("utf-8", "replace").decode() has "?" in its place.'

@@ -126,7 +126,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     """Lines to decode, pairs of a task, a config."""
     lines, pairs, config = (tmp_path / name for name in ("in.txt", "pairs.jsonl", "config.json"))
     lines.write_bytes(MARK + "é\nsecond\n".encode())
-    assert inputs.read_lines(str(lines)) == ["é", "second"]
+    assert inputs.read_texts(str(lines), "") == ["é", "second"]
     pairs.write_bytes(MARK + json.dumps({"input": "a", "target": "b"}).encode())
     assert tasks.jsonl.load(pairs) == [tasks.Example("a", "b")]
     config.write_bytes(MARK + b'{"a": 1}')
@@ -140,7 +140,7 @@ def test_files_of_another_encoding_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"pairs\.jsonl is not UTF-8"):
         tasks.jsonl.load(path)
     with pytest.raises(ValueError, match=r"pairs\.jsonl is not UTF-8"):
-        inputs.read_lines(str(path))
+        inputs.read_texts(str(path), "")
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
         read_json(tmp_path / "config.json")

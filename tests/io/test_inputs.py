@@ -1,0 +1,180 @@
+"""Inputs of the commands: lines of text, and JSON lines with texts and chats."""
+
+import functools
+import json
+
+import pytest
+
+import command_line
+import pairs
+from specjax import decoding
+from specjax.checkpoints import load, tokenizers
+from specjax.cli import doctor, inputs, main, select
+from specjax.support import files
+
+EOS = "</s>"  # the mark that the pair's tokenizer puts before every text
+TEMPLATE = (
+    "{{ eos_token }}{% for m in messages %}"
+    "{% if m.role == 'x' %}{{ raise_exception('no role x') }}{% endif %}"
+    "[{{ m.role }}]\n{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+CHAT = [
+    {"role": "system", "content": "return"},
+    {"role": "user", "content": "value = other\n\nx = 1 \u2028 é"},
+]
+PROMPT = f"{EOS}[system]\nreturn\n[user]\n{CHAT[1]['content']}\n[assistant]"
+NO_TARGET = "no/such/target"  # an error where it is read
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    """A decoder-only checkpoint whose tokenizer and template both begin with the same mark."""
+    directory = pairs.write_qwen(tmp_path_factory.mktemp("chat") / "target")
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return str(directory)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write lines to a file; objects as JSON."""
+
+    def write(*lines, name="in.jsonl"):
+        file = tmp_path / name
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        file.write_text("\n".join(texts), encoding="utf-8")
+        return str(file)
+
+    return write
+
+
+def test_texts_and_chats(chat_model, written):
+    """Texts have their line breaks; other fields and blank lines are skipped."""
+    unescaped = '{"input": "a\u2028b"}\r'
+    path = written({"input": "a\nb\r\n", "id": 7}, "", {"messages": CHAT}, unescaped, {"input": ""})
+    assert inputs.read_texts(path, chat_model) == ["a\nb\r\n", PROMPT, "a\u2028b", ""]
+
+
+def test_one_tokenizer_for_all_chats(chat_model, written, monkeypatch):
+    read, calls = tokenizers.load, []
+    monkeypatch.setattr(tokenizers, "load", lambda path: calls.append(path) or read(path))
+    inputs.read_texts(written(*[{"messages": CHAT}] * 3), chat_model)
+    assert len(calls) == 1
+
+
+def test_the_target_is_not_read_without_chats(written):
+    assert inputs.read_texts(written({"input": "a"}), NO_TARGET) == ["a"]
+    with pytest.raises(FileNotFoundError, match="No such directory: no/such/target"):
+        inputs.read_texts(written({"messages": CHAT}), NO_TARGET)
+
+
+def test_other_files_are_lines_of_text(written):
+    """JSON too, unless the name says so."""
+    line = '{"input": "a"}'
+    for name in ("in.txt", "in.json", "jsonl"):
+        assert inputs.read_texts(written(line, "", name=name), NO_TARGET) == [line]
+
+
+def test_a_chat_has_one_bos(chat_model):
+    """The ids of a prompt are those that transformers gives the chat, with the mark once."""
+    target = load(chat_model)
+    tokenizer = target.tokenizer
+    prompt = tokenizers.chat_prompt(tokenizer, CHAT, target.name)
+    first, second = tokenizer(prompt)["input_ids"][:2]
+    assert first == second == tokenizer.eos_token_id
+    (ids,) = decoding.tokenize(target, [prompt], 200)
+    assert ids.count(first) == 1
+    assert ids == tokenizer.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("Hello", "not JSON (Expecting value: line 1 column 1 (char 0)): 'Hello'. Give {"),
+        ('{"input": "a"', "not JSON (Expecting ',' delimiter"),
+        ("[" * 100_000, "not JSON ("),
+        ("9" * 5000, "not JSON ("),
+        ("[1]", "not a JSON object: '[1]'. Give {"),
+        ('"a"', "not a JSON object: '\"a\"'. Give {"),
+        ({}, "neither input nor messages. Give {"),
+        ({"prompt": "a"}, "neither input nor messages. Give {"),
+        ({"input": "a", "messages": CHAT}, "both input and messages. Give {"),
+        ({"input": None}, "input=None should be a text. Give {"),
+        ({"input": ["a"]}, "input=['a'] should be a text. Give {"),
+        ({"messages": []}, "messages=[] should be a list of one message or more. Give {"),
+        ({"messages": "a"}, "messages='a' should be a list of one message or more. Give {"),
+        ({"messages": {"role": "user"}}, "should be a list of one message or more. Give {"),
+        ({"messages": [CHAT[0], "a"]}, "messages[1]='a' should be an object whose role and"),
+        ({"messages": [{"role": "user"}]}, "whose role and content are texts. Give {"),
+        ({"messages": [{"role": 1, "content": "a"}]}, "whose role and content are texts. Give {"),
+        ({"messages": [{"role": "a", "content": None}]}, "role and content are texts. Give {"),
+        ({"input": "a\ud83d"}, "'\\ud83d' is half a character, which no tokenizer reads. Write"),
+        ({"messages": [{"role": "user", "content": "\udc00"}]}, "'\\udc00' is half a character"),
+        (
+            {"messages": [{"role": "x", "content": "a"}]},
+            "refuses the messages (TemplateError: no role x). Or give the prompt itself as input.",
+        ),
+    ],
+)
+def test_wrong_lines_are_named(chat_model, written, line, said):
+    path = written({"input": "a"}, "", line)
+    with pytest.raises(ValueError, match=r"^--input=") as caught:
+        inputs.read_texts(path, chat_model)
+    message = str(caught.value)
+    assert message.startswith(f"--input={path}, line 3: ")
+    assert said in message
+    assert len(message.splitlines()) == 1
+
+
+def test_a_target_without_a_template(pair, written, tmp_path):
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text("{}")
+    for target in (pair.target.name, str(tmp_path / "bare")):
+        with pytest.raises(ValueError, match=r"line 1: .* has no chat template: .* as input"):
+            inputs.read_texts(written({"messages": CHAT}), target)
+
+
+def test_decode(chat_model, written, tmp_path, monkeypatch, capsys):
+    """Rows have the prompts, and an output belongs to them: another chat is refused."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    output = tmp_path / "out.jsonl"
+    decode = functools.partial(
+        command_line.run, monkeypatch, capsys, "specjax", "decode",
+        f"--config.target={chat_model}", "--config.draft=lookup", f"--output={output}",
+        "--config.max_new_tokens=4", "--config.max_source_len=200",
+    )  # fmt: skip
+    outcome = decode(f"--input={written({'input': 'a'}, {'messages': CHAT})}")
+    assert (outcome.status, outcome.stderr) == (0, "")
+    assert f"loading the chat template of {chat_model}" in outcome.progress
+    assert [row["input"] for row in files.read_rows(output)] == ["a", PROMPT]
+    assert decode(f"--input={written({'input': 'a'}, {'input': PROMPT})}").status == 0
+    other = decode(f"--input={written({'input': 'a'}, {'messages': CHAT[1:]})}")
+    assert (other.status, "input was" in other.stderr) == (1, True)
+
+
+def test_select_and_doctor(chat_model, written):
+    """Both leave out blank inputs."""
+    path = written({"input": " \n"}, {"messages": CHAT}, {"input": "a\nb"})
+    config = select.defaults.select()
+    config.target = chat_model
+    assert select.inputs(path, config) == [PROMPT, "a\nb"]
+    assert doctor.texts(path, chat_model) == (PROMPT, "a\nb")
+
+
+@pytest.mark.parametrize(
+    "module", [*(f"specjax {name}" for name in main.COMMANDS[:4]), "experiments.trees"]
+)
+def test_mistakes_are_said_in_one_line(module, chat_model, written, tmp_path, monkeypatch, capsys):
+    """No model is loaded for a file that is wrong."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
+    draft = "drafts" if module in ("specjax select", "experiments.trees") else "draft"
+    trees = ["--config=configs/trees.py:own", f"--workdir={tmp_path / 'work'}"]
+    flags = trees if module == "experiments.trees" else []
+    outcome = command_line.run(
+        monkeypatch, capsys, module, *flags, f"--config.target={chat_model}",
+        f"--config.{draft}=lookup", f"--input={written({'messages': []})}",
+    )  # fmt: skip
+    assert (outcome.status, outcome.stdout) == (1, "")
+    assert {*outcome.progress} <= {"loading specjax …"}
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith(f"error: --input={tmp_path / 'in.jsonl'}, line 1: messages=[]")
