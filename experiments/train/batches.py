@@ -64,7 +64,9 @@ def _encode(examples: Sequence[Example], tokenizer, *, decoder_only: bool) -> li
     if decoder_only:
         whole = tokenizer([e.input + e.target for e in examples], add_special_tokens=False)
         end, nothing = [tokenizer.eos_token_id], np.zeros(0, np.int32)
-        return [Pair(nothing, np.array(ids + end, np.int32)) for ids in whole["input_ids"]]
+        # Training puts the start token before every text; a chat template has written it already.
+        begun = [ids[ids[:1] == [tokenizer.bos_token_id] :] for ids in whole["input_ids"]]
+        return [Pair(nothing, np.array(ids + end, np.int32)) for ids in begun]
     texts = [text for example in examples for text in (example.input, example.target)]
     ids = [np.array(row, np.int32) for row in tokenizer(texts)["input_ids"]]
     return [Pair(*pair) for pair in zip(ids[::2], ids[1::2], strict=True)]

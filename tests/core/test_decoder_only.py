@@ -1,5 +1,6 @@
 """Decoder-only models through everything that takes texts, against whole-sequence forwards."""
 
+import copy
 import dataclasses
 
 import jax
@@ -253,6 +254,18 @@ def test_what_training_sees(tokenizer):
     (batch,) = batches.in_order([pair], ((0, 16),), target_tokens=32)
     assert batch.source.shape == (2, 0)
     assert batch.target[1].tolist() == [0] * 16
+
+
+def test_training_puts_one_start_token_before_a_text(tokenizer):
+    """A text that begins with it, as chat templates write it, gets no second one."""
+    tokenizer = copy.deepcopy(tokenizer)
+    bos = tokenizer.bos_token = tokenizer.eos_token
+    with_bos, without = batches.encode(
+        [Example(bos, "return self.line"), Example("", "return self.line")],
+        tokenizer,
+        decoder_only=True,
+    )
+    np.testing.assert_array_equal(with_bos.target, without.target)
 
 
 def test_loss(target, tokenizer):

@@ -182,7 +182,7 @@ def commands(text: str, place: str):
     joined."""
     joined = re.sub(r"\\\n\s*", "", text)
     for found in re.finditer(
-        r"(?:python -m (experiments\.\w+)|(?<![\w/.-])(specjax)(?= \w+ --))([^\n`]*)", joined
+        r"(?:python -m (experiments(?:\.\w+)+)|(?<![\w/.-])(specjax)(?= \w+ --))([^\n`]*)", joined
     ):
         module = found[1] or found[2]
         rest = re.sub(r"\[(-.*?)\]", r"\1", found[3]).split("    #")[0]
