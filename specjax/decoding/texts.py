@@ -41,8 +41,9 @@ def tokenize(
     check_texts(texts)
     if checkpoint.tokenizer is None and any(isinstance(text, str) for text in texts):
         raise ValueError(
-            f"{checkpoint.name} has no tokenizer, which texts need. Copy tokenizer.json and "
-            "tokenizer_config.json into the directory, or give lists of token ids."
+            f"{checkpoint.name} has no tokenizer, which texts and commands need. Copy "
+            "tokenizer.json and tokenizer_config.json into the directory; or, in Python, give "
+            "lists of token ids."
         )
     limit = checkpoint.max_source_len if max_source_len is None else max_source_len
     whole("max_source_len", limit, "[1, ∞)")

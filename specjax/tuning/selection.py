@@ -41,6 +41,7 @@ from specjax.trees.shapes import text_of
 from specjax.trees.speculative import TreeSpeculative
 from specjax.tuning import best_tree
 from specjax.tuning.ranks import acceptance_by_rank
+from specjax.types import Text
 
 # Members of one tokenizer, the smallest first.
 FAMILIES = (
@@ -177,7 +178,7 @@ class Selection:
 def select(
     target: Checkpoint,
     drafts: Sequence[str | Checkpoint | Drafter],
-    texts: Sequence[str],
+    texts: Sequence[Text],
     *,
     sampling: Sampling | None = None,
     max_new_tokens: int = NEW_TOKENS,
@@ -203,7 +204,8 @@ def select(
         here). Named models are loaded one at a time and freed. None given: the members of the
         target's family that are smaller, see `smaller_members`. Plain decoding is compared with
         all of them.
-      texts: inputs of the kind that will be decoded; some 50 are enough.
+      texts: inputs of the kind that will be decoded, texts or lists of token ids; some 50 are
+        enough.
       sampling, max_new_tokens, key, max_source_len, batch_size, check_tokens: as in `generate`,
         with the values of later use. Timings are at batch 1 all the same.
       gammas: draft lengths to choose from.
@@ -288,6 +290,11 @@ def _smaller_beside(directory: Path) -> list[str]:
     return [str(directory.parent / path.name) for path in smaller]
 
 
+def _content(text: Text) -> str | tuple[int, ...]:
+    """What makes two inputs the same: a text without blanks around it, or its token ids."""
+    return text.strip() if isinstance(text, str) else tuple(text)
+
+
 def check_numbers(
     gammas: Sequence[int], nodes: Sequence[int], timed_inputs: int, repeats: int
 ) -> None:
@@ -315,7 +322,7 @@ class Trial:
     """
 
     target: Checkpoint
-    texts: Sequence[str]
+    texts: Sequence[Text]
     drafts: Sequence[str | Checkpoint | Drafter] = ()
     sampling: Sampling | None = None  # None: greedy
     max_new_tokens: int = NEW_TOKENS
@@ -334,12 +341,12 @@ class Trial:
         self._sampling = as_sampling(self.sampling)
         self._key = key_for(self._sampling, self.key)
         decoding.check_texts(self.texts)
-        kept = [text for text in self.texts if text.strip()]
-        different = list({text.strip(): text for text in kept}.values())
+        kept = [text for text in self.texts if _content(text)]
+        different = list({_content(text): text for text in kept}.values())
         counts = any(map(counts_ngrams, self.drafts))
         self._counted = different[: len(different) // 2] if counts else []
-        counted = {text.strip() for text in self._counted}
-        self._measured = [text for text in kept if text.strip() not in counted]
+        counted = set(map(_content, self._counted))
+        self._measured = [text for text in kept if _content(text) not in counted]
         if len(different if counts else kept) < 2:
             kind = "different input(s)" if counts else "input(s)"
             few = len(different if counts else kept)
@@ -359,7 +366,7 @@ class Trial:
     def _plain(self) -> Autoregressive:
         return decoding.plain(self.target, self._sampling)
 
-    def _rows(self, method: Method, texts: Sequence[str], name: str = "") -> list[Row]:
+    def _rows(self, method: Method, texts: Sequence[Text], name: str = "") -> list[Row]:
         rows = decoding.stream(
             method,
             self.target,
@@ -372,7 +379,7 @@ class Trial:
         )
         return list(rows)
 
-    def _decode(self, texts: Sequence[str]) -> list[list[int]]:
+    def _decode(self, texts: Sequence[Text]) -> list[list[int]]:
         return [row.tokens for row in self._rows(self._plain, texts)]
 
     @functools.cached_property

@@ -428,6 +428,15 @@ def test_an_input_that_is_given_twice_is_not_counted_and_measured(pair):
         Trial(pair.target, ["one", "one "], ["bigram"])
 
 
+def test_inputs_may_be_token_ids(pair):
+    """Repeated and empty lists of ids are handled as repeated and blank texts."""
+    ids = [[3, 4, 5], (6, 7), [8], [9, 10], [3, 4, 5]]
+    trial = Trial(pair.target, [*ids, [], "one"], ["unigram"])
+    assert trial._counted == [[3, 4, 5], (6, 7)]
+    assert trial._measured == [[8], [9, 10], "one"]
+    assert all(len(output) > 0 for output in trial._outputs)
+
+
 def test_ngrams_need_inputs_that_are_kept_for_them(pair):
     """Without such a draft a trial measures on all inputs, and has none to count."""
     found = Trial(pair.target, TEXTS, max_new_tokens=BUDGET, gammas=(1,)).measure("bigram")
