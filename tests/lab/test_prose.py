@@ -116,6 +116,14 @@ def test_a_page_fits_one_sitting(page):
     assert len(page.read_text("utf-8").splitlines()) <= MAX_PAGE
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths(page):
+    """Files that a page names without a link are in the checkout, by one of their short paths."""
+    roots = ROOT, ROOT / "specjax", ROOT / "tests", page.parent
+    for name in re.findall(r"`([\w./-]+/[\w-]+\.(?:py|md|ipynb))`", page.read_text("utf-8")):
+        assert any((root / name).exists() for root in roots), name
+
+
 def test_all_guides_together():
     assert len(GUIDES) > 10
     assert sum(len(page.read_text("utf-8").splitlines()) for page in GUIDES) <= MAX_GUIDES
