@@ -17,10 +17,15 @@ class OwnConfig:
     """The part of a configuration that decoding reads."""
 
     vocab_size: int
+    """Number of token ids that the model has logits for."""
     start_id: int
+    """Id before the first token of an output, or of an empty prompt."""
     pad_token_id: int
+    """Id that fills rows up to a common length."""
     is_encoder_decoder: bool
+    """True: inputs go to an encoder. False: outputs continue them."""
     max_positions: int | None
+    """Most tokens of prompt and output together; None: no limit."""
 
 
 def wrap(

@@ -111,9 +111,12 @@ def room_of(method: Method, inputs: Inputs, max_new_tokens: int) -> int:
 class Past(NamedTuple):
     """Learned state that a batch passes to the next one of a run."""
 
-    policy: Any  # its state
-    drafter: Any  # the part of its state that `carrying.carry_over` took
-    rows: Bool[Array, " A"]  # whether each row was no padding
+    policy: Any
+    """The policy's state."""
+    drafter: Any
+    """The part of the drafter's state that `carrying.carry_over` took."""
+    rows: Bool[Array, " A"]
+    """Whether each row held an input; False: padding."""
 
 
 @partial(jax.jit, donate_argnames="state")

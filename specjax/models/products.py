@@ -17,7 +17,7 @@ def product(rows: Array, matrix: Array, dtype: Any = None) -> Array:
     """Multiply rows (M, in) by a matrix (in, out): (M, out).
 
     Args:
-      dtype: of sums and result. None: that of the rows.
+      dtype: the dtype of sums and result; None: that of the rows.
     """
     if matrix.dtype == jnp.bfloat16 and rows.dtype == jnp.float32:
         return devices.by_platform(rows, matrix, cpu=_rounded, accelerator=_widened)

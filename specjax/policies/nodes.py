@@ -76,7 +76,13 @@ class BestNodes(Policy):
 
 
 def nodes(costs: Costs, memory: float = 0.9, every: int = 16) -> BestNodes:
-    """Make our own policy for trees, with a table of the costs of rounds of 0 … N nodes."""
+    """Make the policy that drafts the part of a tree with the most expected tokens per time.
+
+    Args:
+      costs: of rounds with 0 … N nodes; `specjax.tune` measures them.
+      memory: share of the evidence about acceptance that a round keeps, in [0, 1].
+      every: rounds from one whole tree to the next, which measures all nodes again; ≥ 1.
+    """
     return BestNodes(
         required(costs),
         jnp.float32(number("memory", memory, "[0, 1]")),
