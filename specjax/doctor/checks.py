@@ -41,6 +41,7 @@ from specjax.sampling import Greedy, Sampling, as_key, as_sampling, key_for
 from specjax.speculative import Speculative
 from specjax.trees import Shape
 from specjax.trees.speculative import TreeSpeculative
+from specjax.types import Text
 
 DRAWS = 4096  # draws from each loop: enough to find a total variation of 0.1 from the target
 DRAW_SECONDS = 30.0  # limit on drawing; the test then uses the draws so far
@@ -69,7 +70,7 @@ class Plan:
 
     target: str
     draft: str  # a model or any other drafter, see `specjax.drafters.loading`
-    texts: Sequence[str] = TEXTS
+    texts: Sequence[Text] = TEXTS
     dtype: Any = None
     weights: str | None = None  # of the target, as `specjax.load` takes it
     cache: str | None = None
@@ -143,7 +144,7 @@ class Case:
         both = zip(ROLES, (self.target, self.draft), strict=True)
         return {role: found for role, found in both if isinstance(found, Checkpoint)}
 
-    def decode(self, method, texts: Sequence[str] | None = None, **options) -> Iterator:
+    def decode(self, method, texts: Sequence[Text] | None = None, **options) -> Iterator:
         """Decode the plan's texts, or others, to rows."""
         settings: dict[str, Any] = {
             "max_new_tokens": self.plan.budget,
@@ -175,7 +176,13 @@ class Check(NamedTuple):
 def examine(plan: Plan, checks: Sequence[Check] = ()) -> Iterator[Finding]:
     """Yield one finding for each check, as they are made.
 
+        from specjax import doctor
+
+        for finding in doctor.examine(doctor.Plan("DIR", "DIR2")):
+            print(finding.name, finding.verdict, finding.seen, finding.way_out)
+
     Args:
+      plan: the pair, inputs and settings. Inputs are texts or lists of token ids.
       checks: some of `CHECKS`, in their order; default: all.
     """
     case, stopped = Case(plan), set()
@@ -220,9 +227,14 @@ def files(case: Case, role: str) -> Finding:
 
 
 def tokenizer(case: Case) -> Finding:
-    """Check that the target's tokenizer reads the texts, and fits its model."""
+    """Check that the target's tokenizer reads the texts, and fits its model.
+
+    A target without one passes if all inputs are token ids.
+    """
     target = case.target
     case.sources = decoding.tokenize(target, case.plan.texts, case.plan.max_source_len)
+    if target.tokenizer is None:
+        return Finding("tokenizer", "pass", "none: inputs are token ids")
     ids = [i for source in case.sources for i in source]
     unknown = ids.count(target.tokenizer.unk_token_id) / len(ids)
     return verdicts.tokenizer(target.model.vocab_size, target.config.vocab_size, unknown)

@@ -198,6 +198,16 @@ def test_no_tokenizer(pair, copy):
     assert "has no tokenizer" in found["tokenizer"].seen
 
 
+def test_token_ids_need_no_tokenizer(copy):
+    target = copy("target")
+    for file in target.glob("tokenizer*"):
+        file.unlink()
+    names, texts = NAMES[: NAMES.index("weights") + 1], [[5, 6, 7, 1], [8, 9, 1]]
+    found = examine(target, target, names=names, texts=texts)
+    assert found["tokenizer"].seen == "none: inputs are token ids"
+    assert all(finding.verdict in ("pass", "warn") for finding in found.values()), found
+
+
 @pytest.mark.parametrize(("role", "bad"), [("target", np.nan), ("draft", np.inf)])
 def test_weights_that_are_not_finite(role, bad, pair, copy):
     directories = {"target": pair.target.name, "draft": pair.draft.name}
