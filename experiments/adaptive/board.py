@@ -22,7 +22,7 @@ LEGEND = (
     "the best policy, and all figures are of the rest. end to end: with the encoder and prefill. "
     "τ: tokens per target call. target, draft: calls of either model; drafted: tokens that were "
     "submitted. predicted: the speedup of these very rounds by the mean of the costs that were "
-    "measured before the race, which policies were told, and of those behind it; and what the "
+    "measured before the race, which policies were given, and of those behind it; and what the "
     "clock showed beyond it. replay: the same for many more outputs. oracle: the best length in "
     "every round and the best loop for every output, at these costs, which no policy can exceed "
     "in replay. closed: the share of the time between the best static γ and the oracle that is "
@@ -105,8 +105,8 @@ def summary(found: Sequence[Sequence[Row]]) -> Section:
         ("most closed in replay", lambda line: closed(line["closing"])),
     ]
     busy = provenance.busy([row for race in found for row in race])
-    said = busy or words(lines) + predicted_line(found)
-    return Section("The best of each race", columns, lines, said)
+    sentences = busy or words(lines) + predicted_line(found)
+    return Section("The best of each race", columns, lines, sentences)
 
 
 MARKS = (
@@ -159,11 +159,11 @@ def overall(found: Sequence[Sequence[Row]]) -> Section:
     lines.sort(key=lambda line: -(line["mean"] or 0))
 
     def one(of: str) -> report.Column:
-        def told(line):
+        def cell(line):
             row = line["by"].get(of)
             return "–" if row is None else number(row["of_best"]) + mark(row)
 
-        return of, told
+        return of, cell
 
     columns: list[report.Column] = [
         ("policy", lambda line: line["name"]),
@@ -215,7 +215,7 @@ def words(lines: Sequence[dict[str, Row]]) -> str:
     poor = [row for line in lines for row in line.values() if row.get("cost_error", 0) > POOR_FIT]
     shares = [line["closing"] for line in lines if line["closing"]["closed"] is not None]
     closing = max(shares, key=lambda row: row["closed"], default=None)
-    said = [
+    sentences = [
         f"The best policy is behind the best static γ for {', '.join(behind)}."
         if behind
         else ""
@@ -237,7 +237,7 @@ def words(lines: Sequence[dict[str, Row]]) -> str:
         else "",
         f"No static γ is worth its time for {', '.join(slow)}." if slow else "",
     ]
-    return " ".join(sentence for sentence in said if sentence)
+    return " ".join(filter(None, sentences))
 
 
 def one_race(race: Sequence[Row]) -> Section:
@@ -263,7 +263,7 @@ def one_race(race: Sequence[Row]) -> Section:
     lost = [r["method"] for r in race if not r["static"] and r["of_best_high"] < 1]
     lost = [] if provenance.busy(race) else lost
     differ = [row["method"] for row in race if row["identical"] is False]
-    said = [
+    sentences = [
         f"α = {first['alpha']:.3f}; {first['tokens']} tokens in {first['timed_inputs']} outputs; "
         f"the oracle's speedup in replay is {first['oracle_speedup']:.2f}.",
         rounds_of(table),
@@ -277,7 +277,7 @@ def one_race(race: Sequence[Row]) -> Section:
         if differ
         else "",
     ]
-    return Section(label(first), columns, race, " ".join(s for s in said if s), LEGEND)
+    return Section(label(first), columns, race, " ".join(filter(None, sentences)), LEGEND)
 
 
 def rounds_of(table: Costs) -> str:

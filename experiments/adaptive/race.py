@@ -60,8 +60,8 @@ class Counting(Drafter):
         return self.inner.observe(*seen, context, state[0]), state[1]
 
     def learn(self, tokens, length, round_, judge, context, state):
-        told = tokens, length, round_, judge
-        return learn(self.inner, *told, context, state[0]), state[1]
+        seen = tokens, length, round_, judge
+        return learn(self.inner, *seen, context, state[0]), state[1]
 
     def begin(self, tokens, length, context, state, *, lags=True):
         hidden, inner = self.inner.begin(tokens, length, context, state[0], lags=lags)
@@ -167,7 +167,7 @@ def measure(on: Study, cell: dict[str, Any]) -> list[dict[str, Any]]:
     before, wrong = tried_costs(on, cell)
     if wrong:
         raise ValueError(
-            f"{wrong} Policies would be told noise, so nothing is raced. Run again on a machine "
+            f"{wrong} Policies would decide by noise, so nothing is raced. Run again on a machine "
             "that does nothing else, with more repeats or timed_inputs."
         )
     recorded = record(on, draft, temperature)

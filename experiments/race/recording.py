@@ -201,5 +201,5 @@ def clock(side: Side, seconds: float) -> str:
 def outcome(sides: Sequence[Side]) -> str:
     """The race in a sentence; the first side is plain decoding."""
     plain, other = sides
-    told = [f"{side.name}: {clock(side, side.seconds)}" for side in sides]
-    return f"{'; '.join(told)}. {plain.seconds / other.seconds:.2f} times as fast."
+    results = [f"{side.name}: {clock(side, side.seconds)}" for side in sides]
+    return f"{'; '.join(results)}. {plain.seconds / other.seconds:.2f} times as fast."

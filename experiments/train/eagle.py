@@ -182,9 +182,9 @@ def losses(
         before = noisy(before, noise, key)
     source = drafter.read(known.source, known.source_len)
     total, seen = jnp.float32(0), {}
-    said = unrolled(drafter, known.tokens, before, source, steps)
+    outputs = unrolled(drafter, known.tokens, before, source, steps)
     target, tokens, mass = _of_head(drafter, known)
-    for step, hidden in enumerate(said):
+    for step, hidden in enumerate(outputs):
         real = moved(known.real, step)
         draft = jax.nn.log_softmax(_logits(drafter, hidden), axis=-1)
         wanted, weight = moved(target, step), moved(mass, step) * real

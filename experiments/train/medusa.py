@@ -107,12 +107,12 @@ def loss(
     Heads are taught at every place whose token `counts`, and as far as the text goes.
     """
     means = []
-    for k, said in enumerate(along(drafter, known.tokens, known.hidden)):
+    for k, logits in enumerate(along(drafter, known.tokens, known.hidden)):
         tokens, counts = (x[:, 2 + k :].reshape(-1) for x in (known.tokens, known.counts))
-        target = known.logits[:, 1 + k :][:, : said.shape[1]]
+        target = known.logits[:, 1 + k :][:, : logits.shape[1]]
         target, draft = (
-            jax.nn.log_softmax(x.reshape(-1, x.shape[-1]).astype(said.dtype), axis=-1)
-            for x in (target, said)
+            jax.nn.log_softmax(x.reshape(-1, x.shape[-1]).astype(logits.dtype), axis=-1)
+            for x in (target, logits)
         )
         each = jnp.where(counts, divergence(target, draft, tokens), 0.0)
         means.append(jnp.sum(each) / jnp.maximum(jnp.sum(counts), 1).astype(each.dtype))

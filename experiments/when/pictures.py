@@ -109,9 +109,9 @@ def draw_map(axes: Axes, rows: Sequence[Row], method: str) -> None:
         at = withins.index(row["within"]), alphas.index(row["alpha"])
         value, error = row["of_static"][method]
         grid[at] = 100 * (value - 1)
-        told = f"{grid[at]:+.0f}" if abs(grid[at]) >= 0.5 else "0"
+        label = f"{grid[at]:+.0f}" if abs(grid[at]) >= 0.5 else "0"
         colour = "black" if abs(value - 1) > 2 * error else "0.5"
-        axes.text(*at[::-1], told, ha="center", va="center", fontsize=7, color=colour)
+        axes.text(*at[::-1], label, ha="center", va="center", fontsize=7, color=colour)
     most = 60 if method == ORACLE else 20
     colours, least = ("Greens", 0) if method == ORACLE else ("PuOr_r", -most)
     axes.imshow(grid, origin="lower", aspect="auto", cmap=colours, vmin=least, vmax=most)

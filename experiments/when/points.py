@@ -71,7 +71,7 @@ def measure(trace: Mapping[str, Any], file: pathlib.Path, config) -> dict[str, A
         **rounded(dataclasses.asdict(chances)),
         "sd_between": round(chances.sd_between, 3),
         "sd_within": round(chances.sd_within, 3),
-        "told": round(synthetic.told(found), 4),
+        "told": round(synthetic.explained_share(found), 4),
         "errors": rounded(synthetic.errors(found, seed=config.seed)),
         **rounded(cost_columns(tables, found.gamma_max)),
         "measured": measured[0],

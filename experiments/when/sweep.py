@@ -108,9 +108,9 @@ def compare(
     where: list[dict[str, int]] = [{} for _ in tables]
     for name, settings in config.policies.to_dict().items():
         for at, costs in zip(where, tables, strict=True):
-            told = {"costs": costs[fitting.POLICIES]} if takes(name, "costs") else {}
-            if told or at is where[0]:  # without costs it does the same at all
-                made.append(parse(name, **settings, **told))
+            with_costs = {"costs": costs[fitting.POLICIES]} if takes(name, "costs") else {}
+            if with_costs or at is where[0]:  # without costs it does the same at all
+                made.append(parse(name, **settings, **with_costs))
             at[name] = len(made) - 1
     replayed = replay.replay(made, found, jax.random.key(config.seed), draws=draws)
 

@@ -323,7 +323,7 @@ def errors(found: Rollouts, resamples: int = 100, seed: int = 0) -> dict[str, fl
     return dict(zip(names, np.std(each, axis=0, ddof=1).tolist(), strict=True))
 
 
-def told(found: Rollouts) -> float:
+def explained_share(found: Rollouts) -> float:
     """The variance of acceptance that the belief in the drafted token explains, as a share of
     α(1 − α).
 
@@ -405,9 +405,9 @@ def _line(bins: Bins) -> tuple[float, float]:
     known = (bins.belief > SURE) & (bins.belief < 1 - SURE)
     known |= not known.any()
     count = bins.sizes[known]
-    told = ndtri(np.clip(bins.chance[known], 0.5 / count, 1 - 0.5 / count))
+    acceptance = ndtri(np.clip(bins.chance[known], 0.5 / count, 1 - 0.5 / count))
     belief, weight = ndtri(np.clip(bins.belief[known], SURE, 1 - SURE)), count / count.sum()
-    x, y = told - weight @ told, belief - weight @ belief
+    x, y = acceptance - weight @ acceptance, belief - weight @ belief
     spread = weight @ x**2
     slope = float(max(weight @ (x * y) / spread, 0.0)) if spread > 1e-6 else 1.0
-    return slope, float(weight @ belief - slope * (weight @ told))
+    return slope, float(weight @ belief - slope * (weight @ acceptance))

@@ -121,8 +121,8 @@ def test_parts_that_a_fit_leaves_no_time(capsys):
     first = {"policies": Costs(0.0, [1.0, 1.0], token=1.0)}  # a call takes 0
     second = {"policies": Costs(0.5, [1.0, 1.5], token=1.0, call=0.3, plain_call=0.2)}
     board.compare_costs(Console(), "both", first, second)
-    said = capsys.readouterr().out
-    assert "Farthest apart: a round of 1 drafted tokens, +100.0%." in said
+    printed = capsys.readouterr().out
+    assert "Farthest apart: a round of 1 drafted tokens, +100.0%." in printed
     assert board.rounds_of(second["policies"]).endswith("plain decoding: 1 drafted: 2.00.")
 
 
@@ -176,8 +176,8 @@ def test_a_race(pair, config_file, tmp_path, monkeypatch, capsys):
         own = row["static"] or row["method"] == "goodput"  # which gets its own
         assert list(row["costs"]) == ["policies", row["method"]][: 1 + own]
         if row["method"] == "goodput":  # the same passes, and decisions besides
-            shared, told = (Costs(**table).round_times(2) for table in row["costs"].values())
-            assert np.all(told >= shared)
+            shared, own_times = (Costs(**table).round_times(2) for table in row["costs"].values())
+            assert np.all(own_times >= shared)
         assert row["costs"]["policies"]["error"] == row["cost_error"] > 0
         assert row["replayed_speedup"] <= row["oracle_speedup"] * (1 + 1e-6)
     by = {row["method"]: row for row in rows}
@@ -284,7 +284,7 @@ def test_what_is_closed():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"gamma_max": 2}, r"static=\(.*\) has 3, and gamma_max=2 allows 2 at most"),
         ({"widths": (1, 40)}, r"widths=\(1, 40\) has 40, and gamma_max=\d+ allows"),
@@ -292,13 +292,13 @@ def test_what_is_closed():
         ({"cost_tries": 0}, "cost_tries=0 must be a whole number ≥ 1"),
     ],
 )
-def test_fields_that_do_not_go_together(fields, said):
+def test_fields_that_do_not_go_together(fields, message):
     """Nothing is loaded or measured before."""
     config = adaptive.get_config("quick")
     race.check(config)
     with config.unlocked():
         config.update(fields)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         race.check(config)
 
 
@@ -370,8 +370,8 @@ def test_words():
     assert [row["method"] for row in rest[0].rows] == ["svip", "γ=3", "ucb"]
     assert "Slower than γ=3, by more than the interval: ucb." in rest[0].words
     assert "1.2% from its cost in the middle and at most 20%" in rest[0].words
-    said = "in tokens of plain decoding: 1 drafted: 1.10; 3 drafted: 1.30; 5 drafted: 1.50."
-    assert said in rest[0].words
+    words = "in tokens of plain decoding: 1 drafted: 1.10; 3 drafted: 1.30; 5 drafted: 1.50."
+    assert words in rest[0].words
     # A policy that was lucky in the figures that are shown is not the best for that.
     lucky = row_of("exp3", 1.5, 1.25, -0.3, speedup_choosing=1.25)
     assert board.best([still, ahead, lucky])["method"] == "svip"
@@ -464,9 +464,9 @@ def test_the_title_counts_the_races_of_the_best_policy():
         [row_of("γ=3", 1.2, 1.0), row_of("svip", 1.1, 0.99), row_of("ucb", 1.3, 0.97)],
         [row_of("γ=3", 1.2, 1.0, draft="b"), row_of("svip", 1.1, 0.9, draft="b")],
     ]
-    said = "svip: faster than the best static γ, or within 2% of it, in 1 of 2 races"
-    assert pictures.levelled(races) == said
-    assert pictures.draw_panels(races).get_suptitle() == said
+    title = "svip: faster than the best static γ, or within 2% of it, in 1 of 2 races"
+    assert pictures.levelled(races) == title
+    assert pictures.draw_panels(races).get_suptitle() == title
 
 
 def test_lengths_are_drawn_by_what_became_of_them():

@@ -273,17 +273,17 @@ def test_one_key_does_not_say_that_speculation_never_pays():
         for cell, one in zip(cells, speedups, strict=True)
     ]  # fmt: skip
 
-    def said(rows):
+    def words_of(rows):
         rows = [row | forced.expected(row) for row in rows]
         return tables.batches(config, rows).words
 
-    words = said(rows)
+    words = words_of(rows)
     assert "those of 1 key, too few to say" in words
     assert "stops paying between batch 4 and 8 at the expected τ" in words
     many = [
         row | {"speedups": [row["speedup"]] * 5, "rounds_by_key": [[21] * 4] * 5} for row in rows
     ]
-    assert "Over 20 keys speculation stops paying before batch 1 as measured" in said(many)
+    assert "Over 20 keys speculation stops paying before batch 1 as measured" in words_of(many)
 
 
 def test_bars_of_an_accelerator_need_all_rows_of_the_paper():

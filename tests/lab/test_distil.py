@@ -215,10 +215,10 @@ def test_batches_have_the_prefixes_that_were_asked_for(config, tmp_path):
     names = [source.source(step) for step in range(40)]
     assert names[:6] == ["data"] * 6
     assert 4 <= names[6:].count("data") <= 14  # of 34, a quarter
-    for said, batch in zip(names, made, strict=True):
-        assert of_data(batch) == (said == "data")
+    for name, batch in zip(names, made, strict=True):
+        assert of_data(batch) == (name == "data")
     period = zip(names[6:14], made[6:14], strict=True)
-    assert len({b.target.tobytes() for said, b in period if said == "target"}) > 1
+    assert len({b.target.tobytes() for name, b in period if name == "target"}) > 1
     # From any step on they are the same.
     _, again, _ = batches_of(config, tmp_path, 3, begin=21)
     for a, b in zip(made[21:24], again, strict=True):

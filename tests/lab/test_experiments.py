@@ -223,17 +223,17 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
     assert to_file.status == 0, to_file.stderr
     assert to_stdout.stdout == out.read_text()
     counts = specjax.generate(pair.target, pair.draft, TEXTS, max_new_tokens=BUDGET).summary
-    for said in (to_file.stdout, to_stdout.stderr):
-        assert "8 of 8 outputs are the same tokens." in said
-        assert re.search(rf"target calls .* {counts.tokens} .* {counts.iterations} ", said)
-        assert re.search(rf"drafted .* 0 .* {counts.drafted} ", said)
-        assert re.search(r"Speedup \d+\.\d\d, with prefill \d+\.\d\d; expected of c = ", said)
-        assert "phases, estimated: draft" in said
+    for printed in (to_file.stdout, to_stdout.stderr):
+        assert "8 of 8 outputs are the same tokens." in printed
+        assert re.search(rf"target calls .* {counts.tokens} .* {counts.iterations} ", printed)
+        assert re.search(rf"drafted .* 0 .* {counts.drafted} ", printed)
+        assert re.search(r"Speedup \d+\.\d\d, with prefill \d+\.\d\d; expected of c = ", printed)
+        assert "phases, estimated: draft" in printed
     refused(compare("--config.method=autoregressive"), "compare=True needs", "speculative")
 
 
 @pytest.mark.parametrize(
-    ("temperature", "rule", "said"),
+    ("temperature", "rule", "message"),
     [
         (1.0, "token", "the methods draw different samples of one distribution.$"),
         slow(
@@ -246,12 +246,12 @@ def test_decode_compares_both_methods(decode, pair, tmp_path):
         (0.0, "lenient(0.3)", r"outputs are the same tokens. LenientArgmax\(lenience=0.3\) is not"),
     ],
 )
-def test_what_a_comparison_says_of_tokens(decode, temperature, rule, said):
+def test_what_a_comparison_says_of_tokens(decode, temperature, rule, message):
     """At temperatures above 0 nothing of how many are the same: they differ by design."""
     chosen = f"--config.temperature={temperature}", f"--config.rule={rule}"
     outcome = decode("--config.compare=True", *chosen)
     assert outcome.status == 0, outcome.stderr
-    assert re.search(said, outcome.stderr, re.MULTILINE)
+    assert re.search(message, outcome.stderr, re.MULTILINE)
     assert ("same tokens" in outcome.stderr) == (temperature == 0)
 
 
@@ -717,10 +717,11 @@ def test_reproduce(command, config_file, pair, tmp_path, monkeypatch):
     assert sources == [("2", "1"), ("4", "16"), ("2", "1"), ("16", "16"), ("2", "16"), ("1", "8"),
                        ("1", "1"), ("3", "1")]  # fmt: skip
     (traced,) = by["trace"]
-    said = f"γ={traced['gamma']}, T=0: {traced['tokens']} tokens in {traced['target_calls']} target"
-    assert f"$[b]$\ndraft, {said} calls" in outcome.stdout
-    assert f"draft, {said} calls" in report
-    assert f"draft, {said} calls" in (work / "trace.html").read_text()
+    calls = f"{traced['tokens']} tokens in {traced['target_calls']} target calls"
+    title = f"draft, γ={traced['gamma']}, T=0: {calls}"
+    assert f"$[b]$\n{title}" in outcome.stdout
+    assert title in report
+    assert title in (work / "trace.html").read_text()
     for row in by["timeline"]:
         assert [event[0] for event in row["events"]].count("start") == 1
         assert len(row["output"]) == traced["tokens"]
@@ -828,7 +829,7 @@ def test_every_config_loads(name, argument):
 
 
 @pytest.mark.parametrize(
-    ("name", "config", "flag", "said"),
+    ("name", "config", "flag", "message"),
     [
         ("adaptive", "adaptive", "gammas=('a',)", "gammas='a'"),
         ("batch", "batch", "batch_sizes=(4, 0)", "batch_sizes=0"),
@@ -847,13 +848,13 @@ def test_every_config_loads(name, argument):
         ("when", "when", "resamples=0", "resamples=0"),
     ],
 )
-def test_counts_and_lengths_are_checked_first(command, tmp_path, name, config, flag, said):
+def test_counts_and_lengths_are_checked_first(command, tmp_path, name, config, flag, message):
     """In one line, before a model is loaded or a row begun."""
     flags = f"--config=configs/{config}.py", f"--config.{flag}", f"--workdir={tmp_path / 'run'}"
     outcome = command(f"experiments.{name}", *flags)
     assert outcome.status == 1
     (line,) = outcome.stderr.splitlines()
-    assert line.startswith(f"error: {said} must be a ")
+    assert line.startswith(f"error: {message} must be a ")
     assert not (tmp_path / "run" / "results.jsonl").exists()
 
 
@@ -908,8 +909,8 @@ def test_the_last_words_name_the_best_row():
         "predicted": 3.2, "load_per_core": 0.6, "alpha": 0.957,
     }  # fmt: skip
     slower = {**row, "draft": "b", "speedup_decode": 2.0, "predicted": 2.1}
-    said = speedups.conclusion([slower, row])
-    first, second, _ = said.splitlines()
+    conclusion = speedups.conclusion([slower, row])
+    first, second, _ = conclusion.splitlines()
     assert first.startswith(
         "Gained: tiny, T = 0, γ = 7: 3.46 times as fast as plain decoding, 2.90 with"
     )
@@ -918,9 +919,9 @@ def test_the_last_words_name_the_best_row():
         "Limited by the verify pass: its 8 tokens cost 1.78 target steps (the paper assumes 1). "
         "A round costs 0.28 + 1.78 + 0.10 (γc + v + overhead)."
     )
-    assert "formula predicts 5.50" in said
-    assert "one target step (here 1.78)" in said
-    assert said.endswith("(7.1 expected tokens per call; measured 6.0).")
+    assert "formula predicts 5.50" in conclusion
+    assert "one target step (here 1.78)" in conclusion
+    assert conclusion.endswith("(7.1 expected tokens per call; measured 6.0).")
 
     # Nothing follows from timings that cannot be, or from those of a busy machine.
     impossible = speedups.conclusion([row, {**slower, "overhead": -0.9}])
@@ -935,18 +936,18 @@ def test_the_last_words_name_the_best_row():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "beginning"),
     [
         ({"c": 0.2}, "drafting: 10 draft steps cost 2.00 target steps."),
         ({"v": 2.1}, "the verify pass: its 11 tokens cost 2.10 target steps"),
         ({"v": 0.98, "overhead": 0.4}, "the rest of a round, such as acceptance: it costs 0.40"),
     ],
 )
-def test_the_last_words_name_the_dearest_part_of_a_round(changes, said):
+def test_the_last_words_name_the_dearest_part_of_a_round(changes, beginning):
     from experiments.reproduce import speedups
 
     row = {"gamma": 10, "c": 0.03, "v": 1.2, "overhead": 0.1}
-    assert speedups.limit(row | changes).startswith(said)
+    assert speedups.limit(row | changes).startswith(beginning)
 
 
 def test_the_last_words_name_a_machine_that_is_in_the_way():

@@ -201,7 +201,7 @@ def test_a_directory_with_a_config_is_enough(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--mesh=rows=2"], "'rows' is no axis"),
         (["--mesh=model=64"], "A mesh of 64 devices, and jax has started with"),
@@ -212,12 +212,12 @@ def test_a_directory_with_a_config_is_enough(run, tmp_path, monkeypatch):
         (["--config.target=/nowhere"], "'/nowhere' is no directory here, and its config.json"),
     ],
 )
-def test_what_cannot_be_planned(run, flags, said):
+def test_what_cannot_be_planned(run, flags, message):
     outcome = run("--config=configs/plan.py:llama-70b", *flags)
     assert outcome.status == 1
     (line,) = outcome.stderr.splitlines()
     assert line.startswith("error: ")
-    assert said in line
+    assert message in line
 
 
 def test_units():

@@ -75,8 +75,8 @@ def test_plain_decoding_reads_the_script():
     keys = row_keys(KEY, trace.input_index, jnp.zeros_like(trace.input_index))
     state = test_loops.run(plain, inputs, test_replay.BUDGET, keys=keys)
     for b, output in enumerate(test_loops.outputs(state, inputs)):
-        told = trace.emitted[b]
-        assert output[:told] == ((trace.tokens[b, :told] + 1) % 2).tolist()
+        count = trace.emitted[b]
+        assert output[:count] == ((trace.tokens[b, :count] + 1) % 2).tolist()
     assert jnp.all(state.stats.target_calls == state.stats.emitted)
 
 

@@ -96,10 +96,11 @@ def test_what_the_belief_in_a_token_tells(settled):
     asked = VARIED[0]
     found = synthetic.rollouts(asked, KEY, **MANY, settled=settled)
     expected = asked.informativeness * (asked.between + asked.within)
-    assert synthetic.told(found) == pytest.approx(expected, abs=0.02)
+    assert synthetic.explained_share(found) == pytest.approx(expected, abs=0.02)
     # Tokens that are unlikely wherever they are wrong give themselves away.
     rejected = found.confidence.at[:, :, 0].set(np.log(1e-6))
-    assert synthetic.told(found._replace(confidence=rejected)) == pytest.approx(1.0, abs=0.01)
+    share = synthetic.explained_share(found._replace(confidence=rejected))
+    assert share == pytest.approx(1.0, abs=0.01)
 
 
 def test_errors_are_those_of_fresh_traces():
@@ -139,13 +140,13 @@ def test_the_oracle_bounds_all(verify):
     """And beliefs that are the chances are worth more than beliefs that say nothing."""
     passes = [1 + verify * gamma for gamma in range(7)]
     tables = fitting.by_formula(0.2, passes, 0.0, range(1, 7))
-    told = tables[fitting.POLICIES]
-    policies = [constant(2), parse("lookahead", costs=told), parse("goodput", costs=told)]
+    costs = tables[fitting.POLICIES]
+    policies = [constant(2), parse("lookahead", costs=costs), parse("goodput", costs=costs)]
     speedups = []
     for informativeness in (0.0, 1.0):
         asked = Chances(0.7, 0.1, 0.5, 0.2, informativeness)
         found = synthetic.rollouts(asked, KEY, outputs=64, tokens=64, gamma_max=6)
-        scored = replay.score(replay.replay(policies, found, KEY), found, told).speedup
+        scored = replay.score(replay.replay(policies, found, KEY), found, costs).speedup
         bound = replay.oracle(found, KEY, list(tables.values())).speedup
         assert max(scored) <= bound
         speedups.append([*scored, float(bound)])

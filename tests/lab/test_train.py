@@ -173,7 +173,7 @@ def test_a_run_keeps_its_data_and_models(tmp_path):
     assert claim(began, begin=0, steps=4) == [first]
     assert claim({**began, "python": "3.12.0"}, begin=2, steps=4) == [first]
     assert claim(began, begin=4, steps=6) == [first, more]
-    for other, said in (
+    for other, message in (
         ({"sha256": {"train": "b"}}, "sha256, train was 'a' and is 'b'"),
         ({"models": {}}, "models, teacher was {.*} and is None"),
         (
@@ -181,7 +181,7 @@ def test_a_run_keeps_its_data_and_models(tmp_path):
             "teacher, model.safetensors was '8 bytes, c' and is '8 bytes, d'",
         ),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             claim({**began, **other}, begin=4, steps=6)
     assert loop.runs.read_mark(tmp_path / "provenance.json")["schedules"] == [first, more]
     (tmp_path / "provenance.json").write_text("")
@@ -396,10 +396,12 @@ def test_sizes_of_the_embedded_families():
     """A step of parse's decoder reads 50 MB or more; prose's draft is a twentieth of its target."""
 
     def leaves(name):
-        said = configured.get_config(name)
-        family = checkpoints.FAMILIES[said.family]
-        ids = {"bos_token_id": 1} if said.family == "gpt2" else {}
-        shape = family.config_class(vocab_size=said.vocab_size, pad_token_id=0, **ids, **said.model)
+        config = configured.get_config(name)
+        family = checkpoints.FAMILIES[config.family]
+        ids = {"bos_token_id": 1} if config.family == "gpt2" else {}
+        shape = family.config_class(
+            vocab_size=config.vocab_size, pad_token_id=0, **ids, **config.model
+        )
         model = nnx.eval_shape(lambda: family.build(shape, rngs=nnx.Rngs(0), dtype=jnp.float32))
         flat = jax.tree_util.tree_flatten_with_path(nnx.state(model))[0]
         return {jax.tree_util.keystr(path): math.prod(leaf.shape) for path, leaf in flat}

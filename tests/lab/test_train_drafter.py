@@ -55,12 +55,12 @@ def drafted(drafter, known, begin):
     state = drafter.observe(known.tokens, zeros, known.hidden, zeros + begin - 1, context, state)
     padded = jnp.pad(known.tokens, ((0, 0), (0, STEPS)))
     hidden, state = drafter.begin(padded, zeros + begin, context, state)
-    said = [drafter.logits(hidden)]
+    logits = [drafter.logits(hidden)]
     for step in range(1, STEPS):
         token = padded[:, begin + step - 1]
         hidden, state = drafter.extend(token, zeros + begin + step - 1, context, state)
-        said.append(drafter.logits(hidden))
-    return jnp.stack(said, axis=1)
+        logits.append(drafter.logits(hidden))
+    return jnp.stack(logits, axis=1)
 
 
 def features_before(drafter, known):
@@ -76,7 +76,7 @@ def run_unrolled(drafter, known):
 
 
 @jax.jit
-def said_along(drafter, known):
+def logprobs_along(drafter, known):
     """h and log-probabilities of each unrolled step."""
     found = run_unrolled(drafter, known)
     return [(hidden, jax.nn.log_softmax(drafter.logits(hidden))) for hidden in found]
@@ -89,19 +89,19 @@ def test_what_is_unrolled_is_what_is_drafted(kind, version):
     target = target_of(kind)
     drafter = eagle_of(target, version)
     known = jax.jit(known_tokens)(drafter, batch_of(target))
-    said = said_along(drafter, known)
+    steps = logprobs_along(drafter, known)
     count = known.tokens.shape[1]
     for row in (0, 1, 3):
         expected = drafted(drafter, known, row + 1)
         for step in range(min(STEPS, count - row)):
-            found = said[step][1][:, row]
+            found = steps[step][1][:, row]
             wanted = jax.nn.log_softmax(expected[:, step])
             np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-3)
 
 
 def looks_ahead(drafter, known) -> bool:
     """Whether what row t of step i says changes with the tokens after t + i or features after t."""
-    said = jax.jit(run_unrolled)(drafter, known)
+    steps = jax.jit(run_unrolled)(drafter, known)
     at = 3
     changed = known._replace(
         tokens=known.tokens.at[:, at + 1 :].set(0),
@@ -110,7 +110,7 @@ def looks_ahead(drafter, known) -> bool:
     other = jax.jit(run_unrolled)(drafter, changed)
     for step in range(STEPS):
         row = at - step
-        if not np.array_equal(said[step][:, : row + 1], other[step][:, : row + 1]):
+        if not np.array_equal(steps[step][:, : row + 1], other[step][:, : row + 1]):
             return True
     return False
 
@@ -134,7 +134,7 @@ def test_losses_by_hand():
     known = jax.jit(known_tokens)(drafter, batch_of(target))
     trainer = EagleTrainer(token_weight=0.5, feature_weight=2.0)
     found = jax.jit(lambda *args: trainer.loss(*args, None))(drafter, known)
-    hidden, draft = said_along(drafter, known)[0]
+    hidden, draft = logprobs_along(drafter, known)[0]
     distance = np.abs(hidden - known.hidden)  # whose features are the hidden states themselves
     near = np.where(distance < 1, distance**2 / 2, distance - 0.5).mean(-1)
     p = np.exp(known.logprobs)
@@ -154,7 +154,7 @@ def test_a_head_over_some_ids_learns_the_targets_distribution_over_them():
     trainer = EagleTrainer(version=3, steps=2, decay=0.5)
     found = jax.jit(lambda *args: trainer.loss(*args, None))(drafter, known)
     real, total = REAL, 0.0
-    for step, (_, logprobs) in enumerate(said_along(drafter, known)[:2]):
+    for step, (_, logprobs) in enumerate(logprobs_along(drafter, known)[:2]):
         count = real.shape[1] - step
         draft = np.asarray(logprobs)[:, :count, [0, 2, 3]]
         p = np.exp(known.logprobs)[:, step:, [0, 2, 3]]

@@ -43,12 +43,12 @@ def test_along_is_what_the_drafter_says(kind):
     too."""
     heads, text = drafter(kind), known(kind)
     tokens, hidden = np.asarray(text.tokens), np.asarray(text.hidden)
-    for k, said in enumerate(along(heads, text.tokens, text.hidden)):
-        assert said.shape == (4, T - 2 - k, heads.vocab_size)
+    for k, logits in enumerate(along(heads, text.tokens, text.hidden)):
+        assert logits.shape == (4, T - 2 - k, heads.vocab_size)
         for row, at in ((0, 0), (1, 3), (3, T - 3 - k)):
             path = tokens[row, at + 1 :]
             expected = expected_logits(heads, k, hidden[row, at], path)
-            np.testing.assert_allclose(said[row, at], expected, rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(logits[row, at], expected, rtol=1e-3, atol=1e-4)
 
 
 def looks_ahead(say, text: Known) -> float:
@@ -79,8 +79,8 @@ def test_heads_begin_as_the_targets():
     """Every head says what the target's own says of the feature, with a linear head or without."""
     for kind, options in OPTIONS.items():
         text = known(kind)
-        for k, said in enumerate(along(init(target(kind), 2, **options), *text[::2])):
-            np.testing.assert_allclose(said, text.logits[:, : T - 2 - k], rtol=1e-4, atol=1e-4)
+        for k, logits in enumerate(along(init(target(kind), 2, **options), *text[::2])):
+            np.testing.assert_allclose(logits, text.logits[:, : T - 2 - k], rtol=1e-4, atol=1e-4)
 
 
 def test_the_loss_by_hand():
@@ -89,8 +89,8 @@ def test_the_loss_by_hand():
     heads, text = drafter("gpt"), known("gpt")
     value, each = loss(heads, text, cross_entropy)
     tokens, counts = np.asarray(text.tokens), np.asarray(text.counts)
-    for k, said in enumerate(along(heads, text.tokens, text.hidden)):
-        logprobs = np.asarray(jax.nn.log_softmax(said, axis=-1))
+    for k, logits in enumerate(along(heads, text.tokens, text.hidden)):
+        logprobs = np.asarray(jax.nn.log_softmax(logits, axis=-1))
         places = [(row, at) for row, at in np.argwhere(counts) if at >= 2 + k]
         found = np.mean([-logprobs[row, at - 2 - k, tokens[row, at]] for row, at in places])
         np.testing.assert_allclose(each[k], found, rtol=1e-5)

@@ -61,8 +61,8 @@ def test_trees(own, of_kind, tmp_path, temperature, methods):
         "target": target, "drafts": draft, "temperatures": temperature, "max_new_tokens": 12,
         "alpha_inputs": 3, "timed_inputs": 2, "repeats": 1, "gammas": 1, "sizes": 2, "depth": 2,
     }  # fmt: skip
-    said = [f"--config.{name}={value}" for name, value in fields.items()]
-    job = functools.partial(own, *said, f"--input={tmp_path / 'in.txt'}")
+    flags = [f"--config.{name}={value}" for name, value in fields.items()]
+    job = functools.partial(own, *flags, f"--input={tmp_path / 'in.txt'}")
     outcome = job()
     assert outcome.status == 0, outcome.stderr
     work = tmp_path / "work"
@@ -84,20 +84,20 @@ def test_trees(own, of_kind, tmp_path, temperature, methods):
 
 
 @pytest.mark.parametrize(
-    ("module", "config", "said"),
+    ("module", "config", "message"),
     [
         ("experiments.trace", "embedded", "rollouts for replay, which are of chains"),
         ("experiments.adaptive", "adaptive", "lengths of chains"),
     ],
 )
-def test_what_is_for_chains(command, tmp_path, module, config, said):
+def test_what_is_for_chains(command, tmp_path, module, config, message):
     """They say so before anything is loaded, and where trees go."""
     tree = "fixed(3, 2)"
     flags = f"--config=configs/{config}.py", f"--config.tree={tree}", f"--workdir={tmp_path}"
     outcome = command(module, *flags)
     assert outcome.status == 1
     assert outcome.stderr.count("\n") == 1
-    for word in (said, f"--config.tree={tree!r}", "leave it out", "experiments.trees"):
+    for word in (message, f"--config.tree={tree!r}", "leave it out", "experiments.trees"):
         assert word in outcome.stderr
 
 

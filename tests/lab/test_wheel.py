@@ -171,7 +171,7 @@ def test_the_readme_works_with_it(wheel, tmp_path):
     assert pathlib.Path(file).is_relative_to(where)
     expected = re.findall(r"^print\(.*\)  # (.+)$", example, re.MULTILINE)
     assert len(printed) == len(expected) == 3
-    for line, said in zip(printed, expected, strict=True):
-        assert line.startswith(said)
+    for line, beginning in zip(printed, expected, strict=True):
+        assert line.startswith(beginning)
     done = run([python, "-m", "specjax", "--help"])
     assert done.stdout.startswith("usage: specjax COMMAND"), done.stderr

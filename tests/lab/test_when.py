@@ -80,8 +80,8 @@ def test_when(command, traces, tmp_path):
         assert 0 <= error < 0.5
         assert row["best"] in names
         assert (row["static"] == 0) == (row["static_speedup"] == [1.0, 0.0])
-    told = [row for row in rows if row["sweep"] == "space" and row["within"] == 0.5]
-    blind, sees = ([row for row in told if row["informativeness"] == i] for i in (0.0, 1.0))
+    steady = [row for row in rows if row["sweep"] == "space" and row["within"] == 0.5]
+    blind, sees = ([row for row in steady if row["informativeness"] == i] for i in (0.0, 1.0))
     for one, other in zip(blind, sees, strict=True):
         assert one["of_static"]["oracle"] == other["of_static"]["oracle"]
         assert one["static_speedup"] == other["static_speedup"]
