@@ -12,6 +12,7 @@ positions.png.
 
 import json
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
@@ -68,7 +69,8 @@ def as_chat(target: Checkpoint, prompts: Sequence[Prompt]) -> list[list[int]]:
 
 
 def main(_) -> None:
-    config, console = flags.FLAGS.config, Console()
+    config = flags.FLAGS.config
+    console = Console(width=None if sys.stdout.isatty() else 120)
     workdir = command_line.make_workdir(flags.FLAGS.workdir)
     name = config.target or str(fetch.model(workdir))
     command_line.say_loading(name, *config.drafts)
@@ -241,7 +243,7 @@ def show_answers(console: Console, prompts: Sequence[Prompt], found: Comparison)
         shown.add(prompt.kind)
         console.print(Rule(prompt.kind, align="left"))
         console.print(prompt.text.splitlines()[0], style="bold", markup=False)
-        answer = report.printable(outputs[PLAIN][i].text.strip()).splitlines()
+        answer = [report.printable(line) for line in outputs[PLAIN][i].text.strip().splitlines()]
         cut = ["…"] if len(answer) > LINES else []
         console.print(Padding("\n".join(answer[:LINES] + cut), (0, 2)), markup=False)
         times = [f"{name} {seconds(found, name, [i]):.1f} s" for name in outputs]

@@ -32,7 +32,8 @@ VOCABULARY, LONGEST, NEW = 32, 10, 6
 
 def outline(family: str, dtype, placement: Placement, layers: int = 2) -> Checkpoint:
     config = tiny_models.config_of(family, VOCABULARY, layers)
-    model = checkpoints.shapes(config, dtype=dtype, platform="cpu", placement=placement)
+    # On a CPU caches are float32; a plan is for accelerators.
+    model = checkpoints.shapes(config, dtype=dtype, platform="gpu", placement=placement)
     return Checkpoint(family, model, config, eos_ids=(2,))
 
 
