@@ -77,7 +77,7 @@ def product(
 
     def by_blocks(rows, weight):
         """Multiply some output channels at a time, which stay in the processor's cache."""
-        if devices.cpu_multiplies("int8"):
+        if devices.cpu_multiplies("int8") and not split:  # a scale would be a collective
             return in_parts(rows, weight if input_first else weight.T).astype(wide)
         blocks = -(-weight.size // BLOCK)
         if split or blocks == 1:
@@ -109,12 +109,14 @@ def in_parts(rows: Array, weight: Array) -> Array:
     scale = scale_of(jnp.abs(wide).max(axis=1, keepdims=True))
     coarse = jnp.rint(wide / scale)
     fine = jnp.rint((wide - coarse * scale) / (scale / (2 * LARGEST)))
-    parts = jnp.concatenate([coarse, fine]).astype(jnp.int8)
+    # Both parts of a row lie side by side, so that rows of several devices stay where they are.
+    count, width = rows.shape
+    parts = jnp.stack([coarse, fine], axis=1).astype(jnp.int8).reshape(2 * count, width)
     missing = max(0, devices.MIN_ROWS - len(parts))
-    padded = jnp.pad(parts, ((0, missing), (0, 0)))
-    sums = jnp.matmul(padded, weight, preferred_element_type=jnp.int32).astype(jnp.float32)
-    count = len(rows)
-    return (sums[:count] + sums[count : 2 * count] / (2 * LARGEST)) * scale
+    padded = jnp.pad(parts, ((0, missing), (0, 0))) if missing else parts
+    sums = jnp.matmul(padded, weight, preferred_element_type=jnp.int32)[: 2 * count]
+    apart = sums.astype(jnp.float32).reshape(count, 2, -1)
+    return (apart[:, 0] + apart[:, 1] / (2 * LARGEST)) * scale
 
 
 def first(x: Array) -> Array:

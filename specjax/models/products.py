@@ -38,5 +38,5 @@ def _rounded(rows: Array, matrix: Array) -> Array:
     if not devices.cpu_multiplies("bfloat16"):
         return _widened(narrow.astype(rows.dtype), matrix)
     missing = max(0, devices.MIN_ROWS - len(rows))
-    padded = jnp.pad(narrow, ((0, missing), (0, 0)))
+    padded = jnp.pad(narrow, ((0, missing), (0, 0))) if missing else narrow
     return jnp.matmul(padded, matrix, preferred_element_type=rows.dtype)[: len(rows)]

@@ -105,9 +105,9 @@ WRITERS = {
     "reproduce": by_reproduce, "select": by_select, "trace": by_trace, "trees": by_trees,
 }  # fmt: skip
 # Their rows are looked at where the whole command is run.
-ELSEWHERE = {"batch", "distil", "plan", "serve", "switch", "when"}
-# Outputs for a user and the log of a training run: no measurements.
-OTHERS = {"decode", "train", "training"}
+ELSEWHERE = {"batch", "chat", "distil", "plan", "serve", "switch", "when"}
+# Outputs for a user, the log of a training run, inputs: no measurements.
+OTHERS = {"decode", "doctor", "inputs", "outputs", "train", "tune"}
 
 
 def rows_of(directory):
@@ -137,7 +137,9 @@ def commands():
     """Names and files: those of experiments/, and of the command `specjax`."""
     for folder in (ROOT / "experiments", ROOT / "specjax" / "cli"):
         for path in folder.rglob("*.py"):
-            yield path.relative_to(folder).parts[0].removesuffix(".py"), path
+            is_outputs = path == ROOT / "experiments" / "chat" / "outputs.py"
+            name = path.relative_to(folder).parts[0].removesuffix(".py")
+            yield "outputs" if is_outputs else name, path
 
 
 def test_no_experiment_writes_rows_elsewhere():

@@ -63,6 +63,7 @@ def test_the_command(directory, dtype, monkeypatch, capsys, tmp_path):
     assert rows[-1]["tau"] >= 1
     assert min(rows[-1][name] for name in ("v", "predicted")) > 0
     assert len(rows[-1]["acceptance_by_position"]) == 2
+    assert all({"commit", "device", "dtype", "batch", "seed"} <= set(row) for row in rows)
     assert {len(row["speedup_by_kind"]) for row in rows} == {6}
     if not dtype:
         assert rows[-1]["same_as_plain"] == 12

@@ -464,7 +464,10 @@ def test_the_input_is_never_written_to(decode, command, pair, inputs, tmp_path):
     mark = inputs.rename(tmp_path / ".out.jsonl.run.json")
     clash = decode(f"--input={mark}", f"--output={tmp_path / 'out.jsonl'}", "--overwrite")
     refused(clash, "--output would write to", mark.name)
-    rows_file = mark.rename(tmp_path / "results.jsonl")
+    rows_file = tmp_path / "results.jsonl"
+    texts = mark.read_text().splitlines()
+    rows_file.write_text("".join(json.dumps({"input": text}) + "\n" for text in texts))
+    before = rows_file.read_bytes()
     choose = functools.partial(command, "specjax select", "--config=configs/select.py")
     clash = choose(
         f"--config.target={pair.target.name}", f"--config.drafts={pair.draft.name}",
