@@ -248,7 +248,7 @@ def show_answers(console: Console, prompts: Sequence[Prompt], found: Comparison)
         console.print(Padding("\n".join(answer[:LINES] + cut), (0, 2)), markup=False)
         times = [f"{name} {seconds(found, name, [i]):.1f} s" for name in outputs]
         same = all(rows[i].tokens == outputs[PLAIN][i].tokens for rows in outputs.values())
-        said = "the same tokens" if same else "not the same tokens: a near-tie in bfloat16"
+        said = "the same tokens" if same else "not all the same tokens"
         console.print(f"{' · '.join(times)}: {said}", style="cyan", markup=False)
 
 
