@@ -162,16 +162,16 @@ def draft_chain(method, context, state, cap, dice, changed) -> tuple:
 def propose(method, state, cap, dice, hidden: Float[Array, "B E"], turn: Turn) -> Turn:
     """Decide whether to draft a token, then draw it: the decision must not see the token."""
     slot, policy = turn.slot, turn.policy
-    said = proposal(method.drafter.logits(hidden), method.sampling)
-    going = turn.going & said.proposes
-    finite = turn.finite & is_finite(said.logprobs, going)
-    seen = Observation(slot, going, said.logprobs, said.belief, hidden)
+    proposed = proposal(method.drafter.logits(hidden), method.sampling)
+    going = turn.going & proposed.proposes
+    finite = turn.finite & is_finite(proposed.logprobs, going)
+    seen = Observation(slot, going, proposed.logprobs, proposed.belief, hidden)
     policy, more = method.policy.keep_drafting(policy, seen)
     going &= more
-    noisy = method.rule.given_noise(said.logprobs, state.keys, state.length + slot)
-    token = dice.draft(state, slot, noisy, said.best)
-    confidence = at_tokens(said.belief, token).astype(jnp.float32)
-    drafts = turn.drafts.put(slot, going, token, said.logprobs, confidence, seen.entropy)
+    noisy = method.rule.given_noise(proposed.logprobs, state.keys, state.length + slot)
+    token = dice.draft(state, slot, noisy, proposed.best)
+    confidence = at_tokens(proposed.belief, token).astype(jnp.float32)
+    drafts = turn.drafts.put(slot, going, token, proposed.logprobs, confidence, seen.entropy)
     policy, more = method.policy.go_on(policy, going, confidence)
     going &= (drafts.length < cap) & more
     return Turn(slot + 1, going, drafts, turn.drafter, policy, finite)

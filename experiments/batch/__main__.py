@@ -221,8 +221,8 @@ def drafted(name: str):
 
 def identical(race: Mapping[str, Row]) -> str:
     """Whether every method gave plain decoding's tokens."""
-    said = [row["identical"] for row in race.values()]
-    return "–" if None in said else "yes" if all(said) else "NO"
+    verdicts = [row["identical"] for row in race.values()]
+    return "–" if None in verdicts else "yes" if all(verdicts) else "NO"
 
 
 def words(rows: Sequence[Row], name: str) -> str:

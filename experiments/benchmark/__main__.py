@@ -89,8 +89,8 @@ def write(workdir: pathlib.Path, config, sections: Sequence[Section], rows) -> N
     for section in sections:
         lines += [f"## {section.title}", ""]
         lines += [report.markdown(section.columns, [dict(row) for row in section.rows]), ""]
-        said = section.words, section.legend, section.origin
-        lines += [line for text in said if text for line in (text, "")]
+        texts = section.words, section.legend, section.origin
+        lines += [line for text in texts if text for line in (text, "")]
     names = (*provenance.environment(), *SETTINGS)
     facts = {name: provenance.counted(rows, name) for name in names}
     speeds = [row["bandwidth_gb_s"] for row in rows if "bandwidth_gb_s" in row]

@@ -86,7 +86,7 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
     ours: list[Comparison] = []
     samples: list[phases.Sample] = []
     theirs: dict[str, list[float]] = {name: [] for name in rivals}
-    said: dict[str, list[list[int]]] = {}
+    peer_tokens: dict[str, list[list[int]]] = {}
     speeds, order = [], random.Random(0)
     for repeat in range(config.repeats + 1):  # the first compiles
         ours.append(turn(case, target, methods, keys_of(config, repeat), order))
@@ -102,7 +102,7 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
             take = _stopwatch(config, case, target, draft, [case.gamma], [case.gamma], calls)
         for name, run in rivals.items():
             since = time.perf_counter()
-            said[name] = run()
+            peer_tokens[name] = run()
             theirs[name].append(time.perf_counter() - since)
             time.sleep(PAUSE)
         speeds.append(bandwidth(config.bandwidth_mb))
@@ -112,14 +112,14 @@ def decode(lab: Lab, case: Case) -> dict[str, Any]:
         "bandwidth_gb_s": speed / 1e9,
         "peer_note": note,
         "autoregressive": _pace(case, ours, PLAIN, 1e3 * _bytes(case, case.target) / speed)
-        | _against(ours, PLAIN, theirs.get("generate"), said.get("generate")),
+        | _against(ours, PLAIN, theirs.get("generate"), peer_tokens.get("generate")),
     }
     if samples:
         costs, counts = phases.medians(samples), _counts(case, ours)
         read = case.gamma * _bytes(case, case.draft, case.share) + _bytes(case, case.target)
         floor = 1e3 * read / speed / counts["tau"]
         row["speculative"] = _pace(case, ours, SPECULATIVE, floor) | _against(
-            ours, SPECULATIVE, theirs.get("assisted"), said.get("assisted")
+            ours, SPECULATIVE, theirs.get("assisted"), peer_tokens.get("assisted")
         )
         taken = counts["tau"], counts["gamma_mean"], costs.c, costs.v(case.gamma)
         overhead = costs.overhead(case.gamma, case.tokens, counts["rounds"])
@@ -272,7 +272,7 @@ def _against(
     ours: Sequence[Comparison],
     name: str,
     seconds: Sequence[float] | None,
-    said: list[list[int]] | None,
+    peer_tokens: list[list[int]] | None,
 ) -> dict[str, Any]:
     """The peer's whole call beside ours, encoders included; nothing where there is no peer."""
     if not seconds:
@@ -282,7 +282,7 @@ def _against(
     return {
         **quartiles("peer_ms", [1e3 * s / len(tokens[0]) for s in seconds]),
         **quartiles("times_peer", ratios),
-        "peer_tokens_equal": said == tokens,
+        "peer_tokens_equal": peer_tokens == tokens,
     }
 
 

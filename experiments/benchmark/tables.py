@@ -31,8 +31,8 @@ def judged(config, rows: Sequence[Row]) -> Section:
         lines.append({"bar": bar.name, "demanded": f"{sign} {bar.demand:g}", "goal": goal,
                       "measured": number(value, 3), "verdict": verdict})  # fmt: skip
     count = {name: sum(line["verdict"] == name for line in lines) for name in VERDICTS}
-    said = ", ".join(f"{count[name]} {name}" for name in VERDICTS if count[name])
-    return Section("Bars", [_column(name) for name in lines[0]], lines, f"{said}.")
+    counts = ", ".join(f"{count[name]} {name}" for name in VERDICTS if count[name])
+    return Section("Bars", [_column(name) for name in lines[0]], lines, f"{counts}.")
 
 
 FAR = 3  # standard errors, beyond which a τ is no luck
@@ -75,12 +75,12 @@ def decoding(rows: Sequence[Row]) -> Section:
     ]
     notes = sorted({row["peer_note"] for row in lines if row["peer_note"]})
     differ = sum(row.get("peer_tokens_equal") is False for row in lines)
-    said = f"Peers: {'; '.join(notes)}." if notes else ""
+    remarks = f"Peers: {'; '.join(notes)}." if notes else ""
     if differ:
-        said += f" In {differ} lines transformers' tokens DIFFER from ours: look for near-ties."
+        remarks += f" In {differ} lines transformers' tokens DIFFER from ours: look for near-ties."
     if odd := [line for line in lines if _is_speculative(line) and abs(line["tau_off"]) > FAR]:
         each = ", ".join(f"{named(row)} ({row['tau_off']:+.1f})" for row in odd)
-        said += (
+        remarks += (
             f" τ is NOT what α gives: it lies more than {FAR} standard errors off, which is no "
             f"luck, in {each}."
         )
@@ -88,7 +88,7 @@ def decoding(rows: Sequence[Row]) -> Section:
         "Decoding",
         columns,
         lines,
-        said.strip(),
+        remarks.strip(),
         "ms/token: from one token of a row to its next, the loop alone; medians with quartiles. "
         "tokens/s: of all rows. floor: weights and cache that a step must read, over the bandwidth "
         "measured in the same turns; of a speculative round, γ draft steps and one target step, "
@@ -107,15 +107,15 @@ def decoding(rows: Sequence[Row]) -> Section:
 
 def named(row: Row) -> str:
     """A case in a few words: B rows, T the buffer, S the source, N the tokens."""
-    said = [row["target"] + (f" + {row['draft']}" if row["draft"] else "")]
+    parts = [row["target"] + (f" + {row['draft']}" if row["draft"] else "")]
     if row["share"] < 1:
-        said += [f"over {row['share']:.0%} of the ids"]
-    said += [f"B{row['batch']} T{row['buffer']} S{row['source']} N{row['tokens']}"]
+        parts += [f"over {row['share']:.0%} of the ids"]
+    parts += [f"B{row['batch']} T{row['buffer']} S{row['source']} N{row['tokens']}"]
     if row["dtype"] != "float32":
-        said.append(row["dtype"])
+        parts.append(row["dtype"])
     if row["temperature"]:
-        said.append(f"temperature {row['temperature']:g}")
-    return " ".join(said)
+        parts.append(f"temperature {row['temperature']:g}")
+    return " ".join(parts)
 
 
 def _is_speculative(line: Row) -> bool:

@@ -57,14 +57,14 @@ def show(lab: "Laboratory") -> None:
         raise ValueError(f"{lab.results.path} has no rows: measure first.")
     title = f"{config.task}: divergence × prefixes, {config.train.steps} steps each"
     columns = headings(config)
-    said = [
+    parts = [
         f"# {title}",
         report.markdown(columns, lines),
         words(lines),
         legend(config),
         provenance.origin(lab.results.done),
     ]
-    files.write_text(workdir / "report.md", "\n\n".join(said) + "\n")
+    files.write_text(workdir / "report.md", "\n\n".join(parts) + "\n")
     console = Console(width=None if sys.stdout.isatty() else 140, markup=False)
     console.print(report.table(columns, lines, title))
     console.print(words(lines), soft_wrap=True)
@@ -85,8 +85,8 @@ class Laboratory:
         """The draft that has learned the data, made if need be."""
         directory = self.workdir / "start"
         if not (directory / "final.json").exists():
-            said = {**self.config.start, "teacher": "", "prefixes": "data"}
-            train.run(dataclasses.replace(self.settings, **said), directory)
+            changes = {**self.config.start, "teacher": "", "prefixes": "data"}
+            train.run(dataclasses.replace(self.settings, **changes), directory)
         return directory
 
     def train(self, cell: Cell) -> pathlib.Path:
@@ -105,11 +105,11 @@ class Laboratory:
 
     def settings_of(self, cell: Cell) -> TrainConfig:
         """How a cell is trained."""
-        said = {"grow": str(self.start / "model"), "seed": cell["seed"]}
+        changes = {"grow": str(self.start / "model"), "seed": cell["seed"]}
         if cell["divergence"] == NO_TEACHER:
-            return dataclasses.replace(self.settings, teacher="", prefixes="data", **said)
+            return dataclasses.replace(self.settings, teacher="", prefixes="data", **changes)
         return dataclasses.replace(
-            self.settings, divergence=cell["divergence"], prefixes=cell["prefixes"], **said
+            self.settings, divergence=cell["divergence"], prefixes=cell["prefixes"], **changes
         )
 
     def measure(self, cell: Cell) -> None:
@@ -285,14 +285,14 @@ def legend(config) -> str:
 
 def words(lines: Sequence[dict[str, Any]]) -> str:
     """Best and worst with their seeds, and the means over each divergence and each source."""
-    said = []
+    sentences = []
     spread = 0.0
     for line in lines:
         by_seed = _scores(line)
         spread = max(spread, max(by_seed) - min(by_seed))
         if line["mark"]:
             many = f"{line['seeds']} seed{'s' * (line['seeds'] != 1)}"
-            said.append(
+            sentences.append(
                 f"The {line['mark']} is {line['divergence']} at the prefixes {line['prefixes']}: "
                 f"mean α {np.mean(by_seed):.3f} over the temperatures and {many} "
                 f"({min(by_seed):.3f} to {max(by_seed):.3f})."
@@ -304,15 +304,15 @@ def words(lines: Sequence[dict[str, Any]]) -> str:
             for name in dict.fromkeys(line[axis] for line in compared)
         }
         ranked = sorted(means.items(), key=lambda item: -item[1])
-        said.append(
+        sentences.append(
             f"Mean α by {axis}: " + ", ".join(f"{name} {mean:.3f}" for name, mean in ranked) + "."
         )
     if spread:
-        said.append(f"Seeds of one line differ by up to {spread:.3f}.")
+        sentences.append(f"Seeds of one line differ by up to {spread:.3f}.")
     for line in lines:
         if line["divergence"] in (START, NO_TEACHER):
-            said.append(f"{line['divergence'].capitalize()}: {line['score']:.3f}.")
-    return " ".join(said)
+            sentences.append(f"{line['divergence'].capitalize()}: {line['score']:.3f}.")
+    return " ".join(sentences)
 
 
 def _scores(line: dict[str, Any]) -> list[float]:

@@ -202,24 +202,24 @@ def perplexity(target: Checkpoint, examples: Sequence[Example], rows: int) -> fl
     width, longest = decoding.common_width(sources), bucket(max(map(len, texts)) - 1)
     total = count = 0.0
     for at in range(0, len(texts), rows):
-        read, said = (np.zeros((rows, longest), np.int32) for _ in range(2))
+        read, following = (np.zeros((rows, longest), np.int32) for _ in range(2))
         some, lengths = texts[at : at + rows], np.zeros(rows, np.int32)
         for row, text in enumerate(some):
             lengths[row] = len(text) - 1
-            read[row, : lengths[row]], said[row, : lengths[row]] = text[:-1], text[1:]
+            read[row, : lengths[row]], following[row, : lengths[row]] = text[:-1], text[1:]
         inputs = decoding.pack_for(target, sources[at : at + rows], rows=rows, width=width)
-        total += float(surprise(target.model, inputs, read, said, lengths))
+        total += float(surprise(target.model, inputs, read, following, lengths))
         count += float(lengths.sum())
     return math.exp(total / count)
 
 
 @jax.jit
-def surprise(model, inputs, read, said, lengths):
-    """−log of the chance of `said` behind `read`, summed over all rows."""
+def surprise(model, inputs, read, following, lengths):
+    """−log of the chance of `following` behind `read`, summed over all rows."""
     context, cache = model.start(inputs, read.shape[1])
     hidden, _ = model(read, jnp.zeros(len(read), jnp.int32), context, cache)
     logprobs = jax.nn.log_softmax(model.logits(hidden))
-    own = jnp.take_along_axis(logprobs, said[..., None], axis=2)[..., 0]
+    own = jnp.take_along_axis(logprobs, following[..., None], axis=2)[..., 0]
     counts = jnp.arange(read.shape[1])[None, :] < lengths[:, None]
     return -jnp.sum(jnp.where(counts, own, 0.0))
 

@@ -98,7 +98,7 @@ def fill(study: Study) -> None:
         row = {**cell, **TABLES[cell["table"]].measure(study, cell), **identity(study)}
         results.append(row)
         if cell["table"] == "speedup":
-            bar.write(speedups.told(row))
+            bar.write(speedups.line_of(row))
 
 
 def described(cell: Mapping[str, Any]) -> str:

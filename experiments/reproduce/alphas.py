@@ -80,7 +80,7 @@ def _papers(config, temperature: float):
 
 def words(rows: Sequence[dict[str, Any]]) -> str:
     """Whether the order is the paper's, and whether T = 0 lies above T = 1."""
-    said = []
+    sentences = []
     temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
     for temperature in temperatures:
         ranked = [row for row in rows if row["temperature"] == temperature]
@@ -95,7 +95,7 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
             for before, after in itertools.pairwise(ranked)
             if after["alpha"] <= before["alpha"]
         ]
-        said.append(
+        sentences.append(
             f"At T={temperature:g} α grows as in the paper: {names}."
             if not falls
             else f"At T={temperature:g} α does not grow throughout: {'; '.join(falls)}."
@@ -105,10 +105,10 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
         drafts = list(dict.fromkeys(row["draft"] for row in rows))
         above = [short(name) for name in drafts if by[name, 0.0] > by[name, 1.0]]
         below = [short(name) for name in drafts if by[name, 0.0] <= by[name, 1.0]]
-        said.append(
+        sentences.append(
             f"T=0 lies above T=1 for {', '.join(above) or 'none'}"
             + (f", and not for {', '.join(below)}." if below else ".")
         )
     tokens = [row["tokens"] for row in rows]
-    said.append(f"Each α is over {min(tokens):,} to {max(tokens):,} tokens of the target's own.")
-    return " ".join(said)
+    sentences.append(f"Each α is over {min(tokens):,} to {max(tokens):,} tokens of outputs.")
+    return " ".join(sentences)

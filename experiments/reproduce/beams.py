@@ -35,7 +35,7 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
     named: list[report.Column] = [("draft", lambda row: short(row["draft"])), *beam.COLUMNS[1:]]
     kept = [row["kept"] / max(row["drafted"], 1) for row in rows]
     same = sum(row["identical"] for row in rows), sum(row["inputs"] for row in rows)
-    said = [
+    sentences = [
         f"Of the drafted steps {min(kept):.0%} to {max(kept):.0%} are kept, for "
         f"{min(map(beam.ratio, rows)):.1f} to {max(map(beam.ratio, rows)):.1f} times the prefixes "
         "that plain beam search scores for each step.",
@@ -46,4 +46,4 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
         "The paper has no figures for it.",
     ]
     title = f"A.4: speculative beam search, w={beam.WIDTH}"
-    return Section(title, named, rows, " ".join(said), batch=f"beam search took {beam.BATCH}")
+    return Section(title, named, rows, " ".join(sentences), batch=f"beam search took {beam.BATCH}")

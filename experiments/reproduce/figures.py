@@ -31,9 +31,9 @@ def draw(config, workdir: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
         )
     if traced := of.get("trace"):
         (row,) = traced
-        said = row["lines"], row["input"], traces.setting(row)
-        _save(workdir / "trace.png", report.draw_trace(*said))
-        files.write_text(workdir / "trace.html", report.html_trace(*said))
+        shown = row["lines"], row["input"], traces.setting(row)
+        _save(workdir / "trace.png", report.draw_trace(*shown))
+        files.write_text(workdir / "trace.html", report.html_trace(*shown))
     if stepped := of.get("timeline"):
         _save(workdir / "timeline.png", report.draw_timeline(timelines.runs(stepped)))
 

@@ -123,7 +123,7 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
         if any(after < before for before, after in itertools.pairwise(alphas)):
             falling.append(f"{short(key[0])} T={key[1]:g}")
     printed = [row.alphas[-1] - row.alphas[0] for row in TABLE_5]
-    said = [
+    sentences = [
         "α never falls as l does, as in the paper."
         if not falling
         else f"α falls somewhere as l does for {', '.join(falling)}.",
@@ -133,7 +133,7 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
     ]
     gaps = [row["acceptance"] - row["alpha_visited"] for row in rows if row["tested"] > 200]
     if gaps:
-        said.append(
+        sentences.append(
             "Over the prefixes that the loop visited, the formula and the loop's own acceptance "
             f"differ by {min(gaps):+.3f} to {max(gaps):+.3f} (cells with more than 200 tested "
             "tokens): positions after a full acceptance count in the formula alone, and so do "
@@ -142,8 +142,8 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
     exact = {row["lenience"]: row["exact"] for row in rows if row["temperature"] == 0}
     if exact and any(exact.values()):
         last = short(rows[-1]["draft"])
-        said.append(
+        sentences.append(
             f"The cost: with {last} at T=0, {exact[max(exact)]:.0%} of the outputs are exact at "
             f"l=1 and {exact[min(exact)]:.0%} at l={min(exact):g}."
         )
-    return " ".join(said)
+    return " ".join(sentences)

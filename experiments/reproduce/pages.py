@@ -56,9 +56,9 @@ def write(
         for name in section.images:
             lines += [f"![{section.title}]({name})", ""]
     facts = (*provenance.environment(), "dtype", "seed")
-    said = (f"- {name}: {provenance.counted(rows, name)}" for name in facts)
+    where = (f"- {name}: {provenance.counted(rows, name)}" for name in facts)
     load = f"- load average for each processor: {provenance.loads(rows)}"
-    lines += ["## Where", "", *said, load, ""]
+    lines += ["## Where", "", *where, load, ""]
     files.write_text(workdir / "report.md", "\n".join(lines))
 
 

@@ -91,10 +91,10 @@ def _interval(score: dict[str, Any]) -> str:
 
 def words(rows: Sequence[dict[str, Any]]) -> str:
     """Whether the methods agree."""
-    said = []
+    sentences = []
     greedy = [row["identical"] for row in rows if row["temperature"] == 0]
     if greedy:
-        said.append(
+        sentences.append(
             "At T=0 both methods give the same outputs."
             if min(greedy) == 1
             else f"At T=0 only {min(greedy):.1%} of the outputs are the same: near-ties, which "
@@ -103,7 +103,7 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
     sampled = [row for row in rows if row["temperature"] > 0]
     if sampled:
         apart = [row for row in sampled if not row["within"]]
-        said.append(
+        sentences.append(
             "At T>0 every difference is within its 95% interval around 0."
             if not apart
             else "At T>0 these differ by more than their 95% interval (one cell of twenty does by "
@@ -111,4 +111,4 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
             + ", ".join(f"{short(r['draft'])} T={r['temperature']:g}" for r in apart)
             + "."
         )
-    return " ".join(said)
+    return " ".join(sentences)

@@ -186,7 +186,7 @@ def start(on: Study, by, texts: Sequence[Sequence[int]], index: int = 0):
     return timing.start(by, on.target, texts, [index], on.config.max_new_tokens, key)
 
 
-def told(row: Mapping[str, Any]) -> str:
+def line_of(row: Mapping[str, Any]) -> str:
     """One row in a line, as soon as it is there."""
     return (
         f"{short(row['draft'])}, T = {row['temperature']:g}, γ = {row['gamma']}: "
@@ -201,7 +201,7 @@ def conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
         return doubt
     top = max(rows, key=lambda row: row["speedup_decode"])
     return (
-        f"Gained: {told(top)}; {top['tau']:.1f} tokens per target call (τ), "
+        f"Gained: {line_of(top)}; {top['tau']:.1f} tokens per target call (τ), "
         f"α = {top['alpha']:.2f}.\n"
         f"Limited by {limit(top)}\n"
         f"The paper's formula predicts {top['predicted_paper']:.2f}, because it "
@@ -242,8 +242,8 @@ def doubtful(rows: Sequence[Mapping[str, Any]]) -> str:
     busy = provenance.busy(rows)
     if not found:
         return busy
-    said = f"The timings contradict themselves: {'; '.join(found)}."
-    return f"{said} {busy or doubts.AGAIN}"
+    doubt = f"The timings contradict themselves: {'; '.join(found)}."
+    return f"{doubt} {busy or doubts.AGAIN}"
 
 
 MAX_CHEAP_V = 2.5  # target steps; above it the processor limits the speedup
@@ -306,17 +306,17 @@ def section(config, rows: Sequence[dict[str, Any]]) -> Section:
 def words(rows: Sequence[dict[str, Any]]) -> str:
     """What the timings say, if they say anything, and whether the tokens are the same."""
     doubt = doubtful(rows)
-    said = [doubt] if doubt else gained(rows)
+    sentences = [doubt] if doubt else gained(rows)
     if any(row["identical"] is False for row in rows):
-        said.append("At T=0 some outputs DIFFER from plain decoding: look for near-ties.")
+        sentences.append("At T=0 some outputs DIFFER from plain decoding: look for near-ties.")
     elif any(row["identical"] for row in rows):
-        said.append("At T=0 every output is plain decoding's, token for token.")
+        sentences.append("At T=0 every output is plain decoding's, token for token.")
     slower = [
         f"{short(r['draft'])} T={r['temperature']:g}" for r in rows if r["speedup_decode"] < 1
     ]
     if slower and not doubt:
-        said.append(f"Decoding is faster without these drafts: {', '.join(slower)}.")
-    return " ".join(said)
+        sentences.append(f"Decoding is faster without these drafts: {', '.join(slower)}.")
+    return " ".join(sentences)
 
 
 def gained(rows: Sequence[dict[str, Any]]) -> list[str]:

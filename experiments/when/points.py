@@ -142,7 +142,7 @@ def sections(rows: Sequence[Mapping[str, Any]]) -> list[Section]:
     like = [
         *name,
         *map(estimate, sweep.CHANCES),
-        ("token tells", lambda row: f"{row['told']:.2f}"),
+        ("explained", lambda row: f"{row['told']:.2f}"),
         ("sd between", lambda row: f"{row['sd_between']:.2f}"),
         ("sd within", lambda row: f"{row['sd_within']:.2f}"),
         ("c", lambda row: f"{row['c']:.3f}"),
@@ -203,7 +203,7 @@ _LIKE = (
     "Estimates by experiments.when.synthetic.describe, with standard errors by bootstrap over "
     "outputs. between and within: shares of α(1 − α). informative: share of the chance's variance "
     "that the belief explains. slope, offset: of beliefs as quantiles, 1 and 0 where they are "
-    "calibrated. token tells: share of α(1 − α) that the belief in the drafted token explains. c, "
+    "calibrated. explained: share of α(1 − α) that the belief in the drafted token explains. c, "
     "v(1) and by how much v grows with each position are in target steps; v has the overhead of a "
     "round."
 )

@@ -272,7 +272,7 @@ def describe(found: Rollouts | Seen) -> Chances:
     counts = at.there.sum(axis=1)
     if len(counts) < 2 or counts.max() < 2:
         raise ValueError(
-            f"{len(counts)} outputs of at most {counts.max(initial=0)} tokens tell nothing of how "
+            f"{len(counts)} outputs of at most {counts.max(initial=0)} tokens do not show how "
             "chances vary: trace at least two outputs of two tokens."
         )
     alpha = at.chance[at.there].mean()

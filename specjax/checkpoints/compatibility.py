@@ -195,21 +195,21 @@ def _ends(target: Checkpoint, draft: Checkpoint) -> Check:
     """Compare EOS ids. One shared id is enough: chat models have more than their base models."""
     ends = set(target.eos_ids), set(draft.eos_ids)
     fits = not all(ends) or bool(ends[0] & ends[1])
-    said = [str(sorted(ids)) for ids in ends]
-    return _check("end tokens", fits, said, way_out="", required=False)
+    words = [str(sorted(ids)) for ids in ends]
+    return _check("end tokens", fits, words, way_out="", required=False)
 
 
 def _remarks(target: Checkpoint, draft: Checkpoint) -> list[Check]:
     pads = target.pad_id, draft.pad_id
     templates = [getattr(c.tokenizer, "chat_template", None) for c in (target, draft)]
-    said = ["one" if template else "none" for template in templates]
+    words = ["one" if template else "none" for template in templates]
     if all(templates) and templates[0] != templates[1]:
-        said[1] = "another"
+        words[1] = "another"
     positions = target.config.max_positions, draft.config.max_positions
     room = positions[1] is None or (positions[0] is not None and positions[0] <= positions[1])
     return [
         _check("padding token", pads[0] == pads[1], map(str, pads), way_out="", required=False),
-        _check("chat template", said[0] == said[1], said, way_out="", required=False),
+        _check("chat template", words[0] == words[1], words, way_out="", required=False),
         _check(
             "positions",
             room,
@@ -279,8 +279,8 @@ def _token_ids(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Check:
         return Check("token ids", True, f"{len(ours)} tokens", f"{len(theirs)} tokens")
     differing = {token for token, _ in ours.items() ^ theirs.items()}
     token = min(differing, key=lambda token: (ours.get(token, size), theirs.get(token, size)))
-    said = ["no id" if v.get(token) is None else f"id {v[token]}" for v in (ours, theirs)]
-    return _check("token ids", False, said, subject=repr(token))
+    words = ["no id" if v.get(token) is None else f"id {v[token]}" for v in (ours, theirs)]
+    return _check("token ids", False, words, subject=repr(token))
 
 
 def _special_tokens(
@@ -358,8 +358,8 @@ def _cut(tokenizer: Any, ids: list[int] | str, others: list[int] | str) -> str:
     begin = max(same - 1, 0)
     shown = ids[begin : begin + 4]
     tokens = zip(shown, tokenizer.convert_ids_to_tokens(shown), strict=True)
-    said = ["…"] * (begin > 0) + [f"{id} {token!r}" for id, token in tokens]
-    return f"[{', '.join(said + ['…'] * (begin + 4 < len(ids)))}]"
+    words = ["…"] * (begin > 0) + [f"{id} {token!r}" for id, token in tokens]
+    return f"[{', '.join(words + ['…'] * (begin + 4 < len(ids)))}]"
 
 
 def _short(text: str) -> str:

@@ -195,13 +195,13 @@ def _config(found: GGUF) -> dict[str, Any]:
 
 def _llama(kind: str, raw: Mapping[str, Any], found: GGUF) -> dict[str, Any]:
     """The fields that the Llama layout has beyond `LLAMA`."""
-    said = {
+    stored = {
         key.removeprefix(f"{kind}."): _plain(value)
         for key, value in found.fields.items()
         if key.startswith(f"{kind}.")
     }
     heads = raw["num_attention_heads"]
-    size = raw.get("head_dim") or said.get("rope.dimension_count") or raw["hidden_size"] // heads
+    size = raw.get("head_dim") or stored.get("rope.dimension_count") or raw["hidden_size"] // heads
     given: dict[str, Any] = {
         "num_key_value_heads": raw.get("num_key_value_heads", heads),
         "head_dim": size,
@@ -216,17 +216,17 @@ def _llama(kind: str, raw: Mapping[str, Any], found: GGUF) -> dict[str, Any]:
         "expert_count": 0,
     }
     for key, value in built.items():
-        if said.get(key, value) != value:
-            raise ValueError(f"{kind}.{key}={said[key]!r} is not supported, only {value}.")
-    if kind == "llama" and said.get("attention.sliding_window"):
-        given |= {"model_type": "mistral", "sliding_window": said["attention.sliding_window"]}
+        if stored.get(key, value) != value:
+            raise ValueError(f"{kind}.{key}={stored[key]!r} is not supported, only {value}.")
+    if kind == "llama" and stored.get("attention.sliding_window"):
+        given |= {"model_type": "mistral", "sliding_window": stored["attention.sliding_window"]}
     scaling = {
-        name: said[f"rope.scaling.{key}"]
+        name: stored[f"rope.scaling.{key}"]
         for name, key in SCALING.items()
-        if f"rope.scaling.{key}" in said
+        if f"rope.scaling.{key}" in stored
     }
-    if "rope.scale_linear" in said:  # in files of 2023
-        scaling = {"rope_type": "linear", "factor": said["rope.scale_linear"]}
+    if "rope.scale_linear" in stored:  # in files of 2023
+        scaling = {"rope_type": "linear", "factor": stored["rope.scale_linear"]}
     if scaling.get("rope_type", "none") != "none":
         given["rope_scaling"] = scaling
     if ROPE_FREQS in found.tensors:

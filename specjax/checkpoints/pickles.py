@@ -186,8 +186,8 @@ class _Machine:
         if type(module) is not str or type(name) is not str:
             raise Unpickled("it asks for what has no name")
         if found not in KNOWN:
-            said = f"{module}.{name}"[:100]
-            raise Unpickled(f"it asks for {said!r}, which is not among what tensors are made of")
+            wanted = f"{module}.{name}"[:100]
+            raise Unpickled(f"it asks for {wanted!r}, which is not among what tensors are made of")
         self.stack.append(found)
 
     def fill(self, pairs: list[Any]) -> None:

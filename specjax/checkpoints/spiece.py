@@ -58,18 +58,18 @@ def load(path: Path) -> Any:
         raise ValueError(
             f"{path} is no tokenizer of a T5: those are unigram models with <unk> at {UNKNOWN_ID}."
         )
-    said: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (directory / name).is_file():
-            said |= {k: v for k, v in read_json(directory / name).items() if v is not None}
-    count = said.get("extra_ids", EXTRA_IDS)
+            stored |= {k: v for k, v in read_json(directory / name).items() if v is not None}
+    count = stored.get("extra_ids", EXTRA_IDS)
     if type(count) is not int or not 0 <= count <= 100_000:
         raise ValueError(f"{directory}: extra_ids={count!r} should be an integer ≥ 0.")
     vocab = [(piece.text, piece.score) for piece in found.pieces]
     extra = [f"<extra_id_{i}>" for i in reversed(range(count))]
     there = {piece.text for piece in found.pieces}
-    options = {key: _text(said[key]) for key in SPECIAL if key in said}
-    if (limit := said.get("model_max_length")) is not None:
+    options = {key: _text(stored[key]) for key in SPECIAL if key in stored}
+    if (limit := stored.get("model_max_length")) is not None:
         options["model_max_length"] = limit
     special = [
         AddedToken(piece.text, normalized=False, special=piece.kind == CONTROL)

@@ -229,13 +229,13 @@ def _gin(file: Path) -> dict[str, Any]:
         found |= dict(re.findall(r"^\s+(\w+)\s*=\s*(.+?)\s*$", block, re.MULTILINE))
 
     def value(key: str) -> Any:
-        said: str = found[key]
-        if said.startswith("%"):
-            said = macros.get(said[1:], said)
+        literal: str = found[key]
+        if literal.startswith("%"):
+            literal = macros.get(literal[1:], literal)
         try:
-            return ast.literal_eval(said)
+            return ast.literal_eval(literal)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
-            raise ValueError(f"{file}: {key} = {said} is no value. {AGAIN}") from None
+            raise ValueError(f"{file}: {key} = {literal} is no value. {AGAIN}") from None
 
     fields = {ours: value(theirs) for theirs, ours in GIN_FIELDS.items() if theirs in found}
     if "mlp_activations" in found:

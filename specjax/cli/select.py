@@ -120,8 +120,8 @@ def measure(
         bar.set_description(short(one[0]))
         measured = trial()
         shape = "trees" if one[1] else "chains"
-        said = f"measuring {short(one[0])} with {shape}: compiling its loops, then α and times"
-        bar.write(said, file=sys.stderr)
+        doing = f"measuring {short(one[0])} with {shape}: compiling its loops, then α and times"
+        bar.write(doing, file=sys.stderr)
         done[one] = measured.measure(*one)
         if results and not done[one].problem:
             runs.keep(results, {f"draft {one[0]}": drafters.fingerprint(one[0])})

@@ -202,8 +202,8 @@ def branching(
     return with_policy(made, _policy(policy))
 
 
-def _widths(said: Sequence[int]) -> tuple[int, ...]:
-    given = listed("widths", said) if np.ndim(said) == 0 or len(said) else ()
+def _widths(widths: Sequence[int]) -> tuple[int, ...]:
+    given = listed("widths", widths) if np.ndim(widths) == 0 or len(widths) else ()
     return tuple(whole("widths", width, "[1, ∞)") for width in given)
 
 

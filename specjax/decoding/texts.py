@@ -98,8 +98,8 @@ def check_texts(texts: Sequence[Text]) -> None:
     One string would be read as its letters, and one list of ids as texts.
     """
     if isinstance(texts, str | bytes) or not isinstance(texts, Sized):
-        said = shown(texts)
-        raise ValueError(f"texts={said} should be a list of strings, such as [{said}].")
+        given = shown(texts)
+        raise ValueError(f"texts={given} should be a list of strings, such as [{given}].")
     if isinstance(texts, Set | Mapping):
         raise ValueError(f"texts={shown(texts)} has no order: give a list, such as sorted(texts).")
     for index, text in enumerate(texts):

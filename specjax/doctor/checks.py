@@ -213,7 +213,7 @@ def files(case: Case, role: str) -> Finding:
         count = drafters.parameters(case.draft)
         own = f"a drafter of {count:,} parameters" if count else "a drafter without a model"
         return Finding(f"{role} files", "pass", f"{name}, {own}")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         copies = role == "draft" and bool(case.plan.mesh) and case.plan.replicate_draft
         options: dict[str, Any] = {"mesh": case.plan.mesh, "replicate": copies}
@@ -221,7 +221,7 @@ def files(case: Case, role: str) -> Finding:
     setattr(case, role, found)
     count = sum(leaf.size for leaf in jax.tree.leaves(found.model))
     kind = type(found.config).__name__.removesuffix("Config")
-    remarks = [str(warning.message) for warning in said if warning.category is UserWarning]
+    remarks = [str(warning.message) for warning in caught if warning.category is UserWarning]
     seen = f"{kind}, {count:,} parameters in {_dtype(found)}"
     return verdicts.warn_if(f"{role} files", seen, " ".join(remarks))
 

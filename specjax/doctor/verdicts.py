@@ -120,8 +120,8 @@ def devices(kind: str, count: int, dtypes: Mapping[str, str], encodes: bool) -> 
         way_out = "There is a GPU that JAX does not use: pip install -e '.[cuda13]'."
     elif kind != "cpu" and count > 1:
         way_out = "Only the first is used: hide the others, or give each a process of its own."
-    said = " and ".join(dict.fromkeys(dtypes.values()))
-    return warn_if("devices", f"{count} × {kind}, {said}", way_out)
+    listed = " and ".join(dict.fromkeys(dtypes.values()))
+    return warn_if("devices", f"{count} × {kind}, {listed}", way_out)
 
 
 def memory(needs: Sequence[Need], free: int | None, batch: int, longest: int) -> Finding:
@@ -208,8 +208,8 @@ def identity(gaps: Sequence[float], outputs: int, tokens: int, tolerance: float)
 
 def distribution(p_values: Mapping[str, float], draws: int, outcomes: int) -> Finding:
     """Judge draws. Args: p-values of each loop, from `distributions.chi_square`."""
-    said = ", ".join(f"{name} p={value:.2g}" for name, value in p_values.items())
-    seen = f"{said} ({draws} draws of {outcomes} outcomes)"
+    listed = ", ".join(f"{name} p={value:.2g}" for name, value in p_values.items())
+    seen = f"{listed} ({draws} draws of {outcomes} outcomes)"
     if min(p_values.values()) >= LAW_P:
         return Finding("draws", "pass", seen)
     return Finding(

@@ -206,12 +206,12 @@ def proposal(logits: Float[Array, "*batch V"], sampling: Sampling) -> Proposal:
     logits = logits.astype(np.promote_types(logits.dtype, jnp.float32))
     silent = is_silent(logits)
 
-    def said(by: Sampling) -> Array:
+    def standardized(by: Sampling) -> Array:
         flat = -math.log(logits.shape[-1])
         return jnp.where(silent[..., None], flat, smp.standardize(logits, by))
 
-    logprobs = said(sampling)
-    belief = said(smp.Sampling(1.0)) if sampling.greedy else logprobs
+    logprobs = standardized(sampling)
+    belief = standardized(smp.Sampling(1.0)) if sampling.greedy else logprobs
     return Proposal(~silent, logprobs, belief, smp.argmax(logits))
 
 

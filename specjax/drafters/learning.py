@@ -81,9 +81,9 @@ def chances_of(
 ) -> Float[Array, "B K"]:
     """The chance that a token drawn from these logits is accepted: `judge` of `Learns`."""
     logits = logits.astype(target_logprobs.dtype)
-    said = proposal(logits, sampling)
-    chance = rule.acceptance(target_logprobs, logits if certain else said.logprobs)
-    return jnp.where(said.proposes, chance, 0.0).astype(jnp.float32)
+    proposed = proposal(logits, sampling)
+    chance = rule.acceptance(target_logprobs, logits if certain else proposed.logprobs)
+    return jnp.where(proposed.proposes, chance, 0.0).astype(jnp.float32)
 
 
 def is_free(drafter: Drafter) -> bool:

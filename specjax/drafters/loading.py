@@ -117,8 +117,8 @@ def in_int8(
         )
     narrow: dict[str, Any] = {"weights": "int8", "cache": "int8" if cache else None}
     loaded = _model(draft, target, dtype=dtype, replicate=replicate, **narrow)
-    said = f"int8(draft={draft!r}{', cache=True' if cache else ''})"
-    return dataclasses.replace(loaded, name=said)
+    full_name = f"int8(draft={draft!r}{', cache=True' if cache else ''})"
+    return dataclasses.replace(loaded, name=full_name)
 
 
 def maker(draft: str) -> Callable[..., Drafter] | None:

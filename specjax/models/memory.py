@@ -38,10 +38,10 @@ def temporaries(compiled: jax.stages.Compiled) -> int:
     XLA does not count what a library's kernels hold on a CPU (YNNPACK, in a softmax):
     up to two more arrays of the size of a round's distributions.
     """
-    said = compiled.memory_analysis()
-    if said is None:
+    sizes = compiled.memory_analysis()
+    if sizes is None:
         return 0
-    return said.temp_size_in_bytes + said.output_size_in_bytes - said.alias_size_in_bytes
+    return sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
 
 
 def nbytes(tree: Any) -> int:

@@ -199,11 +199,11 @@ def sizes_of(text: str) -> dict[str, int]:
     return sizes
 
 
-def _check_names(names: Any, said: Any) -> None:
+def _check_names(names: Any, mesh: Any) -> None:
     for name in names:
         if name not in (DATA, MODEL):
             raise ValueError(
-                f'mesh={said!r}: {name!r} is no axis that is known. Name "data" (rows of a batch), '
+                f'mesh={mesh!r}: {name!r} is no axis that is known. Name "data" (rows of a batch), '
                 '"model" (parts of the model), or both: "data=2,model=4".'
             )
 

@@ -42,12 +42,12 @@ def label(rule: AcceptanceRule) -> str:
     made: Any = rule
     if not dataclasses.is_dataclass(made):
         return type(rule).__name__
-    said = []
+    parts = []
     for field in dataclasses.fields(made):
         value = np.asarray(getattr(rule, field.name))
         shown = value.ndim == 0 and value.dtype.kind in "fiu"
-        said.append(f"{field.name}={value.item():g}" if shown else field.name)
-    return f"{type(rule).__name__}({', '.join(said)})"
+        parts.append(f"{field.name}={value.item():g}" if shown else field.name)
+    return f"{type(rule).__name__}({', '.join(parts)})"
 
 
 def remark(rule: AcceptanceRule, sampling: Sampling) -> str:

@@ -83,8 +83,10 @@ def run(
         if "--debug" in sys.argv or flags.FLAGS.is_parsed():
             raise
         # The message is quoted twice: ''gama'\nDid you mean "gamma" instead of "gama"?'
-        said = str(error.args[0] if error.args else error).replace("\\n", "\n").replace("\\'", "'")
-        name, *hint = (line.strip("\\'\"") for line in said.splitlines())
+        message = (
+            str(error.args[0] if error.args else error).replace("\\n", "\n").replace("\\'", "'")
+        )
+        name, *hint = (line.strip("\\'\"") for line in message.splitlines())
         fail(f"--config has no field {name!r}. {' '.join(hint)}".rstrip())
 
 
@@ -244,12 +246,12 @@ def check_apart(output: pathlib.Path, source: str, flag: str) -> None:
         )
 
 
-def widths(said: Sequence[str], gamma_max: int) -> list[int]:
+def widths(given: Sequence[str], gamma_max: int) -> list[int]:
     """The widths of verify passes from a flag: all of 1 … γ_max, none, or those listed."""
-    if list(said) == ["all"]:
+    if list(given) == ["all"]:
         return list(range(1, gamma_max + 1))
-    if list(said) == ["none"]:
+    if list(given) == ["none"]:
         return []
-    if not all(width.isdecimal() and int(width) > 0 for width in said):
-        raise ValueError(f"--widths={','.join(said)} must be all, none or a list of numbers ≥ 1.")
-    return [int(width) for width in said]
+    if not all(width.isdecimal() and int(width) > 0 for width in given):
+        raise ValueError(f"--widths={','.join(given)} must be all, none or a list of numbers ≥ 1.")
+    return [int(width) for width in given]

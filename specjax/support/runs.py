@@ -38,14 +38,14 @@ def fingerprint(*parts: Any) -> str:
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Each field whose value differs, as "gamma was 7 and is 5"; mappings field by field."""
-    said = []
+    changes = []
     for name in sorted({*found, *wanted}):
         was, now = found.get(name), wanted.get(name)
         if isinstance(was, Mapping) and isinstance(now, Mapping):
-            said += [f"{name}, {difference}" for difference in differences(was, now)]
+            changes += [f"{name}, {difference}" for difference in differences(was, now)]
         elif was != now:
-            said.append(f"{name} was {was!r} and is {now!r}")
-    return said
+            changes.append(f"{name} was {was!r} and is {now!r}")
+    return changes
 
 
 def read_mark(mark: pathlib.Path) -> dict[str, Any]:

@@ -136,12 +136,12 @@ def _check_one_token(name, rule, target, draft) -> None:
             (lost > 0)[:, None], following, 0.0
         )
     expected = np.exp(np.asarray(target[:, 0], np.float64))
-    said = np.asarray(rule.acceptance(target[:, 0], _logs(draft[:, 0])))
-    off = np.abs(said - accepted)
+    claimed = np.asarray(rule.acceptance(target[:, 0], _logs(draft[:, 0])))
+    off = np.abs(claimed - accepted)
     if not off.max() <= tolerance():
         row = int(np.argmax(off))
         raise AssertionError(
-            f"{name}.acceptance is {said[row]:.4g} where `stop` accepts a drafted token with "
+            f"{name}.acceptance is {claimed[row]:.4g} where `stop` accepts a drafted token with "
             f"probability {accepted[row]:.4g}: target {_shown(expected[row])}, draft "
             f"{_shown(draft[row, 0])}."
         )

@@ -96,8 +96,8 @@ def level(method: Any, nodes: Array, states: Any, hidden: Float[Array, "B M E"])
     drafter: Drafter = method.drafter
     sampling: Sampling = method.sampling
     logits = jax.vmap(drafter.logits, in_axes=1, out_axes=1)(hidden)
-    said = proposal(logits, sampling)
-    return Level(nodes, states, said.logprobs, said.belief, said.proposes)
+    proposed = proposal(logits, sampling)
+    return Level(nodes, states, proposed.logprobs, proposed.belief, proposed.proposes)
 
 
 def finite(level: Level, state: State) -> Bool[Array, ""]:

@@ -578,8 +578,10 @@ class Trial:
             return tuple(str(check) for check in checks if not check.passed and not check.required)
         if counts_ngrams(name):
             seen, left = len(self._counted), len(self._measured)
-            said = f"counts the target's outputs for {seen} of the inputs, and all candidates are "
-            return (f"{said}measured on the {left} others",)
+            return (
+                f"counts the target's outputs for {seen} of the inputs, and all candidates are "
+                f"measured on the {left} others",
+            )
         return ()
 
     def _alpha(self, loaded: Checkpoint | Drafter, distribution: Sampling) -> metrics.Alpha:
@@ -642,8 +644,8 @@ def recommend(
     ]
     sound = [candidate for candidate in usable if not candidate.doubts]
     if usable and not sound:
-        said = "No draft is recommended: the timings contradict themselves."
-        return plain(said, *map(why_not, usable), *refused)
+        advice = "No draft is recommended: the timings contradict themselves."
+        return plain(advice, *map(why_not, usable), *refused)
     faster = [candidate for candidate in sound if beats_plain(candidate)]
     if not faster:
         why = (
@@ -652,8 +654,8 @@ def recommend(
             if usable
             else "no draft can be used"
         )
-        said = f"Use {PLAIN.name}: {why}."
-        return plain(said, *map(why_not, usable), *refused)
+        advice = f"Use {PLAIN.name}: {why}."
+        return plain(advice, *map(why_not, usable), *refused)
     best = max(candidate.chosen_by for candidate in faster)
     equals = [candidate for candidate in faster if candidate.chosen_by > (1 - EQUAL_WITHIN) * best]
     winner = min(equals, key=lambda candidate: (candidate.memory, bool(candidate.tree)))
@@ -677,7 +679,7 @@ def beats_plain(candidate: Candidate) -> bool:
 
 
 def _praise(winner, equals, usable, refused) -> str:
-    said = [
+    sentences = [
         f"Use {short(winner.name)} with {_how(winner)}: outputs come "
         f"{winner.speedup_end_to_end:.2f} times as fast end to end as without a draft. The loop "
         f"alone is "
@@ -687,13 +689,13 @@ def _praise(winner, equals, usable, refused) -> str:
     ]
     others = ", ".join(_called(c) for c in equals if c is not winner)
     if others:
-        said.append(f"No slower within {EQUAL_WITHIN:.0%}, but larger: {others}.")
+        sentences.append(f"No slower within {EQUAL_WITHIN:.0%}, but larger: {others}.")
     if winner.tree:
-        said.append(f'tree="{winner.tree}"')
+        sentences.append(f'tree="{winner.tree}"')
     if counts_ngrams(winner.name):
-        said += [f"{winner.name} {remark}." for remark in winner.remarks]
+        sentences += [f"{winner.name} {remark}." for remark in winner.remarks]
     losing = [why_not(c) for c in usable if not beats_plain(c)]
-    return _join(*said, *losing, *refused)
+    return _join(*sentences, *losing, *refused)
 
 
 def _how(candidate: Candidate) -> str:
@@ -744,7 +746,7 @@ def why_not(candidate: Candidate) -> str:
             f"timings vary (quartiles of the loop {one.speedup_low:.2f} to "
             f"{one.speedup_high:.2f}). Look again with more inputs."
         )
-    said = {
+    sentences = {
         "length": f"outputs of {one.tokens:.0f} tokens are too short: the loop is "
         f"{one.speedup:.2f} times as fast, with {one.tau:.1f} tokens for each call of the "
         "target, and starting two models takes what that saves",
@@ -758,7 +760,7 @@ def why_not(candidate: Candidate) -> str:
         f"steps beside its draft steps, v = {one.v:.2f})",
     }
     causes = reasons(one)
-    why = " and ".join(said[cause] for cause in causes)
+    why = " and ".join(sentences[cause] for cause in causes)
     ways = [] if {"length", "later"} & set(causes) or one.tree else _ways_out(one)
     way = f" It would pay with {' or '.join(ways)}." if ways else ""
     return f"{_called(one)}, {one.speedup_end_to_end:.2f} times as fast end to end: {why}.{way}"

@@ -103,12 +103,12 @@ def settings_of(
     """
     found = fitting.words(costs)
     if fastest is tuned:
-        said = f"{policy} decides how long drafts are, at most {tuned.gamma_max} tokens. {found}"
-        return Settings(tuned.gamma_max, policy, costs, tree, rule, tuple(tuned.widths), said)
+        why = f"{policy} decides how long drafts are, at most {tuned.gamma_max} tokens. {found}"
+        return Settings(tuned.gamma_max, policy, costs, tree, rule, tuple(tuned.widths), why)
     if fastest.gamma_max == 0:  # plain decoding drafts nothing
         return Settings(0, rule=rule, words=f"No draft is worth its time. {found}")
-    said = f"Drafts of {fastest.gamma_max} in every round are faster than {policy}. {found}"
-    return Settings(fastest.gamma_max, rule=rule, words=said)
+    why = f"Drafts of {fastest.gamma_max} in every round are faster than {policy}. {found}"
+    return Settings(fastest.gamma_max, rule=rule, words=why)
 
 
 def _doubling(gamma: int) -> list[int]:
