@@ -1,7 +1,7 @@
 """The origin of numbers: facts that every row of results carries, and a report's words on them.
 
-All experiments write their rows here. A row that lacks one of `NEEDED` is refused; commit, versions
-and hardware are filled in.
+All experiments write their rows here. A row that lacks one of `NEEDED` is refused; command, commit,
+versions and hardware are filled in.
 """
 
 import collections
@@ -11,7 +11,9 @@ import math
 import os
 import pathlib
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +35,7 @@ class Results(files.Rows):
     """Rows of measurements, each with the facts that a comparison needs."""
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write one row, with commit, versions and hardware.
+        """Write one row, with command, commit, versions and hardware.
 
         Raises:
           ValueError: it lacks one of `NEEDED`.
@@ -49,14 +51,15 @@ def write(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def complete(row: dict[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the facts of the environment and the load to a row; ValueError without all `NEEDED`."""
+    """Add command, load and environment to a row; ValueError if one of `NEEDED` is missing."""
     if lacking := [name for name in NEEDED if row.get(name) is None]:
         raise ValueError(
             f"A row of results lacks {', '.join(lacking)}: whoever measures must say it. The row "
             f"has {', '.join(row)}."
         )
     load = doubts.load_average()  # NaN is no JSON
-    return {"load_per_core": None if math.isnan(load) else round(load, 2), **row, **facts}
+    load_per_core = None if math.isnan(load) else round(load, 2)
+    return {"command": command(), "load_per_core": load_per_core, **row, **facts}
 
 
 def dtype_of(model: Checkpoint) -> str:
@@ -71,32 +74,34 @@ def dtype_of(model: Checkpoint) -> str:
 
 
 def origin(rows: Sequence[Mapping[str, Any]], batch: str = "") -> str:
-    """Describe where a table's rows are from, in one line; "–" for unknown facts.
+    """Describe where a table's rows are from, and their command; "–" for unknown facts.
 
     Args:
       batch: the batch size, if known, of rows that lack it.
     """
-    said = [f"{name} {counted(rows, name)}" for name in ("commit", *NEEDED)]
+    facts = [f"{name} {counted(rows, name)}" for name in ("commit", *NEEDED)]
     if batch and any("batch" not in row for row in rows):
-        said.append(f"where the rows do not say their batch, {batch}")
-    return f"{len(rows)} row{'s' * (len(rows) != 1)}: {'; '.join(said)}."
+        facts.append(f"where the rows do not say their batch, {batch}")
+    commands = dict.fromkeys(row["command"] for row in rows if "command" in row)
+    by = f" Made by {' and '.join(f'`{one}`' for one in commands)}." if commands else ""
+    return f"{len(rows)} row{'s' * (len(rows) != 1)}: {'; '.join(facts)}.{by}"
 
 
 def warning(rows: Sequence[Mapping[str, Any]]) -> str:
     """Warn, at the head of a report, of rows of several runs or of a busy machine; else ""."""
     facts = (*environment(), "dtype", "seed")
     mixed = [name for name in facts if len({row.get(name) for row in rows}) > 1]
-    said = []
+    sentences = []
     if mixed:
         values = "; ".join(f"{name} {counted(rows, name)}" for name in mixed)
-        said.append(
+        sentences.append(
             f"**Warning: the {len(rows)} rows of this report are not of one run: {values}.** "
             "Figures of one table may not go with those of another; each table says where its own "
             "rows are from."
         )
     if any(str(row.get("commit")).endswith("+") for row in rows):
-        said.append("At a commit with + files were changed and not committed.")
-    return " ".join([*said, busy(rows)]).strip()
+        sentences.append("At a commit with + files were changed and not committed.")
+    return " ".join([*sentences, busy(rows)]).strip()
 
 
 def busy(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -133,6 +138,14 @@ def environment() -> dict[str, Any]:
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
     }
+
+
+def command() -> str:
+    """The command of this process, such as "python -m experiments.chat --workdir=runs/chat"."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    if main is None:
+        return shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])
+    return shlex.join(["python", "-m", main.name.removesuffix(".__main__"), *sys.argv[1:]])
 
 
 def commit() -> str:

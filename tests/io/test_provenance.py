@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+import sys
 import types
 
 import ml_collections
@@ -184,6 +186,22 @@ def test_rows_of_one_run_need_no_warning():
         "2 rows: commit aaaa; dtype float32; batch 1 (1), 8 (1); seed 0."
     )
     assert "changed and not committed" in provenance.warning([row("aaaa+")])
+
+
+def test_a_report_names_the_command_of_its_rows(monkeypatch):
+    """As it would be typed, whether a module is run or a script is."""
+    main = types.SimpleNamespace(__spec__=types.SimpleNamespace(name="experiments.chat.__main__"))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["/x/__main__.py", "--config.drafts=('lookup',)"])
+    made = provenance.complete(row("aaaa"), {})
+    assert made["command"].startswith("python -m experiments.chat '--config.drafts=(")
+    assert shlex.split(made["command"])[3:] == sys.argv[1:]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/specjax", "select"])
+    main.__spec__ = None
+    other = provenance.complete(row("aaaa"), {})
+    assert other["command"] == "specjax select"
+    assert provenance.origin([other, other]).endswith("; seed 0. Made by `specjax select`.")
+    assert " Made by " not in provenance.origin([row("aaaa")])
 
 
 def test_what_rows_do_not_say_is_not_invented():
