@@ -1,33 +1,85 @@
 """The site has the checkout's layout, so that a link leads to the same file there and on GitHub.
 
 Its files are the Markdown pages, the notebooks, and every file that one of them links. Source and
-notebooks become pages of their own, and links to them follow.
+notebooks become pages of their own, and links to them follow. The API reference is made here, with
+a page for each public module, from its docstring and the names that it lists.
 """
 
+import functools
+import importlib
+import inspect
 import json
+import pkgutil
 import re
 from pathlib import Path
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
+import specjax
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = "*.md", "docs/site.css", "docs/**/*.md", "experiments/**/*.md", "notebooks/*.ipynb"
 LINK = re.compile(r"\]\(([^)\s#]+)")
 SHOWN = re.compile(r"(\]\((?!http)[^)\s#]+\.(?:py|ipynb))(?=[)\s#])")  # links to what `shown` makes
+IN_FULL = ("drafters",)  # packages whose modules are documented too
 FORMULA = re.compile(r"(\$\$?)([^$]+)\1")
 ANCHOR = re.compile(r"\]\(#([^)\s]+)\)")  # in a notebook: a heading with - for each space
+
+
+def on_config(config):
+    """The navigation, with the API reference before the results."""
+    place = next(i for i, section in enumerate(config.nav) if "Results" in section)
+    config.nav.insert(place, {"API": [{Path(name).stem: name} for name in reference()]})
+    return config
 
 
 def on_files(files, config):
     """The theme's files, and those of the checkout."""
     theme = [file for file in files if file.src_dir != config.docs_dir]
-    return Files(theme + [_file(path, config) for path in sorted(linked(ROOT))])
+    pages = [_file(path, config) for path in sorted(linked(ROOT))]
+    made = [File.generated(config, name, content=text) for name, text in reference().items()]
+    return Files(theme + pages + made)
 
 
 def on_page_markdown(markdown, page, config, files):
     """Links to source and notebooks lead to their pages."""
     return SHOWN.sub(r"\1.md", markdown)
+
+
+@functools.cache
+def reference():
+    """The pages of the API reference by their paths: specjax, then each public module."""
+    modules = {
+        name: importlib.import_module(f"specjax.{name}") for name in sorted(public_modules())
+    }
+    names = {"specjax": set(specjax.__all__) - modules.keys()}
+    for name, module in modules.items():
+        names[module.__name__] = set(getattr(module, "__all__", ()))
+        if hasattr(module, "__path__") and (not names[module.__name__] or name in IN_FULL):
+            names[module.__name__] |= {one.name for one in pkgutil.iter_modules(module.__path__)}
+    return {
+        f"docs/api/{module.rpartition('.')[2]}.md": f"# {module}\n\n"
+        + "\n\n".join(_described(module, sorted(listed)))
+        for module, listed in names.items()
+    }
+
+
+def public_modules():
+    """The modules that specjax exports, and its packages that list their names."""
+    exported = {name for name in specjax.__all__ if inspect.ismodule(getattr(specjax, name))}
+    found = {module.name for module in pkgutil.iter_modules(specjax.__path__)}
+    return exported | {
+        name for name in found if hasattr(importlib.import_module(f"specjax.{name}"), "__all__")
+    }
+
+
+def _described(module, names):
+    """A module's docstring, with its members if it lists none, and then each name."""
+    members = str(not names).lower()
+    yield f"::: {module}\n    options: {{show_root_heading: false, members: {members}}}"
+    for name in names:
+        yield f"::: {module}.{name}"
 
 
 def linked(root):

@@ -22,7 +22,6 @@ PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / ".github").rglob("*.md")),
     *GUIDES,
-    *sorted((ROOT / "docs" / "api").glob("*.md")),
     *sorted((ROOT / "experiments").rglob("*.md")),
     *sorted((ROOT / "families").glob("*/README.md")),
 ]
