@@ -101,7 +101,7 @@ def load(directory: str | os.PathLike, target: Checkpoint, *, dtype: Any = None)
       target: the target that it belongs to. The weights of an outline (`hub.outline`) are not
         compared.
       dtype: float32, bfloat16 or float16, of the drafter's parameters; None: that of
-        the target's hidden states.
+        the target's hidden states, and for matrices that of the target's matrices.
 
     Raises:
       FileNotFoundError: a file is missing.

@@ -54,6 +54,7 @@ from specjax.models.layers import (
     arrange,
     causal_bias,
     empty,
+    narrow_weights,
     project,
     write,
 )
@@ -232,8 +233,8 @@ class Eagle(Drafter):
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the parameters, the cache and the features."""
-        return jax.tree.leaves(self.params)[0].dtype
+        """The dtype of norms, cache and features; on a CPU matrices may be narrower."""
+        return self.params["feed_forward_norm"]["scale"].dtype
 
     def sees(self, target: Model) -> Model:
         decoder_of(target, "EAGLE")
@@ -424,7 +425,7 @@ def _of(target: Checkpoint, module: Network, ids: np.ndarray | None) -> Eagle:
 
 
 def _without_params(config: EagleConfig, target: Checkpoint, dtype: Any) -> Network:
-    """A network of shapes; ValueError if it does not fit the target."""
+    """A network of shapes, with matrices as narrow as the target's; ValueError if it misfits."""
     module = decoder_of(target.model, "EAGLE")
     layers = module.cache_shape()[0]
     if wrong := [tap for tap in config.taps if not 0 <= tap <= layers]:
@@ -437,7 +438,13 @@ def _without_params(config: EagleConfig, target: Checkpoint, dtype: Any) -> Netw
             f"cross=True: {target.name} has no encoder whose output could be read; set cross=False."
         )
     first = devices.input_first(devices.device_of(target.model).platform)
-    return nnx.eval_shape(lambda: arrange(_network(config, target, 0, dtype), input_first=first))
+
+    def build() -> Network:
+        network = arrange(_network(config, target, 0, dtype), input_first=first)
+        mixed = module.matrix_dtype != module.dtype == dtype
+        return narrow_weights(network, module.matrix_dtype) if mixed else network
+
+    return nnx.eval_shape(build)
 
 
 def _network(config: EagleConfig, target: Checkpoint, seed: int, dtype: Any) -> Network:

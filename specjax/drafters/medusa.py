@@ -197,7 +197,7 @@ class Medusa(Drafter):
     def from_tensors(
         cls, settings: Mapping[str, Any], tensors: Mapping[str, Any], target: Checkpoint
     ) -> "Medusa":
-        """Make the drafter that `settings` and `tensors` describe, in the target's dtype.
+        """Make the drafter that `settings` and `tensors` describe, in the target's dtypes.
 
         Args:
           settings: from `settings`, or the config.json of published heads, which are Medusa's and
@@ -240,10 +240,10 @@ class Medusa(Drafter):
         def block(k: int, i: int) -> Block:
             inputs = width * (k + 2) if hydra and i == 0 else width
             weight = take(f"{k}.{i}.linear.weight", width, inputs)
-            return Block(put(weight.T), put(take(f"{k}.{i}.linear.bias", width)))
+            return Block(put(weight.T), jnp.asarray(take(f"{k}.{i}.linear.bias", width), dtype))
 
-        def put(array: np.ndarray) -> Array:
-            return jnp.asarray(array, dtype)
+        def put(matrix: np.ndarray) -> Array:
+            return jnp.asarray(matrix, model.module().matrix_dtype)
 
         heads = []
         for k in range(settings["medusa_num_heads"]):

@@ -572,6 +572,12 @@ class Decoder(nnx.Module):
         """The dtype of hidden states."""
         return self.final_norm.scale.dtype
 
+    @property
+    def matrix_dtype(self) -> Any:
+        """The dtype of matrices; that of hidden states if matrices are in int8."""
+        found = self.turned_weight().dtype
+        return found if jnp.issubdtype(found, jnp.floating) else self.dtype
+
     def cache_shape(self) -> tuple[int, int, int]:
         """Return the number of layers, the heads of each, and their size D."""
         raise NotImplementedError

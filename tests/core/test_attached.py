@@ -17,6 +17,7 @@ from specjax.checkpoints import Checkpoint
 from specjax.drafters import attached, eagle
 from specjax.drafters.ngram import PromptLookup
 from specjax.models.language_model import LanguageModel
+from specjax.models.layers import narrow_weights
 
 
 def loaded_again(target, drafter, directory, **options):
@@ -63,6 +64,27 @@ def test_half_precision_by_default(tmp_path):
 def as_dtype(target: Checkpoint, dtype) -> Checkpoint:
     model = jax.tree.map(lambda x: x.astype(dtype), target.model)
     return dataclasses.replace(target, model=model)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hydra"])
+def test_matrices_are_as_narrow_as_the_targets(kind, tmp_path):
+    """A CPU's bfloat16 is that of matrices alone, in the target and in what drafts for it."""
+    target = target_of("llama")
+    made = eagle_of(target, 3) if kind == "eagle" else medusa.init(target.model, 2, hydra=True)
+    attached.save(tmp_path, made, target)
+    module = narrow_weights(target.model.module(), jnp.bfloat16)
+    target = dataclasses.replace(target, model=LanguageModel.of(module))
+    assert (module.dtype, module.matrix_dtype) == (jnp.float32, jnp.bfloat16)
+    found = attached.load(tmp_path, target)
+    own = found.params if kind == "eagle" else found.heads
+    assert {leaf.ndim: leaf.dtype for leaf in jax.tree.leaves(own)} == {
+        1: jnp.float32, 2: jnp.bfloat16,
+    }  # fmt: skip
+    ids = [[1, 2, 3], [4]]
+    result = specjax.generate(target, found, ids, gamma=2, max_new_tokens=12)
+    plain = specjax.generate(target, None, ids, max_new_tokens=12)
+    assert result.tokens == plain.tokens
+    assert result.drafted.sum() > 0
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
