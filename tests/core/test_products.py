@@ -1,13 +1,18 @@
 """Products of float32 rows and bfloat16 matrices, in each form that a CPU may choose."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from specjax import devices
 from specjax.checkpoints import load
-from specjax.models import int8, products
+from specjax.models import int8, llama, products
+from specjax.models.language_model import LanguageModel
+from specjax.models.layers import narrow_weights
 from specjax.models.memory import dtype_of
 from tests.helpers import t5_variants
 
@@ -132,3 +137,23 @@ def test_what_is_not_finite_stays_so(units, wrong):
     assert not np.isfinite(found[0]).any()
     np.testing.assert_array_equal(found[1], 0)
     assert np.isfinite(found[2]).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_loop_converts_no_whole_table(tied):
+    """It reads rows of a bfloat16 table; else XLA makes a float32 copy of the table on a CPU."""
+    made = llama.LlamaConfig(97, 32, 48, 1, 4, tie_word_embeddings=tied)
+    wide = LanguageModel.of(llama.Llama(made, rngs=nnx.Rngs(0)))
+    model = LanguageModel.of(narrow_weights(wide.module(), jnp.bfloat16))
+
+    def walk(model, tokens, count):
+        def turn(i, total):
+            return total + model.module().embed(tokens + i)
+
+        return jax.lax.fori_loop(0, count, turn, jnp.zeros((1, 3, 32)))
+
+    tokens = jnp.array([[1, 2, 3]])
+    program = jax.jit(walk).lower(model, tokens, jnp.int32(2)).compile().as_text()
+    assert not re.search(r"= f32\[(97,32|32,97)\].* convert\(", program)
+    expected = wide.module().embed(tokens).astype(jnp.bfloat16).astype(jnp.float32)
+    np.testing.assert_array_equal(model.module().embed(tokens), expected)
